@@ -1,11 +1,13 @@
 //! Benchmarks: load over HTTP (`skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
-//! models of real sizes for them. Benchmarks of kernels are in `micro/`.
+//! models of real sizes for them; routing policies over simulated workers (`policy`). Benchmarks of kernels
+//! are in `micro/`.
 
 pub mod batching;
 pub mod engine;
 pub mod load;
 pub mod make_model;
 pub mod plot;
+pub mod policy;
 
 use skein_node::clock;
 

@@ -38,6 +38,8 @@ pub struct ModelShape {
     pub llama3_rope: bool,
     pub tied: bool,
     pub qkv_bias: bool,
+    /// Experts of a layer, and those of a token.
+    pub experts: Option<(usize, usize)>,
 }
 
 const LLAMA: ModelShape = ModelShape {
@@ -55,6 +57,7 @@ const LLAMA: ModelShape = ModelShape {
     llama3_rope: false,
     tied: false,
     qkv_bias: false,
+    experts: None,
 };
 
 const LLAMA3: ModelShape = ModelShape {
@@ -132,6 +135,20 @@ pub const SHAPES: &[ModelShape] = &[
         num_hidden_layers: 36,
         num_attention_heads: 32,
         ..QWEN3
+    },
+    ModelShape {
+        name: "olmoe-1b-7b",
+        model_type: "olmoe",
+        hidden_size: 2048,
+        intermediate_size: 1024,
+        num_hidden_layers: 16,
+        num_attention_heads: 16,
+        num_key_value_heads: 16,
+        head_dim: 128,
+        vocab_size: 50_304,
+        max_position_embeddings: 4096,
+        experts: Some((64, 8)),
+        ..LLAMA
     },
     ModelShape {
         name: "llama-3.1-70b",
@@ -369,6 +386,7 @@ fn config(shape: &ModelShape, dtype: Dtype) -> Value {
     let architecture = match shape.model_type {
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
+        "olmoe" => "OlmoeForCausalLM",
         _ => "LlamaForCausalLM",
     };
     let mut config = json!({
@@ -399,6 +417,10 @@ fn config(shape: &ModelShape, dtype: Dtype) -> Value {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         });
+    }
+    if let Some((count, per_token)) = shape.experts {
+        (config["num_experts"], config["num_experts_per_tok"]) = (json!(count), json!(per_token));
+        config["norm_topk_prob"] = json!(false);
     }
     config
 }
@@ -475,6 +497,7 @@ mod tests {
         assert_eq!(parameters("qwen2.5-0.5b"), 494_032_768);
         assert_eq!(parameters("qwen3-0.6b"), 596_049_920);
         assert_eq!(parameters("qwen3-4b"), 4_022_468_096);
+        assert_eq!(parameters("olmoe-1b-7b"), 6_919_161_856);
         assert_eq!(parameters("llama-3.1-70b"), 70_553_706_496);
     }
 }

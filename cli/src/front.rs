@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use skein_hub::Need;
 use skein_node::clock;
 use skein_node::config::{Settings, text};
 use skein_node::discovery::{self, Change};
@@ -22,7 +23,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
-use crate::model;
+use crate::model::{self, Asked};
 use crate::probe::{render_processes, try_text};
 use crate::settings::FrontSettings;
 
@@ -36,12 +37,12 @@ pub struct Served {
 }
 
 impl Served {
-    /// Resolves `--model` and `--served-model-name`.
+    /// Finds the model, of which this process reads what `need` says.
     ///
     /// # Errors
     /// If there is no such model.
-    pub fn find(given: Option<&str>, names: Vec<String>) -> Result<Self, Failure> {
-        let model = model::find(given)?;
+    pub async fn find(asked: &Asked, names: Vec<String>, need: Need) -> Result<Self, Failure> {
+        let model = model::find(asked, need).await?;
         let names = if names.is_empty() { vec![model::default_name(&model)] } else { names };
         Ok(Self { model, names })
     }
@@ -55,23 +56,22 @@ impl Served {
 /// A model as the settings name it, before it is looked for.
 #[derive(Debug)]
 pub struct Named {
-    given: Option<String>,
+    asked: Asked,
     names: Vec<String>,
 }
 
 impl Named {
-    /// Reads `--model` and `--served-model-name`; problems are noted in `settings`.
+    /// Reads `--model`, `--revision` and `--served-model-name`; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        let given = crate::settings::model_argument(settings);
-        Self { given, names: settings.list("served-model-name", text) }
+        Self { asked: Asked::read(settings), names: settings.list("served-model-name", text) }
     }
 
-    /// Looks for the model.
+    /// Looks for the model, of which this process reads what `need` says.
     ///
     /// # Errors
     /// When there is no such model.
-    pub fn find(self) -> Result<Served, Failure> {
-        Served::find(self.given.as_deref(), self.names)
+    pub async fn find(self, need: Need) -> Result<Served, Failure> {
+        Served::find(&self.asked, self.names, need).await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::config::text;
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
@@ -33,8 +34,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let connector = connector.map_err(|problem| settings.problem(problem));
     let named = Named::read(&mut settings);
     settings::check(&settings)?;
-    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let served = named.find(Need::Text).await?;
     settings::log_effective(&settings);
     // Without a list the settings had a problem.
     let changes = listed.unwrap_or_else(|| discovery::in_process().1);

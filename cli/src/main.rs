@@ -15,10 +15,10 @@ mod front;
 mod gateway;
 #[cfg(feature = "worker")]
 mod gpu_check;
+mod hub;
 mod membership;
 mod model;
 mod probe;
-#[cfg(feature = "worker")]
 mod progress;
 mod reference;
 mod router;
@@ -55,7 +55,8 @@ const ABOUT: &str = "Skein serves large language models from a cluster, and from
 
 Start here:
   skein serve            a whole cluster on this machine, with the model that ships with it
-  skein serve DIR        the same with a Hugging Face model directory
+  skein serve NAME       the same with a model of Hugging Face's hub, for example Qwen/Qwen3-0.6B
+  skein serve DIR        the same with a model directory
   skein run              talk to a model in the terminal";
 
 const SETTINGS: &str = "Each flag can also be set in the environment (--max-num-seqs is SKEIN_MAX_NUM_SEQS) or in a TOML \
@@ -89,9 +90,8 @@ fn main() -> ExitCode {
 fn command_line() -> Vec<OsString> {
     let typed: Vec<OsString> = std::env::args_os().collect();
     let words: Option<Vec<String>> = typed.iter().map(|word| word.to_str().map(str::to_owned)).collect();
-    let is_directory = |word: &str| std::path::Path::new(word).is_dir();
     words.map_or(typed, |words| {
-        arguments::prepare(&command(), words, is_directory).into_iter().map(OsString::from).collect()
+        arguments::prepare(&command(), words, model::is_model).into_iter().map(OsString::from).collect()
     })
 }
 
@@ -109,6 +109,9 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
         #[cfg(feature = "worker")]
         Some((run_batch::RUN_BATCH, matches)) => runtime(None)?.block_on(run_batch::run(matches)),
+        Some((name @ (hub::PULL | hub::LIST | hub::REMOVE), matches)) => {
+            runtime(None)?.block_on(hub::run(name, matches))
+        }
         #[cfg(feature = "worker")]
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         #[cfg(feature = "worker")]
@@ -166,6 +169,7 @@ fn command() -> Command {
             #[cfg(feature = "worker")]
             Command::new(worker::RANK).hide(true),
         ])
+        .subcommands(hub::commands())
         .subcommands(reference::commands())
         .subcommand(Command::new("help").about("Print the help of a command").arg(of_command))
         .subcommand(Command::new("version").about("Print the version").arg(json))
@@ -173,9 +177,9 @@ fn command() -> Command {
 
 fn model_arg() -> Arg {
     let help = if cfg!(feature = "worker") {
-        "Model directory [default: the model that ships with Skein]"
+        "Model directory, or a name as organisation/model [default: the model that ships with Skein]"
     } else {
-        "Model directory, of which the tokenizer and chat template are read"
+        "Model directory or name, of which the tokenizer and chat template are read"
     };
     Arg::new("MODEL").help(help).conflicts_with("model")
 }
@@ -188,7 +192,7 @@ fn serving(name: &'static str, about: &'static str, which: u8) -> Command {
 #[cfg(feature = "worker")]
 fn run_command() -> Command {
     let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
-    let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
+    let words = words.help("A model, a prompt, or both; without a prompt, starts a chat");
     let url = Arg::new(run::URL).long(run::URL).value_name("URL");
     let url = url
         .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
@@ -291,6 +295,10 @@ mod tests {
         );
         check("skein bench make-model --shape llama-3.2-1b --dtype bf16 --out x", true);
         check("skein bench make-model --shape llama-9 --out x", false);
+        check("skein pull Qwen/Qwen3-0.6B --revision v1", true);
+        check("skein pull", false);
+        check("skein list --json", true);
+        check("skein remove Qwen/Qwen3-0.6B", true);
         check("skein gpu-check", true);
         check("skein gpu-check kernels --scale full --only gemv --seed 3 --device 1 --json", true);
         check("skein gpu-check nothing", false);

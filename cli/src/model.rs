@@ -1,4 +1,4 @@
-//! Finds the model directory and reads what the banner shows. Only mistakes that should be reported at once
+//! Finds the model's directory, which a name of the hub may stand for, and reads what the banner shows. Only mistakes that should be reported at once
 //! are checked here; the worker checks the rest.
 
 use std::collections::BTreeSet;
@@ -7,9 +7,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use skein_hub::{Cache, ModelName, Need, Revision};
+use skein_node::config::Settings;
 pub use skein_router::text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
+use crate::hub;
 #[cfg(feature = "worker")]
 use crate::shipped;
 
@@ -18,27 +21,73 @@ const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Largest configuration file that is read, bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The directory of the model `given`, or of the shipped model.
+/// A model as the user names it.
+#[derive(Debug, Clone, Default)]
+pub struct Asked {
+    /// A directory or a name; `None` = the shipped model.
+    pub given: Option<String>,
+    /// Revision of a name.
+    pub revision: Option<Revision>,
+}
+
+impl Asked {
+    /// Reads `--model` and `--revision`; problems are noted in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let asked = Self::given(settings);
+        asked.check(settings);
+        asked
+    }
+
+    /// The same for a command that takes its model from elsewhere, too, and checks it then.
+    pub fn given(settings: &mut Settings) -> Self {
+        let parse = |text: &str| Revision::parse(text).map_err(|error| error.to_string());
+        Self { given: crate::settings::model_argument(settings), revision: settings.value("revision", parse) }
+    }
+
+    /// Notes a revision of something that has none.
+    pub fn check(&self, settings: &mut Settings) {
+        let is_named = self.given.as_deref().is_some_and(|given| !Path::new(given).is_dir());
+        if self.revision.is_some() && !is_named {
+            settings.problem(
+                "--revision: only models of the hub have revisions; name one, as organisation/model",
+            );
+        }
+    }
+}
+
+/// The directory of a model, downloaded if `asked` names one that is not here yet.
 ///
 /// # Errors
-/// If there is no such directory or it contains no model.
-pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
-    let Some(given) = given else { return without_name() };
+/// If there is no such model, or it cannot be downloaded.
+pub async fn find(asked: &Asked, need: Need) -> Result<PathBuf, Failure> {
+    let Some(given) = &asked.given else { return without_name() };
     let path = PathBuf::from(given);
-    if !path.is_dir() {
-        return Err(Failure::new(
+    match ModelName::parse(given) {
+        _ if path.is_dir() => directory(path),
+        Ok(name) => hub::find(&name, asked.revision.as_ref(), need).await,
+        Err(_) => Err(Failure::new(
             MODEL,
             format!(
                 "`{given}` is not a directory. Give a Hugging Face model directory (config.json, *.safetensors, \
-                 tokenizer.json); Skein downloads nothing. Without MODEL it serves the shipped model"
+                 tokenizer.json) or the name of a model, for example Qwen/Qwen3-0.6B. Without MODEL Skein serves the \
+                 shipped model"
             ),
-        ));
+        )),
     }
+}
+
+/// Whether `word` can be a model: a directory, or a name as organisation/model.
+pub fn is_model(word: &str) -> bool {
+    Path::new(word).is_dir() || ModelName::is_name(word)
+}
+
+fn directory(path: PathBuf) -> Result<PathBuf, Failure> {
     if !path.join("config.json").is_file() {
         return Err(Failure::new(
             MODEL,
             format!(
-                "`{given}` has no config.json, so it is not a model directory; is the model one level further down?"
+                "`{}` has no config.json, so it is not a model directory; is the model one level further down?",
+                path.display()
             ),
         ));
     }
@@ -53,13 +102,16 @@ fn without_name() -> Result<PathBuf, Failure> {
 /// A binary without workers contains no model.
 #[cfg(not(feature = "worker"))]
 fn without_name() -> Result<PathBuf, Failure> {
-    let message = "name a model directory (config.json, tokenizer.json): this build carries no model";
+    let message = "name a model, as organisation/model or as its directory: this build carries none";
     Err(Failure::new(MODEL, message.to_owned()))
 }
 
-/// The default name for clients: the directory's.
+/// The default name for clients: the hub's for a directory in its cache, else the directory's.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
+    if let Some(name) = Cache::name_of(&full) {
+        return name.to_string();
+    }
     full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
@@ -183,16 +235,19 @@ mod tests {
         assert_eq!((facts.parameters, facts.bytes), (u64::MAX, u64::MAX));
     }
 
-    #[test]
-    fn a_missing_model_is_refused_with_a_next_step() {
+    #[tokio::test]
+    async fn a_missing_model_is_refused_with_a_next_step() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let check = |given: &str, expected: &str| {
-            let failure = find(Some(given)).expect_err(given);
+        let empty = dir.path().display().to_string();
+        for (given, expected) in [("/nowhere/at/all", "is not a directory"), (&empty, "has no config.json")] {
+            let asked = Asked { given: Some(given.to_owned()), revision: None };
+            let failure = find(&asked, Need::All).await.expect_err(given);
             assert_eq!(failure.code, MODEL);
             assert!(failure.message.contains(expected), "{failure}");
-        };
-        check("/nowhere/at/all", "is not a directory");
-        check(&dir.path().display().to_string(), "has no config.json");
-        assert!(find(None).is_ok(), "the shipped model is found from the source tree");
+        }
+        assert!(
+            find(&Asked::default(), Need::All).await.is_ok(),
+            "the shipped model is found from the source tree"
+        );
     }
 }

@@ -1,10 +1,12 @@
-//! Shows how far the weights of several workers have loaded: a bar on a terminal, elsewhere one log line, and
-//! another one for each half minute that loading takes.
+//! Shows how far a download is, or how far the weights of several workers have loaded: a bar on a terminal,
+//! elsewhere one log line, and another one for each half minute that it takes.
 
 use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use skein_hub::Progress;
 use skein_node::clock::{self, Timestamp};
 
 /// Time between two log lines.
@@ -21,13 +23,7 @@ pub struct LoadProgress {
 impl LoadProgress {
     /// Starts at zero for each of `workers`.
     pub fn new(workers: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template(
-                "  loading {bar:32} {bytes}/{total_bytes} {bytes_per_sec}, {eta} left",
-            );
-            ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        });
-        Self { workers: vec![(0, 0); workers], bar, last_line: None }
+        Self { workers: vec![(0, 0); workers], bar: bar("loading"), last_line: None }
     }
 
     /// Records that `worker` has read `done` of `total` bytes.
@@ -58,6 +54,47 @@ impl LoadProgress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Progress of a download: a bar on a terminal, elsewhere the same log lines as for loading.
+#[derive(Debug)]
+pub struct DownloadProgress {
+    bar: Option<ProgressBar>,
+    last_line: Mutex<Option<Timestamp>>,
+}
+
+impl DownloadProgress {
+    /// Shows nothing yet: a model that is here needs no bar.
+    pub fn new() -> Self {
+        Self { bar: bar("downloading"), last_line: Mutex::new(None) }
+    }
+
+    /// Records how far the download is.
+    pub fn update(&self, Progress { done, total }: Progress) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(total);
+            bar.set_position(done);
+        } else if is_due(&mut self.last_line.lock().unwrap_or_else(PoisonError::into_inner), clock::now()) {
+            tracing::info!(bytes = done, of_bytes = total, "downloading");
+        }
+    }
+
+    /// Removes the bar from the terminal.
+    pub fn finish(self) {
+        if let Some(bar) = self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar of bytes, if standard error is a terminal.
+fn bar(what: &str) -> Option<ProgressBar> {
+    std::io::stderr().is_terminal().then(|| {
+        let template =
+            format!("  {what} {{bar:32}} {{bytes}}/{{total_bytes}} {{bytes_per_sec}}, {{eta}} left");
+        let style = ProgressStyle::with_template(&template);
+        ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    })
 }
 
 /// Whether a line is due `now`; if so, it counts as written.

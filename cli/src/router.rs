@@ -1,6 +1,7 @@
 //! `skein router`: a router in front of workers that run elsewhere.
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::config::{Origin, Settings, count, text};
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
@@ -28,8 +29,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let listed = front::listed(&mut settings, "workers", &workers);
     let named = Named::read(&mut settings);
     settings::check(&settings)?;
-    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let served = named.find(Need::Text).await?;
     settings::log_effective(&settings);
     let changes = match (discovery.source, listed) {
         (Some(source), _) => membership::follow(source, discovery.etcd).await?,

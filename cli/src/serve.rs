@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
@@ -57,6 +58,25 @@ impl ServeSettings {
             named: Named::read(settings),
         }
     }
+
+    /// Problems of a worker on several machines, which this command leads.
+    fn check_nodes(&self, settings: &mut Settings) {
+        let nodes = &self.engine.worker.ranks.nodes;
+        if nodes.count == 1 {
+            return;
+        }
+        if nodes.rank > 0 {
+            settings.problem(
+                "node-rank above 0 is for skein worker: it holds ranks for the machine with node-rank 0, and serves \
+                 nothing itself",
+            );
+        }
+        if self.workers.is_some_and(|workers| workers > 1) {
+            settings.problem(
+                "workers above 1 and nnodes above 1: a machine leads one worker; leave out --workers",
+            );
+        }
+    }
 }
 
 /// Runs the cluster until shutdown.
@@ -65,12 +85,20 @@ impl ServeSettings {
 /// Invalid settings, a model that cannot be served, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::SERVE, matches)?;
-    let ServeSettings { log, otlp_flags, front, engine, workers: worker_count_setting, named } =
-        ServeSettings::read(&mut settings);
+    let read = ServeSettings::read(&mut settings);
+    read.check_nodes(&mut settings);
     settings::check(&settings)?;
+    let ServeSettings { log, otlp_flags, front, mut engine, workers: worker_count_setting, named } = read;
+    if settings.switch("plan") {
+        let served = named.find(Need::All).await?;
+        engine.worker.model.clone_from(&served.model);
+        let workers = worker_count_setting.unwrap_or_else(|| default_workers(&engine, visible_gpus(&engine)));
+        engine.worker.memory_sharers = workers as u32;
+        return crate::worker::print_plan(&engine.worker);
+    }
     let engine = Arc::new(engine);
-    let served = named.find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let served = named.find(Need::All).await?;
     settings::log_effective(&settings);
 
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
@@ -128,6 +156,7 @@ pub fn visible_gpus(engine: &EngineSettings) -> usize {
 /// One worker per GPU: two on one would share its memory and read the weights twice.
 fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     match (gpus, engine.device.ordinal) {
+        _ if engine.worker.ranks.nodes.count > 1 => 1,
         (0, _) => CPU_WORKERS,
         (_, Some(_)) => 1,
         (gpus, None) => gpus.min(MAX_WORKERS as usize),

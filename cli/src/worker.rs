@@ -6,21 +6,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
+use skein_hub::Need;
 use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor, report_alive};
 use skein_node::telemetry::{self, LogOptions};
 use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, WorkerConfig};
+use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, RanksConfig, WorkerConfig};
 use skein_worker::group;
 use skein_worker::service::{self, WorkerError};
 use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::membership::Presence;
-use crate::settings::{self, DiscoverySettings, EngineSettings, OtlpSettings, RegistrationSettings, table};
-use crate::{model, progress::LoadProgress};
+use crate::model::{self, Asked};
+use crate::progress::LoadProgress;
+use crate::settings::{
+    self, DiscoverySettings, EngineSettings, FakeSettings, OtlpSettings, RegistrationSettings, table,
+};
 
 /// Hidden command: a rank of a worker's group. Only a worker starts it, and tells it everything.
 pub const RANK: &str = "rank";
@@ -32,6 +38,8 @@ pub const MEMORY_SHARERS: &str = "memory-sharers";
 pub const GPU_ORDINAL: &str = "gpu-ordinal";
 /// Hidden flag: number of supervised workers that share that GPU.
 pub const GPU_SHARERS: &str = "gpu-sharers";
+/// Variable of `--group-secret`.
+const GROUP_SECRET: &str = "SKEIN_GROUP_SECRET";
 /// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
 /// should be running.
 const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
@@ -87,10 +95,14 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let discovery = DiscoverySettings::read(&mut settings);
     let listen = listen_address(&mut settings);
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
-    let mut config = WorkerConfig { memory_sharers, listen, ..configure(&mut settings)? };
+    let (config, fakes) = configure(&mut settings).await?;
+    let mut config = WorkerConfig { memory_sharers, listen, ..config };
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     config.ranks.command = Some(group::this_binary(&[RANK]).map_err(Failure::other)?);
+    if settings.switch("plan") {
+        return print_plan(&config);
+    }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let outcome = match supervised {
         Some(_) => {
@@ -108,11 +120,41 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         None => {
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            if config.ranks.nodes.rank > 0 {
+                return follow_leader(config, &shutdown).await;
+            }
+            if fakes > 1 {
+                check_fakes(&discovery, listen, fakes)?;
+                return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
+            }
             let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
             serve_alone(config, &presence, &shutdown).await
         }
     };
     outcome.map_err(|error| failure(&error))
+}
+
+/// Prints what a worker would take of memory.
+///
+/// # Errors
+/// Settings with which the model cannot be served.
+pub fn print_plan(config: &WorkerConfig) -> Result<(), Failure> {
+    let plan = service::plan(config).map_err(|error| failure(&error))?;
+    out!("{plan}");
+    Ok(())
+}
+
+/// Holds this node's ranks for the leader of another node, until shutdown or until the leader refuses it.
+async fn follow_leader(config: WorkerConfig, shutdown: &Shutdown) -> Result<(), Failure> {
+    let following = tokio::task::spawn_blocking(move || service::follow_leader(&config));
+    tokio::select! {
+        // Its ranks end with this process, and the leader sees that.
+        () = shutdown.requested() => {
+            trace::flush(settings::FLUSH_TRACES);
+            skein_sys::process::exit_without_handlers(0)
+        }
+        outcome = following => outcome.map_err(Failure::other)?.map_err(|error| failure(&error)),
+    }
 }
 
 /// Runs a worker without a supervisor. It is registered in etcd from ready until shutdown.
@@ -139,6 +181,57 @@ async fn serve_alone(
     outcome
 }
 
+/// Several workers register nowhere, and their ports follow each other.
+fn check_fakes(discovery: &DiscoverySettings, listen: SocketAddr, count: u16) -> Result<(), Failure> {
+    if discovery.source.is_some() {
+        return Err(Failure::new(USAGE, "--fake-workers cannot be used with --discovery".to_owned()));
+    }
+    if listen.port() == 0 || listen.port().checked_add(count - 1).is_none() {
+        let message = format!(
+            "--fake-workers {count} needs a first port of 1 to {} in --listen, got {}",
+            u16::MAX - (count - 1),
+            listen.port()
+        );
+        return Err(Failure::new(USAGE, message));
+    }
+    Ok(())
+}
+
+/// Serves `count` workers, at the port of `--listen` and those after it. One that fails ends all.
+async fn serve_fakes(config: WorkerConfig, count: u16, shutdown: &Shutdown) -> Result<(), WorkerError> {
+    let first = config.listen;
+    let (ready, mut all_ready) = mpsc::channel(usize::from(count));
+    let mut workers = JoinSet::new();
+    for index in 0..count {
+        let listen = SocketAddr::new(first.ip(), first.port() + index);
+        let config = WorkerConfig { listen, ..config.clone() };
+        let (ready, stop) = (ready.clone(), shutdown.requested());
+        let told = move |_: SocketAddr| {
+            let _ = ready.try_send(());
+        };
+        workers.spawn(service::serve(config, |_, _| (), told, stop));
+    }
+    drop(ready);
+    let told = async {
+        for _ in 0..count {
+            all_ready.recv().await;
+        }
+        let last = first.port() + (count - 1);
+        let _ = writeln!(std::io::stderr(), "{count} fake workers are ready at {first} to port {last}");
+        std::future::pending().await
+    };
+    let ended = async {
+        while let Some(ended) = workers.join_next().await {
+            ended.unwrap_or(Err(WorkerError::Panicked("worker")))?;
+        }
+        Ok(())
+    };
+    tokio::select! {
+        ended = ended => ended,
+        () = told => Ok(()),
+    }
+}
+
 fn listen_address(settings: &mut Settings) -> SocketAddr {
     let listen = settings.value("listen", |given| {
         given.parse::<SocketAddr>().map_err(|_| format!("`{given}` is not an address such as 127.0.0.1:9000"))
@@ -146,31 +239,35 @@ fn listen_address(settings: &mut Settings) -> SocketAddr {
     listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)))
 }
 
-fn configure(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+/// The configuration, and the number of workers in this process.
+async fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failure> {
     let engine = EngineSettings::read(settings);
+    let fake = FakeSettings::read(settings, engine.worker.backend);
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let names = settings.list("served-model-name", text);
-    let config = config_of(engine, settings)?;
-    Ok(WorkerConfig {
+    let config = config_of(engine, settings).await?;
+    let config = WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
+        fake: fake.config,
         ..config
-    })
+    };
+    Ok((config, fake.workers))
 }
 
 /// The configuration of a worker without a socket, for benchmarks.
 ///
 /// # Errors
 /// Invalid settings, or no model.
-pub fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+pub async fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Failure> {
     let engine = EngineSettings::read_compute(settings);
-    config_of(engine, settings)
+    config_of(engine, settings).await
 }
 
-fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerConfig, Failure> {
-    let given = settings::model_argument(settings);
+async fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerConfig, Failure> {
+    let asked = Asked::read(settings);
     settings::check(settings)?;
-    let model = model::find(given.as_deref())?;
+    let model = model::find(&asked, Need::All).await?;
     Ok(WorkerConfig { served_model_name: model::default_name(&model), model, ..engine.worker })
 }
 
@@ -247,7 +344,21 @@ impl Launch {
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);
-        flag("tensor-parallel-size", &config.ranks.tensor_parallel);
+        let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
+        flag("tensor-parallel-size", tensor_parallel);
+        flag("pipeline-parallel-size", pipeline_parallel);
+        flag("nnodes", &nodes.count);
+        if nodes.count > 1 {
+            flag("node-rank", &nodes.rank);
+            flag("leader", &nodes.leader);
+            if !nodes.secret.0.is_empty() {
+                // Not on the command line, which every user of this machine can read.
+                command.env(GROUP_SECRET, &nodes.secret.0);
+            }
+        }
+        let mut flag = |name: &str, value: &dyn std::fmt::Display| {
+            command.arg(format!("--{name}={value}"));
+        };
         flag("device", &engine.device.text());
         if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
             let (ordinal, sharers) = self.gpu_of(index, engine.device.ordinal);

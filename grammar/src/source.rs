@@ -104,6 +104,14 @@ impl Source {
         &self.text
     }
 
+    /// The constraint as a part of another grammar.
+    pub fn nested(&self) -> String {
+        match self.text.strip_prefix("start: %json ") {
+            Some(schema) => format!("%json {}", schema.trim_end()),
+            None => format!("%lark {{\n{}\n}}", self.text),
+        }
+    }
+
     /// The refusal for the library's `reason`.
     pub(crate) fn refused(&self, reason: &str) -> Refused {
         if let Some(pointer) = self.one_ofs.first()

@@ -66,12 +66,14 @@ fn request(prompt: v1::generate_request::Prompt) -> v1::GenerateRequest {
         priority: -3,
         return_token_ids: true,
         resume_from: Vec::new(),
+        json_schema: String::new(),
     }
 }
 
 fn chat() -> v1::Chat {
-    let message = v1::ChatMessage { role: "user".to_owned(), content: "Hé".to_owned() };
-    v1::Chat { messages: vec![message], add_generation_prompt: Some(false) }
+    let (role, content) = ("user".to_owned(), "Hé".to_owned());
+    let message = v1::ChatMessage { role, content, ..v1::ChatMessage::default() };
+    v1::Chat { messages: vec![message], add_generation_prompt: Some(false), ..v1::Chat::default() }
 }
 
 fn response() -> v1::GenerateResponse {
@@ -91,6 +93,7 @@ fn response() -> v1::GenerateResponse {
         prompt_logprobs: vec![logprob],
         received: None,
         receipt: None,
+        parts: Vec::new(),
     }
 }
 
@@ -122,4 +125,38 @@ fn what_resumes_a_stream_keeps_its_meaning() {
         "resume/generate_response",
         &v1::GenerateResponse { received: Some(received), receipt, ..response() },
     );
+}
+
+#[test]
+fn what_carries_tools_keeps_its_meaning() {
+    let text = str::to_owned;
+    let tool = v1::Tool { name: text("f"), description: text("d"), parameters: text("{}"), strict: true };
+    let call = v1::ToolCall { id: text("c1"), name: text("f"), arguments: text("{}") };
+    let message = v1::ChatMessage {
+        role: text("tool"),
+        content: text("r"),
+        tool_calls: vec![call],
+        tool_call_id: text("c1"),
+        reasoning: text("so"),
+    };
+    let asked = v1::Chat {
+        messages: vec![message],
+        add_generation_prompt: None,
+        tools: vec![tool],
+        tool_choice: text("required"),
+        parallel_tool_calls: Some(false),
+        template_arguments: text("{\"a\":1}"),
+    };
+    check("tools/chat", &asked);
+    let part = |part| v1::Part { part: Some(part) };
+    use v1::part::Part;
+    let parts = vec![
+        part(Part::Content(text("a"))),
+        part(Part::Reasoning(text("b"))),
+        part(Part::Call(v1::CallBegin { index: 1, id: text("c1"), name: text("f") })),
+        part(Part::Arguments(v1::CallArguments { index: 1, json: text("{}") })),
+    ];
+    check("tools/generate_response", &v1::GenerateResponse { parts, ..response() });
+    let prompt = v1::generate_request::Prompt::Text(text("x"));
+    check("tools/generate_request", &v1::GenerateRequest { json_schema: text("{}"), ..request(prompt) });
 }

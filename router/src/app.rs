@@ -10,6 +10,7 @@ use skein_proto::sampling::SamplingParams;
 use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
+use crate::formats::Plan;
 use crate::generator::Generator;
 use crate::metrics::{Metered, Metrics};
 use crate::picks::{Endpoints, Picked};
@@ -47,6 +48,8 @@ pub struct Started {
     pub request: TokenRequest,
     /// Text of the request's samples.
     pub stream: TextStream,
+    /// How that text is split.
+    pub split: Option<Arc<Plan>>,
 }
 
 impl App {
@@ -77,7 +80,8 @@ impl App {
         let submitted = self.generator.submit(request.clone()).await;
         let source = submitted.inspect_err(|refusal| refusal.log(&request.id))?;
         let stream = TextStream::new(source, &request, &options, &self.text, lease);
-        Ok(Started { request, stream })
+        let split = options.split.map(|split| split.plan);
+        Ok(Started { request, stream, split })
     }
 
     /// Validates `draft`, tokenises it and picks an endpoint for it; it is not started.
@@ -125,7 +129,8 @@ impl App {
         draft: Draft,
         limits: ModelLimits,
     ) -> Result<(TokenRequest, TextOptions), Refusal> {
-        let size = work_bytes(&draft.prompt) + draft.constraint.as_ref().map_or(0, |_| CONSTRAINT_BYTES);
+        let compiles = draft.constraint.is_some() || draft.tools.is_on();
+        let size = work_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
         let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());
         self.text_work(size, check).await
@@ -162,7 +167,9 @@ fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),
         Prompt::Tokens(_) => 0,
-        Prompt::Chat { messages, .. } => messages.iter().map(json_bytes).sum(),
+        Prompt::Chat { messages, template_kwargs, .. } => {
+            messages.iter().chain(template_kwargs.values()).map(json_bytes).sum()
+        }
     }
 }
 

@@ -83,6 +83,7 @@ impl Cluster {
             config.recovery;
         let limits = HealthLimits { worker_timeout, wedge_timeout };
         let fleet = Fleet::new(model_name, router_id, limits, PrefixIndex::new(max_index_bytes));
+        let fleet = fleet.with_policy(config.policy);
         let (errands, to_run) = Errands::new();
         let workers = Arc::new(Workers::new(model_name, fleet, rng, connector, errands, stream_linger));
         let tasks = [

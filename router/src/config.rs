@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::fleet::Policy;
 use crate::text::sources::TextSources;
 
 /// Effective settings of one router process.
@@ -36,6 +37,8 @@ pub struct RouterConfig {
     pub endpoint_port: Option<u16>,
     /// Runs requests at the worker that an endpoint picker has named in a header.
     pub follow_picks: bool,
+    /// How workers are picked.
+    pub policy: Policy,
     /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
     /// How long a shutdown waits for running streams before it ends them with an error.
@@ -69,6 +72,7 @@ impl RouterConfig {
             batch_dir: None,
             endpoint_port: None,
             follow_picks: false,
+            policy: Policy::default(),
             migration_limit: MIGRATION_LIMIT,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
             recovery: RecoveryConfig::default(),

@@ -76,6 +76,11 @@ impl Drain {
 }
 
 impl Lease {
+    /// Whether the request must end with an error.
+    pub fn is_over(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
     /// Waits until the request must end with an error.
     pub async fn ended(&self) {
         self.ended.cancelled().await;

@@ -17,6 +17,7 @@ pub mod dispatch;
 pub mod drain;
 pub(crate) mod faults;
 pub mod fleet;
+pub mod formats;
 pub mod gateway;
 pub mod generator;
 pub mod grpc;

@@ -69,6 +69,7 @@ impl Picked {
             waits: false,
             time_left: request.deadline.map(|deadline| deadline.since(clock::now())),
             without: &without,
+            ticket: None,
         };
         let (permit, place) = workers.admit(&arrival, admission)?;
         // A stream that already runs is read where it runs, if that is one of the endpoints.

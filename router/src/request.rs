@@ -11,6 +11,7 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 
+use crate::formats::tools::ToolUse;
 use crate::tenant::Tenant;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
@@ -31,6 +32,10 @@ pub struct Draft {
     pub add_special_tokens: Option<bool>,
     /// Grammar that the answer must follow.
     pub constraint: Option<Constraint>,
+    /// What the model may call.
+    pub tools: ToolUse,
+    /// How much it is to reason, in a word; chat templates decide what it means.
+    pub reasoning_effort: Option<String>,
     /// How a long prompt is truncated; absent = it is refused.
     pub truncation: Option<Truncation>,
     /// Tenant of its API key; tenants share no ids, streams or prefix cache.

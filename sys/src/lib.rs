@@ -9,6 +9,7 @@ pub mod filling;
 pub mod mapped;
 pub mod memory;
 pub mod memory_limit;
+pub mod poll;
 pub mod process;
 pub mod shared_memory;
 pub mod threads;

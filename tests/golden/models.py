@@ -129,11 +129,42 @@ MODELS = {
     "qwen3-moe": ("bfloat16", 1, MOE | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32,
         "num_experts": 6, "moe_intermediate_size": 48, "norm_topk_prob": True, "mlp_only_layers": [1],
         "decoder_sparse_step": 1, "rope_theta": 10000.0}),
+    "granite-moe": ("bfloat16", 1, MOE | {"architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe",
+        "num_local_experts": 6, "intermediate_size": 48, "embedding_multiplier": 1.5, "residual_multiplier": 0.6,
+        "attention_multiplier": 0.3, "logits_scaling": 2.0, "tie_word_embeddings": True, "rope_theta": 10000.0}),
+    "granite-moe-v5": ("float16", 1, MOE | {"architectures": ["GraniteMoeForCausalLM"], "model_type": "granitemoe",
+        "num_local_experts": 5, "num_experts_per_tok": 3, "intermediate_size": 48, "residual_multiplier": 0.8,
+        "attention_multiplier": 0.25, "logits_scaling": 3.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "qwen2-moe": ("bfloat16", 1, MOE | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 6,
+        "moe_intermediate_size": 48, "shared_expert_intermediate_size": 56, "norm_topk_prob": False, "mlp_only_layers": [],
+        "decoder_sparse_step": 1, "use_sliding_window": False, "rope_theta": 10000.0}),
+    "glm4-moe-v5": ("bfloat16", 1, MOE | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 32,
+        "attention_bias": True, "use_qk_norm": True, "n_routed_experts": 9, "n_shared_experts": 2, "moe_intermediate_size": 48,
+        "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}),
+    "glm4-moe": ("bfloat16", 1, MOE | {"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "head_dim": 32,
+        "n_routed_experts": 6, "n_shared_experts": 1, "moe_intermediate_size": 48, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0, "use_qk_norm": False,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000.0}),
 }
 
 # Models whose checkpoints have a tensor for each expert, with these names of block, gate, up and down; the
 # others have the fused tensors of version 5.
-APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
+APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "qwen2-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
+
+# Parts of names in the checkpoints of a model whose publisher has other names than version 5.
+RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
+                           "router.weight": "router.layer.weight"}}
+
+
+def renamed(name: str, tensors: dict) -> dict:
+    """The tensors under the names of RENAMED."""
+    def other(key):
+        for part, to in RENAMED[name].items():
+            key = key.replace(part, to)
+        return key
+    return {other(key): tensor for key, tensor in tensors.items()}
 
 
 def apart(name: str, tensors: dict) -> dict:
@@ -166,7 +197,7 @@ def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
     if "embed_tokens" in name:
         return 0.35 * values  # also the head where it is tied: 0.35 * sqrt(64) is a logit's spread
     scores = 3.0 if is_gemma else 1.6  # as large as Gemma's softcap
-    if "mlp.gate.weight" in name or "mlp.gate_weight" in name:
+    if "mlp.gate.weight" in name or "mlp.gate_weight" in name or "router.weight" in name:
         return 3.0 / shape[-1] ** 0.5 * values  # experts of clearly different weight
     gain = scores if ("q_proj" in name or "k_proj" in name or "qkv_proj" in name) else 3.0 if "lm_head" in name else 1.3
     return gain / shape[-1] ** 0.5 * values
@@ -184,6 +215,8 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
     for name, like in sorted(empty.state_dict().items()):
         if not (name == "lm_head.weight" and empty.config.tie_word_embeddings):
             tensors[name] = draw(name, like.shape, generator, is_gemma).to(getattr(torch, dtype))
+    if path.name in RENAMED:
+        tensors = renamed(path.name, tensors)
     if path.name in APART:
         tensors = apart(path.name, tensors)
     if files == 1:

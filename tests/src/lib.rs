@@ -6,6 +6,7 @@ pub mod child;
 pub mod client;
 pub mod etcd;
 pub mod history;
+pub mod hub;
 pub mod load;
 pub mod nodes;
 pub mod otlp;

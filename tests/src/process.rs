@@ -73,6 +73,12 @@ impl Cluster {
         panic!("skein was not ready within {READY_WITHIN:?}:\n{}", self.log());
     }
 
+    /// Whether `/readyz` answers 200 now.
+    pub async fn is_ready(&self) -> bool {
+        let answer = reqwest::Client::new().get(format!("{}/readyz", self.url)).send().await;
+        answer.is_ok_and(|answer| answer.status().is_success())
+    }
+
     /// Process id of the supervisor.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
 
-use crate::group::RankCommand;
+use crate::backend::fake::StepCost;
+use crate::group::{RankCommand, Setting};
 
 /// Effective settings of one worker process.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub struct WorkerConfig {
     pub cpu: CpuConfig,
     /// Settings of CUDA backends only.
     pub cuda: CudaConfig,
+    /// Settings of the fake backend only.
+    pub fake: FakeConfig,
     /// Compute threads; 0 = one for each core that this process may use. A GPU worker only reads
     /// weights with them.
     pub threads: usize,
@@ -62,6 +65,7 @@ impl WorkerConfig {
             ranks: RanksConfig::default(),
             cpu: CpuConfig::default(),
             cuda: CudaConfig::default(),
+            fake: FakeConfig::default(),
             threads: 0,
             scheduler: SchedulerConfig::default(),
             unset: UnsetLimits::default(),
@@ -132,15 +136,58 @@ pub enum Dtype {
 /// Ranks that share the model, a process each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanksConfig {
-    /// Number of ranks, this process included.
+    /// Ranks that share each layer.
     pub tensor_parallel: u32,
+    /// Stages that divide the layers.
+    pub pipeline_parallel: u32,
+    /// Nodes that the ranks are on.
+    pub nodes: NodesConfig,
     /// How the other ranks are started; not used with one rank.
     pub command: Option<RankCommand>,
 }
 
+impl RanksConfig {
+    /// Number of ranks.
+    pub fn count(&self) -> u32 {
+        self.tensor_parallel.max(1) * self.pipeline_parallel.max(1)
+    }
+}
+
 impl Default for RanksConfig {
     fn default() -> Self {
-        Self { tensor_parallel: 1, command: None }
+        Self { tensor_parallel: 1, pipeline_parallel: 1, nodes: NodesConfig::default(), command: None }
+    }
+}
+
+/// The nodes of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodesConfig {
+    /// Number of nodes.
+    pub count: u32,
+    /// This node; node 0 leads.
+    pub rank: u32,
+    /// Host and port of the leader; not used with one node.
+    pub leader: String,
+    /// What all nodes must know to join.
+    pub secret: GroupSecret,
+    /// Settings that all nodes must agree on.
+    pub settings: Vec<Setting>,
+}
+
+impl Default for NodesConfig {
+    fn default() -> Self {
+        let (leader, secret) = (String::new(), GroupSecret::default());
+        Self { count: 1, rank: 0, leader, secret, settings: Vec::new() }
+    }
+}
+
+/// The secret of a group; it is not printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct GroupSecret(pub String);
+
+impl std::fmt::Debug for GroupSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GroupSecret(***)")
     }
 }
 
@@ -149,6 +196,22 @@ impl Default for RanksConfig {
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
+}
+
+/// Settings of the fake backend only.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct FakeConfig {
+    /// Duration of a step.
+    pub cost: StepCost,
+    /// Blocks of the cache; `None` = as many as a small model would have.
+    pub kv_blocks: Option<u32>,
+}
+
+impl FakeConfig {
+    /// Whether it stands in for a device in measurements, so that it must cost little itself.
+    pub fn is_clock(&self) -> bool {
+        *self != Self::default()
+    }
 }
 
 /// Settings of CUDA backends only, by vLLM's names if vLLM has the setting.

@@ -20,15 +20,15 @@ pub const TAKEN: &str = "flag-taken";
 const COMMANDS: [&[&str]; 6] =
     [&["serve"], &["router"], &["gateway"], &["worker"], &["run"], &["config", "show"]];
 
-/// Converts `words` for clap. `is_directory` tells which words can be a model.
-pub fn prepare(skein: &Command, words: Vec<String>, is_directory: impl Fn(&str) -> bool) -> Vec<String> {
+/// Converts `words` for clap. `is_model` tells which words can be a model.
+pub fn prepare(skein: &Command, words: Vec<String>, is_model: impl Fn(&str) -> bool) -> Vec<String> {
     let after =
         |path: &&&[&str]| words.len() > path.len() && words[1..].iter().zip(**path).all(|(a, b)| a == b);
     let Some(path) = COMMANDS.iter().find(after) else { return words };
     let command = path.iter().try_fold(skein, |command, name| command.find_subcommand(name));
     let Some(command) = command else { return words };
     let (head, rest) = words.split_at(1 + path.len());
-    let mut reading = Reading::new(command, rest, &is_directory);
+    let mut reading = Reading::new(command, rest, &is_model);
     reading.read();
     let notes = |name: &str, texts: Vec<String>| -> Vec<String> {
         texts.into_iter().map(|text| format!("--{name}={text}")).collect()
@@ -43,7 +43,7 @@ struct Reading<'a> {
     /// Flags of the command that may be given several times.
     repeated: BTreeSet<String>,
     rest: std::collections::VecDeque<&'a str>,
-    is_directory: &'a dyn Fn(&str) -> bool,
+    is_model: &'a dyn Fn(&str) -> bool,
     has_model: bool,
     out: Vec<String>,
     refused: Vec<String>,
@@ -51,7 +51,7 @@ struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    fn new(command: &Command, rest: &'a [String], is_directory: &'a dyn Fn(&str) -> bool) -> Self {
+    fn new(command: &Command, rest: &'a [String], is_model: &'a dyn Fn(&str) -> bool) -> Self {
         let long = |arg: &clap::Arg| Some((arg.get_long()?.to_owned(), arg.get_action().takes_values()));
         let repeated =
             command.get_arguments().filter(|arg| matches!(arg.get_action(), clap::ArgAction::Append));
@@ -60,7 +60,7 @@ impl<'a> Reading<'a> {
             known: command.get_arguments().filter_map(long).chain(automatic).collect(),
             repeated: repeated.filter_map(|arg| arg.get_long().map(str::to_owned)).collect(),
             rest: rest.iter().map(String::as_str).collect(),
-            is_directory,
+            is_model,
             has_model: rest.iter().any(|word| word == "--model" || word.starts_with("--model=")),
             out: Vec::new(),
             refused: Vec::new(),
@@ -118,7 +118,7 @@ impl<'a> Reading<'a> {
             let Some(next) = self.rest.pop_front_if(|word| !is_flag(word)) else { return };
             let is_last = self.rest.front().is_none_or(|word| is_flag(word));
             let others = self.rest.iter().any(|word| !is_flag(word));
-            if is_last && !self.has_model && (self.is_directory)(next) && !others {
+            if is_last && !self.has_model && (self.is_model)(next) && !others {
                 self.rest.push_front(next);
                 return;
             }

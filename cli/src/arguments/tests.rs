@@ -102,8 +102,9 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
     check("serve -tp 2", REFUSED, &[]);
     check("serve --tensor-parallel-size=2", REFUSED, &[]);
     check("gateway -tp 2", REFUSED, &["-tp: is --tensor-parallel-size of skein serve"]);
-    check("serve -pp 1", TAKEN, &["-pp: a worker computes on one device"]);
-    check("serve --pipeline-parallel-size=2", REFUSED, &["--pipeline-parallel-size 2: a worker"]);
+    check("serve -pp 2 -n 2 -r 0", REFUSED, &[]);
+    check("serve --decode-context-parallel-size 2", REFUSED, &["--decode-context-parallel-size 2: a worker"]);
+    check("worker --master-addr a", REFUSED, &["--master-addr: give --leader HOST:PORT"]);
     check("serve --dtype half", TAKEN, &["--dtype half: activations follow"]);
     check(
         "serve -O3 --compilation-config.level 3",

@@ -44,17 +44,20 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
 use Answer::{Means, Only, Refused, Taken};
 use Takes::{Nothing, Value, Values};
 
-const ONE_DEVICE: &str = "a worker computes on one device, or on the CPU with --tensor-parallel-size; --workers N runs N full replicas";
+const ONE_DEVICE: &str = "a worker computes on one device, or on the CPU with --tensor-parallel-size and --pipeline-parallel-size; --workers N runs N full replicas";
 const OTHER_MACHINES: &str =
     "for several machines start `skein worker` on each, and `skein router` in front of them";
+const LEADER: &str = "give --leader HOST:PORT, the address of the machine with --node-rank 0";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
 const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
-const NO_MOE: &str = "mixture-of-experts models are not served; leave it out";
+const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
-const NO_TOOLS: &str = "tool calls and reasoning are not parsed: answers come as text; leave it out";
+const TOOLS: &str = "tool calls and reasoning are parsed wherever the model's format is known";
+const NO_PLUGIN: &str = "there are no plugins; see --tool-call-parser and --reasoning-parser";
+const NO_TOOL_OPTION: &str = "it has no counterpart; leave it out";
 const NO_GRAMMAR: &str = "answers follow schemas and grammars without it, by one library; leave it out";
 const NO_TRANSFER: &str =
     "KV cache is not moved between workers: a request that moves is computed again; leave it out";
@@ -63,9 +66,7 @@ const NO_OFFLOAD: &str = "weights and KV cache stay on their device; for less me
 const NO_POOLING: &str = "models generate text; embeddings and scores are not computed; leave it out";
 const NO_PYTHON: &str =
     "there is no Python in Skein, so no Python class or plugin can be loaded; leave it out";
-const NO_DOWNLOAD: &str = "Skein downloads nothing: give the model as a local directory";
-const LOCAL_FILES: &str =
-    "Skein downloads nothing, so there are no revisions: put the right one into the model's directory";
+const ONE_REVISION: &str = "all files of a model are of one commit: --revision";
 const NO_TLS: &str = "Skein speaks plain HTTP; let a proxy in front of it terminate TLS";
 const NO_SLEEP: &str = "a worker keeps its weights while it runs; stop it to free the device";
 const SAFETENSORS: &str = "safetensors files are mapped and read in parallel by --threads threads";
@@ -92,11 +93,12 @@ pub const TABLE: &[Row] = &[
     row(&["-q"], Value, Means("quantization")),
     // One device, one machine.
     row(&["-tp"], Value, Means("tensor-parallel-size")),
-    row(&["pipeline-parallel-size", "-pp"], Value, Only(&["1"], ONE_DEVICE)),
+    row(&["-pp"], Value, Means("pipeline-parallel-size")),
     row(&["decode-context-parallel-size", "-dcp"], Value, Only(&["1"], ONE_DEVICE)),
     row(&["prefill-context-parallel-size", "-pcp"], Value, Only(&["1"], ONE_DEVICE)),
-    row(&["nnodes", "-n"], Value, Only(&["1"], OTHER_MACHINES)),
-    row(&["node-rank", "-r"], Value, Only(&["0"], OTHER_MACHINES)),
+    row(&["-n"], Value, Means("nnodes")),
+    row(&["-r"], Value, Means("node-rank")),
+    row(&["master-addr", "master-port"], Value, Refused(LEADER)),
     row(
         &["dcp-comm-backend", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size", "ubatch-size"],
         Value,
@@ -108,11 +110,7 @@ pub const TABLE: &[Row] = &[
         Refused(ONE_DEVICE),
     ),
     row(&["dbo-decode-token-threshold", "dbo-prefill-token-threshold"], Value, Refused(ONE_DEVICE)),
-    row(
-        &["master-addr", "master-port", "distributed-timeout-seconds", "cpu-distributed-timeout-seconds"],
-        Value,
-        Refused(OTHER_MACHINES),
-    ),
+    row(&["distributed-timeout-seconds", "cpu-distributed-timeout-seconds"], Value, Refused(OTHER_MACHINES)),
     row(
         &[
             "data-parallel-rank",
@@ -179,9 +177,24 @@ pub const TABLE: &[Row] = &[
             "Skein never runs code from a model's directory; families it knows need none, and others are refused at start",
         ),
     ),
-    row(&["revision", "code-revision", "tokenizer-revision"], Value, Refused(LOCAL_FILES)),
-    row(&["download-dir", "hf-token"], Value, Refused(NO_DOWNLOAD)),
-    row(&["ignore-patterns"], Values, Refused(NO_DOWNLOAD)),
+    row(&["code-revision", "tokenizer-revision"], Value, Refused(ONE_REVISION)),
+    row(
+        &["download-dir"],
+        Value,
+        Refused("the cache of models is where HF_HUB_CACHE or HF_HOME says; set one of them"),
+    ),
+    row(
+        &["hf-token"],
+        Value,
+        Refused(
+            "tokens come from HF_TOKEN or the file that `hf auth login` writes, never from a command line",
+        ),
+    ),
+    row(
+        &["ignore-patterns"],
+        Values,
+        Refused("only the files that Skein reads are downloaded; leave it out"),
+    ),
     row(
         &["hf-config-path", "hf-overrides", "rope-scaling", "rope-theta", "model-class-overrides"],
         Value,
@@ -534,28 +547,26 @@ pub const TABLE: &[Row] = &[
         Nothing,
         Refused("answers have no such field; leave it out"),
     ),
+    row(&["enable-auto-tool-choice", "enable-reasoning"], Nothing, Taken(TOOLS)),
     row(
-        &["enable-auto-tool-choice", "exclude-tools-when-tool-choice-none", "enable-reasoning"],
+        &["exclude-tools-when-tool-choice-none"],
         Nothing,
-        Refused(NO_TOOLS),
+        Refused("the model sees the tools of a request; leave them out of requests that shall call none"),
     ),
+    row(&["tool-parser-plugin", "reasoning-parser-plugin"], Value, Refused(NO_PLUGIN)),
+    row(&["tool-server"], Value, Refused("the server runs no tools itself; leave it out")),
     row(
         &[
-            "tool-call-parser",
-            "tool-parser-plugin",
-            "tool-server",
             "tool-strict-level",
-            "reasoning-parser",
-            "reasoning-parser-plugin",
             "reasoning-config",
             "reasoning-effort-map",
             "anthropic-disabled-thinking-effort",
             "cohere-format",
         ],
         Value,
-        Refused(NO_TOOLS),
+        Refused(NO_TOOL_OPTION),
     ),
-    row(&["cohere-is-reasoning-model"], Nothing, Refused(NO_TOOLS)),
+    row(&["cohere-is-reasoning-model"], Nothing, Refused(NO_TOOL_OPTION)),
     row(
         &["structured-outputs-config", "guided-decoding-backend", "logits-processor-pattern"],
         Value,

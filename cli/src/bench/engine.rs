@@ -64,7 +64,7 @@ pub struct Throughput {
 /// The positional model argument, as in `serve`.
 pub fn model() -> Arg {
     Arg::new("MODEL")
-        .help("Model directory [default: the model that ships with Skein]")
+        .help("Model directory, or a name as organisation/model [default: the model that ships with Skein]")
         .conflicts_with("model")
 }
 
@@ -78,7 +78,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     }
     let most = flags.batch_size.iter().copied().max().unwrap_or(1);
     let Started { config, worker, on, mut ceiling, .. } =
-        start(matches, most, Some(flags.input_len), Some(flags.output_len))?;
+        start(matches, most, Some(flags.input_len), Some(flags.output_len)).await?;
     let cost = worker.cost;
     let mut reads = Vec::new();
     let (mut results, mut gaps) = (Vec::new(), Vec::new());
@@ -156,7 +156,7 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
         return Err(Failure::new(USAGE, "--num-prompts is 0; ask for at least one"));
     }
     let Started { config, worker, on, mut ceiling, input_len, output_len } =
-        start(matches, flags.num_prompts, flags.input_len, flags.output_len)?;
+        start(matches, flags.num_prompts, flags.input_len, flags.output_len).await?;
     let job = |requests, seed| Job {
         requests,
         at_once: requests,
@@ -223,7 +223,7 @@ struct Started {
 const THROUGHPUT_LEN: u32 = 1000;
 
 /// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
-fn start(
+async fn start(
     matches: &ArgMatches,
     requests: usize,
     input_len: Option<u32>,
@@ -231,7 +231,7 @@ fn start(
 ) -> Result<Started, Failure> {
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
-    let mut config = worker::configure_local(&mut settings)?;
+    let mut config = worker::configure_local(&mut settings).await?;
     config.cuda.times_gaps = true;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let queue = &mut config.scheduler.max_num_queued_reqs;

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use skein_bench::make_model::{self, Dtype, SHAPES};
+use skein_bench::make_model::{self, Dtype, ModelShape, SHAPES};
 
 use super::{progress_bar, shown};
 use crate::exit::{Failure, USAGE};
-use crate::model;
+use crate::shipped;
 
 /// Flags of `bench make-model`.
 #[derive(Debug, Args)]
@@ -23,6 +23,8 @@ pub struct MakeModel {
     tokenizer: Option<PathBuf>,
     #[arg(long, default_value_t = 0, value_name = "N", help = "Seed of the weights")]
     seed: u64,
+    #[arg(long, value_name = "N", help = "Number of layers [default: the known model's]")]
+    layers: Option<usize>,
     #[arg(long, help = "Write only configuration and tokenizer, for --load-format dummy")]
     no_weights: bool,
     #[arg(long, help = "Replace an existing model")]
@@ -43,9 +45,10 @@ enum DtypeName {
 pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     let shape = SHAPES.iter().find(|shape| shape.name == flags.shape);
     let shape = shape.ok_or_else(|| Failure::new(USAGE, format!("no shape is called {}", flags.shape)))?;
+    let shape = &ModelShape { num_hidden_layers: flags.layers.unwrap_or(shape.num_hidden_layers), ..*shape };
     let tokenizer = match &flags.tokenizer {
         Some(dir) => dir.clone(),
-        None => model::find(None)?,
+        None => shipped::find()?,
     };
     let dtype = match flags.dtype {
         DtypeName::Bf16 => Dtype::Bf16,

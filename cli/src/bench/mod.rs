@@ -1,9 +1,10 @@
-//! `skein bench`: measures a server over HTTP, an engine in this process, or start-up; and makes models to
-//! measure. Flags and JSON keys follow vLLM, so that scripts carry over.
+//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies; and
+//! makes models to measure. Flags and JSON keys follow vLLM, so that scripts carry over.
 
 mod batching;
 mod engine;
 mod make_model;
+mod policy;
 mod saved;
 mod serve;
 mod startup;
@@ -30,6 +31,8 @@ pub enum Bench {
     Batching(Box<batching::Batching>),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
+    /// Replay a trace over simulated workers, by each routing policy and by an oracle: hits, time to first token
+    Policy(policy::PolicyBench),
     /// Write a model of a real size with random weights, for benchmarks
     MakeModel(make_model::MakeModel),
 }
@@ -57,6 +60,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
         Bench::Batching(batching) => batching::run(&batching),
         Bench::Startup(startup) => startup::run(&startup).await,
+        Bench::Policy(flags) => policy::run(&flags),
         Bench::MakeModel(flags) => make_model::run(&flags),
     }
 }

@@ -25,7 +25,10 @@ const END_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Debug, Args)]
 #[allow(missing_docs)] // the help texts document the fields
 pub struct Startup {
-    #[arg(value_name = "MODEL", help = "Model directory [default: the model that ships with Skein]")]
+    #[arg(
+        value_name = "MODEL",
+        help = "Model directory, or a name as organisation/model [default: the model that ships with Skein]"
+    )]
     model: Option<PathBuf>,
     #[arg(long, default_value_t = 5, value_name = "N", help = "Measured starts")]
     num_iters: usize,

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ArgMatches;
-use skein_node::config::{Settings, text};
+use skein_hub::Need;
+use skein_node::config::text;
 use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
@@ -31,6 +32,7 @@ use remote::Remote;
 
 use crate::exit::{Failure, OTHER, USAGE};
 use crate::front::{self, Served};
+use crate::model::{self, Asked};
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
 use crate::settings::{self, EngineSettings, table};
@@ -75,10 +77,10 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let engine = EngineSettings::read_for_one(&mut settings, SEQUENCES);
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let url = matches.get_one::<String>(URL);
-    let (model, prompt) = match url {
-        Some(_) => (settings::model_argument(&mut settings), (!words.is_empty()).then(|| words.join(" "))),
-        None => split_words(&mut settings, words),
-    };
+    let mut asked = Asked::given(&mut settings);
+    let prompt = if url.is_some() { words } else { split_words(&mut asked, words) };
+    asked.check(&mut settings);
+    let prompt = (!prompt.is_empty()).then(|| prompt.join(" "));
     settings::check(&settings)?;
     let prompt = match prompt {
         None if !std::io::stdin().is_terminal() => Some(piped_prompt()?),
@@ -86,11 +88,11 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     };
     if let Some(url) = url {
         let api_key = matches.get_one::<String>(API_KEY).cloned();
-        let remote = Remote::connect(url, api_key, model).await?;
+        let remote = Remote::connect(url, api_key, asked.given).await?;
         return converse(&Target::Server(remote), wishes, prompt).await;
     }
-    let served = Served::find(model.as_deref(), Vec::new())?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    let served = Served::find(&asked, Vec::new(), Need::All).await?;
 
     let engine = Arc::new(engine);
     let threads = threads_each(&engine, 1);
@@ -127,14 +129,12 @@ fn unanswered(error: &Unanswered) -> Failure {
     Failure::new(if is_usage { USAGE } else { OTHER }, error.to_string())
 }
 
-/// Splits the positional arguments: the first is the model if it is a directory; the rest is the prompt.
-fn split_words(settings: &mut Settings, words: Vec<String>) -> (Option<String>, Option<String>) {
-    let given = settings::model_argument(settings);
-    let first_is_model =
-        given.is_none() && words.first().is_some_and(|word| std::path::Path::new(word).is_dir());
-    let (model, rest) =
-        if first_is_model { (words.first().cloned(), &words[1..]) } else { (given, &words[..]) };
-    (model, (!rest.is_empty()).then(|| rest.join(" ")))
+/// Takes the model from the positional arguments, if the first can be one, and returns the rest.
+fn split_words(asked: &mut Asked, mut words: Vec<String>) -> Vec<String> {
+    if asked.given.is_none() && words.first().is_some_and(|word| model::is_model(word)) {
+        asked.given = Some(words.remove(0));
+    }
+    words
 }
 
 fn piped_prompt() -> Result<String, Failure> {

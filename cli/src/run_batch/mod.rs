@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use indicatif::{ProgressBar, ProgressStyle};
+use skein_hub::Need;
 use skein_node::clock::{self, Timestamp};
 use skein_node::config::{Settings, count, text};
 use skein_node::discovery;
@@ -29,6 +30,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::{Failure, MODEL, USAGE};
 use crate::front::{self, Served};
+use crate::model::Asked;
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each, visible_gpus};
 use crate::settings::{self, EngineSettings, table, with_flags};
@@ -109,7 +111,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let flags = Flags::from_arg_matches(matches).map_err(|error| error.exit())?;
     let mut settings = settings::load(table::RUN_BATCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
-    let here = if flags.server.is_none() { Some(Here::read(&mut settings, log.clone())?) } else { None };
+    let here =
+        if flags.server.is_none() { Some(Here::read(&mut settings, log.clone()).await?) } else { None };
     settings::check(&settings)?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
 
@@ -128,15 +131,17 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 impl Here {
-    fn read(settings: &mut Settings, log: LogOptions) -> Result<Self, Failure> {
+    async fn read(settings: &mut Settings, log: LogOptions) -> Result<Self, Failure> {
         let text_sources = settings::text_sources(settings);
-        let engine = EngineSettings::read_compute(settings);
+        let mut engine = EngineSettings::read_compute(settings);
+        engine.worker.ranks = settings::ranks(settings, |_| None);
         let workers =
             settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
         let names = settings.list("served-model-name", text);
-        let model = settings::model_argument(settings);
+        let asked = Asked::read(settings);
         settings::check(settings)?;
-        Ok(Self { log, engine, workers, served: Served::find(model.as_deref(), names)?, text: text_sources })
+        let served = Served::find(&asked, names, Need::All).await?;
+        Ok(Self { log, engine, workers, served, text: text_sources })
     }
 
     /// Starts workers, and answers the batch over them.

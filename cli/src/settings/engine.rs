@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Settings, bytes, duration, number, one_of, text};
 use skein_worker::config::{
     BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
@@ -10,6 +9,7 @@ use skein_worker::config::{
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
+use super::ranks::{ranks, shared_settings};
 use super::read::{A_DAY, shutdown_timeout, small, user_cache};
 
 /// Settings of a worker's engine.
@@ -28,8 +28,8 @@ impl EngineSettings {
         let queued = &mut engine.worker.scheduler.max_num_queued_reqs;
         *queued = small(settings, "max-num-queued-reqs", 1, 1_000_000).unwrap_or(*queued);
         engine.worker.shutdown_timeout = shutdown_timeout(settings);
-        let ranks = small(settings, "tensor-parallel-size", 1, MAX_LEAVES as u32).unwrap_or(1);
-        engine.worker.ranks.tensor_parallel = ranks;
+        engine.worker.ranks = ranks(settings, |name| std::env::var(name).ok());
+        engine.worker.ranks.nodes.settings = shared_settings(settings, &engine.worker);
         engine
     }
 

@@ -5,9 +5,13 @@ mod device_choice;
 mod discovery;
 #[cfg(feature = "worker")]
 mod engine;
+#[cfg(feature = "worker")]
+mod fake;
 mod otlp;
 #[cfg(feature = "worker")]
 mod precision;
+#[cfg(feature = "worker")]
+mod ranks;
 mod read;
 pub mod table;
 mod text_sources;
@@ -22,9 +26,13 @@ use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 #[cfg(feature = "worker")]
 pub use engine::EngineSettings;
+#[cfg(feature = "worker")]
+pub use fake::FakeSettings;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use precision::flags as precision_flags;
+#[cfg(feature = "worker")]
+pub use ranks::ranks;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;

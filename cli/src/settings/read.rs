@@ -8,6 +8,7 @@ use std::time::Duration;
 use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
+use skein_router::fleet::Policy;
 use skein_router::text::sources::TextSources;
 
 use super::text_sources::{root_path, text_sources};
@@ -56,6 +57,7 @@ impl FrontSettings {
             limits: RequestLimits { request_timeout, logprobs, ..defaults.limits },
             text: TextSources { seed: settings.value("seed", whole), ..text_sources(settings) },
             root_path: settings.value("root-path", root_path).unwrap_or_default(),
+            policy: settings.value("policy", one_of(&Policy::ALL)).unwrap_or_default(),
             migration_limit: small(settings, "migration-limit", 0, 64).unwrap_or_default(),
             shutdown_timeout: shutdown_timeout(settings),
             recovery: recovery(settings),

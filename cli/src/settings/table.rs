@@ -45,6 +45,7 @@ const ENGINE: &str = "Workers";
 const ROUTERS: &str = "Routers";
 const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
+const FAKE: &str = "Fake device";
 const LIMITS: &str = "Limits";
 const PROCESS: &str = "Process";
 const TRACES: &str = "Traces";
@@ -52,13 +53,28 @@ const SAMPLING: &str = "Sampling";
 
 /// The table, in the order of the help texts.
 pub const FLAGS: &[Flag] = &[
-    one("model", None, "DIR", MODEL, ALL, "Model directory (the same as MODEL)"),
+    one(
+        "model",
+        None,
+        "MODEL",
+        MODEL,
+        ALL,
+        "Model directory, or a name as organisation/model (the same as MODEL)",
+    ),
+    one(
+        "revision",
+        None,
+        "REVISION",
+        MODEL,
+        ALL,
+        "Branch, tag or commit of a model that is given by name [default: main]",
+    ),
     many(
         "served-model-name",
         "NAME",
         MODEL,
         FRONT | WORKER | RUN_BATCH,
-        "Model name that clients use [default: the directory's name]",
+        "Model name that clients use [default: the model's name, or its directory's]",
     ),
     one(
         "max-model-len",
@@ -91,6 +107,22 @@ pub const FLAGS: &[Flag] = &[
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Default arguments of the chat template, for example {\"enable_thinking\": false}; a request's own override them",
+    ),
+    one(
+        "tool-call-parser",
+        None,
+        "NAME",
+        MODEL,
+        FRONT | RUN_BATCH,
+        "How the model writes tool calls, by vLLM's name: hermes, qwen3_coder, llama3_json, mistral, … [default: recognised from the chat template]",
+    ),
+    one(
+        "reasoning-parser",
+        None,
+        "NAME",
+        MODEL,
+        FRONT | RUN_BATCH,
+        "How the model writes reasoning, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: recognised from the chat template]",
     ),
     one(
         "generation-config",
@@ -153,6 +185,14 @@ pub const FLAGS: &[Flag] = &[
         API,
         ROUTER,
         "Run requests at the worker that an endpoint picker has named in their header x-skein-worker",
+    ),
+    one(
+        "policy",
+        Some("first_token"),
+        "NAME",
+        CLUSTER,
+        FRONT,
+        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
     ),
     one(
         "root-path",
@@ -257,7 +297,54 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Processes (ranks) that share a worker's model; a power of two, only with --device cpu",
+        "Ranks, a process each, that share each layer of a worker's model; a power of two, with --device cpu",
+    ),
+    one(
+        "pipeline-parallel-size",
+        Some("1"),
+        "N",
+        ENGINE,
+        SERVE | WORKER | RUN_BATCH,
+        "Stages that divide the layers of a worker's model, each with --tensor-parallel-size ranks; with --device cpu",
+    ),
+    one(
+        "nnodes",
+        None,
+        "N",
+        ENGINE,
+        SERVE | WORKER,
+        "Machines that the ranks of a worker are on; each runs skein worker [default: LWS_GROUP_SIZE, else 1]",
+    ),
+    one(
+        "node-rank",
+        None,
+        "N",
+        ENGINE,
+        SERVE | WORKER,
+        "Number of this machine among --nnodes; 0 leads [default: LWS_WORKER_INDEX, else 0]",
+    ),
+    one(
+        "leader",
+        None,
+        "HOST:PORT",
+        ENGINE,
+        SERVE | WORKER,
+        "Address where machine 0 waits for the others [default: LWS_LEADER_ADDRESS with port 9801]",
+    ),
+    secret(one(
+        "group-secret",
+        None,
+        "SECRET",
+        ENGINE,
+        SERVE | WORKER,
+        "What all machines of a worker must know to join it; needed unless --leader is this machine",
+    )),
+    switch(
+        "plan",
+        "false",
+        ENGINE,
+        SERVE | WORKER,
+        "Print the memory that each rank of a worker would take, and end; needs no device",
     ),
     one(
         "threads",
@@ -366,6 +453,46 @@ pub const FLAGS: &[Flag] = &[
         "A step that takes longer means a stuck GPU: the worker is restarted, its requests continue on others",
     ),
     one(
+        "fake-step-time",
+        None,
+        "TIME",
+        FAKE,
+        WORKER,
+        "With --device fake: time of any step, for example 5ms [default: none]",
+    ),
+    one(
+        "fake-token-time",
+        None,
+        "TIME",
+        FAKE,
+        WORKER,
+        "With --device fake: time of each token of a step, for example 40us [default: none]",
+    ),
+    one(
+        "fake-context-time",
+        None,
+        "TIME",
+        FAKE,
+        WORKER,
+        "With --device fake: time of each thousand tokens of context that a step reads [default: none]",
+    ),
+    one(
+        "fake-kv-blocks",
+        None,
+        "N",
+        FAKE,
+        WORKER,
+        "With --device fake: blocks of the KV cache [default: those of a small model]",
+    ),
+    one(
+        "fake-workers",
+        Some("1"),
+        "N",
+        FAKE,
+        WORKER,
+        "With --device fake: workers in this process, at the port of --listen and those after it",
+    ),
+    one(
         "max-num-queued-reqs",
         Some("1024"),
         "N",
@@ -419,7 +546,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "How long a request waits while no worker is ready, once one has been; then it gets 503",
+        "How long a request waits while no worker is ready, once one has been, or while all are full; then it gets 503 or 429",
     ),
     one(
         "max-index-bytes",

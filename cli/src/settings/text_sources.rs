@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 use skein_node::config::{Settings, text};
+use skein_router::formats::Formats;
 use skein_router::text::sources::{GenerationSource, TextSources};
 
 /// Reads the settings; problems are recorded in `settings`. `seed` is left to the caller, because only
@@ -18,6 +19,8 @@ pub fn text_sources(settings: &mut Settings) -> TextSources {
         },
         generation_overrides: settings.value("override-generation-config", object).unwrap_or_default(),
         template_kwargs: settings.value("default-chat-template-kwargs", object).unwrap_or_default(),
+        call_parser: settings.value("tool-call-parser", |name| Formats::check_call_parser(name)),
+        reasoning_parser: settings.value("reasoning-parser", |name| Formats::check_reasoning_parser(name)),
         seed: None,
     }
 }

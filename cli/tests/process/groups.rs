@@ -1,4 +1,7 @@
 //! Workers of two ranks: the tokens of one rank, also when any rank is killed in the middle of many streams.
+//!
+//! Two rounds run by default. The long form:
+//! `TEST_GROUP_ROUNDS=100 cargo test -p skein --test process groups -- --nocapture`
 
 use std::time::Duration;
 
@@ -10,6 +13,10 @@ use crate::{SKEIN, block_on};
 
 /// How long a group may take to end once one of its ranks is killed, on a machine that runs other tests.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+fn rounds() -> usize {
+    std::env::var("TEST_GROUP_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
+}
 
 /// The processes of every complete worker of two ranks: leader and other rank.
 async fn wait_for_groups(cluster: &Cluster, count: usize) -> Vec<[u32; 2]> {
@@ -47,10 +54,13 @@ fn two_ranks_draw_the_tokens_of_one_also_when_ranks_are_killed() {
         let start = clock::now();
         check(&run_all(&client, &cluster.url).await, &expected, &cluster);
         let undisturbed = clock::now().since(start);
-        for (round, rank) in [1, 0].into_iter().enumerate() {
-            let group = wait_for_groups(&cluster, 2).await[round];
+        let mut slowest = Duration::ZERO;
+        for round in 0..rounds() {
+            // Each rank of each worker in turn.
+            let (rank, worker) = (1 - round % 2, (round / 2 + round) % 2);
+            let group = wait_for_groups(&cluster, 2).await[worker];
             let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
-                tokio::time::sleep(undisturbed * (20 + 30 * round as u32) / 100).await;
+                tokio::time::sleep(undisturbed * (20 + 30 * (round % 3) as u32) / 100).await;
                 send_signal(group[rank], "KILL");
                 let killed = clock::now();
                 while group.into_iter().any(is_alive) {
@@ -59,7 +69,10 @@ fn two_ranks_draw_the_tokens_of_one_also_when_ranks_are_killed() {
                 }
                 clock::now().since(killed)
             });
-            println!("rank {rank} killed: the group had ended after {ended:?}");
+            slowest = slowest.max(ended);
+            println!(
+                "round {round}, rank {rank} killed: the group had ended after {ended:?}, at most {slowest:?}"
+            );
             check(&seen, &expected, &cluster);
         }
         wait_for_groups(&cluster, 2).await;

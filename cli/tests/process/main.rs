@@ -4,9 +4,12 @@ mod chaos;
 mod etcd;
 mod faults;
 mod groups;
+mod moves;
+mod nodes;
 mod replaced;
 mod serving;
 mod traces;
+mod wide_model;
 
 /// The binary under test.
 const SKEIN: &str = env!("CARGO_BIN_EXE_skein");

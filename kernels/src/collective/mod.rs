@@ -7,7 +7,11 @@
 
 mod alone;
 mod faulty;
+mod grid;
+pub mod link;
+mod ring;
 mod shared;
+mod sockets;
 mod threads;
 
 use std::fmt;
@@ -15,7 +19,10 @@ use std::time::{Duration, Instant};
 
 pub use alone::Alone;
 pub use faulty::{Fault, Faulty};
+pub use grid::Grid;
+pub use ring::{Ring, RingError, RingReader, RingWriter};
 pub use shared::{End, Shared};
+pub use sockets::{Closer, Sockets};
 pub use threads::Threads;
 
 /// Most ranks of a group.
@@ -178,6 +185,63 @@ mod tests {
         }
     }
 
+    /// A connection between any two of `count` ranks, over loopback.
+    fn connected(count: usize, patience: Duration) -> Vec<Sockets> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut streams: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
+        for (low, high) in (0..count).flat_map(|high| (0..high).map(move |low| (low, high))) {
+            streams[high].push(std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+            streams[low].push(listener.accept().unwrap().0);
+        }
+        let ranks = streams.into_iter().enumerate();
+        ranks.map(|(rank, streams)| Sockets::new(rank, streams, patience).unwrap()).collect()
+    }
+
+    /// Ranks on `machines` machines, `places` on each.
+    fn grid(machines: usize, places: usize, patience: Duration) -> Vec<Grid<Sockets, Shared>> {
+        let mut across: Vec<_> = (0..places).map(|_| connected(machines, patience).into_iter()).collect();
+        let on_machine = |_| {
+            let within = Shared::in_one_process(places, 4096, patience).unwrap();
+            let pairs = across.iter_mut().zip(within);
+            pairs.map(|(across, within)| Grid::new(across.next().unwrap(), within)).collect::<Vec<_>>()
+        };
+        (0..machines).flat_map(on_machine).collect()
+    }
+
+    #[test]
+    fn ranks_of_several_machines_get_what_all_gave() {
+        for count in [1, 2, 3] {
+            on_all(connected(count, PATIENCE), exchange_many);
+        }
+        for (machines, places) in [(2, 1), (2, 2), (3, 2)] {
+            on_all(grid(machines, places, PATIENCE), exchange_many);
+        }
+    }
+
+    #[test]
+    fn messages_longer_than_a_sockets_buffers_do_not_block() {
+        on_all(connected(3, PATIENCE), |ranks| {
+            let mine = vec![ranks.rank() as u8; 9 << 20];
+            let mut all = vec![7; 3 * mine.len()];
+            ranks.gather(&mine, &mut all).unwrap();
+            assert!(
+                all.chunks(mine.len()).zip(0..).all(|(part, rank)| part.iter().all(|byte| *byte == rank))
+            );
+        });
+    }
+
+    #[test]
+    fn a_closed_connection_ends_the_wait_at_once() {
+        let mut ranks = connected(2, PATIENCE);
+        let closer = Closer::new(vec![ranks[0].peers_of_test()]);
+        let mut first = ranks.remove(0);
+        let waiting = std::thread::spawn(move || first.gather(&[1], &mut [0; 2]));
+        std::thread::sleep(Duration::from_millis(5));
+        closer.close();
+        let lost = waiting.join().unwrap().unwrap_err();
+        assert_eq!((lost.rank, lost.how), (1, How::Ended));
+    }
+
     #[test]
     fn values_keep_their_bits() {
         let results = on_all(Threads::new(2, PATIENCE), |ranks| {
@@ -208,6 +272,7 @@ mod tests {
     fn both(fault: Fault, patience: Duration, check: impl Fn(Vec<Result<Vec<u8>, Lost>>)) {
         check(with_fault(Threads::new(3, patience), fault));
         check(with_fault(Shared::in_one_process(3, 64, patience).unwrap(), fault));
+        check(with_fault(connected(3, patience), fault));
     }
 
     const GOOD: [u8; 12] = [3, 0, 0, 0, 3, 0, 0, 1, 3, 0, 0, 2];
@@ -261,5 +326,6 @@ mod tests {
         };
         check(on_all(Threads::new(2, PATIENCE), differ));
         check(on_all(Shared::in_one_process(2, 64, PATIENCE).unwrap(), differ));
+        check(on_all(grid(2, 1, PATIENCE), differ));
     }
 }

@@ -43,6 +43,8 @@ pub struct Shared {
     /// Exchanges so far.
     number: u64,
     patience: Duration,
+    /// Number of the first rank in what is said of lost ones.
+    first: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -118,7 +120,12 @@ impl Shared {
         assert!(at.is_multiple_of(APART) && capacity > 0, "at {at}, {capacity} bytes at a time");
         let layout = Layout { at, count, capacity };
         assert!(layout.of_rank(count) <= memory.len(), "the memory has room for {count} ranks");
-        Self { memory, layout, rank, number: 0, patience }
+        Self { memory, layout, rank, number: 0, patience, first: 0 }
+    }
+
+    /// Names lost ranks by their number in a larger group, in which rank 0 of this one is `first`.
+    pub fn numbered_from(self, first: usize) -> Self {
+        Self { first, ..self }
     }
 
     /// All ranks of a group, for threads of this process.
@@ -189,7 +196,7 @@ impl Shared {
             }
             let left = begun.left();
             if left.is_zero() {
-                return Err(begun.lost(rank, How::Silent));
+                return Err(begun.lost(self.first + rank, How::Silent));
             }
             sleep_while(stamp, seen, left.min(NAP));
         }
@@ -210,7 +217,7 @@ impl Shared {
             let slot = self.layout.slot(rank, self.number);
             let length = self.memory.long(slot).load(Ordering::Relaxed);
             if length != mine.len() as u64 {
-                return Err(begun.lost(rank, How::Differs(length)));
+                return Err(begun.lost(self.first + rank, How::Differs(length)));
             }
             self.memory.get(slot + SLOT_HEADER, &mut all[rank * stride..][..mine.len()]);
         }

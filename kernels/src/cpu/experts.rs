@@ -10,13 +10,46 @@ use super::math::exp;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row_of};
 
-/// How a row's experts are chosen and weighted. All weights come from a softmax over all experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a row's experts are chosen and weighted.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     /// Experts for each row.
     pub per_token: usize,
+    /// What an expert's weight is a function of.
+    pub score: Score,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub renormalises: bool,
+    /// Factor for the weights, applied last.
+    pub scale: f32,
+    /// If only some groups of experts take part in the choice.
+    pub groups: Option<Groups>,
+}
+
+/// An expert's weight before any division by a sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Score {
+    /// The softmax of the logits of all experts.
+    Softmax,
+    /// The sigmoid of its own logit (DeepSeek-AI 2024).
+    Sigmoid,
+}
+
+/// Groups of as many experts each, of which each row uses some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of groups.
+    pub count: usize,
+    /// Groups in which a row's experts are chosen.
+    pub kept: usize,
+    /// Groups are ranked by the sum of their best experts' scores: this many of them.
+    pub by_best: usize,
+}
+
+impl Routing {
+    /// A softmax over all experts, in one group.
+    pub const fn softmax(per_token: usize, renormalises: bool) -> Self {
+        Self { per_token, score: Score::Softmax, renormalises, scale: 1.0, groups: None }
+    }
 }
 
 /// The experts of each row of a step, and the rows of each expert. Reused between steps.
@@ -30,6 +63,8 @@ pub struct Choices {
     experts: Vec<u32>,
     /// `[rows, per_token]`
     weights: Vec<f32>,
+    /// `[rows, experts]`: what experts are chosen by, if that is not the logits.
+    keys: Vec<f32>,
     /// `[rows, per_token]`: number of each pair.
     numbers: Vec<u32>,
     /// `[pairs]`: row of each pair.
@@ -39,11 +74,19 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// Chooses experts for each row of `logits`, `[rows, experts]`. Of equal logits, the lower expert wins.
+    /// Chooses experts for each row of `logits`, `[rows, experts]`. Of equal experts, the lower one wins.
+    /// `correction` is added to the scores of experts for the choice, but not for their weights.
     ///
     /// # Panics
     /// If there are fewer experts than each row needs, or `logits` are not whole rows.
-    pub fn route(&mut self, cpu: &mut Cpu, logits: &[f32], experts: usize, routing: Routing) {
+    pub fn route(
+        &mut self,
+        cpu: &mut Cpu,
+        logits: &[f32],
+        experts: usize,
+        routing: Routing,
+        correction: Option<&[f32]>,
+    ) {
         let per_token = routing.per_token;
         assert!(logits.len().is_multiple_of(experts), "logits are [rows, experts]");
         assert!((1..=experts).contains(&per_token), "{per_token} of {experts} experts are chosen");
@@ -51,14 +94,26 @@ impl Choices {
         self.per_token = per_token;
         self.experts.resize(rows * per_token, 0);
         self.weights.resize(rows * per_token, 0.0);
+        // Logits have the order of their scores, and no rounding makes two of them equal.
+        let has_keys = correction.is_some() || routing.groups.is_some();
+        self.keys.resize(if has_keys { logits.len() } else { 0 }, 0.0);
         let (chosen, weights) = (DisjointMut::new(&mut self.experts), DisjointMut::new(&mut self.weights));
+        let keys = DisjointMut::new(&mut self.keys);
         for_each_row_of(cpu, rows, experts, |row, _| {
             // SAFETY: each row is in one task.
             let (chosen, weights) = unsafe {
                 (chosen.part(row * per_token, per_token), weights.part(row * per_token, per_token))
             };
-            choose(&logits[row * experts..][..experts], chosen);
-            weigh(&logits[row * experts..][..experts], chosen, routing, weights);
+            let logits = &logits[row * experts..][..experts];
+            if has_keys {
+                // SAFETY: each row is in one task.
+                let keys = unsafe { keys.part(row * experts, experts) };
+                rank(logits, routing, correction, keys);
+                choose(keys, chosen);
+            } else {
+                choose(logits, chosen);
+            }
+            weigh(logits, chosen, routing, weights);
         });
         self.sort(experts);
     }
@@ -120,13 +175,70 @@ impl Choices {
     }
 }
 
-/// Puts the experts with the highest logits into `chosen`, best first.
-fn choose(logits: &[f32], chosen: &mut [u32]) {
+/// Adds to each row of `x`, `[rows, width]`, its row of `outputs` times the sigmoid of its logit: an expert
+/// that all rows share.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn add_shared(cpu: &mut Cpu, outputs: &[f32], logits: &[f32], width: usize, x: &mut [f32]) {
+    let rows = logits.len();
+    assert!(x.len() == rows * width && outputs.len() == x.len(), "outputs and x are [rows, width]");
+    let (isa, x) = (cpu.isa, DisjointMut::new(x));
+    for_each_row_of(cpu, rows, width, |row, _| {
+        // SAFETY: each row is in one task.
+        let x = unsafe { x.part(row * width, width) };
+        let outputs = &outputs[row * width..][..width];
+        isa.run(AddRow { outputs, numbers: &[0], weights: &[sigmoid(logits[row])], x });
+    });
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// Sets `keys` to the corrected scores of a row's experts, and to minus infinity outside the groups that it
+/// uses.
+fn rank(logits: &[f32], routing: Routing, correction: Option<&[f32]>, keys: &mut [f32]) {
+    match routing.score {
+        Score::Sigmoid => keys.iter_mut().zip(logits).for_each(|(key, logit)| *key = sigmoid(*logit)),
+        Score::Softmax => softmax(logits, keys),
+    }
+    for (key, correction) in keys.iter_mut().zip(correction.unwrap_or_default()) {
+        *key += correction;
+    }
+    let Some(Groups { count, kept, by_best }) = routing.groups else { return };
+    let size = logits.len() / count;
+    let scores: Vec<f32> = keys.chunks(size).map(|group| sum_of_best(group, by_best)).collect();
+    let mut used = vec![0; kept];
+    choose(&scores, &mut used);
+    for (group, keys) in keys.chunks_mut(size).enumerate() {
+        if !used.contains(&(group as u32)) {
+            keys.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+/// The sum of the `count` highest values of `keys`.
+fn sum_of_best(keys: &[f32], count: usize) -> f32 {
+    let mut best = vec![0; count.min(keys.len())];
+    choose(keys, &mut best);
+    best.into_iter().map(|at| keys[at as usize]).sum()
+}
+
+fn softmax(logits: &[f32], to: &mut [f32]) {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    to.iter_mut().zip(logits).for_each(|(to, logit)| *to = exp(logit - highest));
+    let sum: f32 = to.iter().sum();
+    to.iter_mut().for_each(|to| *to /= sum);
+}
+
+/// Puts the experts with the highest keys into `chosen`, best first.
+fn choose(keys: &[f32], chosen: &mut [u32]) {
     for slot in 0..chosen.len() {
         let (before, rest) = chosen.split_at_mut(slot);
         let mut best: Option<usize> = None;
-        for (expert, logit) in logits.iter().enumerate() {
-            let is_better = best.is_none_or(|best| logit.total_cmp(&logits[best]).is_gt());
+        for (expert, key) in keys.iter().enumerate() {
+            let is_better = best.is_none_or(|best| key.total_cmp(&keys[best]).is_gt());
             if is_better && !before.contains(&(expert as u32)) {
                 best = Some(expert);
             }
@@ -135,16 +247,23 @@ fn choose(logits: &[f32], chosen: &mut [u32]) {
     }
 }
 
-/// The weights of the `chosen` experts. The first has the highest logit.
+/// The weights of the `chosen` experts.
 fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) {
-    let highest = logits[chosen[0] as usize];
-    let of = |logit: f32| exp(logit - highest);
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let of = |logit: f32| match routing.score {
+        Score::Softmax => exp(logit - highest),
+        Score::Sigmoid => sigmoid(logit),
+    };
     for (weight, expert) in weights.iter_mut().zip(chosen) {
         *weight = of(logits[*expert as usize]);
     }
-    let sum: f32 =
-        if routing.renormalises { weights.iter().sum() } else { logits.iter().map(|logit| of(*logit)).sum() };
-    weights.iter_mut().for_each(|weight| *weight /= sum);
+    let sum: f32 = match (routing.renormalises, routing.score) {
+        // Sigmoids may all be zero.
+        (true, _) => weights.iter().sum::<f32>() + f32::MIN_POSITIVE,
+        (false, Score::Softmax) => logits.iter().map(|logit| of(*logit)).sum(),
+        (false, Score::Sigmoid) => 1.0,
+    };
+    weights.iter_mut().for_each(|weight| *weight = *weight / sum * routing.scale);
 }
 
 struct AddRow<'a> {
@@ -186,13 +305,13 @@ mod tests {
 
     fn routed(logits: &[f32], routing: Routing) -> Choices {
         let mut choices = Choices::default();
-        choices.route(&mut Cpu::new(2), logits, EXPERTS, routing);
+        choices.route(&mut Cpu::new(2), logits, EXPERTS, routing, None);
         choices
     }
 
     #[test]
     fn the_best_experts_are_chosen_and_of_equal_ones_the_lower() {
-        let routing = Routing { per_token: 3, renormalises: true };
+        let routing = Routing::softmax(3, true);
         let choices = routed(&[0.5, 2.0, 0.5, 2.0, -1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], routing);
         assert_eq!(choices.experts, [1, 3, 0, 0, 1, 2]);
         assert_eq!(choices.weights[3..], [1.0f32 / 3.0; 3]);
@@ -204,8 +323,8 @@ mod tests {
     fn weights_are_those_of_a_softmax_over_all_experts() {
         let logits = logits(5);
         for per_token in [1, 2, EXPERTS] {
-            let kept = routed(&logits, Routing { per_token, renormalises: false });
-            let divided = routed(&logits, Routing { per_token, renormalises: true });
+            let kept = routed(&logits, Routing::softmax(per_token, false));
+            let divided = routed(&logits, Routing::softmax(per_token, true));
             for (row, logits) in logits.chunks(EXPERTS).enumerate() {
                 let all: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
                 let of_row = row * per_token..(row + 1) * per_token;
@@ -221,9 +340,29 @@ mod tests {
     }
 
     #[test]
+    fn only_the_best_groups_take_part_and_corrections_change_no_weight() {
+        // Groups of two: their scores are sums of two. The correction lifts the last group over the first.
+        let groups = Some(Groups { count: 3, kept: 1, by_best: 2 });
+        let routing = Routing { score: Score::Sigmoid, scale: 2.5, groups, ..Routing::softmax(2, true) };
+        let logits = [1.0, 1.5, 3.0, -9.0, 0.5, 0.25];
+        let check = |correction: Option<&[f32]>, expected: [u32; 2]| {
+            let mut choices = Choices::default();
+            choices.route(&mut Cpu::new(1), &logits, EXPERTS, routing, correction);
+            assert_eq!(choices.experts, expected);
+            let sigmoids = expected.map(|expert| 1.0 / (1.0 + (-f64::from(logits[expert as usize])).exp()));
+            for (weight, score) in choices.weights.iter().zip(sigmoids) {
+                let exact = 2.5 * score / (sigmoids[0] + sigmoids[1]);
+                assert!((f64::from(*weight) - exact).abs() < 1e-6, "{weight} for {exact}");
+            }
+        };
+        check(None, [1, 0]);
+        check(Some(&[0.0, 0.0, 0.0, 0.0, 0.1, 0.5]), [5, 4]);
+    }
+
+    #[test]
     fn every_pair_is_numbered_once_and_the_rows_of_an_expert_are_adjacent() {
         let (rows, per_token) = (40, 2);
-        let choices = routed(&logits(rows), Routing { per_token, renormalises: true });
+        let choices = routed(&logits(rows), Routing::softmax(per_token, true));
         let mut seen = 0;
         for (expert, pairs) in choices.chosen() {
             assert_eq!(pairs.start, seen);
@@ -242,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_rows_sum_has_the_same_bits_alone_and_in_any_batch() {
-        let (rows, width, routing) = (23, 100, Routing { per_token: 3, renormalises: false });
+        let (rows, width, routing) = (23, 100, Routing::softmax(3, false));
         let logits = logits(rows);
         // The output of an expert for a row depends on both.
         let output = |row: usize, expert: usize, column: usize| {
@@ -251,7 +390,7 @@ mod tests {
         let run = |isa, first: usize, count: usize| {
             let cpu = &mut Cpu::with_isa(2, isa);
             let mut choices = Choices::default();
-            choices.route(cpu, &logits[first * EXPERTS..][..count * EXPERTS], EXPERTS, routing);
+            choices.route(cpu, &logits[first * EXPERTS..][..count * EXPERTS], EXPERTS, routing, None);
             let mut outputs = vec![0.0; choices.pairs() * width];
             for (expert, pairs) in choices.chosen() {
                 for (number, row) in pairs.clone().zip(choices.rows(pairs)) {

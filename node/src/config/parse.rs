@@ -62,23 +62,24 @@ pub fn bytes(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String>
     }
 }
 
-/// Parses a duration with its unit, in `range`: `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
+/// Parses a duration with its unit, in `range`: `40us`, `500ms`, `120s`, `5m`, `1h`. Zero needs no unit.
 pub fn duration(range: RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration, String> {
     move |given| {
         let given = &text(given)?;
         let (number, unit) = split_unit(given);
         refuse_negative(given, number)?;
-        let millis = match unit {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" | "min" => 60_000,
-            "h" => 3_600_000,
+        let micros = match unit {
+            "us" | "µs" => 1,
+            "ms" => 1_000,
+            "s" => 1_000_000,
+            "m" | "min" => 60_000_000,
+            "h" => 3_600_000_000,
             "" if number == "0" => 1,
             "" => return Err(format!("`{given}` has no unit; did you mean {given}s or {given}ms?")),
             _ => return Err(format!("`{given}` is not a duration; write it like 500ms, 120s or 5m")),
         };
-        let value = scaled(number, millis)
-            .map(Duration::from_millis)
+        let value = scaled(number, micros)
+            .map(Duration::from_micros)
             .ok_or_else(|| format!("`{given}` is not a duration; write it like 500ms or 120s"))?;
         in_range(value, &range, |bound| time(*bound))
     }

@@ -26,6 +26,8 @@ const MOVE_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before an accepted request retries full workers that gave no `retry_after`.
 const FULL_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// When a refused client may come again, if no worker has said when it expects to have room.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Something that happened to a request.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub enum RequestEvent {
     NotOpened(WorkerId, CallError),
     /// No worker accepts requests, apart from the excluded ones.
     NobodyReady,
+    /// All workers that accept requests are full, or others wait for them already.
+    AllFull,
     /// The worker sent a delta.
     Delta(WorkerDelta),
     /// The worker's stream ended, possibly with an error.
@@ -74,6 +78,8 @@ pub enum Wait {
     For(Duration),
     /// A change in the fleet.
     FleetChange,
+    /// A free seat at some worker.
+    Seat,
 }
 
 /// State of one request's delivery.
@@ -181,6 +187,7 @@ impl Delivery {
             RequestEvent::Attached(at) => self.opened(OpenedStream { at, attached: true }),
             RequestEvent::NotOpened(worker, error) => self.failed(now, Some(worker), error),
             RequestEvent::NobodyReady => self.nobody_ready(now),
+            RequestEvent::AllFull => self.all_full(now),
             RequestEvent::Delta(delta) => self.delta(delta),
             RequestEvent::Ended(error) => {
                 let unfinished = CallError::fault("the stream ended early");
@@ -434,10 +441,10 @@ impl Delivery {
         if self.accepted {
             return self.wait(now, Wait::FleetChange);
         }
-        let retry_after = self.retry_after.unwrap_or(Duration::from_secs(1));
         if !self.full.is_empty() {
-            return self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after });
+            return self.all_full(now);
         }
+        let retry_after = self.retry_after.unwrap_or(RETRY_AFTER);
         if self.waits_for_worker && self.has_patience(now) {
             return vec![Action::Open(Wait::FleetChange)];
         }
@@ -447,6 +454,20 @@ impl Delivery {
             "none accepts requests".into()
         };
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
+    }
+
+    /// Waits for a seat, as one of many and not by asking each worker again and again.
+    fn all_full(&mut self, now: Timestamp) -> Vec<Action> {
+        self.full.clear();
+        if self.accepted {
+            self.last_fault = "every worker is full".into();
+            return self.wait(now, Wait::Seat);
+        }
+        if self.waits_for_worker && self.has_patience(now) {
+            return vec![Action::Open(Wait::Seat)];
+        }
+        let retry_after = self.retry_after.unwrap_or(RETRY_AFTER);
+        self.fail(Refusal::Overloaded { reason: "every worker is full".into(), retry_after })
     }
 
     fn wait(&mut self, now: Timestamp, wait: Wait) -> Vec<Action> {

@@ -14,11 +14,12 @@ use tokio::sync::mpsc;
 use super::attempts::{Attempts, Ended};
 use super::delivery::{Action, Delivery, Limits, RequestEvent, Wait};
 use super::reader::Reader;
-use super::watch::{Waited, Watch, until};
+use super::watch::{Timer, Waited, Watch, until};
 use crate::admission::{Admission, Permit};
 use crate::claims::Claim;
 use crate::fleet::breaker::Outcome;
 use crate::fleet::{self, Job, WorkerEpoch};
+use crate::links::seats::Ticket;
 use crate::links::worker_client::CallError;
 use crate::links::workers::{Arrival, Place, Placed, Workers};
 use crate::refusal::Refusal;
@@ -49,6 +50,9 @@ pub(crate) struct Driver {
     aborts: mpsc::Receiver<u32>,
     pub(super) fleet_changes: Listener,
     pub(super) rechecks: Listener,
+    pub(super) timer: Timer,
+    /// Its place among those who wait for a seat.
+    pub(super) ticket: Ticket,
     pub(super) attempts: Attempts,
     _permit: Permit,
     _claim: Claim,
@@ -97,13 +101,17 @@ impl Driver {
         let delivery = Delivery::new(&request, limits, now);
         // Subscribe before placing, so that the loss of a worker from here on is noticed.
         let (fleet_changes, rechecks) = (workers.fleet_changes(), workers.rechecks());
+        let job = job(workers, &request, &delivery);
+        let cost = u64::from(job.demand.prompt_tokens) + u64::from(job.demand.expected_output_tokens);
+        let ticket = Ticket::new(request.tenant.clone(), cost);
         let arrival = Arrival {
-            job: &job(workers, &request, &delivery),
+            job: &job,
             stream_key,
             resumes: request.resume.is_some(),
             waits: request.waits_for_worker,
             time_left: request.deadline.map(|deadline| deadline.since(now)),
             without: &[],
+            ticket: Some(&ticket),
         };
         let admitted = workers.admit(&arrival, admission);
         request.trace.add(|| {
@@ -116,6 +124,7 @@ impl Driver {
         });
         let (permit, place) = admitted?;
         route_span(&attempts, now, place.as_ref());
+        let timer = Timer::new(request.deadline);
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
         Ok(Self {
             workers: workers.clone(),
@@ -133,6 +142,8 @@ impl Driver {
             aborts,
             fleet_changes,
             rechecks,
+            timer,
+            ticket,
             attempts,
             _permit: permit,
             _claim: claim,
@@ -294,6 +305,7 @@ impl Driver {
                 Wait::For(time) => tokio::time::sleep(time).await,
                 // Changed or not, the next step is to try again.
                 Wait::FleetChange => drop(tokio::time::timeout(RETRY_INTERVAL, changes.changed()).await),
+                Wait::Seat => self.workers.seats.wait(&mut self.ticket).await,
             }
         };
         tokio::select! {
@@ -306,8 +318,8 @@ impl Driver {
     async fn read(&mut self, mut source: Box<OpenStream>) -> RequestEvent {
         let placement = source.reader.placement;
         let waited = {
-            let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
-            let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
+            let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
+            let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
             let next = std::pin::pin!(source.reader.next());
             watch.wait(next, Some(&mut self.aborts)).await
         };

@@ -53,8 +53,8 @@ impl Driver {
         };
         let client = reader.client();
         let call = tokio::time::timeout(ATTACH_WITHIN, client.attach(attachment));
-        let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
-        let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
+        let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
+        let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
         match watch.wait(std::pin::pin!(call), None).await {
             Waited::Answer(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
@@ -81,7 +81,8 @@ impl Driver {
     async fn generate(&mut self) -> RequestEvent {
         let Some(Place { placed, client, name, .. }) = self.place.take().or_else(|| self.another_place())
         else {
-            return RequestEvent::NobodyReady;
+            let is_full = self.must_wait() || self.workers.with_fleet(|fleet| fleet.is_full(clock::now()));
+            return if is_full { RequestEvent::AllFull } else { RequestEvent::NobodyReady };
         };
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
@@ -90,8 +91,8 @@ impl Driver {
         let client = reader.client();
         let opened = {
             let call = client.generate(&self.request, attempt);
-            let (deadline, rechecks) = (self.request.deadline, &mut self.rechecks);
-            let watch = Watch { workers: &self.workers, placement, deadline, rechecks };
+            let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
+            let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
             watch.wait(std::pin::pin!(call), None).await
         };
         let error = match opened {
@@ -99,6 +100,8 @@ impl Driver {
                 reader.opened(deltas);
                 self.generated_by(placement.at);
                 self.state = State::Streaming(OpenStream::new(reader, placed));
+                // There may be more than one free seat; the first refusal ends this.
+                self.workers.seats.call();
                 return RequestEvent::Opened(placement.at);
             }
             Waited::Deadline | Waited::Abort(_) => return RequestEvent::Deadline,
@@ -114,8 +117,18 @@ impl Driver {
         RequestEvent::NotOpened(placement.at.worker, error)
     }
 
+    /// Whether others wait for a seat that came before. Who has part of an answer goes first.
+    fn must_wait(&self) -> bool {
+        self.request.waits_for_worker
+            && !self.delivery.has_delivered()
+            && self.workers.seats.is_behind(&self.ticket)
+    }
+
     /// Has the fleet choose a worker for the rest.
     fn another_place(&self) -> Option<Place> {
+        if self.must_wait() {
+            return None;
+        }
         let from = clock::now();
         let job = job(&self.workers, &self.request, &self.delivery);
         let place = self.workers.place(&job, self.delivery.full_workers());

@@ -340,12 +340,19 @@ fn moves_without_progress_are_bounded_and_progress_resets_the_count() {
 }
 
 #[test]
-fn a_new_request_is_refused_when_all_are_full_and_an_accepted_one_waits() {
+fn a_request_waits_for_a_seat_when_all_are_full() {
     let request = request(1, 10, None, None);
     let refused = |worker| (0, RequestEvent::NotOpened(WorkerId(worker), full()));
     let last = last_actions(&request, vec![refused(1)]);
     assert!(matches!(last[..], [Action::Open(Wait::No)]), "another worker is tried: {last:?}");
-    let last = last_actions(&request, vec![refused(1), refused(2), (0, RequestEvent::NobodyReady)]);
+    let both = |ms| vec![refused(1), refused(2), (0, RequestEvent::NobodyReady), (ms, RequestEvent::AllFull)];
+    let last = last_actions(&request, both(1));
+    assert!(matches!(last[..], [Action::Open(Wait::Seat)]), "it waits for a seat: {last:?}");
+    let last = last_actions(&request, both(PATIENCE.as_millis() as u64));
+    assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "not for ever: {last:?}");
+    // A gateway's goes to another router instead.
+    let impatient = TokenRequest { waits_for_worker: false, ..request.clone() };
+    let last = last_actions(&impatient, vec![refused(1), refused(2), (0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "{last:?}");
 
     let accepted = || vec![(0, RequestEvent::Opened(worker_at(1))), (0, token(5)), (0, broken())];

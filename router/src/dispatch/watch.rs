@@ -1,10 +1,13 @@
 //! Watches a wait on a worker for the client's deadline, aborted samples, and the loss of the worker.
 
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use skein_node::clock;
 use skein_node::signal::Listener;
 use tokio::sync::mpsc;
+use tokio::time::Sleep;
 
 use crate::fleet::{Fleet, WorkerPlacement};
 use crate::links::workers::Workers;
@@ -29,6 +32,27 @@ pub(super) struct Watch<'a> {
     pub deadline: Option<clock::Timestamp>,
     /// Notifies streams to check their worker.
     pub rechecks: &'a mut Listener,
+    /// The request's timer.
+    pub timer: &'a mut Timer,
+}
+
+/// The one timer of a request. Between two tokens it goes on as it is: it fires at the deadline or after the
+/// check interval, whichever comes first, and what has fired too early is set again.
+pub(super) struct Timer(Pin<Box<Sleep>>);
+
+impl Timer {
+    pub fn new(deadline: Option<clock::Timestamp>) -> Self {
+        Self(Box::pin(tokio::time::sleep(Self::span(deadline))))
+    }
+
+    fn span(deadline: Option<clock::Timestamp>) -> Duration {
+        deadline.map_or(CHECK_INTERVAL, |deadline| deadline.since(clock::now()).min(CHECK_INTERVAL))
+    }
+
+    async fn fired(&mut self, deadline: Option<clock::Timestamp>) {
+        self.0.as_mut().await;
+        self.0.set(tokio::time::sleep(Self::span(deadline)));
+    }
 }
 
 impl Watch<'_> {
@@ -37,6 +61,17 @@ impl Watch<'_> {
         mut answer: impl Future<Output = T> + Unpin,
         mut aborts: Option<&mut mpsc::Receiver<u32>>,
     ) -> Waited<T> {
+        if let Some(Ok(sample_index)) = aborts.as_mut().map(|aborts| aborts.try_recv()) {
+            return Waited::Abort(sample_index);
+        }
+        // Before the answer, so that a stream which always has more cannot run past its deadline.
+        if self.deadline.is_some_and(|deadline| clock::now() >= deadline) {
+            return Waited::Deadline;
+        }
+        // An answer that is there needs no timer.
+        if let Poll::Ready(answer) = futures::poll!(&mut answer) {
+            return Waited::Answer(answer);
+        }
         let silent_since = clock::now();
         let stuck = |fleet: &mut Fleet| fleet.is_stuck(clock::now(), self.placement, silent_since);
         loop {
@@ -49,11 +84,12 @@ impl Watch<'_> {
             tokio::select! {
                 biased;
                 Some(sample_index) = aborted => return Waited::Abort(sample_index),
-                // Before the answer, so that a stream which always has more cannot run past its deadline.
-                () = until(self.deadline) => return Waited::Deadline,
                 answer = &mut answer => return Waited::Answer(answer),
                 () = self.rechecks.changed() => {}
-                () = tokio::time::sleep(CHECK_INTERVAL) => {}
+                () = self.timer.fired(self.deadline) => {}
+            }
+            if self.deadline.is_some_and(|deadline| clock::now() >= deadline) {
+                return Waited::Deadline;
             }
             if self.workers.with_fleet(stuck) {
                 return Waited::Stuck;

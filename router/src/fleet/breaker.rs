@@ -44,6 +44,11 @@ impl Breaker {
         self.open_until.is_none_or(|until| now >= until && self.probe_until.is_none_or(|probe| now >= probe))
     }
 
+    /// When it lets the next request through, as far as known; zero while closed.
+    pub fn open_at(&self) -> Timestamp {
+        self.open_until.map_or(Timestamp::ZERO, |until| until.max(self.probe_until.unwrap_or_default()))
+    }
+
     /// Records that a request goes to the worker; while half open, it is the probe.
     pub fn dispatched(&mut self, now: Timestamp) {
         if self.open_until.is_some() {

@@ -2,6 +2,7 @@
 
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
+use skein_proto::runs::RunStored;
 use skein_proto::watch::WatchEvent;
 
 use super::breaker::Outcome;
@@ -19,6 +20,8 @@ pub enum Event {
     Connected(WorkerId, WorkerInfo),
     /// A link has read an event of its worker's log.
     Watched(WorkerId, WatchEvent),
+    /// More runs of the snapshot that a link has passed on before, parents before their children.
+    SnapshotPart(WorkerEpoch, Vec<RunStored>),
     /// A link has lost its worker.
     Lost(WorkerId),
     /// A placement has sent its first token.
@@ -29,6 +32,18 @@ pub enum Event {
     HandedBack(WorkerEpoch),
     /// Time has passed.
     Tick,
+}
+
+impl Event {
+    /// The worker that it is about; `None` = several, or a member by name.
+    pub(super) fn worker(&self) -> Option<WorkerId> {
+        match self {
+            Self::Connected(id, _) | Self::Watched(id, _) | Self::Lost(id) => Some(*id),
+            Self::SnapshotPart(at, _) | Self::Dispatched(at, _) | Self::HandedBack(at) => Some(at.worker),
+            Self::FirstToken(placement) => Some(placement.at.worker),
+            Self::Member(_) | Self::Tick => None,
+        }
+    }
 }
 
 /// What the caller must do.
@@ -46,6 +61,8 @@ pub enum Action {
     Hurry(WorkerId),
     /// A worker has become ready: wake the waiting requests.
     Wake,
+    /// A worker that was full has a free seat: call a request that waits for one.
+    SeatFree,
     /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
     Recheck(WorkerId),

@@ -8,7 +8,10 @@ use skein_proto::block_hash::{self, BlockHash};
 use super::policy::Demand;
 use super::worker_id::WorkerEpoch;
 
-/// The properties of a request by which the fleet places it.
+/// Tokens at the beginning of a prompt that decide its worker under consistent hashing.
+const AFFINITY_TOKENS: usize = 64;
+
+/// What the fleet needs to know about a request.
 #[derive(Debug)]
 pub struct Job {
     /// Its cost at any worker.
@@ -17,6 +20,8 @@ pub struct Job {
     pub cacheable: bool,
     /// Grammar fingerprint that its worker must have; 0 = any, because it has no grammar.
     pub grammar_fingerprint: u64,
+    /// Hash of the beginning of its prompt: equal for requests that share it.
+    pub affinity: u64,
     /// Its block hashes, for each block size in the fleet.
     pub chains: Vec<(u32, Vec<BlockHash>)>,
     /// The worker that an endpoint picker has chosen for it; taken if it accepts requests.
@@ -54,6 +59,7 @@ impl Job {
             demand,
             cacheable: true,
             grammar_fingerprint: 0,
+            affinity: block_hash::extend(root, &prompt[..prompt.len().min(AFFINITY_TOKENS)]),
             chains: block_sizes.iter().map(chain).collect(),
             picked: None,
         }

@@ -65,7 +65,7 @@ impl Ledger {
 
     /// Records a placement's first token: its prompt is no longer queued.
     pub fn prefilled(&mut self, sequence: u64) {
-        if let Some(placed) = self.placed.iter_mut().find(|placed| placed.sequence == sequence)
+        if let Some(placed) = self.find(sequence).map(|at| &mut self.placed[at])
             && !std::mem::replace(&mut placed.prefilled, true)
             && placed.tokens_reported
         {
@@ -75,15 +75,17 @@ impl Ledger {
 
     /// Removes a placement that ended, in whatever way; returns whether it had sent a token.
     pub fn end(&mut self, sequence: u64) -> bool {
-        let Some(index) = self.placed.iter().position(|placed| placed.sequence == sequence) else {
-            return false;
-        };
+        let Some(index) = self.find(sequence) else { return false };
         let gave_tokens = self.placed[index].prefilled;
         self.prefilled(sequence);
         if let Some(placed) = self.placed.remove(index).filter(|placed| placed.reported) {
             self.ended_sequences += placed.cost.sequences;
         }
         gave_tokens
+    }
+
+    fn find(&self, sequence: u64) -> Option<usize> {
+        self.placed.binary_search_by_key(&sequence, |placed| placed.sequence).ok()
     }
 
     /// Applies the worker's report.
@@ -109,13 +111,20 @@ impl Ledger {
         &self.last_report
     }
 
+    /// Prompt tokens in the last report's queue, and those of them seen to be processed since.
+    pub fn reported_tokens(&self) -> (u64, u64) {
+        (self.last_report.load.queued_uncached_tokens, self.prefilled_tokens)
+    }
+
     /// The estimated load now.
     pub fn current(&self) -> CurrentLoad {
-        let new = || self.placed.iter().filter(|placed| !placed.reported);
-        let new_tokens: u64 =
-            new().filter(|placed| !placed.prefilled).map(|placed| placed.cost.uncached_tokens).sum();
-        let new_sequences: u32 = new().map(|placed| placed.cost.sequences).sum();
-        let new_blocks: u32 = new().map(|placed| placed.cost.blocks).sum();
+        let (mut new_tokens, mut new_sequences, mut new_blocks) = (0, 0, 0);
+        // Reports follow the order of placements, so the later ones are at the end.
+        for placed in self.placed.iter().rev().take_while(|placed| !placed.reported) {
+            new_tokens += if placed.prefilled { 0 } else { placed.cost.uncached_tokens };
+            new_sequences += placed.cost.sequences;
+            new_blocks += placed.cost.blocks;
+        }
         let load = &self.last_report.load;
         CurrentLoad {
             queued_uncached_tokens: load.queued_uncached_tokens.saturating_sub(self.prefilled_tokens)

@@ -12,6 +12,7 @@ pub mod ledger;
 mod members;
 pub mod policy;
 pub mod prefix_index;
+mod standing;
 mod status;
 mod streams;
 mod worker;
@@ -25,6 +26,7 @@ use rand::Rng;
 use skein_node::clock::Timestamp;
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
+use skein_proto::runs::RunStored;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
@@ -35,8 +37,10 @@ pub use event::{Action, Event, Notice};
 pub use job::{Job, WorkerPlacement};
 use ledger::Cost;
 pub use policy::Pick;
-use policy::{Demand, WorkerView};
-use prefix_index::{Desync, Expectation, PrefixIndex};
+pub use policy::Policy;
+use policy::{Demand, Picker, WorkerView};
+use prefix_index::{Desync, Expectation, Hits, PrefixIndex};
+use standing::Standings;
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
 pub use worker::{HealthLimits, Refused};
@@ -58,12 +62,23 @@ pub struct Fleet {
     limits: HealthLimits,
     members: HashMap<String, WorkerId>,
     workers: BTreeMap<WorkerId, Worker>,
+    standings: Standings,
     index: PrefixIndex,
+    picker: Picker,
+    scratch: Scratch,
     streams: StreamDirectory,
     /// Limits of the workers that were ready last.
     known_limits: Option<ModelLimits>,
     ticked_at: Option<Timestamp>,
     next_id: u32,
+}
+
+/// Memory of a choice, kept for the next one.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// The hits of each chain of the job.
+    hits: Vec<Hits>,
+    views: Vec<WorkerView>,
 }
 
 impl Fleet {
@@ -78,12 +93,21 @@ impl Fleet {
             limits,
             members,
             workers,
+            standings: Standings::default(),
             index,
+            picker: Picker::default(),
+            scratch: Scratch::default(),
             streams,
             known_limits: None,
             ticked_at: None,
             next_id: 0,
         }
+    }
+
+    /// The same fleet with another policy.
+    #[must_use]
+    pub fn with_policy(self, policy: Policy) -> Self {
+        Self { picker: Picker::new(policy), ..self }
     }
 
     /// This router's id on the wire.
@@ -93,11 +117,19 @@ impl Fleet {
 
     /// Updates the state with `event`; returns what to do, in order.
     pub fn handle(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
+        let id = event.worker();
+        let actions = self.changed(now, event);
+        id.into_iter().for_each(|id| self.refresh(id));
+        actions
+    }
+
+    fn changed(&mut self, now: Timestamp, event: Event) -> Vec<Action> {
         match event {
             Event::Member(Change::Join(member)) => self.join(now, member),
             Event::Member(Change::Leave(id)) => self.leave(now, &id),
             Event::Connected(id, info) => self.update(now, id, |fleet| fleet.connected(now, id, info)),
             Event::Watched(id, event) => self.update(now, id, |fleet| fleet.watched(now, id, event)),
+            Event::SnapshotPart(at, runs) => self.snapshot_part(at, &runs),
             Event::Lost(id) => self.link_lost(id),
             Event::FirstToken(placement) => {
                 self.with(placement.at.worker, |worker| worker.ledger.prefilled(placement.sequence));
@@ -114,24 +146,36 @@ impl Fleet {
 
     /// The best ready worker for a job now, except those in `without`.
     pub fn choose(
-        &self,
+        &mut self,
         now: Timestamp,
         job: &Job,
         without: &[WorkerId],
         rng: &mut impl Rng,
     ) -> Option<Pick> {
-        let takers: Vec<_> = self.takers(now).filter(|(id, _)| !without.contains(id)).collect();
+        let Self { index, standings, picker, scratch: Scratch { hits, views }, members, .. } = self;
+        hits.resize_with(job.chains.len(), Hits::default);
+        for ((_, chain), hits) in job.chains.iter().zip(&mut *hits) {
+            index.search(if job.cacheable { chain } else { &[] }, hits);
+        }
+        let takers = standings.takers(now).filter(|standing| now >= standing.full_until);
+        let takers = takers.filter(|standing| !without.contains(&standing.view.id));
         // A worker that may soon count as lost gets requests only if there is no other.
-        let doubtful = |worker: &Worker| worker.is_silent(now, self.limits.worker_timeout / 2);
-        let all_doubtful = takers.iter().all(|(_, worker)| doubtful(worker));
-        let good = || takers.iter().filter(|(_, worker)| all_doubtful || !doubtful(worker));
-        let picked = |worker: &Worker| job.picked.as_deref() == Some(worker.member.id.as_str());
-        let was_picked = good().any(|(_, worker)| picked(worker));
-        let views: Vec<WorkerView> = good()
-            .filter(|(_, worker)| !was_picked || picked(worker))
-            .filter_map(|&(&id, worker)| self.view(id, worker, job))
-            .collect();
-        policy::pick(&job.demand, &views, rng)
+        let all_doubtful = takers.clone().all(|standing| standing.is_doubtful(now));
+        let good = takers.filter(|standing| all_doubtful || !standing.is_doubtful(now));
+        let picked = job.picked.as_deref().and_then(|name| members.get(name));
+        let picked = picked.filter(|&&id| good.clone().any(|standing| standing.view.id == id));
+        let wanted = good.filter(|standing| {
+            picked.is_none_or(|&id| standing.view.id == id)
+                && [0, standing.grammar_fingerprint].contains(&job.grammar_fingerprint)
+        });
+        views.clear();
+        views.extend(wanted.map(|standing| {
+            let block_size = standing.view.block_size;
+            let hits = job.chains.iter().zip(&*hits).find(|((size, _), _)| *size == block_size);
+            let blocks = hits.map_or(0, |(_, hits)| hits.blocks(standing.seat));
+            standing.seen(now, blocks, job.demand.prompt_tokens)
+        }));
+        picker.pick(&job.demand, job.affinity, views, rng)
     }
 
     /// Records a choice in the worker's ledger; `None` if the worker has left.
@@ -153,18 +197,25 @@ impl Fleet {
                 now,
             );
         }
-        Some(WorkerPlacement { at: WorkerEpoch { worker: pick.worker, epoch: info.epoch }, sequence })
+        let at = WorkerEpoch { worker: pick.worker, epoch: info.epoch };
+        self.refresh(pick.worker);
+        Some(WorkerPlacement { at, sequence })
     }
 
-    /// Removes a placement that ended, in whatever way.
-    pub fn ended(&mut self, placement: WorkerPlacement) {
+    /// Removes a placement that ended, in whatever way; returns whether its worker has a free seat now.
+    pub fn ended(&mut self, placement: WorkerPlacement) -> bool {
         let worker_id = placement.at.worker;
-        let Some(worker) = self.workers.get_mut(&worker_id) else { return };
+        let Some(worker) = self.workers.get_mut(&worker_id) else { return false };
         // The prefix of a request that sent tokens is cached, even if the worker's report is still on its
         // way.
-        if !worker.ledger.end(placement.sequence) {
+        let was_running = worker.ledger.end(placement.sequence);
+        if was_running {
+            worker.seat_freed();
+        } else {
             self.index.withdraw(worker_id, placement.sequence);
         }
+        self.refresh(worker_id);
+        was_running
     }
 
     /// Whether a stream silent since `silent_since` will stay silent: its worker is gone or silent, makes no
@@ -184,7 +235,7 @@ impl Fleet {
             .get(&placement.at.worker)
             .is_some_and(|worker| worker.is_at(placement.at.epoch) && worker.is_giving_back());
         // A draining worker is not among the ready ones.
-        asked && self.takers(now).next().is_some()
+        asked && self.is_ready(now)
     }
 
     /// Whether a call would reach the worker now, as far as known.
@@ -253,9 +304,7 @@ impl Fleet {
     /// Limits that every ready worker accepts. While none is ready, those of the last ones; `None` if there
     /// never was one.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
-        let limits = self
-            .ready(now)
-            .map(|info| ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size });
+        let limits = self.standings.takers(now).map(|standing| standing.limits);
         let common = limits.reduce(|one, other| ModelLimits {
             max_model_len: one.max_model_len.min(other.max_model_len),
             vocab_size: one.vocab_size.min(other.vocab_size),
@@ -265,7 +314,17 @@ impl Fleet {
 
     /// Whether any worker accepts requests.
     pub fn is_ready(&self, now: Timestamp) -> bool {
-        self.ready(now).next().is_some()
+        self.standings.takers(now).next().is_some()
+    }
+
+    /// Whether all workers that accept requests are full.
+    pub fn is_full(&self, now: Timestamp) -> bool {
+        self.is_ready(now) && self.standings.takers(now).all(|standing| now < standing.full_until)
+    }
+
+    /// Whether any worker accepts requests, or ever did.
+    pub fn was_ready(&self, now: Timestamp) -> bool {
+        self.known_limits.is_some() || self.is_ready(now)
     }
 
     /// Whether any worker has measured the rates behind the predictions.
@@ -280,6 +339,12 @@ impl Fleet {
         sizes.sort_unstable();
         sizes.dedup();
         sizes
+    }
+
+    /// `ready`, or the reason why not, of each worker.
+    pub fn states(&self, now: Timestamp) -> impl Iterator<Item = String> {
+        let state = move |worker: &Worker| worker.refuses(now, &self.limits);
+        self.workers.values().map(move |worker| WorkerStatus::state_of(state(worker).as_ref()))
     }
 
     /// State of the workers.
@@ -298,35 +363,17 @@ impl Fleet {
 
     /// Whether workers accept requests, and none of them has the grammars of `fingerprint`.
     pub fn lacks_grammars(&self, now: Timestamp, fingerprint: u64) -> bool {
-        let mut ready = self.ready(now).peekable();
-        ready.peek().is_some() && !ready.any(|info| info.grammar_fingerprint == fingerprint)
+        let mut ready = self.standings.takers(now).peekable();
+        ready.peek().is_some() && !ready.any(|standing| standing.grammar_fingerprint == fingerprint)
     }
 
-    fn ready(&self, now: Timestamp) -> impl Iterator<Item = &WorkerInfo> {
-        self.takers(now).filter_map(|(_, worker)| worker.info.as_ref())
-    }
-
-    /// The workers that accept requests. If there are none, those that only their breaker excludes: its pause
-    /// protects requests only as long as there is a better worker.
-    fn takers(&self, now: Timestamp) -> impl Iterator<Item = (&WorkerId, &Worker)> {
-        let good = move |worker: &Worker| worker.refuses(now, &self.limits).is_none();
-        let any_good = self.workers.values().any(good);
-        self.workers.iter().filter(move |(_, worker)| {
-            good(worker) || !any_good && worker.cannot(now, &self.limits).is_none()
-        })
-    }
-
-    fn view(&self, id: WorkerId, worker: &Worker, job: &Job) -> Option<WorkerView> {
-        let info = worker.info.as_ref()?;
-        if ![0, info.grammar_fingerprint].contains(&job.grammar_fingerprint) {
-            return None;
+    /// Brings a worker's standing up to date.
+    fn refresh(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get(&id) else { return self.standings.remove(id) };
+        let seat = self.index.seat(id);
+        if let Some(standing) = worker.standing(id, seat, &self.limits) {
+            self.standings.set(standing);
         }
-        let chain = if job.cacheable { job.chain(info.block_size) } else { None };
-        let blocks = chain.map_or(0, |chain| self.index.leading_blocks(id, chain)) as u32;
-        // The last prompt token is always computed, because its logits give the first output token.
-        let hit_tokens = (blocks * info.block_size).min(job.demand.prompt_tokens.saturating_sub(1));
-        let (max_num_seqs, block_size) = (info.max_num_seqs, info.block_size);
-        Some(WorkerView { id, hit_tokens, load: worker.ledger.current(), max_num_seqs, block_size })
     }
 
     /// Applies a change of one worker, and wakes waiting requests if it becomes ready.
@@ -342,6 +389,7 @@ impl Fleet {
         let before = takes(self);
         let mut actions = change(self);
         if !before && takes(self) {
+            self.refresh(id);
             self.known_limits = self.limits(now);
             actions.push(Action::Wake);
         }
@@ -388,16 +436,36 @@ impl Fleet {
             worker.watching = false;
             return vec![Action::Reconnect(id)];
         }
+        let was_full = worker.is_full(now);
         let applied = match worker.follow(now, &event) {
             LogFit::Old => Ok(()),
             LogFit::Gap => Err(Desync { handle: 0 }),
             LogFit::Next => self.apply(now, WorkerEpoch { worker: id, epoch: event.epoch }, event.body),
         };
-        if let Err(desync) = applied {
-            self.with(id, Worker::request_snapshot);
-            return vec![Action::Log(Notice::OutOfStep(id, desync)), Action::Resubscribe(id)];
+        let is_free = was_full && self.workers.get(&id).is_some_and(|worker| !worker.is_full(now));
+        match applied {
+            Ok(()) => is_free.then_some(Action::SeatFree).into_iter().collect(),
+            Err(desync) => self.out_of_step(id, desync),
         }
-        Vec::new()
+    }
+
+    /// Adds runs to a snapshot. If they do not fit, or the worker has restarted since, another one comes.
+    fn snapshot_part(&mut self, at: WorkerEpoch, runs: &[RunStored]) -> Vec<Action> {
+        let Some(worker) = self.workers.get(&at.worker).filter(|worker| worker.is_at(at.epoch)) else {
+            return Vec::new();
+        };
+        if worker.watch_from() == (0, 0) {
+            return Vec::new();
+        }
+        match self.index.store(at.worker, runs) {
+            Ok(()) => Vec::new(),
+            Err(desync) => self.out_of_step(at.worker, desync),
+        }
+    }
+
+    fn out_of_step(&mut self, id: WorkerId, desync: Desync) -> Vec<Action> {
+        self.with(id, Worker::request_snapshot);
+        vec![Action::Log(Notice::OutOfStep(id, desync)), Action::Resubscribe(id)]
     }
 
     fn apply(&mut self, now: Timestamp, at: WorkerEpoch, body: WatchBody) -> Result<(), Desync> {

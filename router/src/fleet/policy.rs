@@ -1,12 +1,15 @@
-//! Routing policy: picks the worker with the shortest predicted time to first token, in seconds. Pure.
+//! Routing policy: picks a worker, by default the one with the shortest predicted time to first token, in
+//! seconds. Pure.
 //!
 //! Cache hits, queues, full caches and busy batches all count in seconds, so there are no weights to tune: a
 //! worker that holds the prefix wins until its queue costs more than the prefill it saves; then the next
-//! worker wins and holds the prefix, too.
+//! worker wins and holds the prefix, too. The other policies are for comparison, and for fleets whose workers
+//! report nothing.
 
 use std::time::Duration;
 
 use rand::{Rng, RngExt};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::ledger::CurrentLoad;
 use super::worker_id::WorkerId;
@@ -24,6 +27,40 @@ const TIE: f64 = 0.02;
 const TIE_SECONDS: f64 = 0.000_1;
 /// How much the slowdown of running streams counts, for a full batch, as a fraction of the prefill time.
 const SLOWDOWN_WEIGHT: f64 = 0.5;
+
+/// Workers with more than this many times the mean of the running sequences get no more by consistent hashing
+/// (Mirrokni et al., Consistent Hashing with Bounded Loads, 2016).
+const BOUNDED_LOAD: f64 = 1.25;
+
+/// How workers are picked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// The least predicted time to the first token.
+    #[default]
+    FirstToken,
+    /// The least product of tokens to prefill and sequences (LMetric): no rates, no weights.
+    Product,
+    /// The shortest queue, whatever is cached.
+    LeastLoad,
+    /// The less busy of two drawn at random.
+    PowerOfTwo,
+    /// Each in turn.
+    RoundRobin,
+    /// The same worker for prompts that begin alike, unless it is far busier than the others.
+    ConsistentHash,
+}
+
+impl Policy {
+    /// All of them, by the names that settings use.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("first_token", Self::FirstToken),
+        ("product", Self::Product),
+        ("least_load", Self::LeastLoad),
+        ("power_of_two", Self::PowerOfTwo),
+        ("round_robin", Self::RoundRobin),
+        ("consistent_hash", Self::ConsistentHash),
+    ];
+}
 
 /// A request's cost at any worker.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +91,8 @@ impl Demand {
 pub struct WorkerView {
     /// Id of the worker.
     pub id: WorkerId,
+    /// Hash of its name, equal in every router.
+    pub name_hash: u64,
     /// Prompt tokens that it caches or is about to cache.
     pub hit_tokens: u32,
     /// Its estimated load now.
@@ -77,6 +116,31 @@ pub struct Pick {
     pub hit_tokens: u32,
     /// Number of workers that it was chosen from.
     pub candidates: u32,
+    /// Parts of the prediction.
+    pub terms: Terms,
+}
+
+/// Parts of the predicted time to the first token at one worker, seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Terms {
+    /// Prompt tokens queued before this one.
+    pub queue: f64,
+    /// This prompt, without what is cached.
+    pub prefill: f64,
+    /// Waiting for free cache blocks.
+    pub blocks: f64,
+    /// Waiting for a sequence to end, if all seats are taken.
+    pub seats: f64,
+    /// The running step.
+    pub step: f64,
+    /// What the prefill costs the running streams.
+    pub slowdown: f64,
+}
+
+impl Terms {
+    fn sum(&self) -> f64 {
+        self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown
+    }
 }
 
 /// Rates in tokens a second, for workers that have not measured their own.
@@ -86,69 +150,161 @@ struct Rates {
     decode: f64,
 }
 
-/// Picks the worker with the least predicted time to first token; `None` if there are no candidates.
-///
-/// Ties are broken by power of two choices on running sequences, using `rng`, so that routers with the same
-/// state do not all pick the same worker.
-pub fn pick(demand: &Demand, fleet: &[WorkerView], rng: &mut impl Rng) -> Option<Pick> {
-    let fallback = fallback_rates(fleet);
-    let seconds = |worker: &WorkerView| seconds_to_first_token(demand, worker, fallback);
-    let best = fleet.iter().map(seconds).min_by(f64::total_cmp)?;
-    let tied = |worker: &&WorkerView| seconds(worker) <= best * (1.0 + TIE) + TIE_SECONDS;
-    let ties = fleet.iter().filter(tied).count();
-    let mut draw = || fleet.iter().filter(tied).nth(rng.random_range(0..ties));
-    let (one, other) = (draw()?, draw()?);
-    let chosen = if other.load.sequences < one.load.sequences { other } else { one };
-    let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-    Some(Pick {
-        worker: chosen.id,
-        first_token_after: duration(seconds(chosen)),
-        prefill_takes: duration(uncached(demand, chosen) / prefill_rate(chosen, fallback)),
-        hit_tokens: chosen.hit_tokens,
-        candidates: fleet.len() as u32,
-    })
+/// Picks workers by a policy.
+#[derive(Debug, Default)]
+pub struct Picker {
+    policy: Policy,
+    /// The last pick of [`Policy::RoundRobin`].
+    last: Option<WorkerId>,
+    /// Memory of a pick, kept for the next one.
+    scores: Vec<f64>,
+    near: Vec<u32>,
 }
 
-fn seconds_to_first_token(demand: &Demand, worker: &WorkerView, fallback: Rates) -> f64 {
+impl Picker {
+    /// Picks by `policy`.
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, ..Self::default() }
+    }
+
+    /// Picks a worker; `None` if there are no candidates. `affinity` is a hash of the prompt's beginning.
+    ///
+    /// Ties are broken by `rng`, so that routers with the same state do not all pick the same worker.
+    pub fn pick(
+        &mut self,
+        demand: &Demand,
+        affinity: u64,
+        fleet: &[WorkerView],
+        rng: &mut impl Rng,
+    ) -> Option<Pick> {
+        let fallback = fallback_rates(fleet);
+        let (scores, near) = (&mut self.scores, &mut self.near);
+        scores.clear();
+        let chosen = match self.policy {
+            Policy::FirstToken => {
+                scores.extend(fleet.iter().map(|worker| terms(demand, worker, fallback).sum()));
+                least(fleet, scores, near, rng)
+            }
+            Policy::Product => {
+                scores.extend(fleet.iter().map(|worker| product(demand, worker)));
+                least(fleet, scores, near, rng)
+            }
+            Policy::LeastLoad => {
+                let cold = |worker: &WorkerView| WorkerView { hit_tokens: 0, ..*worker };
+                scores.extend(fleet.iter().map(|worker| terms(demand, &cold(worker), fallback).sum()));
+                least(fleet, scores, near, rng)
+            }
+            Policy::PowerOfTwo => less_busy_of_two(fleet.len(), |nth| &fleet[nth], rng),
+            Policy::RoundRobin => {
+                let after = |worker: &&WorkerView| self.last.is_some_and(|last| worker.id > last);
+                fleet.iter().find(after).or_else(|| fleet.first())
+            }
+            Policy::ConsistentHash => by_hash(affinity, fleet),
+        }?;
+        self.last = Some(chosen.id);
+        let terms = terms(demand, chosen, fallback);
+        let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        Some(Pick {
+            worker: chosen.id,
+            first_token_after: duration(terms.sum()),
+            prefill_takes: duration(terms.prefill),
+            hit_tokens: chosen.hit_tokens,
+            candidates: fleet.len() as u32,
+            terms,
+        })
+    }
+}
+
+/// The worker with the least score. Among near equals it is one with the longest hit, and of those the less
+/// busy of two drawn at random. `near` is memory that is kept for the next time.
+fn least<'a>(
+    fleet: &'a [WorkerView],
+    scores: &[f64],
+    near: &mut Vec<u32>,
+    rng: &mut impl Rng,
+) -> Option<&'a WorkerView> {
+    let best = scores.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = best * (1.0 + TIE) + TIE_SECONDS;
+    near.clear();
+    near.extend((0..).zip(scores).filter(|(_, score)| **score <= most).map(|(at, _): (u32, _)| at));
+    let hit = |at: &u32| fleet[*at as usize].hit_tokens;
+    let longest = near.iter().map(hit).max()?;
+    near.retain(|at| hit(at) == longest);
+    less_busy_of_two(near.len(), |nth| &fleet[near[nth] as usize], rng)
+}
+
+/// Draws two of `count` workers and takes the one with fewer sequences.
+fn less_busy_of_two<'a>(
+    count: usize,
+    worker: impl Fn(usize) -> &'a WorkerView,
+    rng: &mut impl Rng,
+) -> Option<&'a WorkerView> {
+    if count == 0 {
+        return None;
+    }
+    let mut draw = || worker(rng.random_range(0..count));
+    let (one, other) = (draw(), draw());
+    Some(if other.load.sequences < one.load.sequences { other } else { one })
+}
+
+/// Rendezvous hashing with bounded loads: of the workers that are not far busier than the mean, the one whose
+/// name and the prompt's beginning hash highest together.
+fn by_hash(affinity: u64, fleet: &[WorkerView]) -> Option<&WorkerView> {
+    let all: f64 = fleet.iter().map(|worker| f64::from(worker.load.sequences)).sum();
+    let most = (BOUNDED_LOAD * (all + 1.0) / fleet.len().max(1) as f64).ceil();
+    let weight = |worker: &&WorkerView| xxh3_64_with_seed(&worker.name_hash.to_le_bytes(), affinity);
+    fleet.iter().filter(|worker| f64::from(worker.load.sequences) < most).max_by_key(weight)
+}
+
+/// Tokens to prefill times sequences, this one included.
+fn product(demand: &Demand, worker: &WorkerView) -> f64 {
+    let tokens = worker.load.queued_uncached_tokens as f64 + uncached(demand, worker);
+    tokens * f64::from(worker.load.sequences + demand.sequences)
+}
+
+fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
     let load = &worker.load;
-    let prefill_rate = prefill_rate(worker, fallback);
-    let decode_rate = measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
+    // Seconds for a token. Division is slow, and this runs for every worker.
+    let each_prefill = 1.0 / measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
+    let each_decode = 1.0 / measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
     let uncached = uncached(demand, worker);
-    let prefill = (load.queued_uncached_tokens as f64 + uncached) / prefill_rate;
 
     // Blocks are freed about as fast as running streams end, which is at least as fast as they generate
     // tokens.
     let new_tokens = uncached as u64 + u64::from(demand.expected_output_tokens);
-    let missing_blocks =
-        new_tokens.div_ceil(u64::from(worker.block_size.max(1))).saturating_sub(u64::from(load.free_blocks));
-    let block_wait = (missing_blocks * u64::from(worker.block_size)) as f64 / decode_rate;
+    let free_tokens = u64::from(load.free_blocks) * u64::from(worker.block_size);
+    let missing_tokens = new_tokens.saturating_sub(free_tokens);
 
     // A full batch frees one seat each time a sequence ends.
     let seats = worker.max_num_seqs.max(1);
     let without_seat = (load.sequences + demand.sequences).saturating_sub(seats);
-    let seat_wait = f64::from(without_seat) * f64::from(EXPECTED_OUTPUT_TOKENS) / decode_rate;
 
     // The running step must end first; and while this prompt is prefilled, the other streams wait.
     let running = f64::from(load.sequences.min(seats));
-    let step = running / decode_rate;
-    let slowdown = SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached / prefill_rate;
-    prefill + block_wait + seat_wait + step + slowdown
+    Terms {
+        queue: load.queued_uncached_tokens as f64 * each_prefill,
+        prefill: uncached * each_prefill,
+        blocks: missing_tokens as f64 * each_decode,
+        seats: f64::from(without_seat) * f64::from(EXPECTED_OUTPUT_TOKENS) * each_decode,
+        step: running * each_decode,
+        slowdown: SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached * each_prefill,
+    }
 }
 
 fn uncached(demand: &Demand, worker: &WorkerView) -> f64 {
     f64::from(demand.prompt_tokens.saturating_sub(worker.hit_tokens))
 }
 
-fn prefill_rate(worker: &WorkerView, fallback: Rates) -> f64 {
-    measured(worker.load.prefill_tokens_per_second).unwrap_or(fallback.prefill)
-}
-
 fn measured(rate: f32) -> Option<f64> {
     (rate.is_finite() && rate > 0.0).then_some(f64::from(rate))
 }
 
+/// Means of the measured rates, if some worker needs them.
 fn fallback_rates(fleet: &[WorkerView]) -> Rates {
     let mean = |rate: fn(&CurrentLoad) -> f32, unmeasured: f64| {
+        if fleet.iter().all(|worker| measured(rate(&worker.load)).is_some()) {
+            return unmeasured;
+        }
         let (sum, count) = fleet
             .iter()
             .filter_map(|worker| measured(rate(&worker.load)))
@@ -176,16 +332,22 @@ mod tests {
             prefill_tokens_per_second: 2000.0,
             decode_tokens_per_second: 200.0,
         };
-        WorkerView { id: WorkerId(id), hit_tokens, load, max_num_seqs: 64, block_size: 16 }
+        let name_hash = u64::from(id);
+        WorkerView { id: WorkerId(id), name_hash, hit_tokens, load, max_num_seqs: 64, block_size: 16 }
     }
 
     /// How often each worker is picked for a prompt of 1000 tokens, of 1000 draws.
     fn picks(fleet: &[WorkerView]) -> Vec<usize> {
-        let mut rng = StdRng::seed_from_u64(1);
+        picks_by(Policy::FirstToken, fleet)
+    }
+
+    /// The same by another policy, each time for another prompt.
+    fn picks_by(policy: Policy, fleet: &[WorkerView]) -> Vec<usize> {
+        let (mut rng, mut picker) = (StdRng::seed_from_u64(1), Picker::new(policy));
         let demand = Demand { prompt_tokens: 1000, expected_output_tokens: 100, sequences: 1 };
         let mut counts = vec![0; fleet.len()];
-        for _ in 0..1000 {
-            let pick = pick(&demand, fleet, &mut rng).expect("there are candidates");
+        for affinity in 0..1000 {
+            let pick = picker.pick(&demand, affinity, fleet, &mut rng).expect("there are candidates");
             let index = fleet.iter().position(|worker| worker.id == pick.worker);
             counts[index.expect("a candidate is picked")] += 1;
         }
@@ -227,12 +389,53 @@ mod tests {
         assert_eq!(picks(&[cold, worker(2, 0, 500, 0)]), [1000, 0]);
         assert_eq!(picks(&[cold, worker(2, 500, 0, 0)]), [0, 1000]);
         assert_eq!(
-            pick(
+            Picker::default().pick(
                 &Demand { prompt_tokens: 1, expected_output_tokens: 1, sequences: 1 },
+                0,
                 &[],
                 &mut StdRng::seed_from_u64(0)
             ),
             None
         );
+    }
+
+    #[test]
+    fn among_near_equals_the_longer_hit_wins() {
+        // The hit saves 10 ms of 500 and the queue costs as much: a tie in time, but not in work.
+        assert_eq!(picks(&[worker(1, 0, 0, 0), worker(2, 20, 20, 0)]), [0, 1000]);
+    }
+
+    #[test]
+    fn each_policy_picks_by_its_rule() {
+        let fleet = [worker(1, 992, 0, 9), worker(2, 0, 0, 0), worker(3, 0, 5000, 3)];
+        let share = |policy| picks_by(policy, &fleet);
+        assert_eq!(share(Policy::FirstToken), [1000, 0, 0]);
+        assert_eq!(share(Policy::Product), [1000, 0, 0], "8 tokens by 10 sequences, 1000 by 1, 6000 by 4");
+        assert_eq!(share(Policy::LeastLoad), [0, 1000, 0]);
+        assert_eq!(share(Policy::RoundRobin), [334, 333, 333]);
+        let two = share(Policy::PowerOfTwo);
+        assert!(two[0] < 160 && two[1] > 500, "{two:?}");
+        // Nine sequences are above one and a quarter times the mean, the others share by their hash.
+        let hashed = share(Policy::ConsistentHash);
+        assert!(hashed[0] == 0 && hashed[1] > 400 && hashed[2] > 400, "{hashed:?}");
+    }
+
+    #[test]
+    fn consistent_hashing_moves_only_the_prompts_of_a_worker_that_left() {
+        let fleet: Vec<WorkerView> = (1..=8).map(|id| worker(id, 0, 0, 0)).collect();
+        for affinity in 0..500 {
+            let before = by_hash(affinity, &fleet).expect("there are candidates").id;
+            let after = by_hash(affinity, &fleet[1..]).expect("there are candidates").id;
+            assert!(before == after || before == WorkerId(1));
+        }
+    }
+
+    #[test]
+    fn every_policy_has_a_name_and_needs_a_candidate() {
+        for (name, policy) in Policy::ALL {
+            let demand = Demand { prompt_tokens: 1, expected_output_tokens: 1, sequences: 1 };
+            let none = Picker::new(policy).pick(&demand, 0, &[], &mut StdRng::seed_from_u64(0));
+            assert_eq!(none, None, "{name}");
+        }
     }
 }

@@ -33,6 +33,10 @@ impl WorkerStatus {
 
     /// `ready`, or the reason why not.
     pub fn state(&self) -> String {
-        self.refuses.as_ref().map_or_else(|| "ready".to_owned(), ToString::to_string)
+        Self::state_of(self.refuses.as_ref())
+    }
+
+    pub(super) fn state_of(refuses: Option<&Refused>) -> String {
+        refuses.map_or_else(|| "ready".to_owned(), ToString::to_string)
     }
 }

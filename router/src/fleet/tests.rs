@@ -98,7 +98,7 @@ impl Scene {
         Job::new(block_hash::root("m", "", ""), tokens, &[], &[4], demand)
     }
 
-    fn choice(&self, ms: u64, tokens: &[TokenId]) -> Option<Pick> {
+    fn choice(&mut self, ms: u64, tokens: &[TokenId]) -> Option<Pick> {
         self.fleet.choose(at(ms), &Self::job(tokens), &[], &mut StdRng::seed_from_u64(ms))
     }
 
@@ -238,13 +238,13 @@ fn an_open_breaker_keeps_requests_away_only_while_there_is_a_better_worker() {
     for worker in 0..2 {
         scene.watch(100, worker, 1, load(1, rated(0, 0)));
     }
-    let chosen = |scene: &Scene| scene.choice(200, &[1, 2, 3]).map(|pick| pick.worker);
-    assert_eq!(chosen(&scene), Some(scene.ids[1]));
+    let chosen = |scene: &mut Scene| scene.choice(200, &[1, 2, 3]).map(|pick| pick.worker);
+    assert_eq!(chosen(&mut scene), Some(scene.ids[1]));
     scene.fleet.handle(at(200), Event::Lost(scene.ids[1]));
-    assert_eq!(chosen(&scene), Some(scene.ids[0]), "better than nobody");
+    assert_eq!(chosen(&mut scene), Some(scene.ids[0]), "better than nobody");
     assert!(scene.fleet.is_ready(at(200)));
     scene.fleet.handle(at(200), Event::Lost(scene.ids[0]));
-    assert_eq!(chosen(&scene), None);
+    assert_eq!(chosen(&mut scene), None);
 }
 
 #[test]
@@ -288,26 +288,29 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     let placement = scene.fleet.place(at(1), &job, &first).expect("it is there");
     assert_eq!(first.hit_tokens, 0);
     // Placed only: the other worker would start from nothing, while this one is busy with this very prompt.
-    let hits = |scene: &Scene| -> Vec<u32> {
-        let view = |&id: &WorkerId| {
-            scene.fleet.view(id, &scene.fleet.workers[&id], &job).map(|view| view.hit_tokens)
-        };
-        scene.ids.iter().filter_map(view).collect()
+    let hits = |scene: &mut Scene| -> Vec<u32> {
+        let mut hits = Hits::default();
+        scene.fleet.index.search(&job.chains[0].1, &mut hits);
+        let standings: Vec<_> = scene.fleet.standings.takers(at(3)).copied().collect();
+        standings
+            .iter()
+            .map(|standing| standing.seen(at(3), hits.blocks(standing.seat), 400).hit_tokens)
+            .collect()
     };
     let holder = scene.ids.iter().position(|&id| id == first.worker).expect("one of them");
     let mut expected = vec![0, 0];
     expected[holder] = 399;
-    assert_eq!(hits(&scene), expected);
+    assert_eq!(hits(&mut scene), expected);
     // Admitted: the worker has reported it, also to routers that did not place it.
     let hashes = job.chains[0].1.clone();
     let admitted = admitted(ROUTER, placement.sequence, hashes, None);
     scene.watch(2, holder, 1, (1, admitted));
-    assert_eq!(hits(&scene), expected);
+    assert_eq!(hits(&mut scene), expected);
     // Prefilled: its queue is no longer a reason to choose another worker.
     scene.fleet.handle(at(3), Event::FirstToken(placement));
     assert_eq!(scene.choice(3, &tokens).expect("a worker").worker, first.worker);
     scene.fleet.ended(placement);
-    assert_eq!(hits(&scene), expected, "what was admitted stays expected");
+    assert_eq!(hits(&mut scene), expected, "what was admitted stays expected");
 }
 
 #[test]
@@ -473,4 +476,83 @@ fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
     scene.watch(0, 0, 2, (1, snapshot));
     assert!(scene.fleet.is_reachable(at(0), second(one)));
     assert_eq!(scene.fleet.find_stream(at(0), key), None);
+}
+
+/// sglang #14532 and #14305: a prompt that nobody caches went to the worker with the smallest cache, however
+/// long its queue was, and that worker never recovered.
+#[test]
+fn sglang_14532_a_miss_goes_by_load_and_not_by_the_size_of_the_cache() {
+    let mut scene = Scene::new(2);
+    scene.watch(1, 0, 1, (1, stored(&(0..400).collect::<Vec<_>>())));
+    scene.watch(1, 0, 1, load(2, rated(0, 1)));
+    let queue = Load { queued_uncached_tokens: 5000, ..rated(4, 1).load };
+    scene.watch(1, 1, 1, load(1, LoadReport { load: queue, ..rated(4, 1) }));
+    let other: Vec<TokenId> = (100..300).collect();
+    let pick = scene.choice(2, &other).expect("a worker");
+    assert_eq!((pick.worker, pick.hit_tokens), (scene.ids[0], 0));
+}
+
+/// sglang #15473: without reports in between, all requests went to the first worker.
+#[test]
+fn sglang_15473_a_burst_without_reports_is_shared() {
+    let mut scene = Scene::new(4);
+    (0..4).for_each(|worker| drop(scene.watch(1, worker, 1, load(1, rated(0, 1)))));
+    let mut counts = [0; 4];
+    for request in 0..100 {
+        let tokens: Vec<TokenId> = (0..40).map(|token| token + request * 1000).collect();
+        let pick = scene.choice(2, &tokens).expect("a worker");
+        scene.fleet.place(at(2), &Scene::job(&tokens), &pick).expect("it is there");
+        counts[scene.ids.iter().position(|&id| id == pick.worker).expect("one of them")] += 1;
+    }
+    assert!(counts.iter().all(|count| (20..=30).contains(count)), "{counts:?}");
+}
+
+/// sglang #32195: a guard against imbalance sent follow-ups away from their prefix at the smallest difference.
+#[test]
+fn sglang_32195_a_small_imbalance_does_not_cost_the_prefix() {
+    let mut scene = Scene::new(2);
+    let tokens: Vec<TokenId> = (0..400).collect();
+    scene.watch(1, 0, 1, (1, stored(&tokens)));
+    scene.watch(1, 0, 1, load(2, rated(3, 1)));
+    scene.watch(1, 1, 1, load(1, rated(0, 1)));
+    assert_eq!(scene.choice(2, &tokens).expect("a worker").worker, scene.ids[0]);
+}
+
+/// Dynamo #589: routers with the same picture all picked the same worker.
+#[test]
+fn dynamo_589_routers_with_the_same_picture_do_not_herd() {
+    let mut scene = Scene::new(8);
+    (0..8).for_each(|worker| drop(scene.watch(1, worker, 1, load(1, rated(0, 1)))));
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let mut picked = [false; 8];
+    for router in 0..64 {
+        let rng = &mut StdRng::seed_from_u64(router);
+        let pick = scene.fleet.choose(at(2), &Scene::job(&tokens), &[], rng).expect("a worker");
+        picked[scene.ids.iter().position(|&id| id == pick.worker).expect("one of them")] = true;
+    }
+    assert_eq!(picked, [true; 8]);
+}
+
+/// A worker that refused is left alone until a seat comes free, and the others are used meanwhile.
+#[test]
+fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
+    let mut scene = Scene::new(2);
+    let tokens: Vec<TokenId> = (0..40).collect();
+    let job = Scene::job(&tokens);
+    let place = |scene: &mut Scene, ms| {
+        let pick = scene.choice(ms, &tokens)?;
+        scene.fleet.place(at(ms), &job, &pick)
+    };
+    let running = place(&mut scene, 1).expect("a worker");
+    scene.fleet.handle(at(1), Event::FirstToken(running));
+    let full = scene.ids.iter().position(|&id| id == running.at.worker).expect("one of them");
+    scene.dispatched(2, full, Outcome::Backpressure);
+    assert!(!scene.fleet.is_full(at(3)));
+    assert_eq!(place(&mut scene, 3).expect("the other one").at.worker, scene.ids[1 - full]);
+    scene.dispatched(4, 1 - full, Outcome::Backpressure);
+    assert!(scene.fleet.is_full(at(5)) && place(&mut scene, 5).is_none());
+    // Its sequence ends: there is a seat. Otherwise it would be asked after a second.
+    assert!(scene.fleet.ended(running));
+    assert_eq!(place(&mut scene, 6).expect("a free seat").at.worker, scene.ids[full]);
+    assert!(!scene.fleet.is_full(at(1100)));
 }

@@ -8,10 +8,17 @@ use skein_node::discovery::Member;
 use skein_proto::info::WorkerInfo;
 use skein_proto::load::LoadReport;
 use skein_proto::watch::{WatchBody, WatchEvent};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::breaker::{Breaker, Outcome};
 use super::ledger::Ledger;
+use super::policy::WorkerView;
+use super::standing::Standing;
+use super::worker_id::WorkerId;
+use crate::request::ModelLimits;
 
+/// How long a worker that refused a request as full is left alone without news of a free seat.
+const FULL_FOR: Duration = Duration::from_secs(1);
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
 const REPORTS_ON_THEIR_WAY: Duration = Duration::from_millis(50);
@@ -60,6 +67,8 @@ pub enum Refused {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub member: Member,
+    /// Hash of its name, equal in every router.
+    name_hash: u64,
     /// The member's id, shared: spans and log lines name it.
     pub name: Arc<str>,
     pub info: Option<WorkerInfo>,
@@ -81,6 +90,12 @@ pub(super) struct Worker {
     /// When its step counter last changed or it last had no work.
     stepped_at: Timestamp,
     heard_at: Timestamp,
+    /// When its load was last reported.
+    reported_at: Timestamp,
+    /// It refused a request as full and is not asked before this time, unless a seat comes free.
+    full_until: Timestamp,
+    /// Its sequences when it refused, that request's included.
+    full_with: u32,
     /// Silence is counted from this time at the earliest.
     excused_at: Timestamp,
 }
@@ -136,6 +151,7 @@ impl Model {
 impl Worker {
     pub fn new(member: Member, now: Timestamp) -> Self {
         Self {
+            name_hash: xxh3_64(member.id.as_bytes()),
             name: member.id.as_str().into(),
             member,
             info: None,
@@ -150,6 +166,9 @@ impl Worker {
             suspect_since: None,
             stepped_at: now,
             heard_at: now,
+            reported_at: now,
+            full_until: Timestamp::ZERO,
+            full_with: 0,
             excused_at: now,
         }
     }
@@ -177,20 +196,27 @@ impl Worker {
 
     /// Why the worker cannot serve a request now, apart from its breaker; `None` = it can.
     pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<Refused> {
+        let silent = || self.is_silent(now, limits.worker_timeout).then_some(Refused::Silent);
+        let frozen = || self.is_frozen(now, limits).then_some(Refused::StandsStill);
+        match self.is_out() {
+            Some(out @ (Refused::Draining | Refused::StreamBroke)) => silent().or(Some(out)),
+            Some(out) => Some(out),
+            None => silent().or_else(frozen),
+        }
+    }
+
+    /// Why it cannot serve a request, whatever the time is.
+    fn is_out(&self) -> Option<Refused> {
         if self.info.is_none() {
             Some(Refused::Connecting)
         } else if let Some(mismatch) = &self.mismatch {
             Some(Refused::Mismatch(mismatch.clone()))
         } else if !self.watching {
             Some(Refused::NotHeardFrom)
-        } else if self.is_silent(now, limits.worker_timeout) {
-            Some(Refused::Silent)
         } else if self.handed_back || self.ledger.last_report().draining {
             Some(Refused::Draining)
         } else if self.suspect_since.is_some() {
             Some(Refused::StreamBroke)
-        } else if self.is_frozen(now, limits) {
-            Some(Refused::StandsStill)
         } else {
             None
         }
@@ -246,7 +272,52 @@ impl Worker {
         if report.load.running == 0 || report.step != self.ledger.last_report().step {
             self.stepped_at = now;
         }
+        self.reported_at = now;
+        if report.load.running + report.load.waiting < self.full_with.saturating_sub(1) {
+            self.seat_freed();
+        }
         self.ledger.report(report);
+    }
+
+    /// One of its sequences has ended, so it may take another one.
+    pub fn seat_freed(&mut self) {
+        self.full_until = Timestamp::ZERO;
+    }
+
+    /// Whether it refuses requests because it is full, as far as known.
+    pub fn is_full(&self, now: Timestamp) -> bool {
+        now < self.full_until
+    }
+
+    /// What a choice needs to know of it; `None` before its info was read.
+    pub fn standing(&self, id: WorkerId, seat: u32, limits: &HealthLimits) -> Option<Standing> {
+        let info = self.info.as_ref()?;
+        let heard = self.heard_at.max(self.excused_at);
+        let silent_at = heard + limits.worker_timeout;
+        let frozen_at = self.stepped_at + self.wedge_limit(limits);
+        let has_work = self.ledger.last_report().load.running > 0;
+        let able_until = if has_work { silent_at.min(frozen_at) } else { silent_at };
+        let (reported_tokens, prefilled_tokens) = self.ledger.reported_tokens();
+        Some(Standing {
+            view: WorkerView {
+                id,
+                name_hash: self.name_hash,
+                hit_tokens: 0,
+                load: self.ledger.current(),
+                max_num_seqs: info.max_num_seqs,
+                block_size: info.block_size,
+            },
+            seat,
+            grammar_fingerprint: info.grammar_fingerprint,
+            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },
+            doubtful_at: heard + limits.worker_timeout / 2,
+            open_at: self.breaker.open_at(),
+            full_until: self.full_until,
+            reported_at: self.reported_at,
+            reported_tokens,
+            prefilled_tokens,
+        })
     }
 
     pub fn dispatched(&mut self, now: Timestamp, epoch: u64, outcome: Outcome) {
@@ -256,7 +327,11 @@ impl Worker {
                 Outcome::Fault => self.suspect_since = Some(now),
                 // Tokens prove the worker alive just like a report.
                 Outcome::Success => self.suspect_since = None,
-                Outcome::Backpressure | Outcome::Neutral => {}
+                Outcome::Backpressure => {
+                    self.full_until = now + FULL_FOR;
+                    self.full_with = self.ledger.current().sequences;
+                }
+                Outcome::Neutral => {}
             }
         }
     }

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{HeaderMap, HeaderName};
 
 use super::refused::Refused;
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
+
+/// Carries a key without a scheme.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The keys that open the API; an empty list opens it to all.
 #[derive(Clone)]
@@ -27,7 +30,11 @@ impl ApiKeys {
         if self.0.is_empty() {
             return Some(Tenant::default());
         }
-        let (scheme, given) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+        let (scheme, given) = match headers.get(AUTHORIZATION) {
+            Some(value) => value.as_bytes().split_at_checked(7)?,
+            // Anthropic's clients send the key alone.
+            None => (&b"bearer "[..], headers.get(X_API_KEY)?.as_bytes()),
+        };
         // Compare every key, so that timing reveals neither which key matched nor how much of it.
         let known = self.0.iter().fold(None, |known, (key, tenant)| {
             let same = equal(key.as_bytes(), given.trim_ascii());
@@ -53,7 +60,7 @@ pub async fn require_key(State(keys): State<ApiKeys>, mut request: Request, next
         request.extensions_mut().insert(tenant);
         next.run(request).await
     } else {
-        let sent = request.headers().contains_key(AUTHORIZATION);
+        let sent = [AUTHORIZATION, X_API_KEY].iter().any(|name| request.headers().contains_key(name));
         let refusal = if sent { Refusal::Unauthorized } else { Refusal::MissingKey };
         Refused::to(&request, refusal).into_response()
     }
@@ -77,6 +84,8 @@ mod tests {
         check("Bearer ", false);
         check("Basic sesame", false);
         check("", false);
+        let alone = |key: &str| HeaderMap::from_iter([(X_API_KEY, key.parse().unwrap())]);
+        assert!(keys.admit(&alone("sesame")).is_some() && keys.admit(&alone("Bearer sesame")).is_none());
         assert!(keys.admit(&HeaderMap::new()).is_none());
         assert!(ApiKeys::new(&[]).admit(&HeaderMap::new()).is_some());
         assert!(

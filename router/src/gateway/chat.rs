@@ -16,14 +16,18 @@ use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
-use super::shapes::{self, Gathered, Heading};
+use super::shapes::{self, Gathered, Heading, TextChunks};
+use super::split::{CallIds, Choices, Message, chat_delta};
 use super::sse;
+use super::tool_fields::{self, Offered};
 use crate::app::App;
 use crate::config::{RequestLimits, RouterConfig};
+use crate::formats::Piece;
+use crate::formats::tools::ToolUse;
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
 use crate::tenant::Tenant;
-use crate::text::text_stream::TextDelta;
+use crate::text::text_stream::{TextDelta, TextFinish};
 use crate::validate::check_logprobs;
 
 pub async fn create(
@@ -59,8 +63,8 @@ pub fn drafts(
     GenerationCall::parse(fields, headers, id, config).map(|(_, draft)| vec![draft])
 }
 
-/// Takes `messages` and the fields that control how they are rendered.
-pub fn chat_prompt(fields: &mut Fields) -> Prompt {
+/// Takes `messages`, the tools and the fields that control how they are rendered.
+pub fn chat_prompt(fields: &mut Fields) -> (Prompt, ToolUse) {
     let messages = match fields.take("messages") {
         Some(Value::Array(messages)) => Ok(messages),
         Some(other) => Err(wrong("messages", "a list of messages", &other)),
@@ -80,12 +84,18 @@ pub fn chat_prompt(fields: &mut Fields) -> Prompt {
     if continue_final_message {
         check_final_message(fields, messages.last());
     }
-    Prompt::Chat {
+    let Offered { tools, shown } = tool_fields::tools(fields);
+    let mut template_kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
+    if !shown.is_empty() {
+        template_kwargs.insert("tools".to_owned(), shown.into());
+    }
+    let prompt = Prompt::Chat {
         messages,
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
-        template_kwargs: fields.object("chat_template_kwargs").unwrap_or_default(),
-    }
+        template_kwargs,
+    };
+    (prompt, tools)
 }
 
 /// The model can only continue a message of its own.
@@ -105,6 +115,7 @@ struct GenerationCall {
     wants: Wants,
     logprobs: bool,
     prompt_logprobs: bool,
+    include_reasoning: bool,
     ignored: Option<HeaderValue>,
 }
 
@@ -123,13 +134,16 @@ impl GenerationCall {
         let older = fields.i64("max_tokens");
         draft.sampling.max_tokens = fields.i64("max_completion_tokens").or(older);
         draft.sampling.logprobs = logprobs_wanted(&mut fields, &config.limits);
-        draft.prompt = chat_prompt(&mut fields);
+        (draft.prompt, draft.tools) = chat_prompt(&mut fields);
+        draft.reasoning_effort = fields.string("reasoning_effort");
+        let include_reasoning = fields.optional_bool("include_reasoning").unwrap_or(true);
         take_unserved(&mut fields);
         let call = Self {
             id: draft.request_id.clone().unwrap_or_default(),
             wants,
             logprobs: draft.sampling.logprobs.is_some(),
             prompt_logprobs: draft.sampling.prompt_logprobs.is_some(),
+            include_reasoning,
             ignored: fields.finish(config.refuse_unknown_fields)?,
         };
         Ok((call, draft))
@@ -172,8 +186,7 @@ impl Answer {
                 choice.push(delta);
             }
         }
-        let choices =
-            gathered.into_iter().enumerate().map(|(index, choice)| self.choice(index, choice)).collect();
+        let choices = self.choice_list(&merged, gathered);
         let mut object = self.heading.object(choices);
         object.insert("usage".to_owned(), shapes::usage(merged.usage()));
         shapes::add_receipt(&mut object, merged.journey());
@@ -189,13 +202,34 @@ impl Answer {
         Ok(object.into())
     }
 
-    fn choice(&self, index: usize, gathered: Gathered) -> Value {
+    fn choice_list(&self, merged: &Merged, gathered: Vec<Gathered>) -> Vec<Value> {
+        let (mut split, ids) = self.split(merged);
+        let choice = |(index, mut gathered): (usize, Gathered)| {
+            let mut message = Message::default();
+            message.extend(split.push(index, std::mem::take(&mut gathered.text)));
+            message.extend(split.finish(index));
+            self.choice(index, gathered, message, &ids)
+        };
+        gathered.into_iter().enumerate().map(choice).collect()
+    }
+
+    /// The splitters of the choices and the ids of their calls.
+    fn split(&self, merged: &Merged) -> (Choices, CallIds) {
+        let prompt = merged.prompts().first();
+        let plan = prompt.and_then(|prompt| prompt.split.as_ref());
+        let choices = Choices::new(plan, self.choices(merged), self.call.include_reasoning);
+        let ids = prompt.map_or_else(CallIds::default, |prompt| CallIds::new(&prompt.request, plan));
+        (choices, ids)
+    }
+
+    fn choice(&self, index: usize, gathered: Gathered, message: Message, ids: &CallIds) -> Value {
         let logprobs = self.call.logprobs.then(|| logprobs::chat(self.names(), &gathered.logprobs));
+        let finish_reason = finish_reason(gathered.finish.as_ref(), !message.calls.is_empty());
         let mut choice = json!({
             "index": index,
-            "message": {"role": "assistant", "content": gathered.text, "refusal": null},
+            "message": message.chat(index, ids),
             "logprobs": logprobs,
-            "finish_reason": shapes::finish_reason(gathered.finish.as_ref()),
+            "finish_reason": finish_reason,
             "stop_reason": shapes::stop_reason(gathered.finish.as_ref()),
         });
         if self.call.wants.return_token_ids {
@@ -217,6 +251,8 @@ impl Answer {
         mut merged: Merged,
         mut outgoing: Outgoing,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
+        let text_chunks = self.text_chunks();
+        let (mut split, ids) = self.split(&merged);
         async_stream::try_stream! {
             for index in 0..self.choices(&merged) {
                 if !outgoing.has_begun(index) {
@@ -227,14 +263,20 @@ impl Answer {
             while let Some(item) = merged.next().await {
                 let (_, delta) = item?;
                 let index = delta.sample_index as usize;
-                let (_, delta) = outgoing.part(index, delta)?;
-                if let Some(choice) = self.content(&delta) {
-                    yield outgoing.event(index, false, self.chunk(choice, &merged).into());
+                let (had, mut delta) = outgoing.part(index, delta)?;
+                split.skip(index, &had.text);
+                let pieces = split.push(index, std::mem::take(&mut delta.text));
+                if let (Some(chunks), [Piece::Content(text)]) = (&text_chunks, &pieces[..]) {
+                    yield outgoing.event(index, false, chunks.chunk(index, text));
+                } else if let Some(choice) = self.content(&delta, chat_delta(pieces, index, &ids)) {
+                    yield outgoing.event(index, false, self.chunk(choice, &merged));
                 }
                 if delta.finish.is_some() {
-                    let mut object = self.chunk(end(&delta), &merged);
+                    // The rest goes with the finish, so that a client has it exactly if it has that.
+                    let rest = chat_delta(split.finish(index), index, &ids);
+                    let mut object = self.chunk(end(&delta, rest, split.has_calls(index)), &merged);
                     shapes::add_receipt(&mut object, merged.journey());
-                    yield outgoing.event(index, true, object.into());
+                    yield outgoing.event(index, true, object);
                 }
             }
             if self.call.wants.include_usage && !outgoing.has_usage() {
@@ -261,15 +303,26 @@ impl Answer {
         object.into()
     }
 
-    /// The choice for a delta's text and tokens; `None` if it would show nothing.
-    fn content(&self, delta: &TextDelta) -> Option<Value> {
+    /// Writes chunks with text, if they have nothing but text; equal to those of `content`.
+    fn text_chunks(&self) -> Option<TextChunks> {
+        let Wants { return_token_ids, continuous_usage, include_usage, .. } = self.call.wants;
+        let after = "},\"logprobs\":null,\"finish_reason\":null";
+        let chunks = || TextChunks::new(&self.heading, ",\"delta\":{\"content\":", after, include_usage);
+        (!self.call.logprobs && !return_token_ids && !continuous_usage).then(chunks)
+    }
+
+    /// The choice for the parts of a delta's text and its tokens; `None` if it would show nothing.
+    fn content(&self, delta: &TextDelta, mut parts: Map<String, Value>) -> Option<Value> {
         let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
-        if delta.text.is_empty() && (delta.tokens.is_empty() || !shows_tokens) {
-            return None;
+        if parts.is_empty() {
+            if delta.tokens.is_empty() || !shows_tokens {
+                return None;
+            }
+            parts.insert("content".to_owned(), "".into());
         }
         let logprobs = self.call.logprobs.then(|| logprobs::chat(self.names(), &delta.logprobs));
         let mut choice = json!({
-            "index": delta.sample_index, "delta": {"content": delta.text}, "logprobs": logprobs,
+            "index": delta.sample_index, "delta": parts, "logprobs": logprobs,
             "finish_reason": null,
         });
         if self.call.wants.return_token_ids {
@@ -290,10 +343,18 @@ impl Answer {
 }
 
 /// The choice in a sample's last chunk.
-fn end(delta: &TextDelta) -> Value {
+fn end(delta: &TextDelta, rest: Map<String, Value>, has_calls: bool) -> Value {
     json!({
-        "index": delta.sample_index, "delta": {}, "logprobs": null,
-        "finish_reason": shapes::finish_reason(delta.finish.as_ref()),
+        "index": delta.sample_index, "delta": rest, "logprobs": null,
+        "finish_reason": finish_reason(delta.finish.as_ref(), has_calls),
         "stop_reason": shapes::stop_reason(delta.finish.as_ref()),
     })
+}
+
+/// The value of `finish_reason`: an answer that ended by itself with calls waits for their results.
+fn finish_reason(finish: Option<&TextFinish>, has_calls: bool) -> Value {
+    match finish {
+        Some(TextFinish::Stop(_)) if has_calls => "tool_calls".into(),
+        finish => shapes::finish_reason(finish),
+    }
 }

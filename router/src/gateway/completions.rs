@@ -17,7 +17,7 @@ use super::outgoing::{Outgoing, SseEvent};
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
-use super::shapes::{self, Gathered, Heading};
+use super::shapes::{self, Gathered, Heading, TextChunks};
 use super::sse;
 use crate::app::App;
 use crate::config::RouterConfig;
@@ -254,6 +254,7 @@ impl Answer {
         mut merged: Merged,
         mut outgoing: Outgoing,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
+        let text_chunks = self.text_chunks();
         async_stream::try_stream! {
             for index in (0..self.choices.len()).filter(|index| outgoing.has_begun(*index)) {
                 // The client already has the start of this choice; continue after it.
@@ -268,12 +269,17 @@ impl Answer {
                     continue;
                 }
                 let finished = delta.finish.is_some();
+                if let Some(chunks) = text_chunks.as_ref().filter(|_| !finished) {
+                    self.choices.iter_mut().skip(index).take(1).for_each(|choice| choice.begun = true);
+                    yield outgoing.event(index, false, chunks.chunk(index, &delta.text));
+                    continue;
+                }
                 let choice = self.choice(index, delta, &merged)?;
                 let mut object = self.chunk(choice, &merged);
                 if finished {
                     shapes::add_receipt(&mut object, merged.journey());
                 }
-                yield outgoing.event(index, finished, object.into());
+                yield outgoing.event(index, finished, object);
             }
             if self.call.wants.include_usage && !outgoing.has_usage() {
                 let mut object = self.heading.object(Vec::new());
@@ -282,6 +288,16 @@ impl Answer {
                 yield outgoing.usage(object.into());
             }
         }
+    }
+
+    /// Writes chunks with text, if they have nothing but text; equal to those of `choice`.
+    fn text_chunks(&self) -> Option<TextChunks> {
+        let GenerationCall { echo, logprobs, prompt_logprobs, wants, .. } = &self.call;
+        let Wants { return_token_ids, continuous_usage, include_usage, .. } = *wants;
+        let after = ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null";
+        let chunks = || TextChunks::new(&self.heading, ",\"text\":", after, include_usage);
+        let is_plain = !(*echo || *logprobs || *prompt_logprobs || return_token_ids || continuous_usage);
+        is_plain.then(chunks)
     }
 
     fn chunk(&self, choice: Value, merged: &Merged) -> Map<String, Value> {

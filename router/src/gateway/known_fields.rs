@@ -7,12 +7,11 @@ use super::fields::Fields;
 use crate::refusal::Refusal;
 
 /// Accepted whatever their value: they do not change the answer.
-const WITHOUT_EFFECT: [&str; 12] = [
+const WITHOUT_EFFECT: [&str; 11] = [
     "user",
     "store",
     "metadata",
     "service_tier",
-    "parallel_tool_calls",
     "safety_identifier",
     "session_id",
     "prompt_cache_key",
@@ -43,10 +42,11 @@ const OF_COMPLETIONS: &str = "is a field of /v1/completions; leave it out";
 /// The table. A handler takes the fields that its API supports first.
 const UNSERVED: &[Unserved] = &[
     // Tools and formats.
-    unserved("tools", is_empty, LEAVE_OUT),
-    unserved("functions", is_empty, LEAVE_OUT),
-    unserved("tool_choice", is_auto, LEAVE_OUT),
-    unserved("function_call", is_auto, LEAVE_OUT),
+    unserved("tools", is_empty, OF_CHAT),
+    unserved("functions", is_empty, "is OpenAI's older field; use tools"),
+    unserved("tool_choice", is_auto, OF_CHAT),
+    unserved("parallel_tool_calls", is_bool, OF_CHAT),
+    unserved("function_call", is_auto, "is OpenAI's older field; use tool_choice"),
     unserved(
         "guided_whitespace_pattern",
         never,
@@ -69,12 +69,8 @@ const UNSERVED: &[Unserved] = &[
     unserved("repetition_detection", is_empty, LEAVE_OUT),
     unserved("watermarking", is_false, LEAVE_OUT),
     unserved("thinking_token_budget", |value| *value == -1, LEAVE_OUT),
-    unserved(
-        "reasoning_effort",
-        |value| value == "none",
-        "is not supported by itself; if the model's chat template reads it, send it in chat_template_kwargs",
-    ),
-    unserved("include_reasoning", is_true, "is not supported: an answer's reasoning is part of its content"),
+    unserved("reasoning_effort", |value| value == "none", OF_CHAT),
+    unserved("include_reasoning", is_true, OF_CHAT),
     unserved("verbosity", |value| value == "medium", LEAVE_OUT),
     // Forms of prompt.
     unserved("suffix", is_empty, "is not supported: no model here fills in the middle; leave it out"),
@@ -116,6 +112,10 @@ fn never(_: &Value) -> bool {
 
 fn is_true(value: &Value) -> bool {
     *value == true
+}
+
+fn is_bool(value: &Value) -> bool {
+    value.is_boolean()
 }
 
 fn is_false(value: &Value) -> bool {

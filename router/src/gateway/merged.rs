@@ -1,6 +1,7 @@
 //! Merges the streams of one call: a completions call may hold many prompts, each with `n` samples.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -9,6 +10,7 @@ use futures::{FutureExt, StreamExt};
 use skein_proto::logprobs::TokenLogprobs;
 
 use crate::app::{App, Started};
+use crate::formats::Plan;
 use crate::refusal::Refusal;
 use crate::request::{Draft, Journey, TokenRequest};
 use crate::tenant::Tenant;
@@ -24,6 +26,8 @@ type Item = Option<Result<TextDelta, Refusal>>;
 pub struct Merged {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
+    /// The only stream, once it has begun: it needs no boxes.
+    alone: Option<TextStream>,
     waiting: VecDeque<(usize, TextDelta)>,
 }
 
@@ -31,6 +35,8 @@ pub struct Merged {
 pub struct Prompted {
     /// The validated request.
     pub request: TokenRequest,
+    /// How its text is split; `None` = it is content.
+    pub split: Option<Arc<Plan>>,
     /// Tokens up to the latest delta.
     pub usage: Usage,
     /// The moves of its request up to the latest delta.
@@ -42,13 +48,18 @@ pub struct Prompted {
 impl Merged {
     /// Starts `drafts`. If one is refused, the others are cancelled.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
-        let mut merged =
-            Self { prompts: Vec::new(), running: FuturesUnordered::new(), waiting: VecDeque::new() };
+        let mut merged = Self {
+            prompts: Vec::new(),
+            running: FuturesUnordered::new(),
+            alone: None,
+            waiting: VecDeque::new(),
+        };
         for draft in drafts {
-            let Started { request, stream } = app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
+            let Started { request, stream, split } =
+                app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
             let at = merged.prompts.len();
             let (usage, journey) = (stream.usage(), stream.journey());
-            merged.prompts.push(Prompted { request, usage, journey, prompt_logprobs: Vec::new() });
+            merged.prompts.push(Prompted { request, split, usage, journey, prompt_logprobs: Vec::new() });
             merged.running.push(advance(at, stream));
         }
         Ok(merged)
@@ -67,6 +78,12 @@ impl Merged {
         if let Some(waiting) = self.waiting.pop_front() {
             return Some(Ok(waiting));
         }
+        if let Some(stream) = &mut self.alone {
+            let item = stream.next().await;
+            self.prompts[0].usage = stream.usage();
+            self.prompts[0].journey = stream.journey();
+            return item.map(|item| item.map(|delta| (0, delta)));
+        }
         while let Some((at, stream, item)) = self.running.next().await {
             self.prompts[at].usage = stream.usage();
             self.prompts[at].journey = stream.journey();
@@ -77,7 +94,11 @@ impl Merged {
                     if known.is_empty() {
                         known.extend_from_slice(stream.prompt_logprobs());
                     }
-                    self.running.push(advance(at, stream));
+                    if self.prompts.len() == 1 {
+                        self.alone = Some(stream);
+                    } else {
+                        self.running.push(advance(at, stream));
+                    }
                     return Some(Ok((at, delta)));
                 }
                 Some(Err(refusal)) => {

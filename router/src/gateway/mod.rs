@@ -6,12 +6,14 @@ mod batches;
 mod chat;
 mod completions;
 mod constraint_fields;
+mod conversation;
 mod cors;
 mod fields;
 mod files;
 mod known_fields;
 mod logprobs;
 mod merged;
+mod messages;
 mod metrics;
 mod models;
 mod ollama;
@@ -20,12 +22,16 @@ pub mod picked;
 mod progress;
 mod refused;
 mod request_id;
+mod responses;
 mod sampling_fields;
 mod shapes;
+mod single;
+pub(crate) mod split;
 mod sse;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+pub(crate) mod tool_fields;
 mod traced;
 mod welcome;
 
@@ -55,6 +61,9 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .route("/v1/models/{*id}", get(models::retrieve))
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(models::version))

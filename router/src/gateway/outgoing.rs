@@ -1,7 +1,9 @@
 //! The outgoing events of one stream: gives each the id from which its client can resume, and leaves out what
 //! the client received on an earlier connection.
 
-use serde_json::Value;
+use std::fmt;
+
+use serde_json::{Map, Value};
 
 use super::progress::Progress;
 use crate::refusal::Refusal;
@@ -12,9 +14,39 @@ use crate::text::text_stream::TextDelta;
 #[derive(Debug, Clone, PartialEq)]
 pub struct SseEvent {
     /// The JSON to send as `data`.
-    pub object: Value,
+    pub object: SseData,
     /// `None` if the call has more than [`MAX_CHOICES`](super::progress::MAX_CHOICES) choices.
     pub id: Option<String>,
+}
+
+/// One JSON object.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SseData {
+    /// Still a tree.
+    Object(Value),
+    /// Written already, by a template.
+    Written(String),
+}
+
+impl From<Value> for SseData {
+    fn from(object: Value) -> Self {
+        Self::Object(object)
+    }
+}
+
+impl From<Map<String, Value>> for SseData {
+    fn from(object: Map<String, Value>) -> Self {
+        Self::Object(object.into())
+    }
+}
+
+impl fmt::Display for SseData {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(object) => object.fmt(out),
+            Self::Written(text) => out.write_str(text),
+        }
+    }
 }
 
 /// How much of a stream has been sent, over this connection and earlier ones.
@@ -49,21 +81,21 @@ impl Outgoing {
     }
 
     /// An event with everything split off for a choice so far. It includes the finish only if `finished`.
-    pub fn event(&mut self, choice: usize, finished: bool, object: Value) -> SseEvent {
+    pub fn event(&mut self, choice: usize, finished: bool, object: impl Into<SseData>) -> SseEvent {
         let seen = self.rests.get(choice).map(Remainder::seen).unwrap_or_default();
         if let Some(sent) = self.progress.choices.get_mut(choice) {
             *sent = Some(Received { finished, ..seen });
         }
-        self.named(object)
+        self.named(object.into())
     }
 
     /// The event that carries the usage.
     pub fn usage(&mut self, object: Value) -> SseEvent {
         self.progress.usage = true;
-        self.named(object)
+        self.named(object.into())
     }
 
-    fn named(&self, object: Value) -> SseEvent {
+    fn named(&self, object: SseData) -> SseEvent {
         SseEvent { object, id: self.progress.event_id(&self.request_id) }
     }
 }

@@ -6,7 +6,7 @@ use http::HeaderMap;
 use uuid::Uuid;
 
 use super::fields::Fields;
-use super::{chat, completions};
+use super::{chat, completions, messages, responses};
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::Draft;
@@ -29,6 +29,8 @@ pub async fn draft(
     let drafts = match path {
         "/v1/chat/completions" => chat::drafts,
         "/v1/completions" => completions::drafts,
+        "/v1/responses" => responses::drafts,
+        "/v1/messages" => messages::drafts,
         _ => return Ok(None),
     };
     let fields = Fields::of_other(headers, body, app).await?;

@@ -8,6 +8,8 @@
 //! choice 1 has 9 tokens and 40 bytes. An echoed prompt and a chat's role chunk go with a choice's first
 //! event and are not counted.
 
+use std::fmt::Write;
+
 use crate::refusal::Refusal;
 use crate::text::received::Received;
 
@@ -37,14 +39,21 @@ impl Progress {
         if self.choices.len() > MAX_CHOICES {
             return None;
         }
-        let entry = |choice: &Option<Received>| match choice {
-            None => "-".to_owned(),
-            Some(Received { tokens, text_bytes, finished }) => {
-                format!("{tokens}.{text_bytes}{}", if *finished { "f" } else { "" })
+        // Every event has one, so it is written in one piece.
+        let mut id = String::with_capacity(request_id.len() + 2 + 16 * self.choices.len());
+        id.push_str(request_id);
+        for (at, choice) in self.choices.iter().enumerate() {
+            id.push(if at == 0 { '/' } else { ',' });
+            match choice {
+                None => id.push('-'),
+                Some(Received { tokens, text_bytes, finished }) => {
+                    let _ = write!(id, "{tokens}.{text_bytes}");
+                    id.extend(finished.then_some('f'));
+                }
             }
-        };
-        let entries: Vec<String> = self.choices.iter().map(entry).collect();
-        Some(format!("{request_id}/{}{}", entries.join(","), if self.usage { "+" } else { "" }))
+        }
+        id.extend(self.usage.then_some('+'));
+        Some(id)
     }
 
     /// Whether the client has every choice's finish.

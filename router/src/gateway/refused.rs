@@ -25,6 +25,7 @@ pub struct Refused {
 enum Protocol {
     OpenAi,
     Ollama,
+    Anthropic,
     Grpc,
 }
 
@@ -36,10 +37,17 @@ impl Refused {
             Protocol::Grpc
         } else if request.uri().path().starts_with("/api/") {
             Protocol::Ollama
+        } else if ANTHROPIC.iter().any(|path| request.uri().path().ends_with(path)) {
+            Protocol::Anthropic
         } else {
             Protocol::OpenAi
         };
         Self { refusal, protocol }
+    }
+
+    /// The answer to a request of Anthropic's API.
+    pub fn anthropic(refusal: Refusal) -> Self {
+        Self { refusal, protocol: Protocol::Anthropic }
     }
 
     /// The answer to a request of Ollama's API.
@@ -62,10 +70,29 @@ pub fn error_object(refusal: &Refusal) -> Value {
     }})
 }
 
+/// The paths of Anthropic's API.
+const ANTHROPIC: [&str; 2] = ["/v1/messages", "/v1/messages/count_tokens"];
+
+/// Anthropic's error object, for a body or an event.
+pub fn anthropic_error(refusal: &Refusal) -> Value {
+    let kind = match refusal.http().status {
+        401 => "authentication_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        504 => "timeout_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    };
+    json!({"type": "error", "error": {"type": kind, "message": refusal.to_string()}})
+}
+
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let body = match self.protocol {
             Protocol::OpenAi => error_object(&self.refusal),
+            Protocol::Anthropic => anthropic_error(&self.refusal),
             Protocol::Ollama => json!({"error": self.refusal.to_string()}),
             Protocol::Grpc => {
                 return crate::grpc::status(&self.refusal).into_http::<axum::body::Body>().into_response();

@@ -169,6 +169,14 @@ fn stream_options(fields: &mut Fields, stream: bool) -> (bool, bool) {
     wanted
 }
 
+/// Refuses a `Last-Event-ID` where events have no ids.
+pub fn refuse_resume(fields: &mut Fields, had: Option<&Progress>) {
+    if had.is_some() {
+        let message = "Last-Event-ID belongs to chat and completion streams; events of this API have no ids.";
+        fields.note(Refusal::invalid("Last-Event-ID", message));
+    }
+}
+
 /// Refuses a `Last-Event-ID` whose number of choices differs from what the body asks for.
 pub fn check_choices(had: Option<&Progress>, prompts: usize, n: Option<i64>) -> Result<(), Refusal> {
     let Some(had) = had else { return Ok(()) };

@@ -1,11 +1,14 @@
 //! The parts of an answer that completions and chat share.
 
+use std::io::Write;
+
 use axum::response::Response;
 use http::HeaderValue;
 use serde_json::{Map, Value, json};
 use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
 
+use super::outgoing::SseData;
 use super::request_id::X_REQUEST_ID;
 use crate::request::Journey;
 use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
@@ -37,6 +40,45 @@ impl Heading {
         object.insert("system_fingerprint".to_owned(), SYSTEM_FINGERPRINT.into());
         object.insert("choices".to_owned(), choices.into());
         object
+    }
+}
+
+/// Writes the chunks that make up most of a stream: those with nothing but text. Everything around the text
+/// is the same in all of them, so it is written once.
+#[derive(Debug)]
+pub struct TextChunks {
+    /// Up to the index of the choice.
+    before_index: String,
+    /// From there to the text.
+    before_text: &'static str,
+    /// From the text on.
+    after_text: String,
+}
+
+impl TextChunks {
+    /// Chunks of an answer with `heading`. A choice is `{"index": 0` and `before_text`, the text, `after_text`;
+    /// `usage_is_null` adds the field that announces usage.
+    pub fn new(heading: &Heading, before_text: &'static str, after_text: &str, usage_is_null: bool) -> Self {
+        let head = Value::Object(heading.object(Vec::new())).to_string();
+        let head = head.strip_suffix("]}").unwrap_or(&head);
+        let usage = if usage_is_null { ",\"usage\":null" } else { "" };
+        Self {
+            before_index: format!("{head}{{\"index\":"),
+            before_text,
+            after_text: format!("{after_text}}}]{usage}}}"),
+        }
+    }
+
+    /// The chunk with `text` of a choice.
+    pub fn chunk(&self, index: usize, text: &str) -> SseData {
+        let Self { before_index, before_text, after_text } = self;
+        let fixed = before_index.len() + before_text.len() + after_text.len();
+        let mut chunk = Vec::with_capacity(fixed + text.len() + 16);
+        // Writing to memory and serialising a string cannot fail.
+        let _ = write!(chunk, "{before_index}{index}{before_text}");
+        let _ = serde_json::to_writer(&mut chunk, text);
+        chunk.extend_from_slice(after_text.as_bytes());
+        SseData::Written(String::from_utf8(chunk).unwrap_or_default())
     }
 }
 
@@ -106,4 +148,26 @@ pub fn finish_response(mut response: Response, request_id: &str, ignored: Option
         headers.insert("x-ignored-params", ignored);
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_written_chunk_equals_the_tree() {
+        let heading = Heading { id: "a\"b".into(), object: "chunk", created: 7, model: "m\\n".into() };
+        for text in ["", "plain", "\"quoted\"\n\u{1}\u{7f}\u{2028}😀</script>\\"] {
+            for (usage_is_null, index) in [(false, 0), (true, 127)] {
+                let choice = json!({"index": index, "delta": {"content": text}, "logprobs": null});
+                let mut object = heading.object(vec![choice]);
+                if usage_is_null {
+                    object.insert("usage".to_owned(), Value::Null);
+                }
+                let before = ",\"delta\":{\"content\":";
+                let chunks = TextChunks::new(&heading, before, "},\"logprobs\":null", usage_is_null);
+                assert_eq!(chunks.chunk(index, text).to_string(), Value::Object(object).to_string());
+            }
+        }
+    }
 }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use serde_json::Value;
 
 use super::outgoing::SseEvent;
 use super::refused::error_object;
@@ -16,8 +17,10 @@ use crate::refusal::Refusal;
 
 /// How long the status line may wait for the first event.
 const FIRST_EVENT_WAIT: Duration = Duration::from_secs(2);
-/// Silence after which a comment keeps proxies from closing the connection.
+/// Silence after which a comment keeps proxies from closing the connection; at least two thirds of it.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Parts in which the silence is counted.
+const SILENT_PARTS: u32 = 3;
 /// Sent before a connection is cut. `retry` is how long the client waits before it reconnects, milliseconds.
 const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
 
@@ -33,6 +36,33 @@ pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + '
     let body = Body::from_stream(bytes(events));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, [("x-accel-buffering", "no")], body).into_response()
+}
+
+/// An event with a name, as Responses and Messages have them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Named {
+    /// The value of `event`, which `type` of the object repeats.
+    pub event: &'static str,
+    /// The JSON to send as `data`.
+    pub object: Value,
+}
+
+/// A response that sends named events; the last of them says that it is the last.
+pub fn named(events: impl Stream<Item = Named> + Send + 'static) -> Response {
+    let bytes = async_stream::stream! {
+        let mut events = std::pin::pin!(events);
+        loop {
+            match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
+                Err(_) => yield Ok::<_, io::Error>(Bytes::from_static(b": keep-alive\n\n")),
+                Ok(Some(Named { event, object })) => {
+                    yield Ok(Bytes::from(format!("event: {event}\ndata: {object}\n\n")));
+                }
+                Ok(None) => break,
+            }
+        }
+    };
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, [("x-accel-buffering", "no")], Body::from_stream(bytes)).into_response()
 }
 
 /// Waits briefly for the first event, so that an early refusal is a status and not an event. The wait is
@@ -54,24 +84,41 @@ fn bytes(
     async_stream::stream! {
         let mut events = std::pin::pin!(events);
         let mut resumable = false;
+        // One timer for the stream, not one for each event: it counts how long nothing was sent.
+        let mut timer = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
+        let mut silent_parts = 0;
         loop {
-            match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
-                Err(_) => yield Ok(Bytes::from_static(b": keep-alive\n\n")),
-                Ok(Some(Ok(event))) => {
+            let next = tokio::select! {
+                biased;
+                next = events.next() => Some(next),
+                () = &mut timer => None,
+            };
+            let Some(next) = next else {
+                timer.set(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
+                silent_parts += 1;
+                if silent_parts == SILENT_PARTS {
+                    silent_parts = 0;
+                    yield Ok(Bytes::from_static(b": keep-alive\n\n"));
+                }
+                continue;
+            };
+            silent_parts = 0;
+            match next {
+                Some(Ok(event)) => {
                     resumable = event.id.is_some();
                     yield Ok(written(&event));
                 }
-                Ok(Some(Err(Refusal::Draining))) if resumable => {
+                Some(Err(Refusal::Draining)) if resumable => {
                     yield Ok(Bytes::from_static(FAREWELL));
                     tokio::time::sleep(FAREWELL_TIME).await;
                     yield Err(io::Error::other("the server is shutting down"));
                     break;
                 }
-                Ok(Some(Err(refusal))) => {
+                Some(Err(refusal)) => {
                     yield Ok(Bytes::from(format!("data: {}\n\n", error_object(&refusal))));
                     break;
                 }
-                Ok(None) => {
+                None => {
                     yield Ok(Bytes::from_static(b"data: [DONE]\n\n"));
                     break;
                 }
@@ -97,8 +144,8 @@ mod tests {
     async fn silence_is_filled_with_comments() {
         let events = async_stream::stream! {
             tokio::time::sleep(Duration::from_secs(31)).await;
-            yield Ok(SseEvent { object: json!({"text": "a\nb"}), id: Some("a/1.3".to_owned()) });
-            yield Ok(SseEvent { object: json!({}), id: None });
+            yield Ok(SseEvent { object: json!({"text": "a\nb"}).into(), id: Some("a/1.3".to_owned()) });
+            yield Ok(SseEvent { object: json!({}).into(), id: None });
         };
         let sent: Vec<Bytes> = bytes(events).map(Result::unwrap).collect().await;
         let expected = [
@@ -114,7 +161,7 @@ mod tests {
     #[tokio::test]
     async fn a_resumable_stream_is_cut_at_shutdown_and_any_other_gets_an_error_object() {
         let told = async |refusal: Refusal, id: Option<&str>| {
-            let event = SseEvent { object: json!({}), id: id.map(str::to_owned) };
+            let event = SseEvent { object: json!({}).into(), id: id.map(str::to_owned) };
             let sent: Vec<_> =
                 bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
             let cut = sent.last().unwrap().is_err();

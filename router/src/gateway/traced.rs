@@ -30,7 +30,9 @@ pub async fn trace(request: Request, next: Next) -> Response {
 }
 
 /// Paths of requests that generate.
-const GENERATING: [&str; 6] = [
+const GENERATING: [&str; 8] = [
+    "/v1/responses",
+    "/v1/messages",
     "/v1/chat/completions",
     "/v1/completions",
     "/api/chat",

@@ -4,27 +4,39 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use skein_grammar::Source;
 use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::v1;
 
+use crate::formats::Piece;
+use crate::formats::tools::{Choice, ToolUse};
+use crate::gateway::split::CallIds;
+use crate::gateway::tool_fields::{self, Offered, function_of};
 use crate::refusal::Refusal;
-use crate::request::{Draft, Journey, Prompt};
+use crate::request::{Constraint, Draft, Journey, Prompt};
 use crate::text::received::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 use crate::text::token_bytes::TokenBytes;
 
 /// Converts a request for the validator.
 pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<Draft, Refusal> {
+    let mut tools = ToolUse::default();
     let prompt = match request.prompt {
         None => return Err(Refusal::invalid("prompt", "prompt is required: text, token_ids or chat.")),
         Some(v1::generate_request::Prompt::Text(text)) => Prompt::Text(text),
         Some(v1::generate_request::Prompt::TokenIds(tokens)) => {
             Prompt::Tokens(tokens.ids.into_iter().map(i64::from).collect())
         }
-        Some(v1::generate_request::Prompt::Chat(conversation)) => chat(conversation),
+        Some(v1::generate_request::Prompt::Chat(conversation)) => {
+            let (prompt, offered) = chat(conversation)?;
+            tools = offered;
+            prompt
+        }
     };
     Ok(Draft {
+        tools,
+        constraint: given(request.json_schema).map(|schema| constraint(&schema)).transpose()?,
         model: given(request.model),
         prompt,
         sampling: request.sampling.unwrap_or_default().into(),
@@ -36,16 +48,98 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
     })
 }
 
-/// Converts a conversation for the chat template.
-pub fn chat(chat: v1::Chat) -> Prompt {
-    let message =
-        |message: v1::ChatMessage| -> Value { json!({"role": message.role, "content": message.content}) };
-    Prompt::Chat {
+/// The constraint of a JSON schema.
+fn constraint(schema: &str) -> Result<Constraint, Refusal> {
+    let field = "json_schema";
+    let refuse = |reason: String| Refusal::invalid(field, format!("{field}: {reason}."));
+    let schema =
+        serde_json::from_str(schema).map_err(|error| refuse(format!("the text is not JSON: {error}")))?;
+    let source = Source::json_schema(&schema).map_err(|refused| refuse(refused.to_string()))?;
+    Ok(Constraint { source, field })
+}
+
+/// Converts a conversation for the chat template, and its tools.
+pub fn chat(chat: v1::Chat) -> Result<(Prompt, ToolUse), Refusal> {
+    let Offered { tools, shown } = tools(&chat)?;
+    let mut template_kwargs = object("template_arguments", &chat.template_arguments)?;
+    if !shown.is_empty() {
+        template_kwargs.insert("tools".to_owned(), shown.into());
+    }
+    let prompt = Prompt::Chat {
         messages: chat.messages.into_iter().map(message).collect(),
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(true),
         continue_final_message: false,
-        template_kwargs: Map::new(),
+        template_kwargs,
+    };
+    Ok((prompt, tools))
+}
+
+fn message(message: v1::ChatMessage) -> Value {
+    let mut value = json!({"role": message.role, "content": message.content});
+    let call = |call: v1::ToolCall| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}});
+    if !message.tool_calls.is_empty() {
+        value["tool_calls"] = message.tool_calls.into_iter().map(call).collect();
     }
+    if !message.tool_call_id.is_empty() {
+        value["tool_call_id"] = message.tool_call_id.into();
+    }
+    if !message.reasoning.is_empty() {
+        value["reasoning_content"] = message.reasoning.into();
+    }
+    value
+}
+
+fn tools(chat: &v1::Chat) -> Result<Offered, Refusal> {
+    let list = chat.tools.iter().map(|tool| {
+        let mut function = json!({"name": tool.name});
+        if !tool.description.is_empty() {
+            function["description"] = tool.description.as_str().into();
+        }
+        if !tool.parameters.is_empty() {
+            function["parameters"] = object("tools", &tool.parameters)?.into();
+        }
+        Ok::<_, Refusal>((function, tool.strict))
+    });
+    let list = list.collect::<Result<Vec<_>, Refusal>>()?;
+    let fields = list.iter().map(|(function, strict)| (function.as_object(), *strict)).enumerate();
+    let functions = fields.map(|(at, (function, strict))| {
+        function_of(at, function.unwrap_or(&Map::new()), "parameters", strict)
+    });
+    let functions = functions.collect::<Result<Vec<_>, Refusal>>()?;
+    let choice = match chat.tool_choice.as_str() {
+        "" => None,
+        word => Some(tool_fields::word(word).unwrap_or_else(|| Choice::Named(word.to_owned()))),
+    };
+    let shown =
+        list.into_iter().map(|(function, _)| json!({"type": "function", "function": function})).collect();
+    tool_fields::offered(functions, shown, choice, chat.parallel_tool_calls.unwrap_or(true))
+}
+
+/// The JSON object in a string; an empty string is an empty object.
+fn object(field: &'static str, text: &str) -> Result<Map<String, Value>, Refusal> {
+    if text.is_empty() {
+        return Ok(Map::new());
+    }
+    let refuse =
+        |error| Refusal::invalid(field, format!("{field} must be a JSON object in a string: {error}."));
+    serde_json::from_str(text).map_err(refuse)
+}
+
+/// Pieces of an answer for the wire.
+pub fn parts(pieces: Vec<Piece>, sample: usize, ids: &CallIds) -> Vec<v1::Part> {
+    let part = |piece| match piece {
+        Piece::Content(text) => Some(v1::part::Part::Content(text)),
+        Piece::Reasoning(text) => Some(v1::part::Part::Reasoning(text)),
+        Piece::Call { index, name } => {
+            let id = ids.id(sample, index, &name);
+            Some(v1::part::Part::Call(v1::CallBegin { index, id, name }))
+        }
+        Piece::Arguments { index, json } => {
+            Some(v1::part::Part::Arguments(v1::CallArguments { index, json }))
+        }
+        Piece::CallEnd { .. } => None,
+    };
+    pieces.into_iter().filter_map(part).map(|part| v1::Part { part: Some(part) }).collect()
 }
 
 /// Protobuf strings cannot be absent; an empty one counts as absent.
@@ -71,13 +165,14 @@ pub fn logprobs(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Vec<v1::Token
 }
 
 /// The finish of a sample for the wire.
-pub fn finish(finish: &TextFinish) -> v1::Finish {
+pub fn finish(finish: &TextFinish, has_calls: bool) -> v1::Finish {
     let (stop_string, stop_token_id) = match finish {
         TextFinish::Stop(StopCause::Text(text)) => (Some(text.clone()), None),
         TextFinish::Stop(StopCause::Token(token)) => (None, *token),
         TextFinish::Length => (None, None),
     };
-    v1::Finish { reason: finish.reason().to_owned(), stop_string, stop_token_id }
+    let reason = if has_calls && *finish != TextFinish::Length { "tool_calls" } else { finish.reason() };
+    v1::Finish { reason: reason.to_owned(), stop_string, stop_token_id }
 }
 
 /// How much the client has of each of `n` samples.

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::{convert, status};
 use crate::app::{App, work_bytes};
+use crate::gateway::split::{CallIds, Choices};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
 use crate::tenant::Tenant;
@@ -91,7 +92,12 @@ impl InferenceService {
         let return_token_ids = request.return_token_ids;
         let resumed = !request.resume_from.is_empty();
         let started = self.app.start(Draft { tenant, ..convert::draft(request, timeout)? }).await?;
-        let shown = Shown { app: self.app.clone(), id: started.request.id.clone(), return_token_ids };
+        let plan = started.split.as_ref();
+        // Without formats there is only text, which every response has.
+        let split = plan.map(|plan| Choices::new(Some(plan), started.request.n as usize, true));
+        let ids = CallIds::new(&started.request, plan);
+        let id = started.request.id.clone();
+        let shown = Shown { app: self.app.clone(), id, return_token_ids, split, ids };
         Ok(Box::pin(responses(shown, started.stream, had, resumed)))
     }
 
@@ -102,7 +108,7 @@ impl InferenceService {
         let prompt = match request.input {
             None => return Err(Refusal::invalid("input", "input is required: text or chat.")),
             Some(v1::tokenize_request::Input::Text(text)) => Prompt::Text(text),
-            Some(v1::tokenize_request::Input::Chat(chat)) => convert::chat(chat),
+            Some(v1::tokenize_request::Input::Chat(chat)) => convert::chat(chat)?.0,
         };
         let (bytes, text) = (work_bytes(&prompt), self.app.text.clone());
         let most = most_to_tokenize(&limits);
@@ -136,10 +142,12 @@ struct Shown {
     app: App,
     id: String,
     return_token_ids: bool,
+    split: Option<Choices>,
+    ids: CallIds,
 }
 
 fn responses(
-    shown: Shown,
+    mut shown: Shown,
     mut stream: TextStream,
     had: Vec<Received>,
     resumed: bool,
@@ -151,12 +159,13 @@ fn responses(
         while let Some(delta) = stream.next().await {
             let delta = delta.map_err(|refusal| status(&refusal))?;
             let rest = rests.get_mut(delta.sample_index as usize).ok_or_else(|| status(&Refusal::Internal))?;
-            let (_, delta) = rest.part(delta).map_err(|refusal| status(&refusal))?;
+            let (had, delta) = rest.part(delta).map_err(|refusal| status(&refusal))?;
+            let seen = rest.seen();
+            let parts = shown.parts(&had, &delta);
             if !first && !stream.is_done() && shown.is_quiet(&delta) {
                 continue;
             }
-            let seen = rest.seen();
-            yield shown.response(delta, seen, &stream, std::mem::take(&mut first));
+            yield v1::GenerateResponse { parts, ..shown.response(delta, seen, &stream, std::mem::take(&mut first)) };
         }
     }
 }
@@ -165,6 +174,18 @@ impl Shown {
     fn is_quiet(&self, delta: &TextDelta) -> bool {
         let tokens = if self.return_token_ids { delta.tokens.len() } else { 0 };
         delta.text.is_empty() && delta.finish.is_none() && delta.logprobs.is_empty() && tokens == 0
+    }
+
+    /// The parts of a delta's new text.
+    fn parts(&mut self, had: &TextDelta, delta: &TextDelta) -> Vec<v1::Part> {
+        let Some(split) = &mut self.split else { return Vec::new() };
+        let sample = delta.sample_index as usize;
+        split.skip(sample, &had.text);
+        let mut pieces = split.push(sample, delta.text.clone());
+        if delta.finish.is_some() {
+            pieces.extend(split.finish(sample));
+        }
+        convert::parts(pieces, sample, &self.ids)
     }
 
     fn response(
@@ -178,6 +199,7 @@ impl Shown {
         let prompt_logprobs = if first { stream.prompt_logprobs() } else { &[] };
         let Received { tokens, text_bytes, finished } = seen;
         let sample_index = delta.sample_index;
+        let has_calls = self.split.as_ref().is_some_and(|split| split.has_calls(sample_index as usize));
         v1::GenerateResponse {
             request_id: self.id.clone(),
             sample_index,
@@ -185,11 +207,12 @@ impl Shown {
             token_ids: if self.return_token_ids { delta.tokens } else { Vec::new() },
             from_position: delta.from_position,
             logprobs: convert::logprobs(bytes, &delta.logprobs),
-            finish: delta.finish.as_ref().map(convert::finish),
+            finish: delta.finish.as_ref().map(|finish| convert::finish(finish, has_calls)),
             usage: stream.is_done().then(|| convert::usage(stream.usage())),
             prompt_logprobs: convert::logprobs(bytes, prompt_logprobs),
             received: Some(v1::Received { sample_index, tokens, text_bytes, finished }),
             receipt: stream.is_done().then(|| convert::receipt(stream.journey())),
+            parts: Vec::new(),
         }
     }
 }

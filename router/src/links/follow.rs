@@ -15,9 +15,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::link_log::{LinkLog, Reached};
+use super::snapshot_parts;
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
-use crate::fleet::{Action, Event, TICK, WorkerId};
+use crate::fleet::{Action, Event, TICK, WorkerEpoch, WorkerId};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -54,6 +55,7 @@ pub(crate) async fn follow_members(workers: Arc<Workers>, mut changes: mpsc::Rec
                 Action::Resubscribe(_)
                 | Action::Reconnect(_)
                 | Action::Wake
+                | Action::SeatFree
                 | Action::Recheck(_)
                 | Action::Lost(_)
                 | Action::Log(_) => {}
@@ -135,7 +137,15 @@ async fn session(
                 *reached = Reached::Watch;
                 log_recovered(worker, address, log);
             }
-            let actions = workers.handle(Event::Watched(worker, event));
+            let mut rest = snapshot_parts::split(event);
+            let mut actions = workers.handle(Event::Watched(worker, rest.event));
+            let reopens = |action: &Action| matches!(action, Action::Resubscribe(_) | Action::Reconnect(_));
+            while let Some(runs) = rest.parts.next().filter(|_| !actions.iter().any(reopens)) {
+                // Between two parts other tasks may use the fleet.
+                tokio::task::yield_now().await;
+                let at = WorkerEpoch { worker, epoch: rest.epoch };
+                actions.extend(workers.handle(Event::SnapshotPart(at, runs)));
+            }
             if is_first {
                 // Logged only now, because a worker gets no requests before its first report.
                 tracing::info!(worker = worker.0, address, backend, version, "worker connected");
@@ -148,6 +158,7 @@ async fn session(
                     Action::Follow(..)
                     | Action::Unfollow(_)
                     | Action::Hurry(_)
+                    | Action::SeatFree
                     | Action::Recheck(_)
                     | Action::Lost(_)
                     | Action::Log(_) => {}

@@ -7,6 +7,8 @@
 pub(crate) mod errands;
 pub(crate) mod follow;
 mod link_log;
+pub(crate) mod seats;
+mod snapshot_parts;
 pub(crate) mod totals;
 pub mod transport;
 pub mod worker_client;

@@ -14,6 +14,7 @@ use skein_proto::block_hash;
 use skein_proto::stream_key::StreamKey;
 
 use super::errands::Errands;
+use super::seats::{Seats, Ticket};
 use super::totals::Totals;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
@@ -46,6 +47,8 @@ pub(crate) struct Workers {
     pub(crate) router_id: u64,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) errands: Errands,
+    /// Requests that wait because all workers are full.
+    pub(crate) seats: Seats,
     /// Sums of what the workers count, for metrics.
     pub(crate) totals: Totals,
 }
@@ -69,6 +72,8 @@ pub(crate) struct Arrival<'a> {
     pub time_left: Option<Duration>,
     /// Workers that it must not go to.
     pub without: &'a [WorkerId],
+    /// Its place among those who wait for a seat; `None` if it does not wait for one.
+    pub ticket: Option<&'a Ticket>,
 }
 
 /// A placement, and the connection to its worker.
@@ -89,7 +94,9 @@ pub(crate) struct Placed {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        self.workers.with_fleet(|fleet| fleet.ended(self.placement));
+        if self.workers.with_fleet(|fleet| fleet.ended(self.placement)) {
+            self.workers.seats.call();
+        }
     }
 }
 
@@ -114,6 +121,7 @@ impl Workers {
             linger,
             connector,
             errands,
+            seats: Seats::default(),
             totals: Totals::default(),
         }
     }
@@ -132,6 +140,9 @@ impl Workers {
         });
         if actions.contains(&Action::Wake) {
             self.changes.send();
+        }
+        if actions.iter().any(|action| matches!(action, Action::Wake | Action::SeatFree)) {
+            self.seats.call();
         }
         if actions.iter().any(|action| matches!(action, Action::Recheck(_))) {
             self.rechecks.send();
@@ -212,15 +223,16 @@ impl Workers {
         admission: &Admission,
     ) -> Result<(Permit, Option<Place>), Refusal> {
         let now = clock::now();
-        let Arrival { job, stream_key, resumes, waits, time_left, without } = *arrival;
+        let Arrival { job, stream_key, resumes, waits, time_left, without, ticket } = *arrival;
         let State { fleet, clients, rng } = &mut *self.lock();
-        let pick = fleet.choose(now, job, without, rng);
+        let is_behind = waits && ticket.is_some_and(|ticket| self.seats.is_behind(ticket));
+        let pick = if is_behind { None } else { fleet.choose(now, job, without, rng) };
         let is_running = fleet.find_stream(now, stream_key).is_some();
         // A worker was ready before, so it is most likely restarting.
-        let waits = waits && fleet.limits(now).is_some();
+        let waits = waits && fleet.was_ready(now);
         // A client with part of its answer is not refused, nor one whose stream already runs.
         if pick.is_none() && !resumes && !is_running && !waits {
-            return Err(none_ready(fleet));
+            return Err(if fleet.is_full(now) { all_full() } else { none_ready(fleet) });
         }
         let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
         let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
@@ -282,10 +294,14 @@ impl Workers {
     }
 }
 
+fn all_full() -> Refusal {
+    Refusal::Overloaded { reason: "every worker is full".to_owned(), retry_after: RETRY_WHEN_NONE_READY }
+}
+
 fn none_ready(fleet: &Fleet) -> Refusal {
     // Limited, because a big fleet that is all down repeats the same state.
-    let workers = fleet.status(clock::now()).into_iter().take(4);
-    let states: Vec<String> = workers.map(|worker| format!("one is {}", worker.state())).collect();
+    let states = fleet.states(clock::now()).take(4);
+    let states: Vec<String> = states.map(|state| format!("one is {state}")).collect();
     let reason = if states.is_empty() { "none has joined".to_owned() } else { states.join(", ") };
     Refusal::NoReadyWorker { reason, retry_after: RETRY_WHEN_NONE_READY }
 }

@@ -28,7 +28,17 @@ const NAME: &str = "chat_template";
 pub struct ChatTemplate {
     env: Environment<'static>,
     own: Vec<(String, String)>,
-    takes_parts: bool,
+    source: String,
+    forms: Forms,
+}
+
+/// The forms in which a template takes parts of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forms {
+    /// A list of content parts as it is. Otherwise its texts are joined into one string.
+    pub parts: bool,
+    /// The arguments of a call as text. Otherwise they are an object.
+    pub text_arguments: bool,
 }
 
 impl ChatTemplate {
@@ -46,19 +56,48 @@ impl ChatTemplate {
         on_deep_stack(|| env.add_template_owned(NAME, source.to_owned()))
             .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
             .map_err(failed)?;
-        Ok(Self { env, own, takes_parts: loops_over_content(source) })
+        let forms = Forms { parts: loops_over_content(source), text_arguments: false };
+        let mut template = Self { env, own, source: source.to_owned(), forms };
+        template.forms.text_arguments = template.wants_text_arguments();
+        Ok(template)
+    }
+
+    /// The forms that it takes.
+    pub fn forms(&self) -> Forms {
+        self.forms
+    }
+
+    /// Its text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether it reads the variable `name`.
+    pub fn reads(&self, name: &str) -> bool {
+        self.source.contains(name)
+    }
+
+    /// Tries a call with its arguments as an object. A template that cannot write them, or not as JSON or
+    /// between tags, is tried with their text.
+    fn wants_text_arguments(&self) -> bool {
+        if !self.reads("tool_calls") {
+            return false;
+        }
+        let written = |arguments: serde_json::Value| {
+            let call = serde_json::json!({"id": "call00000", "type": "function",
+                "function": {"name": "probe", "arguments": arguments}});
+            let messages = serde_json::json!([{"role": "user", "content": "x"},
+                {"role": "assistant", "content": "", "tool_calls": [call]}]);
+            let text = self.render(&messages, false, &Map::new()).unwrap_or_default();
+            text.contains("\"probed_key\"") || text.contains(">probed_key<") || text.contains("=probed_key>")
+        };
+        !written(serde_json::json!({"probed_key": 1})) && written("{\"probed_key\": 1}".into())
     }
 
     /// Frees the compiled template, because other processes render. A hostile template may have large
     /// constants.
     pub fn without_program(self) -> Self {
         Self { env: Environment::empty(), ..self }
-    }
-
-    /// Whether a list of content parts is passed to the template as it is. Otherwise its texts are joined
-    /// into one string.
-    pub fn takes_parts(&self) -> bool {
-        self.takes_parts
     }
 
     /// Renders `messages`. `arguments` are extra variables; they cannot override the model's and the
@@ -270,8 +309,8 @@ mod tests {
 
     #[test]
     fn a_template_that_walks_over_content_takes_parts() {
-        assert!(compile("{%- for part in message['content'] -%}{% endfor %}").takes_parts());
-        assert!(compile("{% for part in message.content %}{% endfor %}").takes_parts());
-        assert!(!compile("{% for message in messages %}{{ message.content }}{% endfor %}").takes_parts());
+        assert!(compile("{%- for part in message['content'] -%}{% endfor %}").forms().parts);
+        assert!(compile("{% for part in message.content %}{% endfor %}").forms().parts);
+        assert!(!compile("{% for message in messages %}{{ message.content }}{% endfor %}").forms().parts);
     }
 }

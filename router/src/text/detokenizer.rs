@@ -13,6 +13,8 @@ use super::token_bytes::TokenBytes;
 pub struct Detokenizer {
     table: Arc<TokenBytes>,
     skip_special_tokens: bool,
+    /// Special tokens that are written all the same.
+    kept: Arc<[TokenId]>,
     /// The start of a scalar whose remaining bytes have not arrived: at most 3 bytes.
     pending: Vec<u8>,
 }
@@ -20,12 +22,17 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// Starts in the middle of a text: the first token keeps its leading space.
     pub fn new(table: Arc<TokenBytes>, skip_special_tokens: bool) -> Self {
-        Self { table, skip_special_tokens, pending: Vec::new() }
+        Self { table, skip_special_tokens, kept: Arc::new([]), pending: Vec::new() }
+    }
+
+    /// The same, with some special tokens that are always written: those that mark parts of the answer.
+    pub fn keeping(self, kept: Arc<[TokenId]>) -> Self {
+        Self { kept, ..self }
     }
 
     /// Appends to `out` the text that `token` completes.
     pub fn push(&mut self, token: TokenId, out: &mut String) {
-        if self.skip_special_tokens && self.table.is_special(token) {
+        if self.skip_special_tokens && self.table.is_special(token) && !self.kept.contains(&token) {
             return;
         }
         self.pending.extend_from_slice(self.table.get(token));

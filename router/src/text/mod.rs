@@ -8,6 +8,7 @@ pub mod chat_template;
 pub mod control;
 mod deep_stack;
 pub mod detokenizer;
+mod fast_bpe;
 mod generation_defaults;
 mod growth;
 pub mod model_text;
@@ -26,6 +27,8 @@ use std::path::PathBuf;
 
 pub use skein_grammar::token_bytes;
 use skein_grammar::token_bytes::UnsupportedDecoder;
+
+use crate::formats::UnknownParser;
 
 /// Why a model's text files cannot be used; reported to the operator at start.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +83,9 @@ pub enum TextError {
     /// tokenizer.json uses a feature that is not supported.
     #[error("tokenizer.json: {0} is not supported; byte-level BPE and SentencePiece-style decoders are")]
     UnsupportedDecoder(String),
+    /// A format of calls or reasoning that is not known.
+    #[error("--tool-call-parser or --reasoning-parser: {0}")]
+    Parser(#[from] UnknownParser),
     /// The chat template does not compile.
     #[error("the chat template does not compile: {0}")]
     Template(String),

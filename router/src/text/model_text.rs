@@ -8,13 +8,14 @@ use skein_grammar::Grammars;
 use skein_proto::TokenId;
 
 use super::TextError;
-use super::chat_template::ChatTemplate;
+use super::chat_template::{ChatTemplate, Forms};
 use super::control::unused_mark;
 pub use super::generation_defaults::GenerationDefaults;
 use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
 use super::too_long::refuse_far_too_long;
+use crate::formats::{Formats, Opening};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 
@@ -22,6 +23,9 @@ use crate::request::Prompt;
 const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
 /// Largest other file, bytes.
 pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
+
+/// Occurs in no marker.
+const NO_MARK: char = '\u{FDEF}';
 
 /// One model's text processing. Immutable, shared by all requests.
 #[derive(Debug)]
@@ -38,6 +42,10 @@ pub struct ModelText {
     pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
+    /// How the model writes reasoning and calls.
+    pub formats: Formats,
+    /// The control tokens among the markers of these formats.
+    pub kept: Arc<[TokenId]>,
     /// Render the chat template; `None` = this process does.
     pub render_processes: Option<RenderProcesses>,
     /// Size and type, for display.
@@ -83,7 +91,17 @@ impl ModelText {
         let mut text = Self::from_parts(served_names, &tokenizer, &config, template, &generation)?;
         text.defaults.sampling.seed = sources.seed;
         text.template_kwargs = sources.template_kwargs.clone();
+        let (calls, reasoning) = (sources.call_parser.as_deref(), sources.reasoning_parser.as_deref());
+        text.set_formats(text.formats.with(calls, reasoning)?);
         Ok(text)
+    }
+
+    /// Replaces the formats that were recognised from the template.
+    pub fn set_formats(&mut self, formats: Formats) {
+        let control = self.tokenizer.control();
+        let found = formats.markers().into_iter().flat_map(|marker| control.find(marker, NO_MARK));
+        self.kept = found.map(|(_, token)| token).collect();
+        self.formats = formats;
     }
 
     /// The same text, with chats rendered by `processes`.
@@ -118,7 +136,8 @@ impl ModelText {
         let tokenizer = Tokenizer::from_json(json)?;
         let bytes = tokenizer.bytes().clone();
         let grammars = Grammars::new(json, bytes.vocab_size(), move || Ok(bytes.clone()));
-        Ok(Self {
+        let formats = chat_template.as_ref().map(|template| Formats::of_template(template.source()));
+        let mut text = Self {
             served_names,
             tokenizer,
             chat_template,
@@ -127,7 +146,11 @@ impl ModelText {
             template_kwargs: Map::new(),
             render_processes: None,
             facts: Facts::default(),
-        })
+            formats: Formats::default(),
+            kept: Arc::new([]),
+        };
+        text.set_formats(formats.unwrap_or_default());
+        Ok(text)
     }
 
     /// The served name that answers carry.
@@ -148,11 +171,20 @@ impl ModelText {
 
     /// Token ids of a conversation, with the same limit. Control tokens spelled in a message stay text.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>, most_tokens: u32) -> Result<Vec<TokenId>, Refusal> {
+        self.open_chat(prompt, most_tokens).map(|(tokens, _)| tokens)
+    }
+
+    /// [`Self::encode_chat`], and where the prompt leaves the model.
+    pub fn open_chat(
+        &self,
+        prompt: &ChatPrompt<'_>,
+        most_tokens: u32,
+    ) -> Result<(Vec<TokenId>, Opening), Refusal> {
         let Some(template) = &self.chat_template else {
             let message = "This model has no chat template; send a prompt to /v1/completions instead.";
             return Err(Refusal::invalid("messages", message));
         };
-        let messages = Value::Array(prepare(prompt.messages, template.takes_parts())?);
+        let messages = Value::Array(prepare(prompt.messages, template.forms())?);
         let mut arguments = self.template_kwargs.clone();
         arguments.extend(prompt.template_kwargs.clone());
         let arguments = Value::Object(arguments);
@@ -180,7 +212,8 @@ impl ModelText {
             text.truncate(end_of_final_message(&text, &messages)?);
         }
         refuse_far_too_long(&self.tokenizer, &text, most_tokens, "messages")?;
-        self.tokenizer.encode_shielded(&text, mark)
+        let opening = self.formats.opening(&text);
+        Ok((self.tokenizer.encode_shielded(&text, mark)?, opening))
     }
 }
 
@@ -237,15 +270,16 @@ fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTempla
     source.map(compile).transpose()
 }
 
-/// Checks messages and converts them for a template: text parts are joined unless the template expects parts.
-pub(super) fn prepare(messages: &[Value], takes_parts: bool) -> Result<Vec<Value>, Refusal> {
+/// Checks messages and converts them for a template: text parts are joined unless the template expects parts,
+/// and the arguments of calls are objects unless it expects their text.
+pub(super) fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, Refusal> {
     if messages.is_empty() {
         return Err(Refusal::invalid("messages", "messages must hold at least one message."));
     }
-    messages.iter().enumerate().map(|(at, message)| prepare_message(at, message, takes_parts)).collect()
+    messages.iter().enumerate().map(|(at, message)| prepare_message(at, message, forms)).collect()
 }
 
-fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Value, Refusal> {
+fn prepare_message(at: usize, message: &Value, forms: Forms) -> Result<Value, Refusal> {
     let refuse = |what: String| Err(Refusal::invalid("messages", format!("messages[{at}]{what}")));
     let Some(fields) = message.as_object() else {
         return refuse(" must be an object with role and content.".to_owned());
@@ -283,7 +317,7 @@ fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Valu
                     }
                 }
             }
-            if !takes_parts {
+            if !forms.parts {
                 message.insert("content".to_owned(), Value::from(texts.join("\n")));
             }
         }
@@ -291,7 +325,13 @@ fn prepare_message(at: usize, message: &Value, takes_parts: bool) -> Result<Valu
         _ => return refuse(".content must be a string or a list of text parts.".to_owned()),
     }
     if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-        calls.iter_mut().for_each(parse_arguments);
+        let convert = if forms.text_arguments { write_arguments } else { parse_arguments };
+        calls.iter_mut().for_each(convert);
+    }
+    if let Some(reasoning) = message.get("reasoning").filter(|_| !message.contains_key("reasoning_content")) {
+        // Both names are in use; templates know the older one.
+        let reasoning = reasoning.clone();
+        message.insert("reasoning_content".to_owned(), reasoning);
     }
     Ok(Value::Object(message))
 }
@@ -302,6 +342,15 @@ fn parse_arguments(call: &mut Value) {
         && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
     {
         *arguments = Value::Object(parsed);
+    }
+}
+
+/// The other way round, for templates that write the arguments as they are.
+fn write_arguments(call: &mut Value) {
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && arguments.is_object()
+    {
+        *arguments = Value::String(arguments.to_string());
     }
 }
 

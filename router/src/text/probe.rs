@@ -14,7 +14,7 @@ use super::sources::TextSources;
 pub fn probe(directory: &Path, sources: &TextSources) {
     let Ok(Some(template)) = chat_template_of(directory, sources) else { return };
     for messages in conversations() {
-        if let Ok(messages) = prepare(&messages, template.takes_parts()) {
+        if let Ok(messages) = prepare(&messages, template.forms()) {
             let _ = template.render(&Value::Array(messages), true, &Map::new());
         }
     }

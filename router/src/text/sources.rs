@@ -24,6 +24,10 @@ pub struct TextSources {
     pub generation_overrides: Map<String, Value>,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
+    /// Format of calls by vLLM's name; `None` = recognised from the template.
+    pub call_parser: Option<String>,
+    /// Format of reasoning by vLLM's name; `None` = recognised from the template.
+    pub reasoning_parser: Option<String>,
     /// Seed of requests without one; `None` = derived from the request's id.
     pub seed: Option<i64>,
 }

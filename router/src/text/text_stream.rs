@@ -1,6 +1,8 @@
 //! Converts a request's token stream to text, with a detokenizer and a stop-string matcher per sample. Both
 //! APIs read this.
 
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -14,12 +16,13 @@ use super::detokenizer::Detokenizer;
 use super::model_text::ModelText;
 use super::stop::StopMatcher;
 use crate::drain::Lease;
+use crate::formats::Plan;
 use crate::generator::TokenSource;
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// Validated text options of a request. The worker does not see them.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct TextOptions {
     /// Stop strings, none of them empty.
     pub stop: Vec<String>,
@@ -27,6 +30,17 @@ pub struct TextOptions {
     pub include_stop_str_in_output: bool,
     /// Whether to leave control tokens out of the text.
     pub skip_special_tokens: bool,
+    /// How the text is split into reasoning, content and calls; `None` = it is content.
+    pub split: Option<Split>,
+}
+
+/// How an answer's text is split.
+#[derive(Debug, Clone)]
+pub struct Split {
+    /// What the splitters look for.
+    pub plan: Arc<Plan>,
+    /// Control tokens among the markers, which have to stay in the text.
+    pub kept: Arc<[TokenId]>,
 }
 
 /// The text deltas of all samples of one request. Dropping it cancels the request.
@@ -115,8 +129,11 @@ impl TextStream {
         text: &ModelText,
         lease: Lease,
     ) -> Self {
+        let kept =
+            options.split.as_ref().map_or_else(|| Arc::new([]) as Arc<[_]>, |split| split.kept.clone());
         let sample = || Sample {
-            detokenizer: Detokenizer::new(text.tokenizer.bytes().clone(), options.skip_special_tokens),
+            detokenizer: Detokenizer::new(text.tokenizer.bytes().clone(), options.skip_special_tokens)
+                .keeping(kept.clone()),
             stop: StopMatcher::new(&options.stop, options.include_stop_str_in_output),
             output_tokens: 0,
             ended: false,
@@ -137,11 +154,7 @@ impl TextStream {
     /// The next delta, possibly without text; `None` after the last sample's finish or after an error.
     pub async fn next(&mut self) -> Option<Result<TextDelta, Refusal>> {
         while !self.failed && !self.is_done() {
-            let item = tokio::select! {
-                biased;
-                () = self.lease.ended() => Some(Err(Refusal::Draining)),
-                item = self.source.next() => item,
-            };
+            let item = self.next_item().await;
             // A source that ends before its samples is a bug.
             let taken = item.unwrap_or(Err(Refusal::Internal)).and_then(|delta| self.take(delta));
             match taken {
@@ -154,6 +167,22 @@ impl TextStream {
             }
         }
         None
+    }
+
+    /// The source's next item, or the end of this router's time.
+    async fn next_item(&mut self) -> Option<Result<TokenDelta, Refusal>> {
+        if self.lease.is_over() {
+            return Some(Err(Refusal::Draining));
+        }
+        // An item that is there needs no place among the waiters for the end.
+        if let Poll::Ready(item) = futures::poll!(self.source.next()) {
+            return item;
+        }
+        tokio::select! {
+            biased;
+            () = self.lease.ended() => Some(Err(Refusal::Draining)),
+            item = self.source.next() => item,
+        }
     }
 
     /// Whether every sample has ended.

@@ -12,6 +12,7 @@ use tokenizers::{
 use super::TextError;
 use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
 use super::control::ControlTokens;
+use super::fast_bpe::FastBpe;
 use super::growth::{self, TooMuchGrowth};
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use crate::refusal::Refusal;
@@ -68,6 +69,10 @@ pub struct Tokenizer {
     control: ControlTokens,
     control_tokens: Vec<(TokenId, AddedToken)>,
     bytes: Arc<TokenBytes>,
+    /// For tokenizers of a known kind.
+    fast: Option<FastBpe>,
+    /// Tokens that the post-processor puts before every text; `None` if it does more than that.
+    before: Option<Vec<TokenId>>,
 }
 
 /// Reads control tokens as plain text, and the stand-in of each as the token itself.
@@ -112,12 +117,40 @@ impl Tokenizer {
                 format!("its post_processor adds {special} tokens, at most {MAX_SPECIAL_TOKENS} are allowed");
             return Err(malformed(reason));
         }
-        Ok(Self { inner, literal: OnceLock::new(), control, control_tokens, bytes })
+        let fast = FastBpe::from_json(&tree, &|text| inner.token_to_id(text));
+        let mut new =
+            Self { inner, literal: OnceLock::new(), control, control_tokens, bytes, fast, before: None };
+        if new.fast.is_some() {
+            new.before = new.tokens_before();
+        }
+        Ok(new)
+    }
+
+    /// Finds out what the post-processor adds, by two texts.
+    fn tokens_before(&self) -> Option<Vec<TokenId>> {
+        let empty = self.encode_by_library("", true).ok()?;
+        let (with, without) =
+            (self.encode_by_library("a", true).ok()?, self.encode_by_library("a", false).ok()?);
+        (with == [&empty[..], &without].concat()).then_some(empty)
     }
 
     /// Token ids of `text`, in which control tokens are recognised. With `add_special_tokens` the tokenizer's
     /// post-processor adds its own (BOS).
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Refusal> {
+        let before = if add_special_tokens { self.before.as_deref() } else { Some(&[][..]) };
+        let (Some(fast), Some(before)) = (&self.fast, before) else {
+            return self.encode_by_library(text, add_special_tokens);
+        };
+        let mut ids = fast.encode(text, &mut |span| self.encode_by_library(span, false))?;
+        ids.splice(..0, before.iter().copied());
+        Ok(ids)
+    }
+
+    pub(super) fn encode_by_library(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<TokenId>, Refusal> {
         encode(&self.inner, text, add_special_tokens)
     }
 
@@ -183,6 +216,12 @@ impl Tokenizer {
     /// The bytes of each token within a text.
     pub fn bytes(&self) -> &Arc<TokenBytes> {
         &self.bytes
+    }
+
+    /// The id of a token, as the library has it.
+    #[cfg(test)]
+    pub(super) fn id_of(&self, token: &str) -> Option<TokenId> {
+        self.inner.token_to_id(token)
     }
 
     /// The largest id of the vocabulary, without added tokens.

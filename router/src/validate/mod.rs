@@ -1,6 +1,7 @@
 //! The one validator: turns a request from either API into a checked [`TokenRequest`], or a refusal that
 //! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
+mod answer_form;
 mod truncate;
 mod words;
 
@@ -8,19 +9,19 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skein_grammar::Refused;
 use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
-use skein_proto::sampling::{Grammar, SamplingOptions, SamplingParams};
+use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
 use crate::faults::Faults;
+use crate::formats::Opening;
 use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
-use crate::request::{Constraint, Draft, ModelLimits, Prompt, TokenRequest};
+use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 
@@ -54,14 +55,19 @@ pub fn validate(
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
     let n = faults.value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n))).unwrap_or(1);
     let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
-    sampling.grammar = faults.value_of(grammar(draft.constraint.as_ref(), text));
+    faults.value_of(answer_form::effort(&mut draft, text));
+    let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));
+    let constraint = draft.constraint.as_ref();
+    faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(&one.source, one.field, text)));
     let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
     faults.value_of(truncate::check(draft.truncation));
     faults.value_of(words::check_bad_words(&draft.sampling.bad_words));
     faults.check()?;
     sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
-    let prompt = prompt_tokens(&draft, text, model)?;
+    let (prompt, opening) = prompt_tokens(&draft, text, model)?;
+    sampling.grammar = answer_form::grammar(&draft, opening, &arguments, text)?;
+    let split = opening.and_then(|opening| answer_form::split(&draft.tools, opening, text));
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {
         Some(_) => sampling.max_tokens,
@@ -93,6 +99,7 @@ pub fn validate(
         stop,
         include_stop_str_in_output: draft.sampling.include_stop_str_in_output,
         skip_special_tokens: draft.sampling.skip_special_tokens.unwrap_or(true),
+        split,
     };
     if !options.stop.is_empty() {
         // A stop string ends the stream for every reader, so requests with other stop strings must not share
@@ -121,11 +128,17 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
     }
 }
 
-/// Converts a prompt of any form to token ids: at least one, all within the vocabulary.
-fn prompt_tokens(draft: &Draft, text: &ModelText, model: &ModelLimits) -> Result<Vec<TokenId>, Refusal> {
+/// Converts a prompt of any form to token ids: at least one, all within the vocabulary. A chat's comes with
+/// where it leaves the model.
+fn prompt_tokens(
+    draft: &Draft,
+    text: &ModelText,
+    model: &ModelLimits,
+) -> Result<(Vec<TokenId>, Option<Opening>), Refusal> {
     let prompt = &draft.prompt;
     // A prompt to be truncated may be longer than the context.
     let most = if draft.truncation.is_some() { most_to_tokenize(model) } else { model.max_model_len };
+    let mut opening = None;
     let tokens = match prompt {
         Prompt::Text(prompt) => text.encode_text(prompt, draft.add_special_tokens.unwrap_or(true), most)?,
         Prompt::Tokens(tokens) => {
@@ -138,7 +151,11 @@ fn prompt_tokens(draft: &Draft, text: &ModelText, model: &ModelLimits) -> Result
             checked?
         }
         Prompt::Chat { .. } => match ChatPrompt::of(prompt) {
-            Some(chat) => text.encode_chat(&chat, most)?,
+            Some(chat) => {
+                let (tokens, opened) = text.open_chat(&chat, most)?;
+                opening = Some(opened);
+                tokens
+            }
             None => Vec::new(),
         },
     };
@@ -147,7 +164,7 @@ fn prompt_tokens(draft: &Draft, text: &ModelText, model: &ModelLimits) -> Result
     }
     let tokens = truncate::truncate(tokens, draft, text, model)?;
     check_known_to_model(&tokens, prompt_param(prompt), text, model.vocab_size)?;
-    Ok(tokens)
+    Ok((tokens, opening))
 }
 
 /// Approximate limit of a text that is only tokenised, tokens.
@@ -281,15 +298,6 @@ fn sampling(
             .value_of(words::allowed_token_ids(draft.allowed_token_ids.as_deref(), model.vocab_size)),
         ..numbers
     }
-}
-
-/// Compiles the constraint, so that one that no worker could follow is refused here.
-fn grammar(constraint: Option<&Constraint>, text: &ModelText) -> Result<Option<Arc<Grammar>>, Refusal> {
-    let Some(Constraint { source, field }) = constraint else { return Ok(None) };
-    let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
-    text.grammars.compile(source).map_err(refuse)?;
-    let (text, fingerprint) = (source.text().to_owned(), text.grammars.fingerprint());
-    Ok(Some(Arc::new(Grammar { text, fingerprint })))
 }
 
 fn logit_bias(

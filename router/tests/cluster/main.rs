@@ -324,14 +324,17 @@ async fn what_waits_for_a_worker_is_bounded_in_number_and_in_time() {
 }
 
 #[tokio::test]
-async fn a_full_worker_is_passed_over_and_a_full_cluster_refuses() {
+async fn a_full_worker_is_passed_over_and_a_full_cluster_is_waited_for() {
     let scene = Scene::new(2).await;
     let request = request("r", 0..9, 5);
     let expected = scene.run(request.clone()).await;
     scene.script.faults([Fault::Full]);
     assert_eq!(scene.run(request.clone()).await.samples, expected.samples);
     scene.script.faults([Fault::Full, Fault::Full]);
-    let refused = scene.submit(request.clone()).await;
+    assert_eq!(scene.run(request.clone()).await.samples, expected.samples, "it gets the first free seat");
+    scene.script.faults([Fault::Full, Fault::Full]);
+    let of_a_gateway = TokenRequest { waits_for_worker: false, ..request.clone() };
+    let refused = scene.submit(of_a_gateway).await;
     assert!(matches!(refused, Err(Refusal::Overloaded { .. })));
     assert_eq!(scene.ready(), 2, "backpressure is no fault");
     // An accepted request waits: its stream breaks after two tokens, then both workers are full for a moment.

@@ -3,6 +3,7 @@
 //! transport between them is ours.
 
 mod cutter;
+mod tool_calls;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -30,6 +30,12 @@ pub trait Backend: Send {
     fn steps_in_flight(&self) -> usize {
         1
     }
+    /// Stages that a step passes one after the other while other steps are in the other stages. With
+    /// several, no step carries tokens over from the one before, and the sequences are spread evenly over
+    /// the steps in flight.
+    fn stages(&self) -> usize {
+        1
+    }
     /// Whether it supports [`Want::Verify`].
     fn verifies(&self) -> bool {
         false

@@ -1,7 +1,9 @@
 //! The loop of every rank but the leader: does what each frame says, until a frame says stop.
 
+use skein_kernels::collective::{Ranks, RingError};
+
 use super::frame::{Disagreement, Frame, FrameError, Sequence, agree};
-use super::memory::{GroupMemory, RingError};
+use super::memory::FrameReader;
 use crate::backend::{Backend, BackendError};
 
 /// Why a rank ended without being told to.
@@ -27,17 +29,17 @@ pub enum RankError {
     Check(String),
 }
 
-/// Follows the leader as `rank`. `check` checks the loaded model together with all ranks, and returns what
-/// runs steps.
+/// Obeys the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
+/// runs steps. `reports` is the exchange of what ranks of the last stage drew.
 ///
 /// # Errors
 /// If this rank cannot go on, or the group ends.
 pub fn follow<B: Backend>(
-    memory: &GroupMemory,
-    (rank, epoch): (usize, u64),
+    mut frames: FrameReader,
+    mut reports: Option<Box<dyn Ranks>>,
+    epoch: u64,
     check: impl FnOnce() -> Result<B, String>,
 ) -> Result<(), RankError> {
-    let (mut frames, mut reports) = (memory.reader(rank), memory.reports(rank));
     let (mut sequence, mut words) = (Sequence { epoch, step: 0 }, Vec::new());
     let mut check = Some(check);
     let mut backend = None;
@@ -53,7 +55,9 @@ pub fn follow<B: Backend>(
             (Frame::Run(batch), Some(backend)) => {
                 let step = backend.launch(batch)?;
                 let output = backend.collect(step)?;
-                agree(&mut reports, sequence.step, &output)?;
+                if let Some(reports) = &mut reports {
+                    agree(&mut **reports, sequence.step, &output)?;
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Frames, by which the leader makes all ranks run the same steps, and the comparison of their results.
 
-use skein_kernels::collective::{Lost, Ranks, Shared};
+use skein_kernels::collective::{Lost, Ranks};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::memory::REPORT_BYTES;
@@ -113,6 +113,11 @@ impl Sequence {
     }
 }
 
+/// Whether the words of a frame make ranks end.
+pub fn is_stop(words: &[u32]) -> bool {
+    words.first() == Some(&STOP)
+}
+
 fn low(value: u64) -> u32 {
     value as u32
 }
@@ -161,8 +166,8 @@ pub enum Disagreement {
 /// Compares the tokens that all ranks drew in `step`.
 ///
 /// # Errors
-/// If a rank does not report in time, or reports something other than rank 0.
-pub fn agree(reports: &mut Shared, step: u64, output: &StepOutput) -> Result<(), Disagreement> {
+/// If a rank does not report in time, or reports something else than rank 0.
+pub fn agree(reports: &mut dyn Ranks, step: u64, output: &StepOutput) -> Result<(), Disagreement> {
     let drawn: Vec<u8> = output.drawn().flat_map(|sampled| sampled.token.to_le_bytes()).collect();
     let mut mine = [0; REPORT_BYTES];
     mine[..8].copy_from_slice(&step.to_le_bytes());

@@ -2,11 +2,13 @@
 //! drew.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use skein_kernels::collective::Shared;
+use skein_kernels::collective::Ranks;
 
 use super::frame::{Frame, Sequence, agree};
 use super::memory::{FrameWriter, GroupMemory};
+use super::nodes::Nodes;
 use super::watch::Watch;
 use crate::backend::{Alarm, Backend, BackendError, Batch, SampleRow, StepHandle, StepOutput, Want};
 
@@ -14,7 +16,8 @@ use crate::backend::{Alarm, Backend, BackendError, Batch, SampleRow, StepHandle,
 pub struct Leader<B> {
     inner: B,
     frames: FrameWriter,
-    reports: Shared,
+    nodes: Option<Arc<Nodes>>,
+    reports: Box<dyn Ranks>,
     sequence: Sequence,
     /// Frames of the steps in flight, oldest first.
     in_flight: VecDeque<u64>,
@@ -23,33 +26,41 @@ pub struct Leader<B> {
 }
 
 impl<B: Backend> Leader<B> {
-    /// Leads the ranks over `memory`, which `watch` watches. First all ranks check the model together;
-    /// `inner` runs this rank's part of that check and returns its backend.
+    /// Leads the ranks over `memory` and on other `nodes`, which `watch` watches. Their model is checked at
+    /// once: `inner` loads or checks this rank's, which takes part in the others' check. `reports` is the
+    /// exchange of what ranks of the last stage drew.
     ///
     /// # Errors
     /// If a rank is lost, or `inner` fails.
     pub fn start<E: From<BackendError>>(
         memory: &GroupMemory,
-        epoch: u64,
-        watch: Watch,
+        (epoch, watch): (u64, Watch),
+        (reports, nodes): (Box<dyn Ranks>, Option<Arc<Nodes>>),
         inner: impl FnOnce() -> Result<B, E>,
     ) -> Result<Self, E> {
         let (mut frames, mut words) = (memory.writer(), Vec::new());
         let mut sequence = Sequence { epoch, step: 0 };
         sequence.write(&Frame::Check, &mut words);
-        frames.write(&words).map_err(|error| stopped(&watch, &error))?;
+        put(&mut frames, nodes.as_deref(), &words).map_err(|error| stopped(&watch, &error))?;
         let inner = inner()?;
-        let reports = memory.reports(0);
-        Ok(Self { inner, frames, reports, sequence, in_flight: VecDeque::new(), words, watch })
+        let in_flight = VecDeque::new();
+        Ok(Self { inner, frames, nodes, reports, sequence, in_flight, words, watch })
     }
 
     fn write(&mut self, frame: &Frame) -> Result<(), BackendError> {
         self.sequence.write(frame, &mut self.words);
-        self.frames.write(&self.words).map_err(|error| stopped(&self.watch, &error))
+        let written = put(&mut self.frames, self.nodes.as_deref(), &self.words);
+        written.map_err(|error| stopped(&self.watch, &error))
     }
 }
 
-/// The group's failure as the watch has it; if it has none, `error`, which then ends the group.
+/// Writes a frame for all ranks; the network comes first.
+fn put(frames: &mut FrameWriter, nodes: Option<&Nodes>, words: &[u32]) -> Result<(), String> {
+    nodes.map_or(Ok(()), |nodes| nodes.send_words(words))?;
+    frames.write(words).map_err(|error| error.to_string())
+}
+
+/// The group's failure: what the watch saw, or else `error`, which then ends the group.
 fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
     let reason = watch.fail(error.to_string());
     BackendError::Stopped { backend: "group", reason }
@@ -62,6 +73,10 @@ impl<B: Backend> Backend for Leader<B> {
 
     fn steps_in_flight(&self) -> usize {
         self.inner.steps_in_flight()
+    }
+
+    fn stages(&self) -> usize {
+        self.inner.stages()
     }
 
     fn verifies(&self) -> bool {
@@ -84,7 +99,7 @@ impl<B: Backend> Backend for Leader<B> {
         let output = self.inner.collect(step).map_err(|error| stopped(&self.watch, &error))?;
         let step = self.in_flight.pop_front().unwrap_or_default();
         // No token is used before all ranks have drawn the same.
-        agree(&mut self.reports, step, &output).map_err(|error| stopped(&self.watch, &error))?;
+        agree(&mut *self.reports, step, &output).map_err(|error| stopped(&self.watch, &error))?;
         Ok(output)
     }
 
@@ -105,6 +120,6 @@ impl<B> Drop for Leader<B> {
         self.sequence.write(&Frame::Stop, &mut self.words);
         self.watch.stop();
         // Fails if the group has failed.
-        let _ = self.frames.write(&self.words);
+        let _ = put(&mut self.frames, self.nodes.as_deref(), &self.words);
     }
 }

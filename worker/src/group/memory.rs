@@ -1,73 +1,132 @@
-//! The memory that all ranks of a group on one machine share.
+//! The memory that all processes of a group on one node share.
 //!
 //! ```text
-//! exchange of steps · exchange of reports · a beat for each rank · ring: writes, reads of each rank, bytes
+//! exchange of steps, and of reports, for each stage · a beat for each seat · ring of frames · links between
+//! stages
 //! ```
 //!
-//! The ring carries frames from the leader to every other rank: it is written once, and each rank reads at
-//! its own pace.
+//! A seat is a process: seat 0 writes the frames, and all others read them. On the first node seat 0 is rank
+//! 0, which leads. On the others it is the process that holds the connection to the leader, and the ranks
+//! follow.
 
 use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use skein_kernels::collective::{End, Shared};
-use skein_node::clock::{self, Timestamp};
-use skein_sys::shared_memory::{APART, SharedMemory, sleep_while, wake};
+use serde::{Deserialize, Serialize};
+use skein_kernels::collective::{End, Ring, RingError, RingReader, RingWriter, Shared};
+use skein_sys::shared_memory::{APART, SharedMemory};
+
+use super::topology::Topology;
 
 /// Most bytes of a rank in one exchange of a step; longer messages are split.
 const EXCHANGE_BYTES: usize = 1 << 20;
-/// Bytes of the ring: several steps of 256 sequences of 2,000 tokens.
+/// Bytes of the ring of frames: several steps of 256 sequences of 2,000 tokens.
 const RING_BYTES: usize = 4 << 20;
 /// Bytes of a rank's report on a step.
 pub const REPORT_BYTES: usize = 16;
-/// Longest sleep of a rank without work, and of a leader whose ring is full.
-const NAP: Duration = Duration::from_millis(100);
-
-/// A group's memory.
-#[derive(Debug, Clone)]
-pub struct GroupMemory {
-    memory: SharedMemory,
-    ranks: usize,
-    /// Longest wait within a step.
-    patience: Duration,
-    ring_bytes: usize,
-}
-
-/// Why the ring cannot be used any more.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum RingError {
-    /// The group has been told to end.
-    #[error("the group ends because of rank {0}")]
-    Ended(usize),
-    /// A rank does not read.
-    #[error("rank {rank} has read no frame for {} ms", after.as_millis())]
-    Full {
-        /// The rank that is behind.
-        rank: usize,
-        /// How long the leader has waited.
-        after: Duration,
-    },
-    /// A frame longer than any step.
-    #[error("a frame of {0} words, at most {MAX_FRAME_WORDS}: the ranks do not run the same program")]
-    TooLong(u64),
-}
-
+/// Least and most bytes of a link between two stages.
+const LINK_BYTES: [usize; 2] = [64 << 10, 64 << 20];
 /// Most words of a frame.
 pub const MAX_FRAME_WORDS: usize = 1 << 28;
 
+/// A node's part of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodePlan {
+    /// The group.
+    pub topology: Topology,
+    /// The node, from 0.
+    pub node: usize,
+    /// Bytes of a link between two stages.
+    link_bytes: usize,
+}
+
+impl NodePlan {
+    /// The part of `node`, if a step passes on at most `step_bytes` bytes from stage to stage. A link has
+    /// room for a step under way and one that waits.
+    pub fn new(topology: Topology, node: usize, step_bytes: usize) -> Self {
+        let [least, most] = LINK_BYTES;
+        let link_bytes = (2 * step_bytes).next_multiple_of(4096).clamp(least, most);
+        Self { topology, node, link_bytes }
+    }
+
+    /// Bytes of shared memory.
+    pub fn bytes(&self) -> usize {
+        self.link_at(self.links())
+    }
+
+    /// Ranks of this node that are processes of their own: all but the leader.
+    pub fn children(&self) -> std::ops::Range<usize> {
+        let each = self.topology.on_node();
+        (self.node * each).max(1)..(self.node + 1) * each
+    }
+
+    /// The seat of `rank`, which is on this node.
+    pub fn seat_of(&self, rank: usize) -> usize {
+        rank - self.children().start + 1
+    }
+
+    /// The rank on `seat`, not 0.
+    pub fn rank_on(&self, seat: usize) -> usize {
+        self.children().start + seat - 1
+    }
+
+    /// Number of seats.
+    pub fn seats(&self) -> usize {
+        1 + self.children().len()
+    }
+
+    fn places(&self) -> usize {
+        self.topology.places()
+    }
+
+    fn links(&self) -> usize {
+        (self.topology.stages_on_node() - 1) * self.places()
+    }
+
+    /// Number of the stage of `rank` among those on this node, from the last one.
+    fn stage_here(&self, rank: usize) -> usize {
+        rank % self.topology.on_node() / self.places()
+    }
+
+    fn exchange_at(&self, stage: usize) -> usize {
+        stage * Shared::bytes(self.places(), EXCHANGE_BYTES)
+    }
+
+    fn reports_at(&self, stage: usize) -> usize {
+        self.exchange_at(self.topology.stages_on_node()) + stage * Shared::bytes(self.places(), REPORT_BYTES)
+    }
+
+    fn beat_at(&self, seat: usize) -> usize {
+        self.reports_at(self.topology.stages_on_node()) + seat * APART
+    }
+
+    fn ring_at(&self) -> usize {
+        self.beat_at(self.seats())
+    }
+
+    fn link_at(&self, link: usize) -> usize {
+        self.ring_at() + Ring::size(RING_BYTES, self.seats() - 1) + link * Ring::size(self.link_bytes, 1)
+    }
+}
+
+/// A group's memory on one node.
+#[derive(Debug, Clone)]
+pub struct GroupMemory {
+    memory: SharedMemory,
+    plan: NodePlan,
+    /// Longest wait within a step.
+    patience: Duration,
+}
+
 impl GroupMemory {
-    /// Memory for `ranks` ranks, of which each waits at most `patience` for the others within a step.
+    /// Memory for the part of a group in `plan`, of which each rank waits at most `patience` for the others
+    /// within a step.
     ///
     /// # Errors
     /// If the system has none.
-    pub fn create(ranks: usize, patience: Duration) -> io::Result<Self> {
-        Self::with_ring(ranks, patience, RING_BYTES)
-    }
-
-    fn with_ring(ranks: usize, patience: Duration, ring_bytes: usize) -> io::Result<Self> {
-        let ring = Self::ring_at(ranks) + ring_bytes;
-        Ok(Self { memory: SharedMemory::create(ring)?, ranks, patience, ring_bytes })
+    pub fn create(plan: NodePlan, patience: Duration) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::create(plan.bytes())?, plan, patience })
     }
 
     /// The memory of the group that this process was started for.
@@ -75,13 +134,13 @@ impl GroupMemory {
     /// # Errors
     /// If `descriptor` is not such memory.
     #[cfg(target_os = "linux")]
-    pub fn inherited(descriptor: i32, ranks: usize, patience: Duration) -> io::Result<Self> {
+    pub fn inherited(descriptor: i32, plan: NodePlan, patience: Duration) -> io::Result<Self> {
         let memory = SharedMemory::inherited(descriptor)?;
-        if memory.len() != Self::ring_at(ranks) + RING_BYTES {
-            let why = format!("{} bytes are not the memory of a group of {ranks} ranks", memory.len());
+        if memory.len() != plan.bytes() {
+            let why = format!("{} bytes are not the memory of a group of {:?}", memory.len(), plan.topology);
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        Ok(Self { memory, ranks, patience, ring_bytes: RING_BYTES })
+        Ok(Self { memory, plan, patience })
     }
 
     /// The number under which a child process inherits it.
@@ -90,38 +149,58 @@ impl GroupMemory {
         self.memory.descriptor()
     }
 
-    /// Number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.ranks
+    /// The part of the group on this node.
+    pub fn plan(&self) -> NodePlan {
+        self.plan
     }
 
-    /// The exchanges of `rank` within steps.
+    /// Longest wait within a step.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// The exchanges of `rank` within steps, with the ranks of its stage on this node.
     pub fn exchange(&self, rank: usize) -> Shared {
-        Shared::new(self.memory.clone(), 0, (rank, self.ranks), EXCHANGE_BYTES, self.patience)
+        self.shared(rank, self.plan.exchange_at(self.plan.stage_here(rank)), EXCHANGE_BYTES)
     }
 
-    /// The exchange of `rank`'s reports after steps.
+    /// The exchange of `rank`'s reports after steps, likewise.
     pub fn reports(&self, rank: usize) -> Shared {
-        let at = Self::reports_at(self.ranks);
-        Shared::new(self.memory.clone(), at, (rank, self.ranks), REPORT_BYTES, self.patience)
+        self.shared(rank, self.plan.reports_at(self.plan.stage_here(rank)), REPORT_BYTES)
     }
 
-    /// Counts a beat of `rank`.
-    pub fn beat(&self, rank: usize) {
-        self.memory.word(self.beat_at(rank)).fetch_add(1, Ordering::Relaxed);
+    fn shared(&self, rank: usize, at: usize, bytes: usize) -> Shared {
+        let places = self.plan.places();
+        Shared::new(self.memory.clone(), at, (rank % places, places), bytes, self.patience)
     }
 
-    /// Beats of `rank` so far.
-    pub fn beats(&self, rank: usize) -> u32 {
-        self.memory.word(self.beat_at(rank)).load(Ordering::Relaxed)
+    /// The connection over which `rank` gets rows from the stage before, if that is on this node, too.
+    pub fn link_to(&self, rank: usize) -> Ring {
+        let places = self.plan.places();
+        let at = self.plan.link_at(self.plan.stage_here(rank) * places + rank % places);
+        Ring::new(self.memory.clone(), at, self.plan.link_bytes, 1, self.end())
+    }
+
+    /// Counts a beat of `seat`.
+    pub fn beat(&self, seat: usize) {
+        self.memory.word(self.plan.beat_at(seat)).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Beats of `seat` so far.
+    pub fn beats(&self, seat: usize) -> u32 {
+        self.memory.word(self.plan.beat_at(seat)).load(Ordering::Relaxed)
     }
 
     /// Makes every wait of every rank fail because of `rank`.
     pub fn end_because_of(&self, rank: usize) {
-        self.exchange(0).end().because_of(rank);
-        self.reports(0).end().because_of(rank);
-        wake(self.memory.word(Self::written_at(self.ranks)));
-        (1..self.ranks).for_each(|rank| wake(self.memory.word(self.read_at(rank))));
+        let each = self.plan.topology.on_node();
+        // The first exchange last: it is the one that `cause` reads.
+        for of_stage in (0..each).step_by(self.plan.places()).rev() {
+            self.reports(of_stage).end().because_of(rank);
+            self.exchange(of_stage).end().because_of(rank);
+        }
+        self.frames().wake();
+        (0..self.plan.links()).for_each(|link| self.link_to(link).wake());
     }
 
     /// The rank because of which the group ends.
@@ -133,81 +212,26 @@ impl GroupMemory {
         self.exchange(0).end()
     }
 
-    /// The leader's end of the ring.
+    fn frames(&self) -> Ring {
+        let readers = self.plan.seats() - 1;
+        Ring::new(self.memory.clone(), self.plan.ring_at(), RING_BYTES, readers, self.end())
+    }
+
+    /// The end of the ring that seat 0 has.
     pub fn writer(&self) -> FrameWriter {
-        FrameWriter { group: self.clone(), written: 0 }
+        FrameWriter { ring: self.frames().writer(self.patience) }
     }
 
     /// `rank`'s end of the ring.
     pub fn reader(&self, rank: usize) -> FrameReader {
-        FrameReader { group: self.clone(), rank, read: 0 }
-    }
-
-    fn reports_at(ranks: usize) -> usize {
-        Shared::bytes(ranks, EXCHANGE_BYTES)
-    }
-
-    fn beats_at(ranks: usize) -> usize {
-        Self::reports_at(ranks) + Shared::bytes(ranks, REPORT_BYTES)
-    }
-
-    fn beat_at(&self, rank: usize) -> usize {
-        Self::beats_at(self.ranks) + rank * APART
-    }
-
-    /// A word that changes with every write, for readers to sleep on; the position is 8 bytes after it.
-    fn written_at(ranks: usize) -> usize {
-        Self::beats_at(ranks) + ranks * APART
-    }
-
-    /// The same for what `rank` has read.
-    fn read_at(&self, rank: usize) -> usize {
-        Self::written_at(self.ranks) + (1 + rank) * APART
-    }
-
-    fn ring_at(ranks: usize) -> usize {
-        Self::written_at(ranks) + (1 + ranks) * APART
-    }
-
-    fn position(&self, at: usize) -> u64 {
-        self.memory.long(at + 8).load(Ordering::Acquire)
-    }
-
-    fn advance(&self, at: usize, position: u64) {
-        self.memory.long(at + 8).store(position, Ordering::Release);
-        self.memory.word(at).fetch_add(1, Ordering::SeqCst);
-        wake(self.memory.word(at));
-    }
-
-    /// Waits until the position at `at` reaches `position`; false if it has not by `until`.
-    fn wait(&self, at: usize, position: u64, until: Option<Timestamp>) -> Result<bool, RingError> {
-        loop {
-            let seen = self.memory.word(at).load(Ordering::SeqCst);
-            if self.position(at) >= position {
-                return Ok(true);
-            }
-            if let Some(rank) = self.cause() {
-                return Err(RingError::Ended(rank));
-            }
-            if until.is_some_and(|until| clock::now() >= until) {
-                return Ok(false);
-            }
-            sleep_while(self.memory.word(at), seen, NAP);
-        }
-    }
-
-    /// Offset of the ring's byte `position`, and how many bytes follow before the ring begins again.
-    fn ring(&self, position: u64) -> (usize, usize) {
-        let at = (position % self.ring_bytes as u64) as usize;
-        (Self::ring_at(self.ranks) + at, self.ring_bytes - at)
+        FrameReader { ring: self.frames().reader(self.plan.seat_of(rank) - 1) }
     }
 }
 
-/// Writes frames for all other ranks.
+/// Writes frames for all other processes of the node.
 #[derive(Debug)]
 pub struct FrameWriter {
-    group: GroupMemory,
-    written: u64,
+    ring: RingWriter,
 }
 
 impl FrameWriter {
@@ -216,37 +240,9 @@ impl FrameWriter {
     /// # Errors
     /// If the group ends, or a rank does not read in time.
     pub fn write(&mut self, words: &[u32]) -> Result<(), RingError> {
-        self.put(&[words.len() as u32, 0])?;
-        self.put(words)?;
-        self.group.advance(GroupMemory::written_at(self.group.ranks), self.written);
-        Ok(())
-    }
-
-    fn put(&mut self, mut words: &[u32]) -> Result<(), RingError> {
-        while !words.is_empty() {
-            let (at, room) = self.group.ring(self.written);
-            // Half of the ring at a time: ranks read the first half while the second is written.
-            let (now, later) = words.split_at(words.len().min(room.min(self.group.ring_bytes / 2) / 4));
-            let bytes = size_of_val(now).next_multiple_of(8) as u64;
-            self.make_room(bytes)?;
-            self.group.memory.put_words(at, now);
-            self.written += bytes;
-            words = later;
-            if !later.is_empty() {
-                self.group.advance(GroupMemory::written_at(self.group.ranks), self.written);
-            }
-        }
-        Ok(())
-    }
-
-    fn make_room(&self, bytes: u64) -> Result<(), RingError> {
-        let began = clock::now();
-        let least = (self.written + bytes).saturating_sub(self.group.ring_bytes as u64);
-        for rank in 1..self.group.ranks {
-            if !self.group.wait(self.group.read_at(rank), least, Some(began + self.group.patience))? {
-                return Err(RingError::Full { rank, after: clock::now().since(began) });
-            }
-        }
+        self.ring.put(&[words.len() as u32, 0])?;
+        self.ring.put(words)?;
+        self.ring.publish();
         Ok(())
     }
 }
@@ -254,38 +250,21 @@ impl FrameWriter {
 /// Reads the leader's frames.
 #[derive(Debug)]
 pub struct FrameReader {
-    group: GroupMemory,
-    rank: usize,
-    read: u64,
+    ring: RingReader,
 }
 
 impl FrameReader {
     /// Waits for the next frame, for as long as the group exists, and reads it into `words`.
     ///
     /// # Errors
-    /// If the group ends.
+    /// If the group ends. A frame that is too long is none.
     pub fn read(&mut self, words: &mut Vec<u32>) -> Result<(), RingError> {
         let mut length = [0; 2];
-        self.take(&mut length)?;
-        let length = length[0] as usize;
-        if length > MAX_FRAME_WORDS {
-            return Err(RingError::TooLong(length as u64));
-        }
-        words.resize(length, 0);
-        self.take(words)
-    }
-
-    fn take(&mut self, mut words: &mut [u32]) -> Result<(), RingError> {
-        while !words.is_empty() {
-            let (at, room) = self.group.ring(self.read);
-            let now = words.len().min(room.min(self.group.ring_bytes / 2) / 4);
-            let (now, later) = words.split_at_mut(now);
-            let end = self.read + size_of_val(now).next_multiple_of(8) as u64;
-            self.group.wait(GroupMemory::written_at(self.group.ranks), end, None)?;
-            self.group.memory.get_words(at, now);
-            self.read = end;
-            self.group.advance(self.group.read_at(self.rank), end);
-            words = later;
+        self.ring.take(&mut length, None)?;
+        words.clear();
+        if length[0] as usize <= MAX_FRAME_WORDS {
+            words.resize(length[0] as usize, 0);
+            self.ring.take(words, None)?;
         }
         Ok(())
     }
@@ -297,42 +276,34 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    fn frame(number: usize) -> Vec<u32> {
-        (0..(number * 37) % 500).map(|i| (i * number) as u32).collect()
+    #[test]
+    fn every_process_of_a_node_has_a_seat_and_parts_do_not_overlap() {
+        let plan = |node| NodePlan::new(Topology::new(2, 4, 2).unwrap(), node, 1 << 20);
+        assert_eq!((plan(0).children(), plan(0).seats(), plan(0).seat_of(1)), (1..4, 4, 1));
+        assert_eq!((plan(1).children(), plan(1).seats(), plan(1).seat_of(4)), (4..8, 5, 1));
+        assert_eq!((plan(1).rank_on(1), plan(0).rank_on(3)), (4, 3));
+        let memory = GroupMemory::create(plan(1), PATIENCE).unwrap();
+        (0..5).for_each(|seat| memory.beat(seat));
+        let mut outlet = memory.link_to(5).writer(PATIENCE);
+        outlet.put(&[7; 64]).unwrap();
+        outlet.publish();
+        memory.writer().write(&[1, 2, 3]).unwrap();
+        let mut words = Vec::new();
+        memory.reader(6).read(&mut words).unwrap();
+        assert_eq!(words, [1, 2, 3]);
+        let mut passed = [0; 64];
+        memory.link_to(5).reader(0).take(&mut passed, Some(PATIENCE)).unwrap();
+        assert_eq!((passed, [0, 4].map(|seat| memory.beats(seat)), memory.cause()), ([7; 64], [1; 2], None));
     }
 
     #[test]
-    fn every_rank_reads_every_frame_also_those_longer_than_the_ring() {
-        for ring_bytes in [64, 1024, RING_BYTES] {
-            let group = GroupMemory::with_ring(3, PATIENCE, ring_bytes).unwrap();
-            let read = |rank| {
-                let mut reader = group.reader(rank);
-                std::thread::spawn(move || {
-                    let mut words = Vec::new();
-                    for number in 0..100 {
-                        reader.read(&mut words).unwrap();
-                        assert_eq!(words, frame(number), "frame {number} of a ring of {ring_bytes}");
-                    }
-                })
-            };
-            let readers = [read(1), read(2)];
-            let mut writer = group.writer();
-            (0..100).for_each(|number| writer.write(&frame(number)).unwrap());
-            readers.into_iter().for_each(|reader| reader.join().unwrap());
-        }
-    }
-
-    #[test]
-    fn a_rank_that_does_not_read_is_named_in_time_and_an_end_wakes_readers() {
-        let group = GroupMemory::with_ring(2, Duration::from_millis(50), 64).unwrap();
-        let mut writer = group.writer();
-        let error = (0..3).find_map(|_| writer.write(&[1; 8]).err());
-        assert!(matches!(error, Some(RingError::Full { rank: 1, .. })), "{error:?}");
-        let mut reader = GroupMemory::with_ring(2, PATIENCE, 64).unwrap().reader(1);
-        let group = reader.group.clone();
+    fn an_end_wakes_those_that_wait_for_frames() {
+        let plan = NodePlan::new(Topology::new(2, 2, 1).unwrap(), 0, 0);
+        let group = GroupMemory::create(plan, PATIENCE).unwrap();
+        let mut reader = group.reader(3);
         let waiting = std::thread::spawn(move || reader.read(&mut Vec::new()));
-        group.end_because_of(0);
-        assert_eq!(waiting.join().unwrap(), Err(RingError::Ended(0)));
-        assert_eq!(group.exchange(1).end().cause(), Some(0));
+        group.end_because_of(2);
+        assert_eq!(waiting.join().unwrap(), Err(RingError::Ended(2)));
+        assert_eq!((group.cause(), group.exchange(3).end().cause()), (Some(2), Some(2)));
     }
 }

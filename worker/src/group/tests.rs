@@ -40,21 +40,33 @@ fn options() -> FakeOptions {
     FakeOptions { kv_blocks: 64, steps_in_flight: 1, ..FakeOptions::default() }
 }
 
+/// The memory of `ranks` ranks that share all layers on one node.
+fn memory(ranks: usize, patience: Duration) -> GroupMemory {
+    let topology = Topology::new(ranks, 1, 1).unwrap();
+    GroupMemory::create(NodePlan::new(topology, 0, 0), patience).unwrap()
+}
+
 type Follower = JoinHandle<Result<(), RankError>>;
 
 /// A group of `ranks` threads, whose rank 1 lies in step `lie`.
 fn group(ranks: usize, lie: u64, patience: Duration) -> (Leader<FakeBackend>, GroupMemory, Vec<Follower>) {
-    let memory = GroupMemory::create(ranks, patience).unwrap();
+    let memory = memory(ranks, patience);
     let followers = (1..ranks).map(|rank| {
         let memory = memory.clone();
         let lie = if rank == 1 { lie } else { 0 };
         let start = move || Ok(Lying(FakeBackend::new(options()), lie));
-        std::thread::spawn(move || follow(&memory, (rank, EPOCH), start))
+        let reports = Box::new(memory.reports(rank));
+        std::thread::spawn(move || follow(memory.reader(rank), Some(reports), EPOCH, start))
     });
     let followers = followers.collect();
     let watch = Watch::new(memory.clone(), || ());
-    let leader = Leader::start(&memory, EPOCH, watch, || Ok::<_, BackendError>(FakeBackend::new(options())));
+    let leader = lead(&memory, watch);
     (leader.unwrap(), memory, followers)
+}
+
+fn lead(memory: &GroupMemory, watch: Watch) -> Result<Leader<FakeBackend>, BackendError> {
+    let exchanges = (Box::new(memory.reports(0)) as Box<_>, None);
+    Leader::start(memory, (EPOCH, watch), exchanges, || Ok::<_, BackendError>(FakeBackend::new(options())))
 }
 
 /// A sequence's step `number`, which draws one token.
@@ -132,10 +144,9 @@ fn a_late_step_ends_the_group_and_names_the_rank() {
 #[test]
 fn a_rank_that_never_reports_is_named_within_the_patience() {
     let patience = Duration::from_millis(100);
-    let memory = GroupMemory::create(2, patience).unwrap();
+    let memory = memory(2, patience);
     let watch = Watch::new(memory.clone(), || ());
-    let inner = || Ok::<_, BackendError>(FakeBackend::new(options()));
-    let mut leader = Leader::start(&memory, EPOCH, watch, inner).unwrap();
+    let mut leader = lead(&memory, watch).unwrap();
     let began = clock::now();
     let error = run(&mut leader, 0).unwrap_err().to_string();
     assert!(error.contains("rank 1 did not answer in exchange 1 of 16 bytes"), "{error}");
@@ -144,7 +155,7 @@ fn a_rank_that_never_reports_is_named_within_the_patience() {
 
 #[test]
 fn silence_fires_the_alarm_once_and_kills_the_ranks() {
-    let memory = GroupMemory::create(2, PATIENCE).unwrap();
+    let memory = memory(2, PATIENCE);
     let (killed, kills) = std::sync::mpsc::sync_channel(4);
     let (alarm, alarms) = std::sync::mpsc::sync_channel(4);
     let watch = Watch::new(memory, move || killed.send(()).unwrap());

@@ -19,19 +19,47 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    failure: Option<String>,
-    /// The group was told to stop, so a rank that ends has not failed.
+    /// The rank because of which the group has ended, and why.
+    failure: Option<(usize, String)>,
+    /// The group was told to stop: ranks that end are no failure.
     stopped: bool,
     alarm: Option<Alarm>,
     /// Called on the first failure, to end the ranks.
-    kill: Option<Box<dyn FnOnce() + Send>>,
+    kill: Vec<Kill>,
 }
+
+/// Ends ranks because of one of them, and why.
+type Kill = Box<dyn FnOnce(usize, &str) + Send>;
 
 impl Watch {
     /// Watches the ranks over `memory`; `kill` ends their processes when one fails.
     pub fn new(memory: GroupMemory, kill: impl FnOnce() + Send + 'static) -> Self {
-        let state = State { kill: Some(Box::new(kill)), ..State::default() };
+        let kill: Kill = Box::new(|_, _| kill());
+        let state = State { kill: vec![kill], ..State::default() };
         Self(Arc::new(Inner { memory, state: Mutex::new(state) }))
+    }
+
+    /// Also calls `kill` on the first failure; at once if there was one.
+    pub fn also(&self, kill: impl FnOnce(usize, &str) + Send + 'static) {
+        let mut state = self.lock();
+        match state.failure.clone() {
+            None => state.kill.push(Box::new(kill)),
+            Some((rank, why)) => {
+                drop(state);
+                kill(rank, &why);
+            }
+        }
+    }
+
+    /// Whether the group has failed or was told to stop.
+    pub fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.stopped || state.failure.is_some()
+    }
+
+    /// The rank because of which the group has ended, and why.
+    pub fn cause(&self) -> Option<(usize, String)> {
+        self.lock().failure.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -46,18 +74,18 @@ impl Watch {
     /// [`fail`](Self::fail), naming the rank that is lost.
     pub fn fail_because_of(&self, rank: usize, why: String) -> String {
         let mut state = self.lock();
-        if let Some(first) = &state.failure {
+        if let Some((_, first)) = &state.failure {
             return first.clone();
         }
         if state.stopped {
             return why;
         }
-        state.failure = Some(why.clone());
-        let (alarm, kill) = (state.alarm.take(), state.kill.take());
+        state.failure = Some((rank, why.clone()));
+        let (alarm, kill) = (state.alarm.take(), std::mem::take(&mut state.kill));
         drop(state);
         tracing::error!(rank, why, "the group ends");
         self.0.memory.end_because_of(rank);
-        kill.into_iter().for_each(|kill| kill());
+        kill.into_iter().for_each(|kill| kill(rank, &why));
         alarm.into_iter().for_each(|alarm| alarm());
         why
     }
@@ -69,7 +97,7 @@ impl Watch {
 
     /// Why the group has ended.
     pub fn failure(&self) -> Option<String> {
-        self.lock().failure.clone()
+        self.cause().map(|(_, why)| why)
     }
 
     /// Calls `alarm` at the first failure.
@@ -83,7 +111,7 @@ impl Watch {
         alarm();
     }
 
-    /// Beats for rank 0 and listens for the others' beats, on a thread of its own, until the group ends.
+    /// Beats for seat 0 and listens for the others' beats, on a thread of its own, until the group ends.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -91,12 +119,13 @@ impl Watch {
         // Weak, so that the thread ends with the group.
         let (watch, memory) = (Arc::downgrade(&self.0), self.0.memory.clone());
         let listen = move || {
-            let mut pulse = Pulse::new(memory.ranks() - 1, clock::now());
+            let seats = 1..memory.plan().seats();
+            let mut pulse = Pulse::new(seats.len(), clock::now());
             while let Some(inner) = watch.upgrade() {
                 memory.beat(0);
-                let beats = (1..memory.ranks()).map(|rank| memory.beats(rank));
+                let beats = seats.clone().map(|seat| memory.beats(seat));
                 if let Some((index, silent)) = pulse.look(clock::now(), beats) {
-                    let (rank, ms) = (index + 1, silent.as_millis());
+                    let (rank, ms) = (memory.plan().rank_on(index + 1), silent.as_millis());
                     Self(inner).fail_because_of(rank, format!("rank {rank} has been silent for {ms} ms"));
                     return;
                 }

@@ -58,6 +58,14 @@ impl Fields<'_> {
         value.ok_or_else(|| self.wrong(field, format!("a whole number from 1 to {most}")))
     }
 
+    /// A whole number from 0 to `most`.
+    pub(super) fn count(&self, field: &str, most: usize, default: usize) -> Result<usize, LoadError> {
+        if self.get(field).and_then(Value::as_u64) == Some(0) {
+            return Ok(0);
+        }
+        self.size(field, most, Some(default))
+    }
+
     pub(super) fn number(
         &self,
         field: &str,

@@ -138,12 +138,25 @@ pub struct FeedForwardSpec {
 }
 
 /// A sparse mixture of feed-forward networks (Shazeer et al. 2017).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
     /// Number of networks.
     pub count: usize,
     /// Choice and weights of a row's networks.
     pub routing: Routing,
+    /// Whether scores are corrected before the choice.
+    pub has_correction: bool,
+    /// The network that all rows use beside their experts.
+    pub shared: Option<SharedSpec>,
+}
+
+/// A network beside the experts that every row uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedSpec {
+    /// Outputs of gate and up.
+    pub inner_size: usize,
+    /// Whether its output is multiplied by the sigmoid of a logit of the row.
+    pub is_weighted: bool,
 }
 
 /// Normalisation of the inputs of attention, feed-forward networks and head.

@@ -8,7 +8,7 @@ use skein_kernels::leaves;
 
 use super::LoadError;
 use super::checkpoint::Weights;
-use super::spec::{AttentionSpec, FeedForwardSpec, NormKind, QkNorm, Spec};
+use super::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, QkNorm, SharedSpec, Spec};
 
 /// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +31,11 @@ pub enum Role {
     ExpertGate,
     ExpertUp,
     ExpertDown,
+    RouterCorrection,
+    SharedGate,
+    SharedUp,
+    SharedDown,
+    SharedRouter,
     FeedForwardOutputNorm,
     LastNorm,
     Head,
@@ -76,6 +81,8 @@ pub enum Kind {
     Norm,
     /// Biases of a layer normalisation.
     NormBias,
+    /// Other values, whose name in the checkpoint has no ending.
+    Values,
 }
 
 /// A tensor of a checkpoint.
@@ -148,7 +155,9 @@ impl Tensor {
         let storage = weights.rows(name, shape, *first_row..*first_row + self.rows)?;
         Ok(match self.kind {
             Kind::Table | Kind::Matrix(..) => WeightMatrix::new(storage, self.rows, self.cols),
-            Kind::Bias(..) | Kind::Norm | Kind::NormBias => WeightMatrix::new(storage, 1, self.rows),
+            Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => {
+                WeightMatrix::new(storage, 1, self.rows)
+            }
         })
     }
 
@@ -244,7 +253,7 @@ pub fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), Product
             Kind::Bias(product, _) => {
                 products.entry((tensor.layer, product)).or_default().has_bias = true;
             }
-            Kind::Table | Kind::Norm | Kind::NormBias => {}
+            Kind::Table | Kind::Norm | Kind::NormBias | Kind::Values => {}
         }
     }
     products
@@ -324,6 +333,7 @@ impl<'a> List<'a> {
                 self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, false);
             }
             self.expert = None;
+            self.beside_experts(experts);
         } else {
             let inputs = [Role::Gate, Role::Up].map(|role| Part::new(role, inner));
             let inputs = if network.is_gated { &inputs[..] } else { &inputs[1..] };
@@ -332,6 +342,21 @@ impl<'a> List<'a> {
         }
         if place.has_outputs() {
             self.norm(Role::FeedForwardOutputNorm, hidden);
+        }
+    }
+
+    /// What a mixture has beside its router and its experts.
+    fn beside_experts(&mut self, experts: ExpertsSpec) {
+        if experts.has_correction {
+            self.add(Part::new(Role::RouterCorrection, experts.count), Kind::Values, 1, &[]);
+        }
+        let Some(SharedSpec { inner_size, is_weighted }) = experts.shared else { return };
+        let hidden = self.spec.hidden_size;
+        let inputs = [Role::SharedGate, Role::SharedUp].map(|role| Part::new(role, inner_size));
+        self.product(Product::GateUp, &inputs, hidden, false);
+        self.product(Product::Down, &[Part::new(Role::SharedDown, hidden)], inner_size, false);
+        if is_weighted {
+            self.product(Product::Router, &[Part::new(Role::SharedRouter, 1)], hidden, false);
         }
     }
 
@@ -375,8 +400,12 @@ impl<'a> List<'a> {
         let rows_of = |parts: &mut dyn Iterator<Item = &Part>| parts.map(|part| part.rows).sum::<usize>();
         let all = rows_of(&mut together()).max(part.rows);
         let before = rows_of(&mut together().take_while(|other| other.role != part.role));
-        let end = if matches!(kind, Kind::Bias(..) | Kind::NormBias) { ".bias" } else { ".weight" };
-        let is_vector = matches!(kind, Kind::Bias(..) | Kind::NormBias | Kind::Norm);
+        let end = match kind {
+            Kind::Bias(..) | Kind::NormBias => ".bias",
+            Kind::Table | Kind::Matrix(..) | Kind::Norm => ".weight",
+            Kind::Values => "",
+        };
+        let is_vector = !matches!(kind, Kind::Table | Kind::Matrix(..));
         let of_rows = |rows| if is_vector { vec![rows] } else { vec![rows, cols] };
         let prefix = self.layer.map_or(String::new(), |layer| format!("model.layers.{layer}."));
         match (

@@ -16,6 +16,9 @@
 //! A sequence whose samples fork, or whose draft is being verified, waits for the result (`in_flight`
 //! lists the reasons).
 //!
+//! A pipeline has as many steps in flight as stages, and no tokens are carried
+//! ([`set_stages`](Scheduler::set_stages)).
+//!
 //! With [`Drafts`], a stream's rows continue past its last token. The backend verifies them and says how
 //! many are right, and the block table is cut back to those, so that blocks, cache and tokens equal those
 //! of plain decoding.
@@ -103,6 +106,8 @@ struct Limits {
     max_num_batched_tokens: u32,
     /// Most waiting sequences.
     max_waiting: u32,
+    /// Stages that a step passes; see [`Scheduler::set_stages`].
+    stages: u32,
 }
 
 impl Scheduler {
@@ -117,6 +122,7 @@ impl Scheduler {
             max_num_seqs: config.max_num_seqs.min(config.max_num_batched_tokens).max(1),
             max_num_batched_tokens: config.max_num_batched_tokens.max(1),
             max_waiting: config.max_num_queued_reqs,
+            stages: 1,
         };
         Self {
             kv,
@@ -132,6 +138,14 @@ impl Scheduler {
             notes: Vec::new(),
             share_prefixes: config.enable_prefix_caching,
         }
+    }
+
+    /// Plans for a backend of `stages` stages, each with a step of its own. A step's tokens are known when
+    /// it has passed all of them, so no step carries tokens over from the one before: a stream sits out
+    /// until its last token is known. Each step gets an even part of the streams, so that all stages have
+    /// work.
+    pub fn set_stages(&mut self, stages: u32) {
+        self.limits.stages = stages.max(1);
     }
 
     /// Gives streams drafts from now on; the backend must be able to verify them.
@@ -171,6 +185,7 @@ impl Scheduler {
                 sequence.finish(FinishReason::Length, &mut accepted.events);
                 continue;
             }
+            sequence.carries = self.limits.stages == 1;
             sequence.extend_hashes(self.limits.block_size);
             if first && self.share_prefixes {
                 (accepted.cached_blocks, accepted.uncached_hashes) = self.prompt_hashes(&sequence);

@@ -70,13 +70,25 @@ impl Scheduler {
     fn plan_decodes(&mut self, plan: &mut Plan) {
         let number = plan.step.number;
         let decoding = self.queues.running.iter().filter(|seq| seq.is_decoding(number));
-        let ranks: Vec<Rank> = decoding.map(|seq| seq.rank).collect();
+        let most = self.streams_in_a_step();
+        let ranks: Vec<Rank> = decoding.map(|seq| seq.rank).take(most).collect();
         let for_drafts = (plan.step.budget - ranks.len() as u32) / 2;
         for rank in ranks {
             // An earlier stream may have preempted it. If there is no block for it, it sits out this step.
             if let Some(index) = self.queues.index_of(rank) {
                 let drafted = plan.step.stream_rows - plan.step.streams;
                 self.plan_sequence(index, 1 + for_drafts - drafted, plan);
+            }
+        }
+    }
+
+    /// Most streams that get rows in a step: an even part of all, as many as there are stages.
+    fn streams_in_a_step(&self) -> usize {
+        match self.limits.stages {
+            1 => usize::MAX,
+            stages => {
+                let streams = self.queues.running.iter().filter(|sequence| sequence.is_streaming()).count();
+                streams.div_ceil(stages as usize)
             }
         }
     }
@@ -91,8 +103,13 @@ impl Scheduler {
             let number = plan.step.number;
             let open = plan.step.left() - overtaking.rows_reserved(&self.queues, number);
             let most = |sequence: &Sequence| open + overtaking.rows(sequence.rank);
+            // Streams that got no row in a pipeline's step are for the next one.
+            let is_for_later = |sequence: &Sequence| !sequence.carries && sequence.is_decoding(number);
             let wants = |sequence: &Sequence| {
-                !sequence.is_in(number) && sequence.pending(number) > 0 && most(sequence) > 0
+                !sequence.is_in(number)
+                    && sequence.pending(number) > 0
+                    && most(sequence) > 0
+                    && !is_for_later(sequence)
             };
             let next = self.queues.running.iter().position(wants);
             let may_enter = admitting && !self.short_of_blocks && open > 0;

@@ -60,6 +60,8 @@ pub(super) struct Sequence {
     pub planned: VecDeque<PlannedRows>,
     /// Masks of the samples that follow a grammar, for their next draws.
     pub masks: Vec<(u32, MaskSlot)>,
+    /// Whether a token that is being drawn may be carried into the next step.
+    pub carries: bool,
     /// What it waits for other than a step.
     pub hold: Option<Hold>,
     pub finished: bool,
@@ -105,6 +107,7 @@ impl Sequence {
             reports_hit: true,
             planned: VecDeque::new(),
             masks: Vec::new(),
+            carries: true,
             hold: None,
             finished: false,
         }
@@ -183,6 +186,7 @@ impl Sequence {
             reports_hit: false,
             planned: VecDeque::new(),
             masks: Vec::new(),
+            carries: self.carries,
             hold: self.hold,
             finished: false,
         }

@@ -15,6 +15,7 @@ use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
+use crate::group::Topology;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
@@ -22,12 +23,17 @@ use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::tensors;
+use crate::shard::Shard;
 
 /// Flag for made-up weights, and how to get some without a GPU.
 const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
 /// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
 const FAKE_MODEL_LEN: u32 = 8192;
+/// Context length of the fake backend with a clock: requests of any recorded trace fit.
+const CLOCK_MODEL_LEN: u32 = 131_072;
+/// Fingerprint of the fake backend with a clock, whose tokens differ from those of the checking one.
+const CLOCK_FINGERPRINT: u64 = 1;
 /// Cache bytes a token of a model with half a billion parameters, to size the cache realistically.
 const FAKE_KV_BYTES_PER_TOKEN: u64 = 12 * 1024;
 
@@ -78,10 +84,10 @@ pub(super) fn load(
     config: &WorkerConfig,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
-    if config.ranks.tensor_parallel > 1 && config.backend != BackendKind::Cpu {
-        let got = config.ranks.tensor_parallel;
+    if config.ranks.count() > 1 && config.backend != BackendKind::Cpu {
         return Err(WorkerError::Unsuitable(format!(
-            "--tensor-parallel-size {got} needs --device cpu: GPUs do not share a model yet"
+            "--tensor-parallel-size {} and --pipeline-parallel-size {} need --device cpu: GPUs do not share a model yet",
+            config.ranks.tensor_parallel, config.ranks.pipeline_parallel
         )));
     }
     match config.backend {
@@ -183,29 +189,46 @@ fn load_cuda(
     })
 }
 
-fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
+/// What a model needs on the CPU, before anything is loaded.
+pub(super) struct CpuPlan {
+    pub model: ModelConfig,
+    pub topology: Topology,
+    /// Each rank's part, by rank.
+    pub shards: Vec<Shard>,
+    pub options: CpuOptions,
+}
+
+/// Decides how the model of `config` is computed on the CPU, from the headers of its files and the memory
+/// that is free.
+pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
-    let is_group = config.ranks.tensor_parallel > 1;
+    let (topology, shards) = ranks::shards(config, &model.spec)?;
     let options = CpuOptions {
-        threads: if is_group { ranks::threads_each(config) } else { config.threads },
+        threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
             config,
             model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
-            ranks::kv_bytes_per_token(config, &model.spec, numbers.kv)?,
+            ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv),
             model.max_position_embeddings,
         )?,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
     };
+    Ok(CpuPlan { model, topology, shards, options })
+}
+
+fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
+    let CpuPlan { model, topology, options, .. } = plan_cpu(config)?;
+    let numbers = options.numbers;
     let arithmetic = precision::cpu_arithmetic(&numbers);
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     tracing::info!(arithmetic, "computing on the CPU");
-    let (backend, weight_bytes): (Box<dyn Backend>, u64) = if is_group {
-        let (group, weight_bytes) = ranks::lead(config, options, progress)?;
+    let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
+        let (group, weight_bytes) = ranks::lead(config, (&model.spec, topology), options, progress)?;
         (Box::new(group), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
@@ -224,7 +247,8 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,
-        grammars: grammars(&config.model, model.spec.vocab_size),
+        // Masks would have to reach every rank that draws.
+        grammars: if topology.ranks() > 1 { None } else { grammars(&config.model, model.spec.vocab_size) },
         gaps: None,
         resume_exact: true,
     })
@@ -236,14 +260,30 @@ fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
 }
 
 fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
+    let is_clock = config.fake.is_clock();
+    let model_len = if is_clock { CLOCK_MODEL_LEN } else { FAKE_MODEL_LEN };
+    // Ids beyond the model's vocabulary would have no text.
+    let of_model = || ModelConfig::from_dir(&config.model).ok().map(|model| model.spec.vocab_size);
+    let vocab_size = is_clock.then(of_model).flatten().unwrap_or(FAKE_VOCAB_SIZE);
+    sizing::check_model_len(&config.scheduler, model_len)?;
+    let kv_blocks = match config.fake.kv_blocks {
+        Some(blocks) => blocks,
+        None => kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, model_len)?,
+    };
     let options = FakeOptions {
-        vocab_size: FAKE_VOCAB_SIZE,
+        vocab_size,
         block_size: config.scheduler.block_size,
-        kv_blocks: kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, FAKE_MODEL_LEN)?,
+        kv_blocks,
+        cost: config.fake.cost,
+        reads_context: !is_clock,
         ..FakeOptions::default()
     };
-    let loaded = LoadedBackend::fake(FakeBackend::new(options), FAKE_VOCAB_SIZE, FAKE_MODEL_LEN);
-    Ok(LoadedBackend { grammars: grammars(&config.model, FAKE_VOCAB_SIZE), ..loaded })
+    let loaded = LoadedBackend::fake(FakeBackend::new(options), vocab_size, model_len);
+    Ok(LoadedBackend {
+        grammars: grammars(&config.model, vocab_size),
+        fingerprint: if is_clock { CLOCK_FINGERPRINT } else { loaded.fingerprint },
+        ..loaded
+    })
 }
 
 /// The grammars of the model in `directory`, whose tokens are read when the first one is used. `None` without
@@ -270,11 +310,13 @@ fn kv_blocks(
     sizing::check_model_len(&config.scheduler, model_len)?;
     let given = config.kv_cache_memory_bytes;
     let needs = Needs {
-        weight_bytes,
+        // Nodes have equal parts, nearly.
+        weight_bytes: weight_bytes / u64::from(config.ranks.nodes.count.max(1)),
         kv_bytes: given,
         least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
-        // Each rank has a cache of this size; together, the ranks have the weights once.
-        workers: u64::from(config.memory_sharers.max(1)) * u64::from(config.ranks.tensor_parallel.max(1)),
+        // Each rank of this node has a cache of this size; together, the ranks have the weights once.
+        workers: u64::from(config.memory_sharers.max(1))
+            * u64::from(config.ranks.count().div_ceil(config.ranks.nodes.count.max(1))),
     };
     let memory = skein_sys::memory_limit::of_this_process();
     memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;

@@ -8,6 +8,7 @@ mod drain;
 mod load;
 mod local;
 mod memory_plan;
+mod plan;
 mod precision;
 mod ranks;
 mod serve;
@@ -36,7 +37,8 @@ use tonic::{Code, Request, Response, Status};
 pub use detached::detached;
 pub use load::{LoadedBackend, grammars};
 pub use local::LocalWorker;
-pub use ranks::run_rank;
+pub use plan::{MemoryPlan, RankPlan, plan};
+pub use ranks::{follow_leader, run_rank};
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;

@@ -1,6 +1,9 @@
 //! A CPU model that several ranks share: how the leader starts its group, and what the other ranks do.
 
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::matrix::Storage;
@@ -8,8 +11,11 @@ use skein_kernels::cpu::matrix::Storage;
 use super::{WorkerError, precision};
 use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions};
 use crate::backend::{Backend, BackendError};
-use crate::config::WorkerConfig;
-use crate::group::{self, Answer, GroupMemory, Leader, Processes, RankError, Terms, Welcome};
+use crate::config::{NodesConfig, RanksConfig, WorkerConfig};
+use crate::group::{
+    self, Answer, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings, Nodes,
+    Peers, Processes, RankError, RankProcess, TOKEN_BYTES, Terms, Topology, Welcome,
+};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
@@ -17,56 +23,82 @@ use crate::model::fingerprint::fingerprint;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::spec::Spec;
 use crate::model::tensors;
-use crate::shard::Shard;
+use crate::shard::{Indivisible, Shard};
 
-/// Bytes of KV cache for a token on the rank with the most KV heads.
-pub(super) fn kv_bytes_per_token(config: &WorkerConfig, spec: &Spec, kv: KvType) -> Result<u64, WorkerError> {
-    let ranks = config.ranks.tensor_parallel as usize;
-    let of_rank = |rank| Shard::new(spec, rank, ranks).map(|shard| shard.spec(spec).kv_bytes_per_token(kv));
-    let each = (0..ranks).map(of_rank).collect::<Result<Vec<_>, _>>();
-    let each =
-        each.map_err(|why| WorkerError::Unsuitable(format!("--tensor-parallel-size {ranks}: {why}")))?;
-    Ok(each.into_iter().max().unwrap_or(0))
+/// Time between the end of a group and the next attempt to join one.
+const JOIN_AGAIN: Duration = Duration::from_millis(250);
+
+/// Each rank's part of the model, by rank.
+pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {
+    let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
+    let (tensor, stages) = (*tensor_parallel as usize, *pipeline_parallel as usize);
+    let topology = Topology::new(tensor, stages, nodes.count as usize).map_err(WorkerError::Unsuitable)?;
+    let shard = |rank| {
+        let shard = Shard::new(spec, topology.slot_of(rank), tensor)?;
+        shard.of_stage(spec, topology.stage_of(rank), stages)
+    };
+    let shards = (0..topology.ranks()).map(shard).collect::<Result<_, _>>();
+    let why = |why: Indivisible| {
+        let flag = match &why {
+            Indivisible::Leaves { ranks, .. } => format!("--tensor-parallel-size {ranks}"),
+            Indivisible::Layers { stages, .. } => format!("--pipeline-parallel-size {stages}"),
+        };
+        WorkerError::Unsuitable(format!("{flag}: {why}"))
+    };
+    Ok((topology, shards.map_err(why)?))
 }
 
-/// Compute threads of each rank: an even part of `--threads`, or of this machine's.
+/// Bytes of KV cache for a token on the rank with the most layers and KV heads.
+pub(super) fn kv_bytes_per_token(spec: &Spec, shards: &[Shard], kv: KvType) -> u64 {
+    shards.iter().map(|shard| shard.spec(spec).kv_bytes_per_token(kv)).max().unwrap_or(0)
+}
+
+/// Compute threads of each rank of this node: an even part of `--threads`, or of this machine's.
 pub(super) fn threads_each(config: &WorkerConfig) -> usize {
-    let ranks = config.ranks.tensor_parallel as usize;
-    let all = match config.threads {
+    let on_node = config.ranks.count().div_ceil(config.ranks.nodes.count.max(1)) as usize;
+    (threads(config) / on_node).max(1)
+}
+
+fn threads(config: &WorkerConfig) -> usize {
+    match config.threads {
         0 => skein_sys::threads::ThreadPlacement::of_this_machine(0).threads,
         given => given,
-    };
-    (all / ranks).max(1)
+    }
 }
 
 /// Starts the other ranks, loads the leader's part, and returns the group with the bytes of weights that this
 /// rank's steps read.
 pub(super) fn lead(
     config: &WorkerConfig,
+    (spec, topology): (&Spec, Topology),
     options: CpuOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(impl Backend + 'static, u64), WorkerError> {
-    let ranks = config.ranks.tensor_parallel as usize;
-    let Some(command) = &config.ranks.command else {
-        return Err(WorkerError::Unsuitable(
-            "--tensor-parallel-size needs processes, which this command does not start; use skein worker or \
-             skein serve"
+    let ranks = topology.ranks();
+    let command = config.ranks.command.as_ref().ok_or_else(|| {
+        WorkerError::Unsuitable(
+            "--tensor-parallel-size and --pipeline-parallel-size need processes, which this command does not start; use \
+             skein worker or skein serve"
                 .into(),
-        ));
-    };
+        )
+    })?;
+    let others = gather_nodes(config, &topology)?;
     let cannot = |error: std::io::Error| stopped(format!("cannot start {ranks} ranks: {error}"));
     let patience = config.cuda.step_timeout;
-    let memory = GroupMemory::create(ranks, patience).map_err(cannot)?;
+    let plan =
+        |node| NodePlan::new(topology, node, options.max_rows as usize * spec.hidden_size * size_of::<f32>());
+    let memory = GroupMemory::create(plan(0), patience).map_err(cannot)?;
     let epoch = super::serve::draw_epoch();
-    let terms = terms(&config.model, &precision::cpu_arithmetic(&options.numbers))?;
-    let processes = Processes::start(&memory, command, |rank| Welcome {
-        rank,
-        ranks,
+    let address = others.first().map_or(IpAddr::from([127, 0, 0, 1]), |node| node.own_address);
+    let welcome = Welcome {
+        rank: 0,
+        plan: plan(0),
+        address,
         epoch,
         leader: std::process::id(),
         memory: memory.descriptor(),
         patience,
-        terms: terms.clone(),
+        terms: terms(&config.model, &precision::cpu_arithmetic(&options.numbers))?,
         model: config.model.clone(),
         threads: options.threads,
         kv_blocks: options.kv_blocks,
@@ -74,12 +106,28 @@ pub(super) fn lead(
         max_rows: options.max_rows,
         precision: config.precision,
         packed_cache_dir: config.cpu.packed_cache_dir.clone(),
-    });
-    let processes = processes.map_err(cannot)?;
-    processes.joined().map_err(stopped)?;
-    tracing::info!(ranks, threads = options.threads, "{ranks} ranks have joined, loading");
+    };
+    let mut processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
+    let watch = processes.watch().clone();
+    let fail = |why: String| stopped(watch.fail(why));
+    let nodes = start_nodes(others, &processes, &welcome, plan).map_err(fail)?;
+    let listener = group::listen(&topology, address).map_err(|error| fail(error.to_string()))?;
+    let ports = processes.joined().map_err(stopped)?;
+    tracing::info!(
+        ranks,
+        nodes = topology.nodes,
+        threads = options.threads,
+        "{ranks} ranks have joined, loading"
+    );
+    let own_port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
+    let ports: Vec<Option<u16>> = std::iter::once(own_port).chain(ports).collect();
+    let peers = nodes.as_ref().map(|nodes| introduce(nodes, &processes, &welcome, &ports));
+    let peers = peers.transpose().map_err(fail)?;
+    let member = group::connect(&memory, 0, listener, peers.as_ref()).map_err(fail)?;
+    let Member { connections, reports, closer } = member;
+    processes.watch().also(move |_, _| closer.close());
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
-    let loaded = CpuModel::load_rank(&config.model, options, &cache, Box::new(memory.exchange(0)), progress);
+    let loaded = CpuModel::load_rank(&config.model, options, &cache, connections, progress);
     let model = loaded.map_err(|error| {
         processes.fail(error.to_string());
         WorkerError::from(error)
@@ -87,34 +135,131 @@ pub(super) fn lead(
     let weight_bytes = model.weight_bytes();
     let watch = processes.loaded().map_err(stopped)?;
     let watching = watch.clone();
-    let leader = Leader::start(&memory, epoch, watch, || checked(model, &config.model));
+    let reports = reports.unwrap_or_else(|| unreachable!("the leader is in the last stage"));
+    let leader = Leader::start(&memory, (epoch, watch), (reports, nodes), || checked(model, &config.model));
     let leader = leader.inspect_err(|error| {
         watching.fail(error.to_string());
     })?;
     Ok((leader, weight_bytes))
 }
 
-/// Runs this process as a rank: joins, loads its part, and follows the leader until told to stop.
+/// What this node says it is.
+fn hello(config: &WorkerConfig) -> Result<Hello, WorkerError> {
+    let NodesConfig { count, rank, settings, .. } = &config.ranks.nodes;
+    let hello = Hello::new(*rank as usize, *count as usize, fingerprint(&config.model)?, settings.clone());
+    hello.map_err(|error| stopped(format!("the system has no random bytes: {error}")))
+}
+
+/// Waits for the other nodes, if there are any.
+fn gather_nodes(config: &WorkerConfig, topology: &Topology) -> Result<Vec<Joined>, WorkerError> {
+    if topology.nodes == 1 {
+        return Ok(Vec::new());
+    }
+    let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
+    let cannot =
+        |error| stopped(format!("cannot listen on {leader} for the other nodes: {error}; see --leader"));
+    let listener = TcpListener::bind(leader).map_err(cannot)?;
+    tracing::info!(%leader, nodes = topology.nodes, "waiting for the other nodes");
+    group::gather(&listener, &hello(config)?, &secret.0).map_err(stopped)
+}
+
+/// Tells the other nodes what their ranks need.
+fn start_nodes(
+    others: Vec<Joined>,
+    processes: &Processes,
+    welcome: &Welcome,
+    plan: impl Fn(usize) -> NodePlan,
+) -> Result<Option<Arc<Nodes>>, String> {
+    let topology = welcome.plan.topology;
+    if others.is_empty() {
+        return Ok(None);
+    }
+    let nodes = Nodes::start(others, topology.on_node(), processes.watch(), processes.answers());
+    let nodes = nodes.map_err(|error| error.to_string())?;
+    for node in 1..topology.nodes {
+        let welcome = Welcome { plan: plan(node), ..welcome.clone() };
+        let message = serde_json::to_vec(&welcome).map_err(|error| error.to_string())?;
+        nodes.send_to(node, Kind::Welcome, &message)?;
+    }
+    Ok(Some(nodes))
+}
+
+/// Tells every rank the addresses of all.
+fn introduce(
+    nodes: &Nodes,
+    processes: &Processes,
+    welcome: &Welcome,
+    ports: &[Option<u16>],
+) -> Result<Peers, String> {
+    let hosts: Vec<IpAddr> = std::iter::once(welcome.address).chain(nodes.addresses()).collect();
+    let topology = welcome.plan.topology;
+    let address = |(rank, port): (usize, &Option<u16>)| {
+        let port = port.ok_or_else(|| format!("rank {rank} does not listen for other nodes"))?;
+        Ok(SocketAddr::new(hosts[topology.node_of(rank)], port))
+    };
+    let addresses = ports.iter().enumerate().map(address).collect::<Result<_, String>>()?;
+    let token = group::random::<TOKEN_BYTES>().map_err(|error| error.to_string())?;
+    let peers = Peers { addresses, token };
+    let line = serde_json::to_string(&peers).map_err(|error| error.to_string())?;
+    processes.tell(&line);
+    nodes.send(Kind::Peers, line.as_bytes())?;
+    Ok(peers)
+}
+
+/// Serves the groups of another node's leader, one after the other, until this node is refused.
+///
+/// # Errors
+/// Why the leader refuses this node.
+pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
+    let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
+    let command = config.ranks.command.clone();
+    let settings = NodeSettings {
+        leader: leader.clone(),
+        secret: secret.0.clone(),
+        hello: hello(config)?,
+        command: command.ok_or_else(|| WorkerError::Unsuitable("this command starts no ranks".into()))?,
+        model: config.model.clone(),
+        threads: threads(config),
+        packed_cache_dir: config.cpu.packed_cache_dir.clone(),
+    };
+    loop {
+        match group::serve_group(&settings) {
+            GroupEnd::Refused(why) => return Err(WorkerError::Unsuitable(why)),
+            GroupEnd::Stopped => tracing::info!("the group was stopped; waiting for the next one"),
+            GroupEnd::Lost(why) => tracing::warn!("the group has ended: {why}; joining again"),
+        }
+        std::thread::sleep(JOIN_AGAIN);
+    }
+}
+
+/// What a process that was started as a rank does: joins, loads its part, and obeys the leader until told to
+/// stop.
 ///
 /// # Errors
 /// Why it ended early; the leader has been told.
 pub fn run_rank() -> Result<(), String> {
-    let (welcome, memory) = group::join()?;
-    let outcome = obey(&welcome, &memory);
+    let process = group::join()?;
+    let outcome = obey(&process);
     if let Err(reason) = &outcome {
         Answer::Failed { reason: reason.clone() }.emit();
     }
     outcome
 }
 
-fn obey(welcome: &Welcome, memory: &GroupMemory) -> Result<(), String> {
+fn obey(process: &RankProcess) -> Result<(), String> {
+    let RankProcess { welcome, memory, .. } = process;
     let said = |error: WorkerError| error.to_string();
     let numbers = precision::on_cpu(welcome.precision, &stored(&welcome.model)?).map_err(said)?;
     let own = terms(&welcome.model, &precision::cpu_arithmetic(&numbers)).map_err(said)?;
-    Answer::Joined(own.clone()).emit();
+    let listener = group::listen(&welcome.plan.topology, welcome.address);
+    let listener = listener.map_err(|error| format!("cannot listen for other nodes: {error}"))?;
+    let port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
+    Answer::Joined { terms: own.clone(), port }.emit();
     if let Some(why) = own.differ(welcome.rank, &welcome.terms) {
         return Err(why);
     }
+    let peers = listener.is_some().then(|| process.peers()).transpose()?;
+    let Member { connections, reports, .. } = group::connect(memory, welcome.rank, listener, peers.as_ref())?;
     let options = CpuOptions {
         threads: welcome.threads,
         kv_blocks: welcome.kv_blocks,
@@ -122,13 +267,12 @@ fn obey(welcome: &Welcome, memory: &GroupMemory) -> Result<(), String> {
         max_rows: welcome.max_rows,
         numbers,
     };
-    let exchange = Box::new(memory.exchange(welcome.rank));
     let cache = packed_cache(welcome.packed_cache_dir.as_deref());
-    let model = CpuModel::load_rank(&welcome.model, options, &cache, exchange, &mut |_, _| {});
+    let model = CpuModel::load_rank(&welcome.model, options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
     Answer::Loaded.emit();
     let check = || checked(model, &welcome.model).map_err(|error| error.to_string());
-    let ended = group::follow(memory, (welcome.rank, welcome.epoch), check);
+    let ended = group::follow(memory.reader(welcome.rank), reports, welcome.epoch, check);
     ended.map_err(|error: RankError| error.to_string())
 }
 

@@ -144,7 +144,8 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         let allowed = "room for 2 tokens or more; raise the KV cache's memory".to_owned();
         return Err(WorkerError::Setting { setting: "max_model_len", got: max_model_len.into(), allowed });
     }
-    let scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
+    let mut scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
+    scheduler.set_stages(loaded.backend.stages() as u32);
     let max_num_seqs = scheduler.max_num_seqs();
     let (engine, handle) = Engine::new(scheduler, loaded.backend, max_streams(limits));
     let info = WorkerInfo {

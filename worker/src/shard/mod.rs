@@ -4,8 +4,12 @@
 //! Queries, gate, up and the head are divided by their outputs. Attention output and down are divided by
 //! their inputs, at [leaves](skein_kernels::leaves), so that their sums have the same bits on any number of
 //! ranks. A rank has the KV heads that its query heads read; ranks may share one. Norms, and biases that are
-//! added after ranks' sums are joined, are on every rank.
+//! added after ranks' sums are joined, are on every rank. Experts are whole, each on the rank that a table
+//! names.
+//!
+//! A pipeline divides the layers as well: each *stage* has a run of them, and its ranks divide those.
 
+mod stages;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +17,7 @@ use std::ops::Range;
 
 use skein_kernels::leaves;
 
-use crate::model::spec::{QkNorm, Spec};
+use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, Role, Tensor};
 
 /// Rows of the vocabulary are divided in multiples of this.
@@ -32,8 +36,18 @@ pub struct Shard {
     pub kv_heads: Range<usize>,
     /// Query heads per KV head in the whole model.
     pub group: usize,
+    /// KV heads of the whole model.
+    pub all_kv_heads: usize,
     /// Its rows of the embedding table and of the head; may be empty on the last ranks.
     pub vocabulary: Range<usize>,
+    /// The rank that has each expert of a layer.
+    pub experts: Vec<usize>,
+    /// Its stage of the pipeline, from 0.
+    pub stage: usize,
+    /// Number of stages.
+    pub stages: usize,
+    /// The layers of its stage.
+    pub layers: Range<usize>,
     /// Rows of the vocabulary in all of the model.
     vocab_size: usize,
 }
@@ -79,22 +93,14 @@ pub enum Indivisible {
         /// Its leaves.
         leaves: usize,
     },
-    /// A part of it cannot be computed by several ranks yet.
-    #[error("{ranks} ranks cannot share this model: it has {part}, which run on one rank only")]
-    Part {
-        /// Number of ranks.
-        ranks: usize,
-        /// The part.
-        part: &'static str,
+    /// It has fewer layers than there are stages.
+    #[error("{stages} stages cannot share this model: it has {layers} layers, and a stage has at least one")]
+    Layers {
+        /// Number of stages.
+        stages: usize,
+        /// Layers of the model.
+        layers: usize,
     },
-}
-
-/// A part of a model that several ranks cannot compute yet, in words.
-fn undivided(spec: &Spec) -> Option<&'static str> {
-    if spec.experts().0 > 0 {
-        return Some("experts");
-    }
-    (spec.attention.qk_norm == QkNorm::Row).then_some("queries and keys normalised over all heads")
 }
 
 impl Shard {
@@ -106,17 +112,13 @@ impl Shard {
     /// The part of `rank`, one of `ranks`.
     ///
     /// # Errors
-    /// If the model's products have fewer leaves than there are ranks, the ranks are no power of two, or a
-    /// part of the model runs on one rank only.
+    /// If the model's products have fewer leaves than there are ranks, or the ranks are no power of two.
     ///
     /// # Panics
     /// If there is no such rank.
     pub fn new(spec: &Spec, rank: usize, ranks: usize) -> Result<Self, Indivisible> {
         assert!(rank < ranks, "rank {rank} of {ranks}");
         if ranks > 1 {
-            if let Some(part) = undivided(spec) {
-                return Err(Indivisible::Part { ranks, part });
-            }
             let all = tensors::all(spec);
             let by_inputs = all.iter().filter(|tensor| is_divided_by_inputs(tensor));
             let fewest = by_inputs.min_by_key(|tensor| tensor.leaves(spec));
@@ -126,6 +128,20 @@ impl Shard {
             }
         }
         Ok(Self::divided(spec, rank, ranks))
+    }
+
+    /// The part of this rank in `stage`, one of `stages`.
+    ///
+    /// # Errors
+    /// If there are more stages than layers.
+    ///
+    /// # Panics
+    /// If there is no such stage.
+    pub fn of_stage(self, spec: &Spec, stage: usize, stages: usize) -> Result<Self, Indivisible> {
+        assert!(stage < stages, "stage {stage} of {stages}");
+        let layers = spec.layers.len();
+        let all = stages::divide(spec, stages).ok_or(Indivisible::Layers { stages, layers })?;
+        Ok(Self { stage, stages, layers: all[stage].clone(), ..self })
     }
 
     fn divided(spec: &Spec, rank: usize, ranks: usize) -> Self {
@@ -139,8 +155,32 @@ impl Shard {
             kv_heads: heads.start / group..heads.end.div_ceil(group),
             heads,
             group,
+            all_kv_heads: attention.kv_heads,
             vocabulary: vocabulary_of(vocab_size, rank, ranks),
             vocab_size,
+            experts: experts_of(spec.experts().0, ranks),
+            stage: 0,
+            stages: 1,
+            layers: 0..spec.layers.len(),
+        }
+    }
+
+    /// Whether embedding rows are looked up in its stage.
+    pub fn is_first(&self) -> bool {
+        self.stage == 0
+    }
+
+    /// Whether its stage gives logits.
+    pub fn is_last(&self) -> bool {
+        self.stage + 1 == self.stages
+    }
+
+    /// Whether its stage uses `tensor`.
+    fn is_in_stage(&self, spec: &Spec, tensor: &Tensor) -> bool {
+        match (tensor.layer, tensor.role) {
+            (Some(layer), _) => self.layers.contains(&layer),
+            (None, Role::Embedding) => self.is_first() || (self.is_last() && spec.is_tied),
+            (None, _) => self.is_last(),
         }
     }
 
@@ -150,6 +190,10 @@ impl Shard {
         let wide = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
         let (mut rows, mut cols) = (0..tensor.rows, 0..tensor.cols);
         let mut leaves = tensor.leaves(spec);
+        let is_elsewhere = |expert: usize| self.experts[expert] != self.rank;
+        if !self.is_in_stage(spec, tensor) || tensor.expert.is_some_and(is_elsewhere) {
+            return Part { rows: 0..0, cols, leaves };
+        }
         match (tensor.kind, tensor.role) {
             (Kind::Table, _) | (_, Role::Head) => rows = self.vocabulary.clone(),
             (_, Role::Query) => rows = wide(&self.heads),
@@ -164,16 +208,26 @@ impl Shard {
         Part { rows, cols, leaves }
     }
 
-    /// What the rank computes: its heads, its part of feed-forward networks, all of the vocabulary.
+    /// What the rank computes: its layers, its heads, its part of feed-forward networks, all of the
+    /// vocabulary.
     pub fn spec(&self, spec: &Spec) -> Spec {
         let mut own = spec.clone();
         own.attention.heads = self.heads.len();
         own.attention.kv_heads = self.kv_heads.len();
-        for layer in &mut own.layers {
+        own.layers = spec.layers[self.layers.clone()].to_vec();
+        let dense = own.layers.iter_mut().filter(|layer| layer.feed_forward.experts.is_none());
+        for layer in dense {
             let inner = &mut layer.feed_forward.inner_size;
             *inner = share(*inner, self.rank, self.ranks).len();
         }
         own
+    }
+
+    /// Query and KV heads of `rank`, of `all` query heads.
+    pub fn heads_of(&self, rank: usize, all: usize) -> [Range<usize>; 2] {
+        let heads = share(all, rank, self.ranks);
+        let kv_heads = heads.start / self.group..heads.end.div_ceil(self.group);
+        [heads, kv_heads]
     }
 
     /// Query heads of the rank's first KV head that the rank before it has.
@@ -202,9 +256,18 @@ impl Shard {
     }
 }
 
-/// Whether ranks share a tensor by its inputs.
+/// Whether ranks share a tensor by its inputs. Experts are whole on one rank, the network that all rows share
+/// on every rank.
 fn is_divided_by_inputs(tensor: &Tensor) -> bool {
-    matches!(tensor.kind, Kind::Matrix(Product::AttentionOutput | Product::Down, _))
+    tensor.expert.is_none()
+        && tensor.role != Role::SharedDown
+        && matches!(tensor.kind, Kind::Matrix(Product::AttentionOutput | Product::Down, _))
+}
+
+/// The rank of each of `count` experts: even runs of them.
+fn experts_of(count: usize, ranks: usize) -> Vec<usize> {
+    let of_rank = |rank| share(count, rank, ranks).map(move |_| rank);
+    (0..ranks).flat_map(of_rank).collect()
 }
 
 /// An even part of `all`, which the ranks divide.

@@ -117,9 +117,52 @@ fn ranks_that_a_model_cannot_have_are_refused_with_the_reason() {
     for word in ["2 ranks", "model.layers.0.mlp.down_proj.weight", "80 inputs", "1 leaves"] {
         assert!(small.contains(word), "{small:?} says {word:?}");
     }
-    assert!(refused(&[("model_type", json!("mixtral"))], 2).contains("it has experts"));
-    assert!(refused(&[("model_type", json!("olmo2"))], 2).contains("normalised over all heads"));
+    let whole = Shard::whole(&spec(&[])).of_stage(&spec(&[]), 0, 3).unwrap_err().to_string();
+    assert_eq!(whole, "3 stages cannot share this model: it has 2 layers, and a stage has at least one");
     for ranks in [3, 6, 16] {
         assert!(refused(&[], ranks).contains("8 leaves"), "{ranks} ranks");
     }
+}
+
+#[test]
+fn stages_together_hold_every_layer_once_and_the_head_is_weighed() {
+    let of = |layers: usize, vocab: u32, stages: usize| -> Vec<Range<usize>> {
+        let spec = spec(&[("num_hidden_layers", json!(layers)), ("vocab_size", json!(vocab))]);
+        let stage = |stage| Shard::whole(&spec).of_stage(&spec, stage, stages).unwrap().layers;
+        (0..stages).map(stage).collect()
+    };
+    assert_eq!(of(8, 64, 1), vec![Range { start: 0, end: 8 }]);
+    assert_eq!(of(8, 64, 2), [0..4, 4..8]);
+    // A layer has 139,264 weights to multiply with: the head is as heavy as two of them.
+    assert_eq!(of(8, 4352, 2), [0..5, 5..8]);
+    assert_eq!(of(4, 64, 4), [0..1, 1..2, 2..3, 3..4]);
+    for stages in 1..=7 {
+        let all = of(7, 1000, stages);
+        assert!(all.iter().all(|layers| !layers.is_empty()) && all[0].start == 0 && all[stages - 1].end == 7);
+        assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start), "{all:?}");
+    }
+    let spec = spec(&[("tie_word_embeddings", json!(true))]);
+    let held: u64 =
+        (0..2).map(|stage| Shard::whole(&spec).of_stage(&spec, stage, 2).unwrap().values(&spec)).sum();
+    let table = 300 * 64;
+    assert_eq!(held, Shard::whole(&spec).values(&spec) + table, "a tied table is in the first and the last");
+}
+
+#[test]
+fn an_expert_is_whole_on_one_rank() {
+    let spec = spec(&[
+        ("model_type", json!("mixtral")),
+        ("num_local_experts", json!(6)),
+        ("num_experts_per_tok", json!(2)),
+    ]);
+    let shards: Vec<Shard> = (0..4).map(|rank| Shard::new(&spec, rank, 4).unwrap()).collect();
+    assert_eq!(shards[0].experts, [0, 1, 1, 2, 3, 3]);
+    for tensor in tensors::all(&spec).iter().filter(|tensor| tensor.expert.is_some()) {
+        let parts: Vec<usize> = shards.iter().map(|shard| shard.part(&spec, tensor).len()).collect();
+        let owner = shards[0].experts[tensor.expert.unwrap()];
+        assert!(
+            parts.iter().enumerate().all(|(rank, len)| *len == if rank == owner { tensor.len() } else { 0 })
+        );
+    }
+    assert_eq!(shards[1].spec(&spec).inner_size(), spec.inner_size());
 }

@@ -84,7 +84,8 @@ pub fn start(
         enable_prefix_caching: share_prefixes,
         ..SchedulerConfig::default()
     };
-    let scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
+    let mut scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
+    scheduler.set_stages(backend.stages() as u32);
     let (engine, handle) = Engine::new(scheduler, Box::new(backend), max_streams);
     (handle, std::thread::spawn(move || engine.run()))
 }

@@ -6,6 +6,7 @@
 mod batches;
 mod golden;
 mod goldens;
+mod groups;
 mod invariance;
 mod overlap;
 mod ranks;

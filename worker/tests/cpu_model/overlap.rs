@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use safetensors::Dtype;
+use serde_json::json;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
@@ -15,6 +17,8 @@ use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 
 use crate::batches::{KINDS, small_backend, start};
+use crate::groups::group;
+use crate::ranks::make;
 
 /// Enough for two of the longest sequences: most requests wait, and some are preempted.
 const KV_BLOCKS: u32 = 36;
@@ -103,6 +107,16 @@ async fn serve(
     let [carried, carried_history] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let counters = [carried.clone(), carried_history.clone()];
     let backend = Watched { backend, depth, carried, carried_history };
+    let outputs = serve_on(backend, share_prefixes, requests).await;
+    (outputs, counters.map(|counter| counter.load(Ordering::Relaxed)))
+}
+
+/// Outputs of `requests` that arrive together at an engine over `backend`.
+async fn serve_on(
+    backend: impl Backend + 'static,
+    share_prefixes: bool,
+    requests: u32,
+) -> Vec<(Vec<Output>, Vec<Bits>)> {
     let (handle, running) = start(backend, share_prefixes, requests);
     let mut streams = Vec::new();
     for index in 0..requests {
@@ -129,13 +143,29 @@ async fn serve(
     assert_eq!(free, KV_BLOCKS, "nobody runs, nothing is held");
     handle.stop().await;
     running.join().unwrap().unwrap();
-    (outputs, counters.map(|counter| counter.load(Ordering::Relaxed)))
+    outputs
 }
 
 #[tokio::test]
 async fn overlapped_steps_give_every_bit_of_steps_one_by_one() {
     for model in KINDS {
         check(model).await;
+    }
+}
+
+#[tokio::test]
+async fn a_group_gives_every_bit_of_one_rank() {
+    const REQUESTS: u32 = 24;
+    let model = make("llama-gqa", Dtype::F32, json!({"num_hidden_layers": 4, "vocab_size": 256}));
+    let (expected, _) = serve(model.path().to_str().unwrap(), 1, true, REQUESTS).await;
+    for (tensor, stages) in [(4, 1), (1, 3), (2, 2)] {
+        for share_prefixes in [true, false] {
+            let group = group(model.path(), (tensor, stages), KV_BLOCKS);
+            let got = serve_on(group, share_prefixes, REQUESTS).await;
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "{tensor} x {stages}, request {index}, prefixes {share_prefixes}");
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-//! One rank, two, four and eight give the same bits: every family, number type and format.
+//! Any number of ranks and stages gives the bits of one rank: every family, number type and format.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use skein_kernels::collective::Threads;
+use skein_kernels::collective::link::{Inlet, Outlet, between_threads};
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
-use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use skein_worker::backend::cpu::{Connections, CpuModel, CpuOptions, NumberTypes};
 use skein_worker::check::prompt;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
@@ -25,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const VOCAB: u32 = 300;
 
 /// A model like the golden `name`, of a size that eight ranks can share, with random weights.
-fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
+pub fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
     let text = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     let size = json!({"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 8,
@@ -42,15 +44,17 @@ fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
 
 fn write_weights(directory: &Path, stored: Dtype) {
     let spec = ModelConfig::from_dir(directory).unwrap().spec;
+    let mut names = BTreeSet::new();
     let data: Vec<_> = tensors::all(&spec)
         .into_iter()
+        .filter(|tensor| names.insert(tensor.name.clone())) // fused ones are listed several times
         .enumerate()
         .map(|(seed, tensor)| {
             let noise = |i: usize| {
                 let hash = (i as u32 ^ (seed as u32) << 20).wrapping_mul(0x9E37_79B1).rotate_left(13);
                 (hash.wrapping_mul(0x85EB_CA6B) >> 8) as f32 / (1 << 23) as f32 - 1.0
             };
-            let values = (0..tensor.len()).map(|i| noise(i) * 0.3);
+            let values = (0..tensor.shape().iter().product()).map(|i| noise(i) * 0.3);
             let bytes: Vec<u8> = match stored {
                 Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
                 Dtype::F16 => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
@@ -65,25 +69,46 @@ fn write_weights(directory: &Path, stored: Dtype) {
     safetensors::serialize_to_file(views, None, &directory.join("model.safetensors")).unwrap();
 }
 
-/// Runs `work` on each of `count` ranks; returns the results in order.
+fn options(numbers: NumberTypes) -> CpuOptions {
+    CpuOptions { threads: 1, kv_blocks: 4096 / BLOCK_SIZE, block_size: BLOCK_SIZE, max_rows: 64, numbers }
+}
+
+/// The connections of `tensor` ranks in each of `stages` stages, the last stage first.
+fn connected(tensor: usize, stages: usize) -> Vec<Connections> {
+    let mut all = Vec::new();
+    let mut befores: Vec<Option<Box<dyn Inlet>>> = (0..tensor).map(|_| None).collect();
+    for stage in 0..stages {
+        let mut next = Vec::new();
+        let ranks = Threads::new(tensor, PATIENCE).into_iter().zip(befores);
+        let of_stage: Vec<_> = ranks
+            .map(|(ranks, before)| {
+                let (outlet, inlet) = between_threads([stage, stage + 1], 2, PATIENCE);
+                let is_last = stage + 1 == stages;
+                next.push((!is_last).then(|| Box::new(inlet) as Box<dyn Inlet>));
+                let after = (!is_last).then(|| Box::new(outlet) as Box<dyn Outlet>);
+                Connections { stage, stages, before, after, ..ranks.into() }
+            })
+            .collect();
+        all.splice(0..0, of_stage);
+        befores = next;
+    }
+    all
+}
+
+/// Runs `work` on each of `tensor` ranks in each of `stages` stages; returns the results of the last stage in
+/// order, and then the others'.
 fn on_ranks<T: Send>(
     directory: &Path,
     numbers: NumberTypes,
-    count: usize,
+    (tensor, stages): (usize, usize),
     work: impl Fn(&mut CpuModel) -> T + Sync,
 ) -> Vec<T> {
-    let options = CpuOptions {
-        threads: 1,
-        kv_blocks: 4096 / BLOCK_SIZE,
-        block_size: BLOCK_SIZE,
-        max_rows: 64,
-        numbers,
-    };
+    let options = options(numbers);
     std::thread::scope(|scope| {
-        let ranks = Threads::new(count, PATIENCE).into_iter().map(|rank| {
+        let ranks = connected(tensor, stages).into_iter().map(|rank| {
             let work = &work;
             scope.spawn(move || {
-                let (cache, rank) = (PackedCache::none(), Box::new(rank));
+                let cache = PackedCache::none();
                 work(&mut CpuModel::load_rank(directory, options, &cache, rank, &mut |_, _| {}).unwrap())
             })
         });
@@ -125,15 +150,27 @@ fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
     all
 }
 
-/// Checks that every rank of any number of ranks has the logits of one rank, bit for bit.
-fn check(directory: &Path, numbers: NumberTypes, what: &str, counts: &[usize]) {
-    let expected = on_ranks(directory, numbers, 1, steps).remove(0);
-    assert!(expected.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{what}");
-    for count in counts {
-        for (rank, got) in on_ranks(directory, numbers, *count, steps).into_iter().enumerate() {
-            assert!(got == expected, "{what}, {numbers:?}: rank {rank} of {count} has other bits");
+/// Checks that every rank of the last stage has the logits of one rank, bit for bit, for each number of ranks
+/// and stages.
+fn check(directory: &Path, numbers: NumberTypes, what: &str, shapes: &[(usize, usize)]) {
+    let expected = on_ranks(directory, numbers, (1, 1), steps).remove(0);
+    let logits = &expected[..expected.len() - 1];
+    assert!(logits.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{what}");
+    for &(tensor, stages) in shapes {
+        let all = on_ranks(directory, numbers, (tensor, stages), steps);
+        assert_eq!(all.len(), tensor * stages);
+        for (rank, got) in all.into_iter().take(tensor).enumerate() {
+            assert!(
+                got == expected,
+                "{what}, {numbers:?}: rank {rank} of {tensor} x {stages} has other bits"
+            );
         }
     }
+}
+
+/// Ranks alone.
+fn wide(counts: &[usize]) -> Vec<(usize, usize)> {
+    counts.iter().map(|count| (*count, 1)).collect()
 }
 
 #[test]
@@ -150,8 +187,51 @@ fn every_family_gives_the_same_bits_on_any_number_of_ranks() {
         ("gemma2", Dtype::BF16, json!({})),
     ] {
         let model = make(name, stored, changes);
-        check(model.path(), NumberTypes::EXACT, name, &[2, 4, 8]);
+        check(model.path(), NumberTypes::EXACT, name, &wide(&[2, 4, 8]));
     }
+}
+
+#[test]
+fn later_families_give_the_same_bits_too() {
+    let rope = json!({"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75});
+    let moe = json!({"num_key_value_heads": 8, "num_experts": 6, "num_local_experts": 6,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 96});
+    for (name, changes) in [
+        ("phi3-v5", json!({"rope_parameters": rope})),
+        ("gemma3", json!({})),
+        ("glm", json!({})),
+        ("glm4-v5", json!({})),
+        ("granite", json!({})),
+        ("smollm3", json!({})),
+        ("olmo2", json!({"num_key_value_heads": 4})),
+        ("starcoder2", json!({})),
+        ("cohere", json!({})),
+        ("cohere2-v5", json!({})),
+        ("mixtral", moe.clone()),
+        ("olmoe", moe.clone()),
+        ("qwen3-moe", moe),
+    ] {
+        let mut changes = changes;
+        changes["hidden_size"] = json!(256); // some families derive the width of a head from it
+        let model = make(name, Dtype::BF16, changes);
+        check(model.path(), NumberTypes::EXACT, name, &[(2, 1), (4, 1), (1, 2), (2, 2)]);
+    }
+}
+
+#[test]
+fn stages_give_the_bits_of_one() {
+    for (name, tied) in [("qwen2-tied-v5", true), ("gemma2", true), ("llama-gqa", false)] {
+        let changes = json!({"num_hidden_layers": 5, "tie_word_embeddings": tied, "num_key_value_heads": 4});
+        let model = make(name, Dtype::BF16, changes);
+        let shapes: Vec<_> =
+            [1, 2, 4].into_iter().flat_map(|tensor| (1..=4).map(move |stages| (tensor, stages))).collect();
+        let bf16 = NumberTypes { bf16: true, kv: KvType::Bf16, weights: None };
+        let numbers = if name == "gemma2" { NumberTypes::EXACT } else { bf16 };
+        check(model.path(), numbers, name, &shapes[1..]);
+    }
+    let model = make("qwen2", Dtype::BF16, json!({"num_hidden_layers": 4}));
+    let int8 = NumberTypes { weights: Some(Format::INT8), kv: KvType::Int8, ..NumberTypes::EXACT };
+    check(model.path(), int8, "int8", &[(1, 4), (2, 2)]);
 }
 
 #[test]
@@ -162,22 +242,27 @@ fn every_number_type_and_format_gives_the_same_bits_on_any_number_of_ranks() {
     let formats = [Format::INT8, Format::INT8_GROUP, Format::INT4, Format::INT4_ZERO];
     let rounded = formats.map(|format| NumberTypes { weights: Some(format), ..NumberTypes::EXACT });
     for numbers in numbers.into_iter().chain(rounded) {
-        check(model.path(), numbers, "qwen2", &[2, 8]);
+        check(model.path(), numbers, "qwen2", &wide(&[2, 8]));
     }
 }
 
 #[test]
 fn the_shipped_model_gives_the_same_bits_on_two_ranks() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
-    check(&shipped, NumberTypes { bf16: true, kv: KvType::Bf16, weights: None }, "skein-7m", &[2]);
+    check(
+        &shipped,
+        NumberTypes { bf16: true, kv: KvType::Bf16, weights: None },
+        "skein-7m",
+        &[(2, 1), (1, 2), (2, 2)],
+    );
 }
 
 #[test]
 fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
     let model = make("llama-gqa", Dtype::F32, json!({"num_key_value_heads": 8}));
-    let whole = on_ranks(model.path(), NumberTypes::EXACT, 1, |model| model.kv_bytes()).remove(0);
+    let whole = on_ranks(model.path(), NumberTypes::EXACT, (1, 1), |model| model.kv_bytes()).remove(0);
     for count in [2, 4, 8] {
-        let own = on_ranks(model.path(), NumberTypes::EXACT, count, |model| model.kv_bytes());
+        let own = on_ranks(model.path(), NumberTypes::EXACT, (count, 1), |model| model.kv_bytes());
         assert_eq!(own, vec![whole / count as u64; count], "{count} ranks");
     }
 }
@@ -185,17 +270,10 @@ fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
 #[test]
 fn a_lost_rank_ends_the_others_steps_with_its_number() {
     let model = make("llama-gqa", Dtype::F32, json!({}));
-    let options = CpuOptions {
-        threads: 1,
-        kv_blocks: 8,
-        block_size: BLOCK_SIZE,
-        max_rows: 8,
-        numbers: NumberTypes::EXACT,
-    };
+    let options = options(NumberTypes::EXACT);
     let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
-    let load = |rank| {
-        CpuModel::load_rank(model.path(), options, &PackedCache::none(), Box::new(rank), &mut |_, _| {})
-            .unwrap()
+    let load = |rank: Threads| {
+        CpuModel::load_rank(model.path(), options, &PackedCache::none(), rank.into(), &mut |_, _| {}).unwrap()
     };
     let (mut left, gone) = (load(first), load(second));
     drop(gone);

@@ -3,16 +3,21 @@
 
 use std::sync::Arc;
 
+use safetensors::Dtype;
+use serde_json::json;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
+use skein_worker::backend::Backend;
 use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::streams::TokenStream;
 
 use crate::batches::{KINDS, small_backend, start};
+use crate::groups::group;
+use crate::ranks::make;
 
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
@@ -102,12 +107,27 @@ async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
 #[tokio::test]
 async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
     for model in KINDS {
-        check(model).await;
+        let backend = || small_backend(model, KV_BLOCKS);
+        check(model, backend, backend).await;
     }
 }
 
-async fn check(model: &str) {
-    let (handle, running) = start(small_backend(model, KV_BLOCKS), true, 1000);
+#[tokio::test]
+async fn a_request_goes_on_with_other_numbers_of_ranks_and_stages_bit_for_bit() {
+    let model = make("llama-gqa", Dtype::F32, json!({"num_hidden_layers": 4, "vocab_size": 256}));
+    let path = model.path().to_str().unwrap();
+    let alone = || small_backend(path, KV_BLOCKS);
+    check("1 to 4", alone, || group(model.path(), (4, 1), KV_BLOCKS)).await;
+    check("2 x 2 to 1", || group(model.path(), (2, 2), KV_BLOCKS), alone).await;
+}
+
+/// Requests begin on one backend and go on with another.
+async fn check<A: Backend + 'static, B: Backend + 'static>(
+    model: &str,
+    first: impl Fn() -> A,
+    second: impl Fn() -> B,
+) {
+    let (handle, running) = start(first(), true, 1000);
     let mut wholes = Vec::new();
     for (name, n, params) in cases() {
         let samples = (0..n).map(|index| NewSample { index, delivered: Vec::new() }).collect();
@@ -119,7 +139,7 @@ async fn check(model: &str) {
     let all = || wholes.iter().flatten();
     assert!(all().any(|output| matches!(output.finish, Some(FinishReason::Stop(_)))), "{model}");
     for share_prefixes in [true, false] {
-        let (handle, running) = start(small_backend(model, KV_BLOCKS), share_prefixes, 1000);
+        let (handle, running) = start(second(), share_prefixes, 1000);
         let mut cuts = Vec::new();
         for ((name, n, params), whole) in cases().into_iter().zip(&wholes) {
             for cut in 0..MAX_TOKENS as usize {

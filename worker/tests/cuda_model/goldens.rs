@@ -65,9 +65,12 @@ fn every_model_agrees_or_is_refused() {
     let expected = [
         "cohere2: layer normalisation",
         "cohere: layer normalisation",
+        "glm4_moe: a mixture of experts",
+        "granitemoe: a mixture of experts",
         "mixtral: a mixture of experts",
         "olmo2: inputs of layers that are not normalised",
         "olmoe: a mixture of experts",
+        "qwen2_moe: a mixture of experts",
         "qwen3_moe: a mixture of experts",
         "starcoder2: feed-forward networks without a gate",
     ];

@@ -107,7 +107,7 @@ impl Tiny {
             let (spread, center) = match tensor.kind {
                 Kind::Table => (1.0, 0.0),
                 Kind::Matrix(..) => ((3.0 / tensor.cols as f32).sqrt(), 0.0),
-                Kind::Bias(..) | Kind::NormBias => (0.3, 0.0),
+                Kind::Bias(..) | Kind::NormBias | Kind::Values => (0.3, 0.0),
                 Kind::Norm => (0.2, 1.0),
             };
             (tensor.name.clone(), tensor.shape(), spread, center)

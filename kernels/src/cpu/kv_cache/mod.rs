@@ -64,6 +64,14 @@ impl KvShape {
         factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor as u64))
     }
 
+    /// Bytes of a whole cache; `None` on overflow.
+    pub fn bytes(&self) -> Option<u64> {
+        let tile = Layout::new(self.kind, self.head_dim).bytes();
+        let factors = [self.layers, self.kv_heads, tile];
+        let tiles = self.tiles()? as u64;
+        factors.iter().try_fold(tiles, |product, factor| product.checked_mul(*factor as u64))
+    }
+
     /// Tiles of one head in one layer; `None` on overflow.
     fn tiles(&self) -> Option<usize> {
         Some(self.blocks.checked_mul(self.block_size)?.div_ceil(TILE))
@@ -88,9 +96,13 @@ impl KvCache {
         let layout = Layout::new(shape.kind, shape.head_dim);
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let tiles = shape.tiles().ok_or_else(too_large)?;
-        let factors = [shape.layers, shape.kv_heads, layout.bytes()];
-        let bytes = factors.iter().try_fold(tiles, |product, factor| product.checked_mul(*factor));
+        let bytes = shape.bytes().and_then(|bytes| usize::try_from(bytes).ok());
         Ok(Self { memory: ZeroedBytes::new(bytes.ok_or_else(too_large)?)?, shape, layout, tiles })
+    }
+
+    /// Bytes of the cache.
+    pub fn bytes(&self) -> u64 {
+        self.memory.len() as u64
     }
 
     /// Dimensions and number type.

@@ -2,6 +2,7 @@
 //! outputs at a time for all rows, so only the input of the next product leaves the cache.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
@@ -9,7 +10,7 @@ use super::super::input::{self, Encoding, Input};
 use super::super::mlp::{Activation, GeluTanh, Silu, gate_in_place};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
-use super::super::simd::{Kernel, LANES, Simd};
+use super::super::simd::{Isa, Kernel, LANES, Simd};
 use super::part::{Destination, Linear, Part, Write};
 use super::shares::{Shares, Task};
 use super::unpacked::ProductId;
@@ -32,19 +33,44 @@ pub struct Gated<'a> {
 /// # Panics
 /// If the shapes disagree.
 pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, encoding: Encoding, out: &mut Input) {
-    let Gated { activation, gate, up } = gated;
+    let Gated { gate, up, .. } = gated;
     assert_eq!(gate.weights.rows(), up.weights.rows(), "gate and up are [rows, cols]");
     [gate, up].iter().for_each(|linear| linear.check(x));
     let (m, rows) = (x.rows(), gate.weights.rows());
     let like_both = [gate];
     let shares = Shares::new(cpu, m.max(1), &like_both);
     let tasks = if m == 0 { 0 } else { shares.tasks() };
-    let (isa, integers, product) = (cpu.isa, cpu.isa.integers(), ProductId::new());
-    let scratch_len = 2 * shares.highest(m) * shares.widest() * PANEL;
+    let part = GatedRows { x, rows: 0..m, gated, product: ProductId::new(), isa: cpu.isa };
+    let scratch_len = part.scratch_len(&shares);
     out.fill_columns(cpu, encoding, (m, rows), (tasks, scratch_len), |task, scratch, columns| {
-        let Task { panels, pass, .. } = shares.task(task);
-        let key = (product, panels.start);
-        let (first, x_rows) = (panels.start * PANEL, pass.rows(m));
+        part.run(shares.task(task), scratch, columns);
+    });
+}
+
+/// A gated linear unit for some rows of `x`.
+pub(super) struct GatedRows<'a> {
+    pub(super) x: &'a Input,
+    pub(super) rows: Range<usize>,
+    pub(super) gated: Gated<'a>,
+    pub(super) product: ProductId,
+    pub(super) isa: Isa,
+}
+
+impl GatedRows<'_> {
+    /// Scratch values for a task.
+    pub(super) fn scratch_len(&self, shares: &Shares<'_>) -> usize {
+        2 * shares.highest(self.rows.len()) * shares.widest() * PANEL
+    }
+
+    /// Computes the outputs of a task.
+    pub(super) fn run(&self, task: Task, scratch: &mut [f32], columns: &input::Columns<'_>) {
+        let Self { x, rows: of_part, gated, product, isa } = self;
+        let Gated { activation, gate, up } = *gated;
+        let (x, rows, isa, integers) = (*x, gate.weights.rows(), *isa, isa.integers());
+        let Task { panels, pass, .. } = task;
+        let key = (*product, panels.start);
+        let (first, of_pass) = (panels.start * PANEL, pass.rows(of_part.len()));
+        let x_rows = of_part.start + of_pass.start..of_part.start + of_pass.end;
         let count = rows.min(panels.end * PANEL).saturating_sub(first);
         if count == 0 {
             return;
@@ -92,7 +118,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, encoding: Encodi
                 });
             }
         }
-    });
+    }
 }
 
 /// Applies the gate to each row of `products`, `[m, gate | up]`, and puts the results into the output's

@@ -7,6 +7,7 @@
 
 pub(super) mod float;
 mod gated;
+mod grouped;
 pub(super) mod integer;
 pub(super) mod part;
 mod shares;
@@ -21,6 +22,7 @@ use super::packed::formats::multiply;
 use super::packed::{Layout, PANEL};
 use super::simd::integer::IntegerIsa;
 pub use gated::{Gated, gated_matmul};
+pub use grouped::{grouped_gated_matmul, grouped_matmul};
 use part::{Destination, Part};
 pub use part::{Linear, Write};
 use shares::{Shares, Task};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::Cpu;
-use super::super::packed::PANEL;
+use super::super::packed::{Layout, PANEL};
 use super::part::Linear;
 use super::tiles::{MAX_ACCUMULATORS, MAX_TILE_ROWS, Pass, Registers, Streams, full_tiles};
 
@@ -64,13 +64,16 @@ impl<'a> Shares<'a> {
             return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1, streams: None });
         }
         let threads = cpu.threads.count();
-        let by_bytes = TASK_BYTES / layout.panel_bytes();
         let by_threads = panels / (threads * 8); // eight tasks per thread even out differences in speed
-        let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
-        let most = (by_bytes.min(by_threads).min(by_products) / multiple).max(1);
-        let passes =
-            (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * MAX_TILE_ROWS));
-        Self::cut(stack, threads, Cut { multiple, most, passes, streams: None })
+        Self::cut(stack, threads, Cut::of(layout, m, multiple, by_threads))
+    }
+
+    /// Divides the panels of a matrix that is multiplied together with many others, for `m` rows of `x`: all
+    /// its tasks count as those of one thread, and whichever thread is free takes them.
+    pub(super) fn of_member(m: usize, matrix: &'a Linear<'a>) -> Self {
+        let layout = matrix.weights.layout();
+        let multiple = Registers::of(layout.format, MAX_ACCUMULATORS, true).panel_multiple(m);
+        Self::cut(std::slice::from_ref(matrix), 1, Cut::of(layout, m, multiple, usize::MAX))
     }
 
     /// For a single tile of rows, reads in `width` streams that continue from task to task: the streams of a
@@ -136,6 +139,16 @@ impl<'a> Shares<'a> {
 }
 
 impl Cut {
+    /// Tasks of at most `most_panels` panels for `m` rows, of at most [`TASK_BYTES`] and [`TASK_PRODUCTS`].
+    fn of(layout: Layout, m: usize, multiple: usize, most_panels: usize) -> Self {
+        let by_bytes = TASK_BYTES / layout.panel_bytes();
+        let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
+        let most = (by_bytes.min(most_panels).min(by_products) / multiple).max(1);
+        let passes =
+            (m * layout.cols * PANEL * multiple / TASK_PRODUCTS).clamp(1, m.div_ceil(4 * MAX_TILE_ROWS));
+        Self { multiple, most, passes, streams: None }
+    }
+
     /// Multiples in `panels` panels, at least one.
     fn multiples_of(self, panels: usize) -> usize {
         (panels / self.multiple).max(1)

@@ -1,13 +1,27 @@
 //! The index compared with a naive model: for each worker, the set of token prefixes in its cache.
+//! `TEST_INDEX_SEEDS=10000` runs more than the usual seeds.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_proto::block_hash;
 use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 
+use super::expected::MAX_BLOCKS_EACH;
 use super::*;
+
+fn seeds() -> u64 {
+    std::env::var("TEST_INDEX_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(100)
+}
+
+/// The hits of one worker.
+fn leading_blocks(index: &mut PrefixIndex, worker: WorkerId, chain: &[BlockHash]) -> usize {
+    let (seat, mut hits) = (index.seat(worker), Hits::default());
+    index.search(chain, &mut hits);
+    hits.blocks(seat) as usize
+}
 
 /// In these tests a block is one small number, and a prefix a list of them.
 type Prefix = Vec<u8>;
@@ -94,7 +108,7 @@ fn at(seconds: u64) -> Timestamp {
 
 #[test]
 fn it_knows_exactly_what_each_worker_holds() {
-    for seed in 0..200 {
+    for seed in 0..seeds() {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut index = PrefixIndex::new(DEFAULT_MAX_BYTES);
         let mut caches: Vec<Cache> = (0..3).map(|_| Cache::default()).collect();
@@ -115,20 +129,22 @@ fn it_knows_exactly_what_each_worker_holds() {
             let asked = prefix(&mut rng);
             for (which, cache) in caches.iter().enumerate() {
                 let worker = WorkerId(which as u32);
-                let got = index.leading_blocks(worker, &hashes(&asked));
+                let got = leading_blocks(&mut index, worker, &hashes(&asked));
                 assert_eq!(got, cache.leading_blocks(&asked), "seed {seed}, worker {which}, {asked:?}");
                 assert_eq!(index.blocks(worker), cache.held.len(), "seed {seed}");
             }
+            index.tree.audit();
         }
         (0..3).for_each(|which| index.remove(WorkerId(which)));
-        assert_eq!((index.bytes(), index.by_age.len()), (0, 0), "seed {seed}: nothing is left behind");
+        index.clean(usize::MAX);
+        assert!(index.tree.is_empty() && index.expected.is_empty(), "seed {seed}: nothing is left behind");
     }
 }
 
 #[test]
 fn at_its_limit_it_drops_the_oldest_runs_and_never_claims_what_is_not_cached() {
-    let cap = 4 * BYTES_PER_RUN + 20 * BYTES_PER_BLOCK;
-    for seed in 0..200 {
+    let cap = 1500;
+    for seed in 0..seeds() {
         let mut rng = StdRng::seed_from_u64(seed);
         let mut index = PrefixIndex::new(cap);
         let mut cache = Cache::default();
@@ -144,8 +160,9 @@ fn at_its_limit_it_drops_the_oldest_runs_and_never_claims_what_is_not_cached() {
             }
             index.apply(worker, &change).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             assert!(index.bytes() <= cap, "seed {seed}");
+            index.tree.audit();
             for asked in newest.into_iter().chain([prefix(&mut rng)]) {
-                let got = index.leading_blocks(worker, &hashes(&asked));
+                let got = leading_blocks(&mut index, worker, &hashes(&asked));
                 assert!(got <= cache.leading_blocks(&asked), "seed {seed}: {asked:?}");
             }
         }
@@ -171,39 +188,101 @@ fn an_event_that_does_not_fit_requests_a_snapshot_and_harms_nothing() {
         CacheChange { truncated: vec![RunTruncated { handle: 9, new_end: 0 }], ..CacheChange::default() };
     for lost in [unknown_parent, behind_the_parent, grown_with_a_gap, truncated] {
         assert!(index.apply(worker, &lost).is_err(), "{lost:?}");
-        assert_eq!(index.leading_blocks(worker, &hashes(&[1, 2, 3, 4])), 2);
+        assert_eq!(leading_blocks(&mut index, worker, &hashes(&[1, 2, 3, 4])), 2);
     }
 }
 
 #[test]
 fn a_prefix_is_expected_until_it_is_cached_withdrawn_or_too_old() {
     let (worker, asked) = (WorkerId(1), hashes(&[1, 2, 3]));
-    let check = |index: &PrefixIndex, expected: usize| {
-        assert_eq!(index.leading_blocks(worker, &asked), expected);
-        assert_eq!(index.leading_blocks(WorkerId(2), &asked), 0);
+    let check = |index: &mut PrefixIndex, expected: usize| {
+        assert_eq!(leading_blocks(index, worker, &asked), expected);
+        assert_eq!(leading_blocks(index, WorkerId(2), &asked), 0);
     };
     let mut index = PrefixIndex::new(DEFAULT_MAX_BYTES);
     index.expect(worker, Expectation::Placed(1), &asked, at(0));
     index.expect(worker, Expectation::Placed(2), &asked[..1], at(0));
-    check(&index, 3);
+    check(&mut index, 3);
     index.withdraw(worker, 1);
-    check(&index, 1);
+    check(&mut index, 1);
     index.withdraw(worker, 2);
-    check(&index, 0);
+    check(&mut index, 0);
     index.expect(worker, Expectation::Admitted, &asked, at(0));
-    check(&index, 3);
+    check(&mut index, 3);
     let run = RunStored { handle: 1, parent: 0, depth: 0, hashes: asked.clone() };
     index.apply(worker, &CacheChange { stored: vec![run], ..CacheChange::default() }).expect("it fits");
     let truncated = vec![RunTruncated { handle: 1, new_end: 0 }];
     index.apply(worker, &CacheChange { truncated, ..CacheChange::default() }).expect("it fits");
-    check(&index, 0);
+    check(&mut index, 0);
     index.expect(worker, Expectation::Admitted, &asked, at(0));
     index.expect(worker, Expectation::Admitted, &hashes(&[9]), at(61));
-    check(&index, 0);
+    check(&mut index, 0);
     // Their number is bounded in any case.
-    for round in 0..3 * MAX_EXPECTED_BLOCKS as u64 / 1000 {
+    for round in 0..3 * MAX_BLOCKS_EACH as u64 / 1000 {
         let many: Vec<u64> = (0..1000).map(|hash| round * 1000 + hash).collect();
         index.expect(worker, Expectation::Admitted, &many, at(61));
     }
-    assert!(index.workers[&worker].expected_blocks.len() <= MAX_EXPECTED_BLOCKS);
+    let seat = index.seat(worker);
+    assert!(index.expected.blocks_of(seat) <= MAX_BLOCKS_EACH);
+}
+
+/// Operations in an order that no worker sends: parents evicted before children, handles reused, gaps.
+#[test]
+fn nonsense_from_a_worker_leaves_the_index_consistent_and_empty_in_the_end() {
+    for seed in 0..seeds() {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut index = PrefixIndex::new(if seed % 2 == 0 { DEFAULT_MAX_BYTES } else { 2000 });
+        for _ in 0..200 {
+            let worker = WorkerId(rng.random_range(0..3));
+            let (handle, parent) = (rng.random_range(0..6), rng.random_range(0..6));
+            let depth = rng.random_range(0..6);
+            let hashes = hashes(&prefix(&mut rng));
+            match rng.random_range(0..12) {
+                0 => index.remove(worker),
+                1 => assert_eq!(index.replace(worker, &[]), Ok(())),
+                2 => index.clean(3),
+                3 => index.expect(worker, Expectation::Placed(handle), &hashes, at(0)),
+                4 => index.withdraw(worker, handle),
+                5..8 => {
+                    let truncated = vec![RunTruncated { handle, new_end: depth }];
+                    let _ = index.apply(worker, &CacheChange { truncated, stored: Vec::new() });
+                }
+                _ => {
+                    let depth = if rng.random() { 0 } else { depth };
+                    let parent = if depth == 0 { 0 } else { parent };
+                    let hashes = hashes.into_iter().skip(depth as usize).collect();
+                    let _ = index.store(worker, &[RunStored { handle, parent, depth, hashes }]);
+                }
+            }
+            index.tree.audit();
+        }
+        (0..3).for_each(|which| index.remove(WorkerId(which)));
+        index.clean(usize::MAX);
+        assert!(index.tree.is_empty() && index.expected.is_empty(), "seed {seed}");
+    }
+}
+
+#[test]
+fn workers_that_hold_the_same_blocks_share_their_memory() {
+    let chain: Vec<BlockHash> = (1..=10_000).collect();
+    let mut index = PrefixIndex::new(usize::MAX);
+    let runs: Vec<RunStored> = (0..100)
+        .map(|run| RunStored {
+            handle: run + 1,
+            parent: run,
+            depth: run as u32 * 100,
+            hashes: chain[run as usize * 100..][..100].to_vec(),
+        })
+        .collect();
+    for worker in 0..64 {
+        index.replace(WorkerId(worker), &runs).expect("a snapshot fits");
+    }
+    let mut hits = Hits::default();
+    index.search(&chain, &mut hits);
+    assert!((0..64).all(|worker| hits.blocks(index.members[&WorkerId(worker)].seat) == 10_000));
+    let held = 64 * 10_000;
+    assert!(index.bytes() < held, "less than a byte for each block that a worker holds: {}", index.bytes());
+    (0..64).for_each(|worker| index.remove(WorkerId(worker)));
+    index.clean(usize::MAX);
+    assert_eq!(index.bytes(), 0);
 }

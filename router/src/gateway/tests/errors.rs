@@ -80,7 +80,7 @@ async fn bad_fields_are_named() {
         CHAT,
         chat(json!({"tools": [{"type": "function"}]})),
         "tools",
-        "tools is not supported yet; leave it out.",
+        "tools[0].function is required: an object with name and parameters.",
     )
     .await;
     check(

@@ -23,7 +23,7 @@ const VLLM: &str = "add_generation_prompt add_special_tokens allowed_token_ids b
 
 /// Fields whose value never changes an answer.
 const WITHOUT_EFFECT: &str = "guided_decoding_backend media_io_kwargs metadata mm_processor_kwargs \
-    parallel_tool_calls prompt_cache_key \
+    prompt_cache_key \
     prompt_cache_retention return_mm_kwargs safety_identifier service_tier session_id store user";
 
 fn plain(path: &str) -> Value {

@@ -10,6 +10,7 @@ mod requests;
 mod resume;
 mod scores;
 mod service;
+mod tools;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

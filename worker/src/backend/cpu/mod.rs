@@ -1,5 +1,6 @@
 //! The CPU backend: runs the forward pass on its own thread and that thread's helpers.
 
+mod connections;
 mod draws;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +8,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use skein_kernels::collective::{Alone, Lost, Ranks};
+use skein_kernels::collective::{Alone, Lost};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::Rows;
@@ -22,11 +23,13 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint;
-use crate::model::on_cpu::pack::pack;
+use crate::model::on_cpu::pack::{self, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
-use crate::model::on_cpu::{Activations, ForwardStep, Model};
+use crate::model::on_cpu::{Activations, ForwardStep, Model, matrices};
+use crate::model::spec::Spec;
 use crate::shard::Shard;
+pub use connections::Connections;
 use draws::Draws;
 
 /// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.
@@ -71,6 +74,7 @@ type Outcome = Result<StepOutput, BackendError>;
 pub struct CpuBackend {
     kv_blocks: u32,
     weight_bytes: u64,
+    stages: usize,
     launched: u64,
     /// Batches in and outputs out. `None` while dropping, which ends the thread after its current step.
     channels: Option<(SyncSender<Batch>, Receiver<Outcome>)>,
@@ -109,12 +113,13 @@ impl CpuBackend {
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
-        // The engine keeps one step in flight. Here the device is the host, so a second step in flight would
-        // overlap nothing but the planning. It would waste a row after each stop token, and a new request
-        // would wait for two steps. If a second one is launched anyway, it waits in this channel: this
+        let stages = model.connections.stages;
+        // The engine keeps one step in flight for each stage. Here the device is the host, so a further step
+        // would overlap nothing but the planning. It would waste a row after each stop token, and a new
+        // request would wait for two steps. If one more is launched anyway, it waits in this channel: this
         // backend is the specification, so it must define what a carried token means.
-        let (steps, inbox) = sync_channel::<Batch>(1);
-        let (outbox, outputs) = sync_channel(1);
+        let (steps, inbox) = sync_channel::<Batch>(stages);
+        let (outbox, outputs) = sync_channel(stages);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
             let mut drawn = Vec::new();
             model.cpu.threads.place_caller();
@@ -133,6 +138,7 @@ impl CpuBackend {
         Ok(Self {
             kv_blocks,
             weight_bytes,
+            stages,
             launched: 0,
             channels: Some((steps, outputs)),
             thread: Some(thread),
@@ -153,6 +159,14 @@ fn gone() -> BackendError {
 impl Backend for CpuBackend {
     fn kv_blocks(&self) -> u32 {
         self.kv_blocks
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.stages
+    }
+
+    fn stages(&self) -> usize {
+        self.stages
     }
 
     fn verifies(&self) -> bool {
@@ -184,7 +198,7 @@ impl Drop for CpuBackend {
 /// The model with everything needed to run a batch; owned by the backend's thread.
 pub struct CpuModel {
     cpu: Cpu,
-    ranks: Box<dyn Ranks>,
+    connections: Connections,
     model: Model,
     cache: KvCache,
     activations: Activations,
@@ -196,6 +210,28 @@ pub struct CpuModel {
     tables: Vec<u32>,
     sequences: Vec<Rows<'static>>,
     wanted: Vec<Rows<'static>>,
+    /// Bytes that were allocated for packed weights.
+    packed_bytes: u64,
+}
+
+/// Bytes that a rank allocates when it loads its part of a model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// Packed weights, at most; what is not needed is given back.
+    pub weights: u64,
+    /// KV cache.
+    pub kv_cache: u64,
+    /// Activations of the largest expected step.
+    pub activations: u64,
+    /// Logits, in the last stage.
+    pub logits: u64,
+}
+
+impl Allocated {
+    /// Bytes of all parts.
+    pub fn total(&self) -> u64 {
+        self.weights + self.kv_cache + self.activations + self.logits
+    }
 }
 
 impl CpuModel {
@@ -206,7 +242,7 @@ impl CpuModel {
         cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        Self::load_rank(model_dir, options, cache, Box::new(Alone), progress)
+        Self::load_rank(model_dir, options, cache, Alone.into(), progress)
     }
 
     /// Loads one rank's part of the model in `model_dir`. From then on all ranks make the same calls that
@@ -215,44 +251,82 @@ impl CpuModel {
         model_dir: &Path,
         options: CpuOptions,
         cache: &PackedCache,
-        ranks: Box<dyn Ranks>,
+        connections: Connections,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
         let mut cpu = Cpu::on(&compute_on(options.threads));
         let spec = ModelConfig::from_dir(model_dir)?.spec;
-        let shard = Shard::new(&spec, ranks.rank(), ranks.count())?;
+        let shard = connections.shard(&spec)?;
         let weights = Weights::open(model_dir)?;
         let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
         let NumberTypes { bf16, weights: rounded, .. } = options.numbers;
+        let mut packed_bytes = 0;
         let model = Model::load(&spec, shard, &weights, bf16, |matrices| {
+            packed_bytes = pack::most_bytes(matrices, rounded);
             pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
         })?;
-        Self::new(model, cpu, ranks, options)
+        Ok(Self { packed_bytes, ..Self::new(model, cpu, connections, options)? })
+    }
+
+    /// What the rank with `shard` allocates for the model in `model_dir`. Reads the files' headers only.
+    ///
+    /// # Errors
+    /// If a weight is missing or has another shape.
+    pub fn plan(
+        model_dir: &Path,
+        spec: &Spec,
+        shard: &Shard,
+        options: &CpuOptions,
+    ) -> Result<Allocated, LoadError> {
+        let matrices = matrices(spec, shard, &Weights::open(model_dir)?)?;
+        let own = shard.spec(spec);
+        Ok(Allocated {
+            weights: pack::most_bytes(&matrices, options.numbers.weights),
+            kv_cache: kv_shape(&own, options).bytes().unwrap_or(u64::MAX),
+            activations: Activations::planned_bytes(&own, options.max_rows as usize),
+            logits: (logit_values(&own, shard.is_last()) * size_of::<f32>()) as u64,
+        })
+    }
+
+    /// What is allocated.
+    pub fn allocated(&self) -> Allocated {
+        Allocated {
+            weights: self.packed_bytes,
+            kv_cache: self.cache.bytes(),
+            activations: self.activations.bytes(),
+            logits: size_of_val(&*self.logits) as u64,
+        }
     }
 
     /// A model that runs on `cpu`, with other ranks if it is a part of one.
     pub fn new(
         model: Model,
         cpu: Cpu,
-        ranks: Box<dyn Ranks>,
+        connections: Connections,
         options: CpuOptions,
     ) -> Result<Self, LoadError> {
         let (spec, vocab) = (model.spec(), model.spec().vocab_size as usize);
-        let shape = KvShape {
-            layers: spec.layers.len(),
-            kv_heads: spec.attention.kv_heads,
-            head_dim: spec.attention.head_dim,
-            block_size: options.block_size as usize,
-            blocks: options.kv_blocks as usize,
-            kind: options.numbers.kv,
-        };
-        let bytes = shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(u64::from(options.kv_blocks));
+        let shape = kv_shape(spec, &options);
+        let bytes = shape.bytes().unwrap_or(u64::MAX);
         let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
         let activations = model.activations(options.max_rows as usize);
-        let logits = Aligned::zeros(LOGIT_ROWS * vocab);
-        let draws = Draws::new(cpu.threads.count(), vocab);
+        let logits = Aligned::zeros(logit_values(spec, model.is_last()));
+        let draws = Draws::new(cpu.threads.count(), if model.is_last() { vocab } else { 0 });
         let (tables, sequences, wanted) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { cpu, ranks, model, cache, activations, logits, draws, tables, sequences, wanted })
+        let packed_bytes = 0;
+        Ok(Self {
+            cpu,
+            connections,
+            model,
+            cache,
+            activations,
+            logits,
+            draws,
+            tables,
+            sequences,
+            wanted,
+            packed_bytes,
+        })
     }
 
     /// Runs one step over token 0. If its logits are not finite, those of no request would be.
@@ -279,6 +353,10 @@ impl CpuModel {
 
     /// Runs one step without carried tokens.
     pub fn run(&mut self, batch: &Batch) -> Result<StepOutput, BackendError> {
+        if !self.model.is_last() {
+            self.forward(batch, &[])?;
+            return Ok(StepOutput { answers: Vec::new() });
+        }
         self.draws.start(batch)?;
         let rows = std::mem::take(&mut self.draws.rows);
         let result = self.forward(batch, &rows);
@@ -288,7 +366,7 @@ impl CpuModel {
         while first < self.draws.rows.len() {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
             let logits = &mut self.logits[..count * vocab];
-            let (rows, ranks) = (first..first + count, &mut *self.ranks);
+            let (rows, ranks) = (first..first + count, &mut *self.connections.ranks);
             self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
@@ -303,7 +381,7 @@ impl CpuModel {
     }
 
     /// Runs one step and returns the logits of `rows` (ascending) instead of tokens, for tests and
-    /// measurements.
+    /// measurements; none if another stage has them.
     ///
     /// # Panics
     /// If another rank is lost.
@@ -313,12 +391,16 @@ impl CpuModel {
 
     fn try_logits(&mut self, batch: &Batch, rows: &[u32]) -> Result<Vec<Vec<f32>>, Lost> {
         self.forward(batch, rows)?;
+        if !self.model.is_last() {
+            return Ok(Vec::new());
+        }
         let vocab = self.model.spec().vocab_size as usize;
         let mut all = Vec::new();
         for first in (0..rows.len()).step_by(LOGIT_ROWS) {
             let rows = first..rows.len().min(first + LOGIT_ROWS);
             let logits = &mut self.logits[..rows.len() * vocab];
-            self.model.logits(&mut self.cpu, rows, &mut self.activations, &mut *self.ranks, logits)?;
+            let ranks = &mut *self.connections.ranks;
+            self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
             all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
         Ok(all)
@@ -331,8 +413,7 @@ impl CpuModel {
 
     /// Bytes of the KV cache, which has the rank's KV heads only.
     pub fn kv_bytes(&self) -> u64 {
-        let shape = self.cache.shape();
-        shape.block_bytes().unwrap_or(u64::MAX).saturating_mul(shape.blocks as u64)
+        self.cache.bytes()
     }
 
     /// Runs all layers. In the last one, rows that are not wanted are dropped once their keys and values are
@@ -361,12 +442,37 @@ impl CpuModel {
             wanted,
             wanted_sequences: &wanted_sequences,
         };
-        let (cache, activations, ranks) = (&mut self.cache, &mut self.activations, &mut *self.ranks);
-        let result = self.model.forward(&mut self.cpu, &step, cache, activations, ranks);
+        let Connections { ranks, before, after, .. } = &mut self.connections;
+        let (cache, activations, spec) = (&mut self.cache, &mut self.activations, self.model.spec());
+        let rows = step.tokens.len();
+        let received =
+            before.as_mut().map_or(Ok(()), |before| before.receive(activations.residual(spec, rows)));
+        let result = received
+            .and_then(|()| self.model.forward(&mut self.cpu, &step, cache, activations, &mut **ranks))
+            .and_then(|()| {
+                after.as_mut().map_or(Ok(()), |after| after.send(activations.residual(spec, rows)))
+            });
         self.sequences = emptied(sequences);
         self.wanted = emptied(wanted_sequences);
         result
     }
+}
+
+/// The KV cache of the layers and heads of `spec`.
+fn kv_shape(spec: &Spec, options: &CpuOptions) -> KvShape {
+    KvShape {
+        layers: spec.layers.len(),
+        kv_heads: spec.attention.kv_heads,
+        head_dim: spec.attention.head_dim,
+        block_size: options.block_size as usize,
+        blocks: options.kv_blocks as usize,
+        kind: options.numbers.kv,
+    }
+}
+
+/// Logits in memory at a time.
+fn logit_values(spec: &Spec, is_last: bool) -> usize {
+    if is_last { LOGIT_ROWS * spec.vocab_size as usize } else { 0 }
 }
 
 /// Appends to `to` the parts of `sequences` whose rows are in `wanted` (ascending), as runs of consecutive

@@ -1,10 +1,14 @@
-//! Granite 3 (Granite Team 2024): Llama with factors for embeddings, scores, outputs and logits.
+//! Granite 3 (Granite Team 2024), dense and with a mixture of experts: Llama with factors for embeddings,
+//! scores, outputs and logits.
 
-use super::llama;
+use super::{experts, llama};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::Spec;
+use crate::model::tensors::Role;
 
+/// Experts of a layer and of a token, if the configuration does not say.
+const EXPERTS: (usize, usize) = (8, 2);
 /// Values that a factor may have.
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
@@ -19,4 +23,24 @@ pub fn granite(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     spec.attention.scale = factor("attention_multiplier")? as f32;
     spec.logits_scale = (1.0 / factor("logits_scaling")?) as f32;
     Ok(spec)
+}
+
+pub fn granitemoe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
+    let mut spec = granite(fields)?;
+    // A softmax over the chosen experts is that over all, divided by its sum.
+    let experts = experts(fields, "num_local_experts", EXPERTS, true)?;
+    spec.layers.iter_mut().for_each(|layer| layer.feed_forward.experts = Some(experts));
+    Ok(Spec { names, ..spec })
+}
+
+/// The names of IBM's release, and those of version 5 of transformers.
+fn names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Router => &["block_sparse_moe.router.layer", "block_sparse_moe.router"],
+        Role::ExpertGate | Role::ExpertUp => {
+            &["block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"]
+        }
+        Role::ExpertDown => &["block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"],
+        role => llama::names(role),
+    }
 }

@@ -51,5 +51,10 @@ pub fn names(role: Role) -> &'static [&'static str] {
         Role::ExpertGate => &["mlp.experts.{}.gate_proj", "mlp.experts.gate_up_proj"],
         Role::ExpertUp => &["mlp.experts.{}.up_proj", "mlp.experts.gate_up_proj"],
         Role::ExpertDown => &["mlp.experts.{}.down_proj", "mlp.experts.down_proj"],
+        Role::RouterCorrection => &["mlp.gate.e_score_correction_bias"],
+        Role::SharedGate => &["mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"],
+        Role::SharedUp => &["mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"],
+        Role::SharedDown => &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"],
+        Role::SharedRouter => &["mlp.shared_expert_gate"],
     }
 }

@@ -5,6 +5,7 @@ mod cohere;
 mod gemma2;
 mod gemma3;
 mod glm;
+mod glm4_moe;
 mod granite;
 mod llama;
 mod mixtral;
@@ -12,6 +13,7 @@ mod olmo2;
 mod olmoe;
 mod phi3;
 mod qwen;
+mod qwen2_moe;
 mod qwen3_moe;
 mod smollm3;
 mod starcoder2;
@@ -53,7 +55,9 @@ pub const FAMILIES: &[Family] = &[
     Family { sizes: gemma3::SIZES, ..Family::new("gemma3_text", gemma3::gemma3) },
     Family::new("glm", glm::glm),
     Family::new("glm4", glm::glm4),
+    Family::new("glm4_moe", glm4_moe::glm4_moe),
     Family::new("granite", granite::granite),
+    Family::new("granitemoe", granite::granitemoe),
     Family::new("llama", llama::llama),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
@@ -61,6 +65,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("olmoe", olmoe::olmoe),
     Family::new("phi3", phi3::phi3),
     Family::new("qwen2", qwen::qwen2),
+    Family::new("qwen2_moe", qwen2_moe::qwen2_moe),
     Family::new("qwen3", qwen::qwen3),
     Family::new("qwen3_moe", qwen3_moe::qwen3_moe),
     Family::new("smollm3", smollm3::smollm3),
@@ -255,5 +260,6 @@ fn experts(
     if per_token > count {
         return Err(fields.wrong("num_experts_per_tok", format!("at most {count_field}, {count}")));
     }
-    Ok(ExpertsSpec { count, routing: Routing { per_token, renormalises } })
+    let routing = Routing::softmax(per_token, renormalises);
+    Ok(ExpertsSpec { count, routing, has_correction: false, shared: None })
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{Defaults, experts, silu_decoder, window, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
-use crate::model::spec::{QkNorm, Spec};
+use crate::model::spec::{ExpertsSpec, QkNorm, Spec};
 
 // Defaults of transformers' `Qwen3MoeConfig` for missing fields.
 const EXPERTS: (usize, usize) = (128, 8);
@@ -19,10 +19,20 @@ pub fn qwen3_moe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let window = if has_windows { window(fields, Some(SLIDING_WINDOW))? } else { None };
     let experts = experts(fields, "num_experts", EXPERTS, fields.flag("norm_topk_prob", false)?)?;
     let inner_size = fields.size("moe_intermediate_size", 1 << 20, Some(MOE_INTERMEDIATE_SIZE))?;
+    spec.layers.iter_mut().for_each(|layer| layer.window = window);
+    with_experts(fields, spec, experts, inner_size)
+}
+
+/// Gives `experts` to the layers that have some.
+pub fn with_experts(
+    fields: &Fields<'_>,
+    mut spec: Spec,
+    experts: ExpertsSpec,
+    inner_size: usize,
+) -> Result<Spec, LoadError> {
     let step = fields.size("decoder_sparse_step", 4096, Some(1))?;
     let dense = dense_layers(fields)?;
     for (index, layer) in spec.layers.iter_mut().enumerate() {
-        layer.window = window;
         if (index + 1).is_multiple_of(step) && !dense.contains(&(index as u64)) {
             (layer.feed_forward.experts, layer.feed_forward.inner_size) = (Some(experts), inner_size);
         }

@@ -4,10 +4,22 @@
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
+use skein_kernels::cpu::experts::Choices;
 use skein_kernels::cpu::join::join_ranks;
 use skein_kernels::cpu::matmul::Write;
+use skein_kernels::leaves;
 
 use crate::shard::Shard;
+
+/// The heads of a model that ranks share.
+#[derive(Clone, Copy)]
+pub(super) struct Heads<'a> {
+    pub shard: &'a Shard,
+    /// Values in a head.
+    pub dim: usize,
+    /// KV heads of the whole model.
+    pub kv_heads: usize,
+}
 
 /// Buffers of exchanges; empty on a single rank.
 #[derive(Default)]
@@ -65,6 +77,83 @@ impl Shared {
         let count = ranks.count();
         let sums = self.gather(ranks, y.len(), |own| compute(cpu, own))?;
         join_ranks(cpu, sums, count, bias, width, y, write);
+        Ok(())
+    }
+
+    /// The outputs of experts, `[pairs, width]`, each from the rank that has the expert: `owners` names it.
+    /// All ranks chose alike, so they know how many pairs each one gives.
+    pub(super) fn expert_outputs(
+        &mut self,
+        ranks: &mut dyn Ranks,
+        owners: &[usize],
+        choices: &Choices,
+        outputs: &mut [f32],
+        width: usize,
+    ) -> Result<(), Lost> {
+        let (own, mut counts) = (ranks.rank(), [0; leaves::MAX_LEAVES]);
+        choices.chosen().for_each(|(expert, pairs)| counts[owners[expert]] += pairs.len());
+        let most = counts.into_iter().max().unwrap_or_default() * width;
+        let all = self.gather(ranks, most, |mine| {
+            let mut at = 0;
+            for (_, pairs) in choices.chosen().filter(|(expert, _)| owners[*expert] == own) {
+                let from = &outputs[pairs.start * width..pairs.end * width];
+                mine[at..at + from.len()].copy_from_slice(from);
+                at += from.len();
+            }
+        })?;
+        let mut at = [0; leaves::MAX_LEAVES];
+        for (expert, pairs) in choices.chosen() {
+            let (owner, to) = (owners[expert], &mut outputs[pairs.start * width..pairs.end * width]);
+            to.copy_from_slice(&all[owner * most + at[owner]..][..to.len()]);
+            at[owner] += to.len();
+        }
+        Ok(())
+    }
+
+    /// Queries and keys of all heads, for a norm over whole rows: `normalise` gets `[rows, q | k]` of the
+    /// whole model, and this rank's part of the result replaces that of `qkv`, `[rows, q | k | v]` of its
+    /// own heads.
+    pub(super) fn whole_rows(
+        &mut self,
+        ranks: &mut dyn Ranks,
+        heads: &Heads<'_>,
+        qkv: &mut [f32],
+        rows: &mut Aligned<f32>,
+        normalise: impl FnOnce(&mut [f32]),
+    ) -> Result<(), Lost> {
+        let Heads { shard, dim, kv_heads } = *heads;
+        let count = shard.ranks;
+        let of = |rank: usize| shard.heads_of(rank, kv_heads * shard.group);
+        let width = |rank: usize| of(rank).iter().map(|heads| heads.len() * dim).sum::<usize>();
+        let widest = (0..count).map(width).max().unwrap_or_default();
+        let (own, stride) = (width(shard.rank), width(shard.rank) + shard.kv_heads.len() * dim);
+        let all = self.gather(ranks, qkv.len() / stride * widest, |mine| {
+            for (from, to) in qkv.chunks_exact(stride).zip(mine.chunks_exact_mut(widest)) {
+                to[..own].copy_from_slice(&from[..own]);
+            }
+        })?;
+        // Queries are `group` times as wide as keys, which follow them.
+        let (q_width, whole) = (kv_heads * shard.group * dim, kv_heads * (shard.group + 1) * dim);
+        let count_rows = qkv.len() / stride;
+        rows.grow(count_rows * whole);
+        let rows = &mut rows[..count_rows * whole];
+        for (rank, from) in all.chunks_exact(count_rows * widest).enumerate() {
+            let [queries, keys] = of(rank);
+            for (from, to) in from.chunks_exact(widest).zip(rows.chunks_exact_mut(whole)) {
+                let (from, rest) = from.split_at(queries.len() * dim);
+                to[queries.start * dim..queries.end * dim].copy_from_slice(from);
+                let to = &mut to[q_width + keys.start * dim..q_width + keys.end * dim];
+                to.copy_from_slice(&rest[..to.len()]);
+            }
+        }
+        normalise(rows);
+        let [queries, keys] = of(shard.rank);
+        for (from, to) in rows.chunks_exact(whole).zip(qkv.chunks_exact_mut(stride)) {
+            let (to_queries, to) = to.split_at_mut(queries.len() * dim);
+            to_queries.copy_from_slice(&from[queries.start * dim..queries.end * dim]);
+            to[..keys.len() * dim]
+                .copy_from_slice(&from[q_width + keys.start * dim..q_width + keys.end * dim]);
+        }
         Ok(())
     }
 

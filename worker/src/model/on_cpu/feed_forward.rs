@@ -1,14 +1,18 @@
 //! Feed-forward networks of a step: gated, plain, or a mixture of experts.
 
+use std::ops::Range;
+
+use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::experts::Choices;
+use skein_kernels::cpu::experts::{Choices, add_shared};
 use skein_kernels::cpu::input::{Encoding, Input};
-use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, matmul};
+use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::activate_into;
 
 use super::Model;
-use super::layers::{FeedForward, GatedNetwork, Norm, Projection};
+use super::exchange::Shared;
+use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 
 /// Activations of networks that are not gated, and of experts.
@@ -29,7 +33,7 @@ struct Experts {
     /// `[rows, experts]`
     logits: Aligned<f32>,
     choices: Choices,
-    /// `[an expert's rows, hidden]`
+    /// `[pairs, hidden]`
     input: Input,
     /// `[pairs, hidden]`
     outputs: Aligned<f32>,
@@ -37,12 +41,26 @@ struct Experts {
 
 impl Inner {
     pub fn grow(&mut self, spec: &Spec, rows: usize) {
-        let is_plain = spec.layers.iter().any(|layer| !layer.feed_forward.is_gated);
-        self.up.grow(if is_plain { rows * spec.inner_size() } else { 0 });
+        let [up, logits, outputs, experts_rows] = Self::lens(spec, rows);
+        self.up.grow(up);
+        self.experts.logits.grow(logits);
+        self.experts.outputs.grow(outputs);
+        self.experts.rows.grow(experts_rows);
+    }
+
+    /// Values for steps of `rows` rows: a plain network's, and experts' logits, outputs and inputs.
+    pub fn lens(spec: &Spec, rows: usize) -> [usize; 4] {
+        let plain = spec.layers.iter().filter(|layer| !layer.feed_forward.is_gated);
+        let plain = plain.map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default();
         let (experts, per_token) = spec.experts();
-        self.experts.logits.grow(rows * experts);
-        self.experts.outputs.grow(rows * per_token * spec.hidden_size);
-        self.experts.rows.grow(if experts > 0 { rows * spec.hidden_size } else { 0 });
+        let inputs = if experts > 0 { spec.hidden_size } else { 0 };
+        [plain, experts, per_token * spec.hidden_size, inputs].map(|width| rows * width)
+    }
+
+    /// Values that are allocated.
+    pub fn len(&self) -> usize {
+        let Experts { logits, outputs, rows, .. } = &self.experts;
+        [&self.up, logits, outputs, rows].map(|values| values.len()).iter().sum()
     }
 }
 
@@ -110,32 +128,89 @@ pub(super) struct Mixture<'a> {
     pub spec: &'a FeedForwardSpec,
     pub experts: ExpertsSpec,
     pub norm: Option<&'a Norm>,
-    pub router: &'a Projection,
-    pub networks: &'a [GatedNetwork],
+    pub weights: &'a layers::Mixture,
 }
 
 impl Mixture<'_> {
     /// Adds the experts' outputs to `x` `[rows, hidden]`. The weights of a chosen expert are read once, for
-    /// all its rows together. The router always reads `f32`: a rounding could change the choice.
-    pub fn add(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
+    /// all its rows together. The router always reads `f32`: a rounding could change the choice. Every rank
+    /// chooses, computes the experts that it has, and adds the outputs of all.
+    ///
+    /// # Errors
+    /// If another rank is lost.
+    pub fn add(
+        &self,
+        cpu: &mut Cpu,
+        x: &mut [f32],
+        inner: &mut Input,
+        buffers: &mut Inner,
+        (shared, ranks): (&mut Shared, &mut dyn Ranks),
+    ) -> Result<(), Lost> {
         let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
-        let (hidden, ExpertsSpec { count, routing }) = (self.model.spec.hidden_size, self.experts);
+        let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
+        let layers::Mixture { router, correction, networks, .. } = self.weights;
         self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
         let logits = &mut logits[..x.len() / hidden * count];
-        matmul(cpu, normalised, &[self.router.linear()], logits, Write::Set);
-        choices.route(cpu, logits, count, routing);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        choices.route(cpu, logits, count, routing, correction.as_deref());
         let rows = &mut rows[..x.len()];
         normalised.copy_to(rows);
-        for (expert, pairs) in choices.chosen() {
-            let (network, of_expert) = (&self.networks[expert], choices.rows(pairs.clone()));
-            let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
-            input.fill(cpu, encoding, of_expert.len(), hidden, |i, to| {
-                to.copy_from_slice(&rows[of_expert[i] as usize * hidden..][..hidden]);
+        let outputs = &mut outputs[..choices.pairs() * hidden];
+        let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
+        let chosen: Vec<(usize, Range<usize>)> = own.collect();
+        // One run, unless other ranks have experts between, or a checkpoint stores experts in different types.
+        let joins = |(a, of_a): &(usize, Range<usize>), (b, of_b): &(usize, Range<usize>)| {
+            of_a.end == of_b.start && self.encodings(*a) == self.encodings(*b)
+        };
+        for run in chosen.chunk_by(joins) {
+            let (start, end) = (run[0].1.start, run[run.len() - 1].1.end);
+            let (of_run, [encoding, of_inner]) = (choices.rows(start..end), self.encodings(run[0].0));
+            input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
+                to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
             });
-            gate(self.model, cpu, self.spec, network, input, inner);
-            let outputs = &mut outputs[pairs.start * hidden..pairs.end * hidden];
-            matmul(cpu, inner, &[network.down.linear()], outputs, Write::Set);
+            let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
+            let gated = run.iter().map(|(expert, pairs)| (place(pairs), self.gated(*expert)));
+            grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
+            let down = run.iter().map(|(expert, pairs)| (place(pairs), self.network(*expert).down.linear()));
+            let outputs = &mut outputs[start * hidden..end * hidden];
+            grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
-        choices.add_outputs(cpu, &outputs[..choices.pairs() * hidden], hidden, x);
+        if ranks.count() > 1 {
+            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
+        }
+        choices.add_outputs(cpu, outputs, hidden, x);
+        self.add_shared(cpu, x, inner, buffers);
+        Ok(())
+    }
+
+    /// Adds the output of the network that all rows share, if there is one.
+    fn add_shared(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
+        let Some((network, router)) = &self.weights.shared else { return };
+        let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
+        let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+        input.set(cpu, encoding, &rows[..x.len()], hidden);
+        gate(self.model, cpu, self.spec, network, input, inner);
+        let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
+        let (logits, outputs) = (&mut logits[..x.len() / hidden], &mut outputs[..x.len()]);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        matmul(cpu, inner, &[down], outputs, Write::Set);
+        add_shared(cpu, outputs, logits, hidden, x);
+    }
+
+    /// An expert that this rank has.
+    fn network(&self, expert: usize) -> &GatedNetwork {
+        self.weights.networks[expert].as_ref().expect("only the rank's own experts are computed")
+    }
+
+    fn gated(&self, expert: usize) -> Gated<'_> {
+        let GatedNetwork { gate, up, .. } = self.network(expert);
+        Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
+    }
+
+    /// How an expert's products read their inputs: gate and up, then down.
+    fn encodings(&self, expert: usize) -> [Encoding; 2] {
+        let GatedNetwork { gate, up, down } = self.network(expert);
+        [self.model.encoding(&[gate.linear(), up.linear()]), self.model.encoding(&[down.linear()])]
     }
 }

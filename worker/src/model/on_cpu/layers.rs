@@ -8,7 +8,7 @@ use skein_kernels::cpu::packed::Packed;
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::spec::{FeedForwardSpec, Spec};
+use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 use crate::model::tensors::{Kind, Role, Tensor};
 use crate::shard::Shard;
 
@@ -36,8 +36,18 @@ pub(super) enum FeedForward {
     Gated(GatedNetwork),
     /// `up` and `down`, without a gate.
     Plain(Projection, Projection),
-    /// The router, and the experts.
-    Experts(Projection, Vec<GatedNetwork>),
+    Experts(Box<Mixture>),
+}
+
+/// A mixture of experts.
+pub(super) struct Mixture {
+    pub router: Projection,
+    /// Added to the experts' scores before the choice.
+    pub correction: Option<Vec<f32>>,
+    /// The experts that this rank has.
+    pub networks: Vec<Option<GatedNetwork>>,
+    /// The network of all rows, and the product that weighs it; whole on every rank.
+    pub shared: Option<(GatedNetwork, Option<Projection>)>,
 }
 
 pub(super) struct GatedNetwork {
@@ -95,13 +105,7 @@ impl Layer {
 impl FeedForward {
     fn new(parts: &mut Parts, spec: &FeedForwardSpec, layer: usize) -> Self {
         if let Some(experts) = spec.experts {
-            let mut expert = |expert| {
-                let mut take = |role| parts.projection_at((Some(layer), Some(expert), role));
-                let (gate, up) = (take(Role::ExpertGate), take(Role::ExpertUp));
-                GatedNetwork { gate, up, down: take(Role::ExpertDown) }
-            };
-            let experts = (0..experts.count).map(&mut expert).collect();
-            return Self::Experts(parts.projection(layer, Role::Router), experts);
+            return Self::Experts(Box::new(Mixture::new(parts, experts, layer)));
         }
         let (up, down) = (parts.projection(layer, Role::Up), parts.projection(layer, Role::Down));
         if spec.is_gated {
@@ -109,6 +113,29 @@ impl FeedForward {
         } else {
             Self::Plain(up, down)
         }
+    }
+}
+
+impl Mixture {
+    fn new(parts: &mut Parts, spec: ExpertsSpec, layer: usize) -> Self {
+        let expert = |expert| {
+            let at = |role| (Some(layer), Some(expert), role);
+            if !parts.has_matrix(at(Role::ExpertGate)) {
+                return None; // another rank has it
+            }
+            let mut take = |role| parts.projection_at(at(role));
+            let (gate, up) = (take(Role::ExpertGate), take(Role::ExpertUp));
+            Some(GatedNetwork { gate, up, down: take(Role::ExpertDown) })
+        };
+        let networks = (0..spec.count).map(expert).collect();
+        let mut take = |role| parts.projection(layer, role);
+        let shared = spec.shared.map(|shared| {
+            let (gate, up) = (take(Role::SharedGate), take(Role::SharedUp));
+            let network = GatedNetwork { gate, up, down: take(Role::SharedDown) };
+            (network, shared.is_weighted.then(|| take(Role::SharedRouter)))
+        });
+        let router = take(Role::Router);
+        Self { router, networks, shared, correction: parts.vector(layer, Role::RouterCorrection) }
     }
 }
 
@@ -135,17 +162,23 @@ impl Parts {
             let to = match tensor.kind {
                 Kind::Table | Kind::Matrix(..) => continue,
                 Kind::Bias(..) | Kind::NormBias => &mut parts.biases,
-                Kind::Norm => &mut parts.norms,
+                Kind::Norm | Kind::Values => &mut parts.norms,
             };
-            let values = tensor.read(spec, weights)?[shard.part(spec, tensor).rows].to_vec();
-            to.insert(at(tensor), values);
+            let part = shard.part(spec, tensor);
+            if !part.is_empty() {
+                to.insert(at(tensor), tensor.read(spec, weights)?[part.rows].to_vec());
+            }
         }
         Ok(parts)
     }
 
     /// Adds the packed form of `tensors`.
-    pub fn add(&mut self, tensors: &[&Tensor], packed: Vec<Packed>) {
-        self.matrices.extend(tensors.iter().map(|tensor| at(tensor)).zip(packed));
+    pub fn add<'a>(&mut self, tensors: impl Iterator<Item = &'a Tensor>, packed: Vec<Packed>) {
+        self.matrices.extend(tensors.map(at).zip(packed));
+    }
+
+    fn has_matrix(&self, at: At) -> bool {
+        self.matrices.contains_key(&at)
     }
 
     pub fn matrix(&mut self, layer: Option<usize>, role: Role) -> Packed {

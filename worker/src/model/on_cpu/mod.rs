@@ -31,7 +31,7 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
-use crate::model::tensors::{self, Kind, Role};
+use crate::model::tensors::{self, Kind, Role, Tensor};
 use crate::shard::Shard;
 
 /// A model's weights and its forward pass, or one rank's part of them.
@@ -39,10 +39,12 @@ pub struct Model {
     /// What this rank computes.
     spec: Spec,
     shard: Shard,
-    embedding: WeightMatrix,
+    /// Looked up in the first stage.
+    embedding: Option<WeightMatrix>,
     layers: Vec<Layer>,
     norm: Option<Norm>,
-    head: Packed,
+    /// Multiplied with in the last stage.
+    head: Option<Packed>,
     /// Whether activations are rounded to bfloat16 before products with bfloat16 weights.
     bf16: bool,
     /// Bytes of packed weights that a step of one token reads.
@@ -65,37 +67,20 @@ impl Model {
         pack: impl FnOnce(&[Matrix]) -> Result<Vec<Packed>, LoadError>,
     ) -> Result<Self, LoadError> {
         let tensors = tensors::all(spec);
-        let head = tensors::head(&tensors);
-        let is_multiplied =
-            |tensor: &&tensors::Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
-        let multiplied: Vec<_> = tensors.iter().filter(is_multiplied).chain([head]).collect();
-        let matrix = |tensor: &&tensors::Tensor| {
-            let for_use = match tensor.role {
-                Role::Router => Use::Router,
-                role if role == head.role => Use::Head,
-                _ => Use::Layer,
-            };
-            let (whole, part) = (tensor.find_stored(weights)?, shard.part(spec, tensor));
-            let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
-            let (weights, leaves) = (whole.part(part.rows, part.cols), part.leaves);
-            Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves })
-        };
-        let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
-        let embedding = tensors::embedding(spec).find(weights)?;
-        let embedding = embedding.part(shard.vocabulary.clone(), 0..embedding.cols());
+        let matrices = matrices(spec, &shard, weights)?;
+        let embedding = shard.is_first().then(|| tensors::embedding(spec).find(weights)).transpose()?;
+        let embedding = embedding.map(|table| table.part(shard.vocabulary.clone(), 0..table.cols()));
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
-        let is_used = |tensor: &tensors::Tensor| tensor.expert.is_none_or(|expert| expert < spec.experts().1);
-        let used = multiplied.iter().zip(&packed).filter(|(tensor, _)| is_used(tensor));
-        let weight_bytes = used.map(|(_, packed)| packed.read_bytes() as u64).sum();
-        parts.add(&multiplied, packed);
-        let layers = (0..spec.layers.len()).map(|layer| Layer::new(&mut parts, spec, layer)).collect();
+        let weight_bytes = bytes_of_one_token(spec, &matrices, &packed);
+        let head = tensors::head(&tensors).role;
+        parts.add(matrices.iter().map(|matrix| &matrix.tensor), packed);
         Ok(Self {
             embedding,
-            layers,
+            layers: shard.layers.clone().map(|layer| Layer::new(&mut parts, spec, layer)).collect(),
             norm: parts.norm(None, Role::LastNorm),
-            head: parts.matrix(None, head.role),
+            head: shard.is_last().then(|| parts.matrix(None, head)),
             bf16,
             weight_bytes,
             spec: shard.spec(spec),
@@ -111,6 +96,16 @@ impl Model {
     /// What the model computes, on this rank.
     pub fn spec(&self) -> &Spec {
         &self.spec
+    }
+
+    /// Whether its stage gives logits.
+    pub fn is_last(&self) -> bool {
+        self.shard.is_last()
+    }
+
+    /// Whether its stage begins with tokens; others begin with the rows of the stage before.
+    pub fn is_first(&self) -> bool {
+        self.shard.is_first()
     }
 
     /// Allocates memory for steps of up to `rows` rows.
@@ -137,10 +132,13 @@ impl Model {
         operations::forward(&self.spec, &mut running)
     }
 
-    /// Logits of some of the last step's wanted rows: `[rows, vocab]`, on every rank.
+    /// Logits of some of the last step's wanted rows: `[rows, vocab]`, on every rank of the last stage.
     ///
     /// # Errors
     /// If another rank is lost.
+    ///
+    /// # Panics
+    /// In another stage.
     pub fn logits(
         &self,
         cpu: &mut Cpu,
@@ -152,7 +150,8 @@ impl Model {
         let Activations { x, input, shared, profile, .. } = activations;
         let hidden = self.spec.hidden_size;
         let x = &x[rows.start * hidden..rows.end * hidden];
-        let stack = [(&self.head).into()];
+        let head = self.head.as_ref().unwrap_or_else(|| unreachable!("the last stage has the head"));
+        let stack = [head.into()];
         profile.start();
         self.normalise_into(cpu, x, self.norm.as_ref(), self.encoding(&stack), input);
         profile.mark(Part::Encode);
@@ -201,4 +200,42 @@ impl Model {
         // Integer formats are never mixed with others.
         if encodings.all(|encoding| encoding == first) { first } else { Encoding::F32 }
     }
+}
+
+/// The rank's part of all matrices that steps multiply with: the layers', then the head. Only the headers of
+/// the files are read.
+///
+/// # Errors
+/// A weight that is missing or has another shape.
+pub fn matrices(spec: &Spec, shard: &Shard, weights: &Weights) -> Result<Vec<Matrix>, LoadError> {
+    let tensors = tensors::all(spec);
+    let head = tensors::head(&tensors);
+    let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
+    let multiplied = tensors.iter().filter(is_in_layer);
+    let multiplied = multiplied.chain(shard.is_last().then_some(head));
+    let matrix = |tensor: &Tensor| {
+        let part = shard.part(spec, tensor);
+        // A short vocabulary leaves the last ranks without rows of the head.
+        if part.is_empty() && tensor.role != head.role {
+            return None;
+        }
+        let for_use = match tensor.role {
+            Role::Router | Role::SharedRouter => Use::Router,
+            role if role == head.role => Use::Head,
+            _ => Use::Layer,
+        };
+        Some(tensor.find_stored(weights).map(|whole| {
+            let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
+            let weights = whole.part(part.rows, part.cols);
+            Matrix { tensor: tensor.clone(), weights, part_at, for_use, leaves: part.leaves }
+        }))
+    };
+    multiplied.filter_map(matrix).collect()
+}
+
+/// Bytes of `packed` that a step of one token reads: of experts, as many as a token has.
+fn bytes_of_one_token(spec: &Spec, matrices: &[Matrix], packed: &[Packed]) -> u64 {
+    let is_used = |tensor: &Tensor| tensor.expert.is_none_or(|expert| expert < spec.experts().1);
+    let used = matrices.iter().zip(packed).filter(|(matrix, _)| is_used(&matrix.tensor));
+    used.map(|(_, packed)| packed.read_bytes() as u64).sum()
 }

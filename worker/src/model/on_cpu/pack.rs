@@ -106,6 +106,11 @@ impl Plan {
     }
 }
 
+/// Bytes that [`pack`] allocates for `matrices`, if it does not find them packed.
+pub fn most_bytes(matrices: &[Matrix], rounded: Option<Format>) -> u64 {
+    Plan::new(matrices, rounded).most_bytes() as u64
+}
+
 /// The range of `bytes` bytes after a part that ends at `end`.
 fn part_after(end: usize, bytes: usize) -> Range<usize> {
     let start = end.next_multiple_of(PART_ALIGN);

@@ -12,7 +12,7 @@ use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
 
 use super::Model;
-use super::exchange::Shared;
+use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
 use super::layers::{FeedForward, Layer, Projection};
 use super::profile::{Part, Profile};
@@ -52,6 +52,8 @@ pub struct Activations {
     attended: Aligned<f32>,
     /// `[rows, hidden]`: output to be normalised before it is added to the residual stream.
     added: Aligned<f32>,
+    /// `[rows, q | k]` of all ranks' heads, for norms over whole rows.
+    whole: Aligned<f32>,
     /// `[rotations, rows, head_dim / 2]`
     cos: Aligned<f32>,
     /// As `cos`.
@@ -64,19 +66,47 @@ pub struct Activations {
 
 impl Activations {
     pub(super) fn grow(&mut self, spec: &Spec, rows: usize) {
-        let attention = &spec.attention;
+        let [x, qkv, attended, added, cos, sin] = widths(spec);
         for (values, width) in [
-            (&mut self.x, spec.hidden_size),
-            (&mut self.qkv, attention.qkv_width()),
-            (&mut self.attended, attention.q_width()),
-            (&mut self.added, if spec.norm.place.has_outputs() { spec.hidden_size } else { 0 }),
-            (&mut self.cos, spec.rotations.len() * attention.head_dim / 2),
-            (&mut self.sin, spec.rotations.len() * attention.head_dim / 2),
+            (&mut self.x, x),
+            (&mut self.qkv, qkv),
+            (&mut self.attended, attended),
+            (&mut self.added, added),
+            (&mut self.cos, cos),
+            (&mut self.sin, sin),
         ] {
             values.grow(rows * width);
         }
         self.inner.grow(spec, rows);
     }
+
+    /// Bytes that [`grow`](Self::grow) allocates for steps of `rows` rows.
+    pub fn planned_bytes(spec: &Spec, rows: usize) -> u64 {
+        let values =
+            widths(spec).iter().sum::<usize>() * rows + Inner::lens(spec, rows).iter().sum::<usize>();
+        (values * size_of::<f32>()) as u64
+    }
+
+    /// Bytes that are allocated at the start; encoded inputs come with the first step.
+    pub fn bytes(&self) -> u64 {
+        let Self { x, qkv, attended, added, cos, sin, .. } = self;
+        let lens = [x, qkv, attended, added, cos, sin].map(|values| values.len());
+        ((lens.iter().sum::<usize>() + self.inner.len()) * size_of::<f32>()) as u64
+    }
+
+    /// The residual stream of the step that runs: `[rows, hidden]`.
+    pub fn residual(&mut self, spec: &Spec, rows: usize) -> &mut [f32] {
+        self.grow(spec, rows);
+        &mut self.x[..rows * spec.hidden_size]
+    }
+}
+
+/// Values of a row in [`Activations`]: `x`, `qkv`, `attended`, `added`, `cos`, `sin`.
+fn widths(spec: &Spec) -> [usize; 6] {
+    let attention = &spec.attention;
+    let added = if spec.norm.place.has_outputs() { spec.hidden_size } else { 0 };
+    let angles = spec.rotations.len() * attention.head_dim / 2;
+    [spec.hidden_size, attention.qkv_width(), attention.q_width(), added, angles, angles]
 }
 
 /// A step in progress.
@@ -112,7 +142,7 @@ impl<'a> Running<'a> {
     /// are never read.
     fn end_early(&mut self, layer: usize) {
         let wanted = self.step.wanted;
-        if layer + 1 < self.model.layers.len() || wanted.len() == self.rows {
+        if !self.model.shard.is_last() || layer + 1 < self.model.layers.len() || wanted.len() == self.rows {
             return;
         }
         keep_rows(&mut self.activations.x, wanted, self.model.spec.hidden_size);
@@ -130,14 +160,17 @@ impl Operations for Running<'_> {
         let half = model.spec.attention.head_dim / 2;
         profile.start();
         let scale = model.embedding_scale();
-        let (table, shard, x) = (&model.embedding, &model.shard, &mut x[..*rows * model.spec.hidden_size]);
-        if shard.ranks == 1 {
-            embed(cpu, table, step.tokens, scale, x);
-        } else {
-            let first = shard.vocabulary.start;
-            shared.embeddings(*ranks, shard, step.tokens, x, |own| {
-                embed_part(cpu, table, first, step.tokens, scale, own);
-            })?;
+        let (shard, x) = (&model.shard, &mut x[..*rows * model.spec.hidden_size]);
+        match &model.embedding {
+            // Later stages have got the rows of the stage before.
+            None => {}
+            Some(table) if shard.ranks == 1 => embed(cpu, table, step.tokens, scale, x),
+            Some(table) => {
+                let first = shard.vocabulary.start;
+                shared.embeddings(*ranks, shard, step.tokens, x, |own| {
+                    embed_part(cpu, table, first, step.tokens, scale, own);
+                })?;
+            }
         }
         let count = *rows * half;
         for (i, rotation) in model.spec.rotations.iter().enumerate() {
@@ -149,8 +182,8 @@ impl Operations for Running<'_> {
     }
 
     fn attention_input(&mut self, index: usize) -> Result<(), Lost> {
-        let Self { model, cpu, step, cache, activations, rows, .. } = self;
-        let Activations { x, input, qkv, cos, sin, profile, .. } = &mut **activations;
+        let Self { model, cpu, step, cache, activations, ranks, rows, .. } = self;
+        let Activations { x, input, qkv, whole, cos, sin, shared, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let (attention, width) = (&spec.attention, spec.attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
@@ -159,7 +192,15 @@ impl Operations for Running<'_> {
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
         profile.mark(Part::Products);
-        normalise_heads(cpu, spec, layer, qkv);
+        if attention.qk_norm == QkNorm::Row && model.shard.ranks > 1 {
+            let (shard, dim, kv_heads) = (&model.shard, attention.head_dim, model.shard.all_kv_heads);
+            let heads = Heads { shard, dim, kv_heads };
+            shared.whole_rows(*ranks, &heads, qkv, whole, |rows| {
+                normalise_rows(cpu, shard.group, kv_heads * dim, spec.norm.eps, layer, rows);
+            })?;
+        } else {
+            normalise_heads(cpu, spec, layer, qkv);
+        }
         let (count, rotation) = (*rows * attention.head_dim / 2, spec.layers[index].rotation);
         let of_rotation = rotation * count..(rotation + 1) * count;
         let (cos, sin, slots) = (&cos[of_rotation.clone()], &sin[of_rotation], step.slots);
@@ -214,9 +255,9 @@ impl Operations for Running<'_> {
         let spec = &model_spec.layers[index].feed_forward;
         let norm =
             if model_spec.is_parallel { &layer.attention_norm } else { &layer.feed_forward_norm }.as_ref();
-        if let (FeedForward::Experts(router, networks), Some(experts)) = (&layer.feed_forward, spec.experts) {
-            let mixture = Mixture { model, spec, experts, norm, router, networks };
-            mixture.add(cpu, x, gated, inner);
+        if let (FeedForward::Experts(weights), Some(experts)) = (&layer.feed_forward, spec.experts) {
+            let mixture = Mixture { model, spec, experts, norm, weights };
+            mixture.add(cpu, x, gated, inner, (shared, &mut **ranks))?;
             profile.mark(Part::Products);
             return Ok(());
         }
@@ -244,6 +285,14 @@ fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     };
     rms_norm_heads(cpu, qkv, stride, queries, q_norm, eps);
     rms_norm_heads(cpu, qkv, stride, keys, k_norm, eps);
+}
+
+/// Normalises queries and keys of whole rows, `[rows, q | k]` of all ranks, in place. Queries are `group`
+/// times as wide as keys, `width`.
+fn normalise_rows(cpu: &mut Cpu, group: usize, width: usize, eps: f32, layer: &Layer, rows: &mut [f32]) {
+    let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
+    rms_norm_heads(cpu, rows, (group + 1) * width, 0..1, q_norm, eps);
+    rms_norm_heads(cpu, rows, (group + 1) * width, group..group + 1, k_norm, eps);
 }
 
 /// The residual stream.

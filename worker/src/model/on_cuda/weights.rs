@@ -135,6 +135,7 @@ impl<T: Activation> DeviceWeights<T> {
         match tensor.kind {
             Kind::Table => Place::Values(self.embedding),
             Kind::NormBias => unreachable!("models with layer normalisation are refused"),
+            Kind::Values => unreachable!("models with experts are refused"),
             Kind::Norm => Place::Wide(layer.map_or(self.norm, |layer| layer.norm(tensor.role))),
             Kind::Bias(product, first) => Place::Values(weight(product).bias.slice(rows(first))),
             Kind::Matrix(product, first) => place_of_rows(weight(product), rows(first)),

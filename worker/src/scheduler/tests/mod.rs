@@ -7,6 +7,7 @@ mod fair_share;
 mod holds;
 mod overlap;
 mod overtake;
+mod pipeline;
 mod scenarios;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

@@ -1,0 +1,129 @@
+//! `skein bench policy`: replays a trace over simulated workers.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use skein_bench::policy::{Figures, Machine, Placer, replay, trace};
+use skein_node::config::duration;
+use skein_router::fleet::Policy;
+
+use super::shown;
+use crate::exit::{Failure, USAGE};
+
+/// Longest time of a simulated token.
+const A_SECOND: Duration = Duration::from_secs(1);
+/// Workers for which the trace runs at `--speed`; more get proportionally more requests a second.
+const SPEED_WORKERS: f64 = 8.0;
+
+/// Flags of `bench policy`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // the help texts document the fields
+pub struct PolicyBench {
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "Trace in Mooncake's format: a JSON object a line with timestamp, input_length, output_length, hash_ids"
+    )]
+    trace: PathBuf,
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "8,64,256,1000",
+        help = "Numbers of workers"
+    )]
+    workers: Vec<u16>,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names(), help = "Policies [default: all, and the oracle]")]
+    policies: Vec<String>,
+    #[arg(long, value_name = "N", default_value_t = 100_000, help = "Most requests of the trace")]
+    requests: usize,
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64), help = "Divide the recorded lengths by this")]
+    shrink: u32,
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 1.0,
+        help = "Replay this many times as fast at 8 workers; with more workers in proportion"
+    )]
+    speed: f64,
+    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = clap::value_parser!(u32).range(1..=1 << 24), help = "Blocks of 16 tokens in each worker's cache")]
+    blocks: u32,
+    #[arg(long, value_name = "TIME", default_value = "40us", value_parser = token_time, help = "Prefill of a token")]
+    prefill_time: Duration,
+    #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = token_time, help = "Time between two tokens of an answer")]
+    token_time: Duration,
+    #[arg(long, value_name = "N", default_value_t = 256, help = "Sequences that a worker runs at once")]
+    max_num_seqs: u32,
+}
+
+const ORACLE: &str = "oracle";
+
+fn token_time(given: &str) -> Result<Duration, String> {
+    duration(Duration::ZERO..=A_SECOND)(given)
+}
+
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(Policy::ALL.iter().map(|(name, _)| *name).chain([ORACLE]))
+}
+
+/// Runs `bench policy`.
+///
+/// # Errors
+/// A trace that cannot be read, or a speed of zero.
+pub fn run(flags: &PolicyBench) -> Result<(), Failure> {
+    let bad = |message: String| Failure::new(USAGE, message);
+    if !(flags.speed.is_finite() && flags.speed > 0.0) || flags.workers.contains(&0) {
+        return Err(bad("--speed and --workers must be above zero".to_owned()));
+    }
+    let text = std::fs::read_to_string(&flags.trace)
+        .map_err(|error| bad(format!("cannot read {}: {error}", shown(&flags.trace))))?;
+    let machine = Machine {
+        prefill_ns: flags.prefill_time.as_nanos() as u64,
+        token_ns: flags.token_time.as_nanos() as u64,
+        blocks: flags.blocks as usize,
+        block_size: 16,
+        seats: flags.max_num_seqs,
+    };
+    let trace = trace::parse(&text, flags.requests, flags.shrink, machine.block_size)
+        .map_err(|error| bad(format!("{}, {error}", shown(&flags.trace))))?;
+    if trace.is_empty() {
+        return Err(bad(format!("{} has no requests", shown(&flags.trace))));
+    }
+    outln!(
+        "{:>7}  {:<15}  {:>5}  {:>21}  {:>8}  {:>15}",
+        "workers",
+        "policy",
+        "hit",
+        "TTFT mean/p50/p99 ms",
+        "max/mean",
+        "decision us"
+    );
+    for &workers in &flags.workers {
+        let speed = flags.speed * f64::from(workers) / SPEED_WORKERS;
+        for (name, placer) in placers(&flags.policies) {
+            let workers = usize::from(workers);
+            let figures = Figures::of(&replay(&trace, speed, workers, machine, placer), &trace, workers);
+            outln!("{}", row(workers, name, &figures));
+        }
+    }
+    Ok(())
+}
+
+fn placers(wanted: &[String]) -> Vec<(&'static str, Placer)> {
+    let all = Policy::ALL.iter().map(|&(name, policy)| (name, Placer::Router(policy)));
+    let all = all.chain([(ORACLE, Placer::Oracle)]);
+    all.filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name)).collect()
+}
+
+fn row(workers: usize, name: &str, figures: &Figures) -> String {
+    let ms = |seconds: f64| format!("{:.0}", seconds * 1e3);
+    let times = format!("{} / {} / {}", ms(figures.mean), ms(figures.p50), ms(figures.p99));
+    let decision = match name {
+        ORACLE => "-".to_owned(),
+        _ => format!("{:.1} / {:.1}", figures.decision_p50 * 1e6, figures.decision_p99 * 1e6),
+    };
+    let (hit, most) = (figures.hit, figures.most_over_mean);
+    format!("{workers:>7}  {name:<15}  {hit:>5.3}  {times:>21}  {most:>8.2}  {decision:>15}")
+}

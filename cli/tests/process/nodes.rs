@@ -1,0 +1,270 @@
+//! Workers on several nodes, here processes that reach each other over loopback: the tokens of one rank,
+//! whatever rank or node ends or stops, and nodes that disagree are refused.
+
+#![allow(clippy::unwrap_used)] // a test may fail
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_tests::nodes::lasting_address;
+use skein_tests::process::{Cluster, children_of, send_signal, shipped_model};
+
+use crate::chaos::{STREAMS, difference, run_all};
+use crate::{SKEIN, block_on, wide_model};
+
+/// How long a group may take to end once a rank is killed, on a machine that runs other tests.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a group may take to end once a rank is stopped: the silence that counts as lost, and as above.
+const SILENT_WITHIN: Duration = Duration::from_secs(8);
+
+/// A node that holds ranks for a leader elsewhere.
+struct Node {
+    child: Child,
+    log: tempfile::NamedTempFile,
+}
+
+impl Node {
+    fn start(model: &Path, arguments: &[&str]) -> Self {
+        Self::start_by(Command::new(SKEIN), model, arguments)
+    }
+
+    /// Starts it in another network namespace.
+    fn start_in(network: &Network, model: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &network.name, SKEIN]);
+        Self::start_by(command, model, arguments)
+    }
+
+    fn start_by(mut command: Command, model: &Path, arguments: &[&str]) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let child = command
+            .args(["worker", model.to_str().unwrap(), "--device", "cpu"])
+            .args(arguments)
+            .env("RUST_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.reopen().unwrap())
+            .spawn()
+            .unwrap();
+        Self { child, log }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap_or_default()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+/// All processes with ranks: leader, its other ranks, and the node's. `each` ranks are on a node.
+async fn wait_for_group(cluster: &Cluster, node: &Node, each: usize) -> Vec<u32> {
+    for _ in 0..3000 {
+        if let [leader] = cluster.worker_pids()[..] {
+            let (here, there) = (children_of(leader), children_of(node.pid()));
+            if cluster.is_ready().await && here.len() + 1 == each && there.len() == each {
+                return std::iter::once(leader).chain(here).chain(there).collect();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the group did not come back:\n{}\nnode 1:\n{}", cluster.log(), node.log());
+}
+
+fn check(seen: &[skein_tests::client::History], expected: &[skein_tests::client::History], logs: &str) {
+    let differences: Vec<String> =
+        (0..STREAMS).filter_map(|index| difference(index, &seen[index], &expected[index])).collect();
+    assert!(differences.is_empty(), "{}\n{logs}", differences.join("\n"));
+}
+
+/// Runs streams over a group of two nodes while each of its ranks in turn is ended with `signal`.
+async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
+    let client = reqwest::Client::new();
+    let model = wide_model::write();
+    let served = [model.path().to_str().unwrap(), "--served-model-name", "skein-7m", "--device", "cpu"];
+    let alone = Cluster::serve(SKEIN, &[&served[..], &["--workers", "1"]].concat()).await;
+    let expected = run_all(&client, &alone.url).await;
+    drop(alone);
+    let leader = lasting_address().to_string();
+    let group = ["--nnodes", "2", "--leader", &leader];
+    let node = Node::start(model.path(), &[&group[..], &["--node-rank", "1"]].concat());
+    let arguments = [&served[..], &["--threads", "2"], shape, &group[..]].concat();
+    let cluster = Cluster::serve(SKEIN, &arguments).await;
+    let logs = |cluster: &Cluster| format!("{}\nnode 1:\n{}", cluster.log(), node.log());
+    wait_for_group(&cluster, &node, each).await;
+    let start = clock::now();
+    check(&run_all(&client, &cluster.url).await, &expected, &logs(&cluster));
+    let undisturbed = clock::now().since(start);
+    for (round, (signal, rank)) in signals.iter().enumerate() {
+        let group = wait_for_group(&cluster, &node, each).await;
+        let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
+            tokio::time::sleep(undisturbed * (20 + 15 * (round % 4) as u32) / 100).await;
+            send_signal(group[*rank], signal);
+            let sent = clock::now();
+            let most = if *signal == "STOP" { SILENT_WITHIN } else { ENDS_WITHIN };
+            while group.iter().any(|pid| is_alive(*pid)) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                assert!(clock::now().since(sent) < most, "{signal} of {rank}: {group:?}\n{}", logs(&cluster));
+            }
+            clock::now().since(sent)
+        });
+        println!("{shape:?}: {signal} of rank {rank}: the group had ended after {ended:?}");
+        check(&seen, &expected, &logs(&cluster));
+    }
+    wait_for_group(&cluster, &node, each).await;
+}
+
+#[test]
+fn a_layer_over_two_nodes_draws_the_tokens_of_one_rank_whatever_rank_ends() {
+    // Ranks 0 and 1 are on the node that leads, 2 and 3 on the other.
+    let signals = [("KILL", 3), ("KILL", 1), ("KILL", 0), ("KILL", 2), ("STOP", 2)];
+    block_on(run(&["-tp", "4"], 2, &signals));
+}
+
+#[test]
+fn stages_on_two_nodes_draw_the_tokens_of_one_rank_whatever_rank_ends() {
+    let signals = [("KILL", 3), ("KILL", 0), ("STOP", 2)];
+    block_on(run(&["-tp", "2", "-pp", "2"], 2, &signals));
+}
+
+/// A network namespace with a link to this one; deleted when dropped.
+struct Network {
+    name: String,
+    /// This end of the link.
+    link: String,
+    /// Addresses of this end and of the other.
+    addresses: [String; 2],
+}
+
+impl Network {
+    /// Makes it; `None` if this process may not.
+    fn new() -> Option<Self> {
+        let id = std::process::id() % 10_000;
+        let (name, link, other) = (format!("skein-{id}"), format!("sk{id}a"), format!("sk{id}b"));
+        let addresses = [1, 2].map(|end| format!("10.{}.{}.{end}", 200 + id / 256 % 50, id % 256));
+        let network = Self { name, link, addresses };
+        let Self { name, link, addresses: [here, there] } = &network;
+        let made = ip(&["netns", "add", name])
+            && ip(&["link", "add", link, "type", "veth", "peer", "name", &other, "netns", name])
+            && ip(&["addr", "add", &format!("{here}/30"), "dev", link])
+            && ip(&["link", "set", link, "up"])
+            && ip(&["-n", name, "addr", "add", &format!("{there}/30"), "dev", &other])
+            && ip(&["-n", name, "link", "set", &other, "up"])
+            && ip(&["-n", name, "link", "set", "lo", "up"]);
+        made.then_some(network)
+    }
+
+    fn set(&self, state: &str) {
+        assert!(ip(&["link", "set", &self.link, state]), "the link is set {state}");
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        ip(&["netns", "del", &self.name]);
+        ip(&["link", "del", &self.link]);
+    }
+}
+
+fn ip(arguments: &[&str]) -> bool {
+    let quiet = Command::new("ip").args(arguments).stderr(Stdio::null()).stdout(Stdio::null()).status();
+    quiet.is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_cut_link_ends_the_group_and_it_comes_back_when_the_link_is_whole() {
+    let Some(network) = Network::new() else {
+        eprintln!("SKIPPED: no network namespaces here (that needs root and `ip`); no link was cut");
+        return;
+    };
+    block_on(async {
+        let (client, model) = (reqwest::Client::new(), wide_model::write());
+        let served = [model.path().to_str().unwrap(), "--served-model-name", "skein-7m", "--device", "cpu"];
+        let alone = Cluster::serve(SKEIN, &[&served[..], &["--workers", "1"]].concat()).await;
+        let expected = run_all(&client, &alone.url).await;
+        drop(alone);
+        let leader = format!("{}:{}", network.addresses[0], lasting_address().port());
+        let group = ["--nnodes", "2", "--leader", &leader, "--group-secret", "a secret"];
+        let node = Node::start_in(&network, model.path(), &[&group[..], &["--node-rank", "1"]].concat());
+        let cluster = Cluster::serve(SKEIN, &[&served[..], &["-tp", "2"], &group[..]].concat()).await;
+        let logs = || format!("{}\nnode 1:\n{}", cluster.log(), node.log());
+        let group = wait_for_group(&cluster, &node, 1).await;
+        let start = clock::now();
+        check(&run_all(&client, &cluster.url).await, &expected, &logs());
+        let undisturbed = clock::now().since(start);
+        let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
+            tokio::time::sleep(undisturbed * 3 / 10).await;
+            network.set("down");
+            let cut = clock::now();
+            while group.iter().any(|pid| is_alive(*pid)) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                assert!(clock::now().since(cut) < SILENT_WITHIN, "{group:?}\n{}", logs());
+            }
+            let ended = clock::now().since(cut);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            network.set("up");
+            ended
+        });
+        println!("the link was cut: all ranks had ended after {ended:?}");
+        check(&seen, &expected, &logs());
+        wait_for_group(&cluster, &node, 1).await;
+    });
+}
+
+#[test]
+fn nodes_that_disagree_are_refused_with_both_named() {
+    block_on(async {
+        let other = tempfile::tempdir().unwrap();
+        for file in std::fs::read_dir(shipped_model()).unwrap().map(Result::unwrap) {
+            std::fs::copy(file.path(), other.path().join(file.file_name())).unwrap();
+        }
+        let config = other.path().join("config.json");
+        let changed = std::fs::read_to_string(&config).unwrap() + "\n";
+        std::fs::write(&config, changed).unwrap();
+        let leader = lasting_address().to_string();
+        let group = ["--nnodes", "2", "--leader", &leader, "--group-secret", "one"];
+        let leading = Node::start(&shipped_model(), &[&group[..], &["-tp", "2"]].concat());
+        let secret = ["--nnodes", "2", "--leader", &leader, "--group-secret", "two"];
+        let shipped = shipped_model();
+        for (model, flags, extra, expected) in [
+            (other.path(), group, &[][..], ["node 1 has the model", "node 0 has"]),
+            (&*shipped, group, &["--block-size", "32"], ["node 1 has --block-size 32", "node 0 has 16"]),
+            (&*shipped, group, &["-tp", "4"], ["node 1 has --tensor-parallel-size 4", "node 0 has 2"]),
+            (&*shipped, secret, &[], ["another --group-secret than node 1", "node 0"]),
+        ] {
+            let mut node = Node::start(model, &[&flags[..], &["--node-rank", "1"], extra].concat());
+            let began = clock::now();
+            let status = loop {
+                if let Some(status) = node.child.try_wait().unwrap() {
+                    break status;
+                }
+                assert!(
+                    clock::now().since(began) < Duration::from_secs(30),
+                    "{}\n{}",
+                    node.log(),
+                    leading.log()
+                );
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            };
+            let log = node.log();
+            assert!(!status.success(), "{log}");
+            assert!(expected.iter().all(|expected| log.contains(expected)), "{log}");
+            assert!(leading.log().contains("a node may not join"), "{}", leading.log());
+        }
+    });
+}

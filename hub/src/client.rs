@@ -1,0 +1,240 @@
+//! One HTTP request: redirects, time limits, and which faults are worth another attempt.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client as HyperClient;
+use hyper_util::rt::TokioExecutor;
+use tokio::time::timeout;
+use url::Url;
+
+use crate::connect::{Connector, connector};
+use crate::environment::{Environment, Token};
+use crate::error::HubError;
+
+/// How long a server may take to send its headers.
+const HEADERS_WITHIN: Duration = Duration::from_secs(30);
+/// How long a body may stand still.
+const BODY_STALL: Duration = Duration::from_secs(30);
+/// Most redirects of one request.
+const MAX_REDIRECTS: usize = 8;
+/// Longest wait that a server can ask for with `Retry-After`.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Largest body that is read whole, bytes: a listing of some ten thousand files.
+const MAX_TEXT_BYTES: usize = 16 << 20;
+const AGENT: &str = concat!("skein/", env!("CARGO_PKG_VERSION"));
+
+/// Why a request failed.
+#[derive(Debug)]
+pub enum Trouble {
+    /// The next attempt may work.
+    Passing { why: String, retry_after: Option<Duration> },
+    /// It would fail in the same way.
+    Lasting(HubError),
+}
+
+impl Trouble {
+    /// A fault of the connection.
+    pub fn passing(why: impl fmt::Display) -> Self {
+        Self::Passing { why: why.to_string(), retry_after: None }
+    }
+}
+
+impl From<HubError> for Trouble {
+    fn from(error: HubError) -> Self {
+        Self::Lasting(error)
+    }
+}
+
+/// Whether redirects to other servers are followed. Those within the hub always are: it redirects the old
+/// names of models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Follow {
+    /// To any server.
+    All,
+    /// Within the hub; another server's address is the answer.
+    Hub,
+}
+
+/// An answer whose body has not been read.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    body: Incoming,
+}
+
+impl Answer {
+    /// The next part of the body; `None` at its end.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, Trouble> {
+        loop {
+            let frame = timeout(BODY_STALL, self.body.frame()).await;
+            let frame = frame
+                .map_err(|_| Trouble::passing(format!("nothing arrived for {} s", BODY_STALL.as_secs())))?;
+            match frame {
+                None => return Ok(None),
+                Some(Err(error)) => return Err(Trouble::passing(chain(&error))),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(Some(data));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole body.
+    pub async fn text(self) -> Result<Bytes, Trouble> {
+        let whole = timeout(2 * BODY_STALL, Limited::new(self.body, MAX_TEXT_BYTES).collect()).await;
+        let whole = whole.map_err(|_| Trouble::passing("the answer did not end in time"))?;
+        whole.map(|whole| whole.to_bytes()).map_err(Trouble::passing)
+    }
+
+    /// A header, if it is there and is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// Sends requests to a hub and to the servers that it names.
+#[derive(Debug, Clone)]
+pub struct Client {
+    inner: HyperClient<Connector, Empty<Bytes>>,
+    endpoint: Url,
+    token: Option<Token>,
+}
+
+impl Client {
+    /// A client without a connection.
+    pub fn new(environment: &Environment) -> Self {
+        Self {
+            inner: HyperClient::builder(TokioExecutor::new()).build(connector()),
+            endpoint: environment.endpoint.clone(),
+            token: environment.token.clone(),
+        }
+    }
+
+    /// The address of `path` at the hub.
+    pub fn url(&self, path: &str) -> Result<Url, HubError> {
+        let failed = |error| HubError::Protocol { url: path.to_owned(), why: format!("not a path: {error}") };
+        self.endpoint.join(path).map_err(failed)
+    }
+
+    /// The hub, as messages call it.
+    pub fn endpoint(&self) -> &str {
+        self.endpoint.as_str().trim_end_matches('/')
+    }
+
+    /// Whether requests carry a token.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Sends a request for the bytes from `from` on; server errors are passing faults.
+    pub async fn send(
+        &self,
+        method: Method,
+        url: &Url,
+        from: u64,
+        follow: Follow,
+    ) -> Result<Answer, Trouble> {
+        let mut at = url.clone();
+        for _ in 0..=MAX_REDIRECTS {
+            let answer = self.send_once(&method, &at, from).await?;
+            let Some(next) = redirect(&answer, &at)? else { return checked(answer) };
+            if follow == Follow::Hub && !is_same_server(&next, &self.endpoint) {
+                return Ok(answer);
+            }
+            at = next;
+        }
+        Err(Trouble::Lasting(protocol(url, format!("more than {MAX_REDIRECTS} redirects"))))
+    }
+
+    async fn send_once(&self, method: &Method, url: &Url, from: u64) -> Result<Answer, Trouble> {
+        let mut request = Request::builder().method(method).uri(url.as_str()).header(USER_AGENT, AGENT);
+        // Sizes and ranges are those of the file itself.
+        request = request.header(ACCEPT_ENCODING, "identity");
+        if from > 0 {
+            request = request.header(RANGE, format!("bytes={from}-"));
+        }
+        // Other servers get no token: the addresses that the hub redirects to are signed.
+        if let Some(token) = self.token.as_ref().filter(|_| is_same_server(url, &self.endpoint)) {
+            request = request.header(AUTHORIZATION, token.header());
+        }
+        let request = request.body(Empty::new()).map_err(|error| protocol(url, error.to_string()))?;
+        let answer = timeout(HEADERS_WITHIN, self.inner.request(request)).await;
+        let late = |_| Trouble::passing(format!("no answer within {} s", HEADERS_WITHIN.as_secs()));
+        let answer = answer.map_err(late)?.map_err(|error| of_connection(&error, url))?;
+        let (head, body) = answer.into_parts();
+        Ok(Answer { status: head.status, headers: head.headers, body })
+    }
+}
+
+/// An error of the protocol at `url`, without the signature that its query may be.
+pub fn protocol(url: &Url, why: String) -> HubError {
+    let mut shown = url.clone();
+    shown.set_query(None);
+    HubError::Protocol { url: shown.to_string(), why }
+}
+
+/// Where `answer` redirects to.
+fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
+    let is_redirect = [301, 302, 303, 307, 308].contains(&answer.status.as_u16());
+    let Some(to) = answer.headers.get(LOCATION).filter(|_| is_redirect) else { return Ok(None) };
+    let bad = || protocol(at, "it redirects to an address that is none".to_owned());
+    let next = to.to_str().ok().and_then(|to| at.join(to).ok()).ok_or_else(bad)?;
+    let is_weaker = at.scheme() == "https" && next.scheme() != "https";
+    if is_weaker || !["http", "https"].contains(&next.scheme()) {
+        return Err(protocol(at, format!("it redirects to {}://, which is not safe", next.scheme())));
+    }
+    Ok(Some(next))
+}
+
+/// Refuses answers that say "later".
+fn checked(answer: Answer) -> Result<Answer, Trouble> {
+    let is_passing = answer.status.is_server_error() || [408, 429].contains(&answer.status.as_u16());
+    if !is_passing {
+        return Ok(answer);
+    }
+    let seconds = answer.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
+    Err(Trouble::Passing { why: format!("the server answered {}", answer.status), retry_after })
+}
+
+fn is_same_server(a: &Url, b: &Url) -> bool {
+    a.origin() == b.origin()
+}
+
+/// Connections that fail may work later, except with a server that nobody here trusts.
+fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
+    if is_untrusted(error) {
+        let server = url.host_str().unwrap_or_default().to_owned();
+        return Trouble::Lasting(HubError::Certificate { server, why: chain(error) });
+    }
+    Trouble::passing(chain(error))
+}
+
+/// Whether the server's certificate is the cause. I/O errors leave what they wrap out of their sources.
+fn is_untrusted(error: &(dyn Error + 'static)) -> bool {
+    let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
+        || wrapped.is_some_and(|inner| is_untrusted(inner))
+        || error.source().is_some_and(is_untrusted)
+}
+
+/// An error with its causes: hyper's own texts leave them out.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
+}

@@ -1,0 +1,77 @@
+//! Connections: TLS with the system's roots, through a proxy if the environment names one.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::Uri;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::proxy::matcher::Matcher;
+use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tower::{Service, ServiceExt};
+
+/// How long a TCP connection may take.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Connects to `http` and `https` addresses.
+pub type Connector = HttpsConnector<Proxied>;
+
+/// The connector of this process's environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE and the like.
+pub fn connector() -> Connector {
+    let mut plain = HttpConnector::new();
+    plain.enforce_http(false);
+    plain.set_connect_timeout(Some(CONNECT_WITHIN));
+    plain.set_nodelay(true);
+    HttpsConnector::from((Proxied { plain, proxies: Arc::new(Matcher::from_env()) }, Arc::new(tls())))
+}
+
+/// The roots of the system, or those of Mozilla where there are none, as in an empty container.
+fn tls() -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    for error in found.errors {
+        tracing::debug!(%error, "a certificate of the system cannot be read");
+    }
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let versions = versions.unwrap_or_else(|error| unreachable!("ring has every default version: {error}"));
+    versions.with_root_certificates(roots).with_no_client_auth()
+}
+
+/// Connects to an address, or to the proxy before it.
+#[derive(Debug, Clone)]
+pub struct Proxied {
+    plain: HttpConnector,
+    proxies: Arc<Matcher>,
+}
+
+impl Service<Uri> for Proxied {
+    type Response = TokioIo<TcpStream>;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.plain.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let plain = self.plain.clone();
+        let Some(proxy) = self.proxies.intercept(&to) else {
+            return Box::pin(async move { Ok(plain.oneshot(to).await?) });
+        };
+        let mut tunnel = Tunnel::new(proxy.uri().clone(), plain);
+        if let Some(auth) = proxy.basic_auth() {
+            tunnel = tunnel.with_auth(auth.clone());
+        }
+        Box::pin(async move { Ok(tunnel.oneshot(to).await?) })
+    }
+}

@@ -1,0 +1,137 @@
+//! Which of a model's files Skein reads. Pure.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::name::is_part;
+
+/// The weights in one file.
+pub const SINGLE: &str = "model.safetensors";
+/// The index of weights in several files.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// Files beside the weights; without the first there is no model.
+const TEXT: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+];
+/// Without these a model cannot be served.
+pub const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
+/// Most files of weights; the largest published models have some 200.
+const MAX_SHARDS: usize = 10_000;
+
+/// What a process reads of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Configuration and tokenizer: a router, a gateway.
+    Text,
+    /// The weights, too.
+    All,
+}
+
+/// How a model has its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weights {
+    /// In one file.
+    Single,
+    /// In several, by an index.
+    Indexed,
+}
+
+/// The files of `listed` beside the weights.
+///
+/// # Errors
+/// The name of a required file that is not there.
+pub fn text<'a>(listed: &[&'a str]) -> Result<Vec<&'a str>, &'static str> {
+    let is_missing = |name: &&&str| !listed.contains(*name);
+    match REQUIRED.iter().find(is_missing) {
+        Some(missing) => Err(missing),
+        None => Ok(listed.iter().copied().filter(|name| TEXT.contains(name)).collect()),
+    }
+}
+
+/// How `listed` has the weights; a worker prefers the single file, too.
+///
+/// # Errors
+/// What is there instead.
+pub fn weights(listed: &[&str]) -> Result<Weights, String> {
+    if listed.contains(&SINGLE) {
+        return Ok(Weights::Single);
+    }
+    if listed.contains(&INDEX) {
+        return Ok(Weights::Indexed);
+    }
+    let others = [".gguf", ".bin", ".pth", ".pt", ".onnx", ".safetensors", ".msgpack", ".h5"];
+    let has = |ending: &&str| listed.iter().any(|name| name.ends_with(ending));
+    let found: Vec<&str> = others.into_iter().filter(|ending| has(ending)).collect();
+    Err(match found.as_slice() {
+        [] => "it has no weights at all".to_owned(),
+        found => format!("it has only {} files; look for a repository with {SINGLE}", found.join(", ")),
+    })
+}
+
+/// The files that an index of weights names.
+///
+/// # Errors
+/// What is wrong with the index.
+pub fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+    let index: Value = serde_json::from_slice(index).map_err(|error| format!("it is not JSON: {error}"))?;
+    let map = index["weight_map"].as_object().filter(|map| !map.is_empty());
+    let files = map.ok_or("it has no weight_map")?.values().map(|file| match file.as_str() {
+        Some(name) if is_part(name) && name.ends_with(".safetensors") => Ok(name.to_owned()),
+        _ => Err(format!("weight_map names {file}, which is no safetensors file beside it")),
+    });
+    let files = files.collect::<Result<BTreeSet<_>, _>>()?;
+    if files.len() > MAX_SHARDS {
+        return Err(format!("weight_map names {} files; at most {MAX_SHARDS} are read", files.len()));
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_read_is_taken() {
+        let listed = [
+            "README.md",
+            "config.json",
+            "tokenizer.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "vocab.json",
+        ];
+        assert_eq!(text(&listed), Ok(vec!["config.json", "tokenizer.json"]));
+        assert_eq!(text(&["config.json"]), Err("tokenizer.json"));
+        assert_eq!(weights(&listed), Ok(Weights::Single));
+        assert_eq!(weights(&[INDEX, "model-00001-of-00002.safetensors"]), Ok(Weights::Indexed));
+        assert!(weights(&["a.gguf", "b.bin"]).unwrap_err().contains(".gguf, .bin"));
+        assert!(weights(&["README.md"]).unwrap_err().contains("no weights"));
+    }
+
+    #[test]
+    fn an_index_names_files_beside_it() {
+        let names =
+            shards(br#"{"weight_map": {"a": "y.safetensors", "b": "x.safetensors", "c": "y.safetensors"}}"#);
+        assert_eq!(names.unwrap().into_iter().collect::<Vec<_>>(), ["x.safetensors", "y.safetensors"]);
+        for bad in [
+            "{",
+            "{}",
+            r#"{"weight_map": {}}"#,
+            r#"{"weight_map": {"a": "../x.safetensors"}}"#,
+            r#"{"weight_map": {"a": "/x.safetensors"}}"#,
+            r#"{"weight_map": {"a": 1}}"#,
+            r#"{"weight_map": {"a": "x.bin"}}"#,
+        ] {
+            assert!(shards(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! A ring of words in shared memory that one process writes and several read, each at its own pace.
+//!
+//! ```text
+//! written: word, position · for each reader: word, position · bytes
+//! ```
+//!
+//! The words change with every move, for those who sleep on them.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use skein_sys::shared_memory::{APART, SharedMemory, sleep_while, wake};
+
+use super::End;
+
+/// Longest sleep before a process looks whether the group has ended.
+const NAP: Duration = Duration::from_millis(100);
+
+/// A ring in a part of a group's memory.
+#[derive(Debug, Clone)]
+pub struct Ring {
+    memory: SharedMemory,
+    at: usize,
+    bytes: usize,
+    readers: usize,
+    end: End,
+}
+
+/// Why a ring cannot be used any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// The group has been told to end.
+    #[error("the group ends because of rank {0}")]
+    Ended(usize),
+    /// A reader does not read, or the writer does not write.
+    #[error("nothing has moved for {} ms", after.as_millis())]
+    Late {
+        /// The reader that is behind, or that waits.
+        reader: usize,
+        /// How long the other side has waited.
+        after: Duration,
+    },
+}
+
+#[allow(clippy::disallowed_methods)] // deadlines of waits between threads and processes
+fn now() -> Instant {
+    Instant::now()
+}
+
+impl Ring {
+    /// Bytes of memory for a ring of `bytes` bytes.
+    pub fn size(bytes: usize, readers: usize) -> usize {
+        ((1 + readers) * APART + bytes).next_multiple_of(APART)
+    }
+
+    /// The ring at `at`, where the memory is zero before its first use. Waits fail once `end` says that the
+    /// group has ended.
+    ///
+    /// # Panics
+    /// If `at` or `bytes` is not a multiple of its alignment, or the memory is too small.
+    pub fn new(memory: SharedMemory, at: usize, bytes: usize, readers: usize, end: End) -> Self {
+        assert!(
+            at.is_multiple_of(APART) && bytes.is_multiple_of(16) && bytes > 0,
+            "a ring of {bytes} at {at}"
+        );
+        assert!(at + Self::size(bytes, readers) <= memory.len(), "the memory has room for the ring");
+        Self { memory, at, bytes, readers, end }
+    }
+
+    /// The end that writes; a full ring is waited for at most for `patience`.
+    pub fn writer(&self, patience: Duration) -> RingWriter {
+        RingWriter { ring: self.clone(), written: 0, patience }
+    }
+
+    /// The end of the reader `reader`, from 0.
+    pub fn reader(&self, reader: usize) -> RingReader {
+        RingReader { ring: self.clone(), reader, read: 0 }
+    }
+
+    /// Wakes all that sleep, so that they see that the group has ended.
+    pub fn wake(&self) {
+        (0..=self.readers).for_each(|i| wake(self.memory.word(self.at + i * APART)));
+    }
+
+    fn read_at(&self, reader: usize) -> usize {
+        self.at + (1 + reader) * APART
+    }
+
+    fn position(&self, at: usize) -> u64 {
+        self.memory.long(at + 8).load(Ordering::Acquire)
+    }
+
+    fn advance(&self, at: usize, position: u64) {
+        self.memory.long(at + 8).store(position, Ordering::Release);
+        self.memory.word(at).fetch_add(1, Ordering::SeqCst);
+        wake(self.memory.word(at));
+    }
+
+    /// Waits until the position at `at` is at least `position`, at most for `most`; false if it is not.
+    fn wait(&self, at: usize, position: u64, most: Option<Duration>) -> Result<bool, RingError> {
+        let began = most.map(|_| now());
+        loop {
+            let seen = self.memory.word(at).load(Ordering::SeqCst);
+            if self.position(at) >= position {
+                return Ok(true);
+            }
+            if let Some(rank) = self.end.cause() {
+                return Err(RingError::Ended(rank));
+            }
+            if let (Some(began), Some(most)) = (began, most)
+                && began.elapsed() >= most
+            {
+                return Ok(false);
+            }
+            sleep_while(self.memory.word(at), seen, NAP.min(most.unwrap_or(NAP)));
+        }
+    }
+
+    /// Offset of the byte `position`, and how many bytes follow before the ring begins again.
+    fn byte(&self, position: u64) -> (usize, usize) {
+        let at = (position % self.bytes as u64) as usize;
+        (self.at + (1 + self.readers) * APART + at, self.bytes - at)
+    }
+
+    /// Words that are moved at a time: at most half of the ring, so that one side moves the first half while
+    /// the other moves the second.
+    fn piece(&self, words: usize, room: usize) -> usize {
+        words.min(room.min(self.bytes / 2) / 4)
+    }
+}
+
+/// Writes a ring.
+#[derive(Debug)]
+pub struct RingWriter {
+    ring: Ring,
+    written: u64,
+    patience: Duration,
+}
+
+impl RingWriter {
+    /// Appends `words`; [`publish`](Self::publish) shows the last of them to the readers.
+    ///
+    /// # Errors
+    /// If the group ends, or a reader leaves no room in time.
+    pub fn put(&mut self, mut words: &[u32]) -> Result<(), RingError> {
+        while !words.is_empty() {
+            let (at, room) = self.ring.byte(self.written);
+            let (now, later) = words.split_at(self.ring.piece(words.len(), room));
+            let bytes = size_of_val(now).next_multiple_of(8) as u64;
+            self.make_room(bytes)?;
+            self.ring.memory.put_words(at, now);
+            self.written += bytes;
+            words = later;
+            if !later.is_empty() {
+                self.publish();
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows the readers all that was written.
+    pub fn publish(&self) {
+        self.ring.advance(self.ring.at, self.written);
+    }
+
+    fn make_room(&self, bytes: u64) -> Result<(), RingError> {
+        let least = (self.written + bytes).saturating_sub(self.ring.bytes as u64);
+        for reader in 0..self.ring.readers {
+            if !self.ring.wait(self.ring.read_at(reader), least, Some(self.patience))? {
+                return Err(RingError::Late { reader, after: self.patience });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads a ring.
+#[derive(Debug)]
+pub struct RingReader {
+    ring: Ring,
+    reader: usize,
+    read: u64,
+}
+
+impl RingReader {
+    /// Waits for the next `words`, which the writer has put in one call, and copies them; for at most `most`,
+    /// or as long as the group exists.
+    ///
+    /// # Errors
+    /// If the group ends, or nothing comes in time.
+    pub fn take(&mut self, mut words: &mut [u32], most: Option<Duration>) -> Result<(), RingError> {
+        while !words.is_empty() {
+            let (at, room) = self.ring.byte(self.read);
+            let (now, later) = words.split_at_mut(self.ring.piece(words.len(), room));
+            let end = self.read + size_of_val(now).next_multiple_of(8) as u64;
+            if !self.ring.wait(self.ring.at, end, most)? {
+                let after = most.unwrap_or_default();
+                return Err(RingError::Late { reader: self.reader, after });
+            }
+            self.ring.memory.get_words(at, now);
+            self.read = end;
+            self.ring.advance(self.ring.read_at(self.reader), end);
+            words = later;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Shared;
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn ring(bytes: usize, readers: usize) -> Ring {
+        let before = Shared::bytes(1, 64);
+        let memory = SharedMemory::create(before + Ring::size(bytes, readers)).unwrap();
+        let end = Shared::new(memory.clone(), 0, (0, 1), 64, PATIENCE).end();
+        Ring::new(memory, before, bytes, readers, end)
+    }
+
+    fn message(number: usize) -> Vec<u32> {
+        (0..1 + (number * 37) % 500).map(|i| (i * number) as u32).collect()
+    }
+
+    #[test]
+    fn every_reader_reads_every_word_also_of_messages_longer_than_the_ring() {
+        for bytes in [64, 1024, 1 << 20] {
+            let ring = ring(bytes, 2);
+            let read = |reader| {
+                let mut reader = ring.reader(reader);
+                std::thread::spawn(move || {
+                    for number in 0..100 {
+                        let mut words = vec![0; message(number).len()];
+                        reader.take(&mut words, Some(PATIENCE)).unwrap();
+                        assert_eq!(words, message(number), "message {number} of a ring of {bytes}");
+                    }
+                })
+            };
+            let readers = [read(0), read(1)];
+            let mut writer = ring.writer(PATIENCE);
+            for number in 0..100 {
+                writer.put(&message(number)).unwrap();
+                writer.publish();
+            }
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+        }
+    }
+
+    #[test]
+    fn waits_end_in_time_and_with_the_group() {
+        let ring = ring(64, 1);
+        let mut writer = ring.writer(Duration::from_millis(50));
+        let error = (0..3).find_map(|_| writer.put(&[1; 8]).err());
+        assert!(matches!(error, Some(RingError::Late { reader: 0, .. })), "{error:?}");
+        let mut reader = ring.reader(0);
+        let empty = self::ring(64, 1);
+        let late = empty.reader(0).take(&mut [0; 4], Some(Duration::from_millis(10)));
+        assert!(matches!(late, Err(RingError::Late { .. })), "{late:?}");
+        reader.take(&mut [0; 16], Some(PATIENCE)).unwrap();
+        ring.end.because_of(3);
+        assert_eq!(reader.take(&mut [0; 8], None), Err(RingError::Ended(3)));
+    }
+}

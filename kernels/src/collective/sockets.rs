@@ -1,0 +1,175 @@
+//! Ranks on different machines, with a TCP connection between any two of them.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use skein_sys::poll::Poll;
+
+use super::link::is_passing;
+use super::{Begun, How, Lost, Ranks, check_lengths};
+
+/// Bytes before a message: the number of the exchange, and its length.
+const HEADER: usize = 16;
+
+/// One rank of a group that is connected to all others.
+#[derive(Debug)]
+pub struct Sockets {
+    rank: usize,
+    /// In the order of ranks, without this one.
+    peers: Vec<Peer>,
+    /// Exchanges so far.
+    number: u64,
+    patience: Duration,
+    poll: Poll,
+}
+
+#[derive(Debug)]
+struct Peer {
+    rank: usize,
+    stream: TcpStream,
+    /// Bytes of this exchange that went out and came in, headers included.
+    sent: usize,
+    got: usize,
+    header: [u8; HEADER],
+}
+
+/// Ends a rank's exchanges from another thread.
+#[derive(Debug)]
+pub struct Closer(Vec<TcpStream>);
+
+impl Closer {
+    /// Closes connections once it is told to.
+    pub fn new(streams: Vec<TcpStream>) -> Self {
+        Self(streams)
+    }
+
+    /// Closes the connections: waits on them fail at once, at both ends.
+    pub fn close(&self) {
+        for stream in &self.0 {
+            // Fails if it is closed.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Sockets {
+    /// Rank `rank` of `streams.len() + 1`, with the connections to the others in the order of ranks. A wait
+    /// lasts at most `patience`.
+    ///
+    /// # Errors
+    /// If the sockets cannot be set up.
+    pub fn new(rank: usize, streams: Vec<TcpStream>, patience: Duration) -> std::io::Result<Self> {
+        let others = (0..streams.len() + 1).filter(|other| *other != rank);
+        let peer = |(rank, stream): (usize, TcpStream)| {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            Ok(Peer { rank, stream, sent: 0, got: 0, header: [0; HEADER] })
+        };
+        let peers = others.zip(streams).map(peer).collect::<std::io::Result<_>>()?;
+        Ok(Self { rank, peers, number: 0, patience, poll: Poll::default() })
+    }
+}
+
+#[cfg(test)]
+impl Sockets {
+    /// The connection to the first other rank.
+    pub(super) fn peers_of_test(&self) -> TcpStream {
+        self.peers[0].stream.try_clone().unwrap()
+    }
+}
+
+impl Peer {
+    /// Sends what fits now of `header` and `mine`; whether anything went.
+    fn send(&mut self, header: &[u8; HEADER], mine: &[u8]) -> Result<bool, How> {
+        let before = self.sent;
+        while self.sent < HEADER + mine.len() {
+            let bytes = match self.sent.checked_sub(HEADER) {
+                None => &header[self.sent..],
+                Some(at) => &mine[at..],
+            };
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(How::Ended),
+                Ok(sent) => self.sent += sent,
+                Err(error) if is_passing(&error) => break,
+                Err(_) => return Err(How::Ended),
+            }
+        }
+        Ok(self.sent > before)
+    }
+
+    /// Gets what has come of its bytes for this exchange; whether anything came.
+    fn get(&mut self, expected: &[u8; HEADER], to: &mut [u8]) -> Result<bool, How> {
+        let before = self.got;
+        while self.got < HEADER + to.len() {
+            let room = match self.got.checked_sub(HEADER) {
+                None => &mut self.header[self.got..],
+                Some(at) => &mut to[at..],
+            };
+            match self.stream.read(room) {
+                Ok(0) => return Err(How::Ended),
+                Ok(got) => self.got += got,
+                Err(error) if is_passing(&error) => break,
+                Err(_) => return Err(How::Ended),
+            }
+            if self.got == HEADER && self.header != *expected {
+                let length = self.header[8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+                return Err(How::Differs(length));
+            }
+        }
+        Ok(self.got > before)
+    }
+}
+
+impl Ranks for Sockets {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn count(&self) -> usize {
+        self.peers.len() + 1
+    }
+
+    fn gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), Lost> {
+        let len = mine.len();
+        check_lengths(mine, all, self.count());
+        self.number += 1;
+        let begun = Begun::new(self.number, len, self.patience);
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&self.number.to_le_bytes());
+        header[8..].copy_from_slice(&(len as u64).to_le_bytes());
+        all[self.rank * len..][..len].copy_from_slice(mine);
+        self.peers.iter_mut().for_each(|peer| (peer.sent, peer.got) = (0, 0));
+        loop {
+            let (mut moved, mut missing, mut failed) = (false, None, None);
+            for peer in &mut self.peers {
+                let to = &mut all[peer.rank * len..][..len];
+                let sent = peer.send(&header, mine);
+                match sent.and_then(|sent| Ok(sent | peer.get(&header, to)?)) {
+                    Ok(now) => moved |= now,
+                    // The others still get this rank's bytes, so that they name the lost one too.
+                    Err(how) => failed = failed.or(Some((peer.rank, how))),
+                }
+                if peer.sent.min(peer.got) < HEADER + len {
+                    missing.get_or_insert(peer.rank);
+                }
+            }
+            if let Some((rank, how)) = failed {
+                return Err(begun.lost(rank, how));
+            }
+            let Some(missing) = missing else { return Ok(()) };
+            if moved {
+                continue;
+            }
+            let left = begun.left();
+            if left.is_zero() {
+                return Err(begun.lost(missing, How::Silent));
+            }
+            self.poll.clear();
+            for peer in &self.peers {
+                self.poll.add(&peer.stream, peer.got < HEADER + len, peer.sent < HEADER + len);
+            }
+            self.poll.wait(left);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What a choice needs to know of each worker, in one array: a choice reads all of it, and the workers
+//! themselves are spread over memory. Pure.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+
+use super::policy::WorkerView;
+use super::worker_id::WorkerId;
+use crate::request::ModelLimits;
+
+/// A reported queue is taken to shrink for this long without another report.
+const QUEUE_SHRINKS_FOR: Duration = Duration::from_secs(1);
+
+/// A worker's standing. Whatever depends on the time is stored as the time when it changes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Standing {
+    /// Its id, load and limits, without hits.
+    pub view: WorkerView,
+    /// Its number in the results of the prefix index.
+    pub seat: u32,
+    /// Its grammars.
+    pub grammar_fingerprint: u64,
+    /// Longest requests and largest token ids that it takes.
+    pub limits: ModelLimits,
+    /// It can serve requests before this time: then it is silent or its engine stuck.
+    pub able_until: Timestamp,
+    /// It may soon count as lost from then on.
+    pub doubtful_at: Timestamp,
+    /// Its breaker lets requests through from then on.
+    pub open_at: Timestamp,
+    /// It is full before this time: it refused a request, and no seat came free since.
+    pub full_until: Timestamp,
+    /// When its load was reported.
+    pub reported_at: Timestamp,
+    /// Prompt tokens of its queue in that report, and those of them that were processed since, as far as
+    /// this router has seen.
+    pub reported_tokens: u64,
+    pub prefilled_tokens: u64,
+}
+
+impl Standing {
+    /// Whether it can serve a request now, apart from its breaker.
+    pub fn is_able(&self, now: Timestamp) -> bool {
+        now < self.able_until
+    }
+
+    /// Whether it accepts requests now.
+    pub fn takes(&self, now: Timestamp) -> bool {
+        self.is_able(now) && now >= self.open_at
+    }
+
+    /// Whether it may soon count as lost.
+    pub fn is_doubtful(&self, now: Timestamp) -> bool {
+        now >= self.doubtful_at
+    }
+
+    /// Its view now, for a prompt of `prompt_tokens` of which it holds `blocks`.
+    pub fn seen(&self, now: Timestamp, blocks: u32, prompt_tokens: u32) -> WorkerView {
+        let mut view = self.view;
+        // The last prompt token is always computed, because its logits give the first output token.
+        view.hit_tokens = (blocks * view.block_size).min(prompt_tokens.saturating_sub(1));
+        if self.reported_tokens <= self.prefilled_tokens {
+            return view;
+        }
+        let time = now.since(self.reported_at).min(QUEUE_SHRINKS_FOR).as_secs_f64();
+        let processed = (time * f64::from(view.load.prefill_tokens_per_second)) as u64;
+        // The load already lacks what was seen to be processed.
+        let unseen = processed.min(self.reported_tokens).saturating_sub(self.prefilled_tokens);
+        view.load.queued_uncached_tokens = view.load.queued_uncached_tokens.saturating_sub(unseen);
+        view
+    }
+}
+
+/// The standings of all workers, in the order of their ids.
+#[derive(Debug, Default)]
+pub(super) struct Standings(Vec<Standing>);
+
+impl Standings {
+    /// Inserts or replaces a worker's standing.
+    pub fn set(&mut self, standing: Standing) {
+        match self.find(standing.view.id) {
+            Ok(at) => self.0[at] = standing,
+            Err(at) => self.0.insert(at, standing),
+        }
+    }
+
+    /// Removes a worker.
+    pub fn remove(&mut self, id: WorkerId) {
+        if let Ok(at) = self.find(id) {
+            self.0.remove(at);
+        }
+    }
+
+    /// The workers that accept requests. If there are none, those that only their breaker excludes: its pause
+    /// protects requests only as long as there is a better worker.
+    pub fn takers(&self, now: Timestamp) -> impl Iterator<Item = &Standing> + Clone {
+        let any_takes = self.0.iter().any(|standing| standing.takes(now));
+        self.0.iter().filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
+    }
+
+    fn find(&self, id: WorkerId) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&id, |standing| standing.view.id)
+    }
+}

@@ -1,0 +1,355 @@
+//! The grammar of a whole answer, from its first token to its last: reasoning, free text, calls and a final
+//! text of a given form are its regions. It is made of the same markers as the splitter looks for.
+
+use serde_json::{Value, json};
+use skein_grammar::{Refused, Source};
+
+use super::tools::{Choice, Function, ToolUse, ValueKind};
+use super::{Body, Format, Formats, Keyed, Opening};
+use crate::text::control::ControlTokens;
+
+/// White space that a model may write between regions.
+const GAP: &str = "/[ \\t\\r\\n]{1,16}/";
+/// Occurs in no marker.
+const UNUSED_MARK: char = '\u{FDEF}';
+
+/// What the grammar of an answer depends on.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    /// The model's formats.
+    pub formats: Formats,
+    /// Where the prompt leaves the model.
+    pub opening: Opening,
+    /// What may be called.
+    pub tools: &'a ToolUse,
+    /// The arguments of each function as a part of a grammar.
+    pub arguments: &'a [String],
+    /// The form of the final text; `None` = free.
+    pub last: Option<&'a Source>,
+    /// The tokenizer's control tokens.
+    pub control: &'a ControlTokens,
+}
+
+/// Whether calls are held to a grammar: wherever the model must call, may call once only, or functions are
+/// strict.
+pub fn holds_calls(tools: &ToolUse) -> bool {
+    match tools.choice {
+        Choice::None => false,
+        Choice::Auto => !tools.parallel || tools.functions.iter().any(|function| function.strict),
+        Choice::Required | Choice::Named(_) => true,
+    }
+}
+
+impl Answer<'_> {
+    /// The grammar; `None` if nothing about the answer is fixed.
+    ///
+    /// # Errors
+    /// [`Refused`] for what cannot be enforced in this format.
+    pub fn grammar(&self) -> Result<Option<Source>, Refused> {
+        let calls = self.formats.calls.filter(|_| self.tools.is_on() && self.is_about_calls());
+        if calls.is_none() && self.last.is_none() {
+            return Ok(None);
+        }
+        let mut lark = Lark { rules: String::new(), count: 0, control: self.control };
+        let start = if self.formats.harmony {
+            self.channels(&mut lark)
+        } else {
+            let main = self.main(&mut lark, calls)?;
+            format!("{}{main}", self.reasoning(&mut lark))
+        };
+        let text =
+            format!("start: {start}\ngap: {GAP}\nANY: /(?s:.+)/\nFREE: {}\n{}", self.free(&lark), lark.rules);
+        Source::from_text(text).map(Some)
+    }
+
+    fn is_about_calls(&self) -> bool {
+        holds_calls(self.tools) || (self.last.is_some() && self.tools.is_on())
+    }
+
+    /// Free text. It does not begin as reasoning does, because that would be reasoning.
+    fn free(&self, lark: &Lark<'_>) -> String {
+        let open = self.formats.reasoning.map_or("", |reasoning| reasoning.open);
+        if open.is_empty() || self.opening != Opening::Fresh || lark.has_control(open) {
+            return "/(?s:.+)/".to_owned();
+        }
+        format!("/(?s:.+)/ & ~/[ \\t\\r\\n]*{}(?s:.*)/", escaped(open))
+    }
+
+    /// The region before the answer proper.
+    fn reasoning(&self, lark: &mut Lark<'_>) -> String {
+        let Some(reasoning) = self.formats.reasoning else { return String::new() };
+        match self.opening {
+            Opening::Closed => String::new(),
+            Opening::InReasoning => format!("{} gap? ", lark.until("ANY", reasoning.close)),
+            Opening::Fresh => {
+                let open = lark.spelt(reasoning.open);
+                format!("(gap? {open} {} gap?)? ", lark.until("ANY", reasoning.close))
+            }
+        }
+    }
+
+    /// Free text, calls, or the final text.
+    fn main(&self, lark: &mut Lark<'_>, calls: Option<&'static Format>) -> Result<String, Refused> {
+        let last = self.last.map(Source::nested);
+        let Some(format) = calls else { return Ok(last.unwrap_or_default()) };
+        let (first, rest) = self.calls(lark, format)?;
+        let rest = lark.rule(&rest);
+        let whole = format!("{} {rest}", lark.spelt(first));
+        Ok(match (&self.tools.choice, last) {
+            (Choice::Auto, Some(last)) => format!("({whole} | {})", lark.rule(&last)),
+            // Without a marker only its beginning tells a call from text.
+            (Choice::Auto, None) if first.is_empty() => {
+                let bracket = if format.body == Body::Pythonic { "\\[" } else { "{" };
+                lark.rules += &format!("PLAIN: FREE & /(?s:[^\\s{bracket}].*)/\n");
+                format!("({rest} | PLAIN)?")
+            }
+            (Choice::Auto, None) => {
+                let text_and_calls = format!("{} {rest}", lark.until("FREE", first));
+                let text = lark.rule("FREE?");
+                if self.tools.parallel {
+                    format!("({text_and_calls})* {text}")
+                } else {
+                    format!("({text_and_calls} | {text})")
+                }
+            }
+            _ => whole,
+        })
+    }
+
+    /// All calls of an answer: the first marker, and the rest.
+    fn calls(&self, lark: &mut Lark<'_>, format: &'static Format) -> Result<(&'static str, String), Refused> {
+        let mut each = Vec::new();
+        for (at, function) in self.tools.callable() {
+            let arguments = self.arguments.get(at).map_or("%json {}", String::as_str);
+            let body = call(lark, &format.body, function, arguments)?;
+            each.push(lark.rule(&body));
+        }
+        let one = lark.rule(&each.join(" | "));
+        let ends: String = format.ends.iter().map(|end| format!(" {}", lark.spelt(end))).collect();
+        let more = |between: &str, one: &str| {
+            if self.tools.parallel { format!(" ({between} {one})*") } else { String::new() }
+        };
+        let calls = if matches!(format.body, Body::List | Body::Pythonic) {
+            format!("\"[\" {one}{} \"]\"{ends}", more(&quoted(", "), &one))
+        } else {
+            let between = format!("{} {}", lark.spelt(format.between), lark.spelt(format.begin));
+            let one = lark.rule(&format!("{one}{ends}"));
+            format!("{one}{}", more(&between, &one))
+        };
+        // Llama's tag is for other tools; its own calls have none.
+        let is_bare = format.begin.is_empty();
+        if is_bare || format.section_begin.is_empty() {
+            return Ok((format.begin, calls));
+        }
+        let (begin, end) = (lark.spelt(format.begin), lark.spelt(format.section_end));
+        Ok((format.section_begin, format!("{begin} {calls} {end}")))
+    }
+
+    /// GPT-OSS's answer: reasoning and asides, then a call or the final text.
+    fn channels(&self, lark: &mut Lark<'_>) -> String {
+        let channel = |lark: &mut Lark<'_>, name: &str, text: &str| {
+            format!("{} {text}", lark.spelt(&format!("<|channel|>{name}<|message|>")))
+        };
+        let after = lark.spelt("<|end|><|start|>assistant");
+        let aside = channel(lark, "analysis", "ANY?");
+        let aside = lark.rule(&format!("{aside} {after}"));
+        let mut ends = Vec::new();
+        if self.tools.is_on() && self.is_about_calls() {
+            for (at, function) in self.tools.callable() {
+                let arguments = self.arguments.get(at).map_or("%json {}", String::as_str);
+                let header = format!("commentary to=functions.{} <|constrain|>json", function.name);
+                let call = channel(lark, &header, arguments);
+                ends.push(lark.rule(&call));
+            }
+        }
+        if !matches!(self.tools.choice, Choice::Required | Choice::Named(_)) || ends.is_empty() {
+            let last = self.last.map_or_else(|| "ANY?".to_owned(), Source::nested);
+            let last = channel(lark, "final", &last);
+            ends.push(lark.rule(&last));
+        }
+        format!("{aside}* ({})", ends.join(" | "))
+    }
+}
+
+/// One call of `function`, without markers.
+fn call(lark: &mut Lark<'_>, body: &Body, function: &Function, arguments: &str) -> Result<String, Refused> {
+    let name = &function.name;
+    Ok(match body {
+        Body::Envelope { arguments: key, pad } => {
+            let begin = format!("{pad}{{\"name\": \"{name}\", \"{key}\": ");
+            format!("{} {arguments} {}", quoted(&begin), quoted(&format!("}}{pad}")))
+        }
+        Body::List => {
+            let begin = format!("{{\"name\": \"{name}\", \"arguments\": ");
+            format!("{} {arguments} \"}}\"", quoted(&begin))
+        }
+        Body::Named { before, after, numbered } => {
+            let number = if *numbered { " \":\" /[0-9]{1,3}/ " } else { " " };
+            format!("{}{number}{} {arguments}", lark.spelt(&format!("{before}{name}")), lark.spelt(after))
+        }
+        Body::Keyed(keyed) => keyed_call(lark, keyed, function)?,
+        Body::Pythonic => pythonic_call(function),
+        Body::Harmony => String::new(),
+    })
+}
+
+/// A call with each argument between tags: the required ones, and any of the others, in the schema's order.
+fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, function: &Function) -> Result<String, Refused> {
+    let mut parts = vec![lark.spelt(&format!("{}{}{}", tags.name_open, function.name, tags.name_close))];
+    for (key, schema) in function.properties().into_iter().flatten() {
+        let open = lark.spelt(&format!("{}{key}{}{}", tags.key_open, tags.key_close, tags.value_open));
+        let value = keyed_value(lark, tags, function, key, schema)?;
+        let argument = format!("{open} {value}");
+        let mark = if function.requires(key) { "" } else { "?" };
+        parts.push(format!("({argument}){mark}"));
+    }
+    parts.push(lark.spelt(tags.close));
+    Ok(parts.join(" "))
+}
+
+/// A value and the tag that ends it.
+fn keyed_value(
+    lark: &mut Lark<'_>,
+    tags: &Keyed,
+    function: &Function,
+    key: &str,
+    schema: &Value,
+) -> Result<String, Refused> {
+    let end = lark.spelt(tags.value_close);
+    let kind = function.kind(key);
+    if let Some(values) = schema["enum"].as_array().filter(|_| kind == ValueKind::Text) {
+        let values: Vec<String> = values.iter().filter_map(Value::as_str).map(quoted).collect();
+        return Ok(format!("({}) {end}", values.join(" | ")));
+    }
+    if kind != ValueKind::Json {
+        let limits = ["pattern", "format", "minLength", "maxLength", "const"];
+        if let Some(keyword) =
+            limits.iter().find(|limit| schema.get(*limit).is_some()).filter(|_| function.strict)
+        {
+            return Err(Refused::Keyword {
+                pointer: format!("/properties/{}", key.replace('~', "~0").replace('/', "~1")),
+                keyword: (*keyword).to_owned(),
+                reason:
+                    "this model writes strings between tags, where it cannot be enforced; use enum, or leave \
+                         it out"
+                        .to_owned(),
+            });
+        }
+        // The splitter ends a value at its tag, with or without a line break before it.
+        let tag = tags.value_close.trim();
+        let after = tags.value_close.trim_start().trim_start_matches(tag);
+        return Ok(format!("{} {}", lark.until("ANY", tag), lark.spelt(after)));
+    }
+    let mut inner = schema.clone();
+    for definitions in ["$defs", "definitions"] {
+        if let (Some(defined), Value::Object(fields)) = (function.parameters.get(definitions), &mut inner) {
+            fields.insert(definitions.to_owned(), defined.clone());
+        }
+    }
+    let value = Source::json_schema(&inner)
+        .or_else(|refused| if function.strict { Err(refused) } else { Source::json_schema(&json!({})) })?;
+    Ok(format!("{} {end}", value.nested()))
+}
+
+/// `f(a=1, b="x")`: the required arguments in the schema's order, then any of the others.
+fn pythonic_call(function: &Function) -> String {
+    let value = |schema: &Value| {
+        let mut inner = schema.clone();
+        for definitions in ["$defs", "definitions"] {
+            if let (Some(defined), Value::Object(fields)) = (function.parameters.get(definitions), &mut inner)
+            {
+                fields.insert(definitions.to_owned(), defined.clone());
+            }
+        }
+        let any = || Source::json_schema(&json!({}));
+        Source::json_schema(&inner)
+            .or_else(|_| any())
+            .map_or_else(|_| "%json {}".to_owned(), |source| source.nested())
+    };
+    let (mut first, mut text) = (true, quoted(&format!("{}(", function.name)));
+    let properties = function.properties();
+    let (required, others): (Vec<_>, Vec<_>) =
+        properties.into_iter().flatten().partition(|(key, _)| function.requires(key));
+    for (key, schema) in required {
+        let comma = if std::mem::take(&mut first) { "" } else { ", " };
+        text += &format!(" {} {}", quoted(&format!("{comma}{key}=")), value(schema));
+    }
+    if first && !others.is_empty() {
+        // Any one of them may come first.
+        let mut rest = String::new();
+        let mut starts = Vec::new();
+        for (key, schema) in others.iter().rev() {
+            starts.push(format!("{} {}{rest}", quoted(&format!("{key}=")), value(schema)));
+            rest = format!(" ({} {})?{rest}", quoted(&format!(", {key}=")), value(schema));
+        }
+        text += &format!(" ({})?", starts.join(" | "));
+    } else {
+        for (key, schema) in others {
+            text += &format!(" ({} {})?", quoted(&format!(", {key}=")), value(schema));
+        }
+    }
+    text + " \")\""
+}
+
+/// Rules on their way.
+struct Lark<'a> {
+    rules: String,
+    count: usize,
+    control: &'a ControlTokens,
+}
+
+impl Lark<'_> {
+    /// A rule of its own; returns its name.
+    fn rule(&mut self, body: &str) -> String {
+        self.count += 1;
+        let name = format!("r{}", self.count);
+        self.rules += &format!("{name}: {body}\n");
+        name
+    }
+
+    /// `text` as literals and control tokens.
+    fn spelt(&self, text: &str) -> String {
+        let mut parts = Vec::new();
+        let mut from = 0;
+        for (range, token) in self.control.find(text, UNUSED_MARK) {
+            parts.extend(Some(&text[from..range.start]).filter(|part| !part.is_empty()).map(quoted));
+            parts.push(format!("<[{token}]>"));
+            from = range.end;
+        }
+        parts.extend(Some(&text[from..]).filter(|part| !part.is_empty()).map(quoted));
+        parts.join(" ")
+    }
+
+    /// Text of the kind `free` up to `marker`, and the marker.
+    fn until(&mut self, free: &str, marker: &str) -> String {
+        if self.has_control(marker) {
+            // Text has no control tokens, so it ends by itself.
+            let marker = self.spelt(marker);
+            return self.rule(&format!("{free}? {marker}"));
+        }
+        self.count += 1;
+        let name = format!("r{}", self.count);
+        self.rules += &format!("{name}[lazy]: {free}? {}\n", quoted(marker));
+        name
+    }
+
+    fn has_control(&self, text: &str) -> bool {
+        !self.control.find(text, UNUSED_MARK).is_empty()
+    }
+}
+
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// `text` in an expression.
+fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        if "\\.+*?()|[]{}^$/".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}

@@ -1,0 +1,41 @@
+//! Looks for markers in text that arrives in pieces. What it holds back is always the longest end of the text
+//! that may begin a marker, so it does not depend on where the text was cut.
+
+/// The end of the text that may begin a marker.
+#[derive(Debug, Clone, Default)]
+pub struct Scan {
+    held: String,
+}
+
+impl Scan {
+    /// Takes the next character. Gives each character that belongs to no marker to `release`, and returns the
+    /// number of the marker that this character completes.
+    pub fn step(&mut self, c: char, markers: &[&str], mut release: impl FnMut(char)) -> Option<usize> {
+        if self.held.is_empty() && !markers.iter().any(|marker| marker.starts_with(c)) {
+            release(c);
+            return None;
+        }
+        self.held.push(c);
+        while !self.held.is_empty() {
+            if let Some(at) = markers.iter().position(|marker| *marker == self.held) {
+                self.held.clear();
+                return Some(at);
+            }
+            if markers.iter().any(|marker| marker.starts_with(self.held.as_str())) {
+                return None;
+            }
+            release(self.held.remove(0));
+        }
+        None
+    }
+
+    /// Whether nothing is held back.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// What is held back, at the end of the text.
+    pub fn rest(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}

@@ -1,0 +1,308 @@
+//! Every family's grammar, followed by random answers: what ends by itself is split into calls that their
+//! schemas accept.
+
+use std::sync::OnceLock;
+
+use skein_grammar::token_bytes::{TokenBytes, TokenDecoder};
+use skein_grammar::{Library, Source};
+use skein_proto::TokenId;
+
+use super::super::grammar::Answer;
+use super::super::tools::{Choice, ToolUse};
+use super::*;
+use crate::text::control::ControlTokens;
+
+/// Control tokens of the test's vocabulary: those that real tokenizers mark as special.
+const SPECIAL: [&str; 12] = [
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[THINK]",
+    "[/THINK]",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|start|>",
+    "<|end|>",
+    "<|call|>",
+    "<|tool_calls_section_begin|>",
+    "<|python_tag|>",
+];
+
+/// 256 bytes, some words, and the control tokens.
+struct Vocabulary {
+    words: Vec<Vec<u8>>,
+    library: Library,
+    control: ControlTokens,
+}
+
+fn vocabulary() -> &'static Vocabulary {
+    static VOCABULARY: OnceLock<Vocabulary> = OnceLock::new();
+    VOCABULARY.get_or_init(|| {
+        let words = [
+            "{\"name\": \"",
+            "<tool_call>",
+            "</tool_call>",
+            "</think>",
+            "\n</parameter>\n",
+            "\", \"",
+            "e",
+            " ",
+        ];
+        let first_word = 256 + SPECIAL.len();
+        let spelling = |id: TokenId| match id as usize {
+            byte @ 0..256 => Some(format!("<0x{byte:02X}>")),
+            id if id < first_word => Some(SPECIAL[id - 256].to_owned()),
+            id => words.get(id - first_word).map(|word| (*word).to_owned()),
+        };
+        let special = |id: TokenId| (256..first_word).contains(&(id as usize));
+        let decoder = TokenDecoder::from_json(&json!({"type": "ByteFallback"})).unwrap();
+        let size = u32::try_from(first_word + words.len()).unwrap();
+        let bytes = TokenBytes::new(&decoder, size, spelling, special);
+        let library = Library::new(&bytes, size).unwrap();
+        let control = ControlTokens::new(SPECIAL.iter().zip(256..).map(|(text, id)| (*text, id)));
+        Vocabulary { words: (0..size).map(|id| bytes.get(id).to_vec()).collect(), library, control }
+    })
+}
+
+/// A random answer of at most `most` tokens, and whether it ended by itself.
+fn answer(source: &Source, seed: u64, most: usize) -> (String, bool) {
+    let vocabulary = vocabulary();
+    let compiled =
+        vocabulary.library.compile(source).unwrap_or_else(|error| panic!("{error}\n{}", source.text()));
+    let mut matcher = compiled.matcher();
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut below = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    let mut text = Vec::new();
+    for step in 0..most {
+        let next = matcher.next_tokens().unwrap_or_else(|stuck| panic!("{stuck}\n{}", source.text()));
+        if next.mask.is_empty() || (next.may_end && below(3) == 0) {
+            assert!(next.may_end);
+            return (String::from_utf8(text).unwrap(), true);
+        }
+        let all: Vec<TokenId> = next.mask.tokens().collect();
+        // Random letters seldom close anything: control tokens, quotes and brackets are drawn more often.
+        let closes = |token: &&TokenId| {
+            let word = &vocabulary.words[**token as usize];
+            **token >= 256 || matches!(word.as_slice(), [b'"' | b'}' | b']' | b')' | b'<'])
+        };
+        let closing: Vec<TokenId> = all.iter().filter(closes).copied().collect();
+        let from = if closing.is_empty() || (below(4) != 0 && step < most / 2) { &all } else { &closing };
+        let token = from[below(from.len())];
+        text.extend_from_slice(&vocabulary.words[token as usize]);
+        matcher.advance(token).unwrap();
+    }
+    (String::from_utf8_lossy(&text).into_owned(), false)
+}
+
+fn tools(choice: Choice, parallel: bool) -> ToolUse {
+    let strict = |name: &str, parameters: Value| Function::new(name.to_owned(), Some(parameters), true);
+    let weather = json!({"type": "object", "properties": {
+        "city": {"enum": ["Rome", "Zürich"]}, "days": {"$ref": "#/$defs/days"}, "note": {"type": "string"}},
+        "required": ["city"], "additionalProperties": false, "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}});
+    let functions = [strict("get_weather", weather), Function::new("now".to_owned(), None, true)];
+    ToolUse { functions: Arc::new(functions), choice, parallel }
+}
+
+struct Asked {
+    formats: Formats,
+    opening: Opening,
+    tools: ToolUse,
+    last: Option<Source>,
+}
+
+impl Asked {
+    fn new(parser: &str, reasoning: Option<&str>, opening: Opening, tools: ToolUse) -> Self {
+        Self {
+            formats: Formats::default().with(Some(parser), reasoning).unwrap(),
+            opening,
+            tools,
+            last: None,
+        }
+    }
+
+    fn source(&self) -> Source {
+        let arguments: Vec<String> = self
+            .tools
+            .functions
+            .iter()
+            .map(|function| Source::json_schema(&function.parameters).unwrap().nested())
+            .collect();
+        let answer = Answer {
+            formats: self.formats,
+            opening: self.opening,
+            tools: &self.tools,
+            arguments: &arguments,
+            last: self.last.as_ref(),
+            control: &vocabulary().control,
+        };
+        answer.grammar().unwrap().expect("something is fixed")
+    }
+
+    fn parts(&self, text: &str) -> Parts {
+        let Formats { calls, reasoning, harmony } = self.formats;
+        let calls = calls.filter(|_| self.tools.is_on());
+        let functions = self.tools.functions.clone();
+        whole(&Arc::new(Plan { calls, reasoning, opening: self.opening, harmony, functions }), text)
+    }
+
+    /// Follows the grammar with many seeds; returns the answers that ended by themselves.
+    fn ended(&self, seeds: u64) -> Vec<(String, Parts)> {
+        let source = self.source();
+        let mut ended = Vec::new();
+        for seed in 0..seeds {
+            let (text, by_itself) = answer(&source, seed, 600);
+            if by_itself {
+                let parts = self.parts(&text);
+                self.check_calls(&parts, &format!("seed {seed}: {text}"));
+                ended.push((text, parts));
+            }
+        }
+        assert!(
+            ended.len() as u64 * 4 > seeds,
+            "only {} of {seeds} ended by themselves\n{}",
+            ended.len(),
+            source.text()
+        );
+        ended
+    }
+
+    fn check_calls(&self, parts: &Parts, told: &str) {
+        for (name, arguments) in &parts.calls {
+            let function = self.tools.functions.iter().find(|function| function.name == *name).expect(told);
+            let value: Value =
+                serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {told}"));
+            for key in value.as_object().expect(told).keys() {
+                assert!(function.properties().unwrap().contains_key(key), "{told}");
+            }
+            if name == "get_weather" {
+                assert!(["Rome", "Zürich"].contains(&value["city"].as_str().expect(told)), "{told}");
+                assert!(
+                    value["days"].is_null() || (1..=9).contains(&value["days"].as_i64().expect(told)),
+                    "{told}"
+                );
+                assert!(value["note"].is_null() || value["note"].is_string(), "{told}");
+            }
+        }
+        assert_eq!(parts.ended.len(), parts.calls.len(), "{told}");
+    }
+}
+
+fn parsers() -> impl Iterator<Item = &'static str> {
+    FORMATS.iter().map(|format| format.names[0])
+}
+
+#[test]
+fn required_answers_are_calls_in_every_family() {
+    for parser in parsers() {
+        let asked = Asked::new(parser, None, Opening::Fresh, tools(Choice::Required, true));
+        let ended = asked.ended(40);
+        for (text, parts) in &ended {
+            assert!(!parts.calls.is_empty() && parts.content.is_empty(), "{parser}: {text}");
+        }
+        let has_both =
+            |name: &str| ended.iter().any(|(_, parts)| parts.calls.iter().any(|(called, _)| called == name));
+        assert!(has_both("now") && has_both("get_weather"), "{parser}");
+        // GPT-OSS ends a message with a call.
+        let several = ended.iter().any(|(_, parts)| parts.calls.len() > 1);
+        assert!(several || parser == "openai", "{parser}");
+    }
+}
+
+#[test]
+fn a_named_function_is_called_once_if_calls_are_not_parallel() {
+    for parser in parsers() {
+        let choice = Choice::Named("now".to_owned());
+        let asked = Asked::new(parser, None, Opening::Fresh, tools(choice, false));
+        for (text, parts) in asked.ended(12) {
+            assert_eq!(parts.calls, [("now".to_owned(), parts.calls[0].1.clone())], "{parser}: {text}");
+        }
+    }
+}
+
+#[test]
+fn strict_functions_are_held_to_their_schema_where_the_model_is_free() {
+    for parser in parsers() {
+        let asked = Asked::new(parser, None, Opening::Fresh, tools(Choice::Auto, true));
+        let ended = asked.ended(40);
+        assert!(ended.iter().any(|(_, parts)| parts.calls.is_empty()), "{parser}");
+    }
+}
+
+#[test]
+fn reasoning_comes_before_calls_and_before_a_form() {
+    for (parser, reasoning) in [("hermes", "qwen3"), ("mistral_v11", "mistral"), ("glm45", "glm45")] {
+        for opening in [Opening::InReasoning, Opening::Fresh, Opening::Closed] {
+            let asked = Asked::new(parser, Some(reasoning), opening, tools(Choice::Required, true));
+            let ended = asked.ended(24);
+            let thought = ended.iter().filter(|(_, parts)| !parts.reasoning.is_empty()).count();
+            assert_eq!(thought > 0, opening != Opening::Closed, "{parser} {opening:?}");
+            assert!(ended.iter().all(|(_, parts)| !parts.calls.is_empty()), "{parser} {opening:?}");
+        }
+        for last in [
+            Source::json_schema(
+                &json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false}),
+            ),
+            Source::grammar("start: \"{\\\"a\\\": \" word \"}\"\nword: \"true\" | \"false\""),
+        ] {
+            let nothing = ToolUse::default();
+            let asked = Asked {
+                last: Some(last.unwrap()),
+                ..Asked::new(parser, Some(reasoning), Opening::InReasoning, nothing)
+            };
+            for (text, parts) in asked.ended(12) {
+                let value: Value =
+                    serde_json::from_str(&parts.content).unwrap_or_else(|error| panic!("{error}: {text}"));
+                assert!(value["a"].is_boolean(), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_free_model_calls_or_answers_in_the_form() {
+    let last = Source::choice(&["yes", "no"]).unwrap();
+    for parser in ["hermes", "mistral", "openai", "llama3_json"] {
+        let asked = Asked {
+            last: Some(last.clone()),
+            ..Asked::new(parser, None, Opening::Fresh, tools(Choice::Auto, true))
+        };
+        let ended = asked.ended(40);
+        for (text, parts) in &ended {
+            assert_eq!(
+                parts.calls.is_empty(),
+                ["yes", "no"].contains(&parts.content.as_str()),
+                "{parser}: {text}"
+            );
+        }
+        assert!(ended.iter().any(|(_, parts)| parts.calls.is_empty()), "{parser}");
+        assert!(ended.iter().any(|(_, parts)| !parts.calls.is_empty()), "{parser}");
+    }
+}
+
+#[test]
+fn limits_that_tags_cannot_enforce_are_refused_by_name() {
+    let parameters = json!({"type": "object", "properties": {"a/b": {"type": "string", "maxLength": 3}}});
+    let refused = |strict: bool| {
+        let functions = Arc::new([Function::new("f".to_owned(), Some(parameters.clone()), strict)]);
+        let asked = Asked::new(
+            "qwen3_coder",
+            None,
+            Opening::Fresh,
+            ToolUse { functions, choice: Choice::Required, parallel: true },
+        );
+        let answer = Answer {
+            formats: asked.formats,
+            opening: asked.opening,
+            tools: &asked.tools,
+            arguments: &["%json {}".to_owned()],
+            last: None,
+            control: &vocabulary().control,
+        };
+        answer.grammar().err().map(|refused| refused.to_string())
+    };
+    assert!(refused(true).unwrap().starts_with("the schema has `maxLength` at \"/properties/a~1b\""));
+    assert_eq!(refused(false), None);
+}

@@ -1,0 +1,400 @@
+//! Every family's answers, taken apart whole and in random pieces; and what is no call.
+
+mod goldens;
+mod grammars;
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::table::FORMATS;
+use super::tools::Function;
+use super::{Formats, Opening, Piece, Plan, Splitter};
+
+/// An answer taken apart.
+#[derive(Debug, Default, PartialEq)]
+struct Parts {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String)>,
+    ended: Vec<u32>,
+}
+
+impl Parts {
+    fn add(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => self.content += &text,
+                Piece::Reasoning(text) => self.reasoning += &text,
+                Piece::Call { index, name } => {
+                    assert_eq!(index as usize, self.calls.len());
+                    self.calls.push((name, String::new()));
+                }
+                Piece::Arguments { index, json } => {
+                    assert_eq!(index as usize + 1, self.calls.len());
+                    self.calls.last_mut().unwrap().1 += &json;
+                }
+                Piece::CallEnd { index } => self.ended.push(index),
+            }
+        }
+    }
+}
+
+fn functions() -> Arc<[Function]> {
+    let function = |name: &str, parameters: Value| Function::new(name.to_owned(), Some(parameters), false);
+    let weather = json!({"type": "object", "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "why": {"type": ["string", "null"]},
+        "tags": {"type": "array", "items": {"type": "string"}}}, "required": ["city"]});
+    Arc::new([
+        function("get_weather", weather),
+        Function::new("now".to_owned(), None, false),
+        function(
+            "add",
+            json!({"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}),
+        ),
+    ])
+}
+
+fn plan(parser: &str, reasoning: Option<&str>, opening: Opening) -> Arc<Plan> {
+    let formats = Formats::default().with(Some(parser).filter(|name| !name.is_empty()), reasoning).unwrap();
+    let Formats { calls, reasoning, harmony } = formats;
+    Arc::new(Plan { calls, reasoning, opening, harmony, functions: functions() })
+}
+
+fn whole(plan: &Arc<Plan>, text: &str) -> Parts {
+    let (mut splitter, mut parts) = (Splitter::new(plan.clone()), Parts::default());
+    parts.add(splitter.push(text));
+    parts.add(splitter.finish());
+    parts
+}
+
+/// The state after each prefix, as text: what a splitter has given out by then.
+fn given(plan: &Arc<Plan>, text: &str, cuts: &[usize]) -> Vec<String> {
+    let (mut splitter, mut parts) = (Splitter::new(plan.clone()), Parts::default());
+    let mut from = 0;
+    let mut states = Vec::new();
+    for at in cuts.iter().copied().chain([text.len()]) {
+        parts.add(splitter.push(&text[from..at]));
+        from = at;
+        states.push(format!("{parts:?}"));
+    }
+    parts.add(splitter.finish());
+    states.push(format!("{parts:?}"));
+    states
+}
+
+fn check(parser: &str, text: &str, content: &str, calls: &[(&str, Value)]) {
+    let parts = whole(&plan(parser, None, Opening::Fresh), text);
+    let told: Vec<(&str, Value)> = parts
+        .calls
+        .iter()
+        .map(|(name, arguments)| {
+            (name.as_str(), serde_json::from_str(arguments).unwrap_or_else(|_| arguments.as_str().into()))
+        })
+        .collect();
+    assert_eq!((parts.content.as_str(), told.as_slice()), (content, calls), "{parser}: {text}");
+    assert_eq!(parts.ended, (0..calls.len() as u32).collect::<Vec<_>>(), "{parser}: {text}");
+}
+
+/// Two calls in each family's own writing, after a word where the family allows one.
+const TWO_CALLS: [(&str, &str, &str); 13] = [
+    ("lfm2", "Well.<|tool_call_start|>[get_weather(city='Zürich', days=2), now()]<|tool_call_end|>", "Well."),
+    (
+        "hermes",
+        "Well.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
+        "Well.",
+    ),
+    (
+        "qwen3_coder",
+        "Well.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "Well.",
+    ),
+    (
+        "llama3_json",
+        "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Zürich\", \"days\": 2}}; {\"name\": \"now\", \"parameters\": {}}",
+        "",
+    ),
+    ("pythonic", "[get_weather(city=\"Zürich\", days=2), now()]", ""),
+    (
+        "mistral",
+        "Well.[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}, {\"name\": \"now\", \"arguments\": {}}]",
+        "Well.",
+    ),
+    (
+        "mistral_v11",
+        "Well.[TOOL_CALLS]get_weather[ARGS]{\"city\": \"Zürich\", \"days\": 2}[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}",
+        "Well.",
+    ),
+    (
+        "deepseek_v3",
+        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{\"city\": \"Zürich\", \"days\": 2}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Well.",
+    ),
+    (
+        "deepseek_v31",
+        "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Zürich\", \"days\": 2}<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Well.",
+    ),
+    (
+        "kimi_k2",
+        "Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Zürich\", \"days\": 2}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        "Well.",
+    ),
+    (
+        "phi4_mini_json",
+        "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"days\": 2}}, {\"name\": \"now\", \"arguments\": {}}]<|/tool_call|>",
+        "",
+    ),
+    (
+        "glm45",
+        "Well.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        "Well.",
+    ),
+    (
+        "openai",
+        "<|channel|>commentary<|message|>Well.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Zürich\", \"days\": 2}<|call|><|start|>assistant to=functions.now<|channel|>commentary<|message|>{}<|call|>",
+        "Well.",
+    ),
+];
+
+#[test]
+fn every_family_writes_two_calls() {
+    for (parser, text, content) in TWO_CALLS {
+        check(
+            parser,
+            text,
+            content,
+            &[("get_weather", json!({"city": "Zürich", "days": 2})), ("now", json!({}))],
+        );
+    }
+}
+
+#[test]
+fn every_format_is_in_the_tests() {
+    for format in FORMATS {
+        let is_tested = TWO_CALLS.iter().any(|(parser, ..)| format.names.contains(parser));
+        assert!(is_tested || format.names == ["granite"], "{:?}", format.names);
+    }
+}
+
+#[test]
+fn what_does_not_parse_is_content() {
+    for (parser, text) in [
+        ("hermes", "<tool_call>\nno\n</tool_call>"),
+        ("hermes", "<tool_call>\n{\"name\": 5}\n</tool_call> and on"),
+        ("hermes", "<tool_call>\n{\"arguments\": {}}\n</tool_call>"),
+        ("hermes", "a <tool_cal b <tool_call"),
+        ("hermes", "  two spaces, and more at the end \n\n"),
+        ("llama3_json", "{\"answer\": 1}"),
+        ("llama3_json", "{\"name\": \"Ann\", \"parameters\": {}}"),
+        ("llama3_json", "It is {\"name\": \"now\", \"parameters\": {}}"),
+        ("pythonic", "[1, 2, 3]"),
+        ("pythonic", "[now(1)]"),
+        ("pythonic", "[other()]"),
+        ("mistral", "[TOOL_CALLS]{}"),
+        ("mistral", "[TOOL_CALLS][]"),
+        ("mistral_v11", "[TOOL_CALLS]not a name[ARGS]{}"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜>nothing"),
+        ("qwen3_coder", "<tool_call>\n<func>x"),
+        ("glm45", "<tool_call>?"),
+        ("openai", "plain words, <|no channel|>"),
+    ] {
+        check(parser, text, text, &[]);
+    }
+}
+
+/// vLLM #47901: a call without arguments swallowed the next one.
+#[test]
+fn an_empty_argument_call_before_another() {
+    for (parser, text) in [
+        (
+            "hermes",
+            "<tool_call>\n{\"name\": \"now\"}\n</tool_call>\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ] {
+        check(parser, text, "", &[("now", json!({})), ("add", json!({"a": 1}))]);
+    }
+}
+
+/// vLLM #37937: `max_tokens` inside a call.
+#[test]
+fn a_call_cut_by_max_tokens_keeps_what_came() {
+    let text = TWO_CALLS[1].1;
+    let at = text.find("days").unwrap();
+    let parts = whole(&plan("hermes", None, Opening::Fresh), &text[..at]);
+    assert_eq!(parts.calls, [("get_weather".to_owned(), "{\"city\": \"Zürich\", \"".to_owned())]);
+    assert_eq!((parts.ended, parts.content.as_str()), (vec![], "Well."));
+}
+
+#[test]
+fn keys_may_come_in_any_order_and_arguments_as_text() {
+    let call = |text: &str| format!("<tool_call>{text}</tool_call>");
+    let expected = [("add", json!({"a": [1, "}"], "b": "\\\""}))];
+    for text in [
+        r#"{"arguments": {"a": [1, "}"], "b": "\\\""}, "name": "add"}"#,
+        r#"{"id": {"x": [1]}, "name":"add","arguments":{"a": [1, "}"], "b": "\\\""},"n":1}"#,
+        r#"{"name": "add", "arguments": "{\"a\": [1, \"}\"], \"b\": \"\\\\\\\"\"}"}"#,
+    ] {
+        check("hermes", &call(text), "", &expected);
+    }
+}
+
+#[test]
+fn llamas_name_the_kind_of_a_call() {
+    let text = "<|python_tag|>{\"type\": \"function\", \"name\": \"now\", \"parameters\": {}}";
+    check("llama3_json", text, "", &[("now", json!({}))]);
+}
+
+#[test]
+fn values_between_tags_are_typed_by_the_schema() {
+    let text = "<tool_call>\n<function=get_weather>\n<parameter=city>\n5 < 6 \"q\" \\ \n\n</parameter>\n<parameter=days>\n5\n</parameter>\n<parameter=why>null</parameter>\n<parameter=tags>\n[\"a\", \"b\"]\n</parameter>\n<parameter=other>\n7\n</parameter>\n</function>\n</tool_call>";
+    let arguments =
+        json!({"city": "5 < 6 \"q\" \\ \n", "days": 5, "why": null, "tags": ["a", "b"], "other": "7"});
+    check("qwen3_coder", text, "", &[("get_weather", arguments)]);
+}
+
+#[test]
+fn python_literals_become_json() {
+    let text = "[add(a=-1.5e3, b={'k': [True, None, (1, 2)], \"s\": 'it\\'s'}),now( )]";
+    check(
+        "pythonic",
+        text,
+        "",
+        &[("add", json!({"a": -1500.0, "b": {"k": [true, null, [1, 2]], "s": "it's"}})), ("now", json!({}))],
+    );
+}
+
+#[test]
+fn reasoning_is_told_apart() {
+    let check = |parser: &str,
+                 reasoning: &str,
+                 opening: Opening,
+                 text: &str,
+                 expected: (&str, &str, usize)| {
+        let parts = whole(&plan(parser, Some(reasoning), opening), text);
+        assert_eq!((parts.reasoning.as_str(), parts.content.as_str(), parts.calls.len()), expected, "{text}");
+    };
+    let thought = "<think>\nHm, a <b>.\n</think>\n\nYes. ";
+    check("", "qwen3", Opening::Fresh, thought, ("Hm, a <b>.", "Yes. ", 0));
+    check("", "qwen3", Opening::InReasoning, "Hm\n</think>\n\nYes", ("Hm", "Yes", 0));
+    // Dynamo #8636: thinking switched off by the prompt, and the whole answer was called reasoning.
+    check("", "qwen3", Opening::Closed, "Yes, no thought.", ("", "Yes, no thought.", 0));
+    check("", "qwen3", Opening::Fresh, "Yes, no thought.", ("", "Yes, no thought.", 0));
+    check("", "qwen3", Opening::Fresh, "Yes <think>x</think>", ("", "Yes <think>x</think>", 0));
+    check("", "qwen3", Opening::Fresh, "<think>cut", ("cut", "", 0));
+    check("", "mistral", Opening::Fresh, "[THINK]Hm[/THINK]Yes", ("Hm", "Yes", 0));
+    let call = "<think>I <tool_call> it</think>\n\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    check("hermes", "qwen3", Opening::Fresh, call, ("I <tool_call> it", "", 1));
+    check(
+        "llama3_json",
+        "qwen3",
+        Opening::InReasoning,
+        "x</think>\n{\"name\": \"now\", \"parameters\": {}}",
+        ("x", "", 1),
+    );
+    let harmony = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Yes";
+    check("openai", "qwen3", Opening::Fresh, harmony, ("Hm", "Yes", 0));
+}
+
+#[test]
+fn templates_tell_the_formats() {
+    let name = |source: &str| Formats::of_template(source).calls.map(|format| format.names[0]);
+    assert_eq!(name("'<tool_call>\\n{\"name\": \"'"), Some("hermes"));
+    assert_eq!(name("<tool_call> <function= <parameter="), Some("qwen3_coder"));
+    assert_eq!(name("[TOOL_CALLS]"), Some("mistral"));
+    assert_eq!(name("[TOOL_CALLS] [ARGS]"), Some("mistral_v11"));
+    assert_eq!(name("<|python_tag|>"), Some("llama3_json"));
+    assert_eq!(name("hello"), None);
+    assert!(Formats::of_template("{% if x %}</think>{% endif %}").reasoning.is_some());
+    let unknown = Formats::default().with(Some("best"), None).unwrap_err().to_string();
+    assert!(unknown.starts_with("`best` is none of hermes, "), "{unknown}");
+    let newer = Formats::of_template("[TOOL_CALLS] [ARGS]").with(Some("mistral"), None).unwrap();
+    assert_eq!(newer.calls.unwrap().names, ["mistral_v11"]);
+}
+
+/// Time is linear: a text twice as long takes at most some more than twice the steps. Counted in time, with
+/// room for a busy machine, on texts that make a splitter hold much back.
+#[test]
+fn long_answers_are_split_in_linear_time() {
+    for unit in ["<tool_call>", "<tool_call>{\"name\": \"x", " ", "<", "{\"a\":", "[TOOL_CALLS][", "<think>"]
+    {
+        for parser in ["hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder"] {
+            let text = unit.repeat(200_000 / unit.len());
+            let started = skein_node::clock::now();
+            whole(&plan(parser, Some("qwen3"), Opening::Fresh), &text);
+            assert!(
+                skein_node::clock::now().since(started).as_secs() < 20,
+                "{parser} {unit:?}: {:?}",
+                skein_node::clock::now().since(started)
+            );
+        }
+    }
+}
+
+/// Pieces that stress every boundary of every format.
+fn scraps() -> impl Strategy<Value = String> {
+    let mut scraps: Vec<String> = [
+        "<think>",
+        "</think>",
+        "[THINK]",
+        " ",
+        "\n",
+        "x",
+        "é",
+        "\"",
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "<",
+        "1",
+        "(",
+        ")",
+        "name",
+        "arguments",
+        "now",
+        "get_weather",
+        "city=",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    for format in FORMATS {
+        let formats = Formats { calls: Some(format), ..Formats::default() };
+        scraps.extend(formats.markers().into_iter().map(str::to_owned));
+    }
+    scraps.extend(TWO_CALLS.iter().map(|(_, text, _)| (*text).to_owned()));
+    prop::collection::vec(prop::sample::select(scraps), 0..12).prop_map(|scraps| scraps.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #[test]
+    fn any_cuts_give_one_result(text in scraps(), format in 0..FORMATS.len(), opening in 0_usize..3, seeds in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
+        let opening = [Opening::Fresh, Opening::InReasoning, Opening::Closed][opening];
+        let reasoning = if format % 2 == 0 { "qwen3" } else { "mistral" };
+        let plan = plan(FORMATS[format].names[0], Some(reasoning), opening);
+        let bounds: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        let mut cuts: Vec<usize> = if bounds.is_empty() { Vec::new() } else { seeds.iter().map(|seed| bounds[seed.index(bounds.len())]).collect() };
+        cuts.sort_unstable();
+        // What has come out by each cut is what comes out of the text up to there, cut everywhere.
+        let (some, all) = (given(&plan, &text, &cuts), given(&plan, &text, &bounds));
+        for (cut, state) in cuts.iter().zip(&some) {
+            let at = bounds.binary_search(cut).unwrap();
+            prop_assert_eq!(state, &all[at]);
+        }
+        prop_assert_eq!(some.last(), all.last());
+        // Nothing is lost where nothing was a call or a thought.
+        let parts = whole(&plan, &text);
+        if parts.calls.is_empty() && !plan.harmony && !text.contains("think") && !text.contains("THINK") && opening == Opening::Fresh {
+            prop_assert_eq!(parts.content, text);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What a request offers the model to call.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+/// Most functions of a request.
+pub const MAX_FUNCTIONS: usize = 512;
+/// Longest description of all functions together, bytes of JSON.
+pub const MAX_BYTES: usize = 256 * 1024;
+
+/// A function.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Function {
+    /// Its name: letters, digits, `_`, `-` and `.`.
+    pub name: String,
+    /// JSON schema of its arguments, an object's.
+    pub parameters: Value,
+    /// Whether its arguments must follow the schema even where the model is free to call.
+    pub strict: bool,
+}
+
+/// Whether and what the model is to call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// As it likes.
+    Auto,
+    /// Nothing.
+    None,
+    /// At least one function.
+    Required,
+    /// This function.
+    Named(String),
+}
+
+/// The tools of a request.
+#[derive(Debug, Clone)]
+pub struct ToolUse {
+    /// What may be called.
+    pub functions: Arc<[Function]>,
+    /// Whether it is to be called.
+    pub choice: Choice,
+    /// Whether an answer may have several calls.
+    pub parallel: bool,
+}
+
+impl Default for ToolUse {
+    fn default() -> Self {
+        Self { functions: Arc::new([]), choice: Choice::None, parallel: true }
+    }
+}
+
+impl ToolUse {
+    /// Whether answers may contain calls.
+    pub fn is_on(&self) -> bool {
+        !self.functions.is_empty() && self.choice != Choice::None
+    }
+
+    /// The functions that may be called.
+    pub fn callable(&self) -> impl Iterator<Item = (usize, &Function)> {
+        let named = match &self.choice {
+            Choice::Named(name) => Some(name),
+            _ => None,
+        };
+        let all = self.functions.iter().enumerate();
+        all.filter(move |(_, function)| named.is_none_or(|name| *name == function.name))
+    }
+}
+
+/// How the text of an argument becomes JSON.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueKind {
+    /// It is a string.
+    Text,
+    /// It is a string, or `null`.
+    TextOrNull,
+    /// It is JSON; a string if it is not.
+    Json,
+}
+
+impl ValueKind {
+    /// The JSON of `text`.
+    pub fn json(self, text: &str) -> String {
+        let text_alone = text.trim();
+        match (self, text_alone) {
+            (Self::TextOrNull | Self::Json, "null" | "None") => "null".to_owned(),
+            (Self::Json, "True") => "true".to_owned(),
+            (Self::Json, "False") => "false".to_owned(),
+            (Self::Json, json) if serde_json::from_str::<serde::de::IgnoredAny>(json).is_ok() => {
+                json.to_owned()
+            }
+            _ => Value::from(text).to_string(),
+        }
+    }
+}
+
+impl Function {
+    /// The function `name` whose arguments are as `parameters` say; without them it has none.
+    pub fn new(name: String, parameters: Option<Value>, strict: bool) -> Self {
+        let nothing = || json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let mut parameters = parameters.unwrap_or_else(nothing);
+        if let Value::Object(fields) = &mut parameters {
+            let says_what = ["type", "$ref", "anyOf", "oneOf", "allOf", "const", "enum"];
+            if !says_what.iter().any(|keyword| fields.contains_key(*keyword)) {
+                fields.insert("type".to_owned(), "object".into());
+            }
+        }
+        Self { name, parameters, strict }
+    }
+
+    /// The arguments with their schemas, in the schema's order.
+    pub fn properties(&self) -> Option<&Map<String, Value>> {
+        self.parameters["properties"].as_object()
+    }
+
+    /// Whether an argument has to be there.
+    pub fn requires(&self, key: &str) -> bool {
+        let required = self.parameters["required"].as_array();
+        required.into_iter().flatten().any(|required| required == key)
+    }
+
+    /// How the text of the argument `key` is to be read.
+    pub fn kind(&self, key: &str) -> ValueKind {
+        match self.properties().and_then(|properties| properties.get(key)) {
+            Some(schema) => self.kind_of(schema, 0),
+            None => ValueKind::Text,
+        }
+    }
+
+    fn kind_of(&self, schema: &Value, depth: usize) -> ValueKind {
+        let target = |reference: &str| self.parameters.pointer(reference.strip_prefix('#')?);
+        if let Some(target) = schema["$ref"].as_str().and_then(target).filter(|_| depth < 8) {
+            return self.kind_of(target, depth + 1);
+        }
+        let branches = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array());
+        if let Some(branches) = branches.filter(|_| depth < 8) {
+            let is_null = |branch: &&Value| branch["type"] == "null";
+            let mut kinds = branches.iter().filter(|branch| !is_null(branch));
+            let all_text = kinds.all(|branch| self.kind_of(branch, depth + 1) != ValueKind::Json);
+            return match (all_text, branches.iter().any(|branch| is_null(&branch))) {
+                (false, _) => ValueKind::Json,
+                (true, true) => ValueKind::TextOrNull,
+                (true, false) => ValueKind::Text,
+            };
+        }
+        let values = schema["enum"].as_array().map(Vec::as_slice);
+        match &schema["type"] {
+            Value::String(name) if name == "string" => ValueKind::Text,
+            Value::Array(names) if names.iter().all(|name| name == "string" || name == "null") => {
+                ValueKind::TextOrNull
+            }
+            Value::Null if values.is_some_and(|values| values.iter().all(Value::is_string)) => {
+                ValueKind::Text
+            }
+            Value::Null if schema["const"].is_string() => ValueKind::Text,
+            _ => ValueKind::Json,
+        }
+    }
+}

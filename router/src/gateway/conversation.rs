@@ -1,0 +1,101 @@
+//! A conversation as chat templates know it, put together from the items or blocks of other APIs: system
+//! texts become one first message, calls and reasoning join the assistant's message that they belong to.
+
+use serde_json::{Map, Value, json};
+
+use crate::request::Prompt;
+
+/// The messages so far.
+#[derive(Debug, Default)]
+pub struct Conversation {
+    system: Vec<String>,
+    messages: Vec<Map<String, Value>>,
+}
+
+impl Conversation {
+    /// Adds a system text. One that comes after the beginning stays where it is.
+    pub fn system(&mut self, text: &str) {
+        if self.messages.is_empty() {
+            self.system.push(text.to_owned());
+        } else {
+            self.says("system", text.into());
+        }
+    }
+
+    /// Adds a message; `content` is text or a list of parts.
+    pub fn says(&mut self, role: &str, content: Value) {
+        let message = [("role".to_owned(), Value::from(role)), ("content".to_owned(), content)];
+        self.messages.push(Map::from_iter(message));
+    }
+
+    /// Adds a text of the assistant.
+    pub fn assistant_says(&mut self, text: &str) {
+        let message = self.assistant(|message| !message.contains_key("tool_calls"));
+        append(message, "content", text);
+    }
+
+    /// Adds reasoning, which comes before a text or call.
+    pub fn reasons(&mut self, text: &str) {
+        let message =
+            self.assistant(|message| message["content"] == "" && !message.contains_key("tool_calls"));
+        append(message, "reasoning_content", text);
+    }
+
+    /// Adds a call with its arguments as JSON.
+    pub fn calls(&mut self, id: &str, name: &str, arguments: &str) {
+        let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let message = self.assistant(|_| true);
+        match message.get_mut("tool_calls") {
+            Some(Value::Array(calls)) => calls.push(call),
+            _ => {
+                message.insert("tool_calls".to_owned(), json!([call]));
+            }
+        }
+    }
+
+    /// Adds the result of a call. Some templates want the function's name with it.
+    pub fn result(&mut self, id: &str, text: &str) {
+        let calls = self.messages.iter().rev().filter_map(|message| message.get("tool_calls")?.as_array());
+        let name = calls.flatten().find(|call| call["id"] == id).map(|call| call["function"]["name"].clone());
+        self.says("tool", text.into());
+        if let Some(message) = self.messages.last_mut() {
+            message.insert("tool_call_id".to_owned(), id.into());
+            message.extend(name.map(|name| ("name".to_owned(), name)));
+        }
+    }
+
+    /// The latest message if it is the assistant's and `fits`, else a new one.
+    fn assistant(&mut self, fits: impl Fn(&Map<String, Value>) -> bool) -> &mut Map<String, Value> {
+        let is_open =
+            self.messages.last().is_some_and(|message| message["role"] == "assistant" && fits(message));
+        if !is_open {
+            self.says("assistant", "".into());
+        }
+        let last = self.messages.len() - 1;
+        &mut self.messages[last]
+    }
+
+    /// The prompt, with more variables for the template.
+    pub fn prompt(self, template_kwargs: Map<String, Value>) -> Prompt {
+        let system = self.system.join("\n\n");
+        let system = (!system.is_empty()).then(|| json!({"role": "system", "content": system}));
+        let messages = system.into_iter().chain(self.messages.into_iter().map(Value::Object));
+        Prompt::Chat {
+            messages: messages.collect(),
+            add_generation_prompt: true,
+            continue_final_message: false,
+            template_kwargs,
+        }
+    }
+}
+
+fn append(message: &mut Map<String, Value>, name: &str, text: &str) {
+    match message.get_mut(name) {
+        Some(Value::String(all)) if all.is_empty() => all.push_str(text),
+        Some(Value::String(all)) => *all = format!("{all}\n{text}"),
+        _ => {
+            message.insert(name.to_owned(), text.into());
+        }
+    }
+}

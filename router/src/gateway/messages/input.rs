@@ -1,0 +1,260 @@
+//! A request of the Messages API as a draft.
+
+use http::{HeaderMap, HeaderValue};
+use serde_json::{Map, Value, json};
+
+use crate::config::RouterConfig;
+use crate::formats::tools::{Choice, Function};
+use crate::gateway::conversation::Conversation;
+use crate::gateway::fields::{Fields, wrong};
+use crate::gateway::known_fields::take_unserved;
+use crate::gateway::sampling_fields;
+use crate::gateway::tool_fields::{function_of, not_a_function, offered};
+use crate::refusal::Refusal;
+use crate::request::Draft;
+
+/// What a request asks for.
+pub struct Asked {
+    /// The request itself.
+    pub draft: Draft,
+    /// Whether to stream the answer.
+    pub stream: bool,
+    /// Whether the answer shows its reasoning.
+    pub thinks: bool,
+    /// Fields that were ignored.
+    pub ignored: Option<HeaderValue>,
+}
+
+impl Asked {
+    /// Reads the fields of a body; `only_counted` is that of count_tokens.
+    ///
+    /// # Errors
+    /// All faults of the body in one refusal.
+    pub fn parse(
+        mut fields: Fields,
+        headers: &HeaderMap,
+        id: &str,
+        config: &RouterConfig,
+        only_counted: bool,
+    ) -> Result<Self, Refusal> {
+        output_format(&mut fields);
+        if let Some(stop) = fields.take("stop_sequences") {
+            fields.put("stop", stop);
+        }
+        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
+        sampling_fields::refuse_resume(&mut fields, had.as_ref());
+        draft.sampling = sampling_fields::sampling(&mut fields);
+        draft.sampling.max_tokens = fields.i64("max_tokens");
+        if draft.sampling.max_tokens.is_none() && !only_counted {
+            fields.note(Refusal::invalid(
+                "max_tokens",
+                "max_tokens is required: the most tokens of the answer.",
+            ));
+        }
+        let thinks = thinking(&mut fields);
+        let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
+        // The two names that templates have for it.
+        for name in ["enable_thinking", "thinking"] {
+            kwargs.entry(name).or_insert(thinks.into());
+        }
+        let shown = tools(&mut fields, &mut draft);
+        if !shown.is_empty() {
+            kwargs.insert("tools".to_owned(), shown.into());
+        }
+        draft.prompt = conversation(&mut fields).prompt(kwargs);
+        let stream = fields.bool("stream");
+        fields.take("anthropic_version");
+        if fields.take("context_management").is_some() {
+            let message = "context_management is not supported; shorten the messages.";
+            fields.note(Refusal::invalid("context_management", message));
+        }
+        take_unserved(&mut fields);
+        Ok(Self { draft, stream, thinks, ignored: fields.finish(config.refuse_unknown_fields)? })
+    }
+}
+
+/// `output_format`, or `format` of `output_config`: a JSON schema.
+fn output_format(fields: &mut Fields) {
+    let mut config = fields.object("output_config").unwrap_or_default();
+    let effort = config.shift_remove("effort");
+    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
+        // A hint that models of other makers do not know.
+        fields.leave(format!("output_config.effort={}", effort.as_str().unwrap_or_default()));
+    }
+    let format = config.shift_remove("format").or_else(|| fields.take("output_format"));
+    config.into_iter().for_each(|(name, _)| fields.leave(format!("output_config.{name}")));
+    let Some(format) = format.filter(|format| !format.is_null()) else { return };
+    if format["type"] != "json_schema" {
+        let message = "output_format.type must be `json_schema`.";
+        fields.note(Refusal::invalid("output_format", message));
+        return;
+    }
+    let schema = format["schema"].clone();
+    fields.put("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
+}
+
+/// Whether the model is to think. Without the field it is not, as at Anthropic.
+fn thinking(fields: &mut Fields) -> bool {
+    let Some(thinking) = fields.object("thinking") else { return false };
+    match thinking.get("type").and_then(Value::as_str) {
+        // The budget is not enforced: `max_tokens` bounds the whole answer.
+        Some("enabled" | "adaptive") => true,
+        Some("disabled") => false,
+        _ => {
+            let message = "thinking.type must be `enabled`, `adaptive` or `disabled`.";
+            fields.note(Refusal::invalid("thinking", message));
+            false
+        }
+    }
+}
+
+/// Takes the tools; returns those that the template shows, in OpenAI's form.
+fn tools(fields: &mut Fields, draft: &mut Draft) -> Vec<Value> {
+    let list = match fields.take("tools") {
+        None => Vec::new(),
+        Some(Value::Array(list)) => list,
+        Some(other) => {
+            fields.note(wrong("tools", "a list of tools", &other));
+            Vec::new()
+        }
+    };
+    let choice = fields.object("tool_choice").unwrap_or_default();
+    let parallel = !choice.get("disable_parallel_tool_use").is_some_and(|flag| *flag == true);
+    let functions = list.iter().enumerate().map(|(at, tool)| function(at, tool)).collect();
+    let functions: Vec<Function> = fields.value_of(functions);
+    let choice = fields.value_of(tool_choice(&choice));
+    let shown = list.iter().map(shown).collect();
+    let offered = fields.value_of(offered(functions, shown, choice, parallel));
+    draft.tools = offered.tools;
+    offered.shown
+}
+
+fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
+    let is_custom = tool.get("type").is_none_or(|kind| kind == "custom" || kind.is_null());
+    match tool.as_object().filter(|_| is_custom) {
+        Some(function) => {
+            let strict = function.get("strict").is_some_and(|strict| *strict == true);
+            function_of(at, function, "input_schema", strict)
+        }
+        None => Err(not_a_function(at, &tool["type"])),
+    }
+}
+
+fn shown(tool: &Value) -> Value {
+    let mut function = Map::new();
+    for (name, ours) in [("name", "name"), ("description", "description"), ("input_schema", "parameters")] {
+        function.extend(
+            tool.get(name).filter(|value| !value.is_null()).map(|value| (ours.to_owned(), value.clone())),
+        );
+    }
+    json!({"type": "function", "function": function})
+}
+
+fn tool_choice(choice: &Map<String, Value>) -> Result<Option<Choice>, Refusal> {
+    let name = choice.get("name").and_then(Value::as_str);
+    match (choice.get("type").and_then(Value::as_str), name) {
+        (None, _) => Ok(None),
+        (Some("auto"), _) => Ok(Some(Choice::Auto)),
+        (Some("any"), _) => Ok(Some(Choice::Required)),
+        (Some("none"), _) => Ok(Some(Choice::None)),
+        (Some("tool"), Some(name)) => Ok(Some(Choice::Named(name.to_owned()))),
+        _ => {
+            let message = "tool_choice.type must be `auto`, `any`, `none`, or `tool` with a name.";
+            Err(Refusal::invalid("tool_choice", message))
+        }
+    }
+}
+
+fn conversation(fields: &mut Fields) -> Conversation {
+    let mut conversation = Conversation::default();
+    if let Some(system) = fields.take("system") {
+        match texts(&system) {
+            Some(texts) => {
+                texts.into_iter().filter(|text| !is_volatile(text)).for_each(|text| conversation.system(text))
+            }
+            None => fields.note(wrong("system", "a string or a list of text blocks", &system)),
+        }
+    }
+    let messages = match fields.take("messages") {
+        Some(Value::Array(messages)) => messages,
+        Some(other) => {
+            fields.note(wrong("messages", "a list of messages", &other));
+            Vec::new()
+        }
+        None => {
+            fields.note(Refusal::invalid("messages", "messages is required: a list of messages."));
+            Vec::new()
+        }
+    };
+    for (at, message) in messages.iter().enumerate() {
+        if let Err(refusal) = add(&mut conversation, at, message) {
+            fields.note(refusal);
+        }
+    }
+    conversation
+}
+
+/// A block in which Anthropic's own clients account for their requests. It changes with every request and
+/// says nothing to the model; in the prompt it would void the prefix cache.
+fn is_volatile(text: &str) -> bool {
+    text.starts_with("x-anthropic-billing-header:")
+}
+
+/// The texts of a string or of a list of text blocks.
+fn texts(content: &Value) -> Option<Vec<&str>> {
+    match content {
+        Value::String(text) => Some(vec![text]),
+        Value::Array(blocks) => {
+            blocks.iter().map(|block| block["text"].as_str().filter(|_| block["type"] == "text")).collect()
+        }
+        Value::Null => Some(Vec::new()),
+        _ => None,
+    }
+}
+
+fn add(conversation: &mut Conversation, at: usize, message: &Value) -> Result<(), Refusal> {
+    let refuse = |what: &str| Err(Refusal::invalid("messages", format!("messages[{at}]{what}")));
+    let role = message["role"].as_str().unwrap_or_default();
+    if !["user", "assistant", "system"].contains(&role) {
+        return refuse(".role must be `user` or `assistant`.");
+    }
+    let blocks = match &message["content"] {
+        Value::String(text) => vec![json!({"type": "text", "text": text})],
+        Value::Array(blocks) => blocks.clone(),
+        _ => return refuse(".content must be a string or a list of blocks."),
+    };
+    let mut said: Vec<String> = Vec::new();
+    for (number, block) in blocks.iter().enumerate() {
+        let text = |name: &str| block[name].as_str().unwrap_or_default();
+        match (block["type"].as_str().unwrap_or_default(), role) {
+            ("text", "assistant") => conversation.assistant_says(text("text")),
+            ("text", _) => said.push(text("text").to_owned()),
+            ("thinking", "assistant") => conversation.reasons(text("thinking")),
+            // Encrypted by another model; nobody here can read it.
+            ("redacted_thinking", "assistant") => {}
+            ("tool_use", "assistant") => {
+                let arguments =
+                    if block["input"].is_object() { block["input"].to_string() } else { String::new() };
+                conversation.calls(text("id"), text("name"), &arguments);
+            }
+            ("tool_result", "user") => {
+                let Some(texts) = texts(&block["content"]) else {
+                    return refuse(&format!(
+                        ".content[{number}].content must be text: this model reads text only."
+                    ));
+                };
+                conversation.result(text("tool_use_id"), &texts.join("\n"));
+            }
+            (kind, _) => {
+                let kind: String = kind.escape_default().take(40).collect();
+                return refuse(&format!(
+                    ".content[{number}]: a block of type `{kind}` is not supported here."
+                ));
+            }
+        }
+    }
+    if !said.is_empty() {
+        conversation.says(role, said.join("\n").into());
+    }
+    Ok(())
+}

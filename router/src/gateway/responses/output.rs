@@ -1,0 +1,256 @@
+//! The items of an answer and the events by which a client follows them. The whole answer is what the events
+//! add up to, because both come from here.
+
+use serde_json::{Map, Value, json};
+use skein_node::clock;
+
+use crate::formats::Piece;
+use crate::gateway::refused::error_object;
+use crate::gateway::single::{Part, Single};
+use crate::gateway::sse::Named;
+use crate::refusal::Refusal;
+use crate::text::text_stream::{TextFinish, Usage};
+
+/// An answer on its way.
+pub struct Output {
+    id: String,
+    model: String,
+    created_at: u64,
+    echo: Map<String, Value>,
+    /// Finished items.
+    items: Vec<Value>,
+    open: Option<Item>,
+    finish: Option<TextFinish>,
+    sequence: u64,
+}
+
+/// The item that grows.
+struct Item {
+    kind: Kind,
+    id: String,
+    text: String,
+    call_id: String,
+    name: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Message,
+    Reasoning,
+    Call,
+}
+
+impl Item {
+    fn value(&self, status: &str) -> Value {
+        let Self { id, text, call_id, name, .. } = self;
+        match self.kind {
+            Kind::Message => {
+                let content = if status == "in_progress" { json!([]) } else { json!([self.part()]) };
+                json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
+            }
+            Kind::Reasoning => {
+                let content = if status == "in_progress" { json!([]) } else { json!([self.part()]) };
+                json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
+            }
+            Kind::Call => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
+                "arguments": text,
+            }),
+        }
+    }
+
+    fn part(&self) -> Value {
+        match self.kind {
+            Kind::Reasoning => json!({"type": "reasoning_text", "text": self.text}),
+            _ => json!({"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}),
+        }
+    }
+}
+
+impl Output {
+    /// For the request `id`.
+    pub fn new(id: &str, model: &str, echo: Map<String, Value>) -> Self {
+        Self {
+            id: id.to_owned(),
+            model: model.to_owned(),
+            created_at: clock::unix_time().as_secs(),
+            echo,
+            items: Vec::new(),
+            open: None,
+            finish: None,
+            sequence: 0,
+        }
+    }
+
+    /// The events before the first item.
+    pub fn begin(&mut self) -> Vec<Named> {
+        let response = self.object("in_progress", Value::Null);
+        ["response.created", "response.in_progress"]
+            .into_iter()
+            .map(|kind| self.event(kind, json!({"response": response})))
+            .collect()
+    }
+
+    /// The events of a part.
+    pub fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
+        let mut events = Vec::new();
+        for piece in part.pieces {
+            match piece {
+                Piece::Content(text) => self.grow(Kind::Message, &text, &mut events),
+                Piece::Reasoning(text) => self.grow(Kind::Reasoning, &text, &mut events),
+                Piece::Arguments { json, .. } => self.grow(Kind::Call, &json, &mut events),
+                Piece::Call { index, name } => {
+                    let call_id = single.call_id(index, &name);
+                    self.open(Kind::Call, call_id, name, &mut events);
+                }
+                Piece::CallEnd { .. } => self.close("completed", &mut events),
+            }
+        }
+        if let Some(finish) = part.finish {
+            let status = if finish == TextFinish::Length { "incomplete" } else { "completed" };
+            self.close(status, &mut events);
+            self.finish = Some(finish);
+        }
+        events
+    }
+
+    /// The last event.
+    pub fn end(&mut self, usage: Usage) -> Named {
+        let response = self.response(usage);
+        let kind =
+            if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        self.event(kind, json!({"response": response}))
+    }
+
+    /// The last event of an answer that failed.
+    pub fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named {
+        let mut response = self.object("failed", usage_object(usage));
+        let error = error_object(refusal);
+        response["error"] = json!({"code": "server_error", "message": error["error"]["message"]});
+        self.event("response.failed", json!({"response": response}))
+    }
+
+    /// The whole answer.
+    pub fn response(&self, usage: Usage) -> Value {
+        let is_cut = self.finish == Some(TextFinish::Length);
+        let mut response = self.object(if is_cut { "incomplete" } else { "completed" }, usage_object(usage));
+        if is_cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        response
+    }
+
+    fn object(&self, status: &str, usage: Value) -> Value {
+        let mut object = Map::new();
+        let fixed = json!({
+            "id": format!("resp_{}", self.id), "object": "response", "created_at": self.created_at, "status": status,
+            "error": null, "incomplete_details": null, "model": self.model, "output": self.items,
+            "previous_response_id": null, "store": false, "background": false, "truncation": "disabled", "usage": usage,
+        });
+        object.extend(fixed.as_object().cloned().unwrap_or_default());
+        object.extend(self.echo.clone());
+        object.into()
+    }
+
+    fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<Named>) {
+        if self.open.as_ref().is_none_or(|item| item.kind != kind) {
+            self.open(kind, String::new(), String::new(), events);
+        }
+        let output_index = self.items.len();
+        let Some(item) = &mut self.open else { return };
+        item.text.push_str(text);
+        let id = item.id.clone();
+        let mut body = json!({"item_id": id, "output_index": output_index, "delta": text});
+        let kind = match kind {
+            Kind::Call => "response.function_call_arguments.delta",
+            Kind::Message => {
+                body["content_index"] = 0.into();
+                body["logprobs"] = json!([]);
+                "response.output_text.delta"
+            }
+            Kind::Reasoning => {
+                body["content_index"] = 0.into();
+                "response.reasoning_text.delta"
+            }
+        };
+        events.push(self.event(kind, body));
+    }
+
+    fn open(&mut self, kind: Kind, call_id: String, name: String, events: &mut Vec<Named>) {
+        self.close("completed", events);
+        let output_index = self.items.len();
+        let prefix = match kind {
+            Kind::Message => "msg",
+            Kind::Reasoning => "rs",
+            Kind::Call => "fc",
+        };
+        let id = format!("{prefix}_{}_{output_index}", self.id);
+        let item = Item { kind, id, text: String::new(), call_id, name };
+        let body = json!({"output_index": output_index, "item": item.value("in_progress")});
+        events.push(self.event("response.output_item.added", body));
+        if kind != Kind::Call {
+            let body = json!({
+                "item_id": item.id, "output_index": output_index, "content_index": 0, "part": item.part(),
+            });
+            events.push(self.event("response.content_part.added", body));
+        }
+        self.open = Some(item);
+    }
+
+    fn close(&mut self, status: &str, events: &mut Vec<Named>) {
+        let Some(item) = self.open.take() else { return };
+        let output_index = self.items.len();
+        let place = |more: Value| {
+            let mut body = json!({"item_id": item.id, "output_index": output_index});
+            if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+                body.extend(more);
+            }
+            body
+        };
+        match item.kind {
+            Kind::Call => {
+                let body = place(json!({"name": item.name, "arguments": item.text}));
+                events.push(self.event("response.function_call_arguments.done", body));
+            }
+            Kind::Message => {
+                let body = place(json!({"content_index": 0, "text": item.text, "logprobs": []}));
+                events.push(self.event("response.output_text.done", body));
+            }
+            Kind::Reasoning => {
+                let body = place(json!({"content_index": 0, "text": item.text}));
+                events.push(self.event("response.reasoning_text.done", body));
+            }
+        }
+        if item.kind != Kind::Call {
+            let body = place(json!({"content_index": 0, "part": item.part()}));
+            events.push(self.event("response.content_part.done", body));
+        }
+        let value = item.value(status);
+        self.items.push(value.clone());
+        events.push(
+            self.event("response.output_item.done", json!({"output_index": output_index, "item": value})),
+        );
+    }
+
+    fn event(&mut self, kind: &'static str, body: Value) -> Named {
+        let mut object = Map::from_iter([
+            ("type".to_owned(), kind.into()),
+            ("sequence_number".to_owned(), self.sequence.into()),
+        ]);
+        self.sequence += 1;
+        if let Value::Object(body) = body {
+            object.extend(body);
+        }
+        Named { event: kind, object: object.into() }
+    }
+}
+
+fn usage_object(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
+    })
+}

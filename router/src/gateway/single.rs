@@ -1,0 +1,66 @@
+//! An answer with one choice, as its parts arrive: what Responses and Messages are made of.
+
+use super::merged::Merged;
+use super::split::{CallIds, Choices};
+use crate::app::App;
+use crate::formats::Piece;
+use crate::refusal::Refusal;
+use crate::request::Draft;
+use crate::tenant::Tenant;
+use crate::text::text_stream::{TextFinish, Usage};
+
+/// A running answer. Dropping it cancels the request.
+pub struct Single {
+    merged: Merged,
+    split: Choices,
+    ids: CallIds,
+}
+
+/// What arrived.
+#[derive(Debug, Default)]
+pub struct Part {
+    /// Pieces of the answer.
+    pub pieces: Vec<Piece>,
+    /// Set on the last part.
+    pub finish: Option<TextFinish>,
+}
+
+impl Single {
+    /// Starts `draft` and waits briefly for its first token, so that an early refusal is a status.
+    pub async fn start(
+        app: &App,
+        tenant: &Tenant,
+        draft: Draft,
+        include_reasoning: bool,
+    ) -> Result<Self, Refusal> {
+        let mut merged = Merged::start(app, tenant, vec![draft]).await?;
+        merged.wait_for_first().await?;
+        let prompt = merged.prompts().first().ok_or(Refusal::Internal)?;
+        let split = Choices::new(prompt.split.as_ref(), 1, include_reasoning);
+        let ids = CallIds::new(&prompt.request, prompt.split.as_ref());
+        Ok(Self { merged, split, ids })
+    }
+
+    /// The next part; `None` at the end.
+    pub async fn next(&mut self) -> Option<Result<Part, Refusal>> {
+        let delta = match self.merged.next().await? {
+            Ok((_, delta)) => delta,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        let mut pieces = self.split.push(0, delta.text);
+        if delta.finish.is_some() {
+            pieces.extend(self.split.finish(0));
+        }
+        Some(Ok(Part { pieces, finish: delta.finish }))
+    }
+
+    /// The id of a call.
+    pub fn call_id(&self, index: u32, name: &str) -> String {
+        self.ids.id(0, index, name)
+    }
+
+    /// Counts so far.
+    pub fn usage(&self) -> Usage {
+        self.merged.usage()
+    }
+}

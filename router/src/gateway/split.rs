@@ -1,0 +1,166 @@
+//! The choices of a call, split into reasoning, content and calls as they arrive.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::formats::{Ids, Piece, Plan, Splitter};
+use crate::request::TokenRequest;
+
+/// The splitters of all choices.
+#[derive(Debug)]
+pub struct Choices {
+    splitters: Vec<Option<Splitter>>,
+    include_reasoning: bool,
+}
+
+impl Choices {
+    /// `count` choices split by `plan`; without one all text is content.
+    pub fn new(plan: Option<&Arc<Plan>>, count: usize, include_reasoning: bool) -> Self {
+        let splitters = (0..count).map(|_| plan.cloned().map(Splitter::new)).collect();
+        Self { splitters, include_reasoning }
+    }
+
+    /// Passes over text that the client has from an earlier connection.
+    pub fn skip(&mut self, choice: usize, text: &str) {
+        if let Some(splitter) = self.splitter(choice) {
+            splitter.push(text);
+        }
+    }
+
+    /// The parts of a choice's next text.
+    pub fn push(&mut self, choice: usize, text: String) -> Vec<Piece> {
+        let pieces = match self.splitter(choice) {
+            Some(splitter) => splitter.push(&text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Piece::Content(text)],
+        };
+        self.shown(pieces)
+    }
+
+    /// The parts that come with the end of a choice.
+    pub fn finish(&mut self, choice: usize) -> Vec<Piece> {
+        let pieces = self.splitter(choice).map(Splitter::finish).unwrap_or_default();
+        self.shown(pieces)
+    }
+
+    /// Whether a choice has calls so far.
+    pub fn has_calls(&self, choice: usize) -> bool {
+        self.splitters.get(choice).and_then(Option::as_ref).is_some_and(Splitter::has_calls)
+    }
+
+    fn splitter(&mut self, choice: usize) -> Option<&mut Splitter> {
+        self.splitters.get_mut(choice).and_then(Option::as_mut)
+    }
+
+    fn shown(&self, mut pieces: Vec<Piece>) -> Vec<Piece> {
+        if !self.include_reasoning {
+            pieces.retain(|piece| !matches!(piece, Piece::Reasoning(_)));
+        }
+        pieces
+    }
+}
+
+/// Gives the calls of a request their ids.
+#[derive(Debug, Clone, Default)]
+pub struct CallIds {
+    ids: Ids,
+    stream: Vec<u8>,
+}
+
+impl CallIds {
+    /// The ids of `request`'s calls, which `plan` finds.
+    pub fn new(request: &TokenRequest, plan: Option<&Arc<Plan>>) -> Self {
+        let ids = plan.map_or(Ids::Long, |plan| plan.ids());
+        Self { ids, stream: request.stream_key().to_wire() }
+    }
+
+    /// The id of a call.
+    pub fn id(&self, sample: usize, index: u32, name: &str) -> String {
+        self.ids.id(&self.stream, u32::try_from(sample).unwrap_or(u32::MAX), index, name)
+    }
+}
+
+/// A whole message.
+#[derive(Debug, Default)]
+pub struct Message {
+    /// Text for the reader.
+    pub content: String,
+    /// Reasoning.
+    pub reasoning: String,
+    /// The name and arguments of each call.
+    pub calls: Vec<(String, String)>,
+}
+
+impl Message {
+    /// Appends the next pieces.
+    pub fn extend(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => self.content.push_str(&text),
+                Piece::Reasoning(text) => self.reasoning.push_str(&text),
+                Piece::Call { name, .. } => self.calls.push((name, String::new())),
+                Piece::Arguments { json, .. } => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        arguments.push_str(&json);
+                    }
+                }
+                Piece::CallEnd { .. } => {}
+            }
+        }
+    }
+
+    /// A chat's message.
+    pub fn chat(self, sample: usize, ids: &CallIds) -> Value {
+        let content =
+            if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !self.reasoning.is_empty() {
+            // vLLM's newer name and everybody's older one.
+            message["reasoning_content"] = self.reasoning.as_str().into();
+            message["reasoning"] = self.reasoning.into();
+        }
+        if !self.calls.is_empty() {
+            let call = |(index, (name, arguments)): (u32, (String, String))| {
+                let id = ids.id(sample, index, &name);
+                json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+            };
+            message["tool_calls"] = (0..).zip(self.calls).map(call).collect();
+        }
+        message
+    }
+}
+
+/// The `delta` of a chat's chunk.
+pub fn chat_delta(pieces: Vec<Piece>, sample: usize, ids: &CallIds) -> Map<String, Value> {
+    let mut message = Map::new();
+    let mut append = |name: &str, text: &str| match message.get_mut(name) {
+        Some(Value::String(all)) => all.push_str(text),
+        _ => {
+            message.insert(name.to_owned(), text.into());
+        }
+    };
+    let mut calls: Vec<Value> = Vec::new();
+    for piece in pieces {
+        match piece {
+            Piece::Content(text) => append("content", &text),
+            Piece::Reasoning(text) => {
+                append("reasoning_content", &text);
+                append("reasoning", &text);
+            }
+            Piece::Call { index, name } => calls.push(json!({
+                "index": index, "id": ids.id(sample, index, &name), "type": "function",
+                "function": {"name": name, "arguments": ""},
+            })),
+            Piece::Arguments { index, json: part } => match calls.last_mut() {
+                Some(call) if call["index"] == index => call["function"]["arguments"] = part.into(),
+                _ => calls.push(json!({"index": index, "function": {"arguments": part}})),
+            },
+            Piece::CallEnd { .. } => {}
+        }
+    }
+    if !calls.is_empty() {
+        message.insert("tool_calls".to_owned(), calls.into());
+    }
+    message
+}

@@ -1,0 +1,119 @@
+//! A fast way through byte-level BPE, for the part of a text that is plain ASCII. The rest goes to Hugging
+//! Face's library, and so do whole texts of tokenizers of which it is not certain that both agree.
+//!
+//! A text may be cut where the library itself cuts: around added tokens, and between the words that the
+//! pre-tokenizer makes. A space between two ASCII letters begins a word under every supported rule, whatever
+//! stands around it: so a stretch with other characters is cut out there and the library tokenizes it alone.
+
+mod added;
+mod merges;
+#[cfg(test)]
+mod tests;
+mod words;
+
+use serde_json::Value;
+use skein_proto::TokenId;
+
+use crate::refusal::Refusal;
+use added::AddedTokens;
+use merges::Merges;
+use words::Rule;
+
+/// Stretches for the library are joined if they are closer than this, because each call has a cost.
+const CLOSE_BYTES: usize = 64;
+
+/// The fast tokenizer.
+#[derive(Debug)]
+pub(super) struct FastBpe {
+    added: AddedTokens,
+    rule: Rule,
+    merges: Merges,
+}
+
+/// Tokenizes a stretch of text with the library.
+pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
+
+impl FastBpe {
+    /// For the contents of a tokenizer.json; `None` if it uses anything that is not known to be the same here.
+    /// `id_of` is the library's id of a token.
+    pub fn from_json(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
+        let normalizer = &tree["normalizer"];
+        // On ASCII it changes nothing, and no character composes with a space or with what is before it.
+        let composes = normalizer["type"] == "NFC";
+        if !(normalizer.is_null() || composes) {
+            return None;
+        }
+        let added = AddedTokens::from_json(&tree["added_tokens"], composes, id_of)?;
+        let rule = Rule::from_json(&tree["pre_tokenizer"])?;
+        Some(Self { added, rule, merges: Merges::from_json(&tree["model"])? })
+    }
+
+    /// The tokens of `text`, without those of the post-processor.
+    pub fn encode(&self, text: &str, library: Library<'_>) -> Result<Vec<TokenId>, Refusal> {
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut done = 0;
+        for (range, id) in self.added.find(text) {
+            self.piece(&text[done..range.start], &mut ids, library)?;
+            ids.push(id);
+            done = range.end;
+        }
+        self.piece(&text[done..], &mut ids, library)?;
+        Ok(ids)
+    }
+
+    /// Tokenizes a text without added tokens.
+    fn piece(&self, text: &str, ids: &mut Vec<TokenId>, library: Library<'_>) -> Result<(), Refusal> {
+        let bytes = text.as_bytes();
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some((start, end)) = stretch(bytes, done) else {
+                return self.plain(&text[done..], ids, library);
+            };
+            self.plain(&text[done..start], ids, library)?;
+            ids.extend(library(&text[start..end])?);
+            done = end;
+        }
+        Ok(())
+    }
+
+    /// Tokenizes plain ASCII.
+    fn plain(&self, text: &str, ids: &mut Vec<TokenId>, library: Library<'_>) -> Result<(), Refusal> {
+        let mut at = 0;
+        while at < text.len() {
+            let end = self.rule.end_of_word(text.as_bytes(), at);
+            if !self.merges.push_word(&text.as_bytes()[at..end], ids) {
+                ids.extend(library(&text[at..end])?);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+/// The first stretch from `from` on with a character that is not plain, from a certain start of a word to
+/// another one.
+fn stretch(bytes: &[u8], from: usize) -> Option<(usize, usize)> {
+    let odd = |from: usize| bytes[from..].iter().position(|byte| !is_plain(*byte)).map(|at| from + at);
+    let starts_word = |at: &usize| is_start_of_word(bytes, *at);
+    let first = odd(from)?;
+    let start = (from + 1..first).rev().find(starts_word).unwrap_or(from);
+    let mut last = first;
+    loop {
+        let end = (last + 1..bytes.len()).find(starts_word).unwrap_or(bytes.len());
+        match odd(end).filter(|next| next - end < CLOSE_BYTES) {
+            Some(next) => last = next,
+            None => return Some((start, end)),
+        }
+    }
+}
+
+/// Printable ASCII and the usual white space: all classes of characters that rules distinguish are certain.
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~' | b'\t' | b'\n' | b'\r')
+}
+
+/// Whether a word certainly starts here: at a single space between two letters.
+fn is_start_of_word(bytes: &[u8], at: usize) -> bool {
+    let is_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
+    bytes[at] == b' ' && is_letter(at - 1) && is_letter(at + 1)
+}

@@ -1,0 +1,139 @@
+//! What an answer is held to and how it is split, once the prompt says where it leaves the model.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use skein_grammar::{Refused, Source};
+use skein_proto::sampling::Grammar;
+
+use crate::formats::grammar::{Answer, holds_calls};
+use crate::formats::tools::{Choice, Function, ToolUse};
+use crate::formats::{Opening, Plan};
+use crate::refusal::Refusal;
+use crate::request::{Draft, Prompt};
+use crate::text::model_text::ModelText;
+use crate::text::text_stream::Split;
+
+/// Refuses a constraint that no worker could follow.
+pub fn compile(source: &Source, field: &'static str, text: &ModelText) -> Result<(), Refusal> {
+    let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
+    text.grammars.compile(source).map(drop).map_err(refuse)
+}
+
+/// Passes `reasoning_effort` on to the chat template.
+///
+/// # Errors
+/// A template that does not read it.
+pub fn effort(draft: &mut Draft, text: &ModelText) -> Result<(), Refusal> {
+    let Some(effort) = draft.reasoning_effort.take() else { return Ok(()) };
+    let reads = |name: &str| text.chat_template.as_ref().is_some_and(|template| template.reads(name));
+    let Prompt::Chat { template_kwargs, .. } = &mut draft.prompt else { return Ok(()) };
+    if reads("reasoning_effort") {
+        template_kwargs.entry("reasoning_effort").or_insert(effort.into());
+    } else if reads("enable_thinking") && effort == "none" {
+        template_kwargs.entry("enable_thinking").or_insert(false.into());
+    } else if effort != "none" {
+        let message = "reasoning_effort: this model's chat template does not read it; leave it out.";
+        return Err(Refusal::invalid("reasoning_effort", message));
+    }
+    Ok(())
+}
+
+/// The arguments of each function as a part of a grammar; none if calls are not held to anything.
+///
+/// # Errors
+/// A strict function's schema that cannot be enforced, or a model that has no calls.
+pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refusal> {
+    if tools.functions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let refuse = |message: &str| Err(Refusal::invalid("tools", message));
+    if !text.chat_template.as_ref().is_some_and(|template| template.reads("tools")) {
+        return refuse(
+            "tools: this model's chat template does not show tools to the model; give the server one that does with \
+             --chat-template.",
+        );
+    }
+    if !tools.is_on() {
+        return Ok(Vec::new());
+    }
+    if text.formats.calls.is_none() {
+        return refuse(
+            "tools: how this model writes calls is not recognised from its chat template; name the format with the \
+             server's --tool-call-parser.",
+        );
+    }
+    let is_called = |name: &String| tools.functions.iter().any(|function| function.name == *name);
+    if let Choice::Named(name) = &tools.choice
+        && !is_called(name)
+    {
+        let name: String = name.chars().take(64).collect();
+        let message = format!("tool_choice names the function `{name}`, which is not among the tools.");
+        return Err(Refusal::invalid("tool_choice", message));
+    }
+    if !holds_calls(tools) {
+        return Ok(Vec::new());
+    }
+    tools.functions.iter().enumerate().map(|(at, function)| arguments_of(at, function, text)).collect()
+}
+
+/// Arguments that cannot be held to their schema are refused if the function is strict, else any object.
+fn arguments_of(at: usize, function: &Function, text: &ModelText) -> Result<String, Refusal> {
+    let compiled = Source::json_schema(&function.parameters)
+        .and_then(|source| text.grammars.compile(&source).map(|_| source.nested()));
+    match compiled {
+        Ok(nested) => Ok(nested),
+        Err(refused) if function.strict => {
+            let message = format!("tools[{at}] ({}): {refused}.", function.name);
+            Err(Refusal::invalid("tools", message))
+        }
+        Err(_) => {
+            let any = Source::json_schema(&json!({"type": "object"}));
+            any.map(|source| source.nested()).map_err(|_| Refusal::Internal)
+        }
+    }
+}
+
+/// The grammar of the answer, for the worker.
+pub fn grammar(
+    draft: &Draft,
+    opening: Option<Opening>,
+    arguments: &[String],
+    text: &ModelText,
+) -> Result<Option<Arc<Grammar>>, Refusal> {
+    let last = draft.constraint.as_ref();
+    let field = last.map_or("tools", |constraint| constraint.field);
+    let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
+    let formats = text.formats;
+    let is_split = formats.harmony || formats.reasoning.is_some() || draft.tools.is_on();
+    let source = match opening.filter(|_| is_split) {
+        None => last.map(|constraint| constraint.source.clone()),
+        Some(opening) => {
+            let last = last.map(|constraint| &constraint.source);
+            let control = text.tokenizer.control();
+            let answer = Answer { formats, opening, tools: &draft.tools, arguments, last, control };
+            answer.grammar().map_err(refuse)?
+        }
+    };
+    let Some(source) = source else { return Ok(None) };
+    text.grammars.compile(&source).map_err(refuse)?;
+    let (text, fingerprint) = (source.text().to_owned(), text.grammars.fingerprint());
+    Ok(Some(Arc::new(Grammar { text, fingerprint })))
+}
+
+/// How the answer's text is split; `None` if all of it is content.
+pub fn split(tools: &ToolUse, opening: Opening, text: &ModelText) -> Option<Split> {
+    let formats = text.formats;
+    let calls = formats.calls.filter(|_| tools.is_on());
+    if calls.is_none() && formats.reasoning.is_none() && !formats.harmony {
+        return None;
+    }
+    let plan = Plan {
+        calls,
+        reasoning: formats.reasoning,
+        opening,
+        harmony: formats.harmony,
+        functions: tools.functions.clone(),
+    };
+    Some(Split { plan: Arc::new(plan), kept: text.kept.clone() })
+}

@@ -1,0 +1,132 @@
+//! Answers with thoughts and calls, their worker lost at every position: the pieces that a client gets, the
+//! calls' ids among them, are those of the undisturbed answer.
+
+use std::sync::Arc;
+
+use futures::StreamExt;
+use serde_json::{Map, Value, json};
+use skein_proto::sampling::SamplingOptions;
+use skein_router::app::{App, Started};
+use skein_router::formats::tools::{Choice, Function, ToolUse};
+use skein_router::formats::{Piece, Splitter};
+use skein_router::request::{Draft, Journey, Prompt};
+use skein_router::text::model_text::ModelText;
+use skein_router::text::sources::TextSources;
+
+use super::{AT_ONCE, Cut, CuttingConnector, MODEL, model, router_config, start_router, start_worker};
+
+/// Shows the tools' names; its prompt ends within a thought.
+const TEMPLATE: &str = "{{ bos_token }}{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}\
+                        {% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> <tool_call> #}";
+
+/// What a client can put together: each sample's text by kind, its calls with their ids, its end.
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Heard {
+    content: String,
+    reasoning: String,
+    calls: Vec<(String, String, String)>,
+    reason: Option<&'static str>,
+}
+
+fn text(template: &str) -> Arc<ModelText> {
+    let sources = TextSources { chat_template: Some(template.to_owned()), ..TextSources::default() };
+    Arc::new(ModelText::load_with(&model(), &[MODEL.to_owned()], &sources).expect("it loads"))
+}
+
+fn draft(n: i64, seed: i64, choice: Choice) -> Draft {
+    let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer"}},
+        "required": ["city"], "additionalProperties": false});
+    let functions = [
+        Function::new("weather".to_owned(), Some(parameters), true),
+        Function::new("now".to_owned(), None, true),
+    ];
+    let shown: Vec<Value> = functions.iter().map(|one| json!({"function": {"name": one.name}})).collect();
+    Draft {
+        prompt: Prompt::Chat {
+            messages: vec![json!({"role": "user", "content": "def weather(city):"})],
+            add_generation_prompt: true,
+            continue_final_message: false,
+            template_kwargs: Map::from_iter([("tools".to_owned(), shown.into())]),
+        },
+        // Ids of calls follow from it, so that answers to it compare; each run has a router of its own.
+        request_id: Some(format!("calls-{n}-{seed}")),
+        sampling: SamplingOptions {
+            n: Some(n),
+            seed: Some(seed),
+            temperature: Some(1.2),
+            max_tokens: Some(56),
+            ..SamplingOptions::default()
+        },
+        tools: ToolUse { functions: Arc::new(functions), choice, parallel: true },
+        ..Draft::default()
+    }
+}
+
+async fn answer(
+    text: &Arc<ModelText>,
+    workers: &[std::net::SocketAddr],
+    draft: Draft,
+    cut: Option<(Cut, usize)>,
+) -> (Vec<Heard>, Journey, usize) {
+    let cluster = start_router(workers, CuttingConnector::new(cut)).await;
+    let app = App::new(text.clone(), Arc::new(cluster), router_config());
+    let Started { request, mut stream, split } = app.start(draft).await.expect("it is taken");
+    let plan = split.expect("the model has formats");
+    let mut splitters: Vec<Splitter> = (0..request.n).map(|_| Splitter::new(plan.clone())).collect();
+    let mut heard = vec![Heard::default(); request.n as usize];
+    let mut places = heard.len();
+    while let Some(delta) = stream.next().await {
+        let delta = delta.unwrap_or_else(|refusal| panic!("{cut:?}: {refusal}"));
+        let index = delta.sample_index as usize;
+        places += delta.tokens.len();
+        let mut pieces = splitters[index].push(&delta.text);
+        if let Some(finish) = &delta.finish {
+            pieces.extend(splitters[index].finish());
+            heard[index].reason = Some(finish.reason());
+        }
+        for piece in pieces {
+            let heard = &mut heard[index];
+            match piece {
+                Piece::Content(text) => heard.content += &text,
+                Piece::Reasoning(text) => heard.reasoning += &text,
+                Piece::Call { index: call, name } => {
+                    let id = plan.ids().id(&request.stream_key().to_wire(), delta.sample_index, call, &name);
+                    heard.calls.push((id, name, String::new()));
+                }
+                Piece::Arguments { json, .. } => heard.calls.last_mut().expect("it has begun").2 += &json,
+                Piece::CallEnd { .. } => {}
+            }
+        }
+    }
+    (heard, stream.journey(), places)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_lost_at_any_position_of_a_call_changes_no_piece() {
+    let workers = [start_worker().await, start_worker().await];
+    let thinking = text(TEMPLATE);
+    let plain = text(&TEMPLATE.replace("<think>\n", ""));
+    let (mut cuts, mut calls) = (0, 0);
+    for (how, text, n, seed) in [
+        (Cut::Kill, &plain, 1, 3),
+        (Cut::Kill, &plain, 2, 4),
+        (Cut::Break, &plain, 1, 5),
+        (Cut::HandBack, &plain, 1, 6),
+        (Cut::Kill, &thinking, 1, 7),
+    ] {
+        let asked = draft(n, seed, Choice::Required);
+        let (undisturbed, _, places) = answer(text, &workers, asked.clone(), None).await;
+        calls += undisturbed.iter().map(|heard| heard.calls.len()).sum::<usize>();
+        let runs = (0..places).map(|place| {
+            let (asked, workers, undisturbed) = (asked.clone(), &workers, &undisturbed);
+            async move {
+                let (heard, journey, _) = answer(text, workers, asked, Some((how, place))).await;
+                assert_eq!(&heard, undisturbed, "{how:?} after {place}");
+                assert_eq!(journey, Journey { moves: 1, resume_exact: true }, "{how:?} after {place}");
+            }
+        });
+        cuts += futures::stream::iter(runs).buffer_unordered(AT_ONCE).count().await;
+    }
+    assert!(calls >= 4, "only {calls} calls");
+    println!("{cuts} cuts, {calls} calls");
+}

@@ -1,0 +1,153 @@
+"""Tools, Responses and Messages through the official SDKs and LangChain. The shipped model has never seen a
+tool; what it must call it calls, because the grammar holds it to it."""
+
+import json
+import pathlib
+
+import anthropic
+import langchain_openai
+import openai
+import pytest
+
+MODEL = "skein-7m"
+TEMPLATE = pathlib.Path(__file__).with_name("hermes.jinja")
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+          "required": ["city"], "additionalProperties": False}
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": SCHEMA}}
+NOTHING_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
+USER = [{"role": "user", "content": "Weather in Oslo?"}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    from conftest import Cluster
+
+    running = Cluster("--chat-template", str(TEMPLATE))
+    yield running
+    running.end()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="unused", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(server):
+    return anthropic.Anthropic(base_url=f"http://{server.address}", api_key="unused", max_retries=0)
+
+
+def check_call(name, arguments):
+    assert name == "get_weather"
+    arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert arguments["city"] in ("Rome", "Oslo") and set(arguments) <= {"city", "days"}
+    assert 1 <= arguments.get("days", 1) <= 9
+
+
+def test_chat_required_named_and_the_next_turn(client):
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=USER, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False, max_tokens=200, seed=1, temperature=1,
+            extra_body=NOTHING_THOUGHT)
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        (call,) = choice.message.tool_calls
+        check_call(call.function.name, call.function.arguments)
+        turns = [*USER, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        after = client.chat.completions.create(model=MODEL, messages=turns, tools=[TOOL], max_tokens=8, extra_body=NOTHING_THOUGHT)
+        assert after.choices[0].finish_reason in ("stop", "length")
+
+
+def test_chat_streamed_calls_equal_the_whole(client):
+    asked = dict(model=MODEL, messages=USER, tools=[TOOL], tool_choice="required", max_tokens=300, seed=5, temperature=1, extra_body=NOTHING_THOUGHT)
+    # The ids of calls follow from the request's id.
+    whole = client.chat.completions.create(**asked, extra_headers={"Idempotency-Key": "same-calls"}).choices[0]
+    calls = {}
+    for chunk in client.chat.completions.create(**asked, stream=True, extra_headers={"Idempotency-Key": "same-calls"}):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            known = calls.setdefault(call.index, {"id": call.id, "name": call.function.name, "arguments": ""})
+            known["arguments"] += call.function.arguments or ""
+        finish = chunk.choices[0].finish_reason
+    assert finish == whole.finish_reason
+    assert [(call["id"], call["name"], call["arguments"]) for call in calls.values()] == [
+        (call.id, call.function.name, call.function.arguments) for call in whole.message.tool_calls]
+
+
+def test_the_sdks_own_accumulator(client):
+    with client.chat.completions.stream(
+        model=MODEL, messages=USER, tools=[TOOL | {"function": TOOL["function"] | {"strict": True}}], tool_choice="required", max_tokens=200, seed=2,
+        parallel_tool_calls=False, extra_body=NOTHING_THOUGHT) as stream:
+        final = None
+        for event in stream:
+            if event.type == "chunk" and event.chunk.choices and event.chunk.choices[0].finish_reason:
+                final = event.chunk.choices[0].finish_reason
+    assert final == "tool_calls"
+
+
+def test_responses(client):
+    tool = {"type": "function", "strict": True, **TOOL["function"]}
+    asked = dict(model=MODEL, input="Weather?", tools=[tool], tool_choice="required", parallel_tool_calls=False, max_output_tokens=200, temperature=1,
+                 extra_body=NOTHING_THOUGHT | {"seed": 3}, store=False)
+    whole = client.responses.create(**asked)
+    (call,) = whole.output
+    assert call.type == "function_call" and whole.status == "completed"
+    check_call(call.name, call.arguments)
+    with client.responses.stream(**{key: value for key, value in asked.items()}) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+    assert final.output[0].arguments == call.arguments
+    after = client.responses.create(
+        model=MODEL, input=[{"role": "user", "content": "Weather?"}, call.model_dump(exclude_none=True), {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
+        max_output_tokens=8, extra_body=NOTHING_THOUGHT)
+    assert after.status in ("completed", "incomplete") and after.usage.output_tokens <= 8
+    text = client.responses.create(
+        model=MODEL, input="x", max_output_tokens=100, extra_body=NOTHING_THOUGHT,
+        text={"format": {"type": "json_schema", "name": "mood", "strict": True, "schema": {"type": "object", "properties": {"mood": {"enum": ["glad", "sad"]}}, "required": ["mood"], "additionalProperties": False}}})
+    assert json.loads(text.output_text)["mood"] in ("glad", "sad")
+    with pytest.raises(openai.BadRequestError, match="no answer is stored"):
+        client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
+
+
+def test_messages(claude):
+    tool = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
+    asked = dict(model=MODEL, max_tokens=200, messages=USER, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}, extra_body={"seed": 4, "temperature": 1.0})
+    whole = claude.messages.create(**asked)
+    (block,) = whole.content
+    assert whole.stop_reason == "tool_use" and block.type == "tool_use"
+    check_call(block.name, block.input)
+    with claude.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert final.content[0].input == block.input and final.stop_reason == "tool_use"
+    turns = [*USER, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}]}]
+    after = claude.messages.create(model=MODEL, max_tokens=8, messages=turns, tools=[tool], system=[{"type": "text", "text": "x-anthropic-billing-header: a=1"}, {"type": "text", "text": "Be brief."}])
+    assert after.usage.output_tokens <= 8
+    counted = claude.messages.count_tokens(model=MODEL, messages=USER, tools=[tool])
+    assert counted.input_tokens > claude.messages.count_tokens(model=MODEL, messages=USER).input_tokens > 0
+    with claude.messages.stream(model=MODEL, max_tokens=12, messages=USER) as stream:
+        text = "".join(stream.text_stream)
+    assert text
+    with pytest.raises(anthropic.BadRequestError, match="image"):
+        claude.messages.create(model=MODEL, max_tokens=8, messages=[{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]}])
+
+
+def test_two_turns_share_their_prefix(claude):
+    """A coding client's second turn finds its first in the cache, though its billing block has changed."""
+    def ask(turn, messages):
+        system = [{"type": "text", "text": f"x-anthropic-billing-header: turn={turn}"}, {"type": "text", "text": "Be brief. " * 30}]
+        return claude.messages.create(model=MODEL, max_tokens=4, system=system, messages=messages)
+    ask(1, USER)
+    again = ask(2, USER).usage
+    assert again.cache_read_input_tokens >= 0.9 * (again.cache_read_input_tokens + again.input_tokens)
+
+
+def test_langchain_tools(server):
+    chat = langchain_openai.ChatOpenAI(
+        base_url=f"http://{server.address}/v1", api_key="unused", model=MODEL, temperature=1, seed=6, max_tokens=200, max_retries=0, extra_body=NOTHING_THOUGHT)
+    bound = chat.bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False)
+    (call,) = bound.invoke("Weather?").tool_calls
+    check_call(call["name"], call["args"])
+    streamed = None
+    for chunk in bound.stream("Weather?"):
+        streamed = chunk if streamed is None else streamed + chunk
+    check_call(streamed.tool_calls[0]["name"], streamed.tool_calls[0]["args"])

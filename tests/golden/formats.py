@@ -1,0 +1,85 @@
+"""What a model that follows its chat template writes: the assistant's turn as the templates of public models
+render it, with the calls and the thought that it consists of.
+
+The templates are those that llama.cpp collects, in the source package of llama-cpp-python:
+    pip download --no-deps --no-binary :all: llama-cpp-python
+    python formats.py llama_cpp_python-*.tar.gz
+They are not kept here. What is kept is what they write, and which marks of router/src/formats/detect.rs they
+have.
+"""
+
+import datetime
+import json
+import pathlib
+import re
+import sys
+import tarfile
+
+from jinja2.exceptions import TemplateError, UndefinedError
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+HERE = pathlib.Path(__file__).resolve().parent
+NOW = datetime.datetime(2026, 3, 9, 8, 5, 7)
+MARKS = re.findall(r'"((?:[^"\\]|\\.)*)"', (HERE.parents[1] / "router/src/formats/detect.rs").read_text().split("MARKS")[1].split("];")[0])
+MARKS = [mark.encode().decode("unicode_escape").encode("latin-1", "ignore").decode("utf-8", "ignore") if "\\" in mark else mark for mark in MARKS]
+MARKS += ["</think>", "[/THINK]"]
+
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}}},
+        "required": ["city"]}}},
+    {"type": "function", "function": {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}}}},
+]
+CALLS = [("get_weather", {"city": "Zürich \"HB\"", "days": 2, "tags": ["a", "b"]}), ("now", {"zone": "UTC"})]
+
+
+def turn(template, tokens, message):
+    """What the template adds for `message` after a prompt that asks for it."""
+    given = {"tools": TOOLS, "documents": None} | tokens
+    user = {"role": "user", "content": "Weather?"}
+    # With a thinking model the prompt may open the thought; the turn then begins behind it.
+    prompt = template.render(messages=[user], add_generation_prompt=True, strftime_now=NOW.strftime, **given)
+    # The text of another message would be cut of its thought, so the message is the last one.
+    whole = template.render(messages=[user, message], add_generation_prompt=False, strftime_now=NOW.strftime, **given)
+    common = 0
+    while common < min(len(prompt), len(whole)) and prompt[common] == whole[common]:
+        common += 1
+    return prompt, whole[common:] if common == len(prompt) else None
+
+
+def message(calls, thought, form):
+    made = [{"type": "function", "id": f"call0000{at}", "function": {"name": name, "arguments": arguments if form == "object" else json.dumps(arguments, ensure_ascii=False)}}
+            for at, (name, arguments) in enumerate(calls)]
+    out = {"role": "assistant", "content": "" if calls else "It is sunny.", "tool_calls": made} if made else {"role": "assistant", "content": "It is sunny."}
+    return out | ({"reasoning_content": thought, "thinking": thought} if thought else {})
+
+
+def make(archive):
+    out = []
+    with tarfile.open(archive) as tar:
+        for member in sorted((member for member in tar if "models/templates/" in member.name and member.name.endswith(".jinja")), key=lambda member: member.name):
+            source = tar.extractfile(member).read().decode()
+            name = pathlib.PurePosixPath(member.name).stem
+            cases = []
+            for calls in ([], CALLS[:1], CALLS):
+                for thought in ("", "I need the weather."):
+                    # As our router does it: arguments are an object unless the template can only write text.
+                    for form in ("object", "text"):
+                        try:
+                            template = _compile_jinja_template(source)
+                            prompt, written = turn(template, {"bos_token": "<s>", "eos_token": "</s>"}, message(calls, thought, form))
+                        except (TemplateError, UndefinedError, TypeError, AttributeError, ValueError):
+                            continue
+                        shows = not calls or any(mark in (written or "") for mark in ('"city"', ">city<", "=city>", "city="))
+                        if written is not None and shows:
+                            cases.append({"prompt_end": prompt[-40:], "text": written, "thought": thought if thought and thought in written else "",
+                                          "content": "" if calls else "It is sunny.", "calls": [[name, arguments] for name, arguments in calls]})
+                            break
+            if cases:
+                out.append({"name": name, "marks": [mark for mark in MARKS if mark in source], "cases": cases})
+    (HERE / "formats.json").write_text(json.dumps(out, indent=1, ensure_ascii=False) + "\n")
+    print(f"formats.json: {len(out)} templates, {sum(len(one['cases']) for one in out)} cases")
+
+
+if __name__ == "__main__":
+    make(sys.argv[1])

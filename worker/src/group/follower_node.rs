@@ -1,0 +1,182 @@
+//! The process of a node that has no leader: it joins the leader's group, starts this node's ranks, and
+//! passes on what they are told and what they answer. It holds no part of the model, so it outlives its
+//! group, and joins the next one.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use skein_node::clock;
+
+use super::frame::is_stop;
+use super::memory::GroupMemory;
+use super::nodes::{Ending, Said};
+use super::processes::{Processes, RankCommand, Welcome};
+use super::pulse::{BEAT, Pulse};
+use super::rendezvous::{self, Hello, NotJoined};
+use super::watch::Watch;
+use super::wire::{Incoming, Kind, Outgoing, words};
+
+/// How long ranks that were told to stop may take.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a node needs to join a group.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// Address of the leader.
+    pub leader: String,
+    /// The group's secret.
+    pub secret: String,
+    /// What it says it is.
+    pub hello: Hello,
+    /// How its ranks are started.
+    pub command: RankCommand,
+    /// Directory of the model here.
+    pub model: PathBuf,
+    /// Compute threads of all its ranks.
+    pub threads: usize,
+    /// Directory of packed weights here.
+    pub packed_cache_dir: Option<PathBuf>,
+}
+
+/// How a group ended for this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GroupEnd {
+    /// The leader was told to stop.
+    Stopped,
+    /// A rank or a node was lost.
+    Lost(String),
+    /// The leader does not take this node.
+    Refused(String),
+}
+
+/// Joins the leader's group, and serves it until it ends.
+pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
+    let joined = rendezvous::join(&settings.leader, &settings.hello, &settings.secret);
+    let (incoming, outgoing, address, welcome) = match joined {
+        Ok(joined) => joined,
+        Err(NotJoined::Refused(why)) => return GroupEnd::Refused(why),
+        Err(NotJoined::Lost(why)) => return GroupEnd::Lost(why),
+    };
+    let welcome: Welcome = match serde_json::from_slice(&welcome) {
+        Ok(welcome) => welcome,
+        Err(error) => return GroupEnd::Refused(format!("the leader's welcome makes no sense here: {error}")),
+    };
+    let start = || {
+        let memory = GroupMemory::create(welcome.plan, welcome.patience)?;
+        let threads = (settings.threads / welcome.plan.topology.on_node()).max(1);
+        let template = Welcome {
+            leader: std::process::id(),
+            memory: memory.descriptor(),
+            model: settings.model.clone(),
+            threads,
+            packed_cache_dir: settings.packed_cache_dir.clone(),
+            address,
+            ..welcome.clone()
+        };
+        let processes = Processes::start(&memory, &settings.command, &template)?;
+        Ok::<_, std::io::Error>((memory, processes))
+    };
+    match start() {
+        Ok((memory, processes)) => Serving::new(memory, processes, outgoing).run(incoming),
+        Err(error) => GroupEnd::Lost(format!("this node's ranks cannot be started: {error}")),
+    }
+}
+
+struct Serving {
+    memory: GroupMemory,
+    processes: Arc<Processes>,
+    watch: Watch,
+    outgoing: Arc<Mutex<Outgoing>>,
+}
+
+impl Serving {
+    fn new(memory: GroupMemory, processes: Processes, outgoing: Outgoing) -> Self {
+        let watch = processes.watch().clone();
+        Self { memory, processes: Arc::new(processes), watch, outgoing: Arc::new(Mutex::new(outgoing)) }
+    }
+
+    fn send(&self, kind: Kind, message: &[u8]) {
+        let sent = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).send(kind, message);
+        if let Err(error) = sent {
+            self.watch.fail(format!("the leader takes nothing: {error}"));
+        }
+    }
+
+    fn run(self, incoming: Incoming) -> GroupEnd {
+        let serving = Arc::new(self);
+        let beating = Arc::clone(&serving);
+        let beat = move || {
+            while !beating.watch.is_over() {
+                beating.send(Kind::Beat, &[]);
+                std::thread::sleep(BEAT);
+            }
+        };
+        let answering = Arc::clone(&serving);
+        let answer = move || {
+            while !answering.watch.is_over() {
+                let Some((rank, answer)) = answering.processes.next_answer(BEAT) else { continue };
+                let said = serde_json::to_vec(&Said { rank, answer }).unwrap_or_default();
+                answering.send(Kind::Answer, &said);
+            }
+        };
+        for (name, work) in
+            [("skein-beat", Box::new(beat) as Box<dyn FnOnce() + Send>), ("skein-answers", Box::new(answer))]
+        {
+            if let Err(error) = std::thread::Builder::new().name(name.into()).spawn(work) {
+                return GroupEnd::Lost(serving.watch.fail(format!("cannot start a thread: {error}")));
+            }
+        }
+        serving.obey(incoming)
+    }
+
+    /// Passes on what the leader sends, until the group ends.
+    fn obey(&self, mut incoming: Incoming) -> GroupEnd {
+        let mut frames = self.memory.writer();
+        let (mut pulse, mut beats) = (Pulse::new(1, clock::now()), 0);
+        loop {
+            match incoming.receive(BEAT) {
+                Ok(Some((Kind::Beat, _))) => beats += 1,
+                Ok(Some((Kind::Peers, peers))) => self.processes.tell(&String::from_utf8_lossy(&peers)),
+                Ok(Some((Kind::Frame, message))) => {
+                    let words = words(&message);
+                    if is_stop(&words) {
+                        self.watch.stop();
+                    }
+                    if let Err(error) = frames.write(&words) {
+                        self.watch.fail(error.to_string());
+                    }
+                    if is_stop(&words) {
+                        return self.stopped();
+                    }
+                }
+                Ok(Some((Kind::End, ending))) => {
+                    let ending = serde_json::from_slice::<Ending>(&ending);
+                    let (rank, why) = ending.map_or((0, "it says not why".into()), |it| (it.rank, it.why));
+                    self.watch.fail_because_of(rank, format!("the leader ended the group: {why}"));
+                }
+                Ok(Some((kind, _))) => tracing::debug!(?kind, "a message that says nothing here"),
+                Ok(None) => {}
+                Err(error) => drop(self.watch.fail(format!("the leader has ended: {error}"))),
+            }
+            if let Some((_, silent)) = pulse.look(clock::now(), std::iter::once(beats)) {
+                self.watch.fail(format!("the leader has been silent for {} ms", silent.as_millis()));
+            }
+            if let Some((rank, why)) = self.watch.cause() {
+                let ending = serde_json::to_vec(&Ending { rank, why: why.clone() }).unwrap_or_default();
+                self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).send_last(Kind::End, &ending);
+                return GroupEnd::Lost(why);
+            }
+        }
+    }
+
+    /// Waits for the ranks, which have been told to stop.
+    fn stopped(&self) -> GroupEnd {
+        let began = clock::now();
+        while self.processes.any_runs() && clock::now().since(began) < STOP_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.processes.kill();
+        GroupEnd::Stopped
+    }
+}

@@ -1,0 +1,204 @@
+//! How a rank reaches those that it works with: through the memory of its node, and over a TCP connection to
+//! each rank on another node that it exchanges data with.
+//!
+//! Every rank listens before it joins. Once all have joined, each gets the addresses of all, and of two ranks
+//! the higher one connects to the lower.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use skein_kernels::collective::link::{Inlet, Outlet, RingInlet, RingOutlet, StreamInlet, StreamOutlet};
+use skein_kernels::collective::{Closer, Grid, Ranks, Shared, Sockets};
+use skein_node::clock;
+
+use super::memory::GroupMemory;
+use super::topology::Topology;
+use crate::backend::cpu::Connections;
+
+/// How long all connections of a rank may take together.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a new connection may take to say who it is.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time between two looks for new connections.
+const POLL: Duration = Duration::from_millis(2);
+/// Bytes of a token.
+pub const TOKEN_BYTES: usize = 16;
+
+/// What every rank is told once all have joined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peers {
+    /// Address of each rank, in order.
+    pub addresses: Vec<SocketAddr>,
+    /// What a connection must begin with; drawn at each start of the group.
+    pub token: [u8; TOKEN_BYTES],
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Purpose {
+    Steps = 1,
+    Reports = 2,
+    Link = 3,
+}
+
+type Streams = BTreeMap<(usize, Purpose), TcpStream>;
+
+/// A rank as it begins to work.
+pub struct Member {
+    /// Connections of its steps.
+    pub connections: Connections,
+    /// The exchange of reports, in the last stage.
+    pub reports: Option<Box<dyn Ranks>>,
+    /// Ends its waits on other nodes.
+    pub closer: Closer,
+}
+
+/// Listens for the ranks of other nodes; `None` if there are none.
+///
+/// # Errors
+/// If the system has no free port.
+pub fn listen(topology: &Topology, at: IpAddr) -> std::io::Result<Option<TcpListener>> {
+    if topology.nodes == 1 {
+        return Ok(None);
+    }
+    let listener = TcpListener::bind((at, 0))?;
+    listener.set_nonblocking(true)?;
+    Ok(Some(listener))
+}
+
+/// Connects `rank` to the ranks that it works with. `peers` is needed if there are several nodes.
+///
+/// # Errors
+/// A rank that cannot be reached, or does not connect in time.
+pub fn connect(
+    memory: &GroupMemory,
+    rank: usize,
+    listener: Option<TcpListener>,
+    peers: Option<&Peers>,
+) -> Result<Member, String> {
+    let topology = memory.plan().topology;
+    let wanted = wanted(&topology, rank);
+    let mut streams = Streams::new();
+    if let (Some(listener), Some(peers)) = (&listener, peers) {
+        for &(peer, purpose) in wanted.iter().filter(|(peer, _)| *peer < rank) {
+            let stream = dial(rank, peer, purpose, peers).map_err(|error| {
+                format!("rank {rank} cannot reach rank {peer} at {}: {error}", peers.addresses[peer])
+            })?;
+            streams.insert((peer, purpose), stream);
+        }
+        accept(rank, &wanted, listener, peers, &mut streams)?;
+    }
+    let member = member(memory, rank, streams);
+    member.map_err(|error| format!("rank {rank} cannot use its connections: {error}"))
+}
+
+/// The ranks on other nodes that `rank` works with.
+fn wanted(topology: &Topology, rank: usize) -> Vec<(usize, Purpose)> {
+    let column = topology.column_of(rank);
+    let others = column.into_iter().filter(|other| *other != rank);
+    let reports = topology.stage_of(rank) + 1 == topology.stages;
+    let exchanges = others.flat_map(|other| {
+        [Some((other, Purpose::Steps)), reports.then_some((other, Purpose::Reports))].into_iter().flatten()
+    });
+    let neighbours = [topology.before(rank), topology.after(rank)].into_iter().flatten();
+    let links = neighbours.filter(|other| topology.node_of(*other) != topology.node_of(rank));
+    exchanges.chain(links.map(|other| (other, Purpose::Link))).collect()
+}
+
+/// Token, rank and purpose.
+const GREETING_BYTES: usize = TOKEN_BYTES + 8;
+
+fn dial(rank: usize, peer: usize, purpose: Purpose, peers: &Peers) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&peers.addresses[peer], CONNECT_TIMEOUT)?;
+    let mut greeting = [0; GREETING_BYTES];
+    greeting[..TOKEN_BYTES].copy_from_slice(&peers.token);
+    greeting[TOKEN_BYTES..TOKEN_BYTES + 4].copy_from_slice(&(rank as u32).to_le_bytes());
+    greeting[TOKEN_BYTES + 4..].copy_from_slice(&(purpose as u32).to_le_bytes());
+    stream.write_all(&greeting)?;
+    Ok(stream)
+}
+
+fn accept(
+    rank: usize,
+    wanted: &[(usize, Purpose)],
+    listener: &TcpListener,
+    peers: &Peers,
+    streams: &mut Streams,
+) -> Result<(), String> {
+    let began = clock::now();
+    loop {
+        let Some((missing, _)) = wanted.iter().find(|wanted| !streams.contains_key(wanted)) else {
+            return Ok(());
+        };
+        if clock::now().since(began) > CONNECT_TIMEOUT {
+            return Err(format!(
+                "rank {missing} at {} has not connected to rank {rank} for {} s",
+                peers.addresses[*missing],
+                CONNECT_TIMEOUT.as_secs()
+            ));
+        }
+        match listener.accept() {
+            Ok((stream, from)) => match greeting(&stream, peers) {
+                Some((peer, purpose)) => {
+                    let expected =
+                        wanted.iter().find(|(other, kind)| (*other, *kind as u32) == (peer, purpose));
+                    expected.map(|wanted| streams.insert(*wanted, stream));
+                }
+                None => tracing::warn!(%from, rank, "a connection that is not of this group"),
+            },
+            Err(_) => std::thread::sleep(POLL),
+        }
+    }
+}
+
+/// Who is at the other end of a new connection, if it knows the token.
+fn greeting(mut stream: &TcpStream, peers: &Peers) -> Option<(usize, u32)> {
+    let mut greeting = [0; GREETING_BYTES];
+    stream.set_nonblocking(false).ok()?;
+    stream.set_read_timeout(Some(GREETING_TIMEOUT)).ok()?;
+    stream.read_exact(&mut greeting).ok()?;
+    stream.set_read_timeout(None).ok()?;
+    let (token, rest) = greeting.split_at(TOKEN_BYTES);
+    let word = |at: usize| rest[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    if token == peers.token { Some((word(0)? as usize, word(4)?)) } else { None }
+}
+
+fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::Result<Member> {
+    let (topology, patience) = (memory.plan().topology, memory.patience());
+    let clones = streams.values().map(TcpStream::try_clone).collect::<std::io::Result<_>>()?;
+    let column = topology.column_of(rank);
+    let mut exchange = |within: Shared, purpose| -> std::io::Result<Box<dyn Ranks>> {
+        let others = column.iter().filter_map(|other| streams.remove(&(*other, purpose)));
+        let others: Vec<TcpStream> = others.collect();
+        let first = rank - topology.slot_of(rank);
+        if others.is_empty() {
+            return Ok(Box::new(within.numbered_from(first)));
+        }
+        let part = column.iter().position(|other| *other == rank).unwrap_or_default();
+        Ok(Box::new(Grid::new(Sockets::new(part, others, patience)?, within).numbered_from(first)))
+    };
+    let ranks = exchange(memory.exchange(rank), Purpose::Steps)?;
+    let stage = topology.stage_of(rank);
+    let is_last = stage + 1 == topology.stages;
+    let reports = is_last.then(|| exchange(memory.reports(rank), Purpose::Reports)).transpose()?;
+    // The stages before may have as many steps to do first.
+    let patience = patience.saturating_mul(topology.stages as u32);
+    let before = topology.before(rank).map(|peer| -> std::io::Result<Box<dyn Inlet>> {
+        Ok(match streams.remove(&(peer, Purpose::Link)) {
+            Some(stream) => Box::new(StreamInlet::new(stream, peer, patience)?),
+            None => Box::new(RingInlet::new(memory.link_to(rank).reader(0), peer, patience)),
+        })
+    });
+    let after = topology.after(rank).map(|peer| -> std::io::Result<Box<dyn Outlet>> {
+        Ok(match streams.remove(&(peer, Purpose::Link)) {
+            Some(stream) => Box::new(StreamOutlet::start(stream, peer, topology.stages, patience)?),
+            None => Box::new(RingOutlet::new(memory.link_to(peer).writer(patience), peer, patience)),
+        })
+    });
+    let (before, after) = (before.transpose()?, after.transpose()?);
+    let connections = Connections { ranks, stage, stages: topology.stages, before, after };
+    Ok(Member { connections, reports, closer: Closer::new(clones) })
+}

@@ -1,0 +1,173 @@
+//! The leader's side of a group over several nodes: what it sends to the processes that hold the other nodes'
+//! ranks, and what it hears from them.
+
+use std::net::IpAddr;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use skein_node::clock;
+
+use super::processes::Answer;
+use super::pulse::{BEAT, Pulse};
+use super::rendezvous::Joined;
+use super::watch::Watch;
+use super::wire::{Incoming, Kind, Outgoing};
+
+/// The other nodes of a group, in order.
+pub struct Nodes {
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    node: usize,
+    address: IpAddr,
+    outgoing: Mutex<Outgoing>,
+}
+
+/// Why a group ends, as nodes tell each other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ending {
+    /// The rank because of which it ends.
+    pub rank: usize,
+    /// What happened.
+    pub why: String,
+}
+
+/// A rank's answer, as its node passes it on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Said {
+    /// The rank.
+    pub rank: usize,
+    /// What it answers.
+    pub answer: Answer,
+}
+
+impl Nodes {
+    /// Listens to the nodes that have `joined`, and shows them that the leader is alive, on threads of their
+    /// own, until the group ends. `each` is the number of ranks on a node.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn start(
+        joined: Vec<Joined>,
+        each: usize,
+        watch: &Watch,
+        answers: &SyncSender<(usize, Answer)>,
+    ) -> std::io::Result<Arc<Self>> {
+        let (mut nodes, mut incoming) = (Vec::new(), Vec::new());
+        for Joined { node, incoming: from, outgoing, address, .. } in joined {
+            nodes.push(Node { node, address, outgoing: Mutex::new(outgoing) });
+            incoming.push(from);
+        }
+        let nodes = Arc::new(Self { nodes });
+        for (index, incoming) in incoming.into_iter().enumerate() {
+            let (watch, answers, nodes) = (watch.clone(), answers.clone(), Arc::clone(&nodes));
+            let name = format!("skein-node-{}", nodes.nodes[index].node);
+            let listen = move || nodes.nodes[index].listen(incoming, each, &watch, &answers);
+            std::thread::Builder::new().name(name).spawn(listen)?;
+        }
+        let (beating, watched) = (Arc::clone(&nodes), watch.clone());
+        let beat = move || {
+            while !watched.is_over() {
+                beating.nodes.iter().for_each(|node| drop(node.lock().send(Kind::Beat, &[])));
+                std::thread::sleep(BEAT);
+            }
+        };
+        std::thread::Builder::new().name("skein-nodes".into()).spawn(beat)?;
+        let ending = Arc::clone(&nodes);
+        watch.also(move |rank, why| ending.end(rank, why));
+        Ok(nodes)
+    }
+
+    /// Address of each node, in order.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.nodes.iter().map(|node| node.address)
+    }
+
+    /// Sends a message to `node`.
+    ///
+    /// # Errors
+    /// The node, if it does not take it.
+    pub fn send_to(&self, node: usize, kind: Kind, message: &[u8]) -> Result<(), String> {
+        self.nodes[node - 1].send(|outgoing| outgoing.send(kind, message))
+    }
+
+    /// Sends a message to every node.
+    ///
+    /// # Errors
+    /// The first node that does not take it.
+    pub fn send(&self, kind: Kind, message: &[u8]) -> Result<(), String> {
+        self.nodes.iter().try_for_each(|node| node.send(|outgoing| outgoing.send(kind, message)))
+    }
+
+    /// Sends a frame to every node.
+    ///
+    /// # Errors
+    /// The first node that does not take it.
+    pub fn send_words(&self, words: &[u32]) -> Result<(), String> {
+        self.nodes.iter().try_for_each(|node| node.send(|outgoing| outgoing.send_words(words)))
+    }
+
+    /// Tells all nodes that the group ends, without waiting, and closes the connections.
+    fn end(&self, rank: usize, why: &str) {
+        let ending = serde_json::to_vec(&Ending { rank, why: why.to_owned() }).unwrap_or_default();
+        for node in &self.nodes {
+            // Whoever holds the lock is writing to a node that does not read.
+            if let Ok(mut outgoing) = node.outgoing.try_lock() {
+                outgoing.send_last(Kind::End, &ending);
+            }
+        }
+    }
+}
+
+impl Node {
+    fn lock(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn name(&self) -> String {
+        format!("node {} at {}", self.node, self.address)
+    }
+
+    fn send(&self, send: impl FnOnce(&mut Outgoing) -> std::io::Result<()>) -> Result<(), String> {
+        send(&mut self.lock()).map_err(|error| format!("{} takes nothing: {error}", self.name()))
+    }
+
+    fn listen(
+        &self,
+        mut incoming: Incoming,
+        each: usize,
+        watch: &Watch,
+        answers: &SyncSender<(usize, Answer)>,
+    ) {
+        let first = self.node * each;
+        let (mut pulse, mut beats) = (Pulse::new(1, clock::now()), 0);
+        while !watch.is_over() {
+            match incoming.receive(BEAT) {
+                Ok(Some((Kind::Beat, _))) => beats += 1,
+                Ok(Some((Kind::Answer, message))) => match serde_json::from_slice::<Said>(&message) {
+                    Ok(Said { rank, answer }) => drop(answers.try_send((rank, answer))),
+                    Err(error) => drop(watch.fail_because_of(first, format!("{} says {error}", self.name()))),
+                },
+                Ok(Some((Kind::End, message))) => {
+                    let ending = serde_json::from_slice(&message);
+                    let Ending { rank, why } =
+                        ending.unwrap_or(Ending { rank: first, why: "its ranks have ended".into() });
+                    watch.fail_because_of(rank, format!("{}: {why}", self.name()));
+                }
+                Ok(Some((kind, _))) => {
+                    tracing::debug!(node = self.node, ?kind, "a message that says nothing")
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    drop(watch.fail_because_of(first, format!("{} has ended: {error}", self.name())))
+                }
+            }
+            if let Some((_, silent)) = pulse.look(clock::now(), std::iter::once(beats)) {
+                let ms = silent.as_millis();
+                watch.fail_because_of(first, format!("{} has been silent for {ms} ms", self.name()));
+            }
+        }
+    }
+}

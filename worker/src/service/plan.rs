@@ -1,0 +1,187 @@
+//! What a worker would take of memory, rank by rank, from the functions that allocate it. Nothing is loaded
+//! and no process is started.
+
+use super::load::{CpuPlan, plan_cpu};
+use super::memory_plan::size;
+use super::{WorkerError, sizing};
+use crate::backend::cpu::{Allocated, CpuModel};
+use crate::config::{BackendKind, WorkerConfig};
+use crate::group::NodePlan;
+
+/// The memory of a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Each rank, in order.
+    pub ranks: Vec<RankPlan>,
+    /// Bytes of memory that the ranks of a node share, for each node.
+    pub shared: Vec<u64>,
+    /// Blocks in each rank's KV cache.
+    pub kv_blocks: u32,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Longest sequence.
+    pub max_model_len: u32,
+}
+
+/// The memory of a rank, and what it has of the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankPlan {
+    /// Its node.
+    pub node: usize,
+    /// Its stage of the pipeline.
+    pub stage: usize,
+    /// Its layers, as a range.
+    pub layers: std::ops::Range<usize>,
+    /// What it allocates.
+    pub allocated: Allocated,
+}
+
+/// Plans the memory of the worker of `config`, on the CPU.
+///
+/// # Errors
+/// A model that cannot be served like that.
+pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
+    if !matches!(config.backend, BackendKind::Cpu | BackendKind::Auto) {
+        return Err(WorkerError::Unsuitable("--plan is for --device cpu".into()));
+    }
+    super::serve::check_settings(&config.scheduler)?;
+    let CpuPlan { model, topology, shards, options } = plan_cpu(config)?;
+    let rank = |(rank, shard): (usize, &crate::shard::Shard)| {
+        Ok(RankPlan {
+            node: topology.node_of(rank),
+            stage: shard.stage,
+            layers: shard.layers.clone(),
+            allocated: CpuModel::plan(&config.model, &model.spec, shard, &options)?,
+        })
+    };
+    let ranks = shards.iter().enumerate().map(rank).collect::<Result<_, WorkerError>>()?;
+    let step_bytes = options.max_rows as usize * model.spec.hidden_size * size_of::<f32>();
+    let shared = |node| match topology.ranks() {
+        1 => 0,
+        _ => NodePlan::new(topology, node, step_bytes).bytes() as u64,
+    };
+    Ok(MemoryPlan {
+        ranks,
+        shared: (0..topology.nodes).map(shared).collect(),
+        kv_blocks: options.kv_blocks,
+        block_size: options.block_size,
+        max_model_len: sizing::max_model_len(
+            &config.scheduler,
+            model.max_position_embeddings,
+            options.kv_blocks,
+        ),
+    })
+}
+
+impl MemoryPlan {
+    /// Sequences of the greatest length that the KV cache holds.
+    pub fn sequences(&self) -> u32 {
+        self.kv_blocks / self.max_model_len.div_ceil(self.block_size).max(1)
+    }
+}
+
+impl std::fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns =
+            ["rank", "node", "stage", "layers", "weights", "KV cache", "activations", "logits", "total"];
+        let row = |f: &mut std::fmt::Formatter<'_>, cells: [String; 9]| {
+            let line = cells.iter().map(|cell| format!("{cell:>12}")).collect::<String>();
+            writeln!(f, "{}", line.trim_end())
+        };
+        row(f, columns.map(str::to_owned))?;
+        for (rank, RankPlan { node, stage, layers, allocated }) in self.ranks.iter().enumerate() {
+            let Allocated { weights, kv_cache, activations, logits } = *allocated;
+            let bytes =
+                [weights, kv_cache, activations, logits, allocated.total()].map(|bytes| bytes.to_string());
+            let [weights, kv_cache, activations, logits, total] = bytes;
+            let layers = format!("{}-{}", layers.start, layers.end.saturating_sub(1));
+            let [rank, node, stage] = [rank, *node, *stage].map(|number| number.to_string());
+            row(f, [rank, node, stage, layers, weights, kv_cache, activations, logits, total])?;
+        }
+        for (node, shared) in self.shared.iter().enumerate().filter(|(_, shared)| **shared > 0) {
+            writeln!(
+                f,
+                "node {node}: {shared} bytes shared by its ranks, of which those in use take memory"
+            )?;
+        }
+        let all: u64 = self.ranks.iter().map(|rank| rank.allocated.total()).sum();
+        writeln!(f, "all ranks: {all} bytes, {}", size(all))?;
+        let Self { kv_blocks, block_size, max_model_len, .. } = self;
+        let tokens = u64::from(*kv_blocks) * u64::from(*block_size);
+        writeln!(
+            f,
+            "each rank's KV cache: {kv_blocks} blocks, {tokens} tokens, {} sequences of {max_model_len} tokens",
+            self.sequences()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skein_kernels::collective::Threads;
+    use skein_kernels::collective::link::between_threads;
+
+    use super::*;
+    use crate::backend::cpu::Connections;
+    use crate::config::{Precision, Quantization, RanksConfig};
+    use crate::model::on_cpu::packed_cache::PackedCache;
+
+    /// What `tensor` ranks in each of `stages` stages allocate of the model of `config`, by rank.
+    fn allocated(config: &WorkerConfig) -> Vec<Allocated> {
+        let CpuPlan { topology, options, .. } = plan_cpu(config).unwrap();
+        let patience = std::time::Duration::from_secs(20);
+        let mut all = vec![Allocated::default(); topology.ranks()];
+        for stage in 0..topology.stages {
+            for (slot, ranks) in Threads::new(topology.tensor, patience).into_iter().enumerate() {
+                let ends = |there: bool| there.then(|| between_threads([0, 0], 1, patience));
+                let (before, after) = (ends(stage > 0), ends(stage + 1 < topology.stages));
+                let connections = Connections {
+                    stage,
+                    stages: topology.stages,
+                    before: before.map(|(_, inlet)| Box::new(inlet) as _),
+                    after: after.map(|(outlet, _)| Box::new(outlet) as _),
+                    ..ranks.into()
+                };
+                let none = PackedCache::none();
+                let model = CpuModel::load_rank(&config.model, options, &none, connections, &mut |_, _| {});
+                all[topology.rank_at(stage, slot)] = model.unwrap().allocated();
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn the_plan_is_what_ranks_allocate() {
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m");
+        let golden = |name| format!("{}/../tests/golden/models/{name}", env!("CARGO_MANIFEST_DIR"));
+        for (model, tensor_parallel, pipeline_parallel, quantization) in [
+            (shipped.to_owned(), 1, 1, None),
+            (shipped.to_owned(), 2, 1, None),
+            (shipped.to_owned(), 2, 2, Some(Quantization::Int8)),
+            (shipped.to_owned(), 1, 3, Some(Quantization::Int4)),
+            (golden("olmoe"), 1, 2, None),
+            (golden("gemma2"), 1, 1, None),
+            (golden("starcoder2"), 1, 2, None),
+        ] {
+            let ranks = RanksConfig { tensor_parallel, pipeline_parallel, ..RanksConfig::default() };
+            let config = WorkerConfig {
+                backend: BackendKind::Cpu,
+                ranks,
+                threads: 1,
+                precision: Precision { quantization, ..Precision::default() },
+                kv_cache_memory_bytes: Some(2 << 20),
+                ..WorkerConfig::new(&model, "m")
+            };
+            let plan = plan(&config).unwrap();
+            let planned: Vec<Allocated> = plan.ranks.iter().map(|rank| rank.allocated).collect();
+            assert_eq!(planned, allocated(&config), "{model}, {tensor_parallel} x {pipeline_parallel}");
+            assert!(planned.iter().all(|rank| rank.weights > 0 && rank.kv_cache > 0 && rank.activations > 0));
+            assert_eq!(plan.shared[0] > 0, tensor_parallel * pipeline_parallel > 1);
+            let text = plan.to_string();
+            assert!(
+                text.contains(&format!("{} blocks", plan.kv_blocks)) && text.contains("sequences of"),
+                "{text}"
+            );
+        }
+    }
+}

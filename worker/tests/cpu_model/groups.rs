@@ -1,0 +1,94 @@
+//! Groups whose ranks are threads of this process, with the memory, frames and links of real ones.
+
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
+use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::group::{self, GroupMemory, Leader, Member, NodePlan, Topology, Watch};
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
+
+use crate::batches::SMALL_BLOCK;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const EPOCH: u64 = 3;
+
+/// A group's backend; ends its other ranks when it is dropped.
+pub struct Group {
+    /// `None` while dropping.
+    leader: Option<Leader<CpuBackend>>,
+    others: Vec<JoinHandle<()>>,
+}
+
+/// A group over the model in `directory`: `tensor` ranks in each of `stages` stages.
+pub fn group(directory: &Path, (tensor, stages): (usize, usize), kv_blocks: u32) -> Group {
+    let plan = NodePlan::new(Topology::new(tensor, stages, 1).unwrap(), 0, 1 << 16);
+    let memory = GroupMemory::create(plan, PATIENCE).unwrap();
+    let options = CpuOptions {
+        threads: 1,
+        kv_blocks,
+        block_size: SMALL_BLOCK,
+        max_rows: 64,
+        numbers: NumberTypes::EXACT,
+    };
+    let load = move |memory: &GroupMemory, directory: &Path, rank| {
+        let Member { connections, reports, .. } = group::connect(memory, rank, None, None).unwrap();
+        let none = PackedCache::none();
+        (CpuModel::load_rank(directory, options, &none, connections, &mut |_, _| {}).unwrap(), reports)
+    };
+    let others = plan.children().map(|rank| {
+        let (memory, directory) = (memory.clone(), directory.to_owned());
+        std::thread::spawn(move || {
+            let (mut model, reports) = load(&memory, &directory, rank);
+            let check = || {
+                assert!(model.gives_finite_logits().unwrap());
+                Ok(CpuBackend::start(model).unwrap())
+            };
+            group::follow(memory.reader(rank), reports, EPOCH, check).unwrap();
+        })
+    });
+    let others = others.collect();
+    let (mut model, reports) = load(&memory, directory, 0);
+    let watch = Watch::new(memory.clone(), || ());
+    let leader = Leader::start(&memory, (EPOCH, watch), (reports.unwrap(), None), || {
+        assert!(model.gives_finite_logits().unwrap());
+        Ok::<_, BackendError>(CpuBackend::start(model).unwrap())
+    });
+    Group { leader: Some(leader.unwrap()), others }
+}
+
+impl Group {
+    fn leader(&mut self) -> &mut Leader<CpuBackend> {
+        self.leader.as_mut().unwrap()
+    }
+}
+
+impl Backend for Group {
+    fn kv_blocks(&self) -> u32 {
+        self.leader.as_ref().unwrap().kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.leader.as_ref().unwrap().steps_in_flight()
+    }
+
+    fn stages(&self) -> usize {
+        self.leader.as_ref().unwrap().stages()
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        self.leader().launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.leader().collect(step)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        drop(self.leader.take());
+        self.others.drain(..).for_each(|rank| rank.join().unwrap());
+    }
+}
