@@ -1,5 +1,5 @@
-//! Finds the model's directory, which a name of the hub may stand for, and reads what the banner shows. Only mistakes that should be reported at once
-//! are checked here; the worker checks the rest.
+//! Finds the model's directory, which a name of the hub may stand for, and reads what the banner shows. Only
+//! mistakes that should be reported at once are checked here; the worker checks the rest.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -11,7 +11,7 @@ use super::worker_id::WorkerEpoch;
 /// Tokens at the beginning of a prompt that decide its worker under consistent hashing.
 const AFFINITY_TOKENS: usize = 64;
 
-/// What the fleet needs to know about a request.
+/// The properties of a request by which the fleet places it.
 #[derive(Debug)]
 pub struct Job {
     /// Its cost at any worker.

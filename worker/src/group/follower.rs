@@ -29,8 +29,8 @@ pub enum RankError {
     Check(String),
 }
 
-/// Obeys the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
-/// runs steps. `reports` is the exchange of what ranks of the last stage drew.
+/// Follows the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
+/// runs steps. The ranks of the last stage compare their tokens over `reports`.
 ///
 /// # Errors
 /// If this rank cannot go on, or the group ends.

@@ -166,7 +166,7 @@ pub enum Disagreement {
 /// Compares the tokens that all ranks drew in `step`.
 ///
 /// # Errors
-/// If a rank does not report in time, or reports something else than rank 0.
+/// If a rank does not report in time, or reports something other than rank 0.
 pub fn agree(reports: &mut dyn Ranks, step: u64, output: &StepOutput) -> Result<(), Disagreement> {
     let drawn: Vec<u8> = output.drawn().flat_map(|sampled| sampled.token.to_le_bytes()).collect();
     let mut mine = [0; REPORT_BYTES];

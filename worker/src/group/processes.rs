@@ -100,7 +100,7 @@ impl Terms {
 pub enum Answer {
     /// It has read its welcome.
     Joined {
-        /// What it has itself.
+        /// Its own terms.
         terms: Terms,
         /// Port on which it listens for ranks of other nodes.
         port: Option<u16>,

@@ -21,7 +21,7 @@ struct Inner {
 struct State {
     /// The rank because of which the group has ended, and why.
     failure: Option<(usize, String)>,
-    /// The group was told to stop: ranks that end are no failure.
+    /// The group was told to stop, so a rank that ends has not failed.
     stopped: bool,
     alarm: Option<Alarm>,
     /// Called on the first failure, to end the ranks.
