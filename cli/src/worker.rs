@@ -134,7 +134,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     outcome.map_err(|error| failure(&error))
 }
 
-/// Prints what a worker would take of memory.
+/// Prints the memory that a worker would take.
 ///
 /// # Errors
 /// Settings with which the model cannot be served.

@@ -88,7 +88,7 @@ pub fn read_sharegpt(path: &Path) -> Result<Vec<Text>, TextError> {
 /// The prompts of a file of JSON lines `{"prompt": …, "output_tokens": …}`, the second field optional.
 ///
 /// # Errors
-/// If the file cannot be read, or a line is no such object.
+/// If the file cannot be read, or a line is not such an object.
 pub fn read_lines(path: &Path) -> Result<Vec<Text>, TextError> {
     let text = read(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());

@@ -19,7 +19,7 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// The rank because of which the group has ended, and why.
+    /// The rank whose failure ended the group, and the reason.
     failure: Option<(usize, String)>,
     /// The group was told to stop, so a rank that ends has not failed.
     stopped: bool,
@@ -57,7 +57,7 @@ impl Watch {
         state.stopped || state.failure.is_some()
     }
 
-    /// The rank because of which the group has ended, and why.
+    /// The rank whose failure ended the group, and the reason.
     pub fn cause(&self) -> Option<(usize, String)> {
         self.lock().failure.clone()
     }

@@ -231,7 +231,7 @@ fn begin_trace(name: &'static str, metadata: &MetadataMap, facts: &ModelFacts) -
     trace
 }
 
-/// Notes why a call was refused. A full worker or an unknown stream is no failure.
+/// Notes why a call was refused. A full worker or an unknown stream is not a failure.
 fn refused_span(trace: &trace::Request, status: &Status) {
     let code = status.code();
     match code {
