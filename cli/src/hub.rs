@@ -37,7 +37,7 @@ pub fn commands() -> [Command; 3] {
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     [
         Command::new(PULL)
-            .about("Download a model of Hugging Face's hub, or what has changed of it")
+            .about("Download a model from Hugging Face's hub, or its changes")
             .arg(name())
             .arg(revision.help("Branch, tag or commit [default: main]"))
             .after_help(VARIABLES),

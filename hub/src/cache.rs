@@ -93,7 +93,7 @@ impl Cache {
         Ok(names.into_iter().map(|name| self.repository(&name).describe(name)).collect())
     }
 
-    /// Deletes all revisions of `name`; returns the bytes that it had.
+    /// Deletes all revisions of `name`; returns the bytes freed.
     ///
     /// # Errors
     /// If it is not there, if another process is downloading it, or if a file cannot be deleted.

@@ -161,7 +161,7 @@ impl Client {
 
     async fn send_once(&self, method: &Method, url: &Url, from: u64) -> Result<Answer, Trouble> {
         let mut request = Request::builder().method(method).uri(url.as_str()).header(USER_AGENT, AGENT);
-        // Sizes and ranges are those of the file itself.
+        // No compression, so that sizes and ranges count bytes of the file.
         request = request.header(ACCEPT_ENCODING, "identity");
         if from > 0 {
             request = request.header(RANGE, format!("bytes={from}-"));
@@ -190,7 +190,7 @@ pub fn protocol(url: &Url, why: String) -> HubError {
 fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
     let is_redirect = [301, 302, 303, 307, 308].contains(&answer.status.as_u16());
     let Some(to) = answer.headers.get(LOCATION).filter(|_| is_redirect) else { return Ok(None) };
-    let bad = || protocol(at, "it redirects to an address that is none".to_owned());
+    let bad = || protocol(at, "it redirects to something that is not an address".to_owned());
     let next = to.to_str().ok().and_then(|to| at.join(to).ok()).ok_or_else(bad)?;
     let is_weaker = at.scheme() == "https" && next.scheme() != "https";
     if is_weaker || !["http", "https"].contains(&next.scheme()) {

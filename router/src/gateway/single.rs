@@ -16,7 +16,7 @@ pub struct Single {
     ids: CallIds,
 }
 
-/// What arrived.
+/// The pieces of an answer that have arrived since the last part.
 #[derive(Debug, Default)]
 pub struct Part {
     /// Pieces of the answer.

@@ -24,7 +24,7 @@ const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
 /// Largest other file, bytes.
 pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Occurs in no marker.
+/// Text that occurs in no marker.
 const NO_MARK: char = '\u{FDEF}';
 
 /// One model's text processing. Immutable, shared by all requests.
@@ -46,7 +46,7 @@ pub struct ModelText {
     pub formats: Formats,
     /// The control tokens among the markers of these formats.
     pub kept: Arc<[TokenId]>,
-    /// Render the chat template; `None` = this process does.
+    /// Processes that render the chat template; `None` = this process renders.
     pub render_processes: Option<RenderProcesses>,
     /// Size and type, for display.
     pub facts: Facts,

@@ -60,7 +60,7 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
     };
     let welcome: Welcome = match serde_json::from_slice(&welcome) {
         Ok(welcome) => welcome,
-        Err(error) => return GroupEnd::Refused(format!("the leader's welcome makes no sense here: {error}")),
+        Err(error) => return GroupEnd::Refused(format!("the leader's welcome is unusable here: {error}")),
     };
     let start = || {
         let memory = GroupMemory::create(welcome.plan, welcome.patience)?;
@@ -99,7 +99,7 @@ impl Serving {
     fn send(&self, kind: Kind, message: &[u8]) {
         let sent = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).send(kind, message);
         if let Err(error) = sent {
-            self.watch.fail(format!("the leader takes nothing: {error}"));
+            self.watch.fail(format!("cannot send to the leader: {error}"));
         }
     }
 

@@ -131,7 +131,7 @@ impl Node {
     }
 
     fn send(&self, send: impl FnOnce(&mut Outgoing) -> std::io::Result<()>) -> Result<(), String> {
-        send(&mut self.lock()).map_err(|error| format!("{} takes nothing: {error}", self.name()))
+        send(&mut self.lock()).map_err(|error| format!("{} cannot be reached: {error}", self.name()))
     }
 
     fn listen(

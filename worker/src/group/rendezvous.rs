@@ -179,7 +179,7 @@ fn next(incoming: &mut Incoming, kind: Kind) -> Result<Vec<u8>, String> {
 
 fn parsed<'a, T: Deserialize<'a>>(message: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(message)
-        .map_err(|error| format!("it says what this version does not know: {error}"))
+        .map_err(|error| format!("it sent a message that this version cannot read: {error}"))
 }
 
 /// The leader's side of a handshake.

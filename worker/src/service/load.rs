@@ -310,7 +310,7 @@ fn kv_blocks(
     sizing::check_model_len(&config.scheduler, model_len)?;
     let given = config.kv_cache_memory_bytes;
     let needs = Needs {
-        // Nodes have equal parts, nearly.
+        // Nodes have nearly equal parts.
         weight_bytes: weight_bytes / u64::from(config.ranks.nodes.count.max(1)),
         kv_bytes: given,
         least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
