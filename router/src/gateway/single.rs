@@ -1,4 +1,4 @@
-//! An answer with one choice, as its parts arrive: what Responses and Messages are made of.
+//! An answer with one choice, part by part as it arrives. Responses and Messages are built on it.
 
 use super::merged::Merged;
 use super::split::{CallIds, Choices};

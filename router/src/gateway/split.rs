@@ -21,7 +21,7 @@ impl Choices {
         Self { splitters, include_reasoning }
     }
 
-    /// Passes over text that the client has from an earlier connection.
+    /// Feeds text that the client has from an earlier connection, and discards its parts.
     pub fn skip(&mut self, choice: usize, text: &str) {
         if let Some(splitter) = self.splitter(choice) {
             splitter.push(text);
@@ -84,7 +84,7 @@ impl CallIds {
 /// A whole message.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Text for the reader.
+    /// Text outside reasoning and calls.
     pub content: String,
     /// Reasoning.
     pub reasoning: String,

@@ -13,7 +13,7 @@ use crate::gateway::tool_fields::{function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
-/// What a request asks for.
+/// A parsed request.
 pub struct Asked {
     /// The request itself.
     pub draft: Draft,
@@ -26,7 +26,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Reads the fields of a body; `only_counted` is that of count_tokens.
+    /// Reads the fields of a body; `only_counted` for count_tokens.
     ///
     /// # Errors
     /// All faults of the body in one refusal.
@@ -93,7 +93,7 @@ fn output_format(fields: &mut Fields) {
     fields.put("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
 }
 
-/// Whether the model is to think. Without the field it is not, as at Anthropic.
+/// Whether the model should think. Without the field it does not, as at Anthropic.
 fn thinking(fields: &mut Fields) -> bool {
     let Some(thinking) = fields.object("thinking") else { return false };
     match thinking.get("type").and_then(Value::as_str) {

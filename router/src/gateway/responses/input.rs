@@ -13,7 +13,7 @@ use crate::gateway::tool_fields::{self, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
-/// What a request asks for.
+/// A parsed request.
 pub struct Asked {
     /// The request itself.
     pub draft: Draft,
@@ -97,7 +97,7 @@ fn refuse_state(fields: &mut Fields) {
     }
 }
 
-/// `text.format` is chat's `response_format`, flatter.
+/// Reads `text.format`, which is chat's `response_format` with one level less.
 fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     let mut text = fields.object("text").unwrap_or_default();
     if text.shift_remove("verbosity").is_some_and(|value| !value.is_null() && value != "medium") {
@@ -115,7 +115,7 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
 
 fn effort(fields: &mut Fields) -> Option<String> {
     let mut reasoning = fields.object("reasoning")?;
-    // A summary would be made by another model; the reasoning itself is in the answer.
+    // No model summarises here; the answer contains the reasoning itself.
     reasoning.shift_remove("summary");
     reasoning.shift_remove("generate_summary");
     let effort = reasoning.shift_remove("effort").and_then(|effort| effort.as_str().map(str::to_owned));
