@@ -1,5 +1,5 @@
 //! `skein run-batch`: answers a file of requests in OpenAI's batch format, with workers of its own or through
-//! a running server. The file of answers is also the record of progress, so a run that was ended goes on.
+//! a running server. The file of answers is also the record of progress, so an interrupted run can continue.
 
 pub mod remote;
 

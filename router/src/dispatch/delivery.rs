@@ -226,7 +226,7 @@ impl Delivery {
         self.broken
     }
 
-    /// Whether to attach to a running stream before generating anew.
+    /// Whether to try to attach to a running stream before generating the rest.
     pub fn may_attach(&self) -> bool {
         !self.attach_failed
     }

@@ -13,7 +13,7 @@ use crate::fleet::{WorkerEpoch, WorkerPlacement};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 use crate::links::workers::Place;
 
-/// A worker that has the stream must answer by then; otherwise the rest is generated anew.
+/// A worker that has the stream must answer by then; otherwise the rest is generated again.
 const ATTACH_WITHIN: Duration = Duration::from_millis(500);
 /// Longest request id on the wire, bytes.
 const MAX_ID_BYTES: usize = 128;

@@ -534,7 +534,7 @@ fn dynamo_589_routers_with_the_same_picture_do_not_herd() {
     assert_eq!(picked, [true; 8]);
 }
 
-/// A worker that refused is left alone until a seat comes free, and the others are used meanwhile.
+/// A worker that refused gets no request until a seat comes free; until then the others are used.
 #[test]
 fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     let mut scene = Scene::new(2);

@@ -50,7 +50,7 @@ pub enum FrameError {
         expected: u64,
     },
     /// Its content was corrupted.
-    #[error("frame {0} was corrupted in shared memory")]
+    #[error("frame {0} was corrupted on its way")]
     Digest(u64),
     /// Its content is not a step.
     #[error(transparent)]

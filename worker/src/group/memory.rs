@@ -257,7 +257,7 @@ impl FrameReader {
     /// Waits for the next frame, for as long as the group exists, and reads it into `words`.
     ///
     /// # Errors
-    /// If the group ends. A frame that is too long is none.
+    /// If the group ends. A frame that is too long is read as empty.
     pub fn read(&mut self, words: &mut Vec<u32>) -> Result<(), RingError> {
         let mut length = [0; 2];
         self.ring.take(&mut length, None)?;

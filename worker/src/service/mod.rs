@@ -250,7 +250,7 @@ fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -
     // A router knows the ids: it sent them.
     let traceparent = trace.traceparent().filter(|_| trace.begins_trace());
     let traceparent = traceparent.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
-    // Another reader's request generates: this one goes on from it.
+    // Another reader's request generates; this one reads its stream.
     let origin = stream.origin().filter(|origin| trace.is_on() && trace.link() != Some(*origin));
     origin.inspect(|&origin| trace.link_to(origin));
     task::spawn(async move {

@@ -107,7 +107,7 @@ pub async fn serve_backend(
     server.say(ServingStatus::Serving).await;
     on_ready(server.address);
     let ended = tokio::select! {
-        // The engine failed, and every stream has its error by now. Let them be written; a supervisor then
+        // The engine failed, and every stream has received its error. Let them be written; a supervisor then
         // starts a new process.
         ended = &mut engine => ended,
         () = &mut shutdown => {

@@ -32,7 +32,7 @@ pub struct Attachment {
     pub samples: Vec<SamplePosition>,
     /// First prompt position to send a score for, if the request has scores.
     pub from_score: u32,
-    /// How long the stream may go on without readers.
+    /// How long the stream may continue without readers.
     pub linger: Duration,
 }
 

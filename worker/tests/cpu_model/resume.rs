@@ -121,7 +121,7 @@ async fn a_request_goes_on_with_other_numbers_of_ranks_and_stages_bit_for_bit() 
     check("2 x 2 to 1", || group(model.path(), (2, 2), KV_BLOCKS), alone).await;
 }
 
-/// Requests begin on one backend and go on with another.
+/// Requests begin on one backend and continue on another.
 async fn check<A: Backend + 'static, B: Backend + 'static>(
     model: &str,
     first: impl Fn() -> A,
