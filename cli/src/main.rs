@@ -106,7 +106,7 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
 fn command() -> Command {
     let model = || {
         Arg::new("MODEL")
-            .help("Model directory [default: the model that ships with Skein]")
+            .help("Model directory or GGUF file [default: the model that ships with Skein]")
             .conflicts_with("model")
     };
     let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use skein_gguf::{GgufModel, is_gguf};
 
 use crate::exit::{Failure, MODEL};
 use crate::shipped;
@@ -16,19 +17,24 @@ const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Largest configuration file that is read, bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// The directory of the model `given`, or of the shipped model.
+/// The directory or GGUF file of the model `given`, or the directory of the shipped model.
 ///
 /// # Errors
 /// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
     let Some(given) = given else { return shipped::find() };
     let path = PathBuf::from(given);
+    if is_gguf(&path) {
+        // What is wrong with a file is worth saying before anything starts.
+        let read = GgufModel::open(&path).and_then(|model| model.config().map(drop));
+        return read.map(|()| path).map_err(|error| Failure::new(MODEL, error.to_string()));
+    }
     if !path.is_dir() {
         return Err(Failure::new(
             MODEL,
             format!(
                 "`{given}` is not a directory. Give a Hugging Face model directory (config.json, *.safetensors, \
-                 tokenizer.json); Skein downloads nothing. Without MODEL it serves the shipped model"
+                 tokenizer.json) or a GGUF file; Skein downloads nothing. Without MODEL it serves the shipped model"
             ),
         ));
     }
@@ -43,10 +49,11 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// The default name for clients: the directory's.
+/// The default name for clients: the directory's, or the file's without its ending.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
-    full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    let name = if full.is_file() { full.file_stem() } else { full.file_name() };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Size and type of a model, for the banner.
@@ -64,6 +71,9 @@ pub struct Facts {
 
 /// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.
 pub fn facts(model: &Path) -> Facts {
+    if is_gguf(model) {
+        return GgufModel::open(model).map(|model| gguf_facts(&model)).unwrap_or_default();
+    }
     let config: Value = read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
@@ -90,9 +100,36 @@ pub fn facts(model: &Path) -> Facts {
     facts
 }
 
+/// [`facts`] of a GGUF file.
+fn gguf_facts(model: &GgufModel) -> Facts {
+    let mut facts = Facts {
+        family: model
+            .get("general.architecture")
+            .and_then(skein_gguf::Value::as_str)
+            .unwrap_or("?")
+            .to_owned(),
+        ..Facts::default()
+    };
+    let mut largest = 0;
+    for tensor in model.tensors() {
+        let count = tensor.shape.iter().map(|size| *size as u64).fold(1, u64::saturating_mul);
+        facts.parameters = facts.parameters.saturating_add(count);
+        facts.bytes = facts.bytes.saturating_add(tensor.bytes.len() as u64);
+        if count > largest {
+            largest = count;
+            facts.dtype = tensor.kind.name.to_lowercase();
+        }
+    }
+    facts
+}
+
 /// `vocab_size` of config.json, if present, to compare it with the tokenizer. The worker checks the file
 /// itself.
 pub fn vocab_size(model: &Path) -> Option<u32> {
+    if is_gguf(model) {
+        let config = GgufModel::open(model).and_then(|model| model.config()).ok()?;
+        return config["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok());
+    }
     let config: Value =
         serde_json::from_slice(&read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)?).ok()?;
     let size = config["vocab_size"].as_u64().or_else(|| config["text_config"]["vocab_size"].as_u64());

@@ -52,7 +52,7 @@ const SAMPLING: &str = "Sampling";
 
 /// The table, in the order of the help texts.
 pub const FLAGS: &[Flag] = &[
-    one("model", None, "DIR", MODEL, ALL, "Model directory (the same as MODEL)"),
+    one("model", None, "DIR", MODEL, ALL, "Model directory or GGUF file (the same as MODEL)"),
     many(
         "served-model-name",
         "NAME",

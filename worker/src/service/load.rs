@@ -16,12 +16,13 @@ use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
-use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::{ModelFile, Weights};
 use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::tensors;
+use crate::model::spec::Spec;
+use crate::model::tensors::{self, Kind};
 
 /// Flag for made-up weights, and how to get some without a GPU.
 const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
@@ -143,6 +144,11 @@ fn load_cuda(
     opened: OpenDevice,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
+    if ModelFile::open(&config.model)?.is_some() {
+        let what = "GGUF files are served on the CPU, and this worker has a GPU; add --device cpu, or give the \
+                    model as a directory of safetensors";
+        return Err(WorkerError::Unsuitable(what.into()));
+    }
     let fp8 = precision::on_cuda(config.precision)?;
     let model = ModelConfig::from_dir(&config.model)?;
     let limits = config.scheduler_on(DeviceKind::Cuda);
@@ -188,6 +194,13 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let model = ModelConfig::from_dir(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
+    let is_quantised = quantised_type(&model.spec, &config.model)?;
+    if let (Some(_), Some(kind)) = (numbers.weights, is_quantised) {
+        return Err(WorkerError::Unsuitable(format!(
+            "--quantization is for weights in 16 or 32 bits, and this model's are {kind} already; leave it out"
+        )));
+    }
+    let is_quantised = is_quantised.is_some();
     let is_group = config.ranks.tensor_parallel > 1;
     let options = CpuOptions {
         threads: if is_group { ranks::threads_each(config) } else { config.threads },
@@ -215,7 +228,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     };
     Ok(LoadedBackend {
         cost: StepCost {
-            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
+            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || is_quantised),
             ..model.spec.cpu_cost(weight_bytes, numbers.kv)
         },
         fingerprint,
@@ -232,7 +245,26 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
 
 /// Bits of a weight in memory, scales included.
 fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
-    numbers.weights.map_or(8 * stored.value_bytes() as u64, |format| u64::from(format.bits()) + 1)
+    numbers.weights.map_or(stored.bits_of_256().div_ceil(256) as u64, |format| u64::from(format.bits()) + 1)
+}
+
+/// The type of the model's first quantised matrix; `None` if it has none.
+fn quantised_type(spec: &Spec, model: &Path) -> Result<Option<&'static str>, WorkerError> {
+    let weights = Weights::open(model)?;
+    for tensor in tensors::all(spec).iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))) {
+        if let Some(kind) = tensor.find_stored(&weights)?.storage().blocks() {
+            return Ok(Some(kind.name()));
+        }
+    }
+    Ok(None)
+}
+
+/// The content of a tokenizer.json, or what it would be for a GGUF file.
+fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
+    match ModelFile::open(path).map_err(|error| error.to_string())? {
+        Some(file) => file.tokenizer().ok_or_else(|| format!("{} has no usable tokenizer", path.display())),
+        None => std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display())),
+    }
 }
 
 fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
@@ -249,11 +281,13 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
 /// The grammars of the model in `directory`, whose tokens are read when the first one is used. `None` without
 /// a tokenizer.json: token ids alone say nothing about text.
 pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
-    let path = directory.join("tokenizer.json");
-    let json = std::fs::read(&path).ok()?;
+    let path = match ModelFile::open(directory) {
+        Ok(None) => directory.join("tokenizer.json"),
+        Ok(Some(_)) | Err(_) => directory.to_owned(),
+    };
+    let json = tokenizer_json(&path).ok()?;
     let load = move || {
-        let json =
-            std::fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let json = tokenizer_json(&path)?;
         let tree = serde_json::from_slice(&json).map_err(|error| format!("{}: {error}", path.display()))?;
         TokenBytes::from_tokenizer_json(&tree).map(Arc::new).map_err(|error| error.to_string())
     };

@@ -10,6 +10,7 @@ mod step;
 
 pub use step::{Activations, ForwardStep};
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use half::bf16;
@@ -31,7 +32,7 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
-use crate::model::tensors::{self, Kind, Role};
+use crate::model::tensors::{self, Kind, Role, Tensor};
 use crate::shard::Shard;
 
 /// A model's weights and its forward pass, or one rank's part of them.
@@ -47,6 +48,22 @@ pub struct Model {
     bf16: bool,
     /// Bytes of packed weights that a step of one token reads.
     weight_bytes: u64,
+}
+
+/// Refuses matrices of one product of which some are quantised: they read the same encoded input.
+fn check_stacks(matrices: &[Matrix], packed: &[Packed]) -> Result<(), LoadError> {
+    let mut first: HashMap<_, usize> = HashMap::new();
+    for (i, matrix) in matrices.iter().enumerate() {
+        let Tensor { layer, expert, kind: Kind::Matrix(product, _), .. } = matrix.tensor else { continue };
+        let other = *first.entry((layer, expert, product)).or_insert(i);
+        let is_integer = |i: usize| packed[i].layout().format.is_integer();
+        if is_integer(i) != is_integer(other) {
+            let of = |i: usize| (matrices[i].tensor.name.clone(), matrices[i].weights.storage().name());
+            let ((tensor, kind), (other, other_kind)) = (of(i), of(other));
+            return Err(LoadError::MixedTypes { tensor, kind, other, other_kind });
+        }
+    }
+    Ok(())
 }
 
 impl Model {
@@ -77,6 +94,11 @@ impl Model {
             };
             let (whole, part) = (tensor.find_stored(weights)?, shard.part(spec, tensor));
             let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
+            let unit = whole.storage().unit();
+            if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
+                let (tensor, start, end) = (tensor.name.clone(), part.cols.start, part.cols.end);
+                return Err(LoadError::CutBlocks { tensor, unit, start, end });
+            }
             let (weights, leaves) = (whole.part(part.rows, part.cols), part.leaves);
             Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves })
         };
@@ -86,6 +108,7 @@ impl Model {
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
+        check_stacks(&matrices, &packed)?;
         let is_used = |tensor: &tensors::Tensor| tensor.expert.is_none_or(|expert| expert < spec.experts().1);
         let used = multiplied.iter().zip(&packed).filter(|(tensor, _)| is_used(tensor));
         let weight_bytes = used.map(|(_, packed)| packed.read_bytes() as u64).sum();
