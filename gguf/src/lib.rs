@@ -1,6 +1,7 @@
 //! GGUF files: a model's metadata and tensors in one file or several.
 //!
-//! [`Header`] reads a file's index; nothing in a file is trusted. [`GgufModel`] is a model's files, mapped, and
+//! [`Header`] reads a file's index; nothing in a file is trusted. [`GgufModel`] is a model's files, mapped,
+//! and
 //! says what the metadata means in the words of a Hugging Face directory: config.json, tokenizer.json and so
 //! on. So routers and workers read both kinds of models by the same code. Weights stay bytes here: what their
 //! types mean is the kernels' business.

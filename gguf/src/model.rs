@@ -80,7 +80,8 @@ fn split_name(path: &Path) -> Option<(&str, u64, u64)> {
 }
 
 impl GgufModel {
-    /// Maps the file at `path`, and the other parts of its model if it is one of several, which are beside it.
+    /// Maps the file at `path`, and the other parts of its model if it is one of several, which are beside
+    /// it.
     ///
     /// # Errors
     /// If a file cannot be read or is damaged.

@@ -60,8 +60,8 @@ impl TensorType {
         TYPES.iter().find(|kind| kind.id == id).copied()
     }
 
-    /// Bytes of a tensor whose rows have `dims[0]` values; `None` if rows are no whole blocks, a size is zero,
-    /// or the product is too large for this machine.
+    /// Bytes of a tensor whose rows have `dims[0]` values; `None` if rows are no whole blocks, a size is
+    /// zero, or the product is too large for this machine.
     pub fn bytes_of(self, dims: &[u64]) -> Option<usize> {
         let size = |dim: &u64| usize::try_from(*dim).ok().filter(|size| *size > 0);
         let (row, outer) = dims.split_first()?;

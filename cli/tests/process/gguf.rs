@@ -27,7 +27,11 @@ fn a_gguf_file_is_served_with_its_tokenizer_and_template() {
         let body = json!({"model": "chat", "prompt": "x", "max_tokens": 60, "seed": 1,
                           "structured_outputs": {"json": schema}});
         let answer = post("/v1/completions", body).await;
-        assert_eq!(answer["choices"][0]["text"].as_str().map(|text| text.starts_with('{')), Some(true), "{answer}");
+        assert_eq!(
+            answer["choices"][0]["text"].as_str().map(|text| text.starts_with('{')),
+            Some(true),
+            "{answer}"
+        );
     });
 }
 

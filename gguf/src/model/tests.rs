@@ -67,10 +67,7 @@ fn what_cannot_be_served_is_named() {
     };
     check(Sample::default().text("general.architecture", "mamba"), &["mamba", "supported: llama, qwen2"]);
     check(Sample::default(), &["general.architecture", "missing"]);
-    check(
-        Sample::default().text("general.architecture", "qwen2"),
-        &["qwen2.embedding_length", "missing"],
-    );
+    check(Sample::default().text("general.architecture", "qwen2"), &["qwen2.embedding_length", "missing"]);
     let uneven = list(4, 2, &[2, 0, 0, 0, 1, 0, 0, 0]);
     check(
         llama().with("llama.attention.head_count_kv", uneven),

@@ -94,3 +94,30 @@ fn sentence_piece_ids_are_those_of_the_sentencepiece_package() {
     }
     assert_eq!(model.tokenizer.encode("a", true).unwrap()[0], 1, "the file asks for BOS");
 }
+
+/// Public models by hand: see tests/golden/gguf/public_tokenizers.py.
+#[test]
+fn public_tokenizers_give_the_ids_of_their_tokenizer_json() {
+    let Ok(directory) = std::env::var("TEST_TOKENIZERS") else {
+        return println!("skipped: TEST_TOKENIZERS names no directory of public tokenizers");
+    };
+    let golden: Value =
+        serde_json::from_str(include_str!("../../../tests/golden/tokenization.json")).unwrap();
+    let strings = golden["strings"].as_array().unwrap();
+    let mut texts: Vec<String> =
+        strings.iter().filter_map(|entry| entry["text"].as_str()).map(str::to_owned).collect();
+    texts.extend(mixtures(&texts, 5000, 29));
+    for entry in std::fs::read_dir(&directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "gguf") {
+            let [ours, theirs] = [&path, &path.with_extension("")]
+                .map(|path| ModelText::load(path, &[]).unwrap_or_else(|error| panic!("{error}")));
+            let ids = |model: &ModelText, text: &str| model.tokenizer.encode(text, false).unwrap();
+            let differing = texts.iter().filter(|text| ids(&ours, text) != ids(&theirs, text));
+            let differing: Vec<&String> = differing.collect();
+            let first = differing.first().map(|text| (text, ids(&ours, text), ids(&theirs, text)));
+            println!("{}: {} of {} texts differ", path.display(), differing.len(), texts.len());
+            assert!(first.is_none(), "{}: {first:?}", path.display());
+        }
+    }
+}

@@ -2,7 +2,8 @@
 
 Usage: blocks.py [OUT_DIR]   (pip install gguf==0.19.0)
 
-Writes TYPE.blocks, random bytes with finite scales, and TYPE.values, float32. Rust tests demand the same bits.
+Writes TYPE.blocks, random bytes with finite scales, and TYPE.values, float32. Rust tests demand the
+same bits.
 """
 
 import pathlib

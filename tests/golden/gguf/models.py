@@ -5,7 +5,8 @@ Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 - models/NAME.gguf has the weights of ../models/NAME in their type, so the logits in its golden files hold.
 - models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
   transformers computes in float32 with the weights as the `gguf` package dequantises them.
-- models/chat.gguf has the shipped model's vocabulary and template, and a small random network: it can be served.
+- models/chat.gguf has the shipped model's vocabulary and template, and a small random network: it can be
+  served.
 """
 
 import json
@@ -89,7 +90,7 @@ def write_rest(writer: gguf.GGUFWriter, config: dict) -> None:
     if config.get("sliding_window") and kind in ("gemma2", "gemma3_text", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
     if kind.startswith("gemma"):
-        writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)  # only because it is not the default
+        writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)  # not the default
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

@@ -17,7 +17,8 @@ const CONFIG: &str = "config.json";
 /// Field with the configuration of the text model in a model that also takes images.
 const TEXT_CONFIG: &str = "text_config";
 const GENERATION: &str = "generation_config.json";
-/// In place of the file's name in messages about the fields of a GGUF file, which have the names of config.json.
+/// In place of the file's name in messages about the fields of a GGUF file, which have the names of
+/// config.json.
 const METADATA: &str = "the metadata of the GGUF file";
 
 /// A model's configuration, as far as requests and the forward pass need it. All values are validated.

@@ -45,8 +45,8 @@ fn load(name: &str, threads: usize) -> CpuModel {
     try_load(name, threads).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Names, permuted rows, norms with their offset, rope factors, fused and stacked matrices: all of it is right
-/// if transformers' logits come out.
+/// Names, permuted rows, norms with their offset, rope factors, fused and stacked matrices: all of it is
+/// right if transformers' logits come out.
 #[test]
 fn the_golden_models_in_gguf_agree_with_transformers() {
     for name in NAMES {

@@ -132,7 +132,8 @@ pub struct Block {
     pub codes: [u8; MAX_VALUES],
     /// The block's scale; exact in half precision except in MXFP4.
     pub scale: f32,
-    /// The block's minimum: added in types of 32 inputs, and subtracted, times the group's factor, in K types.
+    /// The block's minimum: added in types of 32 inputs, and subtracted, times the group's factor, in K
+    /// types.
     pub minimum: f32,
     /// Factors of the scale, by group.
     pub factors: [i8; MAX_GROUPS],

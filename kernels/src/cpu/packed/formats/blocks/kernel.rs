@@ -36,8 +36,8 @@ pub(super) fn multiply_6_16(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
     integers.run(Product::<Blocks<6, 16>> { part, kind: PhantomData });
 }
 
-/// The kernel of formats with codes of `BITS` bits and scales for `COLUMNS` columns. What else differs between
-/// them is asked once a group.
+/// The kernel of formats with codes of `BITS` bits and scales for `COLUMNS` columns. What else differs
+/// between them is asked once a group.
 struct Blocks<const BITS: usize, const COLUMNS: usize>;
 
 impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
@@ -98,8 +98,8 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         }
     }
 
-    /// The exact sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32 columns
-    /// with the group, in panels `apart` bytes apart.
+    /// The exact sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32
+    /// columns with the group, in panels `apart` bytes apart.
     ///
     /// # Safety
     /// These columns of `MR` rows and `NR` panels are readable.
