@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::{ADDRESS, Failure, MODEL};
 use crate::model;
-use crate::probe::try_text;
+use crate::probe::{render_processes, try_text};
 use crate::settings::FrontSettings;
 
 /// The served model: its directory, and its names for clients.
@@ -148,6 +148,8 @@ pub async fn start_with(
     };
     let text = tokio::task::spawn_blocking(load).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
+    let render_processes = Some(render_processes(&config.model, &config.text));
+    let text = ModelText { render_processes, facts: model::facts(&config.model), ..text };
     let name = text.name();
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
     Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))

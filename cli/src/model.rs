@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use skein_gguf::{GgufModel, is_gguf};
+pub use skein_router::text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
+#[cfg(feature = "worker")]
 use crate::shipped;
 
 /// Largest safetensors header that is read, bytes; larger ones are broken.
@@ -22,7 +24,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// # Errors
 /// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
-    let Some(given) = given else { return shipped::find() };
+    let Some(given) = given else { return without_name() };
     let path = PathBuf::from(given);
     if is_gguf(&path) {
         // What is wrong with a file is worth saying before anything starts.
@@ -49,24 +51,23 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
+#[cfg(feature = "worker")]
+fn without_name() -> Result<PathBuf, Failure> {
+    shipped::find()
+}
+
+/// A router's own binary carries no model.
+#[cfg(not(feature = "worker"))]
+fn without_name() -> Result<PathBuf, Failure> {
+    let message = "name a model directory (config.json, tokenizer.json): this build carries no model";
+    Err(Failure::new(MODEL, message.to_owned()))
+}
+
 /// The default name for clients: the directory's, or the file's without its ending.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     let name = if full.is_file() { full.file_stem() } else { full.file_name() };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Size and type of a model, for the banner.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// `model_type` of config.json.
-    pub family: String,
-    /// Number of values in all tensors.
-    pub parameters: u64,
-    /// Element type of the largest tensor.
-    pub dtype: String,
-    /// Bytes of all weights.
-    pub bytes: u64,
 }
 
 /// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.

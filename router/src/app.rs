@@ -121,7 +121,7 @@ impl App {
         draft: Draft,
         limits: ModelLimits,
     ) -> Result<(TokenRequest, TextOptions), Refusal> {
-        let size = prompt_bytes(&draft.prompt) + draft.constraint.as_ref().map_or(0, |_| CONSTRAINT_BYTES);
+        let size = work_bytes(&draft.prompt) + draft.constraint.as_ref().map_or(0, |_| CONSTRAINT_BYTES);
         let app = self.clone();
         let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());
         self.text_work(size, check).await
@@ -143,8 +143,17 @@ impl App {
 /// Compiling a constraint takes as long as tokenising this many bytes, or longer.
 const CONSTRAINT_BYTES: usize = 16 * 1024;
 
+/// A chat template takes as long as tokenising this many bytes, or longer: another process renders it.
+const TEMPLATE_BYTES: usize = 8 * 1024;
+
+/// Bytes of text work that `prompt` is worth.
+pub fn work_bytes(prompt: &Prompt) -> usize {
+    let template = if matches!(prompt, Prompt::Chat { .. }) { TEMPLATE_BYTES } else { 0 };
+    template + prompt_bytes(prompt)
+}
+
 /// Approximate bytes of text to render and tokenise.
-pub fn prompt_bytes(prompt: &Prompt) -> usize {
+fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),
         Prompt::Tokens(_) => 0,
