@@ -89,9 +89,9 @@ fn main() -> ExitCode {
 fn command_line() -> Vec<OsString> {
     let typed: Vec<OsString> = std::env::args_os().collect();
     let words: Option<Vec<String>> = typed.iter().map(|word| word.to_str().map(str::to_owned)).collect();
-    let is_directory = |word: &str| std::path::Path::new(word).is_dir();
+    let is_model = |word: &str| model::is_named_by(word);
     words.map_or(typed, |words| {
-        arguments::prepare(&command(), words, is_directory).into_iter().map(OsString::from).collect()
+        arguments::prepare(&command(), words, is_model).into_iter().map(OsString::from).collect()
     })
 }
 

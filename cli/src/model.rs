@@ -19,6 +19,12 @@ const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Largest configuration file that is read, bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
+/// Whether a word of the command line can be a model: a directory or a GGUF file.
+pub fn is_named_by(word: &str) -> bool {
+    let path = Path::new(word);
+    path.is_dir() || is_gguf(path)
+}
+
 /// The directory or GGUF file of the model `given`, or the directory of the shipped model.
 ///
 /// # Errors

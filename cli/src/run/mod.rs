@@ -31,6 +31,7 @@ use remote::Remote;
 
 use crate::exit::{Failure, OTHER, USAGE};
 use crate::front::{self, Served};
+use crate::model;
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
 use crate::settings::{self, EngineSettings, table};
@@ -127,11 +128,11 @@ fn unanswered(error: &Unanswered) -> Failure {
     Failure::new(if is_usage { USAGE } else { OTHER }, error.to_string())
 }
 
-/// Splits the positional arguments: the first is the model if it is a directory; the rest is the prompt.
+/// Splits the positional arguments: the first is the model if it is a directory or a GGUF file; the rest is
+/// the prompt.
 fn split_words(settings: &mut Settings, words: Vec<String>) -> (Option<String>, Option<String>) {
     let given = settings::model_argument(settings);
-    let first_is_model =
-        given.is_none() && words.first().is_some_and(|word| std::path::Path::new(word).is_dir());
+    let first_is_model = given.is_none() && words.first().is_some_and(|word| model::is_named_by(word));
     let (model, rest) =
         if first_is_model { (words.first().cloned(), &words[1..]) } else { (given, &words[..]) };
     (model, (!rest.is_empty()).then(|| rest.join(" ")))

@@ -4,7 +4,8 @@ Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 
 - models/NAME.gguf has the weights of ../models/NAME in their type, so the logits in its golden files hold.
 - models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
-  transformers computes in float32 with the weights as the `gguf` package dequantises them.
+  transformers computes in float32 with the weights as the `gguf` package dequantises them, and those with
+  activations rounded to 8 bits.
 - models/chat.gguf has the shipped model's vocabulary and template, and a small random network: it can be
   served.
 """
@@ -195,6 +196,13 @@ def blocks(random: np.random.Generator, kind: str, rows: int, cols: int) -> np.n
     return raw.reshape(rows, -1)
 
 
+def rounded(x, leaves: int):
+    """Activations as 8-bit codes with one scale for each row and leaf, as Skein rounds them."""
+    parts = x.reshape(*x.shape[:-1], leaves, -1)
+    scale = parts.abs().amax(-1, keepdim=True) / 127
+    return ((parts / scale).round() * scale).reshape(x.shape)
+
+
 def write_mixed() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -237,10 +245,15 @@ def write_mixed() -> None:
     model = LlamaForCausalLM(LlamaConfig(**config)).to(torch.float32).eval()
     model.load_state_dict(state)
     prompt = random.integers(0, config["vocab_size"], 24).tolist()
+    rows = lambda: [[round(float(logit), 5) for logit in row] for row in model(torch.tensor([prompt])).logits[0][::4]]
     with torch.no_grad():
-        logits = model(torch.tensor([prompt])).logits[0].numpy()
-    golden = {"prompt": prompt, "logits": [[round(float(logit), 5) for logit in row] for row in logits[::4]],
-              "positions": list(range(0, 24, 4))}
+        golden = {"prompt": prompt, "positions": list(range(0, 24, 4)), "logits": rows()}
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                # Skein's products that ranks may share have a scale for each eighth of their inputs.
+                leaves = 8 if name.endswith(("o_proj", "down_proj")) else 1
+                module.register_forward_pre_hook(lambda _, inputs, leaves=leaves: (rounded(inputs[0], leaves),))
+        golden["rounded_logits"] = rows()
     (OUT / "mixed.json").write_text(json.dumps(golden) + "\n")
 
 

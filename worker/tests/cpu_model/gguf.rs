@@ -27,8 +27,11 @@ const NAMES: [&str; 10] = [
 ];
 /// The part of the mixed model that is opened.
 const MIXED: &str = "mixed-00001-of-00002.gguf";
-/// Most that integer activations move the mixed model's logits, root mean square, as a share of the logits'.
-const INTEGER_ERROR: f64 = 0.03;
+/// Greatest difference from transformers with activations rounded likewise, root mean square, as a share of the
+/// logits'. A code that is rounded the other way would show.
+const SAME_ROUNDING: f64 = 1e-3;
+/// What rounding activations to 8 bits moves this model's logits by; random networks amplify it.
+const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
 
 fn file(name: &str) -> PathBuf {
     golden("../gguf/models").join(name)
@@ -76,27 +79,28 @@ fn mixed_logits(threads: usize, prompt: &[u32], positions: &[u32], chunks: &[usi
 }
 
 #[test]
-fn quantised_types_agree_with_transformers_within_the_error_of_integer_activations() {
+fn quantised_types_agree_with_transformers_with_activations_in_8_bits() {
     let json: Value = serde_json::from_slice(&std::fs::read(file("mixed.json")).unwrap()).unwrap();
     let list = |key: &str| -> Vec<u32> {
         json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
     };
     let (prompt, positions) = (list("prompt"), list("positions"));
-    let expected: Vec<f64> = json["logits"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .flat_map(|row| row.as_array().unwrap())
-        .map(|logit| logit.as_f64().unwrap())
-        .collect();
+    let golden = |key: &str| -> Vec<f64> {
+        let rows = json[key].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        rows.map(|logit| logit.as_f64().unwrap()).collect()
+    };
     let logits = mixed_logits(2, &prompt, &positions, &[24]);
     let got: Vec<f64> = logits.iter().flatten().map(|logit| f64::from(*logit)).collect();
-    assert_eq!(got.len(), expected.len());
-    let rms = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    let off = rms(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected));
-    let share = off / rms(&mut expected.iter().copied());
-    println!("logits are off by {share:.4} of their size");
-    assert!(share <= INTEGER_ERROR, "{share}");
+    let off = |key: &str| {
+        let expected = golden(key);
+        assert_eq!(got.len(), expected.len());
+        let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+        let off = square(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected));
+        (off / square(&mut expected.iter().copied())).sqrt()
+    };
+    let (rounded, exact) = (off("rounded_logits"), off("logits"));
+    println!("off by {rounded:.6} of the logits' size with the same rounding, {exact:.4} without");
+    assert!(rounded <= SAME_ROUNDING && ROUNDING.contains(&exact), "{rounded} {exact}");
     // Chunks and threads change no bit.
     for (threads, chunks) in [(1, &[24][..]), (3, &[1, 7, 16]), (2, &[5, 19])] {
         assert_eq!(mixed_logits(threads, &prompt, &positions, chunks), logits, "{threads} {chunks:?}");
