@@ -18,7 +18,7 @@ const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
 /// Most tokens; vocabularies of public models end at about 300,000.
-const MAX_TOKENS: usize = 1 << 22;
+const MAX_TOKENS: usize = 1 << 20;
 
 /// Types of tokens.
 const UNKNOWN: u64 = 2;
@@ -193,7 +193,11 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, Gg
         let names: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
         model.wrong(PRE, &names.join(", "))
     })?;
-    let merges = model.get(MERGES).and_then(Value::as_array).and_then(|merges| merges.texts());
+    let merges = model.get(MERGES).and_then(Value::as_array);
+    if merges.is_some_and(|merges| merges.len() > spm::MAX_MERGES) {
+        return Err(too_many_merges(model));
+    }
+    let merges = merges.and_then(|merges| merges.texts());
     let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of texts"))?;
     // A token may begin with a space only in its printable form, so that the first space separates.
     let merges: Option<Vec<Json>> =
@@ -221,6 +225,10 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, Gg
     }))
 }
 
+fn too_many_merges(model: &GgufModel) -> GgufError {
+    model.unsupported(format!("its tokenizer has more than {} merges", spm::MAX_MERGES))
+}
+
 fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, GgufError> {
     let wrong = || model.wrong(SCORES, "a number for each token");
     let scores = model.get(SCORES).and_then(Value::as_array).and_then(|scores| scores.values());
@@ -242,6 +250,7 @@ fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json
     if has_prefix {
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
+    let merges = spm::merges(&vocabulary.tokens, &scores).ok_or_else(|| too_many_merges(model))?;
     Ok(json!({
         "version": "1.0",
         "truncation": null,
@@ -254,7 +263,7 @@ fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json
         "model": {"type": "BPE", "dropout": null, "unk_token": spelling(model, "unknown"),
             "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
             "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary.map(),
-            "merges": spm::merges(&vocabulary.tokens, &scores)},
+            "merges": merges},
     }))
 }
 

@@ -27,8 +27,8 @@ const NAMES: [&str; 10] = [
 ];
 /// The part of the mixed model that is opened.
 const MIXED: &str = "mixed-00001-of-00002.gguf";
-/// Greatest difference from transformers with activations rounded likewise, root mean square, as a share of the
-/// logits'. A code that is rounded the other way would show.
+/// Greatest difference from transformers with activations rounded likewise, root mean square, as a share of
+/// the logits'. A code that is rounded the other way would show.
 const SAME_ROUNDING: f64 = 1e-3;
 /// What rounding activations to 8 bits moves this model's logits by; random networks amplify it.
 const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
