@@ -59,7 +59,7 @@ pub const FLAGS: &[Flag] = &[
         "MODEL",
         MODEL,
         ALL,
-        "Model directory, or a name as organisation/model (the same as MODEL)",
+        "Model directory, GGUF file, or a name as organisation/model (the same as MODEL)",
     ),
     one(
         "revision",
