@@ -187,14 +187,6 @@ pub const FLAGS: &[Flag] = &[
         "Run requests at the worker that an endpoint picker has named in their header x-skein-worker",
     ),
     one(
-        "policy",
-        Some("first_token"),
-        "NAME",
-        CLUSTER,
-        FRONT,
-        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
-    ),
-    one(
         "root-path",
         None,
         "PATH",
@@ -226,6 +218,14 @@ pub const FLAGS: &[Flag] = &[
         "Addresses of the routers (their --host and --port), separated by commas",
     ),
     secret(many("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, if they require one")),
+    one(
+        "policy",
+        Some("first_token"),
+        "NAME",
+        ROUTERS,
+        FRONT,
+        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
+    ),
     many(
         "workers",
         "HOST:PORT",

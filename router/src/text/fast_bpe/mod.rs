@@ -34,8 +34,8 @@ pub(super) struct FastBpe {
 pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
 
 impl FastBpe {
-    /// For the contents of a tokenizer.json; `None` if it uses anything that is not known to be the same here.
-    /// `id_of` is the library's id of a token.
+    /// For the contents of a tokenizer.json; `None` if it uses anything that is not known to be the same
+    /// here. `id_of` is the library's id of a token.
     pub fn from_json(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
         let normalizer = &tree["normalizer"];
         // On ASCII it changes nothing, and no character composes with a space or with what is before it.
