@@ -133,7 +133,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
                     (low[n], high[n]) = (s.low(both), s.high(both));
                     if BITS > 4 {
                         let (upper, width) = (s.load(upper.add(n * apart)), BITS as i32 - 4);
-                        let (mask, at) = ((1i8 << width) - 1 << 4, 4 - 2 * step as i32 * width);
+                        let (mask, at) = (((1i8 << width) - 1) << 4, 4 - 2 * step as i32 * width);
                         low[n] = s.with_upper(low[n], upper, at, mask);
                         high[n] = s.with_upper(high[n], upper, at - width, mask);
                     }
