@@ -128,7 +128,7 @@ fn accepts(directory: &Path) -> Result<(), String> {
     ModelConfig::from_dir(directory).map(drop).map_err(|error| error.to_string())
 }
 
-/// A router takes what its workers take.
+/// A router leaves this check to its workers.
 #[cfg(not(feature = "worker"))]
 fn accepts(_: &Path) -> Result<(), String> {
     Ok(())

@@ -108,7 +108,7 @@ fn without_name() -> Result<PathBuf, Failure> {
     shipped::find()
 }
 
-/// A router's own binary carries no model.
+/// A binary without workers contains no model.
 #[cfg(not(feature = "worker"))]
 fn without_name() -> Result<PathBuf, Failure> {
     let message = "name a model, as organisation/model or as its directory: this build carries none";

@@ -1,4 +1,4 @@
-//! One HTTP request: redirects, time limits, and which faults are worth another attempt.
+//! One HTTP request: redirects, time limits, and which faults can be retried.
 
 use std::error::Error;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::error::HubError;
 
 /// How long a server may take to send its headers.
 const HEADERS_WITHIN: Duration = Duration::from_secs(30);
-/// How long a body may stand still.
+/// Longest pause within a body.
 const BODY_STALL: Duration = Duration::from_secs(30);
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 8;
@@ -129,7 +129,7 @@ impl Client {
         self.endpoint.join(path).map_err(failed)
     }
 
-    /// The hub, as messages call it.
+    /// The hub's name in messages.
     pub fn endpoint(&self) -> &str {
         self.endpoint.as_str().trim_end_matches('/')
     }
@@ -199,7 +199,7 @@ fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
     Ok(Some(next))
 }
 
-/// Refuses answers that say "later".
+/// Refuses answers that ask for a later attempt.
 fn checked(answer: Answer) -> Result<Answer, Trouble> {
     let is_passing = answer.status.is_server_error() || [408, 429].contains(&answer.status.as_u16());
     if !is_passing {
@@ -214,7 +214,7 @@ fn is_same_server(a: &Url, b: &Url) -> bool {
     a.origin() == b.origin()
 }
 
-/// Connections that fail may work later, except with a server that nobody here trusts.
+/// A failed connection may work later, unless the server's certificate is not trusted.
 fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
     if is_untrusted(error) {
         let server = url.host_str().unwrap_or_default().to_owned();

@@ -36,12 +36,12 @@ pub enum Need {
     All,
 }
 
-/// How a model has its weights.
+/// Layout of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
     /// In one file.
     Single,
-    /// In several, by an index.
+    /// In several, listed by an index.
     Indexed,
 }
 
@@ -57,7 +57,7 @@ pub fn text<'a>(listed: &[&'a str]) -> Result<Vec<&'a str>, &'static str> {
     }
 }
 
-/// How `listed` has the weights; a worker prefers the single file, too.
+/// The layout of the weights in `listed`. Prefers the single file, as a worker does.
 ///
 /// # Errors
 /// What is there instead.

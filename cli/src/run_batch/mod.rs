@@ -95,7 +95,7 @@ pub fn command() -> Command {
     Flags::augment_args(with_flags(command, table::RUN_BATCH))
 }
 
-/// What the settings say of the workers here.
+/// Settings of the workers that this process starts.
 struct Here {
     log: LogOptions,
     engine: EngineSettings,

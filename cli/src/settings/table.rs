@@ -297,7 +297,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Ranks, a process each, that share each layer of a worker's model; a power of two, with --device cpu",
+        "Processes (ranks) that share each layer of a worker's model; a power of two, only with --device cpu",
     ),
     one(
         "pipeline-parallel-size",
@@ -337,7 +337,7 @@ pub const FLAGS: &[Flag] = &[
         "SECRET",
         ENGINE,
         SERVE | WORKER,
-        "What all machines of a worker must know to join it; needed unless --leader is this machine",
+        "Secret by which the machines of a worker know each other; needed unless --leader is this machine",
     )),
     switch(
         "plan",
@@ -655,7 +655,7 @@ pub const FLAGS: &[Flag] = &[
         "RATIO",
         TRACES,
         TRACED,
-        "Sampled part of the requests whose caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
+        "Fraction of requests to sample if their caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
     ),
     one(
         "trace-slow",

@@ -64,7 +64,7 @@ pub trait Ranks: Send {
 pub struct Lost {
     /// Rank that did not do its part.
     pub rank: usize,
-    /// What it did instead.
+    /// How it failed.
     pub how: How,
     /// The exchange.
     pub doing: Exchange,

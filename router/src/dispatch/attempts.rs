@@ -46,7 +46,7 @@ impl Ended {
         matches!(self, Self::Full | Self::Fault | Self::Rejected)
     }
 
-    /// What `event` says of the open call; `None` if it goes on.
+    /// How `event` ends the open call; `None` if the call goes on.
     pub fn of(event: &RequestEvent) -> Option<Self> {
         match event {
             RequestEvent::Ended(error) => Some(error.as_ref().map_or(Self::Fault, Self::by)),

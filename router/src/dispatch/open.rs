@@ -117,7 +117,7 @@ impl Driver {
         RequestEvent::NotOpened(placement.at.worker, error)
     }
 
-    /// Whether others wait for a seat that came before. Who has part of an answer goes first.
+    /// Whether earlier requests wait for a seat. A request with a part of its answer goes first.
     fn must_wait(&self) -> bool {
         self.request.waits_for_worker
             && !self.delivery.has_delivered()

@@ -116,7 +116,7 @@ impl Message {
             if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !self.reasoning.is_empty() {
-            // vLLM's newer name and everybody's older one.
+            // vLLM's newer name, and the older one that most clients read.
             message["reasoning_content"] = self.reasoning.as_str().into();
             message["reasoning"] = self.reasoning.into();
         }

@@ -40,7 +40,7 @@ pub struct ModelText {
     pub chat_template: Option<ChatTemplate>,
     /// Sampling defaults from generation_config.json and from the operator.
     pub defaults: GenerationDefaults,
-    /// Compiles what answers are held to.
+    /// Compiles the grammars that answers must follow.
     pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
@@ -50,11 +50,11 @@ pub struct ModelText {
     pub kept: Arc<[TokenId]>,
     /// Render the chat template; `None` = this process does.
     pub render_processes: Option<RenderProcesses>,
-    /// For people and clients that show it.
+    /// Size and type, for display.
     pub facts: Facts,
 }
 
-/// Size and type of a model. What is not known is empty.
+/// Size and type of a model. Unknown ones are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `model_type` of config.json.

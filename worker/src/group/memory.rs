@@ -19,7 +19,7 @@ use skein_sys::shared_memory::{APART, SharedMemory};
 
 use super::topology::Topology;
 
-/// Bytes that a rank gives in one exchange of a step; longer messages go in pieces.
+/// Most bytes of a rank in one exchange of a step; longer messages are split.
 const EXCHANGE_BYTES: usize = 1 << 20;
 /// Bytes of the ring of frames: several steps of 256 sequences of 2,000 tokens.
 const RING_BYTES: usize = 4 << 20;

@@ -74,7 +74,7 @@ pub(crate) struct Ready {
     pub facts: ModelFacts,
     /// `None` if answers cannot be held to a grammar.
     pub grammars: Option<Arc<Grammars>>,
-    /// What routers are told of its counts; `None` = nobody counts.
+    /// Counters that routers are told of; `None` = nothing is counted.
     pub metrics: Option<Arc<Metrics>>,
 }
 
@@ -231,7 +231,7 @@ fn begin_trace(name: &'static str, metadata: &MetadataMap, facts: &ModelFacts) -
     trace
 }
 
-/// Notes why a call was refused. A full worker or an unknown stream is no failure.
+/// Notes why a call was refused. A full worker or an unknown stream is not a failure.
 fn refused_span(trace: &trace::Request, status: &Status) {
     let code = status.code();
     match code {

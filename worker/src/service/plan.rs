@@ -1,5 +1,5 @@
-//! What a worker would take of memory, rank by rank, from the functions that allocate it. Nothing is loaded
-//! and no process is started.
+//! The memory that a worker would take, rank by rank, computed by the functions that allocate it. Nothing is
+//! loaded and no process is started.
 
 use super::load::{CpuPlan, plan_cpu};
 use super::memory_plan::size;

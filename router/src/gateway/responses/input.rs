@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Whatever needs an earlier answer to be stored.
+/// Refuses fields that need an earlier answer to be stored.
 fn refuse_state(fields: &mut Fields) {
     for (name, why) in [
         ("previous_response_id", "no answer is stored; send the whole conversation in input"),
@@ -86,7 +86,7 @@ fn refuse_state(fields: &mut Fields) {
         let message = "background is not supported: no answer is stored; read the stream.";
         fields.note(Refusal::invalid("background", message));
     }
-    // Nothing is stored whatever a client wishes, and it is told so in the answer.
+    // `store` is accepted, but nothing is stored; the answer says `store: false`.
     fields.take("store");
     for item in fields.strings("include") {
         // Reasoning comes in plain text, and log-probabilities are not part of this API here.
@@ -147,8 +147,8 @@ fn tools(fields: &mut Fields, draft: &mut Draft, echo: &mut Map<String, Value>) 
     offered.shown
 }
 
-/// A function here is strict only if it says so: OpenAI rewrites the schemas of the others, this server does
-/// not.
+/// A function is strict only if it says so. OpenAI makes the others strict, too, by rewriting their schemas;
+/// this server does not.
 fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
     match tool.as_object().filter(|tool| tool.get("type").is_some_and(|kind| kind == "function")) {
         Some(function) => {

@@ -24,7 +24,7 @@ pub(super) struct Merges {
     bytes: [TokenId; 128],
     /// Whole words that are tokens, if they are looked for before merging.
     whole: HashMap<Box<[u8]>, TokenId>,
-    /// Tells the words of this model from those of others in a thread's memory.
+    /// Distinguishes this model's words in a thread's memory from those of others.
     id: u32,
 }
 

@@ -1,5 +1,6 @@
-//! A fast way through byte-level BPE, for the part of a text that is plain ASCII. The rest goes to Hugging
-//! Face's library, and so do whole texts of tokenizers of which it is not certain that both agree.
+//! A fast path for byte-level BPE, for the parts of a text that are plain ASCII. The rest goes to Hugging
+//! Face's library, and so does every text if the tokenizer is not known to give the same tokens on both
+//! paths.
 //!
 //! A text may be cut where the library itself cuts: around added tokens, and between the words that the
 //! pre-tokenizer makes. A space between two ASCII letters begins a word under every supported rule, whatever
