@@ -168,7 +168,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "DIR",
         API,
-        SERVE | ROUTER,
+        FRONT,
         "Keep clients' files and batches there (/v1/files, /v1/batches); one directory for each router [default: keep none]",
     ),
     one(

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use skein_grammar::Grammars;
 use skein_grammar::token_bytes::TokenBytes;
 use skein_kernels::cpu::matrix::Storage;
+use skein_node::trace::PROCESS;
+use tracing::field::Empty;
+use tracing::info_span;
 
 use super::memory_plan::Needs;
 use super::{WorkerError, precision, ranks, sizing};
@@ -85,6 +88,15 @@ pub(super) fn load(
     config: &WorkerConfig,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
+    let span = info_span!(target: PROCESS, "load", skein.device = Empty, skein.kv_blocks = Empty);
+    let loaded = span.in_scope(|| load_on(config, &mut progress))?;
+    span.record("skein.device", loaded.device.name());
+    span.record("skein.kv_blocks", loaded.backend.kv_blocks());
+    Ok(loaded)
+}
+
+/// Loads on the device of `config`.
+fn load_on(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     if config.ranks.count() > 1 && config.backend != BackendKind::Cpu {
         return Err(WorkerError::Unsuitable(format!(
             "--tensor-parallel-size {} and --pipeline-parallel-size {} need --device cpu: GPUs do not share a model yet",
@@ -92,12 +104,12 @@ pub(super) fn load(
         )));
     }
     match config.backend {
-        BackendKind::Auto => load_auto(config, &mut progress),
+        BackendKind::Auto => load_auto(config, progress),
         BackendKind::Cuda => {
             let opened = open_cuda(config)?.map_err(|why| WorkerError::Load(Box::new(why)))?;
-            load_cuda(config, opened, &mut progress)
+            load_cuda(config, opened, progress)
         }
-        BackendKind::Cpu => load_cpu(config, &mut progress),
+        BackendKind::Cpu => load_cpu(config, progress),
         BackendKind::Fake => load_fake(config),
     }
 }
@@ -135,6 +147,7 @@ fn load_auto(
 
 /// Opens the device and its kernels, or says why it cannot be used for the model.
 fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
+    let _opening = info_span!(target: PROCESS, "open device").entered();
     let model = ModelConfig::from_dir(&config.model)?;
     match cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size) {
         // A wrong flag must not turn a GPU worker into a CPU worker.
@@ -237,10 +250,12 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
+    let reading = info_span!(target: PROCESS, "read checkpoint").entered();
     let CpuPlan { model, topology, options, is_quantised, .. } = plan_cpu(config)?;
     let numbers = options.numbers;
     let arithmetic = precision::cpu_arithmetic(&numbers);
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
+    drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
         let (group, weight_bytes) = ranks::lead(config, (&model.spec, topology), options, progress)?;
