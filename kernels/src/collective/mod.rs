@@ -272,8 +272,8 @@ mod tests {
     fn both(fault: Fault, patience: Duration, check: impl Fn(Vec<Result<Vec<u8>, Lost>>)) {
         check(with_fault(Threads::new(3, patience), fault));
         check(with_fault(Shared::in_one_process(3, 64, patience).unwrap(), fault));
-        // Over sockets, the end of a rank that has failed may reach another one before its bytes do, which is then
-        // named: two ranks have no third.
+        // Over sockets, a rank that failed because of another may be seen to end before its bytes arrive, and
+        // is named then. Two ranks have no third.
         let fails = matches!(fault, Fault::Hang(_) | Fault::Die | Fault::Error);
         check(with_fault(connected(if fails { 2 } else { 3 }, patience), fault));
     }
