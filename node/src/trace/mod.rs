@@ -6,8 +6,8 @@
 //! attributes, and [`Part`]s, which are child spans added once their times are known. At the end it is known
 //! whether the request failed, moved or was slow, and spans are made only if it is sampled or kept. Most
 //! records are therefore freed without a span and must be cheap (`node/tests/trace_cost.rs`).
-//! `tracing-opentelemetry` makes spans when something begins, so it makes only those of the [`process`] itself.
-//! Nothing that a client wrote or received may become an attribute.
+//! `tracing-opentelemetry` makes spans when something begins, so it makes only those of the [`process`]
+//! itself. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
 mod context;
