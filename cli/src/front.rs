@@ -12,6 +12,7 @@ use skein_node::clock;
 use skein_node::config::{Settings, text};
 use skein_node::discovery::{self, Change};
 use skein_node::supervisor::{Secrets, Supervisor};
+use skein_node::trace::{self, PROCESS};
 use skein_router::app::App;
 use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
@@ -21,6 +22,7 @@ use skein_router::text::TextError;
 use skein_router::text::model_text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
+use tracing::{Instrument, info_span};
 
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
 use crate::model::{self, Asked};
@@ -85,6 +87,27 @@ pub fn listed(settings: &mut Settings, flag: &str, addresses: &[String]) -> Opti
     listed.map_err(|error| settings.problem(format!("--{flag}: {error}"))).ok()
 }
 
+/// Traces `starting`, and then the wait for the first member that takes requests, as the front's start.
+///
+/// # Errors
+/// Those of `starting`.
+pub async fn trace_start(
+    model: &str,
+    starting: impl Future<Output = Result<(App, Cluster), Failure>>,
+) -> Result<(App, Cluster), Failure> {
+    let start = info_span!(target: PROCESS, parent: None, "start", skein.model = model);
+    let started = starting.instrument(start.clone()).await;
+    let (app, cluster) = started.inspect_err(|failure| trace::fail(&start, failure))?;
+    let (waiting, wait) = (cluster.clone(), info_span!(target: PROCESS, parent: &start, "wait for worker"));
+    let until_ready = async move {
+        // An error would mean that its patience ended.
+        let _ = waiting.wait_ready(Duration::MAX).await;
+        drop(start);
+    };
+    tokio::spawn(until_ready.instrument(wait));
+    Ok((app, cluster))
+}
+
 /// Logs a line once the first member of `cluster` takes requests: its URL is what clients need.
 pub fn say_when_ready(cluster: &Cluster, model: &str, listen: SocketAddr) {
     let (cluster, model) = (cluster.clone(), model.to_owned());
@@ -139,11 +162,13 @@ pub async fn start_with(
     changes: mpsc::Receiver<Change>,
     connector: Arc<dyn Connector>,
 ) -> Result<(App, Cluster), Failure> {
-    try_text(&config.model, &config.text).await?;
+    let loading = info_span!(target: PROCESS, "load tokenizer");
+    try_text(&config.model, &config.text).instrument(loading.clone()).await?;
     let (model, names, sources) =
         (config.model.clone(), config.served_model_names.clone(), config.text.clone());
     let vocab_size = model::vocab_size(&config.model);
     let load = move || {
+        let _loading = loading.entered();
         let text = ModelText::load_with(&model, &names, &sources)?;
         vocab_size.map_or(Ok(()), |vocab_size| text.check_vocabulary(vocab_size)).map(|()| text)
     };

@@ -44,7 +44,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     front::warn_if_exposed(&front);
     let connector = connector.unwrap_or_else(|()| Arc::new(Grpc));
     let config = front::router_config(front, &served, listen);
-    let (app, cluster) = front::start_with(config, changes, connector).await?;
+    let starting = front::start_with(config, changes, connector);
+    let (app, cluster) = front::trace_start(served.name(), starting).await?;
     let url = format!("http://{listen}/v1");
     tracing::info!(url, model = served.name(), routers = routers.len(), "gateway is listening");
     front::say_when_ready(&cluster, served.name(), listen);

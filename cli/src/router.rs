@@ -41,7 +41,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
-    let (app, cluster) = front::start(front::router_config(front, &served, listen), changes).await?;
+    let config = front::router_config(front, &served, listen);
+    let (app, cluster) = front::trace_start(served.name(), front::start(config, changes)).await?;
     tracing::info!(url = %format_args!("http://{listen}/v1"), model = served.name(), "router is listening");
     front::say_when_ready(&cluster, served.name(), listen);
     skein_router::serve::serve(listener, app, shutdown.requested()).await.map_err(Failure::other)

@@ -114,7 +114,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     supervisor.kill_after(shutdown.forced());
 
     let has_key = !front.router.api_keys.is_empty();
-    let started = front::start_over(&supervisor, front::router_config(front, &served, listen), seen).await;
+    let config = front::router_config(front, &served, listen);
+    let starting = front::start_over(&supervisor, config, seen);
+    let started = front::trace_start(served.name(), starting).await;
     let (app, cluster) = match started {
         Ok(started) => started,
         Err(failure) => {

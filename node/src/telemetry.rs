@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::format::{self, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, MakeWriter};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -78,7 +79,7 @@ pub fn level(given: &str) -> Result<String, String> {
 pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let filter =
         options.level.clone().or_else(|| std::env::var("RUST_LOG").ok()).unwrap_or_else(|| "info".into());
-    let parsed = EnvFilter::try_new(quiet_libraries(&filter))
+    let parsed = lines_filter(&filter)
         .map_err(|error| TelemetryError::Filter { filter, reason: error.to_string() })?;
     options.otlp.as_ref().map(trace::start).transpose()?;
     let terminal = std::io::stderr().is_terminal();
@@ -86,7 +87,7 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let writer = Labelled { process: options.process.clone(), json };
     if let Some(warnings) = trace::layer() {
         let lines = lines_with_ids(writer, terminal, json, parsed);
-        let started = Registry::default().with(lines).with(warnings).try_init();
+        let started = Registry::default().with(lines).with(warnings).with(trace::process_layer()).try_init();
         return started.map_err(|_| TelemetryError::AlreadySet);
     }
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer).with_ansi(terminal);
@@ -151,6 +152,12 @@ fn write_with_ids(writer: &mut Writer<'_>, line: &str, request: trace::Link, jso
         }
         _ => writeln!(writer, "{} trace_id={trace_id} span_id={span_id}", line.trim_end_matches('\n')),
     }
+}
+
+/// What is logged. Spans of the process are for traces only: a line would repeat those that it is in.
+fn lines_filter(filter: &str) -> Result<EnvFilter, ParseError> {
+    let filter = EnvFilter::try_new(quiet_libraries(filter))?;
+    Ok(filter.add_directive(format!("{}=off", trace::PROCESS).parse()?))
 }
 
 /// Limits a bare `debug` or `trace` to our own crates. Otherwise the transport's frames bury everything else;
@@ -235,6 +242,16 @@ mod tests {
         assert!(quiet_libraries("debug").starts_with("info,skein=debug,"));
         assert_eq!(quiet_libraries("h2=trace"), "h2=trace");
         assert_eq!(quiet_libraries("warn"), "warn");
+    }
+
+    #[test]
+    fn no_filter_logs_the_spans_of_the_process() {
+        for filter in ["info", "trace", "skein=trace", "skein::process=info", "off"] {
+            let filter = lines_filter(filter).expect("it is valid");
+            tracing::subscriber::with_default(Registry::default().with(filter), || {
+                assert!(tracing::info_span!(target: trace::PROCESS, "start").is_disabled());
+            });
+        }
     }
 
     #[test]

@@ -13,11 +13,13 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use skein_node::trace::PROCESS;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
+use tracing::{Instrument, info_span};
 
 use crate::app::App;
 use crate::{gateway, grpc};
@@ -55,20 +57,24 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     let mut connections = JoinSet::new();
     let drained = async {
         shutdown.await;
-        tracing::info!(running = app.drain.running(), "draining");
-        app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).await;
+        let running = app.drain.running();
+        tracing::info!(running, "draining");
+        let ending = info_span!(target: PROCESS, parent: None, "shutdown", skein.model = &*app.text.name());
+        let drain = info_span!(target: PROCESS, parent: &ending, "drain", skein.running = running);
+        app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
+        ending
     };
     tokio::pin!(drained);
-    loop {
+    let _ending = loop {
         tokio::select! {
             biased;
-            () = &mut drained => break,
+            ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
                 connections.spawn(connection(stream, router.clone(), closing.clone(), place));
             }
         }
-    }
+    };
     drop(listener);
     closing.cancel();
     let all_closed = async { while connections.join_next().await.is_some() {} };

@@ -28,6 +28,8 @@ const FOREVER: Duration = Duration::from_secs(3600);
 /// What readings of the monotonic clock and of the time of day differ at most.
 const SKEW_NANOS: u64 = 5_000_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Scope of the spans of processes.
+const PROCESS_SCOPE: &str = "skein.process";
 
 /// What the receiver does with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +98,7 @@ fn text(value: &AnyValue) -> Option<String> {
 #[derive(Debug, Default)]
 struct Taken {
     spans: Vec<Span>,
+    process_spans: Vec<Span>,
     points: Vec<Point>,
 }
 
@@ -137,8 +140,11 @@ impl State {
         for resource in request.resource_spans {
             let attributes = resource.resource.map(|resource| resource.attributes).unwrap_or_default();
             let service = find(&attributes, "service.name").unwrap_or_default();
-            let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            taken.spans.extend(spans.map(|span| Span { service: service.clone(), span }));
+            for scoped in resource.scope_spans {
+                let is_process = scoped.scope.is_some_and(|scope| scope.name == PROCESS_SCOPE);
+                let to = if is_process { &mut taken.process_spans } else { &mut taken.spans };
+                to.extend(scoped.spans.into_iter().map(|span| Span { service: service.clone(), span }));
+            }
         }
     }
 
@@ -208,9 +214,14 @@ impl Receiver {
         }
     }
 
-    /// All spans so far.
+    /// All spans of requests so far.
     pub fn spans(&self) -> Vec<Span> {
         self.state.lock().spans.clone()
+    }
+
+    /// All spans of processes so far.
+    pub fn process_spans(&self) -> Vec<Span> {
+        self.state.lock().process_spans.clone()
     }
 
     /// All histogram points so far.
@@ -218,24 +229,40 @@ impl Receiver {
         self.state.lock().points.clone()
     }
 
-    /// Waits until `enough` of the spans has come.
+    /// Waits until `enough` of the requests' spans has come.
     ///
     /// # Panics
     /// With their names if it has not `within` that time.
     pub async fn wait_spans(&self, within: Duration, enough: impl Fn(&[Span]) -> bool) -> Vec<Span> {
-        let start = clock::now();
-        loop {
-            let spans = self.spans();
-            if enough(&spans) {
-                return spans;
-            }
-            if clock::now().since(start) >= within {
-                let names: Vec<_> =
-                    spans.iter().map(|span| format!("{} {}", span.service, span.span.name)).collect();
-                panic!("{} spans within {within:?}: {names:#?}", names.len());
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
+        wait(|| self.spans(), within, enough).await
+    }
+
+    /// [`wait_spans`](Self::wait_spans) for the processes' spans.
+    ///
+    /// # Panics
+    /// Likewise.
+    pub async fn wait_process_spans(&self, within: Duration, enough: impl Fn(&[Span]) -> bool) -> Vec<Span> {
+        wait(|| self.process_spans(), within, enough).await
+    }
+}
+
+async fn wait(
+    so_far: impl Fn() -> Vec<Span>,
+    within: Duration,
+    enough: impl Fn(&[Span]) -> bool,
+) -> Vec<Span> {
+    let start = clock::now();
+    loop {
+        let spans = so_far();
+        if enough(&spans) {
+            return spans;
         }
+        if clock::now().since(start) >= within {
+            let names: Vec<_> =
+                spans.iter().map(|span| format!("{} {}", span.service, span.span.name)).collect();
+            panic!("{} spans within {within:?}: {names:#?}", names.len());
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

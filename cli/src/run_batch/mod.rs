@@ -87,7 +87,8 @@ struct Flags {
 
 /// The command for clap.
 pub fn command() -> Command {
-    let model = Arg::new("MODEL").help("Model directory [default: the model that ships with Skein]");
+    let model =
+        Arg::new("MODEL").help("Model directory or GGUF file [default: the model that ships with Skein]");
     let command = Command::new(RUN_BATCH)
         .about("Answer a file of requests in OpenAI's batch format")
         .arg(model.conflicts_with_all(["model", "server"]));

@@ -318,3 +318,99 @@ fn gen_ai_metrics_arrive_with_the_conventions_names_and_buckets() {
         }
     });
 }
+
+/// The parent's name of each span of a service, by name; roots have none.
+fn parents(spans: &[Span], service: &str) -> BTreeMap<String, String> {
+    let own: Vec<_> = spans.iter().filter(|span| span.service == service).collect();
+    let parent = |span: &Span| {
+        let found = own.iter().find(|other| other.span.span_id == span.span.parent_span_id);
+        found.inspect(|parent| {
+            assert_eq!(parent.span.trace_id, span.span.trace_id);
+            assert!(parent.has_begun_before(span) && parent.ends_after(span), "{}", span.span.name);
+        });
+        found.map_or(String::new(), |parent| parent.span.name.clone())
+    };
+    own.iter().map(|span| (span.span.name.clone(), parent(span))).collect()
+}
+
+#[test]
+fn a_process_that_starts_connects_and_ends_has_spans_whatever_the_ratio() {
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        let prefix = ["env".to_owned(), format!("OTEL_EXPORTER_OTLP_ENDPOINT={}", receiver.grpc)];
+        let flags = ["--trace-ratio=0", "--log-level=debug"];
+        let with = Extras { prefix: prefix.to_vec(), ..Extras::flags(&flags) };
+        let mut worker = Worker::start(SKEIN, &with).await;
+        let mut router = Front::router(SKEIN, &[worker.address], &with).await;
+        load(&router.url, 3, 1).await;
+        for process in [&mut router.process, &mut worker.process] {
+            process.signal("TERM");
+            process.wait_end(WITHIN).await;
+        }
+        let has = |spans: &[Span], name: &str| spans.iter().filter(|span| span.span.name == name).count();
+        let spans = receiver.wait_process_spans(WITHIN, |spans| has(spans, "shutdown") == 2).await;
+        let expected = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(name, parent)| ((*name).to_owned(), (*parent).to_owned())).collect()
+        };
+        let of_worker = [
+            ("start", ""),
+            ("load", "start"),
+            ("read checkpoint", "load"),
+            ("pack weights", "load"),
+            ("first step", "load"),
+            ("shutdown", ""),
+            ("drain", "shutdown"),
+        ];
+        assert_eq!(parents(&spans, "skein-worker"), expected(&of_worker));
+        let of_router = [
+            ("start", ""),
+            ("load tokenizer", "start"),
+            ("wait for worker", "start"),
+            ("connect", ""),
+            ("shutdown", ""),
+            ("drain", "shutdown"),
+        ];
+        assert_eq!(parents(&spans, "skein-router"), expected(&of_router));
+        let named = |name: &str| spans.iter().find(|span| span.span.name == name).expect("checked above");
+        let bytes = named("pack weights").attribute("skein.weight_bytes");
+        assert!(bytes.is_some_and(|bytes| bytes.parse::<u64>().is_ok_and(|bytes| bytes > 1_000_000)));
+        assert_eq!(named("load").attribute("skein.device").as_deref(), Some("cpu"));
+        let connect = named("connect");
+        assert_eq!(connect.attribute("skein.address"), Some(worker.address.to_string()));
+        assert_eq!(connect.attribute("skein.reconnects").as_deref(), Some("false"));
+        assert_eq!(receiver.spans().len(), 0, "no request is sampled");
+        for log in [router.process.log(), worker.process.log()] {
+            let mut lines = log.lines();
+            assert!(!lines.any(|line| line.contains("\"spans\"") || line.contains("start:load")), "{log}");
+        }
+    });
+}
+
+#[test]
+fn a_start_that_fails_is_a_span_with_its_reason() {
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        let flag = format!("--otlp-endpoint={}", receiver.http);
+        let flags = [&flag, "--otlp-protocol=http/protobuf", "--max-model-len=100000000"];
+        let mut worker = Worker::spawn(SKEIN, &Extras::flags(&flags));
+        worker.process.wait_end(WITHIN).await;
+        let is_start = |spans: &[Span]| spans.iter().any(|span| span.span.name == "start");
+        let spans = receiver.wait_process_spans(WITHIN, is_start).await;
+        let status = only(&spans, "skein-worker", "start").span.status.clone().expect("it failed");
+        assert!(status.message.contains("100000000"), "{}", status.message);
+    });
+}
+
+#[test]
+fn a_process_without_traces_has_no_spans() {
+    block_on(async {
+        let receiver = Receiver::start(Mood::Willing).await;
+        let endpoint = format!("OTEL_EXPORTER_OTLP_ENDPOINT={}", receiver.grpc);
+        let prefix = ["env".to_owned(), endpoint, "OTEL_TRACES_EXPORTER=none".to_owned()];
+        let mut worker = Worker::start(SKEIN, &Extras { prefix: prefix.to_vec(), ..Extras::default() }).await;
+        worker.process.signal("TERM");
+        // A process sends its last spans before it ends.
+        worker.process.wait_end(WITHIN).await;
+        assert_eq!(receiver.process_spans().len() + receiver.spans().len(), 0);
+    });
+}

@@ -254,6 +254,7 @@ mod tests {
         let mut writer = ring.writer(Duration::from_millis(50));
         let error = (0..3).find_map(|_| writer.put(&[1; 8]).err());
         assert!(matches!(error, Some(RingError::Late { reader: 0, .. })), "{error:?}");
+        writer.publish();
         let mut reader = ring.reader(0);
         let empty = self::ring(64, 1);
         let late = empty.reader(0).take(&mut [0; 4], Some(Duration::from_millis(10)));

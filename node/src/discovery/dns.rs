@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::backoff::Backoff;
 use super::{Change, Member};
+use crate::trace::Connecting;
 
 /// Default interval between lookups.
 pub const INTERVAL: Duration = Duration::from_secs(5);
@@ -57,12 +58,17 @@ async fn follow_with<F: Future<Output = Result<Vec<SocketAddr>, String>>>(
     let mut jitter = Backoff::new(seed);
     let mut answers = Answers::default();
     let mut failing = false;
+    let mut connecting = Connecting::begin("dns", &name.host);
     while !changes.is_closed() {
         let found = resolve().await.and_then(|found| {
             if found.is_empty() { Err("it has no addresses".to_owned()) } else { Ok(found) }
         });
+        if found.is_err() {
+            connecting.failed();
+        }
         match found {
             Ok(found) => {
+                connecting.works();
                 if std::mem::take(&mut failing) {
                     tracing::info!(name = name.host, "the name resolves again");
                 }

@@ -1,13 +1,13 @@
 //! Traces: what happened to one request, as OpenTelemetry spans, exported by OTLP. Off unless an endpoint is
-//! set; then nothing here allocates or reads a clock.
+//! set; then no request allocates or reads a clock here.
 //!
 //! Each process has one server span a request, [`Request`]. When the request arrives, its ids are drawn, and
 //! the decision to sample is taken from the caller or made here. Until it ends, the request is only a record:
 //! attributes, and [`Part`]s, which are child spans added once their times are known. At the end it is known
 //! whether the request failed, moved or was slow, and spans are made only if it is sampled or kept. Most
 //! records are therefore freed without a span and must be cheap (`node/tests/trace_cost.rs`).
-//! `tracing-opentelemetry` is not used because it makes its spans when a request begins. Nothing that a
-//! client wrote or received may become an attribute.
+//! `tracing-opentelemetry` makes spans when something begins, so it makes only those of the [`process`]
+//! itself. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
 mod context;
@@ -16,6 +16,7 @@ mod export;
 mod gen_ai;
 mod options;
 mod part;
+mod process;
 mod request;
 mod sampling;
 mod start;
@@ -28,11 +29,13 @@ pub use export::{SPANS_DROPPED, SPANS_DROPPED_HELP, SPANS_EXPORTED, SPANS_EXPORT
 pub use gen_ai::{GenAi, Observation};
 pub use options::{Endpoint, Options, Protocol, Sampling};
 pub use part::{Attempt, Part};
+pub use process::{Connecting, PROCESS, fail};
 pub use request::Request;
 pub use start::{StartError, flush, slow_after, start};
 
 pub(crate) use current::current_link;
 pub(crate) use export::counters;
+pub(crate) use process::layer as process_layer;
 pub(crate) use warnings::layer;
 
 /// Attribute of a kept span whose trace is not sampled: why it is kept.

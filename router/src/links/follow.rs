@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_node::discovery::Change;
+use skein_node::trace::Connecting;
 use skein_node::{clock, task};
 use skein_proto::watch::WatchBody;
 use tokio::sync::{Notify, mpsc};
@@ -82,13 +83,16 @@ pub(crate) async fn tick(workers: Arc<Workers>) {
 async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String, hurry: Arc<Notify>) {
     let mut pause = FIRST_PAUSE;
     let mut log = LinkLog::default();
+    let mut connecting = Connecting::begin("worker", &address);
     loop {
         let mut reached = Reached::Nothing;
-        let ended = session(&workers, worker, &address, &mut reached, &mut log).await;
+        let link = Link { worker, address: &address, log: &mut log, connecting: &mut connecting };
+        let ended = session(&workers, link, &mut reached).await;
         if workers.handle(Event::Lost(worker)).contains(&Action::Unfollow(worker)) || !workers.has(worker) {
             tracing::info!(worker = worker.0, address, "a worker that had left discovery is gone");
             return workers.disconnect(worker);
         }
+        connecting.failed();
         pause = match reached {
             Reached::Nothing => pause,
             Reached::Process | Reached::Worker | Reached::Watch => pause.min(LOADING_PAUSE),
@@ -106,13 +110,19 @@ async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String,
     }
 }
 
+/// A link as its session sees it.
+struct Link<'a> {
+    worker: WorkerId,
+    address: &'a str,
+    log: &'a mut LinkLog,
+    connecting: &'a mut Connecting,
+}
+
 /// One connection to a worker, from reading its `Info` to the end of its watch.
 async fn session(
     workers: &Arc<Workers>,
-    worker: WorkerId,
-    address: &str,
+    Link { worker, address, log, connecting }: Link<'_>,
     reached: &mut Reached,
-    log: &mut LinkLog,
 ) -> Result<(), CallError> {
     let client = WorkerClient::connect(&*workers.connector, address).await?;
     *reached = Reached::Process;
@@ -136,6 +146,7 @@ async fn session(
             if is_first {
                 *reached = Reached::Watch;
                 log_recovered(worker, address, log);
+                connecting.works();
             }
             let mut rest = snapshot_parts::split(event);
             let mut actions = workers.handle(Event::Watched(worker, rest.event));

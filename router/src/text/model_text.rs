@@ -1,9 +1,11 @@
 //! The text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use skein_gguf::{GgufModel, is_gguf};
 use skein_grammar::Grammars;
 use skein_proto::TokenId;
 
@@ -67,7 +69,7 @@ pub struct Facts {
 
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from
-    /// `directory`. Only the first is required.
+    /// `directory`. Only the first is required. A GGUF file in place of the directory says what they would.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }
@@ -80,7 +82,7 @@ impl ModelText {
     ) -> Result<Self, TextError> {
         let files = sources.tokenizer_directory(directory);
         let tokenizer = tokenizer_json(files)?;
-        let config = read_json(files, "tokenizer_config.json")?;
+        let config = tokenizer_config(files)?;
         let generation = sources.generation(directory)?;
         let template = sources.template(directory)?;
         let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
@@ -250,8 +252,19 @@ pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<To
 }
 
 fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
+    if is_gguf(directory) {
+        return Ok(GgufModel::open(directory)?.tokenizer()?.to_string().into_bytes());
+    }
     let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
     json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
+}
+
+/// tokenizer_config.json; null if there is none.
+fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
+    if is_gguf(directory) {
+        return Ok(GgufModel::open(directory)?.tokenizer_config());
+    }
+    read_json(directory, "tokenizer_config.json")
 }
 
 /// Loads and compiles only the chat template of the model in `directory`.
@@ -259,7 +272,7 @@ pub(super) fn chat_template_of(
     directory: &Path,
     sources: &TextSources,
 ) -> Result<Option<ChatTemplate>, TextError> {
-    let config = read_json(sources.tokenizer_directory(directory), "tokenizer_config.json")?;
+    let config = tokenizer_config(sources.tokenizer_directory(directory))?;
     compile(sources.template(directory)?, &config)
 }
 
@@ -402,7 +415,10 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
 
 pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     match read(path, limit) {
-        Err(TextError::Unreadable { reason, .. }) if reason.kind() == std::io::ErrorKind::NotFound => {
+        // A model that is a file has no files in it.
+        Err(TextError::Unreadable { reason, .. })
+            if matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+        {
             Ok(None)
         }
         other => other.map(Some),

@@ -6,16 +6,19 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use skein_node::clock;
+use skein_node::trace::{self, PROCESS};
 use skein_proto::info::WorkerInfo;
 use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::RecvError;
 use tonic_health::ServingStatus;
+use tracing::{Instrument, Span, info_span};
 
 use super::load::{LoadedBackend, load};
 use super::server::Server;
 use super::{ModelFacts, Ready, WorkerService, sizing};
 use crate::backend::BackendError;
 use crate::config::{SchedulerConfig, WorkerConfig};
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineHandle};
 use crate::metrics::{Metrics, Observer};
 use crate::scheduler::Scheduler;
 
@@ -85,41 +88,83 @@ pub async fn serve_backend(
 ) -> Result<(), WorkerError> {
     check_settings(&config.scheduler)?;
     let mut shutdown = pin!(shutdown);
+    let model = &*config.served_model_name;
+    let span = info_span!(target: PROCESS, parent: None, "start", skein.model = model);
+    let started = start(&config, load, shutdown.as_mut()).instrument(span.clone()).await;
+    let started = started.inspect_err(|error| trace::fail(&span, error))?;
+    drop(span);
+    let Some(mut running) = started else { return Ok(()) };
+    on_ready(running.server.address);
+    let ended = tokio::select! {
+        // The engine failed, and every stream has received its error. Let them be written; a supervisor then
+        // starts a new process.
+        ended = &mut running.engine => Some(ended),
+        () = &mut shutdown => None,
+    };
+    let span = info_span!(target: PROCESS, parent: None, "shutdown", skein.model = model);
+    let ended = running.end(&config, ended).instrument(span.clone()).await;
+    ended.inspect_err(|error| trace::fail(&span, error))
+}
+
+/// A worker that serves.
+struct Running {
+    server: Server,
+    service: WorkerService,
+    handle: EngineHandle,
+    engine: oneshot::Receiver<Result<(), BackendError>>,
+}
+
+/// Listens, loads and starts to serve; `None` if `shutdown` comes before.
+async fn start(
+    config: &WorkerConfig,
+    load: impl FnOnce() -> Result<LoadedBackend, WorkerError> + Send + 'static,
+    shutdown: impl Future<Output = ()>,
+) -> Result<Option<Running>, WorkerError> {
     let service = WorkerService::default();
     let metrics = Arc::new(Metrics::new(&config.served_model_name));
-    let server = Server::start(&config, service.clone(), metrics.clone()).await?;
-    let loading = on_thread("model loader", load)?;
+    let server = Server::start(config, service.clone(), metrics.clone()).await?;
+    let span = Span::current();
+    let loading = on_thread("model loader", move || span.in_scope(load))?;
     let loaded = tokio::select! {
         loaded = loading => loaded.unwrap_or(Err(WorkerError::Panicked("model loader")))?,
         // The loader thread is abandoned; it ends with the process.
-        () = &mut shutdown => {
+        () = shutdown => {
             server.stop().await;
-            return Ok(());
+            return Ok(None);
         }
     };
-    let (mut ready, mut engine) = prepare(&config, loaded)?;
+    let (mut ready, mut engine) = prepare(config, loaded)?;
     metrics.loaded(&ready.facts.info);
     ready.metrics = Some(metrics.clone());
     engine.observe(Observer::new(metrics));
     let handle = ready.engine.clone();
-    let mut engine = on_thread("engine", move || engine.run())?;
+    let engine = on_thread("engine", move || engine.run())?;
     assert!(service.ready.set(ready).is_ok(), "a worker loads once");
     server.say(ServingStatus::Serving).await;
-    on_ready(server.address);
-    let ended = tokio::select! {
-        // The engine failed, and every stream has received its error. Let them be written; a supervisor then
-        // starts a new process.
-        ended = &mut engine => ended,
-        () = &mut shutdown => {
-            server.say(ServingStatus::NotServing).await;
-            service.drain(config.drain_grace, config.shutdown_timeout).await;
-            handle.stop().await;
-            engine.await
-        }
-    };
-    server.say(ServingStatus::NotServing).await;
-    server.stop().await;
-    Ok(ended.map_err(|_| WorkerError::Panicked("engine"))??)
+    Ok(Some(Running { server, service, handle, engine }))
+}
+
+impl Running {
+    /// Drains unless the engine has `ended` before, and stops.
+    async fn end(
+        self,
+        config: &WorkerConfig,
+        ended: Option<Result<Result<(), BackendError>, RecvError>>,
+    ) -> Result<(), WorkerError> {
+        self.server.say(ServingStatus::NotServing).await;
+        let ended = match ended {
+            Some(ended) => ended,
+            None => {
+                let drain = info_span!(target: PROCESS, "drain");
+                let drained = self.service.drain(config.drain_grace, config.shutdown_timeout);
+                drained.instrument(drain).await;
+                self.handle.stop().await;
+                self.engine.await
+            }
+        };
+        self.server.stop().await;
+        Ok(ended.map_err(|_| WorkerError::Panicked("engine"))??)
+    }
 }
 
 pub(super) fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError> {

@@ -45,13 +45,14 @@ impl FollowerConfig {
 pub async fn follow<A: EtcdApi>(api: &A, config: FollowerConfig, changes: mpsc::Sender<Change>) {
     let prefix = record::prefix(&config.cluster);
     let roster_config = RosterConfig { prefix: prefix.clone(), grace: config.grace };
+    let outage_log = OutageLog::new("known workers stay", &prefix);
     let mut follower = Follower {
         api,
         prefix,
         resync: config.resync,
         roster: Roster::new(roster_config),
         backoff: Backoff::new(config.seed),
-        outage_log: OutageLog::new("known workers stay"),
+        outage_log,
         changes,
         watching: None,
     };

@@ -1,7 +1,8 @@
-//! Logs the start and the end of an outage of etcd once each, not every attempt.
+//! Logs the start and the end of an outage of etcd once each, not every attempt, and traces the way back.
 
 use super::api::EtcdError;
 use crate::clock::Timestamp;
+use crate::trace::Connecting;
 
 /// The current outage, if any.
 #[derive(Debug)]
@@ -9,16 +10,19 @@ pub(super) struct OutageLog {
     /// Logged with the failure: what continues to work during the outage.
     meanwhile: &'static str,
     away: Option<(Timestamp, EtcdError)>,
+    connecting: Connecting,
 }
 
 impl OutageLog {
-    pub(super) fn new(meanwhile: &'static str) -> Self {
-        Self { meanwhile, away: None }
+    /// `key` is what is read or written.
+    pub(super) fn new(meanwhile: &'static str, key: &str) -> Self {
+        Self { meanwhile, away: None, connecting: Connecting::begin("etcd", key) }
     }
 
     /// Records a failed attempt. A new kind of failure is logged again: after an outage the password may be
     /// wrong.
     pub(super) fn failed(&mut self, now: Timestamp, error: EtcdError) {
+        self.connecting.failed();
         let since = self.away.as_ref().map_or(now, |(since, _)| *since);
         let said = self.away.as_ref().map(|(_, said)| std::mem::discriminant(said));
         if said != Some(std::mem::discriminant(&error)) {
@@ -29,6 +33,7 @@ impl OutageLog {
 
     /// Records a successful attempt.
     pub(super) fn works(&mut self, now: Timestamp) {
+        self.connecting.works();
         if let Some((since, _)) = self.away.take() {
             tracing::info!(away_s = now.since(since).as_secs_f32(), "etcd serves again");
         }

@@ -39,7 +39,7 @@ pub async fn register<A: EtcdApi>(api: &A, registration: Registration, stop: imp
     let key = format!("{prefix}{}", registration.record.id);
     let rival = Rival::new(prefix);
     let backoff = Backoff::new(registration.seed);
-    let outage_log = OutageLog::new("this worker keeps serving");
+    let outage_log = OutageLog::new("this worker keeps serving", &key);
     let mut registrar =
         Registrar { api, registration, key, rival, lease: None, written: None, backoff, outage_log };
     tokio::select! {

@@ -15,6 +15,7 @@ use skein_kernels::cpu::attention::Rows;
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
+use skein_node::trace::PROCESS;
 use skein_sys::threads::ThreadPlacement;
 
 use super::{Backend, BackendError, Batch, StepHandle, StepOutput};
@@ -334,6 +335,7 @@ impl CpuModel {
     /// # Errors
     /// If another rank is lost.
     pub fn gives_finite_logits(&mut self) -> Result<bool, Lost> {
+        let _first = tracing::info_span!(target: PROCESS, "first step").entered();
         let logits = self.try_logits(&Batch::of_one_row(Vec::new()), &[0])?;
         Ok(logits.iter().all(|row| sample::is_usable(self.cpu.isa, row)))
     }

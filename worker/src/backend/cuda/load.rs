@@ -22,6 +22,7 @@ use skein_kernels::cuda::ops::quantize::Quantize;
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
+use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
 use super::draw::Draw;
@@ -141,6 +142,7 @@ impl Loading<'_> {
         T: Activation + BlasElement,
         K: KvElement,
     {
+        let loading = tracing::info_span!(target: PROCESS, "load weights").entered();
         match &self.weights {
             Some(weights) => self.upload(model, weights, progress)?,
             None => self.make_up(model, progress)?,
@@ -150,6 +152,8 @@ impl Loading<'_> {
         }
         model.draw.clear(&model.stream)?;
         model.stream.synchronize()?;
+        drop(loading);
+        let _first = tracing::info_span!(target: PROCESS, "first step").entered();
         let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
         model.model.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
         self.check(model)

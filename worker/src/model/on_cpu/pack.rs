@@ -7,6 +7,9 @@ use std::ops::Range;
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed};
+use skein_node::trace::PROCESS;
+use tracing::field::Empty;
+use tracing::info_span;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::packed_cache::{Found, PackedCache};
@@ -48,7 +51,9 @@ impl Matrix {
     /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
     /// able to hold the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
+        let is_in_blocks = self.weights.storage().blocks().is_some();
         let formats = match (rounded, self.for_use) {
+            (_, Use::Router) if is_in_blocks => vec![Format::F32],
             (Some(format), Use::Head) => vec![format.of_head()],
             (Some(format), Use::Layer) => vec![format],
             (None, _) | (_, Use::Router) => Format::keeping(self.weights.storage()).to_vec(),
@@ -131,6 +136,11 @@ pub fn pack(
     (cache, source): (&PackedCache, u64),
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Packed>, LoadError> {
+    let stored = stored_bytes(matrices);
+    let span = info_span!(
+        target: PROCESS, "pack weights", skein.weight_bytes = stored, skein.from_cache = Empty
+    );
+    let _packing = span.enter();
     let plan = Plan::new(matrices, rounded);
     let name =
         format!("{:016x}-{}.packed", plan.key(matrices, source), rounded.map_or(STORED, Format::file_name));
@@ -139,7 +149,9 @@ pub fn pack(
     let is_worth_keeping = rounded.is_some() || most_bytes >= LEAST_KEPT_BYTES;
     let none = PackedCache::none();
     let cache = if is_worth_keeping { cache } else { &none };
-    let kept = match cache.find(cpu, &name, most_bytes).map_err(no_room)? {
+    let found = cache.find(cpu, &name, most_bytes).map_err(no_room)?;
+    span.record("skein.from_cache", matches!(found, Found::Whole(_)));
+    let kept = match found {
         Found::Whole(kept) => kept,
         Found::Blank(mut blank) => {
             let bytes = fill(cpu, matrices, &plan, weights, blank.bytes(), progress)?;
@@ -148,8 +160,7 @@ pub fn pack(
     };
     // From now on only the embedding's rows are read from the stored weights.
     weights.release();
-    let all = stored_bytes(matrices);
-    progress(all, all);
+    progress(stored, stored);
     let parts = plan.parts(&kept.bytes(0..matrices.len()));
     let parts = parts.unwrap_or_else(|| unreachable!("its checksums say that it is what was made"));
     let packed = |(layout, range): &(Layout, Range<usize>)| Packed::new(*layout, kept.bytes(range.clone()));
@@ -198,11 +209,10 @@ fn pack_one(
         let to = &mut to[..layout.bytes()];
         match packed::pack(cpu, &weights, layout, to) {
             Ok(()) => return Ok((chosen as u8, layout.bytes())),
-            Err(PackError::ManyExponents { .. }) if chosen + 1 < layouts.len() => {
-                tracing::debug!(
-                    tensor = matrix.tensor.name,
-                    "its exponents do not fold; it takes 16 bits a weight"
-                );
+            Err(why @ (PackError::ManyExponents { .. } | PackError::WideScale { .. }))
+                if chosen + 1 < layouts.len() =>
+            {
+                tracing::debug!(tensor = matrix.tensor.name, %why, "it takes more memory");
                 to.fill(0);
                 chosen += 1;
             }
