@@ -1,4 +1,4 @@
-//! What config.json would say about a model in GGUF, by the keys that llama.cpp's converters write.
+//! Builds the config.json of a model in GGUF from the keys that llama.cpp's converters write.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -95,7 +95,7 @@ impl Keys<'_> {
         self.model.tensor(tensor).is_some()
     }
 
-    /// What every architecture has.
+    /// The sizes that every architecture has.
     fn sizes(&self) -> Result<Map<String, Json>, GgufError> {
         let (hidden, heads) = (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let head_dim = match self.whole("attention.key_length")? {
@@ -165,7 +165,7 @@ impl Keys<'_> {
             }));
         }
         if self.has("rope_freqs.weight") {
-            // The converters wrote the factors of Llama 3's scaling down, whatever the context.
+            // The converters store the factors of Llama 3's scaling, whatever the context.
             let factors = self.factors("rope_freqs.weight")?;
             return Ok(json!({
                 "rope_type": "longrope", "long_factor": factors, "short_factor": factors,
@@ -202,7 +202,7 @@ impl Keys<'_> {
         Ok(bytes.as_chunks::<4>().0.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect())
     }
 
-    /// Biases are where their tensors are.
+    /// Sets the bias flags: a bias is on if its tensor is in the file.
     fn biases(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
         let has = |tensor: &str| self.has(&format!("blk.0.{tensor}.bias"));
         let (inputs, output) = (has("attn_q") || has("attn_qkv"), has("attn_output"));

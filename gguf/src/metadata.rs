@@ -128,7 +128,7 @@ impl<'a> Array<'a> {
         const WHAT: &str = "a list";
         let kind = cursor.u32(WHAT)?;
         let len = cursor.u64(WHAT)?;
-        // Each element takes a byte, so a length beyond the file is a lie, and is found before any loop.
+        // Each element takes a byte, so a length beyond the file is false, and is refused before any loop.
         if len > cursor.left() as u64 {
             let (at, needed) = (cursor.at(), len);
             return Err(Fault::Truncated { what: WHAT, at, needed, len: at + cursor.left() });
@@ -164,7 +164,7 @@ impl<'a> Array<'a> {
     /// Its elements, if they are texts.
     pub fn texts(self) -> Option<impl Iterator<Item = &'a str>> {
         let mut cursor = Cursor::new(self.bytes);
-        // The elements were read once already.
+        // The elements were checked when the list was read.
         (self.kind == STRING)
             .then(|| (0..self.len).map_while(move |_| cursor.string(MAX_STRING, "an element of a list").ok()))
     }

@@ -80,8 +80,7 @@ fn split_name(path: &Path) -> Option<(&str, u64, u64)> {
 }
 
 impl GgufModel {
-    /// Maps the file at `path`, and the other parts of its model if it is one of several, which are beside
-    /// it.
+    /// Maps the file at `path`, and the other parts of its model, if any, in the same directory.
     ///
     /// # Errors
     /// If a file cannot be read or is damaged.
@@ -140,7 +139,7 @@ impl GgufModel {
         self.files.iter().map(|part| &*part.map)
     }
 
-    /// What config.json would say. With `eos_token_id`, so that it needs no generation_config.json.
+    /// The model's config.json. It has `eos_token_id`, so no generation_config.json is needed.
     ///
     /// # Errors
     /// An architecture or a setting that is not supported, and values of the wrong type.
@@ -148,7 +147,7 @@ impl GgufModel {
         config::config(self)
     }
 
-    /// What tokenizer.json would say.
+    /// The model's tokenizer.json.
     ///
     /// # Errors
     /// A kind of tokenizer that is not supported, and values of the wrong type.
@@ -156,7 +155,7 @@ impl GgufModel {
         tokenizer::tokenizer(self)
     }
 
-    /// What tokenizer_config.json would say: special tokens and the chat template.
+    /// The model's tokenizer_config.json: special tokens and the chat template.
     pub fn tokenizer_config(&self) -> Json {
         tokenizer::tokenizer_config(self)
     }

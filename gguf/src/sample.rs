@@ -8,7 +8,7 @@ pub struct Sample {
     /// Name, sizes (innermost first), type, offset.
     pub tensors: Vec<(Vec<u8>, Vec<u64>, u32, u64)>,
     pub data: Vec<u8>,
-    /// Numbers of tensors and entries that the file claims, if others than there are.
+    /// Numbers of tensors and entries that the file claims, if they differ from the real ones.
     pub claims: Option<(u64, u64)>,
     pub alignment: usize,
 }

@@ -17,7 +17,7 @@ const fn kind(id: u32, name: &'static str, values: usize, bytes: usize) -> Tenso
     TensorType { id, name, values, bytes }
 }
 
-/// All types of ggml that are not withdrawn.
+/// All types of ggml except the withdrawn ones.
 const TYPES: [TensorType; 33] = [
     kind(0, "F32", 1, 4),
     kind(1, "F16", 1, 2),
@@ -60,7 +60,7 @@ impl TensorType {
         TYPES.iter().find(|kind| kind.id == id).copied()
     }
 
-    /// Bytes of a tensor whose rows have `dims[0]` values; `None` if rows are no whole blocks, a size is
+    /// Bytes of a tensor whose rows have `dims[0]` values; `None` if rows are not whole blocks, a size is
     /// zero, or the product is too large for this machine.
     pub fn bytes_of(self, dims: &[u64]) -> Option<usize> {
         let size = |dim: &u64| usize::try_from(*dim).ok().filter(|size| *size > 0);

@@ -134,7 +134,7 @@ impl<'a> Vocabulary<'a> {
         map
     }
 
-    /// Tokens that are found in texts as they are.
+    /// Added tokens, which are matched in a text before it is split into words.
     fn added(&self) -> Vec<Json> {
         let added = |(id, kind): (usize, &u64)| {
             let special = matches!(*kind, UNKNOWN | CONTROL);

@@ -128,7 +128,7 @@ fn rows_that_are_no_whole_blocks_and_unknown_types_are_refused() {
     assert!(matches!(fault(&five), Fault::TooMany { what: "dimensions of a tensor", .. }));
 }
 
-/// An alignment of zero divided by zero elsewhere.
+/// In other readers, an alignment of zero led to a division by zero.
 #[test]
 fn alignments_that_are_none_are_refused() {
     for alignment in [0u32, 3, 4, 48, 1 << 20, u32::MAX] {

@@ -37,7 +37,7 @@ impl Storage {
     /// Bytes of `values` neighbouring values of an output.
     ///
     /// # Panics
-    /// If they are no whole blocks.
+    /// If they are not whole blocks.
     pub fn bytes_of(&self, values: usize) -> usize {
         match self {
             Self::Bf16(_) | Self::F16(_) => 2 * values,

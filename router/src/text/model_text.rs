@@ -69,7 +69,7 @@ pub struct Facts {
 
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from
-    /// `directory`. Only the first is required. A GGUF file in place of the directory says what they would.
+    /// `directory`. Only the first is required. A GGUF file in place of the directory contains the same.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }
@@ -415,7 +415,7 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
 
 pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     match read(path, limit) {
-        // A model that is a file has no files in it.
+        // `NotADirectory`: the model is a GGUF file.
         Err(TextError::Unreadable { reason, .. })
             if matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
         {

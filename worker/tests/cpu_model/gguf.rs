@@ -128,7 +128,7 @@ fn a_missing_part_and_a_damaged_file_are_refused() {
         let said = refused(&cut);
         assert!(said.contains("damaged") && said.contains("cut.gguf"), "{len}: {said}");
     }
-    // The vocabulary alone is no model.
+    // A vocabulary alone is not a model.
     let said = refused(&file("spm-vocab.gguf"));
     assert!(said.contains("llama.attention.head_count") || said.contains("llama.embedding_length"), "{said}");
 }

@@ -11,7 +11,7 @@ impl BlockType {
     /// Decodes a block.
     ///
     /// # Panics
-    /// If `from` has another number of bytes than a block.
+    /// If `from` does not have the bytes of one block.
     pub fn decode(self, from: &[u8], to: &mut Block) {
         assert_eq!(from.len(), self.form().bytes, "the bytes of a block");
         match self {

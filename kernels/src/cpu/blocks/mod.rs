@@ -102,7 +102,7 @@ impl BlockType {
         self.form().name
     }
 
-    /// Bytes of `values` inputs of an output; `None` if they are no whole blocks.
+    /// Bytes of `values` inputs of an output; `None` if they are not whole blocks.
     pub fn row_bytes(self, values: usize) -> Option<usize> {
         let Form { values: each, bytes, .. } = self.form();
         values.is_multiple_of(each).then(|| values / each * bytes)

@@ -39,7 +39,7 @@ impl Dtype {
     pub fn of(storage: &Storage) -> Self {
         match storage {
             Storage::F16(_) => Self::F16,
-            // Blocks are refused before.
+            // Blocks were refused earlier.
             Storage::Bf16(_) | Storage::F32(_) | Storage::Blocks(..) => Self::Bf16,
         }
     }
