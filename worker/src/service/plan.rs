@@ -45,7 +45,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         return Err(WorkerError::Unsuitable("--plan is for --device cpu".into()));
     }
     super::serve::check_settings(&config.scheduler)?;
-    let CpuPlan { model, topology, shards, options } = plan_cpu(config)?;
+    let CpuPlan { model, topology, shards, options, .. } = plan_cpu(config)?;
     let rank = |(rank, shard): (usize, &crate::shard::Shard)| {
         Ok(RankPlan {
             node: topology.node_of(rank),
