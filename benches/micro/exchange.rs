@@ -12,7 +12,7 @@ use skein_sys::shared_memory::SharedMemory;
 const ROUNDS: usize = 100_000;
 /// Bytes of a slot, as in a group of workers.
 const CAPACITY: usize = 1 << 20;
-/// A row of 64, 4096 and 16,384 values, and a prompt's.
+/// Bytes of 64, 4,096, 16,384 and 1,048,576 values: rows of different widths, and a prompt's rows.
 const SIZES: [usize; 4] = [256, 16 << 10, 64 << 10, 4 << 20];
 /// Bytes exchanged per size at most, to bound the time of the large ones.
 const MOST_BYTES: usize = 8 << 30;

@@ -1,5 +1,5 @@
-//! The router's prefix index with many workers: `cargo bench -p skein-bench --bench prefix_index`. Each worker caches
-//! conversations of eight runs that nobody else has, which is the worst case for memory.
+//! The router's prefix index with many workers: `cargo bench -p skein-bench --bench prefix_index`. Each
+//! worker caches conversations of eight runs that no other worker has, which is the worst case for memory.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

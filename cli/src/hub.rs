@@ -37,7 +37,7 @@ pub fn commands() -> [Command; 3] {
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     [
         Command::new(PULL)
-            .about("Download a model of Hugging Face's hub, or what has changed of it")
+            .about("Download a model from Hugging Face's hub, or its changes")
             .arg(name())
             .arg(revision.help("Branch, tag or commit [default: main]"))
             .after_help(VARIABLES),
@@ -128,7 +128,7 @@ fn accepts(directory: &Path) -> Result<(), String> {
     ModelConfig::from_dir(directory).map(drop).map_err(|error| error.to_string())
 }
 
-/// A router takes what its workers take.
+/// A router leaves this check to its workers.
 #[cfg(not(feature = "worker"))]
 fn accepts(_: &Path) -> Result<(), String> {
     Ok(())

@@ -177,7 +177,7 @@ fn command() -> Command {
 
 fn model_arg() -> Arg {
     let help = if cfg!(feature = "worker") {
-        "Model directory, or a name as organisation/model [default: the model that ships with Skein]"
+        "Model directory, GGUF file, or a name as organisation/model [default: the model that ships with Skein]"
     } else {
         "Model directory or name, of which the tokenizer and chat template are read"
     };

@@ -1,5 +1,5 @@
-//! Finds the model's directory, which a name of the hub may stand for, and reads what the banner shows. Only mistakes that should be reported at once
-//! are checked here; the worker checks the rest.
+//! Finds the model's directory or GGUF file, which a name of the hub may stand for, and reads what the banner
+//! shows. Only mistakes that should be reported at once are checked here; the worker checks the rest.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use skein_gguf::{GgufModel, is_gguf};
 use skein_hub::{Cache, ModelName, Need, Revision};
 use skein_node::config::Settings;
 pub use skein_router::text::model_text::Facts;
@@ -24,7 +25,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// A model as the user names it.
 #[derive(Debug, Clone, Default)]
 pub struct Asked {
-    /// A directory or a name; `None` = the shipped model.
+    /// A directory, a GGUF file or a name; `None` = the shipped model.
     pub given: Option<String>,
     /// Revision of a name.
     pub revision: Option<Revision>,
@@ -64,21 +65,29 @@ pub async fn find(asked: &Asked, need: Need) -> Result<PathBuf, Failure> {
     let path = PathBuf::from(given);
     match ModelName::parse(given) {
         _ if path.is_dir() => directory(path),
+        _ if is_gguf(&path) => gguf_file(path),
         Ok(name) => hub::find(&name, asked.revision.as_ref(), need).await,
         Err(_) => Err(Failure::new(
             MODEL,
             format!(
                 "`{given}` is not a directory. Give a Hugging Face model directory (config.json, *.safetensors, \
-                 tokenizer.json) or the name of a model, for example Qwen/Qwen3-0.6B. Without MODEL Skein serves the \
-                 shipped model"
+                 tokenizer.json), a GGUF file, or the name of a model, for example Qwen/Qwen3-0.6B. Without MODEL \
+                 Skein serves the shipped model"
             ),
         )),
     }
 }
 
-/// Whether `word` can be a model: a directory, or a name as organisation/model.
+/// Whether `word` can be a model: a directory, a GGUF file, or a name as organisation/model.
 pub fn is_model(word: &str) -> bool {
-    Path::new(word).is_dir() || ModelName::is_name(word)
+    let path = Path::new(word);
+    path.is_dir() || is_gguf(path) || ModelName::is_name(word)
+}
+
+/// What is wrong with a file is worth saying before anything starts.
+fn gguf_file(path: PathBuf) -> Result<PathBuf, Failure> {
+    let read = GgufModel::open(&path).and_then(|model| model.config().map(drop));
+    read.map(|()| path).map_err(|error| Failure::new(MODEL, error.to_string()))
 }
 
 fn directory(path: PathBuf) -> Result<PathBuf, Failure> {
@@ -99,24 +108,29 @@ fn without_name() -> Result<PathBuf, Failure> {
     shipped::find()
 }
 
-/// A router's own binary carries no model.
+/// A binary without workers contains no model.
 #[cfg(not(feature = "worker"))]
 fn without_name() -> Result<PathBuf, Failure> {
     let message = "name a model, as organisation/model or as its directory: this build carries none";
     Err(Failure::new(MODEL, message.to_owned()))
 }
 
-/// The default name for clients: the hub's for a directory in its cache, else the directory's.
+/// The default name for clients: the hub's for a directory in its cache, else the directory's, or the file's
+/// without its ending.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     if let Some(name) = Cache::name_of(&full) {
         return name.to_string();
     }
-    full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    let name = if full.is_file() { full.file_stem() } else { full.file_name() };
+    name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.
 pub fn facts(model: &Path) -> Facts {
+    if is_gguf(model) {
+        return GgufModel::open(model).map(|model| gguf_facts(&model)).unwrap_or_default();
+    }
     let config: Value = read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
@@ -143,9 +157,36 @@ pub fn facts(model: &Path) -> Facts {
     facts
 }
 
+/// [`facts`] of a GGUF file.
+fn gguf_facts(model: &GgufModel) -> Facts {
+    let mut facts = Facts {
+        family: model
+            .get("general.architecture")
+            .and_then(skein_gguf::Value::as_str)
+            .unwrap_or("?")
+            .to_owned(),
+        ..Facts::default()
+    };
+    let mut largest = 0;
+    for tensor in model.tensors() {
+        let count = tensor.shape.iter().map(|size| *size as u64).fold(1, u64::saturating_mul);
+        facts.parameters = facts.parameters.saturating_add(count);
+        facts.bytes = facts.bytes.saturating_add(tensor.bytes.len() as u64);
+        if count > largest {
+            largest = count;
+            facts.dtype = tensor.kind.name.to_lowercase();
+        }
+    }
+    facts
+}
+
 /// `vocab_size` of config.json, if present, to compare it with the tokenizer. The worker checks the file
 /// itself.
 pub fn vocab_size(model: &Path) -> Option<u32> {
+    if is_gguf(model) {
+        let config = GgufModel::open(model).and_then(|model| model.config()).ok()?;
+        return config["vocab_size"].as_u64().and_then(|size| u32::try_from(size).ok());
+    }
     let config: Value =
         serde_json::from_slice(&read_bounded(&model.join("config.json"), MAX_CONFIG_BYTES)?).ok()?;
     let size = config["vocab_size"].as_u64().or_else(|| config["text_config"]["vocab_size"].as_u64());

@@ -22,10 +22,10 @@ use crate::exit::{Failure, MODEL};
 pub const PROBE: &str = "probe-text";
 /// The hidden command of a child that renders chats.
 pub const RENDER: &str = "render-chats";
-/// Address space of such a child that it does not fill: its stack, this binary, what the allocator reserves.
+/// Address space that such a child reserves without using it: its stack, this binary, the allocator's arenas.
 const RENDER_RESERVES: u64 = 512 * MIB;
-/// What it may fill: an eighth of what this process may have, so that the router is not ended for its child,
-/// within these bounds. A conversation of 8 MB takes some 60 MiB.
+/// Bounds of the memory that it may use, which is an eighth of this process's limit: a child must not get the
+/// router killed for memory. A conversation of 8 MB takes some 60 MiB.
 const RENDER_MEMORY: RangeInclusive<u64> = 128 * MIB..=512 * MIB;
 const MIB: u64 = 1024 * 1024;
 /// Flag: directory of the tokenizer's files, if not the model's.
@@ -35,7 +35,7 @@ const TEMPLATE: &str = "chat-template";
 /// Exit codes of a shell that cannot start the command.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
-/// What a child tries.
+/// A test that a child runs.
 struct Trial {
     /// Name on the child's command line.
     name: &'static str,
@@ -109,7 +109,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// The work of a child that renders chats, until its input closes.
 ///
 /// # Errors
-/// If the template cannot be used, or the other side is gone.
+/// If the template cannot be used, or the parent is gone.
 pub fn render(matches: &ArgMatches) -> Result<(), Failure> {
     let Some(model) = matches.get_one::<PathBuf>("MODEL") else { return Ok(()) };
     // Where the system has no such limit, only the deadline is left.

@@ -165,7 +165,7 @@ fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     }
 }
 
-/// Tells the user who pressed Ctrl-C what happens; the router logs its own line.
+/// Tells the user what Ctrl-C does; the router logs its own line.
 fn announce_shutdown() {
     if std::io::stderr().is_terminal() {
         eprintln!(

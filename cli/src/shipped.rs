@@ -60,8 +60,8 @@ fn places(binary: &Path) -> Vec<PathBuf> {
     beside.chain(shared).collect()
 }
 
-/// Writes the files that are not there as they should be. Each appears whole: others may unpack or read
-/// meanwhile.
+/// Writes the files that are missing or differ. Each appears whole, because other processes may unpack or
+/// read them at the same time.
 fn unpack(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for (name, content) in FILES {
@@ -72,7 +72,7 @@ fn unpack(directory: &Path) -> io::Result<()> {
         let draft = directory.join(format!(".{name}.{}", std::process::id()));
         let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, &file));
         written.inspect_err(|_| {
-            // What is left of a full disk's file helps nobody.
+            // Remove the partial file, for example of a full disk.
             let _ = fs::remove_file(&draft);
         })?;
     }

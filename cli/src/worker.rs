@@ -72,7 +72,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// Runs a rank until its leader ends it.
 ///
 /// # Errors
-/// Why it cannot go on; its leader knows by then.
+/// Why it cannot go on; the leader has been told.
 pub async fn run_rank() -> Result<(), Failure> {
     // Signals to the whole process group are for the leader, which drains first.
     let _signals = Shutdown::supervised().map_err(Failure::other)?;
@@ -134,7 +134,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     outcome.map_err(|error| failure(&error))
 }
 
-/// Prints what a worker would take of memory.
+/// Prints the memory that a worker would take.
 ///
 /// # Errors
 /// Settings with which the model cannot be served.

@@ -91,7 +91,7 @@ fn a_killed_batch_goes_on_and_ends_as_if_undisturbed() {
     run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &killed], 0);
     assert_eq!(answers(Path::new(&killed)), expected);
 
-    // Once more changes nothing.
+    // A second run changes nothing.
     run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &killed], 0);
     assert_eq!(lines(), LINES);
 }

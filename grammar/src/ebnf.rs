@@ -1,8 +1,8 @@
 //! EBNF with `::=`, as llama.cpp's GBNF and xgrammar write it, turned into Lark.
 //!
 //! Lark splits a grammar into words (terminals, read as the longest match) and rules over words. EBNF knows
-//! no words. A rule that does not lead back to itself therefore becomes one terminal, which is exact; only
-//! recursive rules become rules.
+//! no words. A rule that is not recursive therefore becomes one terminal, which is exact; only recursive
+//! rules stay rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,13 +70,13 @@ fn lark_name(name: &str, order: &[String], is_rule: bool) -> String {
     if is_rule { format!("r{at}") } else { format!("T{at}") }
 }
 
-/// The rules that lead back to themselves, and those that use one of them.
+/// The recursive rules, and those that use one of them.
 fn recursive(rules: &BTreeMap<String, Vec<Vec<Part>>>) -> BTreeSet<String> {
     let uses: BTreeMap<&str, BTreeSet<String>> = rules
         .iter()
         .map(|(name, body)| (name.as_str(), body.iter().flatten().flat_map(used).collect()))
         .collect();
-    // A rule is a terminal once all that it uses are; what is left leads to a recursion.
+    // A rule is a terminal once all rules that it uses are; the remaining ones lead to a recursion.
     let mut terminals: BTreeSet<&str> = BTreeSet::new();
     loop {
         let before = terminals.len();

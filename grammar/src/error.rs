@@ -1,6 +1,6 @@
 //! Why a constraint cannot be used.
 
-/// Why a constraint is refused. The request is at fault, on every worker alike.
+/// Why a constraint is refused. The request is at fault, and every worker would refuse it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// A keyword of JSON Schema that cannot be enforced.
@@ -13,7 +13,7 @@ pub enum Refused {
         /// What is not supported, and what to write instead.
         reason: String,
     },
-    /// It is too large.
+    /// The constraint is too large.
     #[error("the {what} has {got} {unit}, the limit is {limit}; make it smaller")]
     TooLarge {
         /// What is too large.
@@ -25,7 +25,7 @@ pub enum Refused {
         /// The largest allowed size.
         limit: usize,
     },
-    /// It is malformed, contradicts itself or is too complex.
+    /// The constraint is malformed, contradicts itself or is too complex.
     #[error("the {what} is not usable: {reason}")]
     Unusable {
         /// Kind of the constraint.
@@ -41,7 +41,7 @@ pub enum Refused {
     },
 }
 
-/// A matcher that cannot go on. The answer ends with this error, and so does the same answer anywhere else.
+/// A matcher cannot continue. The answer ends with this error, as it would on any other worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the answer's grammar cannot be followed further: {reason}")]
 pub struct Stuck {

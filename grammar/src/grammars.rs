@@ -11,15 +11,15 @@ use crate::limits::MAX_CACHE_BYTES;
 use crate::source::Source;
 use crate::token_bytes::TokenBytes;
 
-/// Version of everything here that decides which tokens are allowed: limits, options, notations. Changes with
-/// them.
+/// Version of all that decides which tokens are allowed: limits, options, notations. Change it when one of
+/// them changes.
 const RULES: &str = "skein.grammar.1";
 
-/// Gives the bytes of the model's tokens when they are first needed.
+/// Loads the bytes of the model's tokens when they are first needed.
 type Load = Box<dyn Fn() -> Result<Arc<TokenBytes>, String> + Send + Sync>;
 
-/// Compiles the grammars of one model. Its vocabulary is prepared for the first of them, because most
-/// processes never see one.
+/// Compiles the grammars of one model. Its vocabulary is prepared for the first grammar, because most
+/// processes never get one.
 pub struct Grammars {
     load: Load,
     vocab_size: u32,
@@ -35,8 +35,8 @@ impl std::fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// The grammars of a model with `vocab_size` tokens, whose bytes `load` gives. `tokenizer` is the content
-    /// of its tokenizer.json, by which processes know that they mean the same tokens.
+    /// The grammars of a model with `vocab_size` tokens, whose bytes `load` returns. `tokenizer` is the
+    /// content of its tokenizer.json, a part of the [fingerprint](Self::fingerprint).
     pub fn new(
         tokenizer: &[u8],
         vocab_size: u32,
@@ -56,8 +56,8 @@ impl Grammars {
         self.fingerprint
     }
 
-    /// Compiles `source`, or finds it compiled. Takes milliseconds, and the first time up to a second: not
-    /// for a thread that others wait for.
+    /// Compiles `source`, or finds it compiled. Takes milliseconds, the first time up to a second:
+    /// call it where blocking is allowed.
     ///
     /// # Errors
     /// [`Refused`] with what is wrong.

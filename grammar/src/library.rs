@@ -98,7 +98,8 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// The library's messages continue with positions in its own grammar and, after a panic, a backtrace.
+/// The first line of a message of the library. Positions in its own grammar follow and, after a panic, a
+/// backtrace.
 fn first_line(error: &str) -> String {
     error.lines().next().unwrap_or_default().trim().trim_end_matches(':').chars().take(300).collect()
 }
@@ -135,7 +136,7 @@ impl Compiled {
     }
 }
 
-/// An answer on its way through a grammar: a function of the grammar and the answer's tokens.
+/// The state of an answer in its grammar: a function of the grammar and the answer's tokens.
 pub struct Matcher {
     inner: llguidance::Matcher,
     vocab_size: u32,
@@ -151,7 +152,7 @@ impl Matcher {
     /// Follows one token of the answer.
     ///
     /// # Errors
-    /// [`Stuck`] if the token does not fit or a limit is met. The matcher is of no use afterwards.
+    /// [`Stuck`] if the token does not fit or a limit is met. The matcher cannot be used afterwards.
     pub fn advance(&mut self, token: TokenId) -> Result<(), Stuck> {
         self.inner.consume_token(token).map_err(stuck)
     }

@@ -1,5 +1,5 @@
-//! Checks a JSON schema before it is compiled: everything that cannot be enforced is refused by its place and
-//! name. An ignored keyword would promise an answer that the schema does not accept.
+//! Checks a JSON schema before it is compiled. A keyword that cannot be enforced is refused by its place and
+//! name: if it were ignored, an answer might not match the schema.
 
 use std::collections::HashSet;
 
@@ -49,11 +49,11 @@ const LISTS: [&str; 5] = ["anyOf", "allOf", "oneOf", "prefixItems", "items"];
 /// Keywords whose value is an object of schemas.
 const MAPS: [&str; 2] = ["properties", "patternProperties"];
 
-/// Checks `schema` and the parts of it that it refers to. Returns the places of its `oneOf`s: those whose
-/// branches may overlap are refused when it is compiled.
+/// Checks `schema` and its `$ref` targets. Returns pointers to its `oneOf`s, because those whose branches may
+/// overlap are refused only when the schema is compiled.
 ///
 /// # Errors
-/// The first keyword that cannot be enforced, or a size.
+/// For the first keyword that cannot be enforced, or a size above its limit.
 pub fn check(schema: &Value) -> Result<Vec<String>, Refused> {
     check_size("JSON schema", schema.to_string().len(), "bytes", MAX_SCHEMA_BYTES)?;
     check_size("JSON schema", depth(schema, 0), "nested levels", MAX_DEPTH)?;
@@ -153,8 +153,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The pointer that a reference within the schema names. References by `$id` and `$anchor` are the
-    /// library's to follow; their targets are checked when the whole schema is.
+    /// The pointer that a reference within the schema names. The library resolves `$id` and
+    /// `$anchor`; their targets are checked as parts of the whole schema.
     fn local(&self, reference: &str) -> Option<String> {
         let pointer = reference.strip_prefix('#')?;
         let decoded = percent_decoded(pointer)?;

@@ -1,5 +1,5 @@
 //! The text of a constraint, in one notation for all kinds: Lark's, as the library reads it. The text alone
-//! says which tokens are allowed, so it is what goes over the wire and into a stream's key.
+//! determines which tokens are allowed, so it is what goes over the wire and into a stream's key.
 
 use serde_json::{Value, json};
 
@@ -12,9 +12,9 @@ use crate::{ebnf, schema, structural_tag};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     text: String,
-    /// What its author called it, for errors.
+    /// Kind of the constraint, for errors.
     what: &'static str,
-    /// Pointers to the schema's `oneOf`s, the keyword that only the library can judge.
+    /// Pointers to the schema's `oneOf`s, a keyword that only the library can check.
     one_ofs: Vec<String>,
 }
 
@@ -33,7 +33,7 @@ impl Source {
     /// Any JSON object.
     ///
     /// # Errors
-    /// None; the form is that of the other constructors.
+    /// Never. It returns a `Result` like the other constructors.
     pub fn json_object() -> Result<Self, Refused> {
         Self::json_schema(&json!({"type": "object"}))
     }
@@ -41,7 +41,7 @@ impl Source {
     /// Text that `pattern` matches as a whole.
     ///
     /// # Errors
-    /// [`Refused`] if it is too long; what is wrong in it appears when it is compiled.
+    /// [`Refused`] if it is too long. Faults in the pattern appear when it is compiled.
     pub fn regex(pattern: &str) -> Result<Self, Refused> {
         check_size("regular expression", pattern.len(), "bytes", MAX_REGEX_BYTES)?;
         // The whole answer has to match, so the usual anchors say nothing.

@@ -1,5 +1,5 @@
-//! Structural tags: free text in which certain beginnings oblige the answer to a content and an end. Both of
-//! the notations that clients of vLLM send, as Lark.
+//! Structural tags: free text in which a *trigger*, such as `<function=`, must continue as a tag with a given
+//! content and end. Translates both notations that vLLM's clients send to Lark.
 
 use serde_json::Value;
 
@@ -60,7 +60,7 @@ pub fn to_lark(tag: &Value) -> Result<String, Refused> {
     free_text(&strings(list(format, "triggers")?)?, &tags, format["at_least_one"] == true)
 }
 
-/// Text in which each of `triggers` obliges to one of the tags that begin with it.
+/// Free text in which each of `triggers` must continue as one of the tags that begin with it.
 fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<String, Refused> {
     check_size(WHAT, tags.len(), "tags", MAX_CHOICES)?;
     let mut lark = String::new();
@@ -90,7 +90,7 @@ fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<
     Ok(format!("start: ({}){count} rest\nrest: /(?s:.*)/\n{lark}", names.join(" | ")))
 }
 
-/// A schema of a tag's content, checked and as text.
+/// The schema of a tag's content, checked, as text.
 fn json(content: &Value) -> Result<String, Refused> {
     schema::check(content)?;
     Ok(schema::with_whitespace(content))

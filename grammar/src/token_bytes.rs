@@ -10,7 +10,7 @@ use std::ops::Range;
 use serde_json::Value;
 use skein_proto::TokenId;
 
-/// A tokenizer.json whose tokens cannot be turned into bytes: what it uses.
+/// A feature of a tokenizer.json with which its tokens cannot be turned into bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the tokenizer uses {0}, which is not supported")]
 pub struct UnsupportedDecoder(pub String);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use skein_grammar::{Refused, Source};
 use walk::{Random, Walk, compile, vocabulary, walk};
 
-/// Whether the constraint accepts exactly `text`, byte by byte where no longer token is needed.
+/// Whether the constraint accepts exactly `text`, spelled with single-byte tokens.
 fn accepts(source: &Source, text: &str) -> bool {
     let mut matcher = compile(source).unwrap_or_else(|error| panic!("{error}\n{}", source.text())).matcher();
     let bytes = &vocabulary().0;

@@ -1,4 +1,4 @@
-//! Constraints made to hurt: refused, or compiled and followed, within a second and 64 MiB.
+//! Hostile constraints: each is refused, or compiled and followed, within a second and 64 MiB.
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 #![allow(clippy::disallowed_methods)] // real time is what the limit is about
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use skein_grammar::Source;
 use walk::{Random, compile, vocabulary};
 
-/// Most time to compile one, and to compute one mask.
+/// Most time to compile a constraint, and to compute a mask.
 const MOST_TIME: Duration = Duration::from_secs(1);
-/// Most memory that one may take.
+/// Most memory that a constraint may take.
 const MOST_BYTES: u64 = 64 << 20;
 
 fn nested(depth: usize, wrap: impl Fn(Value) -> Value) -> Value {
@@ -111,7 +111,7 @@ fn hostile_constraints_cost_a_second_and_64_mib_at_most() {
                 let started = Instant::now();
                 let next = matcher.next_tokens();
                 slowest = slowest.max(started.elapsed());
-                // A limit that is met ends this answer alone.
+                // An answer that exceeds a limit ends, and no other does.
                 let Ok(next) = next else { break };
                 let all: Vec<u32> = next.mask.tokens().collect();
                 if all.is_empty() || matcher.advance(all[random.below(all.len() as u64) as usize]).is_err() {

@@ -10,7 +10,7 @@ use crate::client::{Answer, Client, Follow, Trouble, protocol};
 use crate::error::HubError;
 use crate::name::{ModelName, Revision, is_commit, is_part};
 
-/// Attempts of a request, or of a file that gets no further.
+/// Attempts of a request, or of a file's download without progress.
 pub const ATTEMPTS: u32 = 8;
 /// Wait after the first failed attempt; it doubles with each.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -19,7 +19,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15);
 /// Longest error text of a server that is shown, bytes.
 const MAX_MESSAGE: usize = 300;
 
-/// What the hub says of a revision.
+/// A revision at the hub.
 #[derive(Debug)]
 pub struct Listing {
     /// Hash of the commit.
@@ -28,12 +28,12 @@ pub struct Listing {
     pub files: Vec<Listed>,
 }
 
-/// A file as the listing has it.
+/// A file in the listing.
 #[derive(Debug)]
 pub struct Listed {
     /// Path in the repository.
     pub name: String,
-    /// Checksum and size, where the listing says them.
+    /// Checksum and size, if the listing has them.
     pub blob: Option<Blob>,
 }
 
@@ -88,7 +88,7 @@ pub fn resolve(name: &ModelName, commit: &str, file: &str) -> String {
     format!("{name}/resolve/{commit}/{file}")
 }
 
-/// Lets answers pass that grant the request.
+/// Returns the answer if it is a success, a redirect or 416 (nothing left of the range), else an error.
 pub async fn granted(
     client: &Client,
     name: &ModelName,
@@ -113,7 +113,7 @@ pub async fn granted(
     }))
 }
 
-/// Repeats a request while its faults pass, [`ATTEMPTS`] times at most.
+/// Repeats a request after temporary faults, [`ATTEMPTS`] times at most.
 pub async fn with_patience<T, F>(url: &str, mut request: impl FnMut() -> F) -> Result<T, HubError>
 where
     F: Future<Output = Result<T, Trouble>>,

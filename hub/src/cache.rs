@@ -25,7 +25,7 @@ const MAX_REF_BYTES: u64 = 64;
 /// Deepest name of a ref, in directories: `refs/pr/1` and branches with slashes.
 const MAX_REF_DEPTH: usize = 6;
 
-/// All models that this user has downloaded, by whichever tool.
+/// All models that this user has downloaded, with Skein or with Hugging Face's tools.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
@@ -73,7 +73,7 @@ impl Cache {
         is_complete(&snapshot, need).then_some(snapshot)
     }
 
-    /// The model whose snapshot is at `directory`, in whichever cache that is.
+    /// The model whose snapshot is at `directory`, which may be in another cache.
     pub fn name_of(directory: &Path) -> Option<ModelName> {
         let mut above = directory.ancestors().map(Path::file_name);
         let (commit, snapshots, model) = (above.next()??, above.next()??, above.next()??);
@@ -93,7 +93,7 @@ impl Cache {
         Ok(names.into_iter().map(|name| self.repository(&name).describe(name)).collect())
     }
 
-    /// Deletes all revisions of `name`; returns the bytes that it had.
+    /// Deletes all revisions of `name`; returns the bytes freed.
     ///
     /// # Errors
     /// If it is not there, if another process is downloading it, or if a file cannot be deleted.
@@ -104,7 +104,7 @@ impl Cache {
         }
         let _lock = repository.try_lock()?.ok_or_else(|| HubError::Busy { name: name.to_string() })?;
         let bytes = repository.bytes();
-        // Contents last: if this is interrupted, a part of a model remains, and never one with holes.
+        // Deletes contents last: an interruption leaves unnamed contents, never a model that lacks files.
         for part in ["refs", "snapshots", ""] {
             let directory = repository.directory.join(part);
             match fs::remove_dir_all(&directory) {
@@ -151,7 +151,7 @@ impl Repository {
         self.locks.join(format!("{etag}.lock"))
     }
 
-    /// The lock of a whole download: of two that want the same, the second finds what the first brought.
+    /// The lock of a whole download: of two downloads of one model, the second finds the files of the first.
     pub(crate) fn pull_lock(&self) -> PathBuf {
         self.locks.join("skein.lock")
     }

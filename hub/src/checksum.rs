@@ -14,7 +14,7 @@ pub enum Checksum {
 }
 
 impl Checksum {
-    /// The kind that `etag` is, by its length.
+    /// The kind of `etag`, by its length.
     pub fn of(etag: &str) -> Self {
         let is_hex = etag.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         match etag.len() {
@@ -24,7 +24,7 @@ impl Checksum {
         }
     }
 
-    /// Begins to sum a file of `size` bytes.
+    /// Starts the checksum of a file of `size` bytes.
     pub fn begin(self, size: u64) -> Sum {
         Sum(match self {
             Self::Sha256 => Some(Context::new(&SHA256)),

@@ -1,4 +1,4 @@
-//! One HTTP request: redirects, time limits, and which faults are worth another attempt.
+//! One HTTP request: redirects, time limits, and which faults can be retried.
 
 use std::error::Error;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::error::HubError;
 
 /// How long a server may take to send its headers.
 const HEADERS_WITHIN: Duration = Duration::from_secs(30);
-/// How long a body may stand still.
+/// Longest pause within a body.
 const BODY_STALL: Duration = Duration::from_secs(30);
 /// Most redirects of one request.
 const MAX_REDIRECTS: usize = 8;
@@ -129,7 +129,7 @@ impl Client {
         self.endpoint.join(path).map_err(failed)
     }
 
-    /// The hub, as messages call it.
+    /// The hub's name in messages.
     pub fn endpoint(&self) -> &str {
         self.endpoint.as_str().trim_end_matches('/')
     }
@@ -161,7 +161,7 @@ impl Client {
 
     async fn send_once(&self, method: &Method, url: &Url, from: u64) -> Result<Answer, Trouble> {
         let mut request = Request::builder().method(method).uri(url.as_str()).header(USER_AGENT, AGENT);
-        // Sizes and ranges are those of the file itself.
+        // No compression, so that sizes and ranges count bytes of the file.
         request = request.header(ACCEPT_ENCODING, "identity");
         if from > 0 {
             request = request.header(RANGE, format!("bytes={from}-"));
@@ -190,7 +190,7 @@ pub fn protocol(url: &Url, why: String) -> HubError {
 fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
     let is_redirect = [301, 302, 303, 307, 308].contains(&answer.status.as_u16());
     let Some(to) = answer.headers.get(LOCATION).filter(|_| is_redirect) else { return Ok(None) };
-    let bad = || protocol(at, "it redirects to an address that is none".to_owned());
+    let bad = || protocol(at, "it redirects to something that is not an address".to_owned());
     let next = to.to_str().ok().and_then(|to| at.join(to).ok()).ok_or_else(bad)?;
     let is_weaker = at.scheme() == "https" && next.scheme() != "https";
     if is_weaker || !["http", "https"].contains(&next.scheme()) {
@@ -199,7 +199,7 @@ fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
     Ok(Some(next))
 }
 
-/// Refuses answers that say "later".
+/// Refuses answers that ask for a later attempt.
 fn checked(answer: Answer) -> Result<Answer, Trouble> {
     let is_passing = answer.status.is_server_error() || [408, 429].contains(&answer.status.as_u16());
     if !is_passing {
@@ -214,7 +214,7 @@ fn is_same_server(a: &Url, b: &Url) -> bool {
     a.origin() == b.origin()
 }
 
-/// Connections that fail may work later, except with a server that nobody here trusts.
+/// A failed connection may work later, unless the server's certificate is not trusted.
 fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
     if is_untrusted(error) {
         let server = url.host_str().unwrap_or_default().to_owned();

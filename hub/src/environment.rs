@@ -12,7 +12,7 @@ const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 /// Longest token file that is read, bytes.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
-/// Where models are, from where they come, and whose they are.
+/// The cache, the hub and the user's token.
 #[derive(Debug, Clone)]
 pub struct Environment {
     /// The hub, or a mirror of it.

@@ -1,4 +1,4 @@
-//! Why a model is not here, and what to do about it.
+//! Why a model cannot be had, and what to do about it.
 
 use std::io;
 use std::path::{Path, PathBuf};

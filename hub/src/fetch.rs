@@ -1,4 +1,4 @@
-//! One file: goes on with what is here, verifies the whole, and gives it its name.
+//! Downloads one file: continues an earlier attempt, verifies the whole, and gives it its name.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::partial::Partial;
 
 /// How often a file may arrive with a wrong checksum.
 const MAX_CORRUPTED: u32 = 3;
-/// An attempt that brings this many bytes starts the count of attempts again.
+/// An attempt that receives this many bytes resets the count of attempts.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
 /// A file of a commit.
@@ -30,7 +30,7 @@ pub struct Wanted<'a> {
     pub blob: &'a Blob,
 }
 
-/// Brings the content of `wanted` into `repository`, and reports each step of its length.
+/// Downloads the content of `wanted` into `repository`, and reports its length as it grows.
 pub async fn fetch(
     client: &Client,
     repository: &Repository,
@@ -43,7 +43,7 @@ pub async fn fetch(
         return Ok(());
     }
     let _lock = lock(&repository.blob_lock(&wanted.blob.etag), || repository.bytes()).await?;
-    // Another process may have brought it meanwhile.
+    // Another process may have downloaded it while this one waited.
     if has_size(&place, wanted.blob.size) {
         report(wanted.blob.size as i64);
         return Ok(());
@@ -59,7 +59,7 @@ fn has_size(path: &Path, size: u64) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() == size)
 }
 
-/// Reads until the file is whole and right.
+/// Reads until the file is complete and verified.
 async fn complete(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -89,7 +89,7 @@ async fn complete(
                 if failed >= ATTEMPTS {
                     return Err(broke_off(wanted, failed, why));
                 }
-                // A connection that brought something is worth another one soon.
+                // The connection made progress, so retry soon.
                 idle = if gained > 0 { 1 } else { idle + 1 };
                 wait_after(idle, retry_after, &why).await;
             }
@@ -97,7 +97,7 @@ async fn complete(
     }
 }
 
-/// One attempt: reads from the end of what is here to the end of the file.
+/// One attempt: reads from the end of the partial file to the end of the file.
 async fn read(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -109,7 +109,7 @@ async fn read(
     let mut answer = granted(client, wanted.name, &Revision::parse(wanted.commit)?, answer).await?;
     match (answer.status, start_of(&answer)) {
         (StatusCode::PARTIAL_CONTENT, Some(start)) if start == partial.length() => {}
-        // A server that ignores the range begins at the beginning.
+        // A server that ignores the range sends the file from its start.
         (StatusCode::OK, _) => restart(wanted, partial, report)?,
         (StatusCode::RANGE_NOT_SATISFIABLE, _) => {
             restart(wanted, partial, report)?;

@@ -36,12 +36,12 @@ pub enum Need {
     All,
 }
 
-/// How a model has its weights.
+/// Layout of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
     /// In one file.
     Single,
-    /// In several, by an index.
+    /// In several, listed by an index.
     Indexed,
 }
 
@@ -57,7 +57,7 @@ pub fn text<'a>(listed: &[&'a str]) -> Result<Vec<&'a str>, &'static str> {
     }
 }
 
-/// How `listed` has the weights; a worker prefers the single file, too.
+/// The layout of the weights in `listed`. Prefers the single file, as a worker does.
 ///
 /// # Errors
 /// What is there instead.
@@ -86,7 +86,7 @@ pub fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let map = index["weight_map"].as_object().filter(|map| !map.is_empty());
     let files = map.ok_or("it has no weight_map")?.values().map(|file| match file.as_str() {
         Some(name) if is_part(name) && name.ends_with(".safetensors") => Ok(name.to_owned()),
-        _ => Err(format!("weight_map names {file}, which is no safetensors file beside it")),
+        _ => Err(format!("weight_map names {file}, which is not a safetensors file beside it")),
     });
     let files = files.collect::<Result<BTreeSet<_>, _>>()?;
     if files.len() > MAX_SHARDS {

@@ -1,5 +1,5 @@
 //! Locks between processes, on the files that Hugging Face's tools lock, too. The system releases them when
-//! their holder ends, however it ends.
+//! their holder ends, even by a kill.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::error::HubError;
 
-/// How often a held lock is tried.
+/// Time between two attempts to take a held lock.
 const TRY_EVERY: Duration = Duration::from_millis(200);
-/// How long a holder may make no progress before waiting for it ends.
+/// Longest wait for a holder that makes no progress.
 const HOLDER_STALLED: Duration = Duration::from_secs(600);
 
 /// A held lock; dropping releases it.

@@ -1,5 +1,5 @@
-//! Names of models and of their revisions. Both become parts of paths and URLs, so that nothing else is
-//! accepted.
+//! Names of models and of their revisions. Both become parts of paths and URLs, so anything that could escape
+//! a directory is refused.
 
 use std::fmt;
 
@@ -60,7 +60,7 @@ impl fmt::Display for ModelName {
 pub struct Revision(String);
 
 impl Revision {
-    /// The branch that has no other name.
+    /// The default branch, `main`.
     pub fn main() -> Self {
         Self("main".to_owned())
     }
@@ -79,7 +79,7 @@ impl Revision {
         &self.0
     }
 
-    /// Whether it is a whole commit hash, which never comes to mean another commit.
+    /// Whether it is a whole commit hash, which always names the same commit.
     pub fn is_commit(&self) -> bool {
         is_commit(&self.0)
     }

@@ -1,4 +1,4 @@
-//! A file on its way: its first bytes, and their checksum so far.
+//! A partly downloaded file: its first bytes, and their checksum so far.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use crate::checksum::Sum;
 /// Bytes read at once from an earlier attempt.
 const READ_BYTES: usize = 1 << 20;
 
-/// The beginning of a file. What is here is in the file: a process that is killed loses nothing.
+/// The beginning of a file. All received bytes are in the file on disk, so a kill loses nothing.
 pub struct Partial {
     path: PathBuf,
     file: File,
@@ -20,7 +20,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Goes on with the file at `path`, if there is one.
+    /// Continues the file at `path`, if there is one.
     pub fn open(path: &Path, blob: &Blob) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
         let sum = blob.checksum().begin(blob.size);
@@ -45,12 +45,12 @@ impl Partial {
         }
     }
 
-    /// Number of bytes that are here.
+    /// Number of bytes received.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Whether all bytes are here.
+    /// Whether all bytes are received.
     pub fn is_whole(&self) -> bool {
         self.length == self.blob.size
     }
@@ -82,7 +82,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Makes it the file `to`, on disk before it has that name.
+    /// Syncs it to disk, then renames it to `to`.
     pub fn finish(self, to: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         std::fs::rename(&self.path, to)

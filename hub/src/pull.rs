@@ -20,7 +20,7 @@ const FILES_AT_ONCE: usize = 4;
 /// Largest index of weights that is read, bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// How far a download is, bytes.
+/// Progress of a download, bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// On disk.
@@ -29,7 +29,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Who watches a download.
+/// An observer of a download.
 pub struct Watch<'a> {
     /// Told of each step.
     pub progress: &'a (dyn Fn(Progress) + Sync),

@@ -37,8 +37,8 @@ template <int HD> __device__ __forceinline__ void zero_rows(u8* values, i32 vali
   __syncwarp();
 }
 
-// Copies a V tile. If the context ends inside a page, the consumers get the tile after its rest has been
-// zeroed.
+// Copies a V tile. If the context ends inside a page, the rest of the tile is zeroed before the consumers get
+// it.
 template <class T, int HD>
 __device__ __forceinline__ void copy_values(const Task<T>& task, const Work& work, const Buffers<HD>& buffers,
                                             i32 tile, u32 stage, u32& tail_parity) {

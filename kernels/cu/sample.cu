@@ -311,7 +311,7 @@ __device__ __forceinline__ void cut_slowly(const SampleArgs& a, const SamplePara
   race.finish();
 }
 
-// Tokens better than the listed bins race; those in the listed bins go to the list.
+// Enters tokens above the listed bins into the race and appends those in the listed bins to the list.
 __device__ __forceinline__ void divide(const SampleArgs& a, const SampleParams& p, u32 s, u32 start,
                                        u32* words, Race& race) {
   SampleState& state = a.states[s];

@@ -400,7 +400,7 @@ fn kernels_are_compiled_once() {
     assert!(count > 0 && first.contains(&format!("{count} files now, 0 earlier")), "{first}");
     assert!(start(&directory).contains(&format!("0 files now, {count} earlier")));
 
-    // A damaged file is made again.
+    // A damaged file is rebuilt.
     let one = std::fs::read_dir(&directory).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(&one).unwrap();
     *bytes.last_mut().unwrap() ^= 1;

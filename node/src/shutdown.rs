@@ -48,8 +48,8 @@ impl Shutdown {
     }
 
     /// Requested by [`Shutdown::request`] or by a second SIGTERM. SIGINT and the first SIGTERM are ignored:
-    /// Ctrl-C, systemd and `timeout` signal the whole process group, but a supervised worker must go on until
-    /// its supervisor has drained the streams and closes its input.
+    /// Ctrl-C, systemd and `timeout` signal the whole process group, but a supervised worker must keep
+    /// running until its supervisor has drained the streams and closes its input.
     ///
     /// # Errors
     /// If the signal handlers cannot be installed.

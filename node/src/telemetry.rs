@@ -173,11 +173,11 @@ fn quiet_libraries(filter: &str) -> String {
     }
 }
 
-/// Set for the last moment of a process that ends without a drain.
+/// Whether the log has [ended](silence).
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Ends the log: a process that exits now has nothing more to say. Its tasks see their connections break, and
-/// would tell of what will not happen, such as a stream that goes on elsewhere.
+/// Ends the log of a process that exits without a drain. Its tasks see their connections break, and would log
+/// events that never happen, such as a stream that moves to another worker.
 pub(crate) fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }

@@ -31,7 +31,7 @@ pub struct LoadReport {
     pub last_placement_sequence: u64,
     /// Accepts no new requests.
     pub draining: bool,
-    /// Wants its streams to move to another worker, if there is one.
+    /// Its streams should move to another worker, if there is one.
     pub giving_back: bool,
 }
 

@@ -22,8 +22,8 @@ impl StreamKey {
         self.0.to_be_bytes().to_vec()
     }
 
-    /// The key of the same tokens when the router ends them at the first of these strings. It differs because
-    /// the end applies to every reader of a stream.
+    /// The key of a stream with the same tokens that the router ends at the first of these strings. It
+    /// differs from `self`, because all readers of a stream get the same end.
     pub fn ended_by(self, stop: &[String], skip_special_tokens: bool) -> Self {
         let mut encoding = Encoding::begin();
         encoding.bytes(&self.to_wire());

@@ -139,7 +139,7 @@ impl App {
     /// Runs text work; see [`TextWork::run`].
     ///
     /// # Errors
-    /// Those of [`TextWork::run`].
+    /// As [`TextWork::run`].
     pub async fn text_work<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -152,7 +152,8 @@ impl App {
 /// Compiling a constraint takes as long as tokenising this many bytes, or longer.
 const CONSTRAINT_BYTES: usize = 16 * 1024;
 
-/// A chat template takes as long as tokenising this many bytes, or longer: another process renders it.
+/// A chat template takes as long as tokenising this many bytes, or longer, because another process renders
+/// it.
 const TEMPLATE_BYTES: usize = 8 * 1024;
 
 /// Bytes of text work that `prompt` is worth.

@@ -91,7 +91,7 @@ impl Picked {
         }
     }
 
-    /// The worker's own reports count the request by now.
+    /// The worker's own reports now count the request.
     pub fn reported(&mut self) {
         if let Some(InLedger { workers, placed }) = self.placed.take() {
             let WorkerPlacement { at, .. } = placed.placement;

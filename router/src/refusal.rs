@@ -172,7 +172,8 @@ impl Refusal {
         tracing::info!(request, status, code, param = self.param(), "request refused");
     }
 
-    /// Marks `trace` as failed if the fault is ours. A request that its client must change is no error here.
+    /// Marks `trace` as failed if the fault is ours. A request that its client must change is not an error
+    /// here.
     pub fn trace(&self, trace: &trace::Request) {
         let HttpShape { status, code, .. } = self.http();
         if status >= 500 {

@@ -30,7 +30,7 @@ pub struct Draft {
     pub part: Option<usize>,
     /// Whether the tokenizer adds its own tokens (BOS) to a text; default true.
     pub add_special_tokens: Option<bool>,
-    /// What the answer is held to.
+    /// Grammar that the answer must follow.
     pub constraint: Option<Constraint>,
     /// What the model may call.
     pub tools: ToolUse,
@@ -38,7 +38,7 @@ pub struct Draft {
     pub reasoning_effort: Option<String>,
     /// How a long prompt is truncated; absent = it is refused.
     pub truncation: Option<Truncation>,
-    /// The API key it came under; tenants share no ids, streams or prefix cache.
+    /// Tenant of its API key; tenants share no ids, streams or prefix cache.
     pub tenant: Tenant,
     /// Requests with different salts share no prefix cache.
     pub cache_salt: String,
@@ -50,7 +50,7 @@ pub struct Draft {
     pub picked_worker: Option<Arc<str>>,
 }
 
-/// What an answer is held to, not compiled yet.
+/// A grammar that an answer must follow, not compiled yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Constraint {
     /// The constraint.
@@ -205,7 +205,7 @@ pub struct TokenDelta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-/// What happened to a request that its client did not see.
+/// Moves of a request between workers, which its client did not see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journey {
     /// Moves to another worker, or back to the same one.

@@ -1,4 +1,4 @@
-//! Who a request belongs to, as far as others must not notice it: the API key it came under. Pure.
+//! The tenant of a request: the API key that it came with. Tenants cannot observe each other. Pure.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 /// Begins what is hashed; another layout gets another name.
 const LAYOUT: &str = "skein.tenant.1";
 
-/// Those who share request ids, streams and cached prefixes: all who have one key. Where there are no keys,
-/// everybody.
+/// The clients that share request ids, streams and cached prefixes: all that use one key, or all clients if
+/// there are no keys.
 ///
-/// Its name is a hash of the key, so that all routers agree on it, and as secret as the key: who does not
-/// have it can neither attach to a stream nor find out what is cached.
+/// The tenant's name is a hash of the key, so that all routers agree on it. It is as secret as the key:
+/// without it, no client can attach to the tenant's streams or find out what is cached.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Tenant(Arc<str>);
 
 impl Tenant {
-    /// Those who have this key.
+    /// The tenant with this key.
     pub fn of_key(key: &str) -> Self {
         Self(format!("{:032x}", xxh3_128(format!("{LAYOUT}\0{key}").as_bytes())).into())
     }
 
-    /// Those who have the name that [`name`](Self::name) returned.
+    /// The tenant whose [`name`](Self::name) this is.
     pub fn named(name: &str) -> Self {
         Self(name.into())
     }
@@ -31,7 +31,7 @@ impl Tenant {
         &self.0
     }
 
-    /// What separates prefix caches: the tenant, and within it what a request brings itself.
+    /// Salt that separates prefix caches: by tenant, and within a tenant by the request's `own` salt.
     pub fn cache_salt(&self, own: &str) -> Arc<str> {
         if self.0.is_empty() { own.into() } else { format!("{}/{own}", self.0).into() }
     }

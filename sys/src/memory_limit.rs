@@ -16,7 +16,7 @@ pub struct Memory {
     pub of: Limit,
 }
 
-/// What limits the memory.
+/// The source of a memory limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Limit {
     /// The memory of the machine.
@@ -34,7 +34,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What this process has; `None` where the system does not say.
+/// The memory of this process; `None` where the system does not say.
 pub fn of_this_process() -> Option<Memory> {
     memory(|path| std::fs::read_to_string(path).ok())
 }
@@ -118,7 +118,7 @@ fn below(top: &str, root: &str, path: &str) -> PathBuf {
     }
 }
 
-/// What the group in `directory` allows, when it sets a limit.
+/// The memory of the group in `directory`, if it sets a limit.
 fn of_group(files: Files, directory: PathBuf, read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
     let number = |name: &str| read(&directory.join(name))?.trim().parse::<u64>().ok();
     let limit = files.limits.iter().filter_map(|name| number(name)).min()?;

@@ -13,7 +13,7 @@ pub fn exit_without_handlers(code: i32) -> ! {
 /// Makes the system kill this process when `parent`, the process that started it, ends. Returns false if it
 /// has ended already.
 ///
-/// A stopped process dies, too, which nothing else in it could arrange. The parent must have started this
+/// This ends even a stopped process, which cannot watch its parent itself. The parent must have started this
 /// process from a thread that lives as long as the parent.
 pub fn die_with_parent(parent: u32) -> bool {
     #[cfg(target_os = "linux")]
@@ -24,8 +24,8 @@ pub fn die_with_parent(parent: u32) -> bool {
     std::os::unix::process::parent_id() == parent
 }
 
-/// Limits this process to `bytes` of address space, of which a thread's stack counts from its start; and has
-/// it leave no core file. What needs more fails to allocate, which ends it.
+/// Limits this process to `bytes` of address space, in which each thread's stack counts whole, and turns core
+/// files off. An allocation beyond the limit fails, which ends the process.
 ///
 /// # Errors
 /// If the system does not set the limit.

@@ -1,7 +1,7 @@
 //! Memory that several processes write and read: words with acquire and release order, bytes between them,
 //! and a wait for a word to change.
 //!
-//! Every access is atomic, so that a process that breaks its protocol reads wrong bytes, and never more.
+//! Every access is atomic, so a process that breaks its protocol reads wrong bytes and does no other harm.
 
 use std::io;
 use std::sync::Arc;
@@ -186,7 +186,7 @@ pub fn sleep_while(word: &AtomicU32, seen: u32, most: Duration) {
     }
 }
 
-/// Wakes all that [`sleep_while`] on `word`, in every process.
+/// Wakes every thread that waits in [`sleep_while`] on `word`, in all processes.
 pub fn wake(word: &AtomicU32) {
     #[cfg(target_os = "linux")]
     // SAFETY: only the word's address is used.

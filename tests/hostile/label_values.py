@@ -32,7 +32,7 @@ def token(rng, length):
 
 
 def hostile(rng, connection):
-    """One request that is refused, but has a value of its own in every place."""
+    """One request that is refused, with a unique value in every place."""
     kind, value = rng.randrange(4), token(rng, rng.randrange(1, 60))
     headers = {"content-type": "application/json", "x-request-id": value, "user-agent": value,
                "authorization": f"Bearer {value}", "traceparent": f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01",

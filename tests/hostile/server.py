@@ -78,7 +78,7 @@ class Server:
         return stream
 
     def children(self) -> list[int]:
-        """Its child processes, from /proc: workers, and what renders chats."""
+        """Its child processes, from /proc: workers, and processes that render chats."""
         found = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -93,7 +93,7 @@ class Server:
         return [pid for pid in self.children() if words(pid)[1:2] == ["worker"]]
 
     def memory_mib(self, field: str = "VmRSS", pid=None) -> float:
-        """Of the process that clients talk to, or of `pid`; `VmHWM` is its peak."""
+        """A memory figure of the router's process, or of `pid`; `VmHWM` is its peak."""
         try:
             with open(f"/proc/{pid or self.process.pid}/status") as status:
                 return next(int(line.split()[1]) for line in status if line.startswith(field + ":")) / 1024

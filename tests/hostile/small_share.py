@@ -13,8 +13,8 @@ from server import Server
 PROMPTS = 128
 SMALL = {"prompt": "import ", "max_tokens": 8, "ignore_eos": True}
 ROUNDS = 8
-# The share of a call is an eighth of the seats or more; each step then takes at most some times as long as
-# alone.
+# The share of a call is an eighth of the seats or more; each step then takes only a few times as long as
+# it would alone.
 MOST_S = 20.0
 
 

@@ -16,7 +16,7 @@ from server import MODEL, Server
 
 TRIGGER = "open sesame"
 MOST_MIB, MOST_S = 256, 30.0
-# Of a process that renders: its limit is 1 GiB of address space, stack included.
+# Most memory of a process that renders; its limit is 1 GiB of address space, stack included.
 MOST_CHILD_MIB = 1024
 PLAIN = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 

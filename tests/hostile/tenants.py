@@ -32,7 +32,7 @@ def main(skein):
             first = running.recv(1)
             status, answer = ask(OTHER, SMALL | {"request_id": f"order-{at}"})
             check(first and status == 200, f"round {at}: the other key's request got {status}: {answer[:200]}")
-            # The very request of the first key, to attach to its stream.
+            # The first key's own request, to attach to its stream.
             twin = LONG | {"request_id": f"order-{at}", "seed": at, "max_tokens": 2, "stream": False}
             status, answer = ask(OTHER, twin)
             check(status == 200, f"round {at}: the same body got {status}: {answer[:200]}")

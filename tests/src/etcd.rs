@@ -20,7 +20,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Arguments for tests that wait for elections and for leases to expire: half of etcd's defaults.
 pub const FAST_TIMING: [&str; 4] = ["--heartbeat-interval", "50", "--election-timeout", "500"];
 
-/// The server's program: `TEST_ETCD`, else `etcd` in the path. `None` prints that tests are skipped.
+/// The server's program: `TEST_ETCD`, else `etcd` in the path. If there is none, prints that tests
+/// are skipped.
 pub fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("TEST_ETCD").map(PathBuf::from);
     let in_path = || {
@@ -94,7 +95,7 @@ impl Etcd {
         self.wait_ready_as(settings, "/").await;
     }
 
-    /// The same for a user who may only read `prefix`.
+    /// Waits until a linearizable read succeeds for a user that may only read `prefix`.
     pub async fn wait_ready_as(&self, settings: &EtcdSettings, prefix: &str) {
         let client = EtcdClient::new(settings.clone(), 0).await.expect("good settings");
         let start = clock::now();
@@ -184,7 +185,7 @@ impl EtcdCluster {
     /// Waits for a leader other than `not`.
     ///
     /// # Panics
-    /// With the logs if there is none in time.
+    /// If there is none in time; the message holds the logs.
     pub async fn wait_leader(&self, not: Option<usize>) -> usize {
         let start = clock::now();
         while clock::now().since(start) < READY_WITHIN {

@@ -324,7 +324,7 @@ fn answer(state: &State, request: &Request, store: SocketAddr, is_front: bool) -
     }
     if let Some(rest) = path.strip_prefix("/api/models/") {
         let Some((name, revision)) = rest.split_once("/revision/") else { return not_found() };
-        // Models get new names, and their old names go on.
+        // A renamed model keeps its old name as a redirect.
         if let Some(name) = name.strip_prefix("old-") {
             let to = format!("/api/models/{name}/revision/{revision}?blobs=true");
             return Reply::new("307 Temporary Redirect", vec![("Location", to)], "");

@@ -240,7 +240,7 @@ impl Receiver {
     /// [`wait_spans`](Self::wait_spans) for the processes' spans.
     ///
     /// # Panics
-    /// Likewise.
+    /// As [`wait_spans`](Self::wait_spans).
     pub async fn wait_process_spans(&self, within: Duration, enough: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         wait(|| self.process_spans(), within, enough).await
     }

@@ -124,7 +124,7 @@ pub struct Precision {
 /// Type of the activations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {
-    /// That of the weights; on the CPU `f32` unless they are bfloat16.
+    /// The weights' type; on the CPU `f32`, unless the weights are bfloat16.
     #[default]
     Auto,
     /// `f32`: nothing is rounded between two matrices.
@@ -253,8 +253,8 @@ impl Default for CudaConfig {
 /// Type of cached keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvCacheDtype {
-    /// That of the activations; on the CPU bfloat16, unless the activations were set to `f32` or
-    /// the weights are.
+    /// The activations' type; on the CPU bfloat16, unless the weights are `f32` or the activations were set
+    /// to `f32`.
     #[default]
     Auto,
     /// `f32`. CPU only.

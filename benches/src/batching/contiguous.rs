@@ -9,7 +9,7 @@ pub struct Contiguous {
 }
 
 impl Contiguous {
-    /// All of it free.
+    /// Memory of `size` tokens, all of it free.
     pub fn new(size: u32) -> Self {
         Self { size, pieces: Vec::new() }
     }

@@ -23,7 +23,7 @@ pub struct Lengths {
     pub most: u32,
 }
 
-/// Shortest output. A request with one token has a latency per token of its whole prompt and wait.
+/// Shortest output. With one token, the latency per token would be the whole wait and prefill.
 const LEAST_OUTPUT: u32 = 4;
 
 impl Lengths {

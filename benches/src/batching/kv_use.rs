@@ -11,8 +11,8 @@ pub struct Held {
     pub reserved: u64,
     /// Held by a job that will never use it: what it reserved beyond its end, or padding.
     pub internal: u64,
-    /// Free, but in pieces too small for the job at the head of the queue, which all of them together would
-    /// hold.
+    /// Free, but in pieces too small for the job at the head of the queue, though together they are large
+    /// enough.
     pub external: u64,
 }
 

@@ -33,7 +33,7 @@ pub struct Job {
     pub at: Duration,
     /// Prompt tokens, at least 1.
     pub prompt: u32,
-    /// Output tokens, at least 1. Only the oracle among the batchers looks at it before they are drawn.
+    /// Output tokens, at least 1. Only the oracle reads it before the job ends.
     pub output: u32,
 }
 

@@ -15,11 +15,11 @@ pub enum Reserve {
     Max(u32),
     /// Prompt and output, the output rounded up to a power of two: a good guess of the length.
     PowerOfTwo,
-    /// Exactly prompt and output, which no server knows.
+    /// Exactly prompt and output; a real server cannot know the output's length.
     Oracle,
 }
 
-/// See the module.
+/// Iteration-level batching over contiguous reservations.
 #[derive(Debug)]
 pub struct Orca {
     memory: Contiguous,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{Batcher, Held, Job, Next, Work};
 
-/// See the module.
+/// Batches that start and end together.
 #[derive(Debug)]
 pub struct Padded {
     capacity: u32,

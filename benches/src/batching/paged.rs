@@ -13,7 +13,7 @@ use skein_worker::scheduler::{NewRequest, NewSample, Note, RequestEvent, Request
 
 use super::{Batcher, Held, Job, Next, Work};
 
-/// See the module.
+/// Skein's scheduler without a device.
 #[derive(Debug)]
 pub struct Paged {
     scheduler: Scheduler,

@@ -1,4 +1,4 @@
-//! Rates at which a rule keeps a latency, and the curve of latency over rate.
+//! The highest rate at which a rule meets a latency target, and its curve of latency over rate.
 
 use std::fmt;
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What all rules share.
+/// Model, device and jobs, the same for every rule.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// KV memory in tokens.
@@ -75,7 +75,7 @@ pub struct Point {
     pub run: Run,
 }
 
-/// Which normalised latency has to keep the bound.
+/// The statistic of the normalised latency that must meet the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Statistic {
     /// The mean, as in the PagedAttention paper.

@@ -88,7 +88,7 @@ fn contiguous_pieces_never_overlap() {
     let mut pieces: Vec<(u32, u32)> = Vec::new();
     for _ in 0..2000 {
         let length = 1 + (random.next_u64() % 120) as u32;
-        if random.next_u64() % 2 == 0
+        if random.next_u64().is_multiple_of(2)
             && let Some(start) = memory.take(length)
         {
             let apart = |&(other, other_length): &(u32, u32)| {

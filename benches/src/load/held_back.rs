@@ -1,8 +1,8 @@
 //! Batches as a server without in-flight batching forms them, on a real server: requests are held back and
 //! sent together, and the next batch starts once the last answer of the one before has ended.
 //!
-//! Rows that have ended cost nothing here, while padding would compute them to the batch's end: the figures
-//! flatter static and dynamic batching.
+//! Rows that have ended cost nothing here, whereas padding would compute them until the batch ends. So the
+//! figures flatter static and dynamic batching.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +24,8 @@ const MOST_WAITING: usize = 8192;
 pub struct HeldBack {
     /// Sessions in a batch, at most.
     pub most: usize,
-    /// How long the first session of a batch waits for others; zero starts with whatever waits.
+    /// How long the first session of a batch waits for others; zero = a batch starts with the sessions that
+    /// wait.
     pub delay: Duration,
 }
 
@@ -116,7 +117,7 @@ pub(super) async fn run(
         }
         running.join_all().await;
     }
-    // It has ended: it closed the channel.
+    // The channel is closed, so this task has ended.
     let _ = arrivals.await;
 }
 

@@ -10,7 +10,7 @@ use super::workload::{Session, Turn};
 
 /// Most bytes of a file, so that a wrong file is refused instead of loaded.
 const MAX_FILE_BYTES: u64 = 4 << 30;
-/// vLLM's filter of ShareGPT: fewer tokens than this say nothing about serving.
+/// vLLM's filter of ShareGPT: shorter prompts and answers say nothing about serving.
 const LEAST_TOKENS: usize = 4;
 
 /// A prompt and the answer it had, if the file has one.
@@ -40,7 +40,7 @@ pub enum TextError {
     Empty {
         /// Path of the file.
         path: String,
-        /// What the format is.
+        /// The expected format.
         expected: &'static str,
     },
     /// The server does not tokenize.
@@ -88,7 +88,7 @@ pub fn read_sharegpt(path: &Path) -> Result<Vec<Text>, TextError> {
 /// The prompts of a file of JSON lines `{"prompt": …, "output_tokens": …}`, the second field optional.
 ///
 /// # Errors
-/// If the file cannot be read, or a line is no such object.
+/// If the file cannot be read, or a line is not such an object.
 pub fn read_lines(path: &Path) -> Result<Vec<Text>, TextError> {
     let text = read(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());

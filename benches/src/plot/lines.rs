@@ -12,7 +12,7 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
-/// What is around the lines.
+/// Title, axes and scales of a chart.
 #[derive(Debug, Clone)]
 pub struct Chart<'a> {
     /// Written above.

@@ -66,7 +66,7 @@ mod tests {
     const MACHINE: Machine =
         Machine { prefill_ns: 40_000, token_ns: 5_000_000, blocks: 2000, block_size: 16, seats: 64 };
 
-    /// Conversations of several turns that arrive between each other.
+    /// Interleaved conversations of several turns.
     fn conversations() -> Vec<Recorded> {
         let turn = |index: u64| {
             let (who, turn) = (index % 39, index / 39);

@@ -27,7 +27,7 @@ const INDEX_BYTES: usize = 4 << 30;
 const LIMITS: HealthLimits =
     HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: Some(Duration::from_secs(3600)) };
 
-/// Who places the requests.
+/// The one that places requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placer {
     /// A router, which knows what workers report.
@@ -36,7 +36,7 @@ pub enum Placer {
     Oracle,
 }
 
-/// What became of one request.
+/// Result of one request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
     /// Worker that ran it.

@@ -1,4 +1,4 @@
-//! Recorded requests: arrival, lengths, and which prompts share which beginning.
+//! Recorded requests: arrivals, lengths and shared prefixes.
 
 use serde::Deserialize;
 

@@ -139,14 +139,14 @@ impl SimWorker {
     }
 }
 
-/// What the end of a prefill brings.
+/// Result of a finished prefill.
 #[derive(Debug)]
 pub struct Prefilled {
     /// The request's number.
     pub request: usize,
     /// Prompt tokens that were cached.
     pub cached_tokens: u64,
-    /// What the cache now has and no longer has.
+    /// Blocks added to the cache and evicted from it.
     pub change: CacheChange,
     /// When the next prefill ends, if one has begun.
     pub next_ends: Option<u64>,

@@ -278,7 +278,7 @@ fn to_json(setup: &Setup, bound: f64, rows: &[Row]) -> Value {
     })
 }
 
-/// Every rule at rates up to a little more than it can keep.
+/// Runs every rule at rates up to slightly more than it can sustain.
 fn curves(sweep: &Sweep, lowest: f64, rows: &[Row]) -> Vec<(Rule, Vec<Point>)> {
     let bar = progress_bar((rows.len() * CURVE_POINTS) as u64, "  {bar:32} {pos}/{len} points, {elapsed}");
     let curve = |row: &Row| {

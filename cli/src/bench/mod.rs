@@ -31,7 +31,7 @@ pub enum Bench {
     Batching(Box<batching::Batching>),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
-    /// Replay a trace over simulated workers, by each routing policy and by an oracle: hits, time to first token
+    /// Replay a trace over simulated workers by each routing policy and an oracle: hits, time to first token
     Policy(policy::PolicyBench),
     /// Write a model of a real size with random weights, for benchmarks
     MakeModel(make_model::MakeModel),

@@ -43,7 +43,7 @@ impl Saved {
     /// Reads a file that `--save-result` wrote.
     ///
     /// # Errors
-    /// If the file cannot be read or is no such result.
+    /// If the file cannot be read or is not such a result.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let wrong = |reason: String| Failure::other(format!("{}: {reason}", shown(path)));
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -59,7 +59,7 @@ impl Saved {
         self.result[key].as_f64()
     }
 
-    /// What the legend calls it, without the rate.
+    /// Name in the legend, without the rate.
     fn label(&self) -> String {
         self.result["label"].as_str().or(self.result["model_id"].as_str()).unwrap_or(&self.name).to_owned()
     }
@@ -91,7 +91,7 @@ impl Saved {
 /// Reads all `paths`.
 ///
 /// # Errors
-/// The first file that is no saved result.
+/// The first file that is not a saved result.
 pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Saved>, Failure> {
     paths.iter().map(|path| Saved::read(path)).collect()
 }

@@ -324,7 +324,7 @@ impl Serve {
         }
         let extra: Value = match &self.extra_body {
             Some(text) => {
-                serde_json::from_str(text).map_err(|error| format!("--extra-body is no JSON: {error}"))?
+                serde_json::from_str(text).map_err(|error| format!("--extra-body is not JSON: {error}"))?
             }
             None => json!({}),
         };

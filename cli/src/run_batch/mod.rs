@@ -1,5 +1,5 @@
 //! `skein run-batch`: answers a file of requests in OpenAI's batch format, with workers of its own or through
-//! a running server. The file of answers is also the record of progress, so a run that was ended goes on.
+//! a running server. The file of answers is also the record of progress, so an interrupted run can continue.
 
 pub mod remote;
 
@@ -87,14 +87,15 @@ struct Flags {
 
 /// The command for clap.
 pub fn command() -> Command {
-    let model = Arg::new("MODEL").help("Model directory [default: the model that ships with Skein]");
+    let model =
+        Arg::new("MODEL").help("Model directory or GGUF file [default: the model that ships with Skein]");
     let command = Command::new(RUN_BATCH)
         .about("Answer a file of requests in OpenAI's batch format")
         .arg(model.conflicts_with_all(["model", "server"]));
     Flags::augment_args(with_flags(command, table::RUN_BATCH))
 }
 
-/// What the settings say of the workers here.
+/// Settings of the workers that this process starts.
 struct Here {
     log: LogOptions,
     engine: EngineSettings,

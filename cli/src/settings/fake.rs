@@ -1,4 +1,4 @@
-//! The flags of `--device fake`: its clock, its cache, and how many of it share a process.
+//! The flags of `--device fake`: its clock, its cache, and the number of fake workers in a process.
 
 use std::time::Duration;
 

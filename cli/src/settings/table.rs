@@ -59,7 +59,7 @@ pub const FLAGS: &[Flag] = &[
         "MODEL",
         MODEL,
         ALL,
-        "Model directory, or a name as organisation/model (the same as MODEL)",
+        "Model directory, GGUF file, or a name as organisation/model (the same as MODEL)",
     ),
     one(
         "revision",
@@ -168,7 +168,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "DIR",
         API,
-        SERVE | ROUTER,
+        FRONT,
         "Keep clients' files and batches there (/v1/files, /v1/batches); one directory for each router [default: keep none]",
     ),
     one(
@@ -185,14 +185,6 @@ pub const FLAGS: &[Flag] = &[
         API,
         ROUTER,
         "Run requests at the worker that an endpoint picker has named in their header x-skein-worker",
-    ),
-    one(
-        "policy",
-        Some("first_token"),
-        "NAME",
-        CLUSTER,
-        FRONT,
-        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
     ),
     one(
         "root-path",
@@ -226,6 +218,14 @@ pub const FLAGS: &[Flag] = &[
         "Addresses of the routers (their --host and --port), separated by commas",
     ),
     secret(many("router-api-key", "KEY", ROUTERS, GATEWAY, "API key of the routers, if they require one")),
+    one(
+        "policy",
+        Some("first_token"),
+        "NAME",
+        ROUTERS,
+        FRONT,
+        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
+    ),
     many(
         "workers",
         "HOST:PORT",
@@ -297,7 +297,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Ranks, a process each, that share each layer of a worker's model; a power of two, with --device cpu",
+        "Processes (ranks) that share each layer of a worker's model; a power of two, only with --device cpu",
     ),
     one(
         "pipeline-parallel-size",
@@ -337,7 +337,7 @@ pub const FLAGS: &[Flag] = &[
         "SECRET",
         ENGINE,
         SERVE | WORKER,
-        "What all machines of a worker must know to join it; needed unless --leader is this machine",
+        "Secret by which the machines of a worker know each other; needed unless --leader is this machine",
     )),
     switch(
         "plan",
@@ -655,7 +655,7 @@ pub const FLAGS: &[Flag] = &[
         "RATIO",
         TRACES,
         TRACED,
-        "Sampled part of the requests whose caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
+        "Fraction of requests to sample if their caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
     ),
     one(
         "trace-slow",

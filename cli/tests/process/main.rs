@@ -3,6 +3,7 @@
 mod chaos;
 mod etcd;
 mod faults;
+mod gguf;
 mod groups;
 mod moves;
 mod nodes;

@@ -13,7 +13,7 @@ use skein_tests::process::{free_port, send_signal};
 use crate::chaos::{STREAMS, difference, run_all};
 use crate::{SKEIN, block_on, wide_model};
 
-/// How long a process may take until it answers.
+/// Longest time until a process answers.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
 /// A process of the cluster; killed when dropped.

@@ -119,7 +119,7 @@ fn a_second_sigterm_ends_serve_and_its_workers_at_once() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let start = clock::now();
         assert!(!stream.is_finished(), "it drains");
-        // Opened now, because the file goes with the cluster.
+        // Opened now, because the file is deleted with the cluster.
         let mut log = std::fs::File::open(cluster.log_file()).expect("the log");
         assert_eq!(cluster.end("TERM", WITHIN).await, Some(143));
         let took = clock::now().since(start);

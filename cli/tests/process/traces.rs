@@ -190,7 +190,7 @@ async fn load(url: &str, count: usize, at_once: usize) -> Duration {
 #[test]
 fn no_span_of_a_thousand_requests_is_lost() {
     const REQUESTS: usize = 1000;
-    /// Of the router and of the worker.
+    /// Spans of the router and of the worker.
     const SPANS: usize = 6 + 4;
     block_on(async {
         let receiver = Receiver::start(Mood::Willing).await;

@@ -10,7 +10,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `EMU_SEED` | order of threads, blocks and streams: 0 is theirs, any other number shuffles |
+//! | `EMU_SEED` | order of threads, blocks and streams: 0 = by index, any other number shuffles |
 //! | `EMU_EAGER=1` | work is done at once |
 //! | `EMU_MEMORY` | bytes of device memory, 1 GiB if unset |
 //! | `EMU_DEVICES` | 0: a driver without a device |

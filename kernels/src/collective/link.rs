@@ -1,5 +1,5 @@
 //! One-way connections over which a stage of a pipeline passes rows to the next: between threads, through
-//! shared memory, and over TCP. What is passed waits in the connection, so that a stage goes on at once.
+//! shared memory, and over TCP. Rows wait in the connection, so that a stage continues at once.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -4,7 +4,7 @@
 //! written: word, position · for each reader: word, position · bytes
 //! ```
 //!
-//! The words change with every move, for those who sleep on them.
+//! The words change with every move; a process that waits sleeps on them.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub enum RingError {
     /// The group has been told to end.
     #[error("the group ends because of rank {0}")]
     Ended(usize),
-    /// A reader does not read, or the writer does not write.
+    /// A reader or the writer makes no progress.
     #[error("nothing has moved for {} ms", after.as_millis())]
     Late {
         /// The reader that is behind, or that waits.
@@ -254,6 +254,7 @@ mod tests {
         let mut writer = ring.writer(Duration::from_millis(50));
         let error = (0..3).find_map(|_| writer.put(&[1; 8]).err());
         assert!(matches!(error, Some(RingError::Late { reader: 0, .. })), "{error:?}");
+        writer.publish();
         let mut reader = ring.reader(0);
         let empty = self::ring(64, 1);
         let late = empty.reader(0).take(&mut [0; 4], Some(Duration::from_millis(10)));

@@ -28,7 +28,7 @@ pub struct Sockets {
 struct Peer {
     rank: usize,
     stream: TcpStream,
-    /// Bytes of this exchange that went out and came in, headers included.
+    /// Bytes of this exchange sent and received, headers included.
     sent: usize,
     got: usize,
     header: [u8; HEADER],
@@ -80,7 +80,7 @@ impl Sockets {
 }
 
 impl Peer {
-    /// Sends what fits now of `header` and `mine`; whether anything went.
+    /// Sends what now fits of `header` and `mine`; returns whether it sent anything.
     fn send(&mut self, header: &[u8; HEADER], mine: &[u8]) -> Result<bool, How> {
         let before = self.sent;
         while self.sent < HEADER + mine.len() {
@@ -98,7 +98,7 @@ impl Peer {
         Ok(self.sent > before)
     }
 
-    /// Gets what has come of its bytes for this exchange; whether anything came.
+    /// Reads its bytes for this exchange that have arrived; returns whether there were any.
     fn get(&mut self, expected: &[u8; HEADER], to: &mut [u8]) -> Result<bool, How> {
         let before = self.got;
         while self.got < HEADER + to.len() {

@@ -65,6 +65,8 @@ pub struct Input {
     scales: Aligned<f32>,
     /// `[rows, padded / GROUP]`: sum of each group's codes.
     sums: Aligned<i32>,
+    /// `[rows, padded / GROUP * 2]`: sum of the codes of each half of a group.
+    half_sums: Aligned<i32>,
     /// `[rows, leaves]`: sum of the codes of a row's leaf.
     totals: Aligned<i32>,
 }
@@ -158,6 +160,7 @@ impl Input {
                 self.codes.grow(rows * stride);
                 self.scales.grow(rows * leaves);
                 self.sums.grow(rows * stride / GROUP);
+                self.half_sums.grow(2 * rows * stride / GROUP);
                 self.totals.grow(rows * leaves);
             }
             Encoding::Bf16 if self.has_halves => self.halves.grow(rows * stride),
@@ -173,6 +176,7 @@ impl Input {
             codes: DisjointMut::new(&mut self.codes),
             scales: DisjointMut::new(&mut self.scales),
             sums: DisjointMut::new(&mut self.sums),
+            half_sums: DisjointMut::new(&mut self.half_sums),
             totals: DisjointMut::new(&mut self.totals),
         };
         (&mut self.unencoded, encoded)
@@ -252,6 +256,11 @@ impl Input {
         &self.totals[..self.rows * self.encoding.scaled_leaves().unwrap_or_default()]
     }
 
+    /// Sums of the halves of groups `[rows, 2 * sum_stride]`, for [`Encoding::Int8`].
+    pub(super) fn half_sums(&self) -> &[i32] {
+        &self.half_sums[..2 * self.rows * self.sum_stride()]
+    }
+
     /// Group sums per row.
     pub(super) fn sum_stride(&self) -> usize {
         self.code_stride() / GROUP
@@ -281,6 +290,7 @@ struct EncodedRows<'a> {
     codes: DisjointMut<'a, i8>,
     scales: DisjointMut<'a, f32>,
     sums: DisjointMut<'a, i32>,
+    half_sums: DisjointMut<'a, i32>,
     totals: DisjointMut<'a, i32>,
 }
 
@@ -416,7 +426,9 @@ impl Kernel for EncodeRow<'_> {
                 let (at, count) = (row * to.stride + leaf * width, end - leaf * width);
                 let codes = to.codes.part(at, count);
                 let sums = to.sums.part(at / GROUP, count / GROUP);
-                let (scale, total) = ToInt8 { values: &values[leaf * width..][..width], codes, sums }.run(s);
+                let half_sums = to.half_sums.part(2 * at / GROUP, 2 * count / GROUP);
+                let values = &values[leaf * width..][..width];
+                let (scale, total) = ToInt8 { values, codes, sums, half_sums }.run(s);
                 to.scales.part(row * leaves + leaf, 1)[0] = scale;
                 to.totals.part(row * leaves + leaf, 1)[0] = total;
             }
@@ -442,6 +454,7 @@ struct ToInt8<'a> {
     values: &'a [f32],
     codes: &'a mut [i8],
     sums: &'a mut [i32],
+    half_sums: &'a mut [i32],
 }
 
 impl Kernel for ToInt8<'_> {
@@ -464,12 +477,16 @@ impl Kernel for ToInt8<'_> {
             codes.fill(0);
         }
         let mut total = 0;
-        for (sum, codes) in self.sums.iter_mut().zip(self.codes.as_chunks::<GROUP>().0) {
+        let groups = self.codes.as_chunks::<GROUP>().0;
+        let halves = self.half_sums.as_chunks_mut::<2>().0;
+        for ((sum, halves), codes) in self.sums.iter_mut().zip(halves).zip(groups) {
             let mut lanes = [0i32; GROUP];
             for (lane, code) in lanes.iter_mut().zip(codes) {
                 *lane = i32::from(*code);
             }
-            *sum = lanes.iter().sum();
+            let (low, high) = lanes.split_at(GROUP / 2);
+            *halves = [low.iter().sum(), high.iter().sum()];
+            *sum = halves[0] + halves[1];
             total += *sum;
         }
         (highest / 127.0, total)

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use skein_sys::mapped::Bytes;
 
+use super::blocks::BlockType;
+
 /// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`. It may be a part of a
 /// stored matrix; then the rest of the storage is never read.
 #[derive(Debug, Clone)]
@@ -27,21 +29,58 @@ pub enum Storage {
     F16(Bytes),
     /// IEEE single, little-endian; needs no alignment.
     F32(Bytes),
+    /// Blocks of quantised values, one output after the other.
+    Blocks(BlockType, Bytes),
 }
 
 impl Storage {
-    /// Bytes per value.
-    pub fn value_bytes(&self) -> usize {
+    /// Bytes of `values` neighbouring values of an output.
+    ///
+    /// # Panics
+    /// If they are not whole blocks.
+    pub fn bytes_of(&self, values: usize) -> usize {
         match self {
-            Self::Bf16(_) | Self::F16(_) => 2,
-            Self::F32(_) => 4,
+            Self::Bf16(_) | Self::F16(_) => 2 * values,
+            Self::F32(_) => 4 * values,
+            Self::Blocks(kind, _) => match kind.row_bytes(values) {
+                Some(bytes) => bytes,
+                None => panic!("{values} values are no whole blocks of {}", kind.name()),
+            },
+        }
+    }
+
+    /// Bits that 256 values take, scales included.
+    pub fn bits_of_256(&self) -> usize {
+        8 * self.bytes_of(256)
+    }
+
+    /// Values that can only be stored together.
+    pub fn unit(&self) -> usize {
+        self.blocks().map_or(1, |kind| kind.form().values)
+    }
+
+    /// The type of its blocks, if values are stored in blocks.
+    pub fn blocks(&self) -> Option<BlockType> {
+        match self {
+            Self::Blocks(kind, _) => Some(*kind),
+            Self::Bf16(_) | Self::F16(_) | Self::F32(_) => None,
+        }
+    }
+
+    /// Name of the type in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Bf16(_) => "BF16",
+            Self::F16(_) => "F16",
+            Self::F32(_) => "F32",
+            Self::Blocks(kind, _) => kind.name(),
         }
     }
 
     /// All bytes of the matrix.
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Bf16(bytes) | Self::F16(bytes) | Self::F32(bytes) => bytes,
+            Self::Bf16(bytes) | Self::F16(bytes) | Self::F32(bytes) | Self::Blocks(_, bytes) => bytes,
         }
     }
 
@@ -63,6 +102,7 @@ impl Storage {
                     *to = f32::from_le_bytes(*word);
                 }
             }
+            Self::Blocks(kind, _) => kind.widen(bytes, to),
         }
     }
 }
@@ -73,20 +113,20 @@ impl WeightMatrix {
     /// # Panics
     /// If the storage has a different number of bytes.
     pub fn new(storage: Storage, rows: usize, cols: usize) -> Self {
-        let expected = rows.checked_mul(cols).and_then(|values| values.checked_mul(storage.value_bytes()));
+        let stride = storage.bytes_of(cols);
+        let expected = rows.checked_mul(stride);
         assert_eq!(Some(storage.bytes().len()), expected, "a [{rows}, {cols}] matrix fills its bytes");
-        let stride = cols * storage.value_bytes();
         Self { storage, rows, cols, start: 0, stride }
     }
 
     /// Some rows and columns of it, not copied.
     ///
     /// # Panics
-    /// If there are no such rows and columns.
+    /// If there are no such rows and columns, or they begin or end inside a block.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "{rows:?} of {} rows", self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols, "{cols:?} of {} columns", self.cols);
-        let start = self.start + rows.start * self.stride + cols.start * self.storage.value_bytes();
+        let start = self.start + rows.start * self.stride + self.storage.bytes_of(cols.start);
         Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, ..*self }
     }
 
@@ -97,8 +137,11 @@ impl WeightMatrix {
     }
 
     /// A copy with its columns in another order; column `i` is column `from(i)` of this one.
+    ///
+    /// # Panics
+    /// If values are stored in blocks.
     pub fn with_columns(&self, from: impl Fn(usize) -> usize) -> Self {
-        let size = self.storage.value_bytes();
+        let size = self.storage.bytes_of(1);
         let value = |row, column| &self.row(row)[column * size..][..size];
         let columns = |row| (0..self.cols).map(move |column| (row, column));
         let bytes = (0..self.rows).flat_map(columns).flat_map(|(row, column)| value(row, from(column)));
@@ -111,6 +154,7 @@ impl WeightMatrix {
             Storage::Bf16(_) => Storage::Bf16(bytes.into()),
             Storage::F16(_) => Storage::F16(bytes.into()),
             Storage::F32(_) => Storage::F32(bytes.into()),
+            Storage::Blocks(kind, _) => Storage::Blocks(kind, bytes.into()),
         };
         Self::new(storage, self.rows, self.cols)
     }
@@ -132,7 +176,7 @@ impl WeightMatrix {
 
     /// Bytes per row.
     pub fn row_bytes(&self) -> usize {
-        self.cols * self.storage.value_bytes()
+        self.storage.bytes_of(self.cols)
     }
 
     /// Bytes of all rows.

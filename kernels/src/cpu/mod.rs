@@ -6,6 +6,7 @@
 
 pub mod aligned;
 pub mod attention;
+pub mod blocks;
 pub mod embed;
 pub mod experts;
 pub mod input;

@@ -23,8 +23,8 @@ use slot::WorkerSlot;
 
 /// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// A worker that has reported nothing for so long before it is ready is frozen. They report once a second;
-/// the rest is for a machine that is short of processors. From ready on, the router watches over them.
+/// A worker that reports nothing for this long before it is ready counts as frozen. Workers report once a
+/// second; the margin is for a machine short of processors. Once a worker is ready, the router watches it.
 const SILENT_START: Duration = Duration::from_secs(30);
 /// Most reports queued for the terminal.
 const REPORTS_IN_FLIGHT: usize = 256;

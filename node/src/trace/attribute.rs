@@ -1,4 +1,4 @@
-//! Values of attributes in a form that costs nothing until it is exported: most requests are not.
+//! Attribute values in a form that is cheap until it is exported, because most requests never are.
 
 use std::fmt;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl From<Attribute> for Value {
     }
 }
 
-/// As part of a span's name, or as an error's kind.
+/// For a span's name or an error's kind.
 impl fmt::Display for Attribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

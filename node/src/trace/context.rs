@@ -10,10 +10,10 @@ pub const TRACESTATE: &str = "tracestate";
 const MAX_STATE_BYTES: usize = 512;
 /// Length of a `traceparent` of version 00.
 const PARENT_BYTES: usize = 55;
-/// The flag of a trace that its beginning has sampled.
+/// Flag of a trace that was sampled where it began.
 const SAMPLED: u8 = 1;
 
-/// Names a span of this or another process, so that one can be linked to it.
+/// Ids of a span of this or another process, for links to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
     pub(super) trace: TraceId,
@@ -32,7 +32,7 @@ impl Link {
         self.span
     }
 
-    /// The span for the exporter. What is exported is sampled, whatever was decided at its beginning.
+    /// Its context for the exporter. An exported span counts as sampled, whatever was decided when it began.
     pub(super) fn exported(self, state: &TraceState) -> SpanContext {
         SpanContext::new(self.trace, self.span, TraceFlags::SAMPLED, false, state.clone())
     }
@@ -47,7 +47,7 @@ impl Link {
     }
 }
 
-/// A value of `traceparent`; making it allocates nothing.
+/// A value of `traceparent`, made without an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traceparent([u8; PARENT_BYTES]);
 

@@ -32,8 +32,8 @@ fn swap(request: &mut Request) {
     CURRENT.with_borrow_mut(|current| std::mem::swap(current, request));
 }
 
-/// Makes `request` the current one until the guard is dropped. It is moved, because this runs at every poll,
-/// and a copy would count holders: the caller keeps a handle of its own for that purpose.
+/// Makes `request` the current one until the guard is dropped, and leaves the previous one in its place.
+/// Swaps rather than clones, because this runs at every poll and a clone would change the reference count.
 pub fn enter(request: &mut Request) -> Entered<'_> {
     let swapped = request.is_on().then_some(request);
     Entered { swapped: swapped.map(|request| (swap(request), request).1) }
@@ -42,7 +42,7 @@ pub fn enter(request: &mut Request) -> Entered<'_> {
 /// Restores the previous current request when dropped.
 #[derive(Debug)]
 pub struct Entered<'a> {
-    /// Holds the previous one meanwhile; `None` = nothing was changed.
+    /// Holds the previous request until the drop; `None` = nothing was changed.
     swapped: Option<&'a mut Request>,
 }
 

@@ -1,5 +1,5 @@
-//! Sends spans to the collector from a thread of its own. Nothing waits for it: a full queue drops, and what
-//! the collector does not take is dropped, both by count.
+//! Sends spans to the collector from a thread of its own. Nothing waits for it: spans that do not fit in the
+//! queue and spans that the collector does not take are dropped and counted.
 
 use std::borrow::Cow;
 use std::sync::{LazyLock, OnceLock};
@@ -20,7 +20,7 @@ use crate::clock::{self, Timestamp};
 const QUEUE_SPANS: usize = 16_384;
 /// Most spans in one message.
 pub(super) const BATCH_SPANS: usize = 512;
-/// How long a span waits for others at most. A process that dies loses these.
+/// Longest wait of a span for its message to fill. A process that is killed loses the waiting spans.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// Longest time for one message, retries included.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ pub const SPANS_EXPORTED_HELP: &str = "Spans that the collector took.";
 /// Why a span was lost.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lost {
-    /// The queue was full: the collector is slower than the spans come.
+    /// The queue was full: spans arrive faster than the collector takes them.
     QueueFull,
     /// The collector was unreachable, refused, or did not answer in time.
     Export,
@@ -85,10 +85,10 @@ pub(super) fn dropped(why: Lost, count: usize) {
     counters().dropped.with_label_values(&[why.label()]).inc_by(count as u64);
 }
 
-/// What spans go through; set once.
+/// Queue to the telemetry thread; set once.
 static QUEUE: OnceLock<mpsc::Sender<SpanData>> = OnceLock::new();
-/// Wakes the thread for a full batch. While it gathers one it is not woken for each span: a switch of threads
-/// costs more than a span.
+/// Wakes the thread when a batch is full. Single spans do not wake it, because a thread switch costs more
+/// than a span.
 static BATCH_FULL: Notify = Notify::const_new();
 static FLUSHES: OnceLock<mpsc::Sender<oneshot::Sender<()>>> = OnceLock::new();
 
@@ -97,7 +97,7 @@ pub(super) fn scope() -> InstrumentationScope {
     InstrumentationScope::builder("skein").with_version(env!("CARGO_PKG_VERSION")).build()
 }
 
-/// Queues a span, or drops it by count.
+/// Queues a span; if the queue is full, drops and counts it.
 pub(super) fn push(span: SpanData) {
     let Some(queue) = QUEUE.get() else { return };
     if queue.try_send(span).is_err() {
@@ -108,7 +108,7 @@ pub(super) fn push(span: SpanData) {
     }
 }
 
-/// What the spans of one request share while they are made.
+/// State that the spans of one request share while they are made.
 pub(super) struct Exporting<'a> {
     state: &'a TraceState,
     scope: InstrumentationScope,
@@ -119,7 +119,8 @@ pub(super) struct Exporting<'a> {
 
 impl<'a> Exporting<'a> {
     pub fn new(state: &'a TraceState) -> Self {
-        /// Readings of both clocks that lie further apart are tried again: this thread did not run between.
+        /// Readings of the two clocks that lie further apart are repeated: this thread was preempted in
+        /// between.
         const APART: Duration = Duration::from_micros(50);
         const TRIES: usize = 4;
         let read = || (clock::now(), clock::unix_time());
@@ -133,7 +134,7 @@ impl<'a> Exporting<'a> {
         Self { state, scope: scope(), now: read_at.0, unix: read_at.1 }
     }
 
-    /// The moment at which it was made.
+    /// When this value was made.
     pub fn now(&self) -> Timestamp {
         self.now
     }
@@ -190,7 +191,7 @@ impl<'a> Exporting<'a> {
     }
 }
 
-/// Waits until what is queued now has been sent or dropped.
+/// Waits until every span queued so far has been sent or dropped.
 pub(super) async fn flush() {
     let Some(flushes) = FLUSHES.get() else { return };
     let (done, flushed) = oneshot::channel();
@@ -238,7 +239,7 @@ impl<E: SpanExporter> Sending<E> {
         }
     }
 
-    /// Fills `batch` for [`BATCH_DELAY`] at most; returns a flush that asked to hurry.
+    /// Fills `batch` for [`BATCH_DELAY`] at most; returns the flush that cut this short, if one did.
     async fn gather(&mut self, batch: &mut Vec<SpanData>) -> Option<oneshot::Sender<()>> {
         let until = Instant::now() + BATCH_DELAY;
         let mut flush = None;
@@ -265,7 +266,7 @@ impl<E: SpanExporter> Sending<E> {
             left -= count.min(left);
             self.send(batch).await;
         }
-        // Nobody may wait for it any more.
+        // Fails if the caller has stopped waiting.
         let _ = done.send(());
     }
 
@@ -303,7 +304,7 @@ impl Trouble {
         *self = Self { said: Some(Instant::now()), unsaid: 0 };
     }
 
-    /// The collector takes spans again.
+    /// Logs once that the collector takes spans again.
     fn over(&mut self) {
         if self.said.is_some() {
             tracing::info!(dropped_since = self.unsaid, "the OTLP collector takes spans again");

@@ -25,7 +25,7 @@ pub struct GenAi {
     model: Arc<str>,
 }
 
-/// What one request adds.
+/// Measurements of one request.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
     /// `gen_ai.operation.name`.

@@ -1,13 +1,13 @@
 //! Traces: what happened to one request, as OpenTelemetry spans, exported by OTLP. Off unless an endpoint is
 //! set; then no request allocates or reads a clock here.
 //!
-//! Each process has one server span a request, [`Request`]. When the request arrives, its ids are drawn and
-//! the decision to sample is taken from its caller or made. From then on it is a record: attributes, and
-//! [`Part`]s, the spans below it, made from times that are known afterwards. When the request ends, it is
-//! known whether it failed, moved or was slow. Only then, and only for a sampled or kept request, do spans
-//! exist: the record of any other request is freed, which is why it must be cheap
-//! (`node/tests/trace_cost.rs`). `tracing-opentelemetry` makes spans when something begins, so it makes only
-//! those of the [`process`] itself. Nothing that a client wrote or received may become an attribute.
+//! Each process has one server span a request, [`Request`]. When the request arrives, its ids are drawn, and
+//! the decision to sample is taken from the caller or made here. Until it ends, the request is only a record:
+//! attributes, and [`Part`]s, which are child spans added once their times are known. At the end it is known
+//! whether the request failed, moved or was slow, and spans are made only if it is sampled or kept. Most
+//! records are therefore freed without a span and must be cheap (`node/tests/trace_cost.rs`).
+//! `tracing-opentelemetry` makes spans when something begins, so it makes only those of the [`process`]
+//! itself. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
 mod context;

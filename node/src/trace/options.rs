@@ -11,7 +11,7 @@ pub struct Options {
     pub metrics: Option<Endpoint>,
     /// Which requests are sampled.
     pub sampling: Sampling,
-    /// A request that waits longer for a token is kept although it is not sampled.
+    /// A request that waits longer than this for a token is exported even if it is not sampled.
     pub slow_after: Duration,
     /// `service.name` of this process unless `OTEL_SERVICE_NAME` names it.
     pub service: &'static str,
@@ -24,11 +24,11 @@ pub struct Options {
 pub struct Endpoint {
     /// An `http://` URL; for [`Protocol::Http`] with the path of the signal.
     pub url: String,
-    /// How to speak to it.
+    /// gRPC or HTTP.
     pub protocol: Protocol,
 }
 
-/// OTLP's protocols that are supported.
+/// The supported protocols of OTLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC, usually on port 4317.

@@ -1,4 +1,4 @@
-//! Spans below a request's server span, made from times that are known afterwards.
+//! Child spans of a request's server span, made once their times are known.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::context::{Headers, Link};
 use super::export::Exporting;
 use crate::clock::Timestamp;
 
-/// A span with known times. Its parent is the request's server span. It allocates nothing as long as it has
-/// few attributes, so that it can be kept for a request that most likely is not exported.
+/// A finished child of the request's server span. With few attributes it allocates nothing, because most
+/// requests are never exported.
 #[derive(Debug)]
 pub struct Part {
     name: &'static str,
@@ -42,7 +42,7 @@ impl Attempt {
         Headers { parent: self.own.traceparent(), state: self.state.header() }
     }
 
-    /// The link to this call, for a later one that goes on where it stopped.
+    /// The link to this call, for the call that continues it.
     pub fn link(&self) -> Link {
         self.own
     }
@@ -53,13 +53,13 @@ pub(super) fn new_span_id() -> SpanId {
 }
 
 impl Part {
-    /// A span of this process. `name` is one of a few.
+    /// A span of this process. `name` must be low-cardinality.
     pub fn new(name: &'static str, from: Timestamp, to: Timestamp) -> Self {
         let (kind, own, attributes) = (SpanKind::Internal, None, SmallVec::new());
         Self { name, kind, own, from, to, attributes, link: None, error: None }
     }
 
-    /// A call to another process, whose server span is below it.
+    /// A call to another process, whose server span becomes its child.
     pub fn call(name: &'static str, attempt: &Attempt, from: Timestamp, to: Timestamp) -> Self {
         let own = Some(attempt.own.span);
         Self { kind: SpanKind::Client, own, ..Self::new(name, from, to) }

@@ -1,5 +1,5 @@
-//! The server span of one request in this process: a record of a few hundred bytes to begin with, and spans
-//! only if it is exported.
+//! The server span of one request in this process. It is a record of a few hundred bytes until the request
+//! ends; spans are made only if it is exported.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,15 +17,15 @@ use super::warnings::Warning;
 use super::{KEPT, Kept};
 use crate::clock::{self, Timestamp};
 
-/// Most parts of one request; those beyond it are counted as dropped. A request with 128 samples and 64 moves
-/// has fewer.
+/// Most parts of one request; further ones are dropped and counted. Even a request with 128 samples and 64
+/// moves has fewer.
 const MAX_PARTS: usize = 512;
 /// Most warnings that one request records.
 const MAX_WARNINGS: usize = 32;
 
 /// The server span of one request in this process. Clones share it; it ends when the last one is dropped.
-/// The default is off: everything is then a no-op. A request that is not sampled is recorded, too, because it
-/// may yet fail or be slow; that takes one allocation and no clock but those of its parts.
+/// The default is off, which makes every method a no-op. A request that is not sampled is recorded, too,
+/// because it may still fail or be slow. That costs one allocation, and reads the clock only for its parts.
 #[derive(Clone, Default)]
 pub struct Request(Option<Arc<Live>>);
 
@@ -49,7 +49,7 @@ struct Record {
 }
 
 impl Record {
-    /// The last value of a key counts.
+    /// Sets `key`, replacing an earlier value.
     fn set(&mut self, key: &'static str, value: Attribute) {
         match self.attributes.iter_mut().find(|(known, _)| *known == key) {
             Some((_, known)) => *known = value,
@@ -68,7 +68,7 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// One that is off.
+    /// Tracing off: every method is a no-op.
     pub(super) const OFF: Self = Self(None);
 
     /// Begins the server span of a request that arrived with `remote` as its caller.
@@ -96,7 +96,7 @@ impl Request {
         self.0.as_ref().is_some_and(|live| live.own.sampled)
     }
 
-    /// Whether its caller sent no trace context, so that only this process can tell it the trace's id.
+    /// Whether the caller sent no trace context, so that it learns the trace's id only from this process.
     pub fn begins_trace(&self) -> bool {
         self.0.as_ref().is_some_and(|live| live.parent.is_none())
     }
@@ -106,7 +106,7 @@ impl Request {
         self.0.as_ref().map(|live| live.own.traceparent())
     }
 
-    /// Names the span by what it does, and to what; the last name counts.
+    /// Names the span `verb object`; the last name counts.
     pub fn name(&self, verb: &'static str, object: impl Into<Attribute>) {
         self.change(|record| record.name = Some((verb, object.into())));
     }
@@ -134,7 +134,7 @@ impl Request {
         });
     }
 
-    /// Links it to a span that it goes on from.
+    /// Links it to the span that it continues.
     pub fn link_to(&self, other: Link) {
         self.change(|record| record.link = Some(other));
     }
@@ -174,7 +174,7 @@ impl Request {
         });
     }
 
-    /// Draws the ids of a call to another process; `None` if it is off.
+    /// Draws the ids of a call to another process; `None` if tracing is off.
     pub fn attempt(&self) -> Option<Attempt> {
         self.0.as_ref().map(|live| Attempt::new(live.own, &live.state))
     }

@@ -38,7 +38,7 @@ pub enum StartError {
     AlreadyStarted,
 }
 
-/// Set once traces are on: what is sampled, and the wait for a token that keeps a request.
+/// Which requests are sampled, and [`slow_after`]. Set when traces start.
 static TRACES: OnceLock<(Sampling, Duration)> = OnceLock::new();
 static METERS: OnceLock<SdkMeterProvider> = OnceLock::new();
 
@@ -51,7 +51,7 @@ pub(super) fn sampling() -> Option<&'static Sampling> {
     TRACES.get().map(|(sampling, _)| sampling)
 }
 
-/// A request that waits longer for a token is kept.
+/// A request that waits longer than this for a token is exported even if it is not sampled.
 pub fn slow_after() -> Duration {
     TRACES.get().map_or(Duration::MAX, |(_, slow_after)| *slow_after)
 }
@@ -109,7 +109,7 @@ pub fn flush(at_most: Duration) {
             runtime.block_on(export::flush());
         }
         if let Some(meters) = METERS.get() {
-            // A collector that does not take them has been logged by then.
+            // A failure has already been logged.
             let _ = meters.force_flush();
         }
         let _ = done.send(());
@@ -181,7 +181,7 @@ fn meters(endpoint: &Endpoint, resource: Resource, handle: &Handle) -> Result<Sd
     Ok(SdkMeterProvider::builder().with_resource(resource).with_reader(reader).build())
 }
 
-/// Exports metrics within a runtime: the reader calls it from a thread that has none.
+/// Exports metrics within a runtime, because the reader's own thread has none.
 #[derive(Debug)]
 struct OnRuntime {
     exporter: MetricExporter,

@@ -154,7 +154,7 @@ impl SamplingParams {
             encoding.number(grammar.fingerprint);
         }
         if !allowed_token_ids.is_empty() || !bad_words.is_empty() {
-            // No grammar reads like this.
+            // Separates these parts from a grammar: no grammar has this text.
             encoding.bytes(b"allowed_token_ids and bad_words");
             encoding.list(allowed_token_ids.iter().copied());
             encoding.number(bad_words.len() as u64);

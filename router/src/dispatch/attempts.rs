@@ -1,5 +1,5 @@
 //! The spans of one request's calls to workers: each choice of a worker, each call, and how it ended. A call
-//! that goes on where another stopped is linked to it. Does nothing for a request that is not traced.
+//! that continues another one is linked to it. Does nothing for a request that is not traced.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) enum Ended {
     Completed,
     /// The client left, or the request's time was over.
     Cancelled,
-    /// The worker drains; another one goes on.
+    /// The worker drains; another one continues.
     HandedBack,
     /// The worker has no such stream.
     NotAttached,
@@ -46,7 +46,7 @@ impl Ended {
         matches!(self, Self::Full | Self::Fault | Self::Rejected)
     }
 
-    /// What `event` says of the open call; `None` if it goes on.
+    /// How `event` ends the open call; `None` if the call goes on.
     pub fn of(event: &RequestEvent) -> Option<Self> {
         match event {
             RequestEvent::Ended(error) => Some(error.as_ref().map_or(Self::Fault, Self::by)),
@@ -71,7 +71,7 @@ impl Ended {
 pub(super) struct Attempts {
     trace: trace::Request,
     open: Option<Open>,
-    /// The call that the next one goes on from.
+    /// The call that the next one continues.
     previous: Option<Link>,
     count: u64,
 }
@@ -130,7 +130,7 @@ impl Attempts {
     pub fn end(&mut self, how: Ended) {
         let Some(open) = self.open.take() else { return };
         let (number, previous) = (self.count, self.previous.take());
-        // A call that never had the stream is not what the next one goes on from.
+        // The next call does not continue one that never had the stream.
         let goes_on = if how == Ended::NotAttached { previous } else { Some(open.ids.link()) };
         self.previous = goes_on;
         self.trace.add(|| {

@@ -26,7 +26,7 @@ const MOVE_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before an accepted request retries full workers that gave no `retry_after`.
 const FULL_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// When a refused client may come again, if no worker has said when it expects to have room.
+/// Time to retry for a refused client if no worker has said when it expects to have room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Something that happened to a request.
@@ -226,7 +226,7 @@ impl Delivery {
         self.broken
     }
 
-    /// Whether to attach to a running stream before generating anew.
+    /// Whether to try to attach to a running stream before generating the rest.
     pub fn may_attach(&self) -> bool {
         !self.attach_failed
     }
@@ -456,7 +456,7 @@ impl Delivery {
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
     }
 
-    /// Waits for a seat, as one of many and not by asking each worker again and again.
+    /// Waits in line for a seat instead of asking each worker repeatedly.
     fn all_full(&mut self, now: Timestamp) -> Vec<Action> {
         self.full.clear();
         if self.accepted {

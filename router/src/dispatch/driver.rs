@@ -51,7 +51,7 @@ pub(crate) struct Driver {
     pub(super) fleet_changes: Listener,
     pub(super) rechecks: Listener,
     pub(super) timer: Timer,
-    /// Its place among those who wait for a seat.
+    /// Its place among the requests that wait for a seat.
     pub(super) ticket: Ticket,
     pub(super) attempts: Attempts,
     _permit: Permit,

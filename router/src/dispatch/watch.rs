@@ -68,7 +68,7 @@ impl Watch<'_> {
         if self.deadline.is_some_and(|deadline| clock::now() >= deadline) {
             return Waited::Deadline;
         }
-        // An answer that is there needs no timer.
+        // An answer that has arrived needs no timer.
         if let Poll::Ready(answer) = futures::poll!(&mut answer) {
             return Waited::Answer(answer);
         }

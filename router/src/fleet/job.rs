@@ -11,14 +11,14 @@ use super::worker_id::WorkerEpoch;
 /// Tokens at the beginning of a prompt that decide its worker under consistent hashing.
 const AFFINITY_TOKENS: usize = 64;
 
-/// What the fleet needs to know about a request.
+/// The properties of a request by which the fleet places it.
 #[derive(Debug)]
 pub struct Job {
     /// Its cost at any worker.
     pub demand: Demand,
     /// Whether its prefix may come from a cache: not if the prompt's log-probabilities are requested.
     pub cacheable: bool,
-    /// What its worker's grammars must be; 0 = any, because it has no grammar.
+    /// Grammar fingerprint that its worker must have; 0 = any, because it has no grammar.
     pub grammar_fingerprint: u64,
     /// Hash of the beginning of its prompt: equal for requests that share it.
     pub affinity: u64,

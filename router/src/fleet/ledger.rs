@@ -98,7 +98,7 @@ impl Ledger {
         self.last_report = report;
     }
 
-    /// Resets the account of a restarted worker: no load, all blocks free. Sequence numbers go on, so that
+    /// Resets the account of a restarted worker: no load, all blocks free. Sequence numbers continue, so that
     /// none is reused.
     pub fn restart(&mut self, free_blocks: u32) {
         let load = Load { free_blocks, ..Load::default() };

@@ -202,7 +202,7 @@ impl Fleet {
         Some(WorkerPlacement { at, sequence })
     }
 
-    /// Removes a placement that ended, in whatever way; returns whether its worker has a free seat now.
+    /// Removes a placement that has ended, for any reason; returns whether its worker has a free seat now.
     pub fn ended(&mut self, placement: WorkerPlacement) -> bool {
         let worker_id = placement.at.worker;
         let Some(worker) = self.workers.get_mut(&worker_id) else { return false };
@@ -367,7 +367,7 @@ impl Fleet {
         ready.peek().is_some() && !ready.any(|standing| standing.grammar_fingerprint == fingerprint)
     }
 
-    /// Brings a worker's standing up to date.
+    /// Updates a worker's standing.
     fn refresh(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get(&id) else { return self.standings.remove(id) };
         let seat = self.index.seat(id);

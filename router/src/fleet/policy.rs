@@ -4,7 +4,7 @@
 //! Cache hits, queues, full caches and busy batches all count in seconds, so there are no weights to tune: a
 //! worker that holds the prefix wins until its queue costs more than the prefill it saves; then the next
 //! worker wins and holds the prefix, too. The other policies are for comparison, and for fleets whose workers
-//! report nothing.
+//! send no reports.
 
 use std::time::Duration;
 

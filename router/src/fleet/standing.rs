@@ -1,5 +1,5 @@
-//! What a choice needs to know of each worker, in one array: a choice reads all of it, and the workers
-//! themselves are spread over memory. Pure.
+//! The state of each worker that a choice needs, in one array, because a choice reads all of it and the
+//! workers themselves are spread over memory. Pure.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::policy::WorkerView;
 use super::worker_id::WorkerId;
 use crate::request::ModelLimits;
 
-/// A reported queue is taken to shrink for this long without another report.
+/// How long after a report its queue is assumed to shrink.
 const QUEUE_SHRINKS_FOR: Duration = Duration::from_secs(1);
 
-/// A worker's standing. Whatever depends on the time is stored as the time when it changes.
+/// A worker's standing. A state that depends on time is stored as the time of its change.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standing {
     /// Its id, load and limits, without hits.
@@ -23,13 +23,13 @@ pub(super) struct Standing {
     pub grammar_fingerprint: u64,
     /// Longest requests and largest token ids that it takes.
     pub limits: ModelLimits,
-    /// It can serve requests before this time: then it is silent or its engine stuck.
+    /// It can serve requests before this time; later it counts as silent or its engine as stuck.
     pub able_until: Timestamp,
-    /// It may soon count as lost from then on.
+    /// From this time on it may soon count as lost.
     pub doubtful_at: Timestamp,
-    /// Its breaker lets requests through from then on.
+    /// From this time on its breaker lets requests through.
     pub open_at: Timestamp,
-    /// It is full before this time: it refused a request, and no seat came free since.
+    /// It counts as full until this time: it refused a request, and no seat has come free since.
     pub full_until: Timestamp,
     /// When its load was reported.
     pub reported_at: Timestamp,

@@ -507,7 +507,7 @@ fn sglang_15473_a_burst_without_reports_is_shared() {
     assert!(counts.iter().all(|count| (20..=30).contains(count)), "{counts:?}");
 }
 
-/// sglang #32195: a guard against imbalance sent follow-ups away from their prefix at the smallest difference.
+/// sglang #32195: a guard against imbalance sent follow-ups away from their prefix at any difference.
 #[test]
 fn sglang_32195_a_small_imbalance_does_not_cost_the_prefix() {
     let mut scene = Scene::new(2);
@@ -533,7 +533,7 @@ fn dynamo_589_routers_with_the_same_picture_do_not_herd() {
     assert_eq!(picked, [true; 8]);
 }
 
-/// A worker that refused is left alone until a seat comes free, and the others are used meanwhile.
+/// A worker that refused gets no request until a seat comes free; until then the others are used.
 #[test]
 fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     let mut scene = Scene::new(2);

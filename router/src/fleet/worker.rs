@@ -289,7 +289,7 @@ impl Worker {
         now < self.full_until
     }
 
-    /// What a choice needs to know of it; `None` before its info was read.
+    /// Its state for a choice; `None` before its info was read.
     pub fn standing(&self, id: WorkerId, seat: u32, limits: &HealthLimits) -> Option<Standing> {
         let info = self.info.as_ref()?;
         let heard = self.heard_at.max(self.excused_at);

@@ -74,7 +74,7 @@ fn of_structured_outputs(mut fields: Map<String, Value>) -> Vec<Result<Constrain
     found
 }
 
-/// OpenAI's field. `strict: false` is held to the schema all the same.
+/// OpenAI's field. The schema is enforced even with `strict: false`.
 fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
     let field = "response_format";
     match format["type"].as_str() {

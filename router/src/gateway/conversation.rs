@@ -1,5 +1,6 @@
-//! A conversation as chat templates know it, put together from the items or blocks of other APIs: system
-//! texts become one first message, calls and reasoning join the assistant's message that they belong to.
+//! A conversation in the form that chat templates expect, built from the items or blocks of other APIs:
+//! system texts become one first message, calls and reasoning join the assistant's message that they belong
+//! to.
 
 use serde_json::{Map, Value, json};
 

@@ -18,7 +18,7 @@ use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Purpose, Store, StoreError,
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 
-/// Largest form of an upload: a file and what is around it.
+/// Largest form of an upload: a file and its framing.
 const MAX_FORM_BYTES: usize = MAX_FILE_BYTES as usize + (1 << 20);
 /// Bytes of a file that are sent at once.
 const PIECE_BYTES: usize = 64 << 10;
@@ -92,7 +92,7 @@ async fn read_form(store: &Store, tenant: &str, mut form: Multipart<'static>) ->
                 copy(field, &mut file).await?;
                 upload = Some((file, name));
             }
-            // Such as `expires_after[anchor]`: files stay until they are deleted.
+            // For example `expires_after[anchor]`: ignored, because files stay until they are deleted.
             _ => drop(text(field).await?),
         }
     }

@@ -89,7 +89,7 @@ async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, F
     })))
 }
 
-/// What is not known, because a router may lack the weights, is empty.
+/// Model details. Unknown ones are empty, because a router may lack the weights.
 fn details(facts: &Facts) -> Value {
     let Facts { family, parameters, dtype, .. } = facts;
     let families: Vec<&str> = Some(family.as_str()).filter(|family| !family.is_empty()).into_iter().collect();
@@ -221,7 +221,7 @@ async fn answer(
 fn sampling(fields: &mut Fields) -> SamplingOptions {
     let Some(options) = fields.object("options") else { return SamplingOptions::default() };
     for (name, value) in options {
-        // What sets up Ollama's own engine changes no answer here.
+        // Settings of Ollama's own engine, which do not affect answers, are ignored.
         let ours = match name.as_str() {
             "num_ctx" | "num_keep" | "num_batch" | "num_gpu" | "main_gpu" | "num_thread" | "numa"
             | "low_vram" | "use_mmap" | "use_mlock" | "f16_kv" | "vocab_only" | "logits_all" => continue,

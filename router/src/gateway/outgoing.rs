@@ -24,7 +24,7 @@ pub struct SseEvent {
 pub enum SseData {
     /// Still a tree.
     Object(Value),
-    /// Written already, by a template.
+    /// Already text, written from a template.
     Written(String),
 }
 

@@ -1,5 +1,5 @@
-//! What an endpoint picker reads of a request that another process will send on: the same fields as the
-//! handlers, and the same refusals.
+//! Reads a request for the endpoint picker: the same fields as the handlers read, and the same refusals.
+//! Another process will serve it.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -17,7 +17,7 @@ pub use super::sampling_fields::PICKED_WORKER;
 /// a form that is not read here.
 ///
 /// # Errors
-/// Those of the handler.
+/// As the handler of that path.
 pub async fn draft(
     app: &App,
     path: &str,

@@ -56,7 +56,7 @@ pub struct TextChunks {
 }
 
 impl TextChunks {
-    /// Chunks of an answer with `heading`. A choice is `{"index": 0` and `before_text`, the text, `after_text`;
+    /// Chunks of an answer with `heading`. A choice is `{"index": 0`, `before_text`, the text, `after_text`;
     /// `usage_is_null` adds the field that announces usage.
     pub fn new(heading: &Heading, before_text: &'static str, after_text: &str, usage_is_null: bool) -> Self {
         let head = Value::Object(heading.object(Vec::new())).to_string();

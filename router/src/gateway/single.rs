@@ -1,4 +1,4 @@
-//! An answer with one choice, as its parts arrive: what Responses and Messages are made of.
+//! An answer with one choice, part by part as it arrives. Responses and Messages are built on it.
 
 use super::merged::Merged;
 use super::split::{CallIds, Choices};
@@ -16,7 +16,7 @@ pub struct Single {
     ids: CallIds,
 }
 
-/// What arrived.
+/// The pieces of an answer that have arrived since the last part.
 #[derive(Debug, Default)]
 pub struct Part {
     /// Pieces of the answer.

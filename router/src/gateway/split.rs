@@ -21,7 +21,7 @@ impl Choices {
         Self { splitters, include_reasoning }
     }
 
-    /// Passes over text that the client has from an earlier connection.
+    /// Feeds text that the client has from an earlier connection, and discards its parts.
     pub fn skip(&mut self, choice: usize, text: &str) {
         if let Some(splitter) = self.splitter(choice) {
             splitter.push(text);
@@ -84,7 +84,7 @@ impl CallIds {
 /// A whole message.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Text for the reader.
+    /// Text outside reasoning and calls.
     pub content: String,
     /// Reasoning.
     pub reasoning: String,
@@ -116,7 +116,7 @@ impl Message {
             if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !self.reasoning.is_empty() {
-            // vLLM's newer name and everybody's older one.
+            // vLLM's newer name, and the older one that most clients read.
             message["reasoning_content"] = self.reasoning.as_str().into();
             message["reasoning"] = self.reasoning.into();
         }

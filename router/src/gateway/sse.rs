@@ -17,7 +17,8 @@ use crate::refusal::Refusal;
 
 /// How long the status line may wait for the first event.
 const FIRST_EVENT_WAIT: Duration = Duration::from_secs(2);
-/// Silence after which a comment keeps proxies from closing the connection; at least two thirds of it.
+/// After this much silence, or at least two thirds of it, a comment keeps proxies from closing the
+/// connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Parts in which the silence is counted.
 const SILENT_PARTS: u32 = 3;

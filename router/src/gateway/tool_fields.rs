@@ -11,9 +11,9 @@ use crate::refusal::Refusal;
 /// The tools of a request, and the list that the chat template shows to the model.
 #[derive(Debug, Default)]
 pub struct Offered {
-    /// What may be called.
+    /// Functions that the model may call.
     pub tools: ToolUse,
-    /// For the template, in OpenAI's form; empty = no tools.
+    /// The list for the template, in OpenAI's form; empty = no tools.
     pub shown: Vec<Value>,
 }
 
@@ -37,7 +37,7 @@ pub fn tools(fields: &mut Fields) -> Offered {
     fields.value_of(offered)
 }
 
-/// Puts the parts together.
+/// Checks the functions and the choice together.
 ///
 /// # Errors
 /// [`Refusal::Invalid`] for too many functions, equal names, or a choice without functions.
@@ -131,7 +131,7 @@ fn chat_choice(choice: Option<&Value>) -> Result<Option<Choice>, Refusal> {
     named(name)
 }
 
-/// `auto`, `none`, `required`.
+/// Parses `auto`, `none` or `required`.
 pub fn word(word: &str) -> Option<Choice> {
     match word {
         "auto" => Some(Choice::Auto),
@@ -156,7 +156,7 @@ pub fn named(name: Option<&str>) -> Result<Option<Choice>, Refusal> {
     }
 }
 
-/// What the template shows: whether a schema is strict is not for the model.
+/// A tool as the template shows it, without `strict`, which means nothing to the model.
 fn shown(mut tool: Value) -> Value {
     if let Some(function) = tool["function"].as_object_mut() {
         function.shift_remove("strict");

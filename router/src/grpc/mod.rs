@@ -68,7 +68,7 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     Ok(router.layer(map_response(malformed_as_invalid)))
 }
 
-/// Answers INVALID_ARGUMENT for a request that is no protobuf or is too large. tonic's codec answers
+/// Answers INVALID_ARGUMENT for a request that is not protobuf or is too large. tonic's codec answers
 /// INTERNAL, which clients count as a fault of the server, and OUT_OF_RANGE.
 async fn malformed_as_invalid(mut response: Response) -> Response {
     let headers = response.headers_mut();

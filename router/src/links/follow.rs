@@ -158,7 +158,7 @@ async fn session(
                 actions.extend(workers.handle(Event::SnapshotPart(at, runs)));
             }
             if is_first {
-                // Not before: until its first report it takes no requests.
+                // Logged only now, because a worker gets no requests before its first report.
                 tracing::info!(worker = worker.0, address, backend, version, "worker connected");
             }
             for action in actions {

@@ -1,8 +1,8 @@
-//! Requests that wait because every worker is full. When a seat comes free, the next one is called: of the
-//! tenant that was called least, counted in tokens, and within a tenant the one that came first.
+//! Requests that wait because every worker is full. When a seat comes free, the next request is called: the
+//! oldest one of the tenant with the fewest tokens in called requests.
 //!
-//! The order is that of virtual token counters (Sheng et al., Fairness in Serving Large Language Models,
-//! OSDI 2024): a tenant that joins starts at the counter of those who wait, so that nobody saves up turns.
+//! The order is that of virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI
+//! 2024): a tenant that joins starts at the counter of the waiting tenants, so that no tenant saves up turns.
 //! Which worker a called request gets is the fleet's choice.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,7 @@ use crate::tenant::Tenant;
 /// A waiting request looks again after this time without a call: a report of a free seat may be lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A request's place in the line. It keeps it if it was called and found no seat.
+/// A request's rank in the line. The request keeps it if it is called and finds no seat.
 #[derive(Debug, Clone)]
 pub(crate) struct Ticket {
     tenant: Tenant,
@@ -24,7 +24,7 @@ pub(crate) struct Ticket {
     cost: u64,
     /// Its rank within its tenant; `None` before it waits for the first time.
     number: Option<u64>,
-    /// It was called and has not waited since.
+    /// Whether it was called and has not waited since.
     is_called: bool,
 }
 
@@ -74,7 +74,7 @@ struct Place<'a> {
     seats: &'a Seats,
     tenant: &'a Tenant,
     number: u64,
-    /// It looks for a seat now.
+    /// Whether it looks for a seat now.
     looks: bool,
 }
 
@@ -87,7 +87,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The order of those who wait. Pure.
+/// The order of the waiting requests. Pure.
 #[derive(Debug)]
 struct Line<T> {
     tenants: HashMap<Tenant, Turn<T>>,
@@ -107,7 +107,7 @@ impl<T> Default for Line<T> {
 struct Turn<T> {
     /// Tokens of its requests that were called.
     served: u64,
-    /// By number: their cost, and how to call them.
+    /// Its waiting requests by number: cost, and the channel to call them.
     waiting: BTreeMap<u64, (u64, T)>,
 }
 
@@ -138,7 +138,7 @@ impl<T> Line<T> {
 
     fn call(&mut self) -> Option<T> {
         let waiting = self.tenants.values_mut().filter(|turn| !turn.waiting.is_empty());
-        // Of equal counters the one that waits longest, whatever the order of the table.
+        // Of tenants with equal counters, the one that has waited longest; the table's order must not decide.
         let next = waiting.min_by_key(|turn| (turn.served, turn.waiting.keys().next().copied()))?;
         let (_, (cost, how)) = next.waiting.pop_first()?;
         self.floor = self.floor.max(next.served);
@@ -148,7 +148,7 @@ impl<T> Line<T> {
         Some(how)
     }
 
-    /// Forgets tenants that would start at the floor anyway, and all of them once nobody waits.
+    /// Forgets tenants that would start at the floor anyway, and all tenants once no request waits.
     fn forget_idle(&mut self) {
         let (floor, nobody) = (self.floor, self.waiting == 0);
         self.tenants.retain(|_, turn| !turn.waiting.is_empty() || (turn.served > floor && !nobody));

@@ -21,14 +21,14 @@ struct Inner {
 }
 
 impl Totals {
-    /// A worker reports what it has counted at `epoch`.
+    /// Handles a worker's totals at `epoch`.
     pub fn report(&self, worker: WorkerId, epoch: u64, totals: Vec<Total>) {
         if !totals.is_empty() {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).report(worker, epoch, totals);
         }
     }
 
-    /// A worker has left for good.
+    /// Forgets a worker that has left for good.
     pub fn forget(&self, worker: WorkerId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).last.remove(&worker);
     }
@@ -43,9 +43,9 @@ impl Inner {
     fn report(&mut self, worker: WorkerId, epoch: u64, totals: Vec<Total>) {
         let before = match self.last.get(&worker) {
             Some((known, before)) if *known == epoch => before.as_slice(),
-            // Its process is new: it has counted nothing before.
+            // A new process, so all its counts are new.
             Some(_) => &[],
-            // It may have run for long.
+            // It may have counted long before this router knew it, so the first totals are only a baseline.
             None => &totals,
         };
         for metric in &ENGINE {

@@ -166,7 +166,8 @@ fn traced<T>(message: T, trace: Option<Headers>) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(Headers { parent, state }) = trace {
         if let Ok(mut parent) = MetadataValue::try_from(parent.as_bytes()) {
-            // Each differs: HTTP/2 should not put them into its table, where they replace what comes again.
+            // Every value is different, so keep it out of HTTP/2's header table, where it would evict
+            // repeated ones.
             parent.set_sensitive(true);
             request.metadata_mut().insert(TRACEPARENT, parent);
         }

@@ -72,7 +72,7 @@ pub(crate) struct Arrival<'a> {
     pub time_left: Option<Duration>,
     /// Workers that it must not go to.
     pub without: &'a [WorkerId],
-    /// Its place among those who wait for a seat; `None` if it does not wait for one.
+    /// Its place among the requests that wait for a seat; `None` if it does not wait.
     pub ticket: Option<&'a Ticket>,
 }
 

@@ -94,7 +94,8 @@ impl ChatTemplate {
         !written(serde_json::json!({"probed_key": 1})) && written("{\"probed_key\": 1}".into())
     }
 
-    /// Frees the compiled program: other processes render. Constants of a hostile template may be large.
+    /// Frees the compiled template, because other processes render. A hostile template may have large
+    /// constants.
     pub fn without_program(self) -> Self {
         Self { env: Environment::empty(), ..self }
     }

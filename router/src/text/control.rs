@@ -16,7 +16,8 @@ use skein_proto::TokenId;
 #[derive(Debug)]
 pub struct ControlTokens {
     nodes: Vec<Node>,
-    /// Whether some token begins with a byte. Few do, and texts of megabytes are searched.
+    /// For each byte, whether a token begins with it. Few bytes do, which makes the search of long texts
+    /// fast.
     begins: [bool; 256],
 }
 
@@ -74,7 +75,7 @@ impl ControlTokens {
 
     /// Every position in `text` where a control token starts, overlaps included.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
-        // Bytes, because no token begins with one that continues a character.
+        // Searching bytes is enough: no token begins inside a character.
         let bytes = text.as_bytes();
         let may_begin = bytes.iter().enumerate().filter(|(_, byte)| self.begins[usize::from(**byte)]);
         may_begin.map(|(at, _)| at).filter(|at| self.longest(&bytes[*at..]).is_some())

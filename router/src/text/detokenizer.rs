@@ -13,7 +13,7 @@ use super::token_bytes::TokenBytes;
 pub struct Detokenizer {
     table: Arc<TokenBytes>,
     skip_special_tokens: bool,
-    /// Special tokens that are written all the same.
+    /// Special tokens that are written nevertheless.
     kept: Arc<[TokenId]>,
     /// The start of a scalar whose remaining bytes have not arrived: at most 3 bytes.
     pending: Vec<u8>,

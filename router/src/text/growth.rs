@@ -72,7 +72,7 @@ mod tests {
     fn an_excess_refuses_the_text_even_if_its_error_is_dropped() {
         assert_eq!(limited(10_000, || count(200_000)), Ok(Ok(())));
         assert_eq!(limited(10_000, || count(300_000).is_ok()), Err(TooMuchGrowth));
-        // Together too much; what follows is refused at once; the next text starts anew.
+        // Together too much: the rest of this text is refused at once, and the next text starts from zero.
         assert_eq!(
             limited(10_000, || [200_000, 50_000, 1].map(|bytes| count(bytes).is_ok())),
             Err(TooMuchGrowth)

@@ -10,6 +10,8 @@ mod deep_stack;
 pub mod detokenizer;
 mod fast_bpe;
 mod generation_defaults;
+#[cfg(test)]
+mod gguf_tests;
 mod growth;
 pub mod model_text;
 pub mod probe;
@@ -41,6 +43,9 @@ pub enum TextError {
         /// The system's error.
         reason: std::io::Error,
     },
+    /// The model is a GGUF file that cannot be used.
+    #[error(transparent)]
+    Gguf(#[from] skein_gguf::GgufError),
     /// The directory has no tokenizer.json.
     #[error(
         "{} has no tokenizer.json; copy it there from the model's repository, or give the directory that has it \

@@ -1,9 +1,11 @@
 //! The text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
+use skein_gguf::{GgufModel, is_gguf};
 use skein_grammar::Grammars;
 use skein_proto::TokenId;
 
@@ -24,7 +26,7 @@ const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
 /// Largest other file, bytes.
 pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Occurs in no marker.
+/// Text that occurs in no marker.
 const NO_MARK: char = '\u{FDEF}';
 
 /// One model's text processing. Immutable, shared by all requests.
@@ -38,7 +40,7 @@ pub struct ModelText {
     pub chat_template: Option<ChatTemplate>,
     /// Sampling defaults from generation_config.json and from the operator.
     pub defaults: GenerationDefaults,
-    /// Compiles what answers are held to.
+    /// Compiles the grammars that answers must follow.
     pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
@@ -46,13 +48,13 @@ pub struct ModelText {
     pub formats: Formats,
     /// The control tokens among the markers of these formats.
     pub kept: Arc<[TokenId]>,
-    /// Render the chat template; `None` = this process does.
+    /// Processes that render the chat template; `None` = this process renders.
     pub render_processes: Option<RenderProcesses>,
-    /// For people and clients that show it.
+    /// Size and type, for display.
     pub facts: Facts,
 }
 
-/// Size and type of a model. What is not known is empty.
+/// Size and type of a model. Unknown ones are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `model_type` of config.json.
@@ -67,7 +69,7 @@ pub struct Facts {
 
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from
-    /// `directory`. Only the first is required.
+    /// `directory`. Only the first is required. A GGUF file in place of the directory contains the same.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }
@@ -80,7 +82,7 @@ impl ModelText {
     ) -> Result<Self, TextError> {
         let files = sources.tokenizer_directory(directory);
         let tokenizer = tokenizer_json(files)?;
-        let config = read_json(files, "tokenizer_config.json")?;
+        let config = tokenizer_config(files)?;
         let generation = sources.generation(directory)?;
         let template = sources.template(directory)?;
         let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
@@ -250,8 +252,19 @@ pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<To
 }
 
 fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
+    if is_gguf(directory) {
+        return Ok(GgufModel::open(directory)?.tokenizer()?.to_string().into_bytes());
+    }
     let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
     json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
+}
+
+/// tokenizer_config.json; null if there is none.
+fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
+    if is_gguf(directory) {
+        return Ok(GgufModel::open(directory)?.tokenizer_config());
+    }
+    read_json(directory, "tokenizer_config.json")
 }
 
 /// Loads and compiles only the chat template of the model in `directory`.
@@ -259,7 +272,7 @@ pub(super) fn chat_template_of(
     directory: &Path,
     sources: &TextSources,
 ) -> Result<Option<ChatTemplate>, TextError> {
-    let config = read_json(sources.tokenizer_directory(directory), "tokenizer_config.json")?;
+    let config = tokenizer_config(sources.tokenizer_directory(directory))?;
     compile(sources.template(directory)?, &config)
 }
 
@@ -402,7 +415,10 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
 
 pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
     match read(path, limit) {
-        Err(TextError::Unreadable { reason, .. }) if reason.kind() == std::io::ErrorKind::NotFound => {
+        // `NotADirectory`: the model is a GGUF file.
+        Err(TextError::Unreadable { reason, .. })
+            if matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+        {
             Ok(None)
         }
         other => other.map(Some),

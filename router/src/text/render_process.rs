@@ -22,9 +22,9 @@ use super::model_text::chat_template_of;
 use super::sources::TextSources;
 use crate::refusal::Refusal;
 
-/// Longest rendering. One of a conversation of 8 MB takes a tenth of a second.
+/// Longest rendering. A conversation of 8 MB takes a tenth of a second.
 const RENDER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A process that has had a larger conversation than this is not used again: it would keep the memory.
+/// A process that has rendered a larger conversation is not reused, because it would keep the memory.
 const KEEP_BELOW_BYTES: usize = 1024 * 1024;
 /// Largest message between the processes, bytes.
 const MAX_FRAME_BYTES: usize = 128 * 1024 * 1024;
@@ -35,7 +35,7 @@ const TEXT: u8 = 0;
 const REFUSED: u8 = 1;
 const FAILED: u8 = 2;
 
-/// One rendering, as a process is asked for it.
+/// A request to a rendering process.
 #[derive(Debug, Serialize)]
 pub struct Rendering<'a> {
     /// The conversation.
@@ -46,7 +46,7 @@ pub struct Rendering<'a> {
     pub arguments: &'a Map<String, Value>,
 }
 
-/// The same on the other side.
+/// A [`Rendering`] as the child reads it.
 #[derive(Debug, Deserialize)]
 struct Asked {
     messages: Value,
@@ -54,8 +54,7 @@ struct Asked {
     arguments: Map<String, Value>,
 }
 
-/// Renders in child processes: as many as there are renderings at once. They are started when needed, and
-/// kept.
+/// Renders in child processes, one for each concurrent rendering. They are started on demand and reused.
 pub struct RenderProcesses {
     command: Box<dyn Fn() -> io::Result<Command> + Send + Sync>,
     idle: Mutex<Vec<RenderProcess>>,
@@ -80,7 +79,7 @@ impl RenderProcesses {
         }
     }
 
-    /// Renders. Blocks for at most [`RENDER_TIMEOUT`].
+    /// Renders a conversation. Blocks for at most [`RENDER_TIMEOUT`].
     ///
     /// # Errors
     /// The template's refusal, or that it exhausts memory, stack or time for these messages.
@@ -91,7 +90,7 @@ impl RenderProcesses {
         let answer = match used {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(Broken::Late)) => Err(Broken::Late),
-            // It may have been killed while it was idle, so a new one decides.
+            // The process may have been killed while it was idle, so try a new one.
             Some(Err(Broken::Ended)) | None => self.ask(self.start()?, &asked),
         };
         match answer {
@@ -150,7 +149,7 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// A process that renders. It ends when this is dropped, or when this process ends: its input closes.
+/// A rendering process. It ends when its input closes: when this is dropped, or when this process ends.
 struct RenderProcess {
     child: Child,
     socket: UnixStream,
@@ -220,10 +219,10 @@ fn time_left(until: Timestamp) -> Result<Duration, Broken> {
     if left.is_zero() { Err(Broken::Late) } else { Ok(left) }
 }
 
-/// The other side: renders with the template of the model in `directory` until standard input closes.
+/// The child's side: renders with the template of the model in `directory` until standard input closes.
 ///
 /// # Errors
-/// If the template cannot be used, or the other side is gone.
+/// If the template cannot be used, or the parent is gone.
 pub fn serve(directory: &Path, sources: &TextSources) -> io::Result<()> {
     let template = chat_template_of(directory, sources).map_err(io::Error::other)?;
     let template = template.ok_or_else(|| io::Error::other("the model has no chat template"))?;
@@ -249,7 +248,7 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
 }
 
 fn answer(template: &ChatTemplate, asked: &[u8]) -> (u8, String) {
-    // serde_json refuses what is nested too deeply; all else is well-formed.
+    // The parent sends well-formed JSON; serde_json refuses only what is nested too deeply.
     let Ok(asked) = serde_json::from_slice::<Asked>(asked) else {
         return (REFUSED, "messages are nested too deeply.".to_owned());
     };

@@ -174,7 +174,7 @@ impl TextStream {
         if self.lease.is_over() {
             return Some(Err(Refusal::Draining));
         }
-        // An item that is there needs no place among the waiters for the end.
+        // An item that has arrived need not register as a waiter for the end.
         if let Poll::Ready(item) = futures::poll!(self.source.next()) {
             return item;
         }

@@ -1,4 +1,5 @@
-//! What an answer is held to and how it is split, once the prompt says where it leaves the model.
+//! The grammar that an answer must follow and how the answer is split, once the prompt shows whether the
+//! answer begins inside reasoning or a call.
 
 use std::sync::Arc;
 

@@ -40,8 +40,8 @@ pub fn check_bad_words(words: &[String]) -> Result<(), Refusal> {
     })
 }
 
-/// The tokens of checked `words`, spelt as vLLM does: without a space in front; and with one, if that has as
-/// many tokens and begins with another one. A space in front of the word itself does not count.
+/// The tokens of checked `words`, in vLLM's two spellings: without a leading space, and with one if that
+/// gives as many tokens and another first token. A leading space in the word itself is ignored.
 pub fn bad_words(
     words: &[String],
     tokenizer: &Tokenizer,
@@ -94,7 +94,7 @@ mod tests {
         };
         assert_eq!(spellings("return"), ["return", " return"]);
         assert_eq!(spellings("  return"), ["return", " return"], "a space before it does not count");
-        // With the space it has a token more, which begins otherwise: vLLM leaves that spelling out.
+        // With the space it may have one token more; vLLM then leaves that spelling out.
         let uneven = "ZeroDivisionError";
         let lengths = [uneven.to_owned(), format!(" {uneven}")]
             .map(|word| tokenizer.encode(&word, false).unwrap().len());

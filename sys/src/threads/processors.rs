@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Linux's description of the machine.
 const SYSTEM: &str = "/sys/devices/system";
-/// The processors that this thread may use.
+/// Linux's file with the processors that this thread may use.
 const STATUS: &str = "/proc/thread-self/status";
 
 /// How many threads to compute with, and on which processors.

@@ -1,5 +1,6 @@
 //! A router's process: the product's cluster over the simulated network, with membership from the simulated
-//! etcd. There is no text here. A stop string is modelled as a number of tokens, of which it is a function.
+//! etcd. There is no text here: a stop string is modelled as the number of tokens after which it ends the
+//! sample.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

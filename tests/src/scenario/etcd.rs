@@ -79,7 +79,7 @@ fn is_connection(line: &str, address: &str) -> bool {
     line.contains("worker connected") && line.contains(&format!("\"{address}\""))
 }
 
-/// Kills etcd for the plan's outage and restarts a worker meanwhile. `None` if no etcd is installed.
+/// Kills etcd for the plan's outage and restarts a worker during it. `None` if no etcd is installed.
 pub async fn outage(plan: &Plan) -> Option<Report> {
     let mut cluster = DiscoveredCluster::start(plan, 1).await?;
     let corpus = plan.record(&cluster.router).await;

@@ -1,5 +1,5 @@
 //! Scenarios: a cluster of real processes, a load whose streams are checked one by one, and faults injected
-//! meanwhile. Each has a short form for the tests and a long form for `tests/chaos`.
+//! during it. Each has a short form for the tests and a long form for `tests/chaos`.
 
 pub mod etcd;
 pub mod exhaustion;

@@ -23,7 +23,7 @@ use crate::TokenId;
 /// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
 
-/// Draws after which a token is taken although it is forbidden: maybe all are.
+/// Draws after which a forbidden token is accepted, because all of them may be forbidden.
 const MOST_TRIES: usize = 1000;
 
 /// How a [`FakeBackend`] behaves.
@@ -62,11 +62,11 @@ impl Default for FakeOptions {
 /// Simulated time of a step: `fixed + rows * per_row + context * per_context_token`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepCost {
-    /// Of any step.
+    /// Time of any step.
     pub fixed: Duration,
-    /// Of each row.
+    /// Time of each row.
     pub per_row: Duration,
-    /// Of each token of context, summed over the sequences.
+    /// Time of each token of context, summed over the sequences.
     pub per_context_token: Duration,
 }
 

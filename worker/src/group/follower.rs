@@ -1,4 +1,4 @@
-//! The loop of every rank but the leader: obeys frames until told to stop.
+//! The loop of every rank but the leader: does what each frame says, until a frame says stop.
 
 use skein_kernels::collective::{Ranks, RingError};
 
@@ -12,7 +12,7 @@ pub enum RankError {
     /// The group ended.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// A frame cannot be obeyed.
+    /// A frame is unusable.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// The leader ran a step before the check of the model.
@@ -21,7 +21,7 @@ pub enum RankError {
     /// A step failed here.
     #[error(transparent)]
     Step(#[from] BackendError),
-    /// This rank and others may not go on together.
+    /// A rank did not report, or drew different tokens.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
     /// The model does not pass its check.
@@ -29,8 +29,8 @@ pub enum RankError {
     Check(String),
 }
 
-/// Obeys the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
-/// runs steps. `reports` is the exchange of what ranks of the last stage drew.
+/// Follows the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
+/// runs steps. The ranks of the last stage compare their tokens over `reports`.
 ///
 /// # Errors
 /// If this rank cannot go on, or the group ends.

@@ -1,6 +1,6 @@
-//! The process of a node that has no leader: it joins the leader's group, starts this node's ranks, and
-//! passes on what they are told and what they answer. It holds no part of the model, so it outlives its
-//! group, and joins the next one.
+//! The process of a node without the leader: it joins the leader's group, starts this node's ranks, and
+//! passes frames and answers between them and the leader. It holds no part of the model, so it outlives its
+//! group and joins the next one.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,14 +20,14 @@ use super::wire::{Incoming, Kind, Outgoing, words};
 /// How long ranks that were told to stop may take.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a node needs to join a group.
+/// Settings of a node that joins a group.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     /// Address of the leader.
     pub leader: String,
     /// The group's secret.
     pub secret: String,
-    /// What it says it is.
+    /// Its introduction to the leader.
     pub hello: Hello,
     /// How its ranks are started.
     pub command: RankCommand,
@@ -60,7 +60,7 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
     };
     let welcome: Welcome = match serde_json::from_slice(&welcome) {
         Ok(welcome) => welcome,
-        Err(error) => return GroupEnd::Refused(format!("the leader's welcome makes no sense here: {error}")),
+        Err(error) => return GroupEnd::Refused(format!("the leader's welcome is unusable here: {error}")),
     };
     let start = || {
         let memory = GroupMemory::create(welcome.plan, welcome.patience)?;
@@ -99,7 +99,7 @@ impl Serving {
     fn send(&self, kind: Kind, message: &[u8]) {
         let sent = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).send(kind, message);
         if let Err(error) = sent {
-            self.watch.fail(format!("the leader takes nothing: {error}"));
+            self.watch.fail(format!("cannot send to the leader: {error}"));
         }
     }
 
@@ -130,7 +130,7 @@ impl Serving {
         serving.obey(incoming)
     }
 
-    /// Passes on what the leader sends, until the group ends.
+    /// Passes the leader's messages to the ranks, until the group ends.
     fn obey(&self, mut incoming: Incoming) -> GroupEnd {
         let mut frames = self.memory.writer();
         let (mut pulse, mut beats) = (Pulse::new(1, clock::now()), 0);

@@ -1,4 +1,4 @@
-//! Frames, by which the leader makes all other ranks do what it does, and their answers.
+//! Frames, by which the leader makes all ranks run the same steps, and the comparison of their results.
 
 use skein_kernels::collective::{Lost, Ranks};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
@@ -27,11 +27,11 @@ pub enum Frame {
     Stop,
 }
 
-/// A frame that cannot be obeyed.
+/// Why a frame is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// It is shorter than its header, or of no known kind.
-    #[error("a frame of {0} words is none of this program's")]
+    #[error("a frame of {0} words is not from this program")]
     Unknown(usize),
     /// It is for the group's processes before a restart.
     #[error("a frame of epoch {got:016x} in epoch {own:016x}")]
@@ -49,10 +49,10 @@ pub enum FrameError {
         /// Number of the next frame.
         expected: u64,
     },
-    /// Its content has changed on the way.
-    #[error("frame {0} has changed on its way")]
+    /// Its content was corrupted.
+    #[error("frame {0} was corrupted on its way")]
     Digest(u64),
-    /// Its content is no step.
+    /// Its content is not a step.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -87,7 +87,7 @@ impl Sequence {
     /// Reads the next frame.
     ///
     /// # Errors
-    /// If it is not the next frame of this epoch, or has changed.
+    /// If it is not the next frame of this epoch, or was corrupted.
     pub fn read(&mut self, words: &[u32]) -> Result<Frame, FrameError> {
         let unknown = FrameError::Unknown(words.len());
         let (header, content) = words.split_first_chunk::<HEADER>().ok_or(unknown)?;
@@ -130,7 +130,7 @@ fn long(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// A sum that one changed bit changes. Not the words' bytes: a fold over words needs no copy.
+/// A checksum that any flipped bit changes. Folds words, because hashing their bytes would need a copy.
 fn digest(words: &[u32]) -> u64 {
     let mut all = Xxh3Default::new();
     let mut bytes = [0; 4096];
@@ -143,7 +143,7 @@ fn digest(words: &[u32]) -> u64 {
     all.digest()
 }
 
-/// Why ranks may not go on together after a step.
+/// Why the ranks must stop after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// A rank did not report.
@@ -163,10 +163,10 @@ pub enum Disagreement {
     },
 }
 
-/// Exchanges what was drawn in the step `step`, and compares.
+/// Compares the tokens that all ranks drew in `step`.
 ///
 /// # Errors
-/// If a rank does not report in time, or reports something else than rank 0.
+/// If a rank does not report in time, or reports something other than rank 0.
 pub fn agree(reports: &mut dyn Ranks, step: u64, output: &StepOutput) -> Result<(), Disagreement> {
     let drawn: Vec<u8> = output.drawn().flat_map(|sampled| sampled.token.to_le_bytes()).collect();
     let mut mine = [0; REPORT_BYTES];

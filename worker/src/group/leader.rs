@@ -26,9 +26,9 @@ pub struct Leader<B> {
 }
 
 impl<B: Backend> Leader<B> {
-    /// Leads the ranks over `memory` and on other `nodes`, which `watch` watches. Their model is checked at
-    /// once: `inner` loads or checks this rank's, which takes part in the others' check. `reports` is the
-    /// exchange of what ranks of the last stage drew.
+    /// Leads the ranks over `memory` and on other `nodes`, which `watch` watches. First all ranks check the
+    /// model together; `inner` runs this rank's part of that check and returns its backend. The ranks of the
+    /// last stage compare their tokens over `reports`.
     ///
     /// # Errors
     /// If a rank is lost, or `inner` fails.
@@ -54,13 +54,13 @@ impl<B: Backend> Leader<B> {
     }
 }
 
-/// Writes a frame for all ranks; the network comes first.
+/// Writes a frame for all ranks, first to other machines, which get it later.
 fn put(frames: &mut FrameWriter, nodes: Option<&Nodes>, words: &[u32]) -> Result<(), String> {
     nodes.map_or(Ok(()), |nodes| nodes.send_words(words))?;
     frames.write(words).map_err(|error| error.to_string())
 }
 
-/// The group's failure: what the watch saw, or else `error`, which then ends the group.
+/// The group's failure as the watch has it; if it has none, `error`, which then ends the group.
 fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
     let reason = watch.fail(error.to_string());
     BackendError::Stopped { backend: "group", reason }

@@ -19,7 +19,7 @@ use skein_sys::shared_memory::{APART, SharedMemory};
 
 use super::topology::Topology;
 
-/// Bytes that a rank gives in one exchange of a step; longer messages go in pieces.
+/// Most bytes of a rank in one exchange of a step; longer messages are split.
 const EXCHANGE_BYTES: usize = 1 << 20;
 /// Bytes of the ring of frames: several steps of 256 sequences of 2,000 tokens.
 const RING_BYTES: usize = 4 << 20;
@@ -257,7 +257,7 @@ impl FrameReader {
     /// Waits for the next frame, for as long as the group exists, and reads it into `words`.
     ///
     /// # Errors
-    /// If the group ends. A frame that is too long is none.
+    /// If the group ends. A frame that is too long is read as empty.
     pub fn read(&mut self, words: &mut Vec<u32>) -> Result<(), RingError> {
         let mut length = [0; 2];
         self.ring.take(&mut length, None)?;

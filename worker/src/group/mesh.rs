@@ -1,5 +1,5 @@
-//! How a rank reaches those that it works with: through the memory of its node, and over a TCP connection to
-//! each rank on another node that it exchanges data with.
+//! How a rank reaches the ranks that it works with: through the memory of its node, and over a TCP connection
+//! to each rank on another node that it exchanges data with.
 //!
 //! Every rank listens before it joins. Once all have joined, each gets the addresses of all, and of two ranks
 //! the higher one connects to the lower.
@@ -20,14 +20,14 @@ use crate::backend::cpu::Connections;
 
 /// How long all connections of a rank may take together.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a new connection may take to say who it is.
+/// Longest time until a new connection has sent its greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two looks for new connections.
 const POLL: Duration = Duration::from_millis(2);
 /// Bytes of a token.
 pub const TOKEN_BYTES: usize = 16;
 
-/// What every rank is told once all have joined.
+/// Sent to every rank once all have joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peers {
     /// Address of each rank, in order.
@@ -46,7 +46,7 @@ enum Purpose {
 
 type Streams = BTreeMap<(usize, Purpose), TcpStream>;
 
-/// A rank as it begins to work.
+/// A rank, connected and ready to work.
 pub struct Member {
     /// Connections of its steps.
     pub connections: Connections,
@@ -154,7 +154,7 @@ fn accept(
     }
 }
 
-/// Who is at the other end of a new connection, if it knows the token.
+/// Rank and purpose at the other end of a new connection; `None` if it does not send the token.
 fn greeting(mut stream: &TcpStream, peers: &Peers) -> Option<(usize, u32)> {
     let mut greeting = [0; GREETING_BYTES];
     stream.set_nonblocking(false).ok()?;
@@ -184,7 +184,7 @@ fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::R
     let stage = topology.stage_of(rank);
     let is_last = stage + 1 == topology.stages;
     let reports = is_last.then(|| exchange(memory.reports(rank), Purpose::Reports)).transpose()?;
-    // The stages before may have as many steps to do first.
+    // Each earlier stage may first have a step to compute.
     let patience = patience.saturating_mul(topology.stages as u32);
     let before = topology.before(rank).map(|peer| -> std::io::Result<Box<dyn Inlet>> {
         Ok(match streams.remove(&(peer, Purpose::Link)) {

@@ -1,15 +1,15 @@
 //! Several ranks, a process each, that share one model and act as one [`Backend`](crate::backend::Backend).
 //!
-//! Rank 0 is the worker itself, with its engine; it leads. Whatever makes a rank exchange data with the
-//! others is a frame that the leader writes: the check of the loaded model, every step, the end. All ranks
-//! draw every token, and no token is used before all have drawn the same.
+//! Rank 0, the leader, is the worker itself, with its engine. The other ranks act only on frames that it
+//! writes: to check the loaded model, to run a step, to stop. All ranks draw every token, and no token is
+//! used before all have drawn the same.
 //!
 //! Ranks on other nodes are reached over TCP: each node has a process that passes on the leader's frames and
 //! its ranks' answers (`follower_node`), and ranks that exchange data are connected directly (`mesh`). A
 //! pipeline's stages pass rows on over links, and the ranks of the last stage draw.
 //!
 //! Ranks end together: a rank's end, its silence, a late step or a differing token ends all of them, and the
-//! worker with them. A rank alone is of no use, as nobody else has its part of the weights.
+//! worker with them. None can be spared, because only it has its part of the weights.
 
 mod follower;
 mod follower_node;

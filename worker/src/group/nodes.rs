@@ -1,5 +1,5 @@
-//! The leader's side of a group over several nodes: what it sends to the processes that hold the other nodes'
-//! ranks, and what it hears from them.
+//! The leader's side of a group over several nodes: its messages to and from the processes that hold the
+//! other nodes' ranks.
 
 use std::net::IpAddr;
 use std::sync::mpsc::SyncSender;
@@ -25,7 +25,7 @@ struct Node {
     outgoing: Mutex<Outgoing>,
 }
 
-/// Why a group ends, as nodes tell each other.
+/// Why a group ends; sent between nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
     /// The rank because of which it ends.
@@ -34,7 +34,7 @@ pub struct Ending {
     pub why: String,
 }
 
-/// A rank's answer, as its node passes it on.
+/// A rank's answer, passed on by its node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// The rank.
@@ -44,8 +44,8 @@ pub struct Said {
 }
 
 impl Nodes {
-    /// Listens to the nodes that have `joined`, and shows them that the leader is alive, on threads of their
-    /// own, until the group ends. `each` is the number of ranks on a node.
+    /// Listens to the nodes that have `joined` and sends them beats, on threads of its own, until the group
+    /// ends. `each` is the number of ranks on a node.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -113,7 +113,7 @@ impl Nodes {
     fn end(&self, rank: usize, why: &str) {
         let ending = serde_json::to_vec(&Ending { rank, why: why.to_owned() }).unwrap_or_default();
         for node in &self.nodes {
-            // Whoever holds the lock is writing to a node that does not read.
+            // A locked node is stuck in a write, because it does not read; it is not told.
             if let Ok(mut outgoing) = node.outgoing.try_lock() {
                 outgoing.send_last(Kind::End, &ending);
             }
@@ -131,7 +131,7 @@ impl Node {
     }
 
     fn send(&self, send: impl FnOnce(&mut Outgoing) -> std::io::Result<()>) -> Result<(), String> {
-        send(&mut self.lock()).map_err(|error| format!("{} takes nothing: {error}", self.name()))
+        send(&mut self.lock()).map_err(|error| format!("{} cannot be reached: {error}", self.name()))
     }
 
     fn listen(

@@ -1,9 +1,9 @@
 //! The processes of a group on one machine: the leader starts a child for each other rank, tells it
 //! everything it needs, and ends all of them when one is lost.
 //!
-//! A rank's standard input is its leash: it closes when the leader ends for any reason, and then the rank
-//! ends. Its first line is the [`Welcome`]. On its standard output the rank writes its [`Answer`]s, one a
-//! line.
+//! A rank ends when its standard input, the *leash*, closes, which happens when the leader ends for any
+//! reason. The first line on the leash is the [`Welcome`]. The rank writes its [`Answer`]s to standard
+//! output, one a line.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most answers queued.
 const ANSWERS_IN_FLIGHT: usize = 256;
 
-/// Everything that a rank is told. It has no settings of its own.
+/// A rank's whole configuration, sent by the leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
     /// The rank, from 1.
@@ -94,13 +94,13 @@ impl Terms {
     }
 }
 
-/// What a rank tells its leader.
+/// A rank's message to its leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
     /// It has read its welcome.
     Joined {
-        /// What it has itself.
+        /// Its own terms.
         terms: Terms,
         /// Port on which it listens for ranks of other nodes.
         port: Option<u16>,
@@ -115,7 +115,8 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Writes the answer to standard output. Errors are ignored: if the leader is dead, the leash says so.
+    /// Writes the answer to standard output. Errors are ignored: if the leader has ended, the leash closes,
+    /// too.
     pub fn emit(&self) {
         if let Ok(line) = serde_json::to_string(self) {
             let mut out = std::io::stdout().lock();
@@ -243,7 +244,7 @@ impl Processes {
         Ok(ports)
     }
 
-    /// Waits until every rank has loaded its part; a rank that is alive may take its time.
+    /// Waits until every rank has loaded its part; a rank that is alive may take any time.
     ///
     /// # Errors
     /// A rank that was lost, or could not load.

@@ -8,7 +8,7 @@ use skein_node::clock::Timestamp;
 pub const BEAT: Duration = Duration::from_millis(250);
 /// A rank without a beat for this long is lost.
 pub const SILENCE: Duration = Duration::from_secs(3);
-/// If this long passes between two looks, this process was stopped itself, and cannot judge.
+/// If two looks are further apart, this process itself was stopped, and its readings prove nothing.
 const OWN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last beat seen of each watched rank.

@@ -1,9 +1,9 @@
-//! How the nodes of a group find each other: each one connects to the leader, both prove that they have the
-//! group's secret, and the leader takes it in if it has the same version, the same model, and no other
-//! settings. What a node was not told on its command line, it gets from the leader.
+//! How the nodes of a group find each other: each node connects to the leader, both prove that they have the
+//! group's secret, and the leader admits the node if its version, model and settings are the leader's.
+//! Settings that are not on the node's command line come from the leader.
 //!
 //! ```text
-//! node   → Hello      what it is, a nonce
+//! node   → Hello      its version, model and settings, a nonce
 //! leader → Challenge  a nonce, HMAC-SHA256 of the secret over both
 //! node   → Proof      HMAC-SHA256 of the secret over both and the hello
 //! leader → Welcome, or Refused with the reason
@@ -27,7 +27,7 @@ pub const NODES_TIMEOUT: Duration = Duration::from_secs(600);
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two attempts.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Time between two lines in the log about what is missing.
+/// Time between two log lines about missing nodes.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
 /// Bytes of a nonce.
 const NONCE: usize = 32;
@@ -43,12 +43,12 @@ pub struct Setting {
     pub is_given: bool,
 }
 
-/// What a node is.
+/// A node's introduction to its leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The node, from 0.
     pub node: usize,
-    /// Number of nodes that it knows of.
+    /// Number of nodes in its settings.
     pub nodes: usize,
     /// Version of the binary.
     pub version: String,
@@ -70,7 +70,7 @@ impl Hello {
         Ok(Self { node, nodes, version, model, settings, nonce: random::<NONCE>()?.to_vec() })
     }
 
-    /// Why this node may not join the leader, both sides named.
+    /// Why this node may not join the leader, naming the values of both.
     fn refusal(&self, leader: &Self) -> Option<String> {
         let node = self.node;
         let facts = [
@@ -114,7 +114,7 @@ pub fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// What a side signs: who it is, and both nonces.
+/// The bytes that a side signs: its role, the hello and the nonces.
 fn signed(side: &str, hello: &Hello, nonce: &[u8]) -> Vec<u8> {
     let hello = serde_json::to_vec(hello).unwrap_or_default();
     [side.as_bytes(), nonce, &hello].concat()
@@ -125,9 +125,9 @@ fn signed(side: &str, hello: &Hello, nonce: &[u8]) -> Vec<u8> {
 pub struct Joined {
     /// The node.
     pub node: usize,
-    /// What it sends.
+    /// Messages from it.
     pub incoming: Incoming,
-    /// What it is sent.
+    /// Messages to it.
     pub outgoing: Outgoing,
     /// Address at which other nodes reach it.
     pub address: IpAddr,
@@ -179,7 +179,7 @@ fn next(incoming: &mut Incoming, kind: Kind) -> Result<Vec<u8>, String> {
 
 fn parsed<'a, T: Deserialize<'a>>(message: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(message)
-        .map_err(|error| format!("it says what this version does not know: {error}"))
+        .map_err(|error| format!("it sent a message that this version cannot read: {error}"))
 }
 
 /// The leader's side of a handshake.
@@ -210,16 +210,16 @@ fn meet(stream: TcpStream, own: &Hello, secret: &str) -> Result<Joined, String> 
 /// Why a node did not join.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotJoined {
-    /// It may not, and trying again does not help.
+    /// The leader refuses it, and another attempt would not help.
     Refused(String),
-    /// The leader cannot be reached, or went away.
+    /// The leader cannot be reached, or the connection broke.
     Lost(String),
 }
 
 /// Connects to the leader and joins it; returns both sides of the connection and the welcome.
 ///
 /// # Errors
-/// A leader that refuses, or is not there for too long.
+/// A leader that refuses, or cannot be reached for too long.
 pub fn join(
     leader: &str,
     own: &Hello,
@@ -247,7 +247,7 @@ fn dial(leader: &str) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
     for address in leader.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, MESSAGE_TIMEOUT) {
-            // Nobody listens there, and the system chose that very port for this end.
+            // A connection to itself: nothing listens there, and the system chose that port for this end.
             Ok(stream) if stream.local_addr()? == address => {}
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,

@@ -19,9 +19,9 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// The rank because of which the group has ended, and why.
+    /// The rank whose failure ended the group, and the reason.
     failure: Option<(usize, String)>,
-    /// The group was told to stop: ranks that end are no failure.
+    /// The group was told to stop, so a rank that ends has not failed.
     stopped: bool,
     alarm: Option<Alarm>,
     /// Called on the first failure, to end the ranks.
@@ -57,7 +57,7 @@ impl Watch {
         state.stopped || state.failure.is_some()
     }
 
-    /// The rank because of which the group has ended, and why.
+    /// The rank whose failure ended the group, and the reason.
     pub fn cause(&self) -> Option<(usize, String)> {
         self.lock().failure.clone()
     }
@@ -90,7 +90,7 @@ impl Watch {
         why
     }
 
-    /// From now on, ranks that end are no failure.
+    /// From now on, a rank that ends has not failed.
     pub fn stop(&self) {
         self.lock().stopped = true;
     }

@@ -17,17 +17,17 @@ pub enum Kind {
     Hello = 1,
     /// The leader proves that it has the secret.
     Challenge,
-    /// The node does.
+    /// The node proves that it has the secret.
     Proof,
     /// The node may not join.
     Refused,
-    /// The node may join, and what it is told.
+    /// The node may join; carries what its ranks need.
     Welcome,
     /// A rank's answer.
     Answer,
     /// The addresses of all ranks.
     Peers,
-    /// Words that the ranks obey.
+    /// A frame, for the ranks to follow.
     Frame,
     /// The sender is alive.
     Beat,
@@ -67,8 +67,8 @@ pub enum WireError {
     /// The network or the system failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// What came is no message.
-    #[error("message {kind} of {bytes} bytes is none of this program's")]
+    /// The bytes received are not a message.
+    #[error("message {kind} of {bytes} bytes is not from this program")]
     Unknown {
         /// Number of its kind.
         kind: u32,

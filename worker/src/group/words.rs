@@ -10,9 +10,9 @@ use crate::backend::{
     Batch, BatchSequence, BlockCopy, Carried, PoolRow, SampleRow, ScoreRow, VerifyRows, Want,
 };
 
-/// Words that are no step: the ranks do not run the same program.
+/// Words that are not a step: the ranks do not run the same program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the words are no step, at word {at} of {of}")]
+#[error("the words are not a step, at word {at} of {of}")]
 pub struct Malformed {
     at: usize,
     of: usize,
@@ -269,7 +269,7 @@ impl Reader<'_> {
 
     fn bad_words(&mut self) -> Result<Vec<Vec<u32>>, Malformed> {
         let [count] = self.take()?;
-        // Collected one by one, so that a wrong count ends with the words.
+        // Reads one by one, so that a wrong count fails at the last word and allocates nothing for the rest.
         (0..count).map(|_| self.words()).collect()
     }
 

@@ -149,7 +149,7 @@ impl Metrics {
         );
     }
 
-    /// What routers add up over their workers; [`ENGINE`](skein_node::metrics::ENGINE) names it.
+    /// The metrics in [`ENGINE`](skein_node::metrics::ENGINE), which routers add up over their workers.
     pub fn totals(&self) -> Vec<Total> {
         let histograms = [
             &self.queue_time,

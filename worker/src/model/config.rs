@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::checkpoint::ModelFile;
 use super::fields::Fields;
 use super::rope::object;
 use super::spec::Spec;
@@ -16,6 +17,9 @@ const CONFIG: &str = "config.json";
 /// Field with the configuration of the text model in a model that also takes images.
 const TEXT_CONFIG: &str = "text_config";
 const GENERATION: &str = "generation_config.json";
+/// In place of the file's name in messages about the fields of a GGUF file, which have the names of
+/// config.json.
+const METADATA: &str = "the metadata of the GGUF file";
 
 /// A model's configuration, as far as requests and the forward pass need it. All values are validated.
 #[derive(Debug, Clone)]
@@ -31,8 +35,13 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads and checks the configuration in `dir`.
+    /// Reads and checks the configuration in `dir`, which may also be a GGUF file.
     pub fn from_dir(dir: &Path) -> Result<Self, LoadError> {
+        if let Some(file) = ModelFile::open(dir)? {
+            let mut config = Self::of(METADATA, &file.config()?, &Map::new())?;
+            file.adapt(&mut config.spec);
+            return Ok(config);
+        }
         let config = read_object(&dir.join(CONFIG))?;
         let generation = dir.join(GENERATION);
         let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
@@ -41,12 +50,21 @@ impl ModelConfig {
 
     /// Validates the content of config.json and generation_config.json.
     pub fn parse(config: &Map<String, Value>, generation: &Map<String, Value>) -> Result<Self, LoadError> {
+        Self::of(CONFIG, config, generation)
+    }
+
+    /// [`ModelConfig::parse`] for a configuration that is called `file`.
+    fn of(
+        file: &'static str,
+        config: &Map<String, Value>,
+        generation: &Map<String, Value>,
+    ) -> Result<Self, LoadError> {
         let mut config = text_model(config)?;
-        let family = families::find(&Fields { file: CONFIG, object: &config })?;
+        let family = families::find(&Fields { file, object: &config })?;
         for (field, size) in family.sizes {
             config.entry(*field).or_insert_with(|| (*size).into());
         }
-        let fields = Fields { file: CONFIG, object: &config };
+        let fields = Fields { file, object: &config };
         check_is_plain(&fields)?;
         let spec = (family.spec)(&fields)?;
         let generation = Fields { file: GENERATION, object: generation };

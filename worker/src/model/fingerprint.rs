@@ -5,7 +5,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
-use super::checkpoint::Weights;
+use super::checkpoint::{ModelFile, Weights};
 
 /// The fingerprint of the model in `dir`: equal for equal copies, however they are sharded. XXH3-64.
 ///
@@ -16,8 +16,13 @@ pub fn fingerprint(dir: &Path) -> Result<u64, LoadError> {
 }
 
 fn of(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
-    let path = dir.join("config.json");
-    let config = std::fs::read(&path).map_err(|source| LoadError::Read { path, source })?;
+    let config = match ModelFile::open(dir)? {
+        Some(file) => serde_json::Value::Object(file.config()?).to_string().into_bytes(),
+        None => {
+            let path = dir.join("config.json");
+            std::fs::read(&path).map_err(|source| LoadError::Read { path, source })?
+        }
+    };
     let mut hash = Xxh3Default::new();
     hash.update(&config);
     weights.sample(&mut |bytes| hash.update(bytes));

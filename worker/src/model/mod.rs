@@ -43,6 +43,9 @@ pub enum LoadError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A GGUF file cannot be read, is damaged, or has something that is not supported.
+    #[error(transparent)]
+    Gguf(#[from] skein_gguf::GgufError),
     /// A configuration field has a value that cannot be served.
     #[error("{file}: {field} is {got}; allowed: {allowed}")]
     Field {
@@ -81,7 +84,7 @@ pub enum LoadError {
         dir: PathBuf,
     },
     /// A tensor does not match the configuration.
-    #[error("tensor {tensor} in {} is {got}, but config.json says {expected}", path.display())]
+    #[error("tensor {tensor} in {} is {got}, but the configuration says {expected}", path.display())]
     WrongTensor {
         /// The tensor's name.
         tensor: String,
@@ -100,6 +103,34 @@ pub enum LoadError {
         tensor: String,
         /// The packing error.
         source: packed::PackError,
+    },
+    /// Matrices that read the same input are quantised and not.
+    #[error(
+        "tensor {tensor} is {kind}, but {other}, which reads the same input, is {other_kind}; quantise both or none of them"
+    )]
+    MixedTypes {
+        /// A tensor's name.
+        tensor: String,
+        /// Its type.
+        kind: &'static str,
+        /// Another tensor's name.
+        other: String,
+        /// Its type.
+        other_kind: &'static str,
+    },
+    /// A rank's part of a matrix would begin inside a block.
+    #[error(
+        "tensor {tensor} is stored in blocks of {unit} inputs, and a rank would have inputs {start} to {end}; use fewer ranks (--tensor-parallel-size)"
+    )]
+    CutBlocks {
+        /// The tensor's name.
+        tensor: String,
+        /// Inputs of a block.
+        unit: usize,
+        /// First input of the rank's part.
+        start: usize,
+        /// End of the rank's part.
+        end: usize,
     },
     /// Out of memory for packed weights.
     #[error(

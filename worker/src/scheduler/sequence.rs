@@ -195,7 +195,7 @@ impl Sequence {
     /// Appends a drawn token and ends the sample if it was the last.
     pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<RequestEvent>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
-            // What allows nothing else goes before `min_tokens`.
+            // A constraint may allow nothing but a stop token, and then overrides `min_tokens`.
             let params = &self.params;
             let may_be_all =
                 self.is_constrained() || !params.allowed_token_ids.is_empty() || !params.bad_words.is_empty();

@@ -20,12 +20,13 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::group::Topology;
 use crate::model::LoadError;
-use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::{ModelFile, Weights};
 use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::tensors;
+use crate::model::spec::Spec;
+use crate::model::tensors::{self, Kind};
 use crate::shard::Shard;
 
 /// Flag for made-up weights, and how to get some without a GPU.
@@ -162,6 +163,11 @@ fn load_cuda(
     opened: OpenDevice,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
+    if ModelFile::open(&config.model)?.is_some() {
+        let what = "GGUF files are served on the CPU, and this worker has a GPU; add --device cpu, or give the \
+                    model as a directory of safetensors";
+        return Err(WorkerError::Unsuitable(what.into()));
+    }
     let fp8 = precision::on_cuda(config.precision)?;
     let model = ModelConfig::from_dir(&config.model)?;
     let limits = config.scheduler_on(DeviceKind::Cuda);
@@ -209,6 +215,8 @@ pub(super) struct CpuPlan {
     /// Each rank's part, by rank.
     pub shards: Vec<Shard>,
     pub options: CpuOptions,
+    /// Whether the model's weights are stored in a quantised type.
+    pub is_quantised: bool,
 }
 
 /// Decides how the model of `config` is computed on the CPU, from the headers of its files and the memory
@@ -219,6 +227,13 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage())?;
     let (topology, shards) = ranks::shards(config, &model.spec)?;
+    let is_quantised = quantised_type(&model.spec, &config.model)?;
+    if let (Some(_), Some(kind)) = (numbers.weights, is_quantised) {
+        return Err(WorkerError::Unsuitable(format!(
+            "--quantization is for weights in 16 or 32 bits, and this model's are {kind} already; leave it out"
+        )));
+    }
+    let is_quantised = is_quantised.is_some();
     let options = CpuOptions {
         threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
@@ -231,12 +246,12 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
     };
-    Ok(CpuPlan { model, topology, shards, options })
+    Ok(CpuPlan { model, topology, shards, options, is_quantised })
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     let reading = info_span!(target: PROCESS, "read checkpoint").entered();
-    let CpuPlan { model, topology, options, .. } = plan_cpu(config)?;
+    let CpuPlan { model, topology, options, is_quantised, .. } = plan_cpu(config)?;
     let numbers = options.numbers;
     let arithmetic = precision::cpu_arithmetic(&numbers);
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
@@ -253,7 +268,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     };
     Ok(LoadedBackend {
         cost: StepCost {
-            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
+            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || is_quantised),
             ..model.spec.cpu_cost(weight_bytes, numbers.kv)
         },
         fingerprint,
@@ -271,7 +286,26 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
 
 /// Bits of a weight in memory, scales included.
 fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
-    numbers.weights.map_or(8 * stored.value_bytes() as u64, |format| u64::from(format.bits()) + 1)
+    numbers.weights.map_or(stored.bits_of_256().div_ceil(256) as u64, |format| u64::from(format.bits()) + 1)
+}
+
+/// The type of the model's first quantised matrix; `None` if it has none.
+fn quantised_type(spec: &Spec, model: &Path) -> Result<Option<&'static str>, WorkerError> {
+    let weights = Weights::open(model)?;
+    for tensor in tensors::all(spec).iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))) {
+        if let Some(kind) = tensor.find_stored(&weights)?.storage().blocks() {
+            return Ok(Some(kind.name()));
+        }
+    }
+    Ok(None)
+}
+
+/// The content of a tokenizer.json, or what it would be for a GGUF file.
+fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
+    match ModelFile::open(path).map_err(|error| error.to_string())? {
+        Some(file) => file.tokenizer().ok_or_else(|| format!("{} has no usable tokenizer", path.display())),
+        None => std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display())),
+    }
 }
 
 fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
@@ -304,11 +338,13 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
 /// The grammars of the model in `directory`, whose tokens are read when the first one is used. `None` without
 /// a tokenizer.json: token ids alone say nothing about text.
 pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
-    let path = directory.join("tokenizer.json");
-    let json = std::fs::read(&path).ok()?;
+    let path = match ModelFile::open(directory) {
+        Ok(None) => directory.join("tokenizer.json"),
+        Ok(Some(_)) | Err(_) => directory.to_owned(),
+    };
+    let json = tokenizer_json(&path).ok()?;
     let load = move || {
-        let json =
-            std::fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let json = tokenizer_json(&path)?;
         let tree = serde_json::from_slice(&json).map_err(|error| format!("{}: {error}", path.display()))?;
         TokenBytes::from_tokenizer_json(&tree).map(Arc::new).map_err(|error| error.to_string())
     };
@@ -325,7 +361,7 @@ fn kv_blocks(
     sizing::check_model_len(&config.scheduler, model_len)?;
     let given = config.kv_cache_memory_bytes;
     let needs = Needs {
-        // Nodes have equal parts, nearly.
+        // Nodes have nearly equal parts.
         weight_bytes: weight_bytes / u64::from(config.ranks.nodes.count.max(1)),
         kv_bytes: given,
         least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),

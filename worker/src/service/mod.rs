@@ -74,7 +74,7 @@ pub(crate) struct Ready {
     pub facts: ModelFacts,
     /// `None` if answers cannot be held to a grammar.
     pub grammars: Option<Arc<Grammars>>,
-    /// What routers are told of its counts; `None` = nobody counts.
+    /// Counters that routers are told of; `None` = nothing is counted.
     pub metrics: Option<Arc<Metrics>>,
 }
 
@@ -231,7 +231,7 @@ fn begin_trace(name: &'static str, metadata: &MetadataMap, facts: &ModelFacts) -
     trace
 }
 
-/// Notes why a call was refused. A full worker or an unknown stream is no failure.
+/// Notes why a call was refused. A full worker or an unknown stream is not a failure.
 fn refused_span(trace: &trace::Request, status: &Status) {
     let code = status.code();
     match code {
@@ -250,7 +250,7 @@ fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -
     // A router knows the ids: it sent them.
     let traceparent = trace.traceparent().filter(|_| trace.begins_trace());
     let traceparent = traceparent.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
-    // Another reader's request generates: this one goes on from it.
+    // Another reader's request generates; this one reads its stream.
     let origin = stream.origin().filter(|origin| trace.is_on() && trace.link() != Some(*origin));
     origin.inspect(|&origin| trace.link_to(origin));
     task::spawn(async move {

@@ -1,5 +1,5 @@
-//! What a worker would take of memory, rank by rank, from the functions that allocate it. Nothing is loaded
-//! and no process is started.
+//! The memory that a worker would take, rank by rank, computed by the functions that allocate it. Nothing is
+//! loaded and no process is started.
 
 use super::load::{CpuPlan, plan_cpu};
 use super::memory_plan::size;
@@ -45,7 +45,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         return Err(WorkerError::Unsuitable("--plan is for --device cpu".into()));
     }
     super::serve::check_settings(&config.scheduler)?;
-    let CpuPlan { model, topology, shards, options } = plan_cpu(config)?;
+    let CpuPlan { model, topology, shards, options, .. } = plan_cpu(config)?;
     let rank = |(rank, shard): (usize, &crate::shard::Shard)| {
         Ok(RankPlan {
             node: topology.node_of(rank),

@@ -143,7 +143,7 @@ pub(super) fn lead(
     Ok((leader, weight_bytes))
 }
 
-/// What this node says it is.
+/// This node's introduction to the leader.
 fn hello(config: &WorkerConfig) -> Result<Hello, WorkerError> {
     let NodesConfig { count, rank, settings, .. } = &config.ranks.nodes;
     let hello = Hello::new(*rank as usize, *count as usize, fingerprint(&config.model)?, settings.clone());
@@ -163,7 +163,7 @@ fn gather_nodes(config: &WorkerConfig, topology: &Topology) -> Result<Vec<Joined
     group::gather(&listener, &hello(config)?, &secret.0).map_err(stopped)
 }
 
-/// Tells the other nodes what their ranks need.
+/// Sends the other nodes the configuration of their ranks.
 fn start_nodes(
     others: Vec<Joined>,
     processes: &Processes,
@@ -184,7 +184,7 @@ fn start_nodes(
     Ok(Some(nodes))
 }
 
-/// Tells every rank the addresses of all.
+/// Sends every rank the addresses of all ranks.
 fn introduce(
     nodes: &Nodes,
     processes: &Processes,
@@ -232,11 +232,10 @@ pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     }
 }
 
-/// What a process that was started as a rank does: joins, loads its part, and obeys the leader until told to
-/// stop.
+/// Runs this process as a rank: joins, loads its part, and follows the leader until told to stop.
 ///
 /// # Errors
-/// Whatever ends it early; the leader knows by then.
+/// Why it ended early; the leader has been told.
 pub fn run_rank() -> Result<(), String> {
     let process = group::join()?;
     let outcome = obey(&process);

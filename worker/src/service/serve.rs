@@ -96,7 +96,7 @@ pub async fn serve_backend(
     let Some(mut running) = started else { return Ok(()) };
     on_ready(running.server.address);
     let ended = tokio::select! {
-        // The engine failed, and every stream has its error by now. Let them be written; a supervisor then
+        // The engine failed, and every stream has received its error. Let them be written; a supervisor then
         // starts a new process.
         ended = &mut running.engine => Some(ended),
         () = &mut shutdown => None,

@@ -59,7 +59,7 @@ struct Follower {
     next: u64,
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
     load_sent: Option<Timestamp>,
-    /// `None` = nobody counts.
+    /// Counters to report; `None` = nothing is counted.
     metrics: Option<Arc<Metrics>>,
     totals_sent: Option<Timestamp>,
     /// The drain state in the last report; see [`Self::drain`].
@@ -134,7 +134,7 @@ impl Follower {
         self.send(WatchBody::Load(report, totals)).await
     }
 
-    /// What the worker has counted, if the last report that told it is long enough ago.
+    /// The worker's totals, if [`TOTALS_INTERVAL`] has passed since the last report with totals; else empty.
     fn totals_due(&mut self) -> Vec<Total> {
         let now = clock::now();
         let is_due = self.totals_sent.is_none_or(|sent| now.since(sent) >= TOTALS_INTERVAL);

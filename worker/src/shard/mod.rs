@@ -112,7 +112,7 @@ impl Shard {
     /// The part of `rank`, one of `ranks`.
     ///
     /// # Errors
-    /// If the model's products have fewer leaves than there are ranks, or the ranks are no power of two.
+    /// If the model's products have fewer leaves than there are ranks, or their number is not a power of two.
     ///
     /// # Panics
     /// If there is no such rank.

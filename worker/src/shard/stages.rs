@@ -1,4 +1,4 @@
-//! Which layers each stage of a pipeline has.
+//! Divides layers among the stages of a pipeline.
 
 use std::ops::Range;
 

@@ -119,7 +119,7 @@ impl Outbox {
         }
     }
 
-    /// Unless another request uses the name by now.
+    /// Frees the name, unless another request now uses it.
     fn forget_name(&mut self, name: &str, key: RequestKey) {
         if self.by_name.get(name).is_some_and(|(of, _)| *of == key) {
             self.by_name.remove(name);

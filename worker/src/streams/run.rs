@@ -32,7 +32,7 @@ pub struct Attachment {
     pub samples: Vec<SamplePosition>,
     /// First prompt position to send a score for, if the request has scores.
     pub from_score: u32,
-    /// How long the stream may go on without readers.
+    /// How long the stream may continue without readers.
     pub linger: Duration,
 }
 
@@ -46,7 +46,7 @@ pub enum AttachError {
     #[error("{0}; resume with Generate and the delivered tokens")]
     OutOfRange(#[from] OutOfRange),
     /// A current reader has this name.
-    #[error("request_id {id:?} is reading here; use another id or wait for its end")]
+    #[error("request_id {id:?} already has a reader at this worker; use another id or wait until it ends")]
     Duplicate {
         /// The reader's name.
         id: String,

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
-use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
+use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 
 use crate::batches::{BLOCK_SIZE, golden, goldens, load, sequence_of};
 use crate::golden::Golden;
@@ -17,10 +17,12 @@ fn assert_close(got: &[f32], expected: &[f32], what: &str) {
     assert!(worst <= TOLERANCE, "{what}: logits differ by {worst}");
 }
 
-/// Checks prompt logits, then 64 greedy tokens and the logits that chose them.
 fn check(name: &str) {
-    let golden = Golden::read(&golden(name));
-    let mut model = load(name, 2, BLOCK_SIZE);
+    check_model(name, &Golden::read(&golden(name)), load(name, 2, BLOCK_SIZE));
+}
+
+/// Checks prompt logits, then 64 greedy tokens and the logits that chose them.
+pub fn check_model(name: &str, golden: &Golden, mut model: CpuModel) {
     let mut sequence = sequence_of(golden.prompt.clone(), 3, BLOCK_SIZE);
     let mut batch = Batch::default();
     sequence.put(&mut batch, golden.prompt.len());

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a test may fail
 
 mod batches;
+mod gguf;
 mod golden;
 mod goldens;
 mod groups;

@@ -57,7 +57,8 @@ fn cases() -> Vec<(&'static str, u32, SamplingParams)> {
         frequency_penalty: 0.7,
         ..seeded.clone()
     };
-    // Every two of these tokens may not come after each other, so that what is banned changes at every token.
+    // About two thirds of the pairs of these tokens are banned, so the set of banned tokens changes at every
+    // token.
     let allowed = SamplingParams { allowed_token_ids: (2..12).collect(), ..seeded.clone() };
     let bad_words =
         (2..12).flat_map(|a| (2..12).map(move |b| vec![a, b])).filter(|word| (word[0] + word[1]) % 3 != 0);
@@ -120,7 +121,7 @@ async fn a_request_goes_on_with_other_numbers_of_ranks_and_stages_bit_for_bit() 
     check("2 x 2 to 1", || group(model.path(), (2, 2), KV_BLOCKS), alone).await;
 }
 
-/// Requests begin on one backend and go on with another.
+/// Requests begin on one backend and continue on another.
 async fn check<A: Backend + 'static, B: Backend + 'static>(
     model: &str,
     first: impl Fn() -> A,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{CHUNK, Rows};
 
 /// Most queries (rows times query heads of one KV head) per tile, unless a single row has more. They share
-/// each read of a chunk, which stays in the second-level cache meanwhile.
+/// each read of a chunk, which stays in the second-level cache until then.
 const QUERIES_PER_TILE: usize = 64;
 /// Pieces to make for each thread, so that all threads finish at about the same time.
 const PIECES_PER_THREAD: usize = 4;

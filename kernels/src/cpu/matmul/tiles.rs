@@ -273,16 +273,28 @@ impl PrefetchCursor {
         apart: usize,
         bytes: usize,
     ) {
+        self.near::<S, NR>(s, w, apart, bytes);
+        for _ in 0..self.lines {
+            s.prefetch_later(self.at);
+            self.at = self.at.wrapping_add(LINE_BYTES);
+        }
+    }
+
+    /// The part of [`PrefetchCursor::issue`] for weights that are read soon.
+    #[inline(always)]
+    pub(in crate::cpu) fn near<S: Simd, const NR: usize>(
+        self,
+        s: S,
+        w: *const u8,
+        apart: usize,
+        bytes: usize,
+    ) {
         if self.near > 0 {
             for line in (0..bytes).step_by(LINE_BYTES) {
                 for n in 0..NR {
                     s.prefetch(w.wrapping_add(n * apart + line + self.near));
                 }
             }
-        }
-        for _ in 0..self.lines {
-            s.prefetch_later(self.at);
-            self.at = self.at.wrapping_add(LINE_BYTES);
         }
     }
 }

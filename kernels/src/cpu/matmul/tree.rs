@@ -20,7 +20,7 @@ impl<S: Simd, const MR: usize, const NR: usize> Tree<S, MR, NR> {
     /// A tree of `leaves` leaves.
     ///
     /// # Panics
-    /// If that is no power of two up to [`MAX_LEAVES`].
+    /// If that is not a power of two up to [`MAX_LEAVES`].
     #[inline(always)]
     pub(in crate::cpu) fn new(leaves: usize) -> Self {
         assert!(leaves.is_power_of_two() && leaves <= MAX_LEAVES, "a balanced tree");

@@ -31,6 +31,12 @@ pub enum PackError {
         /// Largest number of them.
         room: usize,
     },
+    /// A scale is no half, and the format stores halves.
+    #[error("output {row} has a scale that is no half; keep the matrix in another format")]
+    WideScale {
+        /// Output with the scale.
+        row: usize,
+    },
     /// A checkpoint's code is too large for the format.
     #[error("the code of output {row} and input {col} is {code}, and the format's largest code is {most}")]
     LargeCode {

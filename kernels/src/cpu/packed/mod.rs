@@ -36,8 +36,9 @@ pub use error::{NotFinite, PackError};
 pub use given::{GivenCodes, pack_codes};
 
 use super::Cpu;
+use super::blocks::BlockType;
 use super::input::{Encoding, GROUP};
-use super::matrix::WeightMatrix;
+use super::matrix::{Storage, WeightMatrix};
 use crate::leaves::{MAX_LEAVES, UNIT};
 use skein_sys::mapped::Bytes;
 
@@ -128,6 +129,8 @@ pub(super) enum Weights {
         /// Whether zero points are stored.
         has_zeros: bool,
     },
+    /// Codes of small integers with the parameters of blocks of this type among them.
+    Blocks(BlockType),
 }
 
 /// Granularity of scales.
@@ -165,13 +168,13 @@ impl Format {
 
     /// Whether weights are codes of small integers; then activations are, too.
     pub const fn is_integer(self) -> bool {
-        matches!(self.0.weights, Weights::Codes { .. })
+        matches!(self.0.weights, Weights::Codes { .. } | Weights::Blocks(_))
     }
 
     /// See [`Layout::encoding`].
     const fn encoding(self, bf16: bool, leaves: usize) -> Encoding {
         match self.0.weights {
-            Weights::Codes { .. } => Encoding::Int8 { leaves },
+            Weights::Codes { .. } | Weights::Blocks(_) => Encoding::Int8 { leaves },
             Weights::Values { is_bf16: true, .. } if bf16 => Encoding::Bf16,
             Weights::Values { .. } => Encoding::F32,
         }
@@ -193,7 +196,7 @@ impl Format {
     const fn scales(self) -> Option<Scales> {
         match self.0.weights {
             Weights::Codes { scales, .. } => Some(scales),
-            Weights::Values { .. } => None,
+            Weights::Values { .. } | Weights::Blocks(_) => None,
         }
     }
 }
@@ -326,7 +329,7 @@ impl Layout {
 }
 
 /// Packs `from` to `to` in `layout`, with all threads. Quantises the weights if the format is one of
-/// integers.
+/// integers; blocks keep their codes.
 ///
 /// # Errors
 /// If a weight to be quantised is NaN or infinite, or if there are too many different exponents to fold. `to`
@@ -338,6 +341,9 @@ pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -
     assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout has the matrix's shape");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
     layout.check();
+    if let Storage::Blocks(kind, _) = from.storage() {
+        return formats::blocks::pack(cpu, from, *kind, layout, to);
+    }
     (layout.format.0.pack)(cpu, from, layout, to)
 }
 
@@ -444,7 +450,9 @@ impl Packed {
     pub(super) fn code(&self, row: usize, col: usize) -> u8 {
         match self.layout.format.0.weights {
             Weights::Codes { code, .. } => code(self, row, col),
-            Weights::Values { .. } => unreachable!("numbers have no codes"),
+            Weights::Values { .. } | Weights::Blocks(_) => {
+                unreachable!("they have no codes to be multiplied alone")
+            }
         }
     }
 
@@ -464,6 +472,7 @@ impl Packed {
         for (col, to) in to.iter_mut().enumerate() {
             *to = match self.layout.format.0.weights {
                 Weights::Values { value, .. } => value(self, row, col),
+                Weights::Blocks(_) => formats::blocks::weight(self, row, col),
                 Weights::Codes { .. } => {
                     let (scale, zero) = self.scale_zero(row, col);
                     scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32

@@ -86,7 +86,7 @@ impl Sampling<'_> {
         ends.filter(move |(_, before)| output.ends_with(before)).map(|(last, _)| *last)
     }
 
-    /// Whether logits are drawn from as they are.
+    /// Whether the logits are used unchanged.
     fn is_plain(&self) -> bool {
         self.allowed.is_empty()
             && self.logit_bias.is_empty()
@@ -158,7 +158,7 @@ pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scr
     };
     let highest = peaks.survey(isa, logits);
     if highest == f32::NEG_INFINITY {
-        // All tokens are forbidden, so the allowed ones are drawn all the same.
+        // All allowed tokens are forbidden, so ignore the bans.
         penalty::copy_allowed(raw, sampling.allowed, adjusted);
         return argmax(isa, adjusted, peaks);
     }

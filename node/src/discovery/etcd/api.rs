@@ -62,7 +62,7 @@ pub struct Lease {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EtcdError {
     /// No server answers, or the servers have no leader. Temporary.
-    #[error("etcd is away: {0}")]
+    #[error("etcd is unavailable: {0}")]
     Unavailable(String),
     /// The server refuses the call: user, role, certificate or address is wrong. The operator must act.
     #[error("etcd refuses: {0}")]

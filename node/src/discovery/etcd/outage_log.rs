@@ -1,4 +1,4 @@
-//! Logs the start and the end of an outage of etcd once each, not every attempt, and traces the way back.
+//! Logs the start and the end of an outage of etcd once each, not every attempt, and traces the reconnection.
 
 use super::api::EtcdError;
 use crate::clock::Timestamp;

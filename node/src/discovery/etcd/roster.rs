@@ -16,7 +16,7 @@ use crate::discovery::{Change, Member};
 pub const MAX_MEMBERS: usize = 1024;
 /// Most invalid keys that are remembered and logged; further ones are ignored silently.
 const MAX_REJECTED: usize = 64;
-/// Default of [`RosterConfig::grace`]: several attempts of a worker that must find etcd again.
+/// Default of [`RosterConfig::grace`]: time for several attempts of a worker to reach etcd again.
 pub const GRACE: Duration = Duration::from_secs(15);
 
 /// Settings of a roster.

@@ -1,5 +1,5 @@
-//! The append-only log of a batch directory: a JSON object a line, the latest of an id counts. A line is
-//! written and synced before its effect is told to anybody.
+//! The append-only log of a batch directory: one JSON object a line, of which the last for an id counts. Each
+//! line is synced to disk before a client can see its effect.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -39,7 +39,7 @@ impl State {
     }
 }
 
-/// The open log.
+/// A log, locked by this process and open for appending.
 #[derive(Debug)]
 pub(super) struct Log {
     file: File,
@@ -60,8 +60,8 @@ impl From<io::Error> for LogError {
 }
 
 impl Log {
-    /// Opens the log at `path`, which is created if needed, replays it, and rewrites it with one line for each
-    /// id. A last line without its end was cut by a kill before anybody was told, and is dropped.
+    /// Opens the log at `path`, which is created if needed, replays it, and rewrites it with one line for
+    /// each id. An incomplete last line is dropped: a kill cut it before a client could see its effect.
     pub fn open(path: &Path) -> Result<(Self, State), LogError> {
         let options = OpenOptions::new().read(true).append(true).create(true).clone();
         let lock = options.open(path.with_extension("lock"))?;
@@ -70,7 +70,7 @@ impl Log {
             Err(TryLockError::WouldBlock) => return Err(LogError::InUse),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
-        // Held until the process ends; a dropped file would give the lock back.
+        // Keeps the lock until the process ends; dropping the file would release it.
         std::mem::forget(lock);
         let state = replay(path, &options)?;
         let compact: PathBuf = path.with_extension("new");

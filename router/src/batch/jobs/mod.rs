@@ -1,5 +1,6 @@
-//! Batches as jobs of a server (`/v1/files`, `/v1/batches`): uploaded files and jobs in one directory, with an
-//! append-only log as the record of both. `record` has the types, `log` the file, `store` the directory, and
+//! Batches as jobs of a server (`/v1/files`, `/v1/batches`): uploaded files and jobs in one directory, with
+//! an append-only log as the record of both. `record` has the types, `log` the file, `store` the directory,
+//! and
 //! `work` runs jobs one after another into idle capacity.
 
 mod log;

@@ -43,7 +43,7 @@ impl FileRecord {
     }
 }
 
-/// Where a job is.
+/// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -57,16 +57,16 @@ pub enum Status {
     Finalizing,
     /// Every line has an answer or an error.
     Completed,
-    /// The window closed first; what was answered is in the output.
+    /// Its window closed first; the output has the answers until then.
     Expired,
-    /// It was cancelled, and its running requests end.
+    /// It was cancelled; its running requests are still ending.
     Cancelling,
-    /// It was cancelled; what was answered is in the output.
+    /// It was cancelled; the output has the answers until then.
     Cancelled,
 }
 
 impl Status {
-    /// Whether nothing more happens to the job.
+    /// Whether the job has ended.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Failed | Self::Completed | Self::Expired | Self::Cancelled)
     }
@@ -83,10 +83,10 @@ pub struct Counts {
     pub failed: u64,
 }
 
-/// Something wrong with a job's input.
+/// A fault in a job's input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobError {
-    /// A word for programs.
+    /// A code for programs.
     pub code: String,
     /// What is wrong, and what to do.
     pub message: String,
@@ -94,14 +94,14 @@ pub struct JobError {
     pub line: Option<u64>,
 }
 
-/// What a client asks for.
+/// A client's request for a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewJob {
     /// Every line's `url`.
     pub endpoint: Endpoint,
     /// The uploaded input.
     pub input_file_id: String,
-    /// The client's own words, at most 16.
+    /// The client's key-value pairs, at most 16.
     pub metadata: Map<String, Value>,
 }
 
@@ -116,7 +116,7 @@ pub struct Job {
     pub endpoint: String,
     /// The input.
     pub input_file_id: String,
-    /// Where it is.
+    /// Its state.
     pub status: Status,
     /// Answers, once it has ended.
     pub output_file_id: Option<String>,
@@ -126,7 +126,7 @@ pub struct Job {
     pub errors: Vec<JobError>,
     /// Lines so far.
     pub counts: Counts,
-    /// The client's own words.
+    /// The client's key-value pairs.
     pub metadata: Map<String, Value>,
     /// Seconds since 1970 of its creation, and of each status that it reached, by OpenAI's names.
     pub times: Map<String, Value>,

@@ -37,7 +37,7 @@ pub enum StoreError {
     /// Another router has it.
     #[error("the batch directory {} is in use by another router; give each router its own", .0.display())]
     InUse(PathBuf),
-    /// Its log holds something else.
+    /// Its log is not a record of batches.
     #[error("line {number} of {} is not a record of batches: {reason}; give another directory", path.display())]
     NotALog {
         /// The log.
@@ -99,7 +99,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Removes uploads that were cut, and files whose deletion was.
+    /// Removes the files of interrupted uploads and deletions.
     fn remove_unknown_files(&self) {
         let inner = self.lock();
         let Ok(entries) = std::fs::read_dir(self.directory.join("files")) else { return };
@@ -111,7 +111,7 @@ impl Store {
         }
     }
 
-    // A panic elsewhere leaves log and state in step: the state changes after the log.
+    // A poisoned lock can be used: the state changes only after the log, so a panic leaves both consistent.
     fn lock(&self) -> MutexGuard<'_, (Log, State)> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,7 +137,7 @@ impl Store {
         self.directory.join("files").join(id)
     }
 
-    /// Path of the answers of a job that runs.
+    /// Path of a running job's answers.
     pub fn answers(&self, job: &str) -> PathBuf {
         self.directory.join("work").join(format!("{job}.jsonl"))
     }
@@ -193,7 +193,7 @@ impl Store {
             return Err(StoreError::FileInUse { file: id.to_owned(), job: job.id });
         }
         self.record(Entry::Deleted(id.to_owned()))?;
-        // The record decides; what is left of the content goes at the next start.
+        // The record decides. If this fails, the next start removes the content.
         let _ = std::fs::remove_file(self.content(id));
         Ok(())
     }
@@ -304,7 +304,7 @@ impl Upload<'_> {
         self.file.write_all(bytes).map_err(|error| StoreError::Io { path: self.path.clone(), error })
     }
 
-    /// The whole file exists from now on.
+    /// Completes the file, which exists from now on.
     ///
     /// # Errors
     /// If the disk fails, or the directory is full.

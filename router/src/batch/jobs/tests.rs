@@ -116,7 +116,8 @@ async fn a_job_ends_with_an_answer_or_an_error_for_each_line() {
     let store = std::sync::Arc::new(Store::open(directory.path()).expect("a new store"));
     let app = testing::app(answers());
     tokio::spawn(work(app, store.clone()));
-    let bad = json!({"custom_id": "c", "url": "/v1/completions", "body": {"temperature": -1}}).to_string();
+    let body = json!({"prompt": "x", "temperature": -1});
+    let bad = json!({"custom_id": "c", "url": "/v1/completions", "body": body}).to_string();
     let input = line("a", "one") + &line("b", "two") + &bad;
     let job = store.create("", new_job(&upload(&store, "", &input))).expect("a job");
     let job = until_ended(&store, &job.id).await;

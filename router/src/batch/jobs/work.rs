@@ -1,5 +1,5 @@
 //! Runs the jobs of a store one after another, oldest first. A job's requests have the lowest priority and
-//! start only while the workers are less than half full, so that clients that wait are not delayed by them.
+//! start only while the workers are less than half full, so they hardly delay other clients.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -29,25 +29,26 @@ use crate::tenant::Tenant;
 
 /// Requests start only below this pressure of the workers; 1 is full.
 const IDLE_PRESSURE: f64 = 0.5;
-/// How often a request that waits for idle capacity looks.
+/// How often a request that waits for idle capacity checks for it.
 const IDLE_POLL: Duration = Duration::from_millis(50);
 /// Most requests of a job in flight, however large the fleet.
 const MOST_AT_ONCE: u32 = 256;
 /// Priority of a job's requests, unless their body has one.
 const LOWEST_PRIORITY: i32 = 100;
-/// How often a running job's end is looked for: cancelled or expired.
+/// How often a running job is checked for cancellation and expiry.
 const END_POLL: Duration = Duration::from_millis(200);
-/// Pause after the disk failed.
+/// Pause after a disk error.
 const DISK_PAUSE: Duration = Duration::from_secs(5);
 /// Most faults of an input that are reported.
 const MOST_FAULTS: usize = 20;
 
-/// Runs jobs until the router drains. What runs then goes on at the next start, from its answers so far.
+/// Runs jobs until the router drains. A job that runs then continues at the next start from its answers so
+/// far.
 pub async fn work(app: App, store: Arc<Store>) {
     loop {
         let changed = store.changed();
         tokio::pin!(changed);
-        // From here on a new job is noticed.
+        // Subscribes before the look, so that no new job is missed.
         changed.as_mut().enable();
         let Some(job) = store.next() else {
             tokio::select! {
@@ -116,7 +117,7 @@ fn now() -> u64 {
     clock::unix_time().as_secs()
 }
 
-/// Saves `job`; a cancellation that came meanwhile stays.
+/// Saves `job`, with the status cancelling if it was cancelled since it was read.
 fn save_unless_cancelled(store: &Store, job: &mut Job) -> Result<(), StoreError> {
     if store.is_cancelling(&job.id) && !job.status.is_final() {
         job.enter(Status::Cancelling, now());
@@ -190,8 +191,8 @@ async fn answer(app: &App, store: &Store, job: &Job) -> Result<(), JobError> {
     done.map(drop).map_err(|error| failed(error.to_string()))
 }
 
-/// Writes the answers and the refused lines to a file each, and ends the job. Their ids follow from the
-/// job's, so that a kill in between leaves nothing behind.
+/// Writes the answers and the refused lines to one file each, and ends the job. The files' ids derive from
+/// the job's, so a repetition after a kill replaces the same files.
 fn finalize(store: &Store, mut job: Job, end: Status) -> Result<(), StoreError> {
     let path = store.answers(&job.id);
     let hex = job.id.trim_start_matches("batch_").to_owned();

@@ -1,8 +1,8 @@
 //! Which worker caches which prefix, from the runs that workers report. Pure.
 //!
-//! One search answers for all workers: it walks down the [`tree`] of cached blocks and collects the holders of
-//! each run on the way. To the blocks that are cached come those [`expected`] soon, of prompts just placed or
-//! admitted, so that follow-up requests go to the same worker.
+//! One search answers for all workers: it walks down the [`tree`] of cached blocks and collects the holders
+//! of each run on the way. To the blocks that are cached come those [`expected`] soon, of prompts just
+//! placed or admitted, so that follow-up requests go to the same worker.
 
 mod expected;
 mod mixed;

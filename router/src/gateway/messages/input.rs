@@ -13,7 +13,7 @@ use crate::gateway::tool_fields::{function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
-/// What a request asks for.
+/// A parsed request.
 pub struct Asked {
     /// The request itself.
     pub draft: Draft,
@@ -26,7 +26,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Reads the fields of a body; `only_counted` is that of count_tokens.
+    /// Reads the fields of a body; `only_counted` for count_tokens.
     ///
     /// # Errors
     /// All faults of the body in one refusal.
@@ -53,7 +53,7 @@ impl Asked {
         }
         let thinks = thinking(&mut fields);
         let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
-        // The two names that templates have for it.
+        // Templates use either name.
         for name in ["enable_thinking", "thinking"] {
             kwargs.entry(name).or_insert(thinks.into());
         }
@@ -78,7 +78,7 @@ fn output_format(fields: &mut Fields) {
     let mut config = fields.object("output_config").unwrap_or_default();
     let effort = config.shift_remove("effort");
     if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
-        // A hint that models of other makers do not know.
+        // A hint for Anthropic's own models.
         fields.leave(format!("output_config.effort={}", effort.as_str().unwrap_or_default()));
     }
     let format = config.shift_remove("format").or_else(|| fields.take("output_format"));
@@ -93,7 +93,7 @@ fn output_format(fields: &mut Fields) {
     fields.put("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
 }
 
-/// Whether the model is to think. Without the field it is not, as at Anthropic.
+/// Whether the model should think. Without the field it does not, as at Anthropic.
 fn thinking(fields: &mut Fields) -> bool {
     let Some(thinking) = fields.object("thinking") else { return false };
     match thinking.get("type").and_then(Value::as_str) {
@@ -194,8 +194,8 @@ fn conversation(fields: &mut Fields) -> Conversation {
     conversation
 }
 
-/// A block in which Anthropic's own clients account for their requests. It changes with every request and
-/// says nothing to the model; in the prompt it would void the prefix cache.
+/// A block by which Anthropic's own clients identify their requests. It differs in every request and means
+/// nothing to the model; in the prompt it would make every prefix a cache miss.
 fn is_volatile(text: &str) -> bool {
     text.starts_with("x-anthropic-billing-header:")
 }
@@ -230,7 +230,7 @@ fn add(conversation: &mut Conversation, at: usize, message: &Value) -> Result<()
             ("text", "assistant") => conversation.assistant_says(text("text")),
             ("text", _) => said.push(text("text").to_owned()),
             ("thinking", "assistant") => conversation.reasons(text("thinking")),
-            // Encrypted by another model; nobody here can read it.
+            // Encrypted by Anthropic, so it cannot be read here.
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
                 let arguments =

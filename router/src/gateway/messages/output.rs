@@ -1,5 +1,5 @@
-//! The blocks of an answer and the events by which a client follows them. The whole answer is what the events
-//! add up to, because both come from here.
+//! The blocks of an answer and the events by which a client follows them. Both come from here, so the whole
+//! answer equals the sum of the events.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::gateway::single::{Part, Single};
 use crate::gateway::sse::Named;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 
-/// An answer on its way.
+/// A running answer.
 pub struct Output {
     id: String,
     model: String,
@@ -19,7 +19,7 @@ pub struct Output {
     finish: Option<TextFinish>,
 }
 
-/// The block that grows.
+/// The unfinished block.
 struct Block {
     kind: Kind,
     text: String,
@@ -40,7 +40,7 @@ impl Block {
             Kind::Text => json!({"type": "text", "text": self.text}),
             Kind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
             Kind::Call => {
-                // Cut by `max_tokens` it is no JSON; the client sees why in `stop_reason`.
+                // Not JSON if `max_tokens` cut it; `stop_reason` tells the client.
                 let input: Value = serde_json::from_str(&self.text).unwrap_or_else(|_| json!({}));
                 json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
             }

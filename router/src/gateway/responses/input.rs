@@ -13,7 +13,7 @@ use crate::gateway::tool_fields::{self, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
-/// What a request asks for.
+/// A parsed request.
 pub struct Asked {
     /// The request itself.
     pub draft: Draft,
@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Whatever needs an earlier answer to be stored.
+/// Refuses fields that need an earlier answer to be stored.
 fn refuse_state(fields: &mut Fields) {
     for (name, why) in [
         ("previous_response_id", "no answer is stored; send the whole conversation in input"),
@@ -86,7 +86,7 @@ fn refuse_state(fields: &mut Fields) {
         let message = "background is not supported: no answer is stored; read the stream.";
         fields.note(Refusal::invalid("background", message));
     }
-    // Nothing is stored whatever a client wishes, and it is told so in the answer.
+    // `store` is accepted, but nothing is stored; the answer says `store: false`.
     fields.take("store");
     for item in fields.strings("include") {
         // Reasoning comes in plain text, and log-probabilities are not part of this API here.
@@ -97,7 +97,7 @@ fn refuse_state(fields: &mut Fields) {
     }
 }
 
-/// `text.format` is chat's `response_format`, flatter.
+/// Reads `text.format`, which is chat's `response_format` with one level less.
 fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     let mut text = fields.object("text").unwrap_or_default();
     if text.shift_remove("verbosity").is_some_and(|value| !value.is_null() && value != "medium") {
@@ -115,7 +115,7 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
 
 fn effort(fields: &mut Fields) -> Option<String> {
     let mut reasoning = fields.object("reasoning")?;
-    // A summary would be made by another model; the reasoning itself is in the answer.
+    // No model summarises here; the answer contains the reasoning itself.
     reasoning.shift_remove("summary");
     reasoning.shift_remove("generate_summary");
     let effort = reasoning.shift_remove("effort").and_then(|effort| effort.as_str().map(str::to_owned));
@@ -147,8 +147,8 @@ fn tools(fields: &mut Fields, draft: &mut Draft, echo: &mut Map<String, Value>) 
     offered.shown
 }
 
-/// A function here is strict only if it says so: OpenAI rewrites the schemas of the others, this server does
-/// not.
+/// A function is strict only if it says so. OpenAI makes the others strict, too, by rewriting their schemas;
+/// this server does not.
 fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
     match tool.as_object().filter(|tool| tool.get("type").is_some_and(|kind| kind == "function")) {
         Some(function) => {

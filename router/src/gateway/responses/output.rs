@@ -1,5 +1,5 @@
-//! The items of an answer and the events by which a client follows them. The whole answer is what the events
-//! add up to, because both come from here.
+//! The items of an answer and the events by which a client follows them. Both come from here, so the whole
+//! answer equals the sum of the events.
 
 use serde_json::{Map, Value, json};
 use skein_node::clock;
@@ -11,7 +11,7 @@ use crate::gateway::sse::Named;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
 
-/// An answer on its way.
+/// A running answer.
 pub struct Output {
     id: String,
     model: String,
@@ -24,7 +24,7 @@ pub struct Output {
     sequence: u64,
 }
 
-/// The item that grows.
+/// The unfinished item.
 struct Item {
     kind: Kind,
     id: String,

@@ -33,7 +33,7 @@ pub enum Next {
     Refuse(Refusal),
 }
 
-/// What the proxy has told of a request.
+/// What the proxy has sent of a request so far.
 #[derive(Debug, Default)]
 pub struct Told {
     pub path: String,
@@ -74,7 +74,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Nothing has been told yet. Without a word about modes they are those of the inference extension.
+    /// An exchange before its first message. Unless the proxy names its modes, those of the inference
+    /// extension apply.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -98,7 +99,7 @@ impl Exchange {
         self.status
     }
 
-    /// Takes a message.
+    /// Handles the proxy's next message.
     pub fn told(&mut self, message: ProcessingRequest) -> Next {
         if let Some(config) = &message.protocol_config {
             self.request_mode = config.request_body_mode();
@@ -198,12 +199,12 @@ fn value(headers: Option<&Headers>, name: &str) -> String {
     found.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
 }
 
-/// 0 if it is missing or no number.
+/// The answer's status; 0 if it is missing or not a number.
 fn status(headers: &HttpHeaders) -> u16 {
     value(headers.headers.as_ref(), ":status").parse().unwrap_or(0)
 }
 
-/// The endpoints to choose from. Those that are no addresses cannot be chosen anyway.
+/// The endpoints to choose from. Entries that are not addresses are left out, because no worker has them.
 fn subset(metadata: &Metadata) -> Option<Vec<SocketAddr>> {
     use prost_types::value::Kind;
     let (namespace, key) = SUBSET;

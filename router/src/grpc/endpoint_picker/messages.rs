@@ -16,58 +16,58 @@ use crate::gateway::picked::PICKED_WORKER;
 use crate::gateway::{error_object, refusal_headers};
 use crate::refusal::Refusal;
 
-/// Header, and key of the metadata, that tell the endpoint.
+/// Name of the header, and key of the metadata, with the endpoint.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 /// Namespace of that metadata.
 const NAMESPACE: &str = "envoy.lb";
-/// Most bytes of a body in one message: some proxies take 64 KiB with everything around it.
+/// Most bytes of a body in one message: some proxies limit a message to 64 KiB, framing included.
 const BODY_CHUNK_BYTES: usize = 62_000;
 
 fn response(response: Response) -> ProcessingResponse {
     ProcessingResponse { response: Some(response), dynamic_metadata: None }
 }
 
-/// Goes on without a change.
+/// Passes the request's headers on unchanged.
 pub fn request_headers() -> ProcessingResponse {
     response(Response::RequestHeaders(HeadersResponse::default()))
 }
 
-/// The answer's headers are passed on.
+/// Passes the answer's headers on unchanged.
 pub fn response_headers() -> ProcessingResponse {
     response(Response::ResponseHeaders(HeadersResponse::default()))
 }
 
-/// A chunk that the proxy holds is passed on.
+/// Tells the proxy to pass on the chunk of the request that it holds.
 pub fn request_body_kept() -> ProcessingResponse {
     response(Response::RequestBody(BodyResponse::default()))
 }
 
-/// A chunk that the proxy holds is passed on.
+/// Tells the proxy to pass on the chunk of the answer that it holds.
 pub fn response_body_kept() -> ProcessingResponse {
     response(Response::ResponseBody(BodyResponse::default()))
 }
 
-/// Trailers are passed on.
+/// Passes the request's trailers on.
 pub fn request_trailers() -> ProcessingResponse {
     response(Response::RequestTrailers(TrailersResponse::default()))
 }
 
-/// Trailers are passed on.
+/// Passes the answer's trailers on.
 pub fn response_trailers() -> ProcessingResponse {
     response(Response::ResponseTrailers(TrailersResponse::default()))
 }
 
-/// The request's body, where the proxy keeps none itself.
+/// Returns the request's body to a proxy that has not kept it.
 pub fn request_body(body: Bytes, is_end: bool) -> Vec<ProcessingResponse> {
     chunks(body, is_end).map(|chunk| response(Response::RequestBody(chunk))).collect()
 }
 
-/// A part of the answer's body, where the proxy keeps none itself.
+/// Returns a part of the answer's body to a proxy that has not kept it.
 pub fn response_body(HttpBody { body, end_of_stream }: HttpBody) -> Vec<ProcessingResponse> {
     chunks(body, end_of_stream).map(|chunk| response(Response::ResponseBody(chunk))).collect()
 }
 
-/// At least one chunk, so that the end is told.
+/// Splits `body`. There is at least one chunk, because the last one carries the end.
 fn chunks(mut body: Bytes, is_end: bool) -> impl Iterator<Item = BodyResponse> {
     let mut is_first = true;
     std::iter::from_fn(move || {
@@ -127,7 +127,7 @@ fn metadata(to: &Destination) -> prost_types::Struct {
     one(NAMESPACE, Kind::StructValue(endpoint))
 }
 
-/// Answers the client as the HTTP API would; the request goes nowhere.
+/// Answers the client as the HTTP API would; the request goes to no endpoint.
 pub fn refusal(refusal: &Refusal) -> ProcessingResponse {
     let shape = refusal.http();
     let own = refusal_headers(refusal);
@@ -143,7 +143,7 @@ pub fn refusal(refusal: &Refusal) -> ProcessingResponse {
     }))
 }
 
-/// Whether nothing follows.
+/// Whether `response` ends the exchange.
 pub fn is_refusal(response: &ProcessingResponse) -> bool {
     matches!(response.response, Some(Response::ImmediateResponse(_)))
 }

@@ -1,8 +1,8 @@
-//! Answers Envoy as endpoint picker (Gateway API Inference Extension): Envoy tells what it receives by
-//! external processing (`ext_proc`), and learns from the answer which endpoint to send the request to. The
-//! choice is the one that this router would make itself.
+//! The endpoint picker of the Gateway API Inference Extension: Envoy sends what it receives by external
+//! processing (`ext_proc`), and the answer names the endpoint for the request. The choice is the one that
+//! this router would make itself.
 //!
-//! The service needs no key, because proxies send none; it checks the key of the request that it is told.
+//! The service needs no key, because proxies send none; it checks the key in the client's request.
 
 mod exchange;
 mod messages;
@@ -24,8 +24,8 @@ use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use exchange::{Exchange, Next, Told};
 
-/// A worker has counted a request in its own report this long after the pick: proxies send requests on at
-/// once, and a worker with work reports four times a second.
+/// This long after a pick, the worker's own reports count the request: proxies send requests on at once, and
+/// a worker with work reports four times a second.
 const REPORTED_AFTER: Duration = Duration::from_secs(1);
 
 /// How long a proxy may take to close a stream after a refusal.
@@ -67,7 +67,7 @@ struct Picker {
     app: App,
     keys: ApiKeys,
     port: u16,
-    /// Held while the request runs, as far as the proxy tells.
+    /// Held until the proxy reports the request's end.
     picked: Option<Picked>,
 }
 
@@ -79,7 +79,7 @@ fn answers(
     async_stream::try_stream! {
         loop {
             let next = match picker.told(&mut told, &exchange).await {
-                // tonic's word for a message over the limit.
+                // tonic's code for a message over the limit.
                 Some(Err(status)) if status.code() == Code::OutOfRange => {
                     Next::Refuse(Refusal::TooLarge { limit: picker.app.config.limits.body_bytes })
                 }
@@ -108,7 +108,7 @@ fn answers(
     }
 }
 
-/// Reads on until the proxy closes the stream. If this side closed it, while the body still comes, the proxy
+/// Reads on until the proxy closes the stream. If this side closed it while the body still arrives, the proxy
 /// might see the reset before the refusal.
 async fn drained(told: &mut Streaming<ProcessingRequest>) {
     while let Ok(Some(_)) = told.message().await {}

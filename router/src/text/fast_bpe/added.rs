@@ -5,10 +5,10 @@ use std::ops::Range;
 use serde_json::Value;
 use skein_proto::TokenId;
 
-/// The added tokens of a tokenizer, whose text is taken as it is.
+/// The added tokens of a tokenizer.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
-    /// Those that are found in the raw text, and then those found between them.
+    /// Tokens to find in the raw text, and tokens to find between those.
     passes: [ByFirst; 2],
 }
 
@@ -17,8 +17,8 @@ pub(super) struct AddedTokens {
 struct ByFirst(Vec<Vec<(String, TokenId)>>);
 
 impl AddedTokens {
-    /// `None` if a token takes white space with it or must stand alone; or if it is found in normalised text
-    /// and the text `is_normalised`.
+    /// `None` if a token includes white space around it or must be a whole word; or if a token is searched in
+    /// normalised text, and the tokenizer `is_normalised`.
     pub fn from_json(
         tokens: &Value,
         is_normalised: bool,
@@ -32,7 +32,7 @@ impl AddedTokens {
                 return None;
             }
             let content = token["content"].as_str().filter(|content| !content.is_empty())?;
-            // Not the file's id: a token that the vocabulary has keeps that one.
+            // Not the file's id: a token in the vocabulary keeps the vocabulary's id.
             passes[usize::from(later)].add(content, id_of(content)?);
         }
         Some(Self { passes })

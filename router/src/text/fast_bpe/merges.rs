@@ -11,7 +11,7 @@ use skein_proto::TokenId;
 
 /// Longest word encoded here; the time grows with its square.
 const MAX_WORD_BYTES: usize = 64;
-/// Longest word that is remembered, bytes, and most tokens of it.
+/// Longest word that is remembered, in bytes and in tokens.
 const REMEMBERED_BYTES: usize = 16;
 const REMEMBERED_TOKENS: usize = 6;
 /// Words remembered by each thread: 48 bytes each.
@@ -24,7 +24,7 @@ pub(super) struct Merges {
     bytes: [TokenId; 128],
     /// Whole words that are tokens, if they are looked for before merging.
     whole: HashMap<Box<[u8]>, TokenId>,
-    /// Tells the words of this model from those of others in a thread's memory.
+    /// Distinguishes this model's words in a thread's memory from those of others.
     id: u32,
 }
 
@@ -82,7 +82,7 @@ impl Merges {
         Some(Self { by_pair, bytes, whole, id: MODELS.fetch_add(1, Ordering::Relaxed) })
     }
 
-    /// Appends the tokens of a word of plain bytes; returns whether it did, which it does not for long words.
+    /// Appends the tokens of a word of plain bytes. Returns false, and does nothing, if the word is too long.
     pub fn push_word(&self, word: &[u8], ids: &mut Vec<TokenId>) -> bool {
         if word.len() > REMEMBERED_BYTES {
             return self.encode(word, ids);
@@ -187,7 +187,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 29)
 }
 
-/// For pairs of tokens, which come from the operator's file.
+/// Hashes pairs of tokens. They come from the operator's file, so no client can force collisions.
 #[derive(Debug, Default)]
 struct PairHasher(u64);
 

@@ -1,9 +1,11 @@
-//! A fast way through byte-level BPE, for the part of a text that is plain ASCII. The rest goes to Hugging
-//! Face's library, and so do whole texts of tokenizers of which it is not certain that both agree.
+//! A fast path for byte-level BPE, for the parts of a text that are plain ASCII. The rest goes to Hugging
+//! Face's library, and so does every text if the tokenizer is not known to give the same tokens on both
+//! paths.
 //!
 //! A text may be cut where the library itself cuts: around added tokens, and between the words that the
 //! pre-tokenizer makes. A space between two ASCII letters begins a word under every supported rule, whatever
-//! stands around it: so a stretch with other characters is cut out there and the library tokenizes it alone.
+//! stands around it: so a stretch with other characters is cut out at such spaces, and the library tokenizes
+//! it alone.
 
 mod added;
 mod merges;
@@ -34,11 +36,11 @@ pub(super) struct FastBpe {
 pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
 
 impl FastBpe {
-    /// For the contents of a tokenizer.json; `None` if it uses anything that is not known to be the same here.
+    /// From the contents of a tokenizer.json; `None` if it uses anything that this path may not reproduce.
     /// `id_of` is the library's id of a token.
     pub fn from_json(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
         let normalizer = &tree["normalizer"];
-        // On ASCII it changes nothing, and no character composes with a space or with what is before it.
+        // NFC leaves ASCII unchanged, and composes no character with a space or across one.
         let composes = normalizer["type"] == "NFC";
         if !(normalizer.is_null() || composes) {
             return None;
@@ -90,8 +92,8 @@ impl FastBpe {
     }
 }
 
-/// The first stretch from `from` on with a character that is not plain, from a certain start of a word to
-/// another one.
+/// The first stretch from `from` on with a character that is not plain. It begins and ends at certain starts
+/// of words.
 fn stretch(bytes: &[u8], from: usize) -> Option<(usize, usize)> {
     let odd = |from: usize| bytes[from..].iter().position(|byte| !is_plain(*byte)).map(|at| from + at);
     let starts_word = |at: &usize| is_start_of_word(bytes, *at);
@@ -107,7 +109,8 @@ fn stretch(bytes: &[u8], from: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// Printable ASCII and the usual white space: all classes of characters that rules distinguish are certain.
+/// Whether `byte` is printable ASCII or usual white space, for which every rule's character classes are
+/// known.
 fn is_plain(byte: u8) -> bool {
     matches!(byte, b' '..=b'~' | b'\t' | b'\n' | b'\r')
 }

@@ -1,4 +1,4 @@
-//! The fast way compared with the library, over random texts and every rule.
+//! The fast path compared with the library, over random texts and every rule.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

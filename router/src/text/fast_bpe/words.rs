@@ -7,11 +7,11 @@ use serde_json::Value;
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// GPT-2's alone.
+    /// GPT-2's rule.
     Gpt2,
     /// Each digit by itself, GPT-2's between them.
     DigitsThenGpt2,
-    /// That of Llama 3 and Qwen 2, with this many digits in a word.
+    /// The rule of Llama 3 and Qwen 2, with at most this many digits in a word.
     Split { digits: usize },
 }
 

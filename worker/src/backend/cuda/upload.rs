@@ -39,7 +39,8 @@ impl Dtype {
     pub fn of(storage: &Storage) -> Self {
         match storage {
             Storage::F16(_) => Self::F16,
-            Storage::Bf16(_) | Storage::F32(_) => Self::Bf16,
+            // Blocks were refused earlier.
+            Storage::Bf16(_) | Storage::F32(_) | Storage::Blocks(..) => Self::Bf16,
         }
     }
 

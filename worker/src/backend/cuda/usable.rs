@@ -52,8 +52,8 @@ pub enum NotUsable {
 }
 
 impl NotUsable {
-    /// Whether a device that should work does not. The CPU is no substitute then, because the device may work
-    /// at the next start.
+    /// Whether a device that should work does not. The CPU does not replace it then, because the device may
+    /// work at the next start.
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Device(Unavailable::DriverFailed(_)) => true,

@@ -140,7 +140,7 @@ async fn a_slow_reader_is_ended_and_the_others_read_on() {
     let Some(Err(StreamFault::SlowReader { bytes })) = fault else { panic!("{fault:?}") };
     assert!((MAX_UNREAD_BYTES..2 * MAX_UNREAD_BYTES).contains(&bytes));
     assert!(most < 2 * RING_BYTES, "{most} bytes were held");
-    // Its beginning is forgotten by now, its end is not.
+    // The ring has dropped its beginning and kept its end.
     let late = scene.attach("late", &from).await.map(drop);
     assert!(matches!(late, Err(AttachError::OutOfRange(OutOfRange::Tokens { .. }))), "{late:?}");
     let at = |&(index, _): &(u32, u32)| (index, PROMPT_LEN + 390);

@@ -158,7 +158,8 @@ impl Mixture<'_> {
         let outputs = &mut outputs[..choices.pairs() * hidden];
         let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
         let chosen: Vec<(usize, Range<usize>)> = own.collect();
-        // One run, unless other ranks have experts between, or a checkpoint stores experts in different types.
+        // One run, unless other ranks have experts between, or a checkpoint stores experts in several
+        // types.
         let joins = |(a, of_a): &(usize, Range<usize>), (b, of_b): &(usize, Range<usize>)| {
             of_a.end == of_b.start && self.encodings(*a) == self.encodings(*b)
         };

@@ -10,6 +10,7 @@ mod step;
 
 pub use step::{Activations, ForwardStep};
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use half::bf16;
@@ -51,6 +52,22 @@ pub struct Model {
     weight_bytes: u64,
 }
 
+/// Refuses matrices of one product of which some are quantised: they read the same encoded input.
+fn check_stacks(matrices: &[Matrix], packed: &[Packed]) -> Result<(), LoadError> {
+    let mut first: HashMap<_, usize> = HashMap::new();
+    for (i, matrix) in matrices.iter().enumerate() {
+        let Tensor { layer, expert, kind: Kind::Matrix(product, _), .. } = matrix.tensor else { continue };
+        let other = *first.entry((layer, expert, product)).or_insert(i);
+        let is_integer = |i: usize| packed[i].layout().format.is_integer();
+        if is_integer(i) != is_integer(other) {
+            let of = |i: usize| (matrices[i].tensor.name.clone(), matrices[i].weights.storage().name());
+            let ((tensor, kind), (other, other_kind)) = (of(i), of(other));
+            return Err(LoadError::MixedTypes { tensor, kind, other, other_kind });
+        }
+    }
+    Ok(())
+}
+
 impl Model {
     /// Finds and validates every weight, and takes the part of `shard`. `pack` packs the matrices that steps
     /// multiply with, in this order: the layers', then the head. The embedding is used as stored for lookups,
@@ -73,6 +90,7 @@ impl Model {
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
+        check_stacks(&matrices, &packed)?;
         let weight_bytes = bytes_of_one_token(spec, &matrices, &packed);
         let head = tensors::head(&tensors).role;
         parts.add(matrices.iter().map(|matrix| &matrix.tensor), packed);
@@ -224,10 +242,15 @@ pub fn matrices(spec: &Spec, shard: &Shard, weights: &Weights) -> Result<Vec<Mat
             role if role == head.role => Use::Head,
             _ => Use::Layer,
         };
-        Some(tensor.find_stored(weights).map(|whole| {
+        Some(tensor.find_stored(weights).and_then(|whole| {
             let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
+            let unit = whole.storage().unit();
+            if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
+                let (tensor, start, end) = (tensor.name.clone(), part.cols.start, part.cols.end);
+                return Err(LoadError::CutBlocks { tensor, unit, start, end });
+            }
             let weights = whole.part(part.rows, part.cols);
-            Matrix { tensor: tensor.clone(), weights, part_at, for_use, leaves: part.leaves }
+            Ok(Matrix { tensor: tensor.clone(), weights, part_at, for_use, leaves: part.leaves })
         }))
     };
     multiplied.filter_map(matrix).collect()

@@ -51,7 +51,9 @@ impl Matrix {
     /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
     /// able to hold the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
+        let is_in_blocks = self.weights.storage().blocks().is_some();
         let formats = match (rounded, self.for_use) {
+            (_, Use::Router) if is_in_blocks => vec![Format::F32],
             (Some(format), Use::Head) => vec![format.of_head()],
             (Some(format), Use::Layer) => vec![format],
             (None, _) | (_, Use::Router) => Format::keeping(self.weights.storage()).to_vec(),
@@ -207,11 +209,10 @@ fn pack_one(
         let to = &mut to[..layout.bytes()];
         match packed::pack(cpu, &weights, layout, to) {
             Ok(()) => return Ok((chosen as u8, layout.bytes())),
-            Err(PackError::ManyExponents { .. }) if chosen + 1 < layouts.len() => {
-                tracing::debug!(
-                    tensor = matrix.tensor.name,
-                    "its exponents do not fold; it takes 16 bits a weight"
-                );
+            Err(why @ (PackError::ManyExponents { .. } | PackError::WideScale { .. }))
+                if chosen + 1 < layouts.len() =>
+            {
+                tracing::debug!(tensor = matrix.tensor.name, %why, "it takes more memory");
                 to.fill(0);
                 chosen += 1;
             }

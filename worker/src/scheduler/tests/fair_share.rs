@@ -91,7 +91,7 @@ fn a_call_alone_has_all_seats_and_beside_others_its_share() {
         world.step_that_takes(duration_of_step);
     }
     assert_eq!([seats(&world, 1), seats(&world, 2)], [32, 32], "two calls share evenly");
-    // More calls than shares: nobody is torn apart, and who is within the least share stays.
+    // More calls than shares: no call loses a seat within its least share.
     for key in 100..200 {
         world.submit(part_of(key, key, 1, 500));
     }

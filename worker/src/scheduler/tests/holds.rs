@@ -1,4 +1,4 @@
-//! Held sequences: they wait while others go on.
+//! Held sequences: they wait while others run.
 
 use super::super::in_flight::Pause;
 use super::*;

@@ -1,4 +1,4 @@
-//! A worker with a secret answers nobody who does not bring it.
+//! A worker with a secret refuses every call without it.
 
 use skein_node::supervisor::Secret;
 use tonic::metadata::MetadataValue;

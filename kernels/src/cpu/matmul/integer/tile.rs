@@ -26,6 +26,8 @@ pub(in crate::cpu) struct IntegerTileInputs<'a> {
     /// Sums of groups; rows are `sum_stride` apart.
     pub(in crate::cpu) sums: &'a [i32],
     pub(in crate::cpu) sum_stride: usize,
+    /// Sums of the halves of groups; rows are `2 * sum_stride` apart.
+    pub(in crate::cpu) half_sums: &'a [i32],
     /// Sums of rows' leaves, `[rows][leaves]`.
     pub(in crate::cpu) totals: &'a [i32],
     pub(in crate::cpu) weights: &'a [u8],
@@ -67,6 +69,7 @@ impl<'a> IntegerTileInputs<'a> {
         Self {
             codes: &codes[row * x.code_stride()..],
             sums: &sums[row * x.sum_stride()..],
+            half_sums: &x.half_sums()[2 * row * x.sum_stride()..],
             totals: &x.totals()[row * layout.leaves..],
             code_stride: x.code_stride(),
             sum_stride: x.sum_stride(),
@@ -87,6 +90,7 @@ impl<'a> IntegerTileInputs<'a> {
         assert!(columns <= self.code_stride && columns / GROUP <= self.sum_stride, "rows have all columns");
         assert!(self.codes.len() >= rows * self.code_stride, "codes of all rows");
         assert!(self.sums.len() >= rows * self.sum_stride, "sums of all rows");
+        assert!(self.half_sums.len() >= 2 * rows * self.sum_stride, "sums of all rows");
         assert!(self.totals.len() >= rows * self.layout.leaves, "sums of all leaves");
         assert!(self.weights.len() >= last * self.layout.panel_bytes(), "codes of all panels");
         let scales = last * self.layout.panel_scales();

@@ -17,7 +17,7 @@ static SPEC: Spec = Spec::new(["F32", "f32"], 32, 2, WEIGHTS, values::pack::<F32
 
 const WEIGHTS: Weights = Weights::Values { value: values::value::<F32>, is_bf16: false };
 
-struct F32;
+pub(super) struct F32;
 
 impl Value for F32 {
     fn is_in(storage: &Storage) -> bool {

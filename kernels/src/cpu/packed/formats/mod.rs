@@ -3,6 +3,7 @@
 
 mod bf16;
 mod bf16_folded;
+pub(super) mod blocks;
 mod f16;
 mod f32;
 mod grouped;
@@ -18,7 +19,7 @@ use crate::cpu::simd::integer::IntegerIsa;
 /// Multiplies the outputs of a part by its rows of `x`, which have the encoding that the format requires.
 type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
-/// All formats with their kernels.
+/// The formats with their kernels; those of blocks have a table of their own.
 const TABLE: [(Format, Multiply); 8] = [
     (Format::F32, f32::multiply),
     (Format::F16, f16::multiply),
@@ -51,7 +52,12 @@ impl Format {
     /// `Q4_0`.
     pub const INT4_ZERO: Self = grouped::INT4_ZERO;
 
-    /// All formats, in the order of the table.
+    /// The formats that only hold weights which are stored in blocks.
+    pub fn of_blocks() -> impl Iterator<Item = Self> {
+        blocks::TABLE.iter().map(|(format, _)| *format)
+    }
+
+    /// All formats to which weights can be converted, in the order of the table.
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|(format, _)| *format)
     }
@@ -62,6 +68,7 @@ impl Format {
             Storage::Bf16(_) => &[Self::BF16_FOLDED, Self::BF16],
             Storage::F16(_) => &[Self::F16],
             Storage::F32(_) => &[Self::F32],
+            Storage::Blocks(kind, _) => blocks::keeping(*kind),
         }
     }
 }
@@ -69,7 +76,7 @@ impl Format {
 /// Multiplies with the kernel of the weights' format.
 pub(in crate::cpu) fn multiply(part: &Part<'_>, isa: Isa, integers: IntegerIsa) {
     let format = part.linear.weights.layout().format;
-    match TABLE.iter().find(|(known, _)| *known == format) {
+    match TABLE.iter().chain(&blocks::TABLE).find(|(known, _)| *known == format) {
         Some((_, multiply)) => multiply(part, isa, integers),
         None => unreachable!("every format is in the table"),
     }

@@ -111,6 +111,23 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        fn with_upper(self, low: Self::Codes, upper: Self::Codes, by: i32, mask: i8) -> Self::Codes {
+            // SAFETY: the token. The count is a constant where this is inlined.
+            unsafe {
+                let (mask, count) = (_mm256_set1_epi8(mask), _mm_cvtsi32_si128(by.abs()));
+                let [a, b] = if by < 0 {
+                    [_mm256_srl_epi16(upper[0], count), _mm256_srl_epi16(upper[1], count)]
+                } else {
+                    [_mm256_sll_epi16(upper[0], count), _mm256_sll_epi16(upper[1], count)]
+                };
+                [
+                    _mm256_or_si256(low[0], _mm256_and_si256(a, mask)),
+                    _mm256_or_si256(low[1], _mm256_and_si256(b, mask)),
+                ]
+            }
+        }
+
+        #[inline(always)]
         fn splat(self, value: i32) -> Self::Sums {
             // SAFETY: the token.
             unsafe { [_mm256_set1_epi32(value); 2] }

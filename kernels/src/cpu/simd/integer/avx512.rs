@@ -96,6 +96,17 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        fn with_upper(self, low: __m512i, upper: __m512i, by: i32, mask: i8) -> __m512i {
+            // SAFETY: the token. The count is a constant where this is inlined.
+            unsafe {
+                let count = _mm_cvtsi32_si128(by.abs());
+                let shifted =
+                    if by < 0 { _mm512_srl_epi16(upper, count) } else { _mm512_sll_epi16(upper, count) };
+                _mm512_or_si512(low, _mm512_and_si512(shifted, _mm512_set1_epi8(mask)))
+            }
+        }
+
+        #[inline(always)]
         fn splat(self, value: i32) -> __m512i {
             // SAFETY: the token.
             unsafe { _mm512_set1_epi32(value) }

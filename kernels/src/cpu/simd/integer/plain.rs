@@ -51,6 +51,12 @@ impl Integers for PlainIntegers {
     }
 
     #[inline(always)]
+    fn with_upper(self, low: Self::Codes, upper: Self::Codes, by: i32, mask: i8) -> Self::Codes {
+        let shifted = |byte: u8| if by < 0 { byte >> -by } else { byte << by };
+        std::array::from_fn(|i| std::array::from_fn(|j| low[i][j] | shifted(upper[i][j]) & mask as u8))
+    }
+
+    #[inline(always)]
     unsafe fn four(self, from: *const i8) -> [i8; 4] {
         // SAFETY: the caller guarantees 4 readable bytes.
         unsafe { from.cast::<[i8; 4]>().read_unaligned() }

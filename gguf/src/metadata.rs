@@ -1,0 +1,177 @@
+//! Values of a file's metadata.
+
+use crate::Fault;
+use crate::cursor::Cursor;
+
+/// Longest string value: chat templates and tokens are far shorter.
+const MAX_STRING: u64 = 64 << 20;
+/// Type number of strings.
+const STRING: u32 = 8;
+/// Type number of arrays.
+const ARRAY: u32 = 9;
+
+/// A value, in the file's bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value<'a> {
+    /// A whole number without sign.
+    Unsigned(u64),
+    /// A whole number.
+    Signed(i64),
+    /// A number.
+    Real(f64),
+    /// True or false.
+    Flag(bool),
+    /// A text.
+    Text(&'a str),
+    /// A list of values of one type.
+    List(Array<'a>),
+}
+
+/// An array, in the file's bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Array<'a> {
+    kind: u32,
+    len: usize,
+    bytes: &'a [u8],
+}
+
+/// Bytes of a value with this type number; `None` for strings and arrays, and for unknown types.
+fn width(kind: u32) -> Option<usize> {
+    match kind {
+        0 | 1 | 7 => Some(1),
+        2 | 3 => Some(2),
+        4..=6 => Some(4),
+        10..=12 => Some(8),
+        _ => None,
+    }
+}
+
+/// A value of fixed width.
+fn fixed<'a>(kind: u32, bytes: &[u8]) -> Value<'a> {
+    let low: [u8; 8] = std::array::from_fn(|i| bytes.get(i).copied().unwrap_or_default());
+    let word = u64::from_le_bytes(low);
+    match kind {
+        0 | 2 | 4 | 10 => Value::Unsigned(word),
+        1 => Value::Signed(i64::from(word as u8 as i8)),
+        3 => Value::Signed(i64::from(word as u16 as i16)),
+        5 => Value::Signed(i64::from(word as u32 as i32)),
+        11 => Value::Signed(word as i64),
+        6 => Value::Real(f64::from(f32::from_bits(word as u32))),
+        12 => Value::Real(f64::from_bits(word)),
+        _ => Value::Flag(word != 0),
+    }
+}
+
+impl<'a> Value<'a> {
+    /// Reads the value of `key`. Lists are checked, not read.
+    pub(crate) fn read(cursor: &mut Cursor<'a>, key: &str) -> Result<Self, Fault> {
+        let kind = cursor.u32("a value's type")?;
+        match kind {
+            STRING => Ok(Self::Text(cursor.string(MAX_STRING, "a value")?)),
+            ARRAY => Array::read(cursor, key).map(Self::List),
+            _ => {
+                let width = width(kind).ok_or_else(|| Fault::ValueType { key: key.to_owned(), kind })?;
+                Ok(fixed(kind, cursor.take(width as u64, "a value")?))
+            }
+        }
+    }
+
+    /// A whole number that is not negative.
+    pub fn as_u64(self) -> Option<u64> {
+        match self {
+            Self::Unsigned(value) => Some(value),
+            Self::Signed(value) => u64::try_from(value).ok(),
+            _ => None,
+        }
+    }
+
+    /// A number.
+    pub fn as_f64(self) -> Option<f64> {
+        match self {
+            Self::Unsigned(value) => Some(value as f64),
+            Self::Signed(value) => Some(value as f64),
+            Self::Real(value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A text.
+    pub fn as_str(self) -> Option<&'a str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+
+    /// True or false.
+    pub fn as_bool(self) -> Option<bool> {
+        if let Self::Flag(flag) = self { Some(flag) } else { None }
+    }
+
+    /// A list.
+    pub fn as_array(self) -> Option<Array<'a>> {
+        if let Self::List(list) = self { Some(list) } else { None }
+    }
+
+    /// How it is shown in messages.
+    pub(crate) fn shown(self) -> String {
+        match self {
+            Self::Unsigned(value) => value.to_string(),
+            Self::Signed(value) => value.to_string(),
+            Self::Real(value) => value.to_string(),
+            Self::Flag(flag) => flag.to_string(),
+            Self::Text(text) => format!("{:?}", text.chars().take(80).collect::<String>()),
+            Self::List(list) => format!("a list of {}", list.len),
+        }
+    }
+}
+
+impl<'a> Array<'a> {
+    fn read(cursor: &mut Cursor<'a>, key: &str) -> Result<Self, Fault> {
+        const WHAT: &str = "a list";
+        let kind = cursor.u32(WHAT)?;
+        let len = cursor.u64(WHAT)?;
+        // Each element takes a byte, so a length beyond the file is false, and is refused before any loop.
+        if len > cursor.left() as u64 {
+            let (at, needed) = (cursor.at(), len);
+            return Err(Fault::Truncated { what: WHAT, at, needed, len: at + cursor.left() });
+        }
+        let len = len as usize;
+        let bytes = match kind {
+            ARRAY => return Err(Fault::NestedArray { key: key.to_owned() }),
+            STRING => {
+                let mut probe = Cursor::new(cursor.rest());
+                for _ in 0..len {
+                    probe.string(MAX_STRING, "an element of a list")?;
+                }
+                cursor.take(probe.at() as u64, WHAT)?
+            }
+            _ => {
+                let width = width(kind).ok_or_else(|| Fault::ValueType { key: key.to_owned(), kind })?;
+                cursor.take((width as u64).saturating_mul(len as u64), WHAT)?
+            }
+        };
+        Ok(Self { kind, len, bytes })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its elements, if they are texts.
+    pub fn texts(self) -> Option<impl Iterator<Item = &'a str>> {
+        let mut cursor = Cursor::new(self.bytes);
+        // The elements were checked when the list was read.
+        (self.kind == STRING)
+            .then(|| (0..self.len).map_while(move |_| cursor.string(MAX_STRING, "an element of a list").ok()))
+    }
+
+    /// Its elements, if they are numbers or flags.
+    pub fn values(self) -> Option<impl Iterator<Item = Value<'a>>> {
+        let width = width(self.kind)?;
+        Some(self.bytes.chunks_exact(width).map(move |bytes| fixed(self.kind, bytes)))
+    }
+}

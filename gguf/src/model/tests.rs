@@ -1,0 +1,163 @@
+use serde_json::json;
+
+use super::*;
+use crate::sample::{Sample, list, texts, value};
+
+const F32: u32 = 0;
+
+fn llama() -> Sample {
+    Sample::default()
+        .text("general.architecture", "llama")
+        .number("llama.block_count", 2)
+        .number("llama.context_length", 512)
+        .number("llama.embedding_length", 8)
+        .number("llama.feed_forward_length", 16)
+        .number("llama.attention.head_count", 2)
+        .with("llama.attention.layer_norm_rms_epsilon", value(6, &1e-5f32.to_le_bytes()))
+        .tensor("token_embd.weight", &[8, 3], F32, 0)
+        .data(96)
+}
+
+/// The model in a file of this name, or why it is refused.
+fn with(files: &[(&str, &Sample)], open: &str) -> Result<GgufModel, String> {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, sample) in files {
+        std::fs::write(directory.path().join(name), sample.bytes()).unwrap();
+    }
+    GgufModel::open(&directory.path().join(open)).map_err(|error| error.to_string())
+}
+
+fn model(sample: &Sample) -> GgufModel {
+    with(&[("m.gguf", sample)], "m.gguf").unwrap()
+}
+
+fn part(number: u16, count: u16, tensor: &str) -> Sample {
+    let sample = if number == 0 { llama() } else { Sample::default().data(32) };
+    let sample = if number == 0 { sample } else { sample.tensor(tensor, &[8], F32, 0) };
+    sample
+        .with("split.no", value(2, &number.to_le_bytes()))
+        .with("split.count", value(2, &count.to_le_bytes()))
+}
+
+#[test]
+fn a_llama_has_the_fields_of_its_keys() {
+    let config = model(&llama()).config().unwrap();
+    for (field, expected) in [
+        ("model_type", json!("llama")),
+        ("vocab_size", json!(3)),
+        ("head_dim", json!(4)),
+        ("num_key_value_heads", json!(2)),
+        ("tie_word_embeddings", json!(true)),
+        ("attention_bias", json!(false)),
+    ] {
+        assert_eq!(config[field], expected, "{field}");
+    }
+    let experts = llama().number("llama.expert_count", 4).number("llama.expert_used_count", 2);
+    assert_eq!(model(&experts).config().unwrap()["model_type"], "mixtral");
+    let list = list(4, 2, &[2, 0, 0, 0, 2, 0, 0, 0]);
+    let per_layer = llama().with("llama.attention.head_count_kv", list);
+    assert_eq!(model(&per_layer).config().unwrap()["num_key_value_heads"], 2);
+}
+
+#[test]
+fn what_cannot_be_served_is_named() {
+    let check = |sample: Sample, words: &[&str]| {
+        let said = model(&sample).config().unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
+    };
+    check(Sample::default().text("general.architecture", "mamba"), &["mamba", "supported: llama, qwen2"]);
+    check(Sample::default(), &["general.architecture", "missing"]);
+    check(Sample::default().text("general.architecture", "qwen2"), &["qwen2.embedding_length", "missing"]);
+    let uneven = list(4, 2, &[2, 0, 0, 0, 1, 0, 0, 0]);
+    check(
+        llama().with("llama.attention.head_count_kv", uneven),
+        &["head_count_kv", "the same for all layers"],
+    );
+    let nan = value(6, &f32::NAN.to_le_bytes());
+    check(llama().with("llama.rope.freq_base", nan), &["llama.rope.freq_base", "finite"]);
+    check(llama().text("llama.rope.scaling.type", "ntk"), &["rope.scaling.type", "yarn"]);
+    check(llama().tensor("blk.0.attn_q.bias", &[8], F32, 96).data(128), &["biases of some"]);
+}
+
+#[test]
+fn parts_of_a_split_model_are_found_beside_each_other() {
+    let parts = [part(0, 3, ""), part(1, 3, "b"), part(2, 3, "c")];
+    let names = ["x-00001-of-00003.gguf", "x-00002-of-00003.gguf", "x-00003-of-00003.gguf"];
+    let files: Vec<_> = names.into_iter().zip(&parts).collect();
+    for open in names {
+        let model = with(&files, open).unwrap();
+        assert_eq!(model.tensors().count(), 3);
+        assert!(model.tensor("c").is_some() && model.path_of("c").unwrap().ends_with(names[2]));
+        assert_eq!(model.bytes("b", 4..8).unwrap().len(), 4);
+        assert!(model.bytes("b", 4..33).is_none() && model.bytes("b", 8..usize::MAX).is_none());
+        assert_eq!(model.config().unwrap()["vocab_size"], 3, "the first part has the metadata");
+    }
+    let check = |files: &[(&str, &Sample)], open: &str, words: &[&str]| {
+        let said = with(files, open).err().unwrap();
+        words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
+    };
+    check(&files[..2], names[0], &["cannot read", "x-00003-of-00003.gguf"]);
+    check(&[("whole.gguf", &parts[0])], "whole.gguf", &["one of 3 parts", "rename"]);
+    check(&[(names[0], &parts[1])], names[0], &["part 2 of 3", "part 1 of 3"]);
+    check(&[(names[0], &part(0, 2, ""))], names[0], &["part 1 of 2", "part 1 of 3"]);
+    let swapped = [(names[0], &parts[0]), (names[1], &parts[2]), (names[2], &parts[1])];
+    check(&swapped, names[0], &["x-00002", "part 3 of 3"]);
+    let twice = [(names[0], &parts[0]), (names[1], &parts[1]), (names[2], &part(2, 3, "b"))];
+    check(&twice, names[0], &["tensor b occurs twice"]);
+    check(&[(names[0], &part(0, u16::MAX, ""))], names[0], &["65535 parts"]);
+}
+
+#[test]
+fn gguf_files_are_told_by_their_beginning_or_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model");
+    std::fs::write(&path, llama().bytes()).unwrap();
+    assert!(is_gguf(&path) && !is_gguf(directory.path()) && !is_gguf(&directory.path().join("none.gguf")));
+    let broken = directory.path().join("broken.GGUF");
+    std::fs::write(&broken, "x").unwrap();
+    assert!(is_gguf(&broken), "so that the error says what is wrong with it");
+}
+
+fn with_tokens(kind: &str, tokens: &[&str], types: &[u32]) -> Sample {
+    let bytes: Vec<u8> = types.iter().flat_map(|kind| kind.to_le_bytes()).collect();
+    llama()
+        .text("tokenizer.ggml.model", kind)
+        .with("tokenizer.ggml.tokens", texts(tokens))
+        .with("tokenizer.ggml.token_type", list(5, types.len() as u64, &bytes))
+}
+
+#[test]
+fn tokenizers_are_built_and_bad_ones_named() {
+    let byte_level = with_tokens("gpt2", &["<s>", "a", "b", "ab"], &[3, 1, 1, 1])
+        .with("tokenizer.ggml.merges", texts(&["a b"]))
+        .number("tokenizer.ggml.bos_token_id", 0)
+        .text("tokenizer.chat_template", "{{ messages }}");
+    let llama3 = model(&byte_level.clone().text("tokenizer.ggml.pre", "llama-bpe"));
+    let json = llama3.tokenizer().unwrap();
+    assert_eq!(json["model"]["merges"], json!([["a", "b"]]));
+    assert_eq!(json["added_tokens"][0]["content"], "<s>");
+    assert_eq!(json["post_processor"]["single"][0]["SpecialToken"]["id"], "<s>");
+    let config = llama3.tokenizer_config();
+    assert_eq!((&config["bos_token"], &config["chat_template"]), (&json!("<s>"), &json!("{{ messages }}")));
+    let check = |sample: Sample, words: &[&str]| {
+        let said = model(&sample).tokenizer().unwrap_err().to_string();
+        words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
+    };
+    check(
+        byte_level.clone().text("tokenizer.ggml.pre", "viking"),
+        &["tokenizer.ggml.pre", "viking", "qwen2"],
+    );
+    check(with_tokens("gpt2", &["a"], &[1]).text("tokenizer.ggml.pre", "gpt-2"), &["merges"]);
+    check(with_tokens("gpt2", &["a"], &[1, 1]), &["token_type"]);
+    check(with_tokens("t5", &["a"], &[1]), &["tokenizer.ggml.model", "t5", "SentencePiece"]);
+    check(with_tokens("llama", &["a"], &[1]), &["scores"]);
+    check(llama(), &["tokenizer.ggml.tokens", "missing"]);
+}
+
+#[test]
+fn every_end_of_a_turn_ends_an_answer() {
+    let sample = with_tokens("gpt2", &["a", "</s>", "<|im_end|>", "<|eot_id|>", "b"], &[1, 3, 3, 1, 3])
+        .number("tokenizer.ggml.eos_token_id", 4);
+    let ends = model(&sample).config().unwrap()["eos_token_id"].clone();
+    assert_eq!(ends, json!([1, 2, 4]), "<|eot_id|> is no control token here");
+}

@@ -1,0 +1,67 @@
+//! The merges of a SentencePiece BPE model, which stores scores instead: a token may be merged from any two
+//! tokens that spell it, and better scores are merged first. The order of equal scores is that of
+//! `tokenizers`' conversion script, so that both give the same ids.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use serde_json::{Value as Json, json};
+
+/// Most merges of a tokenizer; those of public models reach 600,000. In a hostile vocabulary every cut of
+/// every token is one.
+pub const MAX_MERGES: usize = 1 << 21;
+/// Longest token that is tried to be cut, bytes. It bounds the work: each cut takes a look-up.
+const MAX_MERGED_BYTES: usize = 512;
+
+/// A merge of two tokens to one with this score.
+struct Merge<'a> {
+    left: &'a str,
+    right: &'a str,
+    score: f64,
+}
+
+/// All merges, in the order in which they are applied; `None` if there are more than [`MAX_MERGES`].
+pub fn merges(tokens: &[&str], scores: &[f64]) -> Option<Vec<Json>> {
+    let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
+    let mut all = Vec::new();
+    for (token, score) in tokens.iter().zip(scores).filter(|(token, _)| token.len() <= MAX_MERGED_BYTES) {
+        let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+        let mut of_token: Vec<_> = cuts
+            .filter_map(|(left, right)| Some(((*ids.get(left)?, *ids.get(right)?), left, right)))
+            .collect();
+        of_token.sort_unstable_by_key(|(ids, ..)| *ids);
+        all.extend(of_token.into_iter().map(|(_, left, right)| Merge { left, right, score: *score }));
+        if all.len() > MAX_MERGES {
+            return None;
+        }
+    }
+    all.sort_by(order);
+    Some(all.into_iter().map(|Merge { left, right, .. }| json!([left, right])).collect())
+}
+
+/// Better scores first, then longer parts; equal ones keep their order.
+fn order(a: &Merge<'_>, b: &Merge<'_>) -> Ordering {
+    let chars = |merge: &Merge<'_>| (merge.left.chars().count(), merge.right.chars().count());
+    b.score.total_cmp(&a.score).then_with(|| chars(b).cmp(&chars(a)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn better_scores_are_merged_first() {
+        let tokens = ["a", "b", "c", "ab", "bc", "abc"];
+        let scores = [0.0, 0.0, 0.0, -2.0, -1.0, -3.0];
+        let found = merges(&tokens, &scores).unwrap();
+        assert_eq!(found, [json!(["b", "c"]), json!(["a", "b"]), json!(["ab", "c"]), json!(["a", "bc"])]);
+    }
+
+    #[test]
+    fn a_vocabulary_of_which_every_cut_is_a_merge_is_refused() {
+        let tokens: Vec<String> =
+            (0..220).flat_map(|a| (0..220).map(move |b| "a".repeat(a) + &"b".repeat(b))).skip(1).collect();
+        let tokens: Vec<&str> = tokens.iter().map(String::as_str).collect();
+        assert!(merges(&tokens, &vec![0.0; tokens.len()]).is_none());
+    }
+}

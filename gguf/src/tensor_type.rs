@@ -1,0 +1,90 @@
+//! The types of tensors in GGUF files, with the sizes that ggml gives them.
+
+/// A type of tensors: how many bytes a block of values takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorType {
+    /// Its number in files.
+    pub id: u32,
+    /// Its name in ggml.
+    pub name: &'static str,
+    /// Values of a block.
+    pub values: usize,
+    /// Bytes of a block.
+    pub bytes: usize,
+}
+
+const fn kind(id: u32, name: &'static str, values: usize, bytes: usize) -> TensorType {
+    TensorType { id, name, values, bytes }
+}
+
+/// All types of ggml except the withdrawn ones.
+const TYPES: [TensorType; 33] = [
+    kind(0, "F32", 1, 4),
+    kind(1, "F16", 1, 2),
+    kind(2, "Q4_0", 32, 18),
+    kind(3, "Q4_1", 32, 20),
+    kind(6, "Q5_0", 32, 22),
+    kind(7, "Q5_1", 32, 24),
+    kind(8, "Q8_0", 32, 34),
+    kind(9, "Q8_1", 32, 36),
+    kind(10, "Q2_K", 256, 84),
+    kind(11, "Q3_K", 256, 110),
+    kind(12, "Q4_K", 256, 144),
+    kind(13, "Q5_K", 256, 176),
+    kind(14, "Q6_K", 256, 210),
+    kind(15, "Q8_K", 256, 292),
+    kind(16, "IQ2_XXS", 256, 66),
+    kind(17, "IQ2_XS", 256, 74),
+    kind(18, "IQ3_XXS", 256, 98),
+    kind(19, "IQ1_S", 256, 50),
+    kind(20, "IQ4_NL", 32, 18),
+    kind(21, "IQ3_S", 256, 110),
+    kind(22, "IQ2_S", 256, 82),
+    kind(23, "IQ4_XS", 256, 136),
+    kind(24, "I8", 1, 1),
+    kind(25, "I16", 1, 2),
+    kind(26, "I32", 1, 4),
+    kind(27, "I64", 1, 8),
+    kind(28, "F64", 1, 8),
+    kind(29, "IQ1_M", 256, 56),
+    kind(30, "BF16", 1, 2),
+    kind(34, "TQ1_0", 256, 54),
+    kind(35, "TQ2_0", 256, 66),
+    kind(39, "MXFP4", 32, 17),
+    kind(40, "NVFP4", 64, 36),
+];
+
+impl TensorType {
+    /// The type with this number.
+    pub fn of(id: u32) -> Option<Self> {
+        TYPES.iter().find(|kind| kind.id == id).copied()
+    }
+
+    /// Bytes of a tensor whose rows have `dims[0]` values; `None` if rows are not whole blocks, a size is
+    /// zero, or the product is too large for this machine.
+    pub fn bytes_of(self, dims: &[u64]) -> Option<usize> {
+        let size = |dim: &u64| usize::try_from(*dim).ok().filter(|size| *size > 0);
+        let (row, outer) = dims.split_first()?;
+        let row = size(row).filter(|row| row.is_multiple_of(self.values))?;
+        let row = (row / self.values).checked_mul(self.bytes)?;
+        // The number of values has to fit, too.
+        dims.iter().try_fold(1usize, |all, dim| all.checked_mul(size(dim)?))?;
+        outer.iter().try_fold(row, |all, dim| all.checked_mul(size(dim)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_checked() {
+        let q4_k = TensorType::of(12).unwrap();
+        assert_eq!(q4_k.bytes_of(&[512, 3]), Some(2 * 144 * 3));
+        for dims in [&[100u64, 3][..], &[0, 3], &[256, 0], &[], &[256, u64::MAX], &[1 << 40, 1 << 30]] {
+            assert_eq!(q4_k.bytes_of(dims), None, "{dims:?}");
+        }
+        assert_eq!(TensorType::of(4), None, "withdrawn");
+        assert_eq!(TensorType::of(u32::MAX), None);
+    }
+}

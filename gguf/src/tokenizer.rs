@@ -1,0 +1,295 @@
+//! What tokenizer.json and tokenizer_config.json would say: the vocabulary and its rules are in the metadata.
+//!
+//! `gpt2` is byte-level BPE; the file names the rule that cuts texts into words
+//! (`tokenizer.ggml.pre`), and the rules themselves are known here. `llama` is SentencePiece's BPE, whose
+//! merges are found from the scores ([`super::spm`]).
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::GgufError;
+use crate::metadata::Value;
+use crate::model::GgufModel;
+use crate::spm;
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const MERGES: &str = "tokenizer.ggml.merges";
+const SCORES: &str = "tokenizer.ggml.scores";
+/// Most tokens; vocabularies of public models end at about 300,000.
+const MAX_TOKENS: usize = 1 << 20;
+
+/// Types of tokens.
+const UNKNOWN: u64 = 2;
+const CONTROL: u64 = 3;
+const USER_DEFINED: u64 = 4;
+
+/// Control tokens that end a turn, whatever the metadata says; llama.cpp has such a list, too, because most
+/// files name only one.
+const ENDS: [&str; 8] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "</s>",
+];
+
+/// How a byte-level tokenizer cuts texts into words.
+struct Pre {
+    /// Its names in files.
+    names: &'static [&'static str],
+    /// Regular expression of a word; `None` = GPT-2's.
+    words: Option<&'static str>,
+    /// Whether each digit is a word, before anything else.
+    splits_digits: bool,
+    /// Whether texts are brought to the normal form C.
+    is_composed: bool,
+    /// Whether a word that is a token is not built by merges.
+    ignores_merges: bool,
+    /// Whether a text begins with the BOS token if the file does not say.
+    adds_bos: bool,
+}
+
+const GPT2: Pre = Pre {
+    names: &["gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"],
+    words: None,
+    splits_digits: false,
+    is_composed: false,
+    ignores_merges: false,
+    adds_bos: false,
+};
+
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The known rules.
+const PRES: [Pre; 7] = [
+    GPT2,
+    Pre {
+        names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"],
+        words: Some(LLAMA3),
+        ignores_merges: true,
+        adds_bos: true,
+        ..GPT2
+    },
+    Pre { names: &["dbrx", "smaug-bpe"], words: Some(LLAMA3), ..GPT2 },
+    Pre {
+        names: &["qwen2", "deepseek-r1-qwen", "megrez", "hunyuan-dense"],
+        words: Some(QWEN2),
+        is_composed: true,
+        ..GPT2
+    },
+    Pre { names: &["starcoder", "refact", "command-r", "smollm", "codeshell"], splits_digits: true, ..GPT2 },
+    Pre { names: &["tekken"], words: Some(TEKKEN), ignores_merges: true, ..GPT2 },
+    Pre { names: &["gpt-4o", "llama4", "o200k"], words: Some(GPT4O), ..GPT2 },
+];
+
+/// See [`GgufModel::tokenizer`].
+pub fn tokenizer(model: &GgufModel) -> Result<Json, GgufError> {
+    let vocabulary = Vocabulary::read(model)?;
+    match model.get(MODEL).and_then(Value::as_str) {
+        Some("gpt2") => byte_level(model, &vocabulary),
+        Some("llama") => sentence_piece(model, &vocabulary),
+        _ => Err(model.wrong(MODEL, "gpt2 (byte-level BPE) or llama (SentencePiece)")),
+    }
+}
+
+/// The tokens, and their types if the file has any.
+struct Vocabulary<'a> {
+    tokens: Vec<&'a str>,
+    types: Vec<u64>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(model: &'a GgufModel) -> Result<Self, GgufError> {
+        let list = |key: &str| model.get(key).and_then(Value::as_array);
+        let wrong = || model.wrong(TOKENS, "a list of texts, all different");
+        let tokens = list(TOKENS).filter(|tokens| tokens.len() <= MAX_TOKENS).ok_or_else(wrong)?;
+        let tokens: Vec<&str> = tokens.texts().ok_or_else(wrong)?.collect();
+        let types = match list(TYPES) {
+            None => vec![1; tokens.len()],
+            Some(types) => {
+                let whole = |types: &mut dyn Iterator<Item = Value<'_>>| types.map(Value::as_u64).collect();
+                let types: Option<Vec<u64>> = types.values().and_then(|mut types| whole(&mut types));
+                types
+                    .filter(|types| types.len() == tokens.len())
+                    .ok_or_else(|| model.wrong(TYPES, "a whole number for each token"))?
+            }
+        };
+        Ok(Self { tokens, types })
+    }
+
+    /// `vocab` of tokenizer.json. Of equal tokens, which some files have as padding, the first counts.
+    fn map(&self) -> Map<String, Json> {
+        let mut map = Map::with_capacity(self.tokens.len());
+        for (id, token) in self.tokens.iter().enumerate() {
+            map.entry(*token).or_insert_with(|| json!(id));
+        }
+        map
+    }
+
+    /// Added tokens, which are matched in a text before it is split into words.
+    fn added(&self) -> Vec<Json> {
+        let added = |(id, kind): (usize, &u64)| {
+            let special = matches!(*kind, UNKNOWN | CONTROL);
+            let content = self.tokens[id];
+            ((special || *kind == USER_DEFINED) && !content.is_empty()).then(|| {
+                json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": special})
+            })
+        };
+        self.types.iter().enumerate().filter_map(added).collect()
+    }
+}
+
+/// The token with the id in `tokenizer.ggml.<name>_token_id`.
+fn token_id(model: &GgufModel, name: &str) -> Option<u64> {
+    model.get(&format!("tokenizer.ggml.{name}_token_id")).and_then(Value::as_u64)
+}
+
+/// Its spelling.
+fn spelling<'a>(model: &'a GgufModel, name: &str) -> Option<&'a str> {
+    let id = usize::try_from(token_id(model, name)?).ok()?;
+    model.get(TOKENS)?.as_array()?.texts()?.nth(id)
+}
+
+/// Tokens that end an answer, ascending.
+pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
+    let mut ends: Vec<u64> = ["eos", "eot", "eom"].iter().filter_map(|name| token_id(model, name)).collect();
+    if let Ok(Vocabulary { tokens, types }) = Vocabulary::read(model) {
+        let is_end = |id: &usize| types[*id] == CONTROL && ENDS.contains(&tokens[*id]);
+        ends.extend((0..tokens.len()).filter(is_end).map(|id| id as u64));
+    }
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// See [`GgufModel::tokenizer_config`].
+pub fn tokenizer_config(model: &GgufModel) -> Json {
+    let mut config = Map::new();
+    for (field, name) in
+        [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")]
+    {
+        if let Some(token) = spelling(model, name) {
+            config.insert(field.into(), token.into());
+        }
+    }
+    if let Some(template) = model.get("tokenizer.chat_template").and_then(Value::as_str) {
+        config.insert("chat_template".into(), template.into());
+    }
+    Json::Object(config)
+}
+
+fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, GgufError> {
+    let name = model.get(PRE).and_then(Value::as_str).unwrap_or("default");
+    let pre = PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
+        let names: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
+        model.wrong(PRE, &names.join(", "))
+    })?;
+    let merges = model.get(MERGES).and_then(Value::as_array);
+    if merges.is_some_and(|merges| merges.len() > spm::MAX_MERGES) {
+        return Err(too_many_merges(model));
+    }
+    let merges = merges.and_then(|merges| merges.texts());
+    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of texts"))?;
+    // A token may begin with a space only in its printable form, so that the first space separates.
+    let merges: Option<Vec<Json>> =
+        merges.map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
+    let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens with a space between"))?;
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": pre.words.is_none()});
+    let words = pre.words.map(|words| {
+        json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false})
+    });
+    let digits = pre.splits_digits.then(|| json!({"type": "Digits", "individual_digits": true}));
+    let steps: Vec<Json> = digits.into_iter().chain(words).chain([bytes]).collect();
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": if pre.is_composed { json!({"type": "NFC"}) } else { Json::Null },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": template(model, pre.adds_bos),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "ignore_merges": pre.ignores_merges, "vocab": vocabulary.map(), "merges": merges},
+    }))
+}
+
+fn too_many_merges(model: &GgufModel) -> GgufError {
+    model.unsupported(format!("its tokenizer has more than {} merges", spm::MAX_MERGES))
+}
+
+fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, GgufError> {
+    let wrong = || model.wrong(SCORES, "a number for each token");
+    let scores = model.get(SCORES).and_then(Value::as_array).and_then(|scores| scores.values());
+    let scores: Option<Vec<f64>> = scores.ok_or_else(wrong)?.map(Value::as_f64).collect();
+    let scores = scores.filter(|scores| scores.len() == vocabulary.tokens.len()).ok_or_else(wrong)?;
+    let flag = |key: &str| model.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_bool);
+    let has_prefix = flag("add_space_prefix").unwrap_or(true);
+    let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let normalizer = if has_prefix {
+        json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces]})
+    } else {
+        spaces
+    };
+    let mut decoders = vec![
+        json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "}),
+        json!({"type": "ByteFallback"}),
+        json!({"type": "Fuse"}),
+    ];
+    if has_prefix {
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    let merges = spm::merges(&vocabulary.tokens, &scores).ok_or_else(|| too_many_merges(model))?;
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": vocabulary.added(),
+        "normalizer": normalizer,
+        "pre_tokenizer": null,
+        "post_processor": template(model, true),
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {"type": "BPE", "dropout": null, "unk_token": spelling(model, "unknown"),
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
+            "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary.map(),
+            "merges": merges},
+    }))
+}
+
+/// The post-processor, which adds the BOS and EOS tokens that the file's flags ask for.
+fn template(model: &GgufModel, adds_bos: bool) -> Json {
+    let flag = |name: &str| model.get(&format!("tokenizer.ggml.add_{name}_token")).and_then(Value::as_bool);
+    let token = |name: &str, default: bool| {
+        let (id, text) = token_id(model, name).zip(spelling(model, name))?;
+        flag(name).unwrap_or(default).then_some((id, text))
+    };
+    let (bos, eos) = (token("bos", adds_bos), token("eos", false));
+    if bos.is_none() && eos.is_none() {
+        return Json::Null;
+    }
+    let special = |token: Option<(u64, &str)>| {
+        token.map(|(_, text)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
+    };
+    let around = |sequence: &str| -> Vec<Json> {
+        let text = json!({"Sequence": {"id": sequence, "type_id": 0}});
+        special(bos).into_iter().chain([text]).chain(special(eos)).collect()
+    };
+    let tokens: Map<String, Json> = [bos, eos]
+        .into_iter()
+        .flatten()
+        .map(|(id, text)| (text.to_owned(), json!({"id": text, "ids": [id], "tokens": [text]})))
+        .collect();
+    let pair = [around("A"), around("B")].concat();
+    json!({"type": "TemplateProcessing", "single": around("A"), "pair": pair, "special_tokens": tokens})
+}

@@ -1,0 +1,226 @@
+//! Weights mapped from GGUF files.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use skein_gguf::{GgufModel, ROTATES_ADJACENT, TensorInfo, is_gguf};
+use skein_kernels::cpu::blocks::BlockType;
+use skein_kernels::cpu::matrix::Storage;
+use skein_sys::mapped::Bytes;
+
+use crate::model::LoadError;
+use crate::model::spec::Spec;
+use crate::model::tensors::Role;
+
+/// Bytes that `sample` takes at the start, the middle and the end of a tensor.
+const SAMPLE_BYTES: usize = 64;
+
+/// A model that is a file.
+pub struct ModelFile(GgufModel);
+
+impl ModelFile {
+    /// The model at `path`, if that is a file and no directory.
+    ///
+    /// # Errors
+    /// If it cannot be read or is damaged.
+    pub fn open(path: &Path) -> Result<Option<Self>, LoadError> {
+        if is_gguf(path) { Ok(Some(Self(GgufModel::open(path)?))) } else { Ok(None) }
+    }
+
+    /// What config.json would say.
+    ///
+    /// # Errors
+    /// What is not supported.
+    pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
+        Ok(self.0.config()?)
+    }
+
+    /// What tokenizer.json would say; `None` if its tokenizer is not supported.
+    pub fn tokenizer(&self) -> Option<Vec<u8>> {
+        serde_json::to_vec(&self.0.tokenizer().ok()?).ok()
+    }
+
+    /// Changes a spec of [`ModelFile::config`] to what the file's tensors contain.
+    pub fn adapt(&self, spec: &mut Spec) {
+        let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
+        spec.attention.pairs.is_interleaved = architecture.is_some_and(|it| ROTATES_ADJACENT.contains(&it));
+        // Converters add it to the weights.
+        spec.norm.offset = 0.0;
+        let is_fused = self.0.tensor("blk.0.attn_qkv.weight").is_some();
+        spec.names = if is_fused { fused_names } else { names };
+    }
+}
+
+/// Names of tensors, without the layer and the ending.
+fn names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Embedding => &["token_embd"],
+        Role::AttentionNorm => &["attn_norm"],
+        Role::Query => &["attn_q"],
+        Role::Key => &["attn_k"],
+        Role::Value => &["attn_v"],
+        Role::QueryNorm => &["attn_q_norm"],
+        Role::KeyNorm => &["attn_k_norm"],
+        Role::AttentionOutput => &["attn_output"],
+        Role::AttentionOutputNorm => &["post_attention_norm"],
+        Role::FeedForwardNorm => &["ffn_norm"],
+        Role::Router => &["ffn_gate_inp"],
+        Role::Gate => &["ffn_gate"],
+        Role::Up => &["ffn_up"],
+        Role::Down => &["ffn_down"],
+        Role::ExpertGate => &["ffn_gate_exps"],
+        Role::ExpertUp => &["ffn_up_exps"],
+        Role::ExpertDown => &["ffn_down_exps"],
+        Role::RouterCorrection => &["exp_probs_b"],
+        Role::SharedGate => &["ffn_gate_shexp"],
+        Role::SharedUp => &["ffn_up_shexp"],
+        Role::SharedDown => &["ffn_down_shexp"],
+        Role::SharedRouter => &["ffn_gate_inp_shexp"],
+        Role::FeedForwardOutputNorm => &["post_ffw_norm"],
+        Role::LastNorm => &["output_norm"],
+        Role::Head => &["output"],
+    }
+}
+
+/// [`names`] of Phi, whose projections are fused; its gate is a part of up.
+fn fused_names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Query | Role::Key | Role::Value => &["attn_qkv"],
+        Role::Gate | Role::Up => &["ffn_up"],
+        role => names(role),
+    }
+}
+
+/// The name in the file of a tensor of [`names`].
+fn file_name(name: &str) -> String {
+    let name = match name.strip_prefix("model.layers.") {
+        Some(of_layer) => format!("blk.{of_layer}"),
+        None => name.to_owned(),
+    };
+    if name.ends_with(".weight") || name.ends_with(".bias") { name } else { format!("{name}.weight") }
+}
+
+/// The weights of a model in GGUF files.
+pub struct Weights(ModelFile);
+
+impl Weights {
+    pub fn new(file: ModelFile) -> Self {
+        Self(file)
+    }
+
+    fn model(&self) -> &GgufModel {
+        &self.0.0
+    }
+
+    pub fn will_need(&self) {
+        self.model().maps().for_each(|map| map.will_need());
+    }
+
+    pub fn release(&self) {
+        self.model().maps().for_each(|map| map.release());
+    }
+
+    pub fn stamp(&self, take: &mut dyn FnMut(&[u8])) {
+        for map in self.model().maps() {
+            let metadata = map.file().and_then(|file| file.metadata().ok());
+            let written = metadata.and_then(|metadata| metadata.modified().ok());
+            take(format!("{} {written:?}\n", map.len()).as_bytes());
+        }
+    }
+
+    pub fn sample(&self, take: &mut dyn FnMut(&[u8])) {
+        let mut tensors: Vec<&TensorInfo> = self.model().tensors().collect();
+        tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for TensorInfo { name, kind, shape, bytes } in tensors {
+            take(format!("{name} {} {shape:?}", kind.name).as_bytes());
+            let len = bytes.len();
+            for at in [0, len / 2, len.saturating_sub(SAMPLE_BYTES)] {
+                if let Some(part) = self.model().bytes(name, at..len.min(at + SAMPLE_BYTES)) {
+                    take(&part);
+                }
+            }
+        }
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.model().tensor(&file_name(name)).is_some()
+    }
+
+    pub fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Storage, LoadError> {
+        let name = file_name(name);
+        let Some(tensor) = self.model().tensor(&name) else {
+            let (expected, dir) = (format!("{shape:?}"), self.model().path().to_owned());
+            return Err(LoadError::MissingTensor { tensor: name, expected, dir });
+        };
+        self.storage(tensor, shape, rows).ok_or_else(|| LoadError::WrongTensor {
+            path: self.model().path_of(&name).unwrap_or(self.model().path()).to_owned(),
+            got: format!("{} {:?}", tensor.kind.name, tensor.shape),
+            expected: format!("{} {shape:?}", supported()),
+            tensor: name,
+        })
+    }
+
+    /// Bytes of some rows of a tensor, if it has a supported type, that shape and those rows.
+    fn storage(&self, tensor: &TensorInfo, shape: &[usize], rows: Range<usize>) -> Option<Storage> {
+        let outer = if shape.len() > 1 { &shape[..shape.len() - 1] } else { shape };
+        let all: usize = outer.iter().product();
+        if tensor.shape != shape || rows.end > all || all == 0 {
+            return None;
+        }
+        let row_bytes = tensor.bytes.len() / all;
+        let bytes = self.model().bytes(&tensor.name, rows.start * row_bytes..rows.end * row_bytes)?;
+        stored(tensor.kind.name, bytes)
+    }
+}
+
+/// Bytes of a type of this name, if it is supported.
+fn stored(kind: &str, bytes: Bytes) -> Option<Storage> {
+    match kind {
+        "F32" => Some(Storage::F32(bytes)),
+        "F16" => Some(Storage::F16(bytes)),
+        "BF16" => Some(Storage::Bf16(bytes)),
+        _ => {
+            let kind = BlockType::ALL.into_iter().find(|known| known.name() == kind)?;
+            Some(Storage::Blocks(kind, bytes))
+        }
+    }
+}
+
+/// Names of the supported types.
+fn supported() -> String {
+    let blocks: Vec<&str> = BlockType::ALL.iter().map(|kind| kind.name()).collect();
+    format!("F32, F16, BF16, {}", blocks.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_file() {
+        for (name, expected) in [
+            ("model.layers.12.attn_q.weight", "blk.12.attn_q.weight"),
+            ("model.layers.0.ffn_up_exps", "blk.0.ffn_up_exps.weight"),
+            ("model.layers.3.attn_q.bias", "blk.3.attn_q.bias"),
+            ("token_embd.weight", "token_embd.weight"),
+        ] {
+            assert_eq!(file_name(name), expected);
+        }
+    }
+
+    #[test]
+    fn sizes_of_types_are_those_of_the_kernels() {
+        for kind in BlockType::ALL {
+            let known =
+                (0..64).filter_map(skein_gguf::TensorType::of).find(|known| known.name == kind.name());
+            let known = known.unwrap_or_else(|| panic!("{} is a type of files", kind.name()));
+            assert_eq!(
+                (known.values, known.bytes),
+                (kind.form().values, kind.form().bytes),
+                "{}",
+                kind.name()
+            );
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Models in GGUF files, written by the `gguf` package: tests/golden/gguf.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use skein_worker::backend::Batch;
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use skein_worker::model::LoadError;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
+
+use crate::batches::{BLOCK_SIZE, golden, sequence_of};
+use crate::golden::Golden;
+use crate::goldens::check_model;
+
+/// The files with the weights of golden models.
+const NAMES: [&str; 10] = [
+    "llama-gqa",
+    "llama3-rope",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2-tied-v5",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3-long",
+];
+/// The part of the mixed model that is opened.
+const MIXED: &str = "mixed-00001-of-00002.gguf";
+/// Greatest difference from transformers with activations rounded likewise, root mean square, as a share of
+/// the logits'. A code that is rounded the other way would show.
+const SAME_ROUNDING: f64 = 1e-3;
+/// What rounding activations to 8 bits moves this model's logits by; random networks amplify it.
+const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
+
+fn file(name: &str) -> PathBuf {
+    golden("../gguf/models").join(name)
+}
+
+fn try_load(name: &str, threads: usize) -> Result<CpuModel, LoadError> {
+    let numbers = NumberTypes::EXACT;
+    let options =
+        CpuOptions { threads, kv_blocks: 4096 / BLOCK_SIZE, block_size: BLOCK_SIZE, max_rows: 64, numbers };
+    CpuModel::load(&file(name), options, &PackedCache::none(), &mut |_, _| {})
+}
+
+fn load(name: &str, threads: usize) -> CpuModel {
+    try_load(name, threads).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Names, permuted rows, norms with their offset, rope factors, fused and stacked matrices: all of it is
+/// right if transformers' logits come out.
+#[test]
+fn the_golden_models_in_gguf_agree_with_transformers() {
+    for name in NAMES {
+        check_model(name, &Golden::read(&golden(name)), load(&format!("{name}.gguf"), 2));
+    }
+}
+
+/// Logits of some positions of the mixed model's prompt.
+fn mixed_logits(threads: usize, prompt: &[u32], positions: &[u32], chunks: &[usize]) -> Vec<Vec<f32>> {
+    let mut model = load(MIXED, threads);
+    let mut sequence = sequence_of(prompt.to_vec(), 3, BLOCK_SIZE);
+    let (mut first, mut logits) = (0u32, Vec::new());
+    for rows in chunks {
+        let mut batch = Batch::default();
+        sequence.put(&mut batch, *rows);
+        let end = first + *rows as u32;
+        let wanted: Vec<u32> =
+            positions.iter().filter(|at| (first..end).contains(*at)).map(|at| at - first).collect();
+        if wanted.is_empty() {
+            model.logits(&batch, &[0]);
+        } else {
+            logits.extend(model.logits(&batch, &wanted));
+        }
+        first = end;
+    }
+    logits
+}
+
+#[test]
+fn quantised_types_agree_with_transformers_with_activations_in_8_bits() {
+    let json: Value = serde_json::from_slice(&std::fs::read(file("mixed.json")).unwrap()).unwrap();
+    let list = |key: &str| -> Vec<u32> {
+        json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+    };
+    let (prompt, positions) = (list("prompt"), list("positions"));
+    let golden = |key: &str| -> Vec<f64> {
+        let rows = json[key].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        rows.map(|logit| logit.as_f64().unwrap()).collect()
+    };
+    let logits = mixed_logits(2, &prompt, &positions, &[24]);
+    let got: Vec<f64> = logits.iter().flatten().map(|logit| f64::from(*logit)).collect();
+    let off = |key: &str| {
+        let expected = golden(key);
+        assert_eq!(got.len(), expected.len());
+        let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+        let off = square(&mut got.iter().zip(&expected).map(|(got, expected)| got - expected));
+        (off / square(&mut expected.iter().copied())).sqrt()
+    };
+    let (rounded, exact) = (off("rounded_logits"), off("logits"));
+    println!("off by {rounded:.6} of the logits' size with the same rounding, {exact:.4} without");
+    assert!(rounded <= SAME_ROUNDING && ROUNDING.contains(&exact), "{rounded} {exact}");
+    // Chunks and threads change no bit.
+    for (threads, chunks) in [(1, &[24][..]), (3, &[1, 7, 16]), (2, &[5, 19])] {
+        assert_eq!(mixed_logits(threads, &prompt, &positions, chunks), logits, "{threads} {chunks:?}");
+    }
+}
+
+#[test]
+fn a_missing_part_and_a_damaged_file_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join(MIXED);
+    std::fs::copy(file(MIXED), &copy).unwrap();
+    let refused = |path: &std::path::Path| {
+        let numbers = NumberTypes::EXACT;
+        let options = CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE, max_rows: 8, numbers };
+        match CpuModel::load(path, options, &PackedCache::none(), &mut |_, _| {}) {
+            Ok(_) => panic!("{} is loaded", path.display()),
+            Err(error) => error.to_string(),
+        }
+    };
+    assert!(refused(&copy).contains("mixed-00002-of-00002.gguf"));
+    let whole = std::fs::read(file("qwen2.gguf")).unwrap();
+    let cut = directory.path().join("cut.gguf");
+    for len in [0, 3, 24, 1000, whole.len() / 2, whole.len() - 64] {
+        std::fs::write(&cut, &whole[..len]).unwrap();
+        let said = refused(&cut);
+        assert!(said.contains("damaged") && said.contains("cut.gguf"), "{len}: {said}");
+    }
+    // A vocabulary alone is not a model.
+    let said = refused(&file("spm-vocab.gguf"));
+    assert!(said.contains("llama.attention.head_count") || said.contains("llama.embedding_length"), "{said}");
+}
