@@ -102,9 +102,9 @@ pub async fn trace_start(
     let until_ready = async move {
         // An error would mean that its patience ended.
         let _ = waiting.wait_ready(Duration::MAX).await;
-        drop(start);
     };
-    tokio::spawn(until_ready.instrument(wait));
+    // Within both, because a span's end is the moment when it was last left.
+    tokio::spawn(until_ready.instrument(wait).instrument(start));
     Ok((app, cluster))
 }
 
