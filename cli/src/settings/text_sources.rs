@@ -19,8 +19,8 @@ pub fn text_sources(settings: &mut Settings) -> TextSources {
         },
         generation_overrides: settings.value("override-generation-config", object).unwrap_or_default(),
         template_kwargs: settings.value("default-chat-template-kwargs", object).unwrap_or_default(),
-        call_parser: settings.value("tool-call-parser", |name| Formats::check_call_parser(name)),
-        reasoning_parser: settings.value("reasoning-parser", |name| Formats::check_reasoning_parser(name)),
+        call_parser: settings.value("tool-call-parser", Formats::check_call_parser),
+        reasoning_parser: settings.value("reasoning-parser", Formats::check_reasoning_parser),
         seed: None,
     }
 }
