@@ -10,6 +10,7 @@ pub mod cost;
 pub mod families;
 mod fields;
 pub mod fingerprint;
+pub mod formats;
 pub mod on_cpu;
 pub mod on_cuda;
 pub mod operations;
@@ -100,6 +101,29 @@ pub enum LoadError {
         tensor: String,
         /// The packing error.
         source: packed::PackError,
+    },
+    /// A tensor of a quantised matrix cannot be used.
+    #[error("tensor {tensor}: {reason}")]
+    CodedTensor {
+        /// The tensor's name.
+        tensor: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Matrices that are multiplied together are stored differently.
+    #[error(
+        "tensors {first} ({first_form}) and {second} ({second_form}) read the same input and must be stored in the same \
+         form and order; quantise both alike, or leave both in 16 bits"
+    )]
+    MixedProduct {
+        /// One of them.
+        first: String,
+        /// Its form.
+        first_form: String,
+        /// The other.
+        second: String,
+        /// Its form.
+        second_form: String,
     },
     /// Out of memory for packed weights.
     #[error(

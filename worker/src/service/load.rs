@@ -17,9 +17,11 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::quantised::{self, Scheme};
 use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
+use crate::model::formats::Device;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::tensors;
 
@@ -144,6 +146,9 @@ fn load_cuda(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
     let fp8 = precision::on_cuda(config.precision)?;
+    if let Some(scheme) = Scheme::of(&config.model)? {
+        return Err(WorkerError::Unsuitable(quantised::refused(&scheme, Device::Cuda)));
+    }
     let model = ModelConfig::from_dir(&config.model)?;
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
@@ -186,14 +191,20 @@ fn load_cuda(
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
-    let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
-    let numbers = precision::on_cpu(config.precision, embedding.storage())?;
+    let weights = Weights::open(&config.model)?;
+    let embedding = tensors::embedding(&model.spec).find(&weights)?;
+    let numbers = precision::on_cpu(config.precision, embedding.storage(), weights.scheme())?;
+    let weight_bytes = match weights.scheme() {
+        // Codes keep their size, and their scales grow to single precision.
+        Some(_) => weights.file_bytes() / 10 * 11,
+        None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+    };
     let is_group = config.ranks.tensor_parallel > 1;
     let options = CpuOptions {
         threads: if is_group { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
             config,
-            model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+            weight_bytes,
             ranks::kv_bytes_per_token(config, &model.spec, numbers.kv)?,
             model.max_position_embeddings,
         )?,
@@ -203,6 +214,8 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     };
     let arithmetic = precision::cpu_arithmetic(&numbers);
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
+    let multiplies_codes = weights.scheme().is_some_and(Scheme::is_of_integers);
+    drop(weights);
     tracing::info!(arithmetic, "computing on the CPU");
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if is_group {
         let (group, weight_bytes) = ranks::lead(config, options, progress)?;
@@ -215,7 +228,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     };
     Ok(LoadedBackend {
         cost: StepCost {
-            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some()),
+            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || multiplies_codes),
             ..model.spec.cpu_cost(weight_bytes, numbers.kv)
         },
         fingerprint,

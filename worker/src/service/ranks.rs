@@ -12,6 +12,7 @@ use crate::config::WorkerConfig;
 use crate::group::{self, Answer, GroupMemory, Leader, Processes, RankError, Terms, Welcome};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::quantised::Scheme;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint::fingerprint;
 use crate::model::on_cpu::packed_cache::PackedCache;
@@ -110,7 +111,8 @@ pub fn run_rank() -> Result<(), String> {
 
 fn obey(welcome: &Welcome, memory: &GroupMemory) -> Result<(), String> {
     let said = |error: WorkerError| error.to_string();
-    let numbers = precision::on_cpu(welcome.precision, &stored(&welcome.model)?).map_err(said)?;
+    let (stored, scheme) = stored(&welcome.model)?;
+    let numbers = precision::on_cpu(welcome.precision, &stored, scheme.as_ref()).map_err(said)?;
     let own = terms(&welcome.model, &precision::cpu_arithmetic(&numbers)).map_err(said)?;
     Answer::Joined(own.clone()).emit();
     if let Some(why) = own.differ(welcome.rank, &welcome.terms) {
@@ -155,11 +157,12 @@ fn terms(model: &Path, arithmetic: &str) -> Result<Terms, WorkerError> {
 }
 
 /// How the model's weights are stored.
-fn stored(model: &Path) -> Result<Storage, String> {
+fn stored(model: &Path) -> Result<(Storage, Option<Scheme>), String> {
     let read = || {
         let config = ModelConfig::from_dir(model)?;
-        let embedding = tensors::embedding(&config.spec).find(&Weights::open(model)?)?;
-        Ok(embedding.storage().clone())
+        let weights = Weights::open(model)?;
+        let embedding = tensors::embedding(&config.spec).find(&weights)?;
+        Ok((embedding.storage().clone(), weights.scheme().cloned()))
     };
     read().map_err(|error: LoadError| error.to_string())
 }

@@ -8,6 +8,7 @@ mod golden;
 mod goldens;
 mod invariance;
 mod overlap;
+mod quantised;
 mod ranks;
 mod requests;
 mod resume;

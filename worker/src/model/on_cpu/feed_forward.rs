@@ -73,8 +73,9 @@ impl Network<'_> {
             }
             FeedForward::Plain(up, down) => {
                 let (stack, rows) = ([up.linear()], self.x.len() / self.model.spec.hidden_size);
-                self.model.normalise_into(cpu, self.x, self.norm, self.model.encoding(&stack), input);
-                let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()]));
+                let encoding = self.model.encoding(&stack, input);
+                self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
+                let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()], inner));
                 let values = &mut values[..rows * width];
                 matmul(cpu, input, &stack, values, Write::Set);
                 activate_into(cpu, self.spec.activation, values, width, encoding, inner);
@@ -85,7 +86,7 @@ impl Network<'_> {
     }
 
     fn normalise(&self, cpu: &mut Cpu, network: &GatedNetwork, input: &mut Input) {
-        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
         self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
     }
 }
@@ -101,7 +102,8 @@ fn gate(
 ) {
     let GatedNetwork { gate, up, down } = network;
     let gated = Gated { activation: spec.activation, gate: gate.linear(), up: up.linear() };
-    gated_matmul(cpu, input, gated, model.encoding(&[down.linear()]), inner);
+    let encoding = model.encoding(&[down.linear()], inner);
+    gated_matmul(cpu, input, gated, encoding, inner);
 }
 
 /// A layer's mixture of experts.
@@ -128,7 +130,7 @@ impl Mixture<'_> {
         normalised.copy_to(rows);
         for (expert, pairs) in choices.chosen() {
             let (network, of_expert) = (&self.networks[expert], choices.rows(pairs.clone()));
-            let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+            let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
             input.fill(cpu, encoding, of_expert.len(), hidden, |i, to| {
                 to.copy_from_slice(&rows[of_expert[i] as usize * hidden..][..hidden]);
             });

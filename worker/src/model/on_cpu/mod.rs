@@ -5,6 +5,7 @@ mod feed_forward;
 mod layers;
 pub mod pack;
 pub mod packed_cache;
+mod products;
 pub mod profile;
 mod step;
 
@@ -31,7 +32,7 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
-use crate::model::tensors::{self, Kind, Role};
+use crate::model::tensors::{self, Kind, Role, StoredMatrix};
 use crate::shard::Shard;
 
 /// A model's weights and its forward pass, or one rank's part of them.
@@ -75,16 +76,21 @@ impl Model {
                 role if role == head.role => Use::Head,
                 _ => Use::Layer,
             };
-            let (whole, part) = (tensor.find_stored(weights)?, shard.part(spec, tensor));
+            let (whole, part) = (tensor.find_matrix(weights)?, shard.part(spec, tensor));
             let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
-            let (weights, leaves) = (whole.part(part.rows, part.cols), part.leaves);
-            Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves })
+            let (weights, mut leaves) = (whole.part(part.rows, part.cols)?, part.leaves);
+            let mut codes = None;
+            if let StoredMatrix::Codes(coded) = &weights {
+                (codes, leaves) = (Some(coded.format(leaves)?), coded.leaves(leaves));
+            }
+            Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves, codes })
         };
         let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
+        products::check(&matrices)?;
         let embedding = tensors::embedding(spec).find(weights)?;
         let embedding = embedding.part(shard.vocabulary.clone(), 0..embedding.cols());
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
-        let packed = pack(&matrices)?;
+        let packed = products::in_order(&matrices, pack(&matrices)?);
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
         let is_used = |tensor: &tensors::Tensor| tensor.expert.is_none_or(|expert| expert < spec.experts().1);
         let used = multiplied.iter().zip(&packed).filter(|(tensor, _)| is_used(tensor));
@@ -154,7 +160,8 @@ impl Model {
         let x = &x[rows.start * hidden..rows.end * hidden];
         let stack = [(&self.head).into()];
         profile.start();
-        self.normalise_into(cpu, x, self.norm.as_ref(), self.encoding(&stack), input);
+        let encoding = self.encoding(&stack, input);
+        self.normalise_into(cpu, x, self.norm.as_ref(), encoding, input);
         profile.mark(Part::Encode);
         let shard = &self.shard;
         if shard.ranks == 1 {
@@ -194,8 +201,9 @@ impl Model {
         }
     }
 
-    /// The input encoding that all of `stack` accept.
-    fn encoding(&self, stack: &[Linear<'_>]) -> Encoding {
+    /// The input encoding that all of `stack` accept. `input` takes the order of their columns.
+    fn encoding(&self, stack: &[Linear<'_>], input: &mut Input) -> Encoding {
+        input.set_order(stack.first().and_then(|linear| linear.weights.order().cloned()));
         let mut encodings = stack.iter().map(|linear| linear.weights.layout().encoding(self.bf16));
         let first = encodings.next().unwrap_or_default();
         // Integer formats are never mixed with others.

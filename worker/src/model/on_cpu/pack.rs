@@ -5,14 +5,13 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed};
+use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed, pack_rows};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::tensors::Tensor;
+use crate::model::tensors::{StoredMatrix, Tensor};
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;
@@ -24,13 +23,15 @@ pub struct Matrix {
     /// Its tensor.
     pub tensor: Tensor,
     /// The part of the stored matrix that is packed; its heads are reordered then.
-    pub weights: WeightMatrix,
+    pub weights: StoredMatrix,
     /// Its first row and column in the stored matrix; `None` = it is all of it.
     pub part_at: Option<(usize, usize)>,
     /// What it is multiplied for, which decides how it may be quantised.
     pub for_use: Use,
     /// Leaves of its product's sums.
     pub leaves: usize,
+    /// The packed format of codes, which keeps all of them; `None` if weights are stored as numbers.
+    pub codes: Option<Format>,
 }
 
 /// What a matrix is multiplied for.
@@ -48,10 +49,11 @@ impl Matrix {
     /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
     /// able to hold the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
-        let formats = match (rounded, self.for_use) {
-            (Some(format), Use::Head) => vec![format.of_head()],
-            (Some(format), Use::Layer) => vec![format],
-            (None, _) | (_, Use::Router) => Format::keeping(self.weights.storage()).to_vec(),
+        let formats = match (&self.weights, rounded, self.for_use) {
+            (StoredMatrix::Codes(_), ..) => self.codes.into_iter().collect(),
+            (_, Some(format), Use::Head) => vec![format.of_head()],
+            (_, Some(format), Use::Layer) => vec![format],
+            (StoredMatrix::Numbers(numbers), ..) => Format::keeping(numbers.storage()).to_vec(),
         };
         let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
         let layout = |format| Layout { format, rows, cols, leaves };
@@ -187,7 +189,16 @@ fn pack_one(
     to: &mut [u8],
 ) -> Result<(u8, usize), LoadError> {
     let mut chosen = 0;
-    let weights = matrix.tensor.in_order(matrix.weights.clone());
+    let failed =
+        |source| LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source };
+    let weights = match &matrix.weights {
+        StoredMatrix::Numbers(numbers) => matrix.tensor.in_order(numbers.clone()),
+        StoredMatrix::Codes(codes) => {
+            let (rows, layout) = (codes.in_order(|row| matrix.tensor.stored_row(row)), layouts[0]);
+            pack_rows(cpu, &rows, layout, &mut to[..layout.bytes()]).map_err(failed)?;
+            return Ok((0, layout.bytes()));
+        }
+    };
     loop {
         let layout = layouts[chosen];
         let to = &mut to[..layout.bytes()];
@@ -201,9 +212,7 @@ fn pack_one(
                 to.fill(0);
                 chosen += 1;
             }
-            Err(source) => {
-                return Err(LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source });
-            }
+            Err(source) => return Err(failed(source)),
         }
     }
 }
@@ -216,7 +225,7 @@ mod tests {
     use std::os::unix::fs::DirEntryExt;
     use std::path::Path;
 
-    use skein_kernels::cpu::matrix::Storage;
+    use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 
     use super::*;
     use crate::model::tensors::{Kind, Product, Role, Stored};
@@ -240,7 +249,13 @@ mod tests {
             stored: vec![Stored { name: name.into(), shape, first_row: 0 }],
             order: None,
         };
-        Matrix { tensor, weights, part_at: None, for_use, leaves: 1 }
+        let weights = StoredMatrix::Numbers(weights);
+        Matrix { tensor, weights, part_at: None, for_use, leaves: 1, codes: None }
+    }
+
+    fn widen_row(matrix: &Matrix, row: usize, to: &mut [f32]) {
+        let StoredMatrix::Numbers(numbers) = &matrix.weights else { panic!("numbers") };
+        numbers.widen_row(row, to);
     }
 
     #[test]
@@ -283,7 +298,7 @@ mod tests {
             let (mut got, mut expected) = (vec![0.0; 512], vec![0.0; 512]);
             for row in [0, 100, 255] {
                 packed.widen_row(row, &mut got);
-                matrix.weights.widen_row(row, &mut expected);
+                widen_row(matrix, row, &mut expected);
                 assert_eq!(got, expected, "row {row}");
             }
         }
@@ -309,7 +324,7 @@ mod tests {
                 let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
                 for row in [0, 17, rows - 1] {
                     packed[0].widen_row(row, &mut got);
-                    matrices[0].weights.widen_row(row, &mut expected);
+                    widen_row(&matrices[0], row, &mut expected);
                     assert_eq!(got, expected, "row {row}, start {start}");
                 }
                 let entries = std::fs::read_dir(directory.path()).unwrap();
