@@ -65,6 +65,13 @@ impl Named {
         Self { given, names: settings.list("served-model-name", text) }
     }
 
+    /// With the adapter's name, if there is an adapter and no name is given.
+    pub fn or_adapter(self, adapter: Option<&str>) -> Self {
+        let names =
+            if self.names.is_empty() { adapter.map(str::to_owned).into_iter().collect() } else { self.names };
+        Self { names, ..self }
+    }
+
     /// Looks for the model.
     ///
     /// # Errors

@@ -69,7 +69,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         ServeSettings::read(&mut settings);
     settings::check(&settings)?;
     let engine = Arc::new(engine);
-    let served = named.find()?;
+    let adapter = engine.worker.cpu.adapter.as_ref();
+    let served = named.or_adapter(adapter.map(|adapter| adapter.name.as_str())).find()?;
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     settings::log_effective(&settings);
 

@@ -1,11 +1,12 @@
-"""Tiny random models in the formats of quantised checkpoints, and what transformers computes with their weights
-as the format's own library dequantises them.
+"""Tiny random models in the formats of quantised checkpoints, and what transformers computes with their
+weights as the format's own library dequantises them.
 
-Packing and dequantising is done by compressed-tensors and bitsandbytes, and for GPTQ and AWQ by the modules of
-AutoGPTQ and AutoAWQ, loaded from their files because those packages no longer import. What a library lacks is
-packed here and dequantised by the library, or the other way round.
+Packing and dequantising is done by compressed-tensors and bitsandbytes, and for GPTQ and AWQ by the modules
+of AutoGPTQ and AutoAWQ, loaded from their files because those packages no longer import. What a library lacks
+is packed here and dequantised by the library, or the other way round.
 
-    pip install --no-deps compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0 psutil loguru auto-gptq==0.7.1
+    pip install --no-deps compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0
+    pip install --no-deps psutil loguru auto-gptq==0.7.1
     pip download --no-deps autoawq==0.2.9 && tar xzf autoawq-0.2.9.tar.gz
     AUTOAWQ=autoawq-0.2.9 python quantised.py [name ...]
 """
@@ -47,7 +48,8 @@ def leaves(inputs: int, unit: int) -> int:
     return next((count for count in (8, 4, 2) if inputs % (count * unit) == 0), 1)
 
 
-# Each function makes of `weight` [N, K] the tensors of a module, by suffix, and its dequantised weight.
+# Each function makes of `weight` [N, K] the tensors of a module, by suffix, its weight as the library dequantises it
+# in the checkpoint's type, whose bits are compared, and the same in float32, which is what the CPU multiplies with.
 
 
 def groups_of(weight, group):
@@ -64,12 +66,18 @@ def groups_of(weight, group):
     return choose
 
 
-def gptq(bits=4, group=32, symmetric=True, act_order=False, v2=False, seed=0):
+def order_of(name, inputs):
+    """A generator for the order of a module's inputs: one for modules that read the same, as GPTQ's Hessian gives."""
+    part = name.split(".")[-1].split("_")[0]
+    product = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 3, "up": 3, "down": 4}.get(part, 5)
+    return torch.Generator().manual_seed(10 * inputs + product)
+
+
+def gptq(bits=4, group=32, symmetric=True, act_order=False, v2=False):
     def make(weight, name):
         n, k = weight.shape
         size = k if group == -1 else group
-        # Modules that read the same input get the same order, as from GPTQ's Hessian.
-        generator = torch.Generator().manual_seed(seed + k + len(name.split(".self_attn.")[0]))
+        generator = order_of(name, k)
         g_idx = torch.arange(k) // size
         if act_order:
             g_idx = g_idx[torch.randperm(k, generator=generator)]
@@ -89,7 +97,8 @@ def gptq(bits=4, group=32, symmetric=True, act_order=False, v2=False, seed=0):
             shifts = (np.arange(32 // bits) * bits).astype(np.uint32)
             qzeros = torch.from_numpy((rows << shifts).sum(-1, dtype=np.uint32).view(np.int32))
         tensors = {"qweight": layer.qweight, "qzeros": qzeros, "scales": layer.scales, "g_idx": layer.g_idx.to(torch.int32)}
-        return tensors, whole
+        layer.scales = layer.scales.float()
+        return tensors, whole, layer(torch.eye(k)).t().contiguous()
     config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": act_order,
               "checkpoint_format": "gptq_v2" if v2 else "gptq"}
     return {"make": make, "config": config, "is_integer": True, "act_order": act_order}
@@ -109,7 +118,8 @@ def awq(group=64):
         codes = (weight.float() / spread(scales) + spread(zeros)).round().clamp(0, 15).to(torch.int32)
         tensors = {"qweight": words(codes.t().contiguous()), "qzeros": words(zeros.t().contiguous()), "scales": scales.t().contiguous()}
         whole = library.dequantize_gemm(tensors["qweight"], tensors["qzeros"], tensors["scales"], 4, group)
-        return tensors, whole.t().contiguous()
+        exact = library.dequantize_gemm(tensors["qweight"], tensors["qzeros"], tensors["scales"].float(), 4, group)
+        return tensors, whole.t().contiguous(), exact.t().contiguous()
     config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
     return {"make": make, "config": config, "is_integer": True}
 
@@ -129,7 +139,7 @@ def compressed(form, weights, activations=None, act_order=False, ignore=("lm_hea
         size = {"group": args.group_size}.get(strategy, k)
         order = torch.arange(k)
         if act_order:
-            generator = torch.Generator().manual_seed(k + len(name.split(".self_attn.")[0]))
+            generator = order_of(name, k)
             g_idx = (torch.arange(k) // size)[torch.randperm(k, generator=generator)]
             order = torch.argsort(g_idx, stable=True)
         blocks = weight[:, order].float().reshape(n, -1, size)
@@ -140,8 +150,10 @@ def compressed(form, weights, activations=None, act_order=False, ignore=("lm_hea
             blocks = weight.float().reshape(n // down, down, k // along, along).transpose(1, 2).reshape(n // down, k // along, -1)
         zero = None
         if args.symmetric:
-            most = 448.0 if is_float else 2 ** (bits - 1) - 1
+            most = {4: 6.0, 8: 448.0}[bits] if is_float else 2 ** (bits - 1) - 1
             scale = (blocks.abs().amax(-1) / most).bfloat16()
+            if is_float and bits == 4:
+                scale = 2.0 ** scale.float().log2().ceil()
         else:
             low, high = blocks.amin(-1).clamp_max(0), blocks.amax(-1).clamp_min(0)
             scale = ((high - low) / (2**bits - 1)).bfloat16()
@@ -151,14 +163,16 @@ def compressed(form, weights, activations=None, act_order=False, ignore=("lm_hea
             state["weight_zero_point"] = zero
         packed = compressor.compress(state, scheme)
         whole = compressor.decompress(packed, scheme)["weight"]
+        wide = packed | ({"weight_scale": packed["weight_scale"].float()} if form != "mxfp4-pack-quantized" else {})
+        exact = compressor.decompress(wide, scheme)["weight"].float()
         if act_order:  # the library no longer knows the order: codes move to where their inputs are
             from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
             back = torch.argsort(order)
             codes = unpack_from_int32(packed["weight_packed"], bits, weight.shape)
             packed["weight_packed"] = pack_to_int32(codes[:, back].contiguous(), bits)
             packed["weight_g_idx"] = g_idx.to(torch.int32)
-            whole = whole[:, back].contiguous()
-        return packed, whole.bfloat16()
+            whole, exact = whole[:, back].contiguous(), exact[:, back].contiguous()
+        return packed, whole.bfloat16(), exact
     group = {"targets": ["Linear"], "weights": json.loads(args.model_dump_json()),
              "input_activations": json.loads(inputs.model_dump_json()) if inputs else None, "output_activations": None}
     if act_order:
@@ -178,7 +192,8 @@ def fp8_block():
         blocks = weight.float().reshape(n // size, size, k // size, size).transpose(1, 2)
         scale = blocks.abs().amax((-1, -2)) / 448.0
         codes = (blocks / scale[:, :, None, None]).transpose(1, 2).reshape(n, k).to(torch.float8_e4m3fn)
-        return {"weight": codes, "weight_scale_inv": scale}, Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+        whole = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+        return {"weight": codes, "weight_scale_inv": scale}, whole, whole
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
     return {"make": make, "config": config, "is_integer": False}
 
@@ -189,7 +204,9 @@ def bitsandbytes(kind="nf4", nested=True, dtype=torch.bfloat16):
     def make(weight, name):
         codes, state = functional.quantize_4bit(weight.to(dtype), blocksize=64, compress_statistics=nested, quant_type=kind)
         whole = functional.dequantize_4bit(codes, state)
-        return {"weight": codes} | {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}, whole
+        tensors = {"weight": codes} | {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+        state.dtype = torch.float32
+        return tensors, whole, functional.dequantize_4bit(codes, state)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind,
               "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8"}
     return {"make": make, "config": config, "is_integer": False}
@@ -224,6 +241,8 @@ CASES = {
         lambda: compressed("float-quantized", FP8 | {"strategy": "tensor"}, DYNAMIC | {"type": "float"}), False),
     "fp8-compressed-block": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("float-quantized",
         FP8 | {"strategy": "block", "block_structure": [64, 64]}, DYNAMIC | {"type": "float"}), False),
+    "mxfp4": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}), False),
     "fp8-block": (QWEN3 | SIZES | BF16, lambda: fp8_block(), False),
     "nf4-nested": (LLAMA | BF16, lambda: bitsandbytes(), False),
     "nf4": (LLAMA | {"tie_word_embeddings": True}, lambda: bitsandbytes(nested=False, dtype=torch.float16), False),
@@ -287,12 +306,13 @@ def make_one(name):
         for part, tensor in parts.items():
             if is_quantised(part, tensor, how, with_head):
                 base = part.removesuffix(".weight")
-                tensors, whole = how["make"](tensor, base)
+                tensors, whole, exact = how["make"](tensor, base)
                 stored |= {f"{base}.{suffix}": value.contiguous() for suffix, value in tensors.items()}
                 hashes[base] = [str(whole.dtype).removeprefix("torch."),
                                 xxhash.xxh3_64(whole.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()]
                 modules[base] = whole
-                wholes.append(whole.float())
+                assert exact.dtype == torch.float32 and (exact.to(whole.dtype) == whole).all(), base
+                wholes.append(exact)
             else:
                 stored[part] = tensor
         if wholes and "experts." in next(iter(parts)):

@@ -49,7 +49,7 @@ const OTHER_MACHINES: &str =
     "for several machines start `skein worker` on each, and `skein router` in front of them";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
-const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
+const NO_LORA: &str = "one LoRA adapter is merged into the weights at load: --lora-modules NAME=DIR";
 const NO_MOE: &str = "mixture-of-experts models are not served; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
@@ -500,11 +500,7 @@ pub const TABLE: &[Row] = &[
         Value,
         Refused(NO_LORA),
     ),
-    row(
-        &["lora-modules", "lora-target-modules", "long-lora-scaling-factors", "prompt-adapters"],
-        Values,
-        Refused(NO_LORA),
-    ),
+    row(&["lora-target-modules", "long-lora-scaling-factors", "prompt-adapters"], Values, Refused(NO_LORA)),
     row(
         &["speculative-config", "-sc", "spec-method", "spec-model", "spec-tokens"],
         Value,
@@ -698,4 +694,4 @@ pub const VALUES: &[ValueRow] = &[
 ];
 
 /// Our settings that take several values after one flag, as in vLLM.
-pub const LISTS: [&str; 3] = ["served-model-name", "api-key", "allowed-origins"];
+pub const LISTS: [&str; 4] = ["served-model-name", "lora-modules", "api-key", "allowed-origins"];

@@ -133,7 +133,10 @@ impl Here {
         let engine = EngineSettings::read_compute(settings);
         let workers =
             settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
-        let names = settings.list("served-model-name", text);
+        let mut names = settings.list("served-model-name", text);
+        if let Some(adapter) = engine.worker.cpu.adapter.as_ref().filter(|_| names.is_empty()) {
+            names.push(adapter.name.clone());
+        }
         let model = settings::model_argument(settings);
         settings::check(settings)?;
         Ok(Self { log, engine, workers, served: Served::find(model.as_deref(), names)?, text: text_sources })

@@ -24,7 +24,7 @@ const KV_TYPES: [(&str, KvCacheDtype); 6] = [
 pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
     let precision = Precision {
         dtype: settings.value("dtype", one_of(&DTYPES)).unwrap_or_default(),
-        quantization: settings.value("quantization", one_of(&QUANTIZATIONS)),
+        quantization: settings.value("quantization", quantization),
         kv_cache_dtype: settings.value("kv-cache-dtype", one_of(&KV_TYPES)).unwrap_or_default(),
     };
     for (name, value) in flags(&precision) {
@@ -49,6 +49,18 @@ pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
         ));
     }
     precision
+}
+
+/// Formats of checkpoints that vLLM's flag also takes.
+const STORED: [&str; 5] = ["gptq", "awq", "compressed-tensors", "bitsandbytes", "modelopt"];
+
+fn quantization(given: &str) -> Result<Quantization, String> {
+    if STORED.contains(&given) {
+        return Err(format!(
+            "`{given}` is how a checkpoint is stored, and its config.json says so; leave the flag out"
+        ));
+    }
+    one_of(&QUANTIZATIONS)(given)
 }
 
 /// The explicitly chosen types, as flags for another process.
@@ -123,5 +135,6 @@ mod tests {
             ],
         );
         check("--quantization int5", &["int5"]);
+        check("--quantization awq", &["its config.json says so; leave the flag out"]);
     }
 }

@@ -316,6 +316,13 @@ pub const FLAGS: &[Flag] = &[
         COMPUTE | RUN,
         "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16 or int8; on a GPU fp8",
     ),
+    many(
+        "lora-modules",
+        "NAME=DIR",
+        MODEL,
+        COMPUTE | RUN,
+        "A LoRA adapter in PEFT's form: merged into the weights at load and served as NAME instead of the model (CPU only)",
+    ),
     one(
         "packed-cache-dir",
         None,

@@ -166,9 +166,10 @@ impl Input {
         rows: usize,
         width: usize,
     ) -> (&mut [f32], EncodedRows<'_>) {
-        let fits = self.order.as_ref().is_none_or(|order| {
-            order.len() == width && order.iter().all(|from| (*from as usize) < width)
-        });
+        let fits = self
+            .order
+            .as_ref()
+            .is_none_or(|order| order.len() == width && order.iter().all(|from| (*from as usize) < width));
         assert!(fits, "an order has an entry for each value of a row");
         assert!(self.order.is_none() || encoding.scaled_leaves() == Some(1), "only codes are reordered");
         self.has_halves = encoding == Encoding::Bf16 && isa.has_dot();

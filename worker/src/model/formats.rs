@@ -105,7 +105,12 @@ pub const FORMATS: &[Format] = &[
     stored("f32", "safetensors in IEEE single", BY_FLOATS, Some("rounded to bfloat16")),
     stored("GPTQ", "2, 3, 4 and 8 bits, groups of 32 and more, act-order, versions 1 and 2", BY_CODES, None),
     stored("AWQ", "4 bits, layout gemm", BY_CODES, None),
-    stored("compressed-tensors W4A16 and W8A16", "pack-quantized, symmetric or not, act-order", BY_CODES, None),
+    stored(
+        "compressed-tensors W4A16 and W8A16",
+        "pack-quantized, symmetric or not, act-order",
+        BY_CODES,
+        None,
+    ),
     stored("compressed-tensors W8A8", "int-quantized", BY_CODES, None),
     stored(
         "compressed-tensors FP8",
@@ -115,11 +120,18 @@ pub const FORMATS: &[Format] = &[
     ),
     stored("FP8", "DeepSeek's and Qwen's blocks (weight_scale_inv), ModelOpt's FP8", BY_FLOATS, None),
     stored("bitsandbytes NF4 and FP4", "4 bits, nested scales or not", BY_FLOATS, None),
-    stored("compressed-tensors NVFP4, ModelOpt NVFP4", "4-bit floats in groups of 16", None, None),
-    stored("MXFP4", "4-bit floats in groups of 32", None, None),
+    stored("compressed-tensors MXFP4", "mxfp4-pack-quantized: 4-bit floats in groups of 32", BY_FLOATS, None),
+    stored("NVFP4 of compressed-tensors and ModelOpt", "4-bit floats in groups of 16", None, None),
+    stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", None, None),
     stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
     flag(Source::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
-    flag(Source::Quantization, "int4", "4 bits, a multiplier and zero point for each 32 inputs", BY_CODES, None),
+    flag(
+        Source::Quantization,
+        "int4",
+        "4 bits, a multiplier and zero point for each 32 inputs",
+        BY_CODES,
+        None,
+    ),
     flag(Source::Quantization, "fp8", "FP8, a scale for each output", None, YES),
     flag(Source::Dtype, "float32", "activations are not rounded", YES, None),
     flag(Source::Dtype, "bfloat16", "activations are rounded before products", YES, None),
@@ -152,4 +164,35 @@ pub fn tables() -> String {
         format!("## {}\n\n| format | what | CPU | CUDA |\n|---|---|---|---|\n{rows}\n", source.heading())
     };
     Source::ALL.map(table).concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The page has these tables; paste them when the table here changes.
+    #[test]
+    fn the_manual_has_the_tables() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/formats.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        assert!(page.contains(&tables()), "docs/src/formats.md must contain:\n\n{}", tables());
+    }
+
+    #[test]
+    fn every_format_is_named_once_and_what_a_device_has_is_listed() {
+        for (i, format) in FORMATS.iter().enumerate() {
+            let again = FORMATS[i + 1..]
+                .iter()
+                .any(|other| (other.source, other.name) == (format.source, format.name));
+            assert!(!again, "{format:?}");
+            for device in [Device::Cpu, Device::Cuda] {
+                let is_listed = supported(device, format.source).split(", ").any(|name| name == format.name);
+                assert!(is_listed || !format.is_on(device), "{format:?}");
+            }
+        }
+        assert_eq!(supported(Device::Cpu, Source::Quantization), "int8, int4");
+        assert_eq!(supported(Device::Cuda, Source::Checkpoint), "bf16, f16, f32");
+    }
 }

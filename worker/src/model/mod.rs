@@ -4,6 +4,7 @@
 //! Everything read from a model directory is validated here, like any other input. Errors name the file,
 //! field, value and what is allowed.
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod config;
 pub mod cost;

@@ -16,6 +16,7 @@ use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::checkpoint::quantised::{self, Scheme};
 use crate::model::config::ModelConfig;
@@ -146,6 +147,13 @@ fn load_cuda(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
     let fp8 = precision::on_cuda(config.precision)?;
+    if config.cpu.adapter.is_some() {
+        return Err(WorkerError::Unsuitable(
+            "--lora-modules is for the CPU, and this worker has a GPU; add --device cpu, or merge the adapter into the \
+             weights with PEFT"
+                .into(),
+        ));
+    }
     if let Some(scheme) = Scheme::of(&config.model)? {
         return Err(WorkerError::Unsuitable(quantised::refused(&scheme, Device::Cuda)));
     }
@@ -200,6 +208,12 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
     };
     let is_group = config.ranks.tensor_parallel > 1;
+    let adapter = config.cpu.adapter.as_ref().map(|adapter| adapter.directory.as_path());
+    if is_group && adapter.is_some() {
+        return Err(WorkerError::Unsuitable(
+            "--lora-modules needs --tensor-parallel-size 1: ranks do not merge adapters yet".into(),
+        ));
+    }
     let options = CpuOptions {
         threads: if is_group { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
@@ -212,7 +226,10 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
     };
-    let arithmetic = precision::cpu_arithmetic(&numbers);
+    let mut arithmetic = precision::cpu_arithmetic(&numbers);
+    if let Some(adapter) = adapter {
+        arithmetic += &format!(" adapter {:016x}", Adapter::open(adapter)?.fingerprint()?);
+    }
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     let multiplies_codes = weights.scheme().is_some_and(Scheme::is_of_integers);
     drop(weights);
@@ -222,7 +239,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         (Box::new(group), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
-        let backend = CpuBackend::load_with(&config.model, options, &cache, progress)?;
+        let backend = CpuBackend::load_with((&config.model, adapter), options, &cache, progress)?;
         let weight_bytes = backend.weight_bytes();
         (Box::new(backend), weight_bytes)
     };

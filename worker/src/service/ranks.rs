@@ -80,7 +80,8 @@ pub(super) fn lead(
     processes.joined().map_err(stopped)?;
     tracing::info!(ranks, threads = options.threads, "{ranks} ranks have joined, loading");
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
-    let loaded = CpuModel::load_rank(&config.model, options, &cache, Box::new(memory.exchange(0)), progress);
+    let loaded =
+        CpuModel::load_rank((&config.model, None), options, &cache, Box::new(memory.exchange(0)), progress);
     let model = loaded.map_err(|error| {
         processes.fail(error.to_string());
         WorkerError::from(error)
@@ -127,7 +128,7 @@ fn obey(welcome: &Welcome, memory: &GroupMemory) -> Result<(), String> {
     };
     let exchange = Box::new(memory.exchange(welcome.rank));
     let cache = packed_cache(welcome.packed_cache_dir.as_deref());
-    let model = CpuModel::load_rank(&welcome.model, options, &cache, exchange, &mut |_, _| {});
+    let model = CpuModel::load_rank((&welcome.model, None), options, &cache, exchange, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
     Answer::Loaded.emit();
     let check = || checked(model, &welcome.model).map_err(|error| error.to_string());

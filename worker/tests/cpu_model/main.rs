@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
+mod adapters;
 mod batches;
 mod golden;
 mod goldens;

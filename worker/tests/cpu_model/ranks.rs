@@ -84,7 +84,10 @@ fn on_ranks<T: Send>(
             let work = &work;
             scope.spawn(move || {
                 let (cache, rank) = (PackedCache::none(), Box::new(rank));
-                work(&mut CpuModel::load_rank(directory, options, &cache, rank, &mut |_, _| {}).unwrap())
+                work(
+                    &mut CpuModel::load_rank((directory, None), options, &cache, rank, &mut |_, _| {})
+                        .unwrap(),
+                )
             })
         });
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -194,8 +197,14 @@ fn a_lost_rank_ends_the_others_steps_with_its_number() {
     };
     let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
     let load = |rank| {
-        CpuModel::load_rank(model.path(), options, &PackedCache::none(), Box::new(rank), &mut |_, _| {})
-            .unwrap()
+        CpuModel::load_rank(
+            (model.path(), None),
+            options,
+            &PackedCache::none(),
+            Box::new(rank),
+            &mut |_, _| {},
+        )
+        .unwrap()
     };
     let (mut left, gone) = (load(first), load(second));
     drop(gone);

@@ -513,7 +513,9 @@ impl Packed {
     pub(super) fn code(&self, row: usize, col: usize) -> u8 {
         match self.layout.format.0.weights {
             Weights::Codes { code, .. } => code(self, row, col),
-            Weights::Values { .. } | Weights::Numbers { .. } => unreachable!("numbers are not multiplied as codes"),
+            Weights::Values { .. } | Weights::Numbers { .. } => {
+                unreachable!("numbers are not multiplied as codes")
+            }
         }
     }
 

@@ -56,6 +56,20 @@ impl Weights {
         Ok(weights)
     }
 
+    /// Maps `file` of `dir`, which is no model.
+    pub(in crate::model) fn open_file(dir: &Path, file: &str) -> Result<Self, LoadError> {
+        let file = WeightFile::open(dir.join(file))?;
+        let places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
+        Ok(Self { dir: dir.to_owned(), files: vec![file], places, scheme: None })
+    }
+
+    /// Names of all tensors, sorted.
+    pub(in crate::model) fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.places.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
+    }
+
     fn open_shards(&mut self, index: &Path) -> Result<(), LoadError> {
         let damaged = |reason: String| LoadError::Damaged { path: index.to_owned(), reason };
         let object = read_object(index)?;
@@ -132,7 +146,7 @@ impl Weights {
     }
 
     /// A tensor as it is, of any type.
-    pub(super) fn raw(&self, name: &str) -> Option<Raw> {
+    pub(in crate::model) fn raw(&self, name: &str) -> Option<Raw> {
         let (file, info) = self.place(name)?;
         let (start, end) = info.data_offsets;
         let bytes = Bytes::mapped(Arc::clone(&file.map), file.data + start..file.data + end);

@@ -29,6 +29,7 @@ use self::layers::{Layer, Norm, Parts};
 use self::pack::{Matrix, Use};
 use self::profile::Part;
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
@@ -53,7 +54,7 @@ pub struct Model {
 impl Model {
     /// Finds and validates every weight, and takes the part of `shard`. `pack` packs the matrices that steps
     /// multiply with, in this order: the layers', then the head. The embedding is used as stored for lookups,
-    /// even if it is also the head. `bf16`: activations are rounded to bfloat16 before products with bfloat16
+    /// even if it is also the head. An adapter is merged into the matrices. `bf16`: activations are rounded to bfloat16 before products with bfloat16
     /// weights.
     ///
     /// # Errors
@@ -61,7 +62,7 @@ impl Model {
     pub fn load(
         spec: &Spec,
         shard: Shard,
-        weights: &Weights,
+        (weights, adapter): (&Weights, Option<&Adapter>),
         bf16: bool,
         pack: impl FnOnce(&[Matrix]) -> Result<Vec<Packed>, LoadError>,
     ) -> Result<Self, LoadError> {
@@ -83,10 +84,21 @@ impl Model {
             if let StoredMatrix::Codes(coded) = &weights {
                 (codes, leaves) = (Some(coded.format(leaves)?), coded.leaves(leaves));
             }
-            Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves, codes })
+            let delta = adapter.map_or(Ok(None), |adapter| adapter.delta(tensor))?;
+            if delta.is_some() && codes.is_some() {
+                let reason = "it is quantised, and an adapter is merged into 16 or 32 bits only".into();
+                return Err(LoadError::CodedTensor { tensor: tensor.name.clone(), reason });
+            }
+            Ok(Matrix { tensor: (*tensor).clone(), weights, part_at, for_use, leaves, delta, codes })
         };
         let matrices = multiplied.iter().map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
         products::check(&matrices)?;
+        if let Some(adapter) = adapter {
+            // A tied head would change the embedding, too.
+            let adapted: Vec<_> =
+                multiplied.iter().filter(|it| it.role != Role::Embedding).copied().collect();
+            adapter.check_is_used(&adapted)?;
+        }
         let embedding = tensors::embedding(spec).find(weights)?;
         let embedding = embedding.part(shard.vocabulary.clone(), 0..embedding.cols());
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
+use crate::model::adapter::Delta;
 use crate::model::checkpoint::Weights;
 use crate::model::tensors::{StoredMatrix, Tensor};
 
@@ -30,6 +31,8 @@ pub struct Matrix {
     pub for_use: Use,
     /// Leaves of its product's sums.
     pub leaves: usize,
+    /// The change that an adapter makes, if any.
+    pub delta: Option<Delta>,
     /// The packed format of codes, which keeps all of them; `None` if weights are stored as numbers.
     pub codes: Option<Format>,
 }
@@ -189,10 +192,13 @@ fn pack_one(
     to: &mut [u8],
 ) -> Result<(u8, usize), LoadError> {
     let mut chosen = 0;
-    let failed =
-        |source| LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source };
+    let failed = |source| LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source };
     let weights = match &matrix.weights {
-        StoredMatrix::Numbers(numbers) => matrix.tensor.in_order(numbers.clone()),
+        StoredMatrix::Numbers(numbers) => {
+            let (row, col) = matrix.part_at.unwrap_or_default();
+            let merged = matrix.delta.as_ref().map(|delta| delta.merged(numbers, row, col));
+            matrix.tensor.in_order(merged.unwrap_or_else(|| numbers.clone()))
+        }
         StoredMatrix::Codes(codes) => {
             let (rows, layout) = (codes.in_order(|row| matrix.tensor.stored_row(row)), layouts[0]);
             pack_rows(cpu, &rows, layout, &mut to[..layout.bytes()]).map_err(failed)?;
@@ -250,7 +256,7 @@ mod tests {
             order: None,
         };
         let weights = StoredMatrix::Numbers(weights);
-        Matrix { tensor, weights, part_at: None, for_use, leaves: 1, codes: None }
+        Matrix { tensor, weights, part_at: None, for_use, leaves: 1, delta: None, codes: None }
     }
 
     fn widen_row(matrix: &Matrix, row: usize, to: &mut [f32]) {

@@ -68,7 +68,7 @@ impl Format {
     pub const INT4_SPANS: [Self; 3] = spanned::INT4_SPANS;
     /// 8 bits, likewise.
     pub const INT8_SPANS: [Self; 3] = spanned::INT8_SPANS;
-    /// FP8 (E4M3 without infinities), one single-precision scale per output and span of 32, 64 or 128 columns.
+    /// FP8 (E4M3 without infinities), with one single-precision scale per output and span, likewise.
     pub const FP8_SPANS: [Self; 3] = spanned::FP8_SPANS;
     /// 4 bits that are looked up in a table of sixteen values, with scales likewise; rounds to NF4.
     pub const TABLE_SPANS: [Self; 3] = spanned::TABLE_SPANS;

@@ -41,7 +41,7 @@ pub(super) fn find(module: &Module<'_>) -> Result<Option<StoredCodes>, LoadError
         rows,
         cols,
         meaning: Meaning::Table,
-        codes: Codes::Halves { bytes: weight.bytes },
+        codes: Codes::Halves { bytes: weight.bytes, is_low_first: false },
         scales: scales(module, &state)?,
         zeros: Zeros::All(0),
         group: state.block,
@@ -83,9 +83,8 @@ fn scales(module: &Module<'_>, state: &State) -> Result<Scales, LoadError> {
     if absmax.dtype == Dtype::F32 {
         return Ok(Scales::Grid(Grid { row: row_groups, ..Grid::by_output(&absmax, 1) }));
     }
-    let floats = |raw: Raw| -> Vec<f32> {
-        (0..raw.shape[0]).map(|i| float(&raw.bytes, Dtype::F32, i)).collect()
-    };
+    let floats =
+        |raw: Raw| -> Vec<f32> { (0..raw.shape[0]).map(|i| float(&raw.bytes, Dtype::F32, i)).collect() };
     let nested = groups.div_ceil(state.nested_block);
     Ok(Scales::Nested {
         table: floats(module.get("weight.nested_quant_map", &[Dtype::F32], &[256])?),

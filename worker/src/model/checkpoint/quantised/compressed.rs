@@ -1,10 +1,13 @@
 //! compressed-tensors, as llm-compressor writes it.
 //!
 //! ```text
-//! pack-quantized   weight_packed i32 [N, K * bits / 32], filled along the inputs with code + 2^(bits - 1)
-//!                  weight_scale [N, G], weight_zero_point i32 [N * bits / 32, G] likewise, weight_g_idx i32 [K]
+//! pack-quantized   weight_packed i32 [N, K * bits / 32], filled along the inputs with code + 2^(bits - 1),
+//!                  weight_zero_point i32 [N * bits / 32, G] likewise, filled along the outputs,
+//!                  weight_scale [N, G], weight_g_idx i32 [K]
 //! int-quantized    weight i8 [N, K], weight_scale [N, G] or [1], weight_zero_point i8 [N, G]
 //! float-quantized  weight e4m3 [N, K], weight_scale: see `fp8`
+//! mxfp4-pack-...   weight_packed u8 [N, K / 2], the low half of a byte first; weight_scale u8 [N, K / 32],
+//!                  exponents of two plus 127
 //! ```
 
 use safetensors::tensor::Dtype;
@@ -19,7 +22,8 @@ pub(super) const BITS: [usize; 2] = [4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
     if let Some(packed) = module.find("weight_packed") {
-        return packed_codes(module, &packed).map(Some);
+        let read = if packed.dtype == Dtype::U8 { mxfp4 } else { packed_codes };
+        return read(module, &packed).map(Some);
     }
     match module.find("weight").map(|raw| raw.dtype) {
         Some(Dtype::I8) => bytes(module).map(Some),
@@ -40,7 +44,9 @@ fn scales(module: &Module<'_>) -> Result<(Raw, usize), LoadError> {
         _ => 0,
     };
     if groups == 0 || !cols.is_multiple_of(groups) || !FLOATS.contains(&scale.dtype) {
-        return Err(module.wrong(&scale, format!("F16, BF16 or F32 [{rows}, groups of {cols} inputs] or [1]")));
+        return Err(
+            module.wrong(&scale, format!("F16, BF16 or F32 [{rows}, groups of {cols} inputs] or [1]"))
+        );
     }
     Ok((scale, cols / groups))
 }
@@ -79,6 +85,30 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
         group,
         order,
         table: [0.0; 16],
+    })
+}
+
+/// Inputs of a group of MXFP4.
+const MX_GROUP: usize = 32;
+/// Values of E2M1.
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+fn mxfp4(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(MX_GROUP) {
+        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {MX_GROUP}")));
+    }
+    let scale = module.get("weight_scale", &[Dtype::U8], &[rows, cols / MX_GROUP])?;
+    Ok(StoredCodes {
+        rows,
+        cols,
+        meaning: Meaning::Table,
+        codes: Codes::Halves { bytes: packed.bytes.clone(), is_low_first: true },
+        scales: Scales::Grid(Grid::by_output(&scale, 1)),
+        zeros: Zeros::All(0),
+        group: MX_GROUP,
+        order: None,
+        table: std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
     })
 }
 

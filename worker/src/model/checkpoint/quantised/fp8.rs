@@ -1,5 +1,6 @@
 //! FP8 (E4M3) with a scale for all of a matrix, for each output, or for each block: DeepSeek's and Qwen's
-//! checkpoints, ModelOpt's, and compressed-tensors'. Weights are multiplied by their scale, whatever its name.
+//! checkpoints, ModelOpt's, and compressed-tensors'. Weights are multiplied by their scale, whatever its
+//! name.
 //!
 //! ```text
 //! weight            e4m3 [N, K]
@@ -22,7 +23,8 @@ pub(super) fn find(module: &Module<'_>, scheme: &Fp8) -> Result<Option<StoredCod
     };
     let weight = module.get("weight", &[weight.dtype], &[rows, cols])?;
     let scale = module.find("weight_scale_inv").or_else(|| module.find("weight_scale"));
-    let scale = scale.ok_or_else(|| module.missing("weight_scale", "a scale, or one for each block".into()))?;
+    let scale =
+        scale.ok_or_else(|| module.missing("weight_scale", "a scale, or one for each block".into()))?;
     let (scales, group) = scales(module, scheme, &scale)?;
     Ok(Some(StoredCodes {
         rows,

@@ -20,10 +20,12 @@ pub(super) const BITS: [usize; 4] = [2, 3, 4, 8];
 pub(super) fn find(module: &Module<'_>, scheme: &Gptq) -> Result<Option<StoredCodes>, LoadError> {
     let Some(words) = module.find("qweight") else { return Ok(None) };
     let (rows, cols) = (module.rows, module.cols);
-    // The bits follow from the shape: a configuration may give some modules others.
-    let is_of = |bits: &&usize| words.shape == [cols * **bits / 32, rows] && (cols * **bits).is_multiple_of(32);
-    let Some(&bits) = BITS.iter().find(is_of).filter(|_| words.dtype == Dtype::I32) else {
-        let expected = format!("I32 [{cols} * bits / 32, {rows}] with 2, 3, 4 or 8 bits");
+    // If the configuration gives some modules other bits, they follow from the shape.
+    let allowed = if scheme.has_overrides { &BITS[..] } else { &[scheme.bits][..] };
+    let is_of =
+        |bits: &&usize| words.shape == [cols * **bits / 32, rows] && (cols * **bits).is_multiple_of(32);
+    let Some(&bits) = allowed.iter().find(is_of).filter(|_| words.dtype == Dtype::I32) else {
+        let expected = format!("I32 [{cols} * bits / 32, {rows}] with bits of {allowed:?}");
         return Err(module.wrong(&words, expected));
     };
     if !(rows * bits).is_multiple_of(32) {

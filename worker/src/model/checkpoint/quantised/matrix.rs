@@ -36,8 +36,8 @@ pub(super) enum Codes {
     AlongInputs { words: Bytes, bits: usize, each: usize },
     /// Bytes `[outputs, inputs]`; each is xored with `flip`.
     Bytes { bytes: Bytes, flip: u8 },
-    /// Halves of bytes `[outputs, inputs]`, the high half first.
-    Halves { bytes: Bytes },
+    /// Halves of bytes `[outputs, inputs]`.
+    Halves { bytes: Bytes, is_low_first: bool },
 }
 
 /// Where zero points are.
@@ -114,9 +114,14 @@ impl Scales {
 }
 
 /// Value `index` of `bytes`.
-pub(super) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
+pub(in crate::model) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
     match dtype {
         Dtype::F16 => half::f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
+        // A power of two (E8M0); the smallest is subnormal, and the code of NaN gives infinity.
+        Dtype::U8 => f32::from_bits(match bytes[index] {
+            0 => 1 << 22,
+            exponent => u32::from(exponent) << 23,
+        }),
         Dtype::BF16 => half::bf16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
         _ => f32::from_le_bytes(std::array::from_fn(|i| bytes[4 * index + i])),
     }
@@ -161,9 +166,9 @@ impl StoredCodes {
             Codes::AlongInputs { words, bits, each } => field(col, *bits, |at| word(words, row * each + at)),
             Codes::Awq { words } => awq(words, col, row, self.rows),
             Codes::Bytes { bytes, flip } => bytes[row * self.cols + col] ^ flip,
-            Codes::Halves { bytes } => {
+            Codes::Halves { bytes, is_low_first } => {
                 let at = row * self.cols + col;
-                bytes[at / 2] >> (if at.is_multiple_of(2) { 4 } else { 0 }) & 15
+                bytes[at / 2] >> (if at.is_multiple_of(2) == *is_low_first { 0 } else { 4 }) & 15
             }
         }
     }
@@ -254,8 +259,8 @@ impl CodedMatrix {
         Ok(Self { rows, cols, ..self.clone() })
     }
 
-    /// Leaves of its product's sums, if the model's configuration says `leaves`: one if its inputs are sorted,
-    /// because leaves are neighbouring inputs.
+    /// Leaves of its product's sums, if the model's configuration says `leaves`: one if its inputs are
+    /// sorted, because leaves are neighbouring inputs.
     pub fn leaves(&self, leaves: usize) -> usize {
         if self.order().is_some() { 1 } else { leaves }
     }

@@ -20,6 +20,7 @@ use skein_sys::mapped::Bytes;
 use super::Weights;
 use crate::model::LoadError;
 use matrix::StoredCodes;
+pub(in crate::model) use matrix::float;
 
 /// A tensor as it is in its file.
 pub(in crate::model) struct Raw {

@@ -34,6 +34,8 @@ pub enum Scheme {
 /// GPTQ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gptq {
+    /// Bits of a code, in modules without others.
+    pub bits: usize,
     /// Whether zero points are stored as they are. Version 1 stores them less one.
     pub is_v2: bool,
     /// Inputs that share a scale; `None` = all.
@@ -179,7 +181,7 @@ fn gptq(fields: &Fields<'_>) -> Result<Gptq, LoadError> {
         return Err(fields.wrong("is_marlin_format", "false: Marlin's layout is not read, GPTQ's is".into()));
     }
     let has_overrides = !fields.is_absent("dynamic");
-    Ok(Gptq { is_v2: format == "gptq_v2", group: group(fields)?, has_overrides })
+    Ok(Gptq { bits, is_v2: format == "gptq_v2", group: group(fields)?, has_overrides })
 }
 
 fn awq(fields: &Fields<'_>) -> Result<Awq, LoadError> {
@@ -218,11 +220,18 @@ fn block(fields: &Fields<'_>, field: &str) -> Result<Option<[usize; 2]>, LoadErr
 }
 
 /// Names of compressed-tensors' forms.
-const COMPRESSED: [&str; 5] =
-    ["dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"];
+const COMPRESSED: [&str; 6] = [
+    "dense",
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mxfp4-pack-quantized",
+];
 
 fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
-    if !fields.is_absent("format") && fields.get("format").and_then(Value::as_str) != Some("mixed-precision") {
+    if !fields.is_absent("format") && fields.get("format").and_then(Value::as_str) != Some("mixed-precision")
+    {
         fields.one_of("format", &COMPRESSED, None)?;
     }
     // Rotated weights need their inputs rotated, too.
@@ -259,7 +268,8 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
 fn group_of_weights(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, LoadError> {
     let kind = fields.one_of("type", &["int", "float"], Some("int"))?;
     let bits = fields.size("num_bits", 32, Some(8))?;
-    let is_read = if kind == "int" { compressed::BITS.contains(&bits) } else { bits == 8 };
+    let is_mx = kind == "float" && bits == 4 && fields.get("group_size").and_then(Value::as_u64) == Some(32);
+    let is_read = if kind == "int" { compressed::BITS.contains(&bits) } else { bits == 8 || is_mx };
     if !is_read {
         return Err(unlisted(fields, "num_bits"));
     }
@@ -270,7 +280,7 @@ fn group_of_weights(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, LoadError
             block.map(Some).ok_or_else(|| fields.wrong("block_structure", "a list of two numbers".into()))
         }
         "block" => Err(fields.wrong("strategy", "tensor, channel or group for integers".into())),
-        "group" if kind == "float" => {
+        "group" if kind == "float" && !is_mx => {
             Err(fields.wrong("strategy", "tensor, channel or block for floats".into()))
         }
         _ => Ok(None),

@@ -1,6 +1,6 @@
-//! Formats of checkpoints that others have quantised. An output has a single-precision scale for each span of
-//! 32, 64 or 128 columns of a leaf, so that every scale of GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes
-//! is kept as it is: larger groups repeat theirs.
+//! Formats of checkpoints that others have quantised. An output has a single-precision scale for each span
+//! of 32, 64 or 128 columns of a leaf, so that every scale of GPTQ, AWQ, compressed-tensors, FP8 and
+//! bitsandbytes is kept as it is: larger groups repeat theirs.
 //!
 //! - 4 and 8 bits with a zero point a span, multiplied as integers ([`integers`]).
 //! - FP8 (E4M3 without infinities), and 4 bits that are looked up in a table of the matrix, such as NF4,
@@ -9,6 +9,8 @@
 mod integers;
 mod numbers;
 mod round;
+#[cfg(test)]
+mod tests;
 
 use super::super::{Format, Pack, Packed, Scales, Spec, Tail, Weights};
 use super::int8;
@@ -45,8 +47,7 @@ static TABLE_SPAN64: Spec = table(["Table4Span64", "table4-span64"], 64);
 static TABLE_SPAN128: Spec = table(["Table4Span128", "table4-span128"], 128);
 
 const fn integers(names: [&'static str; 2], bits: u32, span: usize) -> Spec {
-    let weights =
-        Weights::Codes { code: Packed::stored_code, scales: Scales::Spans(span), has_zeros: true };
+    let weights = Weights::Codes { code: Packed::stored_code, scales: Scales::Spans(span), has_zeros: true };
     let (head, pack) = match bits {
         4 => (Some(int8::FORMAT), round::four_bits as Pack),
         _ => (None, round::eight_bits as Pack),
@@ -56,8 +57,7 @@ const fn integers(names: [&'static str; 2], bits: u32, span: usize) -> Spec {
 }
 
 const fn fp8(names: [&'static str; 2], span: usize) -> Spec {
-    let weights =
-        Weights::Numbers { number: numbers::fp8, scales: Scales::Spans(span), units: FP8_UNITS };
+    let weights = Weights::Numbers { number: numbers::fp8, scales: Scales::Spans(span), units: FP8_UNITS };
     Spec::new(names, 8, CHUNK, weights, round::fp8)
 }
 

@@ -1,5 +1,5 @@
-//! Numbers: within a span, products are added in ascending order of the columns by fused multiply-add. The sum
-//! is added, times the span's scale, to that of the spans before, likewise.
+//! Numbers: within a span, products are added in ascending order of the columns by fused multiply-add. The
+//! sum is added, times the span's scale, to that of the spans before, likewise.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 

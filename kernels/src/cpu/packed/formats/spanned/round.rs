@@ -37,7 +37,7 @@ pub(super) fn four_bits(
     let scale_zero = |weights: &[f32]| {
         let lowest = weights.iter().fold(0f32, |lowest, weight| lowest.min(*weight));
         let highest = weights.iter().fold(0f32, |highest, weight| highest.max(*weight));
-        let scale = (highest - lowest) / 15.0;
+        let scale = (highest - lowest).min(f32::MAX) / 15.0;
         (scale, if scale > 0.0 { (-lowest / scale).round_ties_even() as u8 } else { 0 })
     };
     round(cpu, from, layout, to, scale_zero, |steps, zero| nearest(steps, zero, 15))
@@ -49,7 +49,14 @@ pub(super) fn eight_bits(
     layout: Layout,
     to: &mut [u8],
 ) -> Result<(), PackError> {
-    round(cpu, from, layout, to, |weights| (largest(weights) / 127.0, 128), |steps, zero| nearest(steps, zero, 255))
+    round(
+        cpu,
+        from,
+        layout,
+        to,
+        |weights| (largest(weights) / 127.0, 128),
+        |steps, zero| nearest(steps, zero, 255),
+    )
 }
 
 pub(super) fn fp8(
@@ -84,7 +91,7 @@ fn largest(weights: &[f32]) -> f32 {
 }
 
 /// The nearest FP8 number (E4M3), ties to even; larger ones become the largest.
-fn to_e4m3(value: f32) -> u8 {
+pub(super) fn to_e4m3(value: f32) -> u8 {
     let (size, sign) = (value.abs().min(FP8_MOST), if value.is_sign_negative() { 0x80 } else { 0 });
     if size < 2f32.powi(-6) {
         return sign | (size * 512.0).round_ties_even() as u8;
