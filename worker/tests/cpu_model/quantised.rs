@@ -20,11 +20,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batches::{BLOCK_SIZE, sequence_of};
 
-/// Greatest difference of a logit if activations are `f32`.
-const TOLERANCE: f32 = 2e-4;
-/// If both sides round activations to 8 bits: a value between two codes may fall to either, because sums are
-/// in another order. Logits range over tens of units.
-const TOLERANCE_OF_CODES: f32 = 0.1;
+/// Greatest difference of a logit if both sides compute the same.
+const TOLERANCE: f32 = 1e-4;
+/// If both sides round activations to 8 bits, a value between two codes may fall to either, because sums are
+/// in another order; later values follow it. Root of the mean squared difference, in that of the rounding.
+const FLIPS: f32 = 0.25;
 /// Greatest difference that rounding activations to 8 bits makes, in standard deviations of the logits: these
 /// random models amplify it. The worst of them is at 0.34, the one of 2 bits.
 const ROUNDING: f32 = 0.4;
@@ -177,15 +177,10 @@ fn logits_agree_with_transformers_on_the_dequantised_weights() {
             assert!(from_exact <= TOLERANCE, "{name}: off by {from_exact}");
         }
         if let Some(encoded) = expected(&name, "encoded_logits") {
-            let from_encoded = worst(&got, &encoded);
-            println!(
-                "{name}: {from_encoded} from the same rounding, rms {} of {}",
-                rms(&got, &encoded),
-                rms(&got, &exact)
-            );
-            let by_position: Vec<f32> = (0..got.len()).map(|i| worst(&got[i..=i], &encoded[i..=i])).collect();
-            println!("{name}: {by_position:?}");
-            // assert!(from_encoded <= TOLERANCE_OF_CODES, "{name}: off by {from_encoded} with 8-bit inputs");
+            let (first, all) = (worst(&got[..1], &encoded[..1]), rms(&got, &encoded));
+            println!("{name}: {first} at first, {all} in all, from the same rounding; {}", rms(&got, &exact));
+            assert!(first <= TOLERANCE, "{name}: off by {first} with 8-bit inputs");
+            assert!(all <= FLIPS * rms(&got, &exact), "{name}: off by {all} with 8-bit inputs");
         }
     }
 }

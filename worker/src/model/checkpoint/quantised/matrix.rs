@@ -317,7 +317,7 @@ impl<F: Fn(usize) -> usize + Sync> GivenRows for CodedRows<'_, F> {
         }
         // The two codes of NaN.
         let is_nan = |code: &u8| stored.meaning == Meaning::Fp8 && code & 0x7f == 0x7f;
-        if let Some(col) = to.codes.iter().position(|code| is_nan(code)) {
+        if let Some(col) = to.codes.iter().position(is_nan) {
             return Err(NotFinite { row, col, value: f32::NAN }.into());
         }
         for (i, start) in to.starts.iter().enumerate() {

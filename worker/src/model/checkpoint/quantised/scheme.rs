@@ -99,10 +99,10 @@ impl Scheme {
     /// Those of [`Scheme::of`].
     pub fn in_config(config: &Map<String, Value>) -> Result<Option<Self>, LoadError> {
         let text = config.get("text_config").and_then(Value::as_object);
-        let objects = OBJECTS.iter().flat_map(|name| {
+        let mut objects = OBJECTS.iter().flat_map(|name| {
             [Some(config), text].into_iter().flatten().filter_map(move |of| Some((of, *name, of.get(*name)?)))
         });
-        let Some((of, name, value)) = objects.filter(|(_, _, value)| !value.is_null()).next() else {
+        let Some((of, name, value)) = objects.find(|(_, _, value)| !value.is_null()) else {
             return Ok(None);
         };
         let outer = Fields { file: CONFIG, object: of };
@@ -235,11 +235,9 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
         fields.one_of("format", &COMPRESSED, None)?;
     }
     // Rotated weights need their inputs rotated, too.
-    for absent in ["transform_config"] {
-        let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
-        if !fields.get(absent).is_none_or(is_empty) {
-            return Err(fields.wrong(absent, "absent".into()));
-        }
+    let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
+    if !fields.get("transform_config").is_none_or(is_empty) {
+        return Err(fields.wrong("transform_config", "absent".into()));
     }
     if let Some(format) = fields.get("sparsity_config").and_then(|it| it.get("format"))
         && format != "dense"
