@@ -3,6 +3,7 @@
 - Every document is valid, strictly, in the schemas of three Kubernetes versions; custom resources in theirs.
 - What schemas cannot know: selectors find pods, ports exist, grace exceeds drain, pods are locked down.
 - The chart renders what kustomize renders.
+- Grafana's types (its foundation SDK) read every field of the dashboards.
 - The checks notice mistakes that are planted.
 """
 
@@ -19,6 +20,9 @@ import sys
 import jsonschema
 import kubernetes_validate
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 DEPLOY = pathlib.Path(__file__).resolve().parent
 ROOT = DEPLOY.parent
@@ -331,6 +335,51 @@ def compose_faults(services):
                 yield f"compose.yaml: {name} asks {peer}, which is no service"
 
 
+def lost(given, kept, path=""):
+    """What of a JSON value is not in another one."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for key, value in given.items():
+            yield from lost(value, kept[key], f"{path}.{key}") if key in kept else [f"{path}.{key}"]
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for index, (value, other) in enumerate(zip(given, kept)):
+            yield from lost(value, other, f"{path}[{index}]")
+    elif given != kept:
+        yield path
+
+
+def dashboard_faults(name, dashboard):
+    """Fields that Grafana's own types do not have do not survive a reading and a writing."""
+    try:
+        read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        yield f"{name}: Grafana's types refuse it: {error!r}"
+        return
+    yield from (f"{name}: Grafana knows no{path.replace('.', ' ', 1)}" for path in lost(dashboard, read))
+
+
+def planted_in_dashboards(dashboard):
+    edits = {
+        "a misspelt field of a dashboard": lambda d: d.update(refesh="10s"),
+        "a misspelt field of a panel": lambda d: d["panels"][0].update(gridPosition={}),
+        "a misspelt field of a query": lambda d: d["panels"][0]["targets"][0].update(expression="up"),
+        "a misspelt unit": lambda d: d["panels"][0]["fieldConfig"]["defaults"].update(unitt="s"),
+        "a list for an object": lambda d: d["panels"][0].update(gridPos=[1]),
+    }
+    for name, edit in edits.items():
+        copied = copy.deepcopy(dashboard)
+        edit(copied)
+        if not any(dashboard_faults("", copied)):
+            yield f"planted, and not noticed: {name}"
+
+
+def all_dashboard_faults():
+    register_default_plugins()
+    files = sorted((DEPLOY / "observability/grafana/dashboards").glob("*.json"))
+    for file in files:
+        yield from dashboard_faults(file.name, json.loads(file.read_text("utf-8")))
+    yield from planted_in_dashboards(json.loads(files[0].read_text("utf-8")))
+
+
 def planted(documents):
     """Mistakes that the checks must notice: one edit each of the base."""
     find = lambda copied, kind: next(d for d in copied if d["kind"] == kind)
@@ -372,6 +421,7 @@ def main():
     found += compose_faults(yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"])
     found += planted(generate.kustomize("keda", "monitoring", "inference-gateway"))
     found += groups_differ()
+    found += all_dashboard_faults()
     if module(DEPLOY / "observability/prometheus-rule").main(["--check"]):
         found.append("prometheus-rule.yaml is out of date; run deploy/observability/prometheus-rule")
     if generate.main(["--check"]):

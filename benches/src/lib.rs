@@ -1,9 +1,11 @@
 //! Benchmarks: load over HTTP (`skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
 //! models of real sizes for them. Benchmarks of kernels are in `micro/`.
 
+pub mod batching;
 pub mod engine;
 pub mod load;
 pub mod make_model;
+pub mod plot;
 
 use skein_node::clock;
 

@@ -12,6 +12,7 @@ use skein_node::config::{Settings, text};
 use skein_node::discovery::{self, Change};
 use skein_node::supervisor::{Secrets, Supervisor};
 use skein_router::app::App;
+use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
@@ -20,9 +21,9 @@ use skein_router::text::model_text::ModelText;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
 
-use crate::exit::{ADDRESS, Failure, MODEL};
+use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
 use crate::model;
-use crate::probe::try_text;
+use crate::probe::{render_processes, try_text};
 use crate::settings::FrontSettings;
 
 /// The served model: its directory, and its names for clients.
@@ -66,6 +67,7 @@ impl Named {
     }
 
     /// With the adapter's name, if there is an adapter and no name is given.
+    #[cfg(feature = "worker")]
     pub fn or_adapter(self, adapter: Option<&str>) -> Self {
         let names =
             if self.names.is_empty() { adapter.map(str::to_owned).into_iter().collect() } else { self.names };
@@ -155,9 +157,18 @@ pub async fn start_with(
     };
     let text = tokio::task::spawn_blocking(load).await;
     let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
+    let text = text.rendered_by(render_processes(&config.model, &config.text));
+    let text = ModelText { facts: model::facts(&config.model), ..text };
     let name = text.name();
+    let batches = config.batch_dir.as_deref().map(Store::open).transpose();
+    let batches = batches.map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
-    Ok((App::new(Arc::new(text), Arc::new(cluster.clone()), config), cluster))
+    let mut app = App::new(Arc::new(text), Arc::new(cluster.clone()), config);
+    if let Some(store) = batches.map(Arc::new) {
+        app.batches = Some(store.clone());
+        tokio::spawn(jobs::work(app.clone(), store));
+    }
+    Ok((app, cluster))
 }
 
 /// Connects to the workers that this process has started, each with its secret.

@@ -1,26 +1,37 @@
 //! `skein`: every process of a Skein cluster in one binary. This file only parses the command line and calls
-//! the command.
+//! the command. Without the feature `worker` it has only routers, gateways and what needs no model's weights.
+
+#![cfg_attr(not(feature = "worker"), allow(dead_code, unused_imports))] // the other commands use the rest
 
 #[macro_use]
 mod out;
 mod arguments;
+#[cfg(feature = "worker")]
 mod banner;
+#[cfg(feature = "worker")]
 mod bench;
 mod exit;
 mod front;
 mod gateway;
+#[cfg(feature = "worker")]
 mod gpu_check;
 mod membership;
 mod model;
 mod probe;
+#[cfg(feature = "worker")]
 mod progress;
 mod reference;
 mod router;
+#[cfg(feature = "worker")]
 mod run;
+#[cfg(feature = "worker")]
 mod run_batch;
+#[cfg(feature = "worker")]
 mod serve;
 mod settings;
+#[cfg(feature = "worker")]
 mod shipped;
+#[cfg(feature = "worker")]
 mod worker;
 
 use std::ffi::OsString;
@@ -34,6 +45,12 @@ use settings::{table, with_flags};
 /// Threads for a worker's gRPC; computation has its own threads.
 const WORKER_IO_THREADS: usize = 2;
 
+#[cfg(not(feature = "worker"))]
+const ABOUT: &str = "Skein's front: routers and gateways for workers that run elsewhere.
+
+This build has neither workers nor a model; the full build has all commands.";
+
+#[cfg(feature = "worker")]
 const ABOUT: &str = "Skein serves large language models from a cluster, and from any laptop.
 
 Start here:
@@ -80,20 +97,29 @@ fn command_line() -> Vec<OsString> {
 
 fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
     match matches.subcommand() {
+        #[cfg(feature = "worker")]
         Some(("serve", matches)) => runtime(None)?.block_on(serve::run(matches)),
         Some(("router", matches)) => runtime(None)?.block_on(router::run(matches)),
         Some(("gateway", matches)) => runtime(None)?.block_on(gateway::run(matches)),
+        #[cfg(feature = "worker")]
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
+        #[cfg(feature = "worker")]
         Some((worker::RANK, _)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run_rank()),
+        #[cfg(feature = "worker")]
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
+        #[cfg(feature = "worker")]
         Some((run_batch::RUN_BATCH, matches)) => runtime(None)?.block_on(run_batch::run(matches)),
+        #[cfg(feature = "worker")]
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
+        #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
+        Some((probe::RENDER, matches)) => probe::render(matches),
         Some((reference::COMPLETIONS, matches)) => reference::completions(command(), matches),
         Some((reference::MAN, matches)) => reference::man(command(), matches),
         Some((reference::FLAGS_PAGE, _)) => reference::flags_page(command()),
         Some(("help", matches)) => help(matches),
+        #[cfg(feature = "worker")]
         Some(("config", matches)) => show_config(matches),
         Some(("version", matches)) => {
             print_version(matches.get_flag("json"));
@@ -104,21 +130,6 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 fn command() -> Command {
-    let model = || {
-        Arg::new("MODEL")
-            .help("Model directory [default: the model that ships with Skein]")
-            .conflicts_with("model")
-    };
-    let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
-    let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
-    let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
-    let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
-    let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
-    let url = Arg::new(run::URL).long(run::URL).value_name("URL");
-    let url = url
-        .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
-    let api_key = Arg::new(run::API_KEY).long(run::API_KEY).value_name("KEY").requires(run::URL);
-    let api_key = api_key.help("API key for --url");
     let of_command = Arg::new("COMMAND").num_args(0..).help("For example: serve, or bench latency");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     Command::new("skein")
@@ -128,61 +139,79 @@ fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
-        .subcommand(with_flags(
-            Command::new("serve")
-                .about("Serve a model: router and workers on this machine")
-                .arg(model())
-                .after_help(SETTINGS),
-            table::SERVE,
-        ))
-        .subcommand(with_flags(
-            Command::new("run")
-                .about("Talk to a model in the terminal")
-                .arg(words)
-                .args([url, api_key])
-                .after_help(SETTINGS),
-            table::RUN,
-        ))
-        .subcommand(with_flags(
-            Command::new("router")
-                .about("Route requests to workers that run elsewhere")
-                .arg(model())
-                .after_help(SETTINGS),
-            table::ROUTER,
-        ))
-        .subcommand(with_flags(
-            Command::new("gateway")
-                .about("Stand in front of several routers: streams survive a router's death")
-                .long_about(GATEWAY)
-                .arg(model())
-                .after_help(SETTINGS),
-            table::GATEWAY,
-        ))
-        .subcommand(with_flags(
-            Command::new("worker")
-                .about("Run one worker, for a router")
-                .arg(model())
-                .arg(supervised)
-                .args(hidden)
-                .after_help(SETTINGS),
-            table::WORKER,
-        ))
-        .subcommand(run_batch::command())
-        .subcommand(bench::command())
-        .subcommand(gpu_check::command())
-        .subcommand(
-            Command::new("config").about("Show settings").subcommand_required(true).subcommand(with_flags(
-                Command::new("show")
-                    .about("The effective settings of `skein serve`, and where each came from")
-                    .arg(model()),
-                table::SERVE,
-            )),
-        )
-        .subcommand(probe::command())
-        .subcommand(Command::new(worker::RANK).hide(true))
+        .subcommands([
+            #[cfg(feature = "worker")]
+            serving("serve", "Serve a model: router and workers on this machine", table::SERVE),
+            #[cfg(feature = "worker")]
+            run_command(),
+            serving("router", "Route requests to workers that run elsewhere", table::ROUTER),
+            serving(
+                "gateway",
+                "Stand in front of several routers: streams survive a router's death",
+                table::GATEWAY,
+            )
+            .long_about(GATEWAY),
+            #[cfg(feature = "worker")]
+            worker_command(),
+            #[cfg(feature = "worker")]
+            run_batch::command(),
+            #[cfg(feature = "worker")]
+            bench::command(),
+            #[cfg(feature = "worker")]
+            gpu_check::command(),
+            #[cfg(feature = "worker")]
+            config_command(),
+            probe::command(),
+            probe::render_command(),
+            #[cfg(feature = "worker")]
+            Command::new(worker::RANK).hide(true),
+        ])
         .subcommands(reference::commands())
         .subcommand(Command::new("help").about("Print the help of a command").arg(of_command))
         .subcommand(Command::new("version").about("Print the version").arg(json))
+}
+
+fn model_arg() -> Arg {
+    let help = if cfg!(feature = "worker") {
+        "Model directory [default: the model that ships with Skein]"
+    } else {
+        "Model directory, of which the tokenizer and chat template are read"
+    };
+    Arg::new("MODEL").help(help).conflicts_with("model")
+}
+
+/// A command that serves a model, with its flags of the table.
+fn serving(name: &'static str, about: &'static str, which: u8) -> Command {
+    with_flags(Command::new(name).about(about).arg(model_arg()).after_help(SETTINGS), which)
+}
+
+#[cfg(feature = "worker")]
+fn run_command() -> Command {
+    let words = Arg::new(run::WORDS).value_name("MODEL|PROMPT").num_args(0..);
+    let words = words.help("A model directory, a prompt, or both; without a prompt, starts a chat");
+    let url = Arg::new(run::URL).long(run::URL).value_name("URL");
+    let url = url
+        .help("Talk to a running server, for example http://127.0.0.1:8000; --model names one of its models");
+    let api_key = Arg::new(run::API_KEY).long(run::API_KEY).value_name("KEY").requires(run::URL);
+    let api_key = api_key.help("API key for --url");
+    let run = Command::new("run").about("Talk to a model in the terminal").arg(words).args([url, api_key]);
+    with_flags(run.after_help(SETTINGS), table::RUN)
+}
+
+#[cfg(feature = "worker")]
+fn worker_command() -> Command {
+    let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
+    let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
+    let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
+    let worker = Command::new("worker").about("Run one worker, for a router").arg(model_arg());
+    with_flags(worker.arg(supervised).args(hidden).after_help(SETTINGS), table::WORKER)
+}
+
+#[cfg(feature = "worker")]
+fn config_command() -> Command {
+    let about = "The effective settings of `skein serve`, and where each came from";
+    let show = with_flags(Command::new("show").about(about).arg(model_arg()), table::SERVE);
+    Command::new("config").about("Show settings").subcommand_required(true).subcommand(show)
 }
 
 fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, Failure> {
@@ -204,6 +233,7 @@ fn help(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
+#[cfg(feature = "worker")]
 fn show_config(matches: &ArgMatches) -> Result<(), Failure> {
     let Some(("show", matches)) = matches.subcommand() else { return Ok(()) };
     let mut settings = settings::load(table::SERVE, matches)?;

@@ -7,8 +7,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+pub use skein_router::text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
+#[cfg(feature = "worker")]
 use crate::shipped;
 
 /// Largest safetensors header that is read, bytes; larger ones are broken.
@@ -21,7 +23,7 @@ const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// # Errors
 /// If there is no such directory or it contains no model.
 pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
-    let Some(given) = given else { return shipped::find() };
+    let Some(given) = given else { return without_name() };
     let path = PathBuf::from(given);
     if !path.is_dir() {
         return Err(Failure::new(
@@ -43,23 +45,22 @@ pub fn find(given: Option<&str>) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
+#[cfg(feature = "worker")]
+fn without_name() -> Result<PathBuf, Failure> {
+    shipped::find()
+}
+
+/// A router's own binary carries no model.
+#[cfg(not(feature = "worker"))]
+fn without_name() -> Result<PathBuf, Failure> {
+    let message = "name a model directory (config.json, tokenizer.json): this build carries no model";
+    Err(Failure::new(MODEL, message.to_owned()))
+}
+
 /// The default name for clients: the directory's.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
-}
-
-/// Size and type of a model, for the banner.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// `model_type` of config.json.
-    pub family: String,
-    /// Number of values in all tensors.
-    pub parameters: u64,
-    /// Element type of the largest tensor.
-    pub dtype: String,
-    /// Bytes of all weights.
-    pub bytes: u64,
 }
 
 /// Reads a model's configuration and weight headers. What cannot be read stays empty; the worker reports it.

@@ -1,20 +1,33 @@
 //! Tries a model's chat template and its tokenizer, each in a child process with limited memory, before this
-//! process uses them: both are programs, and not everything they can do is limited within a process.
+//! process uses them: both are programs, and not everything they can do is limited within a process. For the
+//! same reason chats are rendered in child processes.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{self, Output, Stdio};
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, value_parser};
 use skein_router::text::probe::{probe, probe_tokenizer};
+use skein_router::text::render_process::{RenderProcesses, serve};
 use skein_router::text::sources::TextSources;
+use skein_sys::memory_limit::of_this_process;
+use skein_sys::process::limit_address_space;
 use tokio::process::Command;
 
 use crate::exit::{Failure, MODEL};
 
 /// The hidden command that the child runs.
 pub const PROBE: &str = "probe-text";
+/// The hidden command of a child that renders chats.
+pub const RENDER: &str = "render-chats";
+/// Address space of such a child that it does not fill: its stack, this binary, what the allocator reserves.
+const RENDER_RESERVES: u64 = 512 * MIB;
+/// What it may fill: an eighth of what this process may have, so that the router is not ended for its child,
+/// within these bounds. A conversation of 8 MB takes some 60 MiB.
+const RENDER_MEMORY: RangeInclusive<u64> = 128 * MIB..=512 * MIB;
+const MIB: u64 = 1024 * 1024;
 /// Flag: directory of the tokenizer's files, if not the model's.
 const TOKENIZER: &str = "tokenizer";
 /// Flag: a template that replaces the model's.
@@ -56,10 +69,27 @@ const TOKENIZER_TRIAL: Trial = Trial {
 /// The child's command line.
 pub fn command() -> clap::Command {
     let trial = Arg::new("TRIAL").required(true).value_parser([TEMPLATE_TRIAL.name, TOKENIZER_TRIAL.name]);
+    clap::Command::new(PROBE).hide(true).arg(trial).args(files())
+}
+
+/// The command line of a child that renders chats.
+pub fn render_command() -> clap::Command {
+    clap::Command::new(RENDER).hide(true).args(files())
+}
+
+fn files() -> [Arg; 3] {
     let model = Arg::new("MODEL").required(true).value_parser(value_parser!(PathBuf));
     let tokenizer = Arg::new(TOKENIZER).long(TOKENIZER).value_parser(value_parser!(PathBuf));
     let template = Arg::new(TEMPLATE).long(TEMPLATE).allow_hyphen_values(true);
-    clap::Command::new(PROBE).hide(true).args([trial, model, tokenizer, template])
+    [model, tokenizer, template]
+}
+
+fn sources_of(matches: &ArgMatches) -> TextSources {
+    TextSources {
+        tokenizer: matches.get_one(TOKENIZER).cloned(),
+        chat_template: matches.get_one(TEMPLATE).cloned(),
+        ..TextSources::default()
+    }
 }
 
 /// The child's work. Only whether it exits normally matters, and what it prints otherwise.
@@ -67,17 +97,38 @@ pub fn command() -> clap::Command {
 /// # Errors
 /// What the tokenizer fails on.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    let sources = TextSources {
-        tokenizer: matches.get_one(TOKENIZER).cloned(),
-        chat_template: matches.get_one(TEMPLATE).cloned(),
-        ..TextSources::default()
-    };
+    let sources = sources_of(matches);
     let Some(model) = matches.get_one::<PathBuf>("MODEL") else { return Ok(()) };
     if matches.get_one::<String>("TRIAL").is_some_and(|name| name == TOKENIZER_TRIAL.name) {
         return probe_tokenizer(model, &sources).map_err(|reason| Failure::new(MODEL, reason));
     }
     probe(model, &sources);
     Ok(())
+}
+
+/// The work of a child that renders chats, until its input closes.
+///
+/// # Errors
+/// If the template cannot be used, or the other side is gone.
+pub fn render(matches: &ArgMatches) -> Result<(), Failure> {
+    let Some(model) = matches.get_one::<PathBuf>("MODEL") else { return Ok(()) };
+    // Where the system has no such limit, only the deadline is left.
+    let memory = of_this_process().map_or(u64::MAX, |memory| memory.limit / 8);
+    let memory = memory.clamp(*RENDER_MEMORY.start(), *RENDER_MEMORY.end());
+    let _ = limit_address_space(RENDER_RESERVES + memory);
+    serve(model, &sources_of(matches)).map_err(|error| Failure::new(MODEL, error.to_string()))
+}
+
+/// Processes that render chats with the template of the model in `directory`, or that in `sources`.
+pub fn render_processes(directory: &Path, sources: &TextSources) -> RenderProcesses {
+    let (directory, sources) = (directory.to_owned(), sources.clone());
+    RenderProcesses::new(move || {
+        let mut child = process::Command::new(this_binary()?);
+        // A backtrace of a child that runs out of memory would take longer than its rendering.
+        child.arg(RENDER).env("RUST_BACKTRACE", "0");
+        add_files(&mut child, &directory, &sources);
+        Ok(child)
+    })
 }
 
 /// Tries the tokenizer and the chat template of the model in `directory`, or those in `sources`.
@@ -122,14 +173,26 @@ async fn in_child(trial: &Trial, directory: &Path, sources: &TextSources) -> io:
     let Trial { name, address_space, .. } = trial;
     let limited =
         format!("ulimit -c 0; ulimit -v {address_space} 2>/dev/null; exec \"$0\" {PROBE} {name} \"$@\"");
-    let mut shell = Command::new("sh");
-    shell.arg("-c").arg(limited).arg(std::env::current_exe()?).arg(directory);
-    if let Some(tokenizer) = &sources.tokenizer {
-        shell.arg(format!("--{TOKENIZER}")).arg(tokenizer);
-    }
-    if let Some(template) = &sources.chat_template {
-        shell.arg(format!("--{TEMPLATE}={template}"));
-    }
+    let mut shell = process::Command::new("sh");
+    shell.arg("-c").arg(limited).arg(std::env::current_exe()?);
+    add_files(&mut shell, directory, sources);
+    let mut shell = Command::from(shell);
     shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     shell.kill_on_drop(true).output().await
+}
+
+/// This program even if its file has been replaced or removed since it was started.
+fn this_binary() -> io::Result<PathBuf> {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { Ok(running) } else { std::env::current_exe() }
+}
+
+fn add_files(child: &mut process::Command, directory: &Path, sources: &TextSources) {
+    child.arg(directory);
+    if let Some(tokenizer) = &sources.tokenizer {
+        child.arg(format!("--{TOKENIZER}")).arg(tokenizer);
+    }
+    if let Some(template) = &sources.chat_template {
+        child.arg(format!("--{TEMPLATE}={template}"));
+    }
 }

@@ -35,16 +35,21 @@ impl LoadProgress {
         if let Some(slot) = self.workers.get_mut(worker) {
             *slot = (done, total);
         }
-        let done: u64 = self.workers.iter().map(|(done, _)| done).sum();
-        // All workers load the same model, so one that has not reported yet has the same total.
-        let most = self.workers.iter().map(|(_, total)| *total).max().unwrap_or(0);
-        let total = most.saturating_mul(self.workers.len() as u64);
+        let (done, total) = self.of_the_model();
         if let Some(bar) = &self.bar {
             bar.set_length(total);
             bar.set_position(done);
-        } else if is_due(&mut self.last_line, clock::now()) {
+        } else if done < total && is_due(&mut self.last_line, clock::now()) {
             tracing::info!(workers = self.workers.len(), bytes = done, of_bytes = total, "loading weights");
         }
+    }
+
+    /// Bytes of the model that are loaded, averaged over the workers, and all of them. All workers load the
+    /// same model, so one that has not reported yet has the same total.
+    fn of_the_model(&self) -> (u64, u64) {
+        let done: u64 = self.workers.iter().map(|(done, _)| done).sum();
+        let total = self.workers.iter().map(|(_, total)| *total).max().unwrap_or(0);
+        (done / (self.workers.len() as u64).max(1), total)
     }
 
     /// Removes the bar from the terminal.
@@ -67,6 +72,16 @@ fn is_due(last: &mut Option<Timestamp>, now: Timestamp) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_total_is_the_model_whatever_the_number_of_workers() {
+        let mut progress = LoadProgress { workers: vec![(0, 0); 2], bar: None, last_line: None };
+        assert_eq!(progress.of_the_model(), (0, 0));
+        progress.update(0, 100, 100);
+        assert_eq!(progress.of_the_model(), (50, 100));
+        progress.update(1, 40, 100);
+        assert_eq!(progress.of_the_model(), (70, 100));
+    }
 
     #[test]
     fn a_short_load_is_one_line_and_a_long_one_speaks_every_half_minute() {

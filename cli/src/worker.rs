@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use skein_node::config::{Settings, duration, text};
 use skein_node::shutdown::Shutdown;
-use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor};
+use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor, report_alive};
 use skein_node::telemetry::{self, LogOptions};
 use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
@@ -97,8 +97,12 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
             config.secret = Some(Secret::from_supervisor().map_err(Failure::other)?);
             let shutdown = Shutdown::supervised().map_err(Failure::other)?;
             end_with_supervisor(shutdown.clone()).map_err(Failure::other)?;
+            let alive = report_alive();
             let progress = |done, total| Lifecycle::Progress { done, total }.emit();
-            let ready = |address: SocketAddr| Lifecycle::Ready { address: address.to_string() }.emit();
+            let ready = move |address: SocketAddr| {
+                alive.abort();
+                Lifecycle::Ready { address: address.to_string() }.emit();
+            };
             service::serve(config, progress, ready, shutdown.requested()).await
         }
         None => {

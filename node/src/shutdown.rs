@@ -122,6 +122,7 @@ async fn watch_signals(shutdown: Shutdown, mut interrupt: Signal, mut terminate:
         first.get_or_insert(now);
         if shutdown.is_requested() && !is_same {
             tracing::warn!("signalled again: exiting now, running requests are lost");
+            crate::telemetry::silence();
             shutdown.force();
             tokio::time::sleep(FORCED_GRACE).await;
             std::process::exit(exit_code);

@@ -2,10 +2,10 @@
 //! site logs prompts or output.
 
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::fmt::format::{self, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, MakeWriter};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -84,9 +84,9 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let terminal = std::io::stderr().is_terminal();
     let json = options.format == LogFormat::Json;
     let writer = Labelled { process: options.process.clone(), json };
-    if let Some(spans) = trace::layer() {
+    if let Some(warnings) = trace::layer() {
         let lines = lines_with_ids(writer, terminal, json, parsed);
-        let started = Registry::default().with(lines).with(spans).try_init();
+        let started = Registry::default().with(lines).with(warnings).try_init();
         return started.map_err(|_| TelemetryError::AlreadySet);
     }
     let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(writer).with_ansi(terminal);
@@ -98,17 +98,13 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     started.map_err(|_| TelemetryError::AlreadySet)
 }
 
-/// Log lines that carry the ids of the request at work. The requests' own spans are not shown.
+/// Log lines that carry the ids of the request at work.
 fn lines_with_ids(
     writer: Labelled,
     terminal: bool,
     json: bool,
     filter: EnvFilter,
 ) -> Box<dyn Layer<Registry> + Send + Sync> {
-    // Without the hint every `trace!` of the libraries would be evaluated.
-    let level = filter.max_level_hint().unwrap_or(LevelFilter::TRACE);
-    let not_ours = filter_fn(|metadata| metadata.target() != trace::TARGET).with_max_level_hint(level);
-    let filter = filter.and(not_ours);
     let layer = tracing_subscriber::fmt::layer().with_writer(writer).with_ansi(terminal);
     if json {
         let format = format::json().flatten_event(true).with_current_span(false);
@@ -137,20 +133,23 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> std::fmt::Result {
-        let Some((trace_id, span_id)) = trace::current().ids() else {
+        let Some(request) = trace::current_link() else {
             return self.format.format_event(context, writer, event);
         };
         let mut line = String::new();
         self.format.format_event(context, Writer::new(&mut line), event)?;
-        writer.write_str(&with_ids(&line, &trace_id, &span_id, self.json))
+        write_with_ids(&mut writer, &line, request, self.json)
     }
 }
 
-/// `line` with the ids as its first JSON fields, or at its end.
-fn with_ids(line: &str, trace_id: &str, span_id: &str, json: bool) -> String {
+/// Writes `line` with the ids of `request` as its first JSON fields, or at its end.
+fn write_with_ids(writer: &mut Writer<'_>, line: &str, request: trace::Link, json: bool) -> std::fmt::Result {
+    let (trace_id, span_id) = (request.trace_id(), request.span_id());
     match line.strip_prefix('{') {
-        Some(rest) if json => format!("{{\"trace_id\":\"{trace_id}\",\"span_id\":\"{span_id}\",{rest}"),
-        _ => format!("{} trace_id={trace_id} span_id={span_id}\n", line.trim_end_matches('\n')),
+        Some(rest) if json => {
+            write!(writer, "{{\"trace_id\":\"{trace_id}\",\"span_id\":\"{span_id}\",{rest}")
+        }
+        _ => writeln!(writer, "{} trace_id={trace_id} span_id={span_id}", line.trim_end_matches('\n')),
     }
 }
 
@@ -165,6 +164,15 @@ fn quiet_libraries(filter: &str) -> String {
         }
         other => other.to_owned(),
     }
+}
+
+/// Set for the last moment of a process that ends without a drain.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Ends the log: a process that exits now has nothing more to say. Its tasks see their connections break, and
+/// would tell of what will not happen, such as a stream that goes on elsewhere.
+pub(crate) fn silence() {
+    IS_SILENT.store(true, Ordering::Relaxed);
 }
 
 /// Writes each event to standard error in one piece, labelled with the process.
@@ -184,6 +192,9 @@ struct LabelledLine<'a>(&'a Labelled);
 
 impl Write for LabelledLine<'_> {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        if IS_SILENT.load(Ordering::Relaxed) {
+            return Ok(event.len());
+        }
         let line = label(event, &self.0.process, self.0.json);
         // A full disk must not end a server. If the error were returned, the subscriber would report it with
         // a macro that panics when it cannot write to standard error.

@@ -49,6 +49,7 @@ impl From<LoadReport> for wire::Load {
             last_placement_sequence,
             draining,
             giving_back,
+            totals: Vec::new(),
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::load::LoadReport;
 use crate::placement::Placement;
 use crate::runs::{CacheChange, RunStored};
 use crate::stream_key::StreamKey;
+use crate::totals::Total;
 use crate::worker::v1 as wire;
 use wire::worker_event::Event;
 
@@ -27,8 +28,8 @@ pub enum WatchBody {
     Snapshot(Snapshot),
     /// Blocks were evicted or cached.
     Cache(CacheChange),
-    /// Queue length, free blocks and speed.
-    Load(LoadReport),
+    /// Queue length, free blocks and speed; in some reports what the worker has counted, too.
+    Load(LoadReport, Vec<Total>),
     /// The worker accepted a request.
     Admitted(Admitted),
     /// An event of a newer worker that we cannot decode. It has a sequence number too.
@@ -62,7 +63,10 @@ impl From<WatchEvent> for wire::WorkerEvent {
         let event = match body {
             WatchBody::Snapshot(snapshot) => Some(Event::Snapshot(snapshot.into())),
             WatchBody::Cache(change) => Some(Event::Cache(change.into())),
-            WatchBody::Load(report) => Some(Event::Load(report.into())),
+            WatchBody::Load(report, totals) => {
+                let totals = totals.into_iter().map(Into::into).collect();
+                Some(Event::Load(wire::Load { totals, ..report.into() }))
+            }
             WatchBody::Admitted(admitted) => Some(Event::Admitted(admitted.into())),
             WatchBody::Unknown => None,
         };
@@ -76,7 +80,10 @@ impl From<wire::WorkerEvent> for WatchEvent {
         let body = match event {
             Some(Event::Snapshot(snapshot)) => WatchBody::Snapshot(snapshot.into()),
             Some(Event::Cache(change)) => WatchBody::Cache(change.into()),
-            Some(Event::Load(report)) => WatchBody::Load(report.into()),
+            Some(Event::Load(mut report)) => {
+                let totals = std::mem::take(&mut report.totals).into_iter().map(Into::into).collect();
+                WatchBody::Load(report.into(), totals)
+            }
             Some(Event::Admitted(admitted)) => WatchBody::Admitted(admitted.into()),
             None => WatchBody::Unknown,
         };

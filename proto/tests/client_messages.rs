@@ -51,6 +51,8 @@ fn sampling() -> v1::SamplingOptions {
         logprobs: Some(2),
         prompt_logprobs: Some(0),
         skip_special_tokens: Some(false),
+        allowed_token_ids: Vec::new(),
+        bad_words: Vec::new(),
     }
 }
 

@@ -60,6 +60,8 @@ fn sampling() -> SamplingParams {
         logprobs: Some(0),
         prompt_logprobs: Some(2),
         grammar: None,
+        allowed_token_ids: Vec::new(),
+        bad_words: Vec::new(),
     }
 }
 

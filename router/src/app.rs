@@ -7,6 +7,7 @@ use skein_node::clock;
 use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
 
+use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
 use crate::generator::Generator;
@@ -34,6 +35,8 @@ pub struct App {
     pub drain: Drain,
     /// When this process started, seconds since 1970; `created` of the model.
     pub created: u64,
+    /// Files and batches of clients, if this router keeps them.
+    pub batches: Option<Arc<Store>>,
     /// Runs tokenisation, within limits for all requests together.
     text_work: TextWork,
 }
@@ -57,6 +60,7 @@ impl App {
             config: Arc::new(config),
             drain: Drain::default(),
             created: clock::unix_time().as_secs(),
+            batches: None,
             text_work: TextWork::default(),
         }
     }
@@ -121,7 +125,7 @@ impl App {
         draft: Draft,
         limits: ModelLimits,
     ) -> Result<(TokenRequest, TextOptions), Refusal> {
-        let size = prompt_bytes(&draft.prompt) + draft.constraint.as_ref().map_or(0, |_| CONSTRAINT_BYTES);
+        let size = work_bytes(&draft.prompt) + draft.constraint.as_ref().map_or(0, |_| CONSTRAINT_BYTES);
         let app = self.clone();
         let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());
         self.text_work(size, check).await
@@ -143,8 +147,17 @@ impl App {
 /// Compiling a constraint takes as long as tokenising this many bytes, or longer.
 const CONSTRAINT_BYTES: usize = 16 * 1024;
 
+/// A chat template takes as long as tokenising this many bytes, or longer: another process renders it.
+const TEMPLATE_BYTES: usize = 8 * 1024;
+
+/// Bytes of text work that `prompt` is worth.
+pub fn work_bytes(prompt: &Prompt) -> usize {
+    let template = if matches!(prompt, Prompt::Chat { .. }) { TEMPLATE_BYTES } else { 0 };
+    template + prompt_bytes(prompt)
+}
+
 /// Approximate bytes of text to render and tokenise.
-pub fn prompt_bytes(prompt: &Prompt) -> usize {
+fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),
         Prompt::Tokens(_) => 0,

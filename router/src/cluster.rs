@@ -15,6 +15,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use skein_node::discovery::{Change, Member};
 use skein_node::{clock, task};
+use skein_proto::totals::Total;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -195,6 +196,10 @@ impl Generator for Cluster {
 
     fn workers(&self) -> Vec<WorkerStatus> {
         self.workers.with_fleet(|fleet| fleet.status(clock::now()))
+    }
+
+    fn totals(&self) -> Vec<Total> {
+        self.workers.totals.sums()
     }
 
     fn running(&self) -> Running {

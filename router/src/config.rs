@@ -29,6 +29,8 @@ pub struct RouterConfig {
     pub refuse_unknown_fields: bool,
     /// Origins whose web pages may call the API; `*` = all.
     pub allowed_origins: Vec<String>,
+    /// Directory of clients' files and batches; `None` = it keeps none.
+    pub batch_dir: Option<PathBuf>,
     /// Answers Envoy as endpoint picker: endpoints are the workers' hosts with this port. `None` = it does
     /// not.
     pub endpoint_port: Option<u16>,
@@ -64,6 +66,7 @@ impl RouterConfig {
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,
             allowed_origins: Vec::new(),
+            batch_dir: None,
             endpoint_port: None,
             follow_picks: false,
             migration_limit: MIGRATION_LIMIT,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use futures::Stream;
 use futures::future::BoxFuture;
+use skein_proto::totals::Total;
 
 use crate::admission::Running;
 use crate::capacity::Capacity;
@@ -33,6 +34,10 @@ pub trait Generator: Send + Sync + 'static {
     fn capacity(&self) -> Result<Capacity, Refusal>;
     /// State of its workers, for metrics.
     fn workers(&self) -> Vec<WorkerStatus> {
+        Vec::new()
+    }
+    /// Sums of what its workers have counted, for metrics.
+    fn totals(&self) -> Vec<Total> {
         Vec::new()
     }
     /// Requests in flight, for metrics.

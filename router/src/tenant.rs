@@ -21,6 +21,16 @@ impl Tenant {
         Self(format!("{:032x}", xxh3_128(format!("{LAYOUT}\0{key}").as_bytes())).into())
     }
 
+    /// Those who have the name that [`name`](Self::name) returned.
+    pub fn named(name: &str) -> Self {
+        Self(name.into())
+    }
+
+    /// Its name, for records; empty where there are no keys.
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+
     /// What separates prefix caches: the tenant, and within it what a request brings itself.
     pub fn cache_salt(&self, own: &str) -> Arc<str> {
         if self.0.is_empty() { own.into() } else { format!("{}/{own}", self.0).into() }

@@ -19,7 +19,7 @@ use crate::generator::{Generator, TokenSource};
 use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
-use crate::text::model_text::ModelText;
+use crate::text::model_text::{Facts, ModelText};
 
 /// Token of byte 0: byte `b` is token `b + BYTES`.
 pub const BYTES: TokenId = 4;
@@ -73,8 +73,10 @@ pub fn model_text_with(generation: &Value, template: Option<&str>) -> ModelText 
     let config = json!({"bos_token": "<|bos|>", "eos_token": "<|end|>"});
     let tokenizer = tokenizer_json().to_string();
     let template = template.map(str::to_owned);
-    ModelText::from_parts(vec![Arc::from("test")], tokenizer.as_bytes(), &config, template, generation)
-        .unwrap()
+    let names = vec![Arc::from("test")];
+    let text = ModelText::from_parts(names, tokenizer.as_bytes(), &config, template, generation).unwrap();
+    let (family, dtype) = ("llama".to_owned(), "bf16".to_owned());
+    ModelText { facts: Facts { family, parameters: 7_340_000, dtype, bytes: 14_600_000 }, ..text }
 }
 
 /// The tokens of `text`, one a byte.

@@ -23,3 +23,19 @@ pub fn die_with_parent(parent: u32) -> bool {
     }
     std::os::unix::process::parent_id() == parent
 }
+
+/// Limits this process to `bytes` of address space, of which a thread's stack counts from its start; and has
+/// it leave no core file. What needs more fails to allocate, which ends it.
+///
+/// # Errors
+/// If the system does not set the limit.
+pub fn limit_address_space(bytes: u64) -> std::io::Result<()> {
+    for (resource, most) in [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_AS, bytes)] {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        // SAFETY: reads two numbers from `limit`.
+        if unsafe { libc::setrlimit(resource, &raw const limit) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

@@ -16,8 +16,8 @@ def free_port() -> int:
 
 
 class Cluster:
-    def __init__(self, *arguments: str):
-        self.port = free_port()
+    def __init__(self, *arguments: str, port: int | None = None):
+        self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [os.environ["TEST_BINARY"], "serve", "--port", str(self.port), *arguments],
@@ -35,6 +35,10 @@ class Cluster:
                 time.sleep(0.05)
         self.end()
         raise AssertionError("skein was not ready within 60 s")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def end(self) -> None:
         self.process.terminate()
@@ -56,8 +60,8 @@ def cluster():
 def start_cluster():
     started = []
 
-    def start(*arguments: str) -> Cluster:
-        started.append(Cluster(*arguments))
+    def start(*arguments: str, port: int | None = None) -> Cluster:
+        started.append(Cluster(*arguments, port=port))
         return started[-1]
 
     yield start

@@ -40,6 +40,10 @@ def test_reflection_and_generate(channel):
     positions = [response.from_position for response in responses if response.token_ids]
     assert positions == sorted(positions)
 
+    request.sampling.allowed_token_ids.extend([300, 301, 302])
+    request.sampling.bad_words.append("return")
+    assert {token for response in call(request) for token in response.token_ids} <= {300, 301, 302}
+
     request.sampling.temperature = 7
     with pytest.raises(grpc.RpcError) as error:
         list(call(request))

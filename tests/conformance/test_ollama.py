@@ -27,7 +27,7 @@ def test_generate(client):
 
 def test_lists_and_shows(client):
     assert [model.model for model in client.list().models] == [MODEL]
-    assert client.show(MODEL).modelinfo["skein.context_length"] > 0
+    assert client.show(MODEL).modelinfo["llama.context_length"] > 0
 
 
 def test_an_unknown_model_is_404_and_names_the_served_one(client):

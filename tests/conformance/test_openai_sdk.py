@@ -94,6 +94,25 @@ def test_stop_strings(client):
     assert cut.text == free[: free.index(stop)]
 
 
+def test_allowed_and_bad_words(client):
+    ask = lambda **extra: client.completions.create(
+        model=MODEL, prompt="def add(a, b):\n", max_tokens=24, temperature=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True} | extra,
+    ).choices[0]  # fmt: skip
+    allowed = list(range(300, 340))
+    assert set(ask(allowed_token_ids=allowed).token_ids) <= set(allowed)
+    # The words of the answer, each banned in turn, of one token and of several.
+    plain = ask()
+    words = plain.text.split()
+    assert words
+    for word in dict.fromkeys(words[:4]):
+        assert f" {word} " not in f" {ask(bad_words=[word]).text} "
+    with pytest.raises(openai.BadRequestError, match="allowed_token_ids"):
+        ask(allowed_token_ids=[10_000_000])
+    with pytest.raises(openai.BadRequestError, match="bad_words"):
+        ask(bad_words=[""])
+
+
 def test_cached_tokens_are_reported(client):
     request = dict(model=MODEL, prompt="class Cached:\n    pass\n" * 30, max_tokens=2, temperature=0)
     first = client.completions.create(**request)

@@ -80,7 +80,7 @@ impl Cluster {
 
     /// Process ids of the running workers, which are children of the supervisor.
     pub fn worker_pids(&self) -> Vec<u32> {
-        children_of(self.pid())
+        children_of(self.pid()).into_iter().filter(|pid| subcommand_of(*pid) == b"worker").collect()
     }
 
     /// Everything the process has printed.
@@ -91,6 +91,11 @@ impl Cluster {
             let _ = file.read_to_string(&mut text);
         }
         text
+    }
+
+    /// Path of the file with everything that the process prints.
+    pub fn log_file(&self) -> PathBuf {
+        self.log.clone()
     }
 
     /// Sends `signal` ("TERM", "INT", "KILL") to the supervisor and waits at most `within` for it to end.
@@ -110,7 +115,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let workers = self.worker_pids();
+        let workers = children_of(self.pid());
         // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -132,6 +137,12 @@ pub fn resident_bytes(pid: u32) -> u64 {
 pub fn send_signal(pid: u32, signal: &str) {
     // The process may have ended in the meantime.
     let _ = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).stderr(Stdio::null()).status();
+}
+
+/// The first argument of a process; empty if it has ended.
+fn subcommand_of(pid: u32) -> Vec<u8> {
+    let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    command_line.split(|byte| *byte == 0).nth(1).unwrap_or_default().to_vec()
 }
 
 /// Ids of the child processes of `parent`, from /proc.

@@ -45,6 +45,14 @@ pub enum ServerError {
         /// The HTTP status.
         status: u16,
     },
+    /// `/tokenize` answers without tokens.
+    #[error("{url} answered {status} without tokens; prompts as text need a server that tokenizes")]
+    NoTokens {
+        /// The URL that was requested.
+        url: String,
+        /// The HTTP status.
+        status: u16,
+    },
 }
 
 impl Server {
@@ -97,6 +105,28 @@ impl Server {
         let (_, body) = self.models().await.ok()?;
         let card = body["data"].as_array()?.iter().find(|card| card["id"] == self.model.as_str())?;
         card["max_model_len"].as_u64()?.try_into().ok()
+    }
+
+    /// Tokens of `text`, by the server's tokenizer.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or does not tokenize.
+    pub async fn tokenize(&self, text: &str) -> Result<Vec<u32>, ServerError> {
+        let url = format!("{}/tokenize", self.base_url);
+        let body = json!({"model": self.model, "prompt": text});
+        let unreachable =
+            |error: reqwest::Error| ServerError::Unreachable { url: url.clone(), reason: root_cause(&error) };
+        let response = self.authorised(self.http.post(&url).json(&body)).send().await.map_err(unreachable)?;
+        let status = response.status().as_u16();
+        let body: Value = response.json().await.map_err(unreachable)?;
+        let tokens = body["tokens"].as_array().ok_or(ServerError::NoTokens { url, status })?;
+        Ok(tokens.iter().filter_map(Value::as_u64).filter_map(|token| u32::try_from(token).ok()).collect())
+    }
+
+    /// The server's metrics in Prometheus' text format, if it serves them.
+    pub async fn metrics(&self) -> Option<String> {
+        let response = self.http.get(format!("{}/metrics", self.base_url)).send().await.ok()?;
+        if response.status().is_success() { response.text().await.ok() } else { None }
     }
 
     /// Status and body of the list of models.

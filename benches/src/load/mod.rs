@@ -6,9 +6,12 @@
 
 pub mod arrivals;
 pub mod client;
+mod held_back;
 pub mod metrics;
 pub mod report;
 pub mod sse;
+pub mod texts;
+pub mod watch;
 pub mod workload;
 
 use std::sync::Arc;
@@ -20,9 +23,12 @@ use tokio::sync::{Semaphore, mpsc};
 
 use arrivals::Arrivals;
 use client::Server;
+pub use held_back::HeldBack;
 use metrics::Record;
 use workload::Session;
 
+/// Output tokens to request where neither a flag nor the data say, as in vLLM.
+pub const DEFAULT_OUTPUT_LEN: u32 = 128;
 /// Most concurrent sessions of an open loop without `max_concurrency`; protects this machine's sockets.
 const OPEN_LOOP_SESSIONS: usize = 8192;
 /// Finished records that wait to be collected.
@@ -39,6 +45,8 @@ pub struct Pace {
     pub max_concurrency: Option<usize>,
     /// Seed of the arrival times.
     pub seed: u64,
+    /// Holds sessions back to send them in batches; `max_concurrency` does not apply then.
+    pub held_back: Option<HeldBack>,
 }
 
 /// Runs `sessions` against `server`; calls `on_done` after each request.
@@ -52,7 +60,9 @@ pub async fn run(
     let (sender, mut receiver) = mpsc::channel(RECORDS_IN_FLIGHT);
     let timed = pace.request_rate.is_some() || sessions.iter().any(|session| session.at.is_some());
     let total: usize = sessions.iter().map(|session| session.turns.len()).sum();
-    let driver = if timed {
+    let driver = if let Some(held) = pace.held_back {
+        tokio::spawn(held_back::run(server.clone(), sessions, pace, held, start, sender))
+    } else if timed {
         tokio::spawn(open_loop(server.clone(), sessions, pace, start, sender))
     } else {
         tokio::spawn(closed_loop(server.clone(), sessions, pace, start, sender))
@@ -68,6 +78,16 @@ pub async fn run(
     records
 }
 
+/// Sessions with the times at which they should be sent: their own, or those of the arrival process.
+fn arrival_times(sessions: Vec<Session>, pace: &Pace) -> impl Iterator<Item = (Session, Duration)> + use<> {
+    let mut arrivals = pace.request_rate.map(|rate| Arrivals::new(rate, pace.burstiness, pace.seed));
+    sessions.into_iter().map(move |session| {
+        let next = arrivals.as_mut().and_then(Iterator::next);
+        let intended = session.at.or(next).unwrap_or_default();
+        (session, intended)
+    })
+}
+
 /// Sends each session at its time, regardless of the server.
 async fn open_loop(
     server: Server,
@@ -77,10 +97,7 @@ async fn open_loop(
     done: mpsc::Sender<Record>,
 ) {
     let slots = Arc::new(Semaphore::new(pace.max_concurrency.unwrap_or(OPEN_LOOP_SESSIONS)));
-    let mut arrivals = pace.request_rate.map(|rate| Arrivals::new(rate, pace.burstiness, pace.seed));
-    for session in sessions {
-        let next = arrivals.as_mut().and_then(Iterator::next);
-        let intended = session.at.or(next).unwrap_or_default();
+    for (session, intended) in arrival_times(sessions, &pace) {
         let wait = intended.saturating_sub(clock::now().since(start));
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;

@@ -82,7 +82,8 @@ fn sessions(count: usize, turns: usize) -> Vec<Session> {
     (0..count).map(|_| Session { at: None, turns: (0..turns).map(turn).collect() }).collect()
 }
 
-const CLOSED: Pace = Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(3), seed: 1 };
+const CLOSED: Pace =
+    Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(3), seed: 1, held_back: None };
 
 #[tokio::test]
 async fn a_closed_loop_keeps_so_many_under_way_and_no_more() {
@@ -133,4 +134,29 @@ async fn a_refusal_carries_the_servers_reason_and_is_counted_without_it() {
     assert_eq!(records[0].error.as_deref(), Some("http 400"));
     let failure = records[0].failure().expect("it was refused");
     assert!(failure.starts_with("http 400: too long !!!") && failure.len() < 220, "{failure}");
+}
+
+#[tokio::test]
+async fn held_back_sessions_come_in_batches_one_after_another() {
+    let (server, seen) = server().await;
+    let held_back = HeldBack { most: 3, delay: Duration::ZERO };
+    let records = run(&server, sessions(7, 1), Pace { held_back: Some(held_back), ..CLOSED }, |_| {}).await;
+    assert_eq!(records.len(), 7);
+    assert!(records.iter().all(|record| record.error.is_none()), "{records:?}");
+    assert_eq!(seen.lock().expect("no test panics with it").most, 3);
+    // The batches: the first may have started before all sessions had arrived.
+    let mut sent: Vec<Duration> = records.iter().map(|record| record.sent).collect();
+    sent.sort_unstable();
+    let batches = 1 + sent.windows(2).filter(|pair| pair[1] - pair[0] >= TOKEN_TIME).count();
+    assert!((3..=4).contains(&batches), "{sent:?}");
+}
+
+#[tokio::test]
+async fn a_batch_waits_its_delay_for_others() {
+    let (server, seen) = server().await;
+    let held_back = HeldBack { most: 8, delay: Duration::from_millis(300) };
+    let pace = Pace { request_rate: Some(50.0), held_back: Some(held_back), ..CLOSED };
+    let records = run(&server, sessions(4, 1), pace, |_| {}).await;
+    assert_eq!(records.len(), 4);
+    assert_eq!(seen.lock().expect("no test panics with it").most, 4, "all four are in one batch");
 }

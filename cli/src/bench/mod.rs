@@ -1,8 +1,10 @@
 //! `skein bench`: measures a server over HTTP, an engine in this process, or start-up; and makes models to
 //! measure. Flags and JSON keys follow vLLM, so that scripts carry over.
 
+mod batching;
 mod engine;
 mod make_model;
+mod saved;
 mod serve;
 mod startup;
 
@@ -24,6 +26,8 @@ pub enum Bench {
     Latency(engine::Latency),
     /// Run as many requests as fit at once on an engine in this process: tokens a second
     Throughput(engine::Throughput),
+    /// Compare batching rules and KV reservations with Skein's scheduler, simulated: rates, latency, KV use
+    Batching(Box<batching::Batching>),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
     /// Write a model of a real size with random weights, for benchmarks
@@ -51,6 +55,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Serve(serve) => serve::run(&serve).await,
         Bench::Latency(latency) => engine::latency(&latency, flags).await,
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
+        Bench::Batching(batching) => batching::run(&batching),
         Bench::Startup(startup) => startup::run(&startup).await,
         Bench::MakeModel(flags) => make_model::run(&flags),
     }

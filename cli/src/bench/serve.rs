@@ -1,16 +1,20 @@
 //! `skein bench serve`: load over HTTP. Flags and JSON keys follow vLLM, so that scripts carry over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use skein_bench::load::client::Server;
 use skein_bench::load::metrics::{Record, Report, Targets};
+use skein_bench::load::texts::{self, read_lines, read_sharegpt};
+use skein_bench::load::watch::{Reading, watch};
+use skein_bench::load::workload::Session;
 use skein_bench::load::workload::{Workload, read_trace};
-use skein_bench::load::{self, Pace, report};
+use skein_bench::load::{self, HeldBack, Pace, report};
 use skein_node::clock;
 
+use super::saved::{self, Saved};
 use super::{progress_bar, shown};
 use crate::exit::{Failure, USAGE};
 
@@ -54,7 +58,7 @@ pub struct Serve {
     #[arg(
         long,
         value_name = "FILE",
-        help = "Trace for mooncake: JSON lines of timestamp, input_length, output_length, hash_ids"
+        help = "File of sharegpt (JSON), custom (JSON lines with a prompt) or mooncake (JSON lines of a trace)"
     )]
     dataset_path: Option<PathBuf>,
     #[arg(
@@ -66,7 +70,8 @@ pub struct Serve {
     #[arg(
         long,
         value_name = "TOKENS",
-        help = "random, shared-prefix, multi-turn: output tokens [default: 128, or what fits the context]"
+        aliases = ["output-len", "sharegpt-output-len", "custom-output-len"],
+        help = "Output tokens [default: sharegpt: those of the recorded answer; others: 128, or what fits the context]"
     )]
     random_output_len: Option<u32>,
     #[arg(
@@ -131,6 +136,31 @@ pub struct Serve {
     extra_body: Option<String>,
     #[arg(long, default_value_t = 600, value_name = "SECONDS", help = "Timeout of a request")]
     request_timeout: u64,
+    #[arg(
+        long,
+        default_value = "continuous",
+        value_name = "RULE",
+        help = "Hold requests back: static:8 sends the next 8 when the last ones have ended, dynamic:8:50ms also waits 50 ms for 8"
+    )]
+    batching: String,
+    #[arg(long, num_args = 2, value_names = ["A.json", "B.json"], help = "Compare two saved results instead of sending load")]
+    compare: Vec<PathBuf>,
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "Write plots of the result, or of those of --plot-results, as SVG"
+    )]
+    plot: Option<PathBuf>,
+    #[arg(
+        long,
+        num_args = 1..,
+        value_name = "FILE",
+        requires = "plot",
+        help = "Plot these saved results together, for example one for each rate, instead of sending load"
+    )]
+    plot_results: Vec<PathBuf>,
+    #[arg(long, value_name = "TEXT", help = "Name of the result in tables and plots")]
+    label: Option<String>,
     #[arg(long, help = "Write the result to a JSON file")]
     save_result: bool,
     #[arg(long, help = "Include the figures of every request")]
@@ -159,6 +189,11 @@ enum Dataset {
     MultiTurn,
     /// A trace in Mooncake's published format
     Mooncake,
+    /// Conversations of a file in ShareGPT's form: each one's first message, and as many tokens as its answer
+    #[value(name = "sharegpt")]
+    ShareGpt,
+    /// JSON lines with a prompt each
+    Custom,
 }
 
 /// Runs `bench serve`.
@@ -166,7 +201,21 @@ enum Dataset {
 /// # Errors
 /// Invalid flags, an unreachable server, a result that cannot be written, or no request that finished.
 pub async fn run(flags: &Serve) -> Result<(), Failure> {
-    let (mut workload, targets, extra) = flags.check().map_err(|message| Failure::new(USAGE, message))?;
+    if let [before, after] = &flags.compare[..] {
+        let results = [Saved::read(before)?, Saved::read(after)?];
+        out!("{}", saved::comparison(&results[0], &results[1]));
+        return write_plots(flags.plot.as_ref(), &results);
+    }
+    if !flags.plot_results.is_empty() {
+        return write_plots(flags.plot.as_ref(), &saved::read_all(&flags.plot_results)?);
+    }
+    measure(flags).await
+}
+
+async fn measure(flags: &Serve) -> Result<(), Failure> {
+    let usage = |message| Failure::new(USAGE, message);
+    let (mut workload, targets, extra) = flags.check().map_err(usage)?;
+    let held_back = HeldBack::parse(&flags.batching).map_err(|error| usage(format!("--batching {error}")))?;
     let base_url = flags.base_url.clone().unwrap_or_else(|| format!("http://{}:{}", flags.host, flags.port));
     let timeout = Duration::from_secs(flags.request_timeout);
     let server = Server::connect(&base_url, flags.model.clone(), flags.api_key.clone(), timeout, extra)
@@ -182,18 +231,29 @@ pub async fn run(flags: &Serve) -> Result<(), Failure> {
         burstiness: flags.burstiness,
         max_concurrency: flags.max_concurrency,
         seed: flags.seed,
+        held_back,
     };
     warm_up(flags, &server, &workload).await?;
-    let sessions = workload.sessions(flags.num_prompts, flags.vocab_size, flags.seed);
+    let sessions = flags.sessions(&server, &workload, context).await?;
     let total: usize = sessions.iter().map(|session| session.turns.len()).sum();
     let bar = progress_bar(total as u64, "  {bar:32} {pos}/{len} requests, {elapsed} ({eta} left)");
-    let records = load::run(&server, sessions, pace, |_| bar.inc(1)).await;
+    let mut readings = Vec::new();
+    let records = tokio::select! {
+        records = load::run(&server, sessions, pace, |_| bar.inc(1)) => records,
+        () = watch(&server, clock::now(), &mut readings) => Vec::new(),
+    };
     bar.finish_and_clear();
     let report = Report::of(&records, &targets);
     let mut result = flags.context(&server, &pace);
     result.extend(report.to_json());
+    if let Some(path) = &flags.plot {
+        let mut detailed = result.clone();
+        detailed.extend(detail(&records, &readings));
+        let name = flags.label.clone().unwrap_or_else(|| flags.title(server.model()));
+        write_plots(Some(path), &[Saved::new(name, Value::Object(detailed))])?;
+    }
     if flags.save_detailed {
-        result.extend(detail(&records));
+        result.extend(detail(&records, &readings));
     }
     let result = format!("{:#}\n", Value::Object(result));
     // Print before saving, so that a full disk does not lose the run.
@@ -203,17 +263,24 @@ pub async fn run(flags: &Serve) -> Result<(), Failure> {
         out!("{}", report::table(&flags.title(server.model()), &report));
     }
     if let Some(path) = result_file {
-        std::fs::write(&path, result)
-            .map_err(|error| Failure::other(format!("cannot write {}: {error}", path.display())))?;
-        eprintln!("saved {}", path.display());
+        write(&path, &result)?;
     }
-    match report.completed {
-        0 => {
-            let first = first_failure(&records).unwrap_or_else(|| "none was sent".to_owned());
-            Err(Failure::other(format!("no request finished; the first one: {first}")))
-        }
-        _ => Ok(()),
+    if report.completed == 0 {
+        let first = first_failure(&records).unwrap_or_else(|| "none was sent".to_owned());
+        return Err(Failure::other(format!("no request finished; the first one: {first}")));
     }
+    Ok(())
+}
+
+fn write_plots(path: Option<&PathBuf>, results: &[Saved]) -> Result<(), Failure> {
+    path.map_or(Ok(()), |path| write(path, &saved::plots(results)))
+}
+
+fn write(path: &Path, content: &str) -> Result<(), Failure> {
+    std::fs::write(path, content)
+        .map_err(|error| Failure::other(format!("cannot write {}: {error}", shown(path))))?;
+    eprintln!("saved {}", shown(path));
+    Ok(())
 }
 
 fn first_failure(records: &[Record]) -> Option<String> {
@@ -224,7 +291,8 @@ fn first_failure(records: &[Record]) -> Option<String> {
 async fn warm_up(flags: &Serve, server: &Server, workload: &Workload) -> Result<(), Failure> {
     let mut sessions = workload.sessions(flags.num_warmups, flags.vocab_size, !flags.seed);
     sessions.iter_mut().for_each(|session| session.at = None);
-    let pace = Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0 };
+    let pace =
+        Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0, held_back: None };
     let records = load::run(server, sessions, pace, |_| {}).await;
     match first_failure(&records) {
         Some(error) => {
@@ -286,11 +354,18 @@ impl Serve {
                 input_len: self.random_input_len.unwrap_or(INPUT_LEN),
                 output_len: self.output_len(),
             },
+            Dataset::ShareGpt | Dataset::Custom => {
+                self.text_path()?;
+                // For the warm-up only.
+                Workload::Random {
+                    input_len: INPUT_LEN,
+                    output_len: self.output_len(),
+                    prefix_len: 0,
+                    range_ratio: 0.0,
+                }
+            }
             Dataset::Mooncake => {
-                let path = self
-                    .dataset_path
-                    .as_deref()
-                    .ok_or("--dataset-name mooncake needs --dataset-path FILE")?;
+                let path = self.text_path()?;
                 let trace = read_trace(path, self.num_prompts).map_err(|error| error.to_string())?;
                 Workload::Mooncake {
                     trace,
@@ -300,6 +375,34 @@ impl Serve {
                 }
             }
         })
+    }
+
+    /// The requests of the run. Those of a file with texts are tokenized by the server.
+    async fn sessions(
+        &self,
+        server: &Server,
+        workload: &Workload,
+        context: Option<u32>,
+    ) -> Result<Vec<Session>, Failure> {
+        let read = match self.dataset_name {
+            Dataset::ShareGpt => read_sharegpt,
+            Dataset::Custom => read_lines,
+            Dataset::Random | Dataset::SharedPrefix | Dataset::MultiTurn | Dataset::Mooncake => {
+                return Ok(workload.sessions(self.num_prompts, self.vocab_size, self.seed));
+            }
+        };
+        let path = self.text_path().map_err(|message| Failure::new(USAGE, message))?;
+        let found = read(path).map_err(Failure::other)?;
+        let context = context.unwrap_or(u32::MAX);
+        texts::sessions(server, path, &found, self.num_prompts, self.random_output_len, context)
+            .await
+            .map_err(Failure::other)
+    }
+
+    fn text_path(&self) -> Result<&Path, String> {
+        let name =
+            self.dataset_name.to_possible_value().map_or(String::new(), |name| name.get_name().to_owned());
+        self.dataset_path.as_deref().ok_or_else(|| format!("--dataset-name {name} needs --dataset-path FILE"))
     }
 
     fn output_len(&self) -> u32 {
@@ -358,6 +461,9 @@ impl Serve {
         let what = if self.dataset_name == Dataset::MultiTurn { "conversations" } else { "requests" };
         let rate = self.request_rate.filter(|rate| rate.is_finite());
         let pace = match (rate, self.dataset_name, self.max_concurrency) {
+            _ if self.batching != "continuous" => {
+                format!("batching {}, {} {what}/s", self.batching, self.rate_text())
+            }
             (Some(rate), _, None) => format!("open loop, {rate} {what}/s"),
             (Some(rate), _, Some(_)) => format!("open loop, {rate} {what}/s, at most {at_once}"),
             (None, Dataset::Mooncake, _) => format!("trace replayed at {}x, {at_once}", self.trace_speedup),
@@ -384,6 +490,8 @@ impl Serve {
             ("burstiness", json!(self.burstiness)),
             ("max_concurrency", json!(self.max_concurrency)),
             ("seed", json!(self.seed)),
+            ("batching", json!(self.batching)),
+            ("label", json!(self.label)),
         ] {
             map.insert(name.to_owned(), value);
         }
@@ -417,7 +525,7 @@ impl Serve {
 }
 
 /// Figures of every request in seconds, under vLLM's key names.
-fn detail(records: &[Record]) -> Map<String, Value> {
+fn detail(records: &[Record], readings: &[Reading]) -> Map<String, Value> {
     let seconds = |time: Option<Duration>| time.map_or(0.0, |time| time.as_secs_f64());
     let mut map = Map::new();
     let mut column = |name: &str, value: &dyn Fn(&Record) -> Value| {
@@ -432,6 +540,13 @@ fn detail(records: &[Record]) -> Map<String, Value> {
     });
     column("itls", &|record| record.gaps.iter().map(|gap| json!(gap.as_secs_f64())).collect());
     column("errors", &|record| json!(record.error.clone().unwrap_or_default()));
+    let mut column = |name: &str, value: &dyn Fn(&Reading) -> Value| {
+        map.insert(name.to_owned(), readings.iter().map(value).collect());
+    };
+    column("server_times", &|reading| json!(reading.at));
+    column("server_running", &|reading| json!(reading.running));
+    column("server_waiting", &|reading| json!(reading.waiting));
+    column("server_kv_cache_usage", &|reading| json!(reading.kv_cache_usage));
     map
 }
 

@@ -112,7 +112,8 @@ async fn measure(flags: &Startup, port: u16, started: clock::Timestamp) -> Resul
     let ready = elapsed();
     let server = Server::connect(&base_url, None, None, timeout, json!({})).await.map_err(Failure::other)?;
     let workload = Workload::Random { input_len: 8, output_len: 2, prefix_len: 0, range_ratio: 0.0 };
-    let pace = Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0 };
+    let pace =
+        Pace { request_rate: None, burstiness: 1.0, max_concurrency: Some(1), seed: 0, held_back: None };
     let sent = elapsed();
     let records = load::run(&server, workload.sessions(1, 1000, 0), pace, |_| {}).await;
     if let Some(failure) = records.iter().find_map(Record::failure) {

@@ -1,8 +1,12 @@
 //! Reads a process's settings from the command line, the environment and a file.
 
+#[cfg(feature = "worker")]
 mod device_choice;
 mod discovery;
+#[cfg(feature = "worker")]
+mod engine;
 mod otlp;
+#[cfg(feature = "worker")]
 mod precision;
 mod read;
 pub mod table;
@@ -16,9 +20,12 @@ use skein_node::config::{ENV_PREFIX, Key, Kind, Schema, Settings, Sources};
 use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
+#[cfg(feature = "worker")]
+pub use engine::EngineSettings;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
+#[cfg(feature = "worker")]
 pub use precision::flags as precision_flags;
-pub use read::{EngineSettings, FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
+pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;
 
@@ -34,7 +41,7 @@ const SECTIONS: [(&str, u8); 7] = [
 ];
 /// Variables with our prefix that are not settings; workers inherit them. Test variables have other prefixes:
 /// `TEST_`, and `EMU_` for the emulated GPU.
-pub const FOREIGN_VARIABLES: [&str; 1] = [skein_kernels::cuda::KERNEL_CACHE_VARIABLE];
+pub const FOREIGN_VARIABLES: [&str; 1] = ["SKEIN_KERNEL_CACHE"];
 /// Largest configuration file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -184,6 +191,11 @@ mod tests {
     fn parse(which: u8, arguments: &[&str]) -> ArgMatches {
         let command = with_flags(Command::new("test").no_binary_name(true).arg(Arg::new("MODEL")), which);
         command.try_get_matches_from(arguments).expect("the flags parse")
+    }
+
+    #[test]
+    fn the_kernels_own_variable_is_known() {
+        assert_eq!(FOREIGN_VARIABLES, [skein_kernels::cuda::KERNEL_CACHE_VARIABLE]);
     }
 
     #[test]

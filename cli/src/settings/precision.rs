@@ -83,7 +83,7 @@ mod tests {
     use clap::Command;
 
     use super::*;
-    use crate::settings::read::device;
+    use crate::settings::engine::device;
     use crate::settings::table::WORKER;
     use crate::settings::{load, with_flags};
 

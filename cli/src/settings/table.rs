@@ -60,6 +60,13 @@ pub const FLAGS: &[Flag] = &[
         FRONT | WORKER | RUN_BATCH,
         "Model name that clients use [default: the directory's name]",
     ),
+    many(
+        "lora-modules",
+        "NAME=DIR",
+        MODEL,
+        COMPUTE | RUN,
+        "A LoRA adapter in PEFT's form: merged into the weights at load and served as NAME instead of the model (CPU only)",
+    ),
     one(
         "max-model-len",
         None,
@@ -130,6 +137,14 @@ pub const FLAGS: &[Flag] = &[
         API,
         FRONT,
         "Refuse request fields that no API has, rather than list them in the answer's x-ignored-params",
+    ),
+    one(
+        "batch-dir",
+        None,
+        "DIR",
+        API,
+        SERVE | ROUTER,
+        "Keep clients' files and batches there (/v1/files, /v1/batches); one directory for each router [default: keep none]",
     ),
     one(
         "endpoint-port",
@@ -315,13 +330,6 @@ pub const FLAGS: &[Flag] = &[
         ENGINE,
         COMPUTE | RUN,
         "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16 or int8; on a GPU fp8",
-    ),
-    many(
-        "lora-modules",
-        "NAME=DIR",
-        MODEL,
-        COMPUTE | RUN,
-        "A LoRA adapter in PEFT's form: merged into the weights at load and served as NAME instead of the model (CPU only)",
     ),
     one(
         "packed-cache-dir",

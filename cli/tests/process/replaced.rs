@@ -118,9 +118,13 @@ fn a_second_sigterm_ends_serve_and_its_workers_at_once() {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let start = clock::now();
         assert!(!stream.is_finished(), "it drains");
+        let log = cluster.log_file();
         assert_eq!(cluster.end("TERM", WITHIN).await, Some(143));
         let took = clock::now().since(start);
         assert!(took < Duration::from_secs(2), "it took {took:?}");
+        let log = std::fs::read_to_string(log).expect("the log");
+        let last = log.lines().last().unwrap_or_default();
+        assert!(last.contains("running requests are lost"), "nothing is told after that:\n{log}");
         assert!(!stream.await.expect("no panic").complete(), "the stream was cut");
         for worker in workers {
             let gone = !std::path::Path::new(&format!("/proc/{worker}")).exists();

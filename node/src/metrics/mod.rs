@@ -5,6 +5,7 @@
 pub mod buckets;
 mod encode;
 mod process;
+mod totals;
 
 use std::collections::HashMap;
 
@@ -14,6 +15,7 @@ use prometheus::{HistogramOpts, Opts};
 
 pub use encode::{Format, encode};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+pub use totals::{ENGINE, EngineMetric, EngineSums, total_of};
 
 /// The metrics of one process; in tests several registries share one. Metrics are registered at start, so
 /// that a scrape shows each before its first event.
@@ -94,6 +96,11 @@ impl Registry {
     pub fn process(&self) {
         self.info("skein_build_info", "Version of this process.", &[("version", env!("CARGO_PKG_VERSION"))]);
         self.0.register(Box::new(process::ProcessCollector::new())).expect(VALID);
+    }
+
+    /// Sums over workers, for a router.
+    pub fn engine_sums(&self) -> EngineSums {
+        self.register(EngineSums::new())
     }
 
     /// Spans exported and lost by this process.

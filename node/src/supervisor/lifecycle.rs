@@ -11,6 +11,8 @@ use crate::shutdown::Shutdown;
 
 /// How long a worker may take to exit after its input closes; then it forces its own exit.
 const LAST_RESORT: Duration = Duration::from_secs(8);
+/// Time between two reports of a worker that is not ready.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Exit code of a forced exit.
 const FORCED_EXIT_CODE: i32 = 1;
 
@@ -25,6 +27,8 @@ pub enum Lifecycle {
         /// Bytes to load.
         total: u64,
     },
+    /// The worker lives, and is not ready yet.
+    Alive,
     /// The worker is ready to serve.
     Ready {
         /// `host:port` of the gRPC service.
@@ -61,6 +65,18 @@ impl Lifecycle {
     }
 }
 
+/// Reports that this worker lives, until the returned task is aborted: a supervisor replaces one that is
+/// silent before it is ready. The report comes from the runtime's threads, which loading does not block, so
+/// it tells of a frozen process, not of a slow disk.
+pub fn report_alive() -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async {
+        loop {
+            Lifecycle::Alive.emit();
+            tokio::time::sleep(ALIVE_EVERY).await;
+        }
+    })
+}
+
 /// Requests `shutdown` when standard input closes. Nothing is ever written to it after the secret.
 ///
 /// # Errors
@@ -91,6 +107,7 @@ mod tests {
             Lifecycle::Ready { address: "127.0.0.1:5".into() },
             r#"{"event":"ready","address":"127.0.0.1:5"}"#,
         );
+        check(Lifecycle::Alive, r#"{"event":"alive"}"#);
         check(
             Lifecycle::Failed(Failed { code: 3, message: "no model".into(), permanent: true }),
             r#"{"event":"failed","code":3,"message":"no model","permanent":true}"#,

@@ -17,12 +17,15 @@ use tokio::task::JoinSet;
 
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
-pub use lifecycle::{Failed, Lifecycle, end_with_supervisor};
+pub use lifecycle::{Failed, Lifecycle, end_with_supervisor, report_alive};
 pub use secret::{Secret, Secrets};
 use slot::WorkerSlot;
 
 /// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// A worker that has reported nothing for so long before it is ready is frozen. They report once a second;
+/// the rest is for a machine that is short of processors. From ready on, the router watches over them.
+const SILENT_START: Duration = Duration::from_secs(30);
 /// Most reports queued for the terminal.
 const REPORTS_IN_FLIGHT: usize = 256;
 /// Most reports of lost workers queued.
@@ -67,6 +70,16 @@ impl Supervisor {
         command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
         changes: &mpsc::Sender<Change>,
     ) -> (Self, mpsc::Receiver<Report>) {
+        Self::start_with(count, command, changes, SILENT_START)
+    }
+
+    /// [`start`](Self::start) with another bound of silence before a worker is ready.
+    fn start_with(
+        count: usize,
+        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+        changes: &mpsc::Sender<Change>,
+        silent_start: Duration,
+    ) -> (Self, mpsc::Receiver<Report>) {
         let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
         let (lost, _) = broadcast::channel(LOST_IN_FLIGHT);
         let (mut tasks, stop, secrets) = (JoinSet::new(), Shutdown::default(), Secrets::default());
@@ -77,6 +90,7 @@ impl Supervisor {
                 reports: reports.clone(),
                 stop: stop.clone(),
                 secrets: secrets.clone(),
+                silent_start,
             };
             let (command, lost) = (command.clone(), lost.subscribe());
             tasks.spawn(async move { slot.keep_alive(|| command(worker), lost).await });
@@ -180,6 +194,29 @@ mod tests {
         assert!(seen.try_recv().is_err(), "what is said of a dead process does not hit its successor");
         lost(second);
         assert!(matches!(seen.recv().await, Some(Change::Leave(_))));
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_freezes_before_it_is_ready_is_killed_and_replaced() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let flag = std::env::temp_dir().join(format!("skein-frozen-start-{}", std::process::id()));
+        let of_command = flag.clone();
+        // The first process freezes while it loads. The next one loads for longer than the bound of silence.
+        let text = r#"alive='{"event":"alive"}'; mkdir "$0" && { echo "$alive"; kill -STOP $$; }
+            for i in 1 2 3 4; do echo "$alive"; sleep 0.5; done
+            echo '{"event":"ready","address":"127.0.0.1:7"}'; exec cat >/dev/null"#;
+        let command = move |_| {
+            let mut command = Command::new("sh");
+            command.args(["-c", text]).arg(&of_command);
+            command
+        };
+        let silence = Duration::from_millis(1500);
+        let (supervisor, _reports) = Supervisor::start_with(1, command, &changes, silence);
+        let join = Change::Join(Member { id: "worker-0".into(), address: "127.0.0.1:7".into() });
+        let joined = tokio::time::timeout(Duration::from_secs(60), seen.recv()).await;
+        assert_eq!(joined.expect("it is replaced"), Some(join));
+        supervisor.stop().await;
+        std::fs::remove_dir(flag).expect("the first process has made it");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The slot of one worker; its process may be replaced.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
@@ -29,6 +30,8 @@ pub(super) struct WorkerSlot {
     pub reports: mpsc::Sender<Report>,
     pub stop: Shutdown,
     pub secrets: Secrets,
+    /// Longest silence before it is ready.
+    pub silent_start: Duration,
 }
 
 impl WorkerSlot {
@@ -88,7 +91,9 @@ impl WorkerSlot {
         let leash = hand_over(&secret, child.stdin.take()).await;
         let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
         let mut last_report = None;
+        let mut heard_at = clock::now();
         loop {
+            let silence_left = self.silent_start.saturating_sub(clock::now().since(heard_at));
             let line = async {
                 match &mut lines {
                     Some(lines) => lines.next_line().await.ok().flatten(),
@@ -99,7 +104,10 @@ impl WorkerSlot {
                 // Lines first, so that a worker's last report is read before its exit is handled.
                 biased;
                 line = line => match line {
-                    Some(line) => last_report = self.handle(&line, &secret, ready).await.or(last_report),
+                    Some(line) => {
+                        heard_at = clock::now();
+                        last_report = self.handle(&line, &secret, ready).await.or(last_report);
+                    }
                     None => lines = None,
                 },
                 status = child.wait() => return match (last_report, status) {
@@ -110,6 +118,11 @@ impl WorkerSlot {
                 () = is_lost(lost, &id, ready.as_deref()) => {
                     self.kill(&mut child).await;
                     return End::Died("silent, or its engine was stuck; killed".into());
+                }
+                () = tokio::time::sleep(silence_left), if ready.is_none() => {
+                    self.kill(&mut child).await;
+                    let seconds = self.silent_start.as_secs();
+                    return End::Died(format!("silent for {seconds} s before it was ready; killed"));
                 }
                 () = self.stop.requested() => break,
             }
@@ -153,6 +166,7 @@ impl WorkerSlot {
             Some(Lifecycle::Progress { done, total }) => {
                 let _ = self.reports.try_send(Report::Progress { worker, done, total });
             }
+            Some(Lifecycle::Alive) => {}
             Some(Lifecycle::Ready { address }) => {
                 *ready = Some(address.clone());
                 self.secrets.keep(&address, secret.clone());

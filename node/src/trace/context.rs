@@ -1,8 +1,6 @@
 //! The W3C trace context: `traceparent` and `tracestate`, as HTTP headers and as gRPC metadata.
 
-use opentelemetry::propagation::{Extractor, TextMapPropagator};
-use opentelemetry::trace::SpanContext;
-use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
 /// Name of the header with the caller's ids and flags.
 pub const TRACEPARENT: &str = "traceparent";
@@ -10,57 +8,124 @@ pub const TRACEPARENT: &str = "traceparent";
 pub const TRACESTATE: &str = "tracestate";
 /// Longest `tracestate` that is passed on, bytes; the specification asks for at least 512.
 const MAX_STATE_BYTES: usize = 512;
+/// Length of a `traceparent` of version 00.
+const PARENT_BYTES: usize = 55;
+/// The flag of a trace that its beginning has sampled.
+const SAMPLED: u8 = 1;
+
+/// Names a span of this or another process, so that one can be linked to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    pub(super) trace: TraceId,
+    pub(super) span: SpanId,
+    pub(super) sampled: bool,
+}
+
+impl Link {
+    /// The id of its trace, which prints as 32 hexadecimal digits.
+    pub(crate) fn trace_id(self) -> impl std::fmt::Display {
+        self.trace
+    }
+
+    /// Its own id, which prints as 16 hexadecimal digits.
+    pub(crate) fn span_id(self) -> impl std::fmt::Display {
+        self.span
+    }
+
+    /// The span for the exporter. What is exported is sampled, whatever was decided at its beginning.
+    pub(super) fn exported(self, state: &TraceState) -> SpanContext {
+        SpanContext::new(self.trace, self.span, TraceFlags::SAMPLED, false, state.clone())
+    }
+
+    /// The value of `traceparent` that names it.
+    pub(super) fn traceparent(self) -> Traceparent {
+        let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
+        write_hex(&self.trace.to_bytes(), &mut text[3..35]);
+        write_hex(&self.span.to_bytes(), &mut text[36..52]);
+        text[54] += u8::from(self.sampled);
+        Traceparent(text)
+    }
+}
+
+/// A value of `traceparent`; making it allocates nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traceparent([u8; PARENT_BYTES]);
+
+impl Traceparent {
+    /// Its bytes, all of them ASCII.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The headers that name a call's span.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Headers {
+    /// The value of `traceparent`.
+    pub parent: Traceparent,
+    /// The value of `tracestate`; may be empty.
+    pub state: String,
+}
+
+fn write_hex(bytes: &[u8], text: &mut [u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (byte, digits) in bytes.iter().zip(text.chunks_exact_mut(2)) {
+        digits[0] = DIGITS[usize::from(byte >> 4)];
+        digits[1] = DIGITS[usize::from(byte & 15)];
+    }
+}
 
 /// The caller's context, as it arrived. A malformed one counts as absent, as the specification says.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Remote {
-    parent: Option<String>,
-    state: Option<String>,
+    pub(super) parent: Option<Link>,
+    pub(super) state: TraceState,
 }
 
 impl Remote {
     /// Reads the two headers; `header` returns the value of a header by its name.
     pub fn read<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Self {
+        let Some(parent) = header(TRACEPARENT).and_then(parse) else { return Self::default() };
         let state = header(TRACESTATE).filter(|state| state.len() <= MAX_STATE_BYTES);
-        Self { parent: header(TRACEPARENT).map(str::to_owned), state: state.map(str::to_owned) }
-    }
-
-    pub(super) fn into_context(self) -> opentelemetry::Context {
-        // An empty context, so that no span of this thread becomes the parent.
-        TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &self)
+        Self { parent: Some(parent), state: state.and_then(|state| state.parse().ok()).unwrap_or_default() }
     }
 }
 
-impl Extractor for Remote {
-    fn get(&self, key: &str) -> Option<&str> {
-        match key {
-            TRACEPARENT => self.parent.as_deref(),
-            TRACESTATE => self.state.as_deref(),
-            _ => None,
-        }
-    }
-
-    fn keys(&self) -> Vec<&str> {
-        vec![TRACEPARENT, TRACESTATE]
-    }
+/// Parses `VERSION-TRACE-SPAN-FLAGS`. Later versions may have more fields behind these.
+fn parse(text: &str) -> Option<Link> {
+    let bytes = text.as_bytes();
+    let (fields, rest) = bytes.split_at_checked(PARENT_BYTES)?;
+    let is_separated = [2, 35, 52].iter().all(|&at| fields[at] == b'-');
+    let [version] = hex::<1>(&fields[..2])?;
+    let fits = match version {
+        0 => rest.is_empty(),
+        0xff => false,
+        _ => rest.is_empty() || rest[0] == b'-',
+    };
+    let trace = TraceId::from_bytes(hex(&fields[3..35])?);
+    let span = SpanId::from_bytes(hex(&fields[36..52])?);
+    let [flags] = hex::<1>(&fields[53..])?;
+    let is_valid = is_separated && fits && trace != TraceId::INVALID && span != SpanId::INVALID;
+    is_valid.then_some(Link { trace, span, sampled: flags & SAMPLED != 0 })
 }
 
-/// The value of `traceparent` that names `span`.
-pub(super) fn traceparent(span: &SpanContext) -> String {
-    format!("00-{}-{}-{:02x}", span.trace_id(), span.span_id(), u8::from(span.is_sampled()))
+/// Lower-case hexadecimal digits, as the specification wants.
+fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'a'..=b'f' => Some(byte - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use opentelemetry::trace::TraceContextExt;
-
     use super::*;
-
-    /// What arrived, as the span context of the caller.
-    fn parse(remote: Remote) -> Option<SpanContext> {
-        let parsed = remote.into_context().span().span_context().clone();
-        parsed.is_valid().then_some(parsed)
-    }
 
     fn remote(parent: &str, state: &str) -> Remote {
         Remote::read(|name| match name {
@@ -75,10 +140,17 @@ mod tests {
     #[test]
     fn a_traceparent_is_passed_on_as_it_came() {
         for parent in [GOOD, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"] {
-            let parsed = parse(remote(parent, "vendor=1,other=2")).expect("it is valid");
-            assert_eq!(traceparent(&parsed), parent);
-            assert_eq!(parsed.trace_state().header(), "vendor=1,other=2");
-            assert!(parsed.is_remote());
+            let Remote { parent: parsed, state } = remote(parent, "vendor=1,other=2");
+            assert_eq!(parsed.expect("it is valid").traceparent().as_bytes(), parent.as_bytes());
+            assert_eq!(state.header(), "vendor=1,other=2");
+        }
+    }
+
+    #[test]
+    fn a_later_version_may_say_more() {
+        let later = GOOD.replacen("00", "01", 1);
+        for text in [later.clone(), later + "-more"] {
+            assert_eq!(remote(&text, "").parent, remote(GOOD, "").parent, "{text}");
         }
     }
 
@@ -86,16 +158,25 @@ mod tests {
     fn a_malformed_traceparent_counts_as_absent() {
         let zero_trace = "00-00000000000000000000000000000000-b7ad6b7169203331-01";
         let zero_span = "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01";
-        for parent in ["", "00", "ff-x", &GOOD[..50], &GOOD.to_uppercase(), zero_trace, zero_span] {
-            assert_eq!(parse(remote(parent, "")), None, "{parent}");
+        let long = format!("{GOOD}-more");
+        let joined = GOOD.replacen('-', "0", 1);
+        let wide = GOOD.replacen('f', "é", 1);
+        let ff = GOOD.replacen("00", "ff", 1);
+        let texts =
+            ["", "00", &ff, &long, &joined, &wide, &GOOD[..50], &GOOD.to_uppercase(), zero_trace, zero_span];
+        for parent in texts {
+            assert_eq!(remote(parent, "").parent, None, "{parent}");
         }
-        assert_eq!(parse(Remote::default()), None);
+        assert_eq!(Remote::read(|_| None).parent, None);
     }
 
     #[test]
-    fn a_long_tracestate_is_left_out() {
+    fn a_long_or_malformed_tracestate_is_left_out() {
         let long = format!("vendor={}", "x".repeat(MAX_STATE_BYTES));
-        let parsed = parse(remote(GOOD, &long)).expect("the parent is valid");
-        assert_eq!(parsed.trace_state().header(), "");
+        for state in [long.as_str(), "no pair"] {
+            let parsed = remote(GOOD, state);
+            assert!(parsed.parent.is_some(), "the parent is valid");
+            assert_eq!(parsed.state.header(), "", "{state}");
+        }
     }
 }

@@ -1,14 +1,20 @@
 //! Sends spans to the collector from a thread of its own. Nothing waits for it: a full queue drops, and what
 //! the collector does not take is dropped, both by count.
 
+use std::borrow::Cow;
 use std::sync::{LazyLock, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use opentelemetry::InstrumentationScope;
-use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use opentelemetry::trace::{Link as SpanLink, SpanId, SpanKind, Status, TraceState};
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_sdk::trace::{SpanData, SpanExporter, SpanLinks};
 use prometheus::{IntCounter, IntCounterVec, Opts};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
+
+use super::attribute::{Attribute, Pair};
+use super::context::Link;
+use crate::clock::{self, Timestamp};
 
 /// Spans that can wait for the exporter: some seconds of a busy process, at about a kilobyte each.
 const QUEUE_SPANS: usize = 16_384;
@@ -81,6 +87,9 @@ pub(super) fn dropped(why: Lost, count: usize) {
 
 /// What spans go through; set once.
 static QUEUE: OnceLock<mpsc::Sender<SpanData>> = OnceLock::new();
+/// Wakes the thread for a full batch. While it gathers one it is not woken for each span: a switch of threads
+/// costs more than a span.
+static BATCH_FULL: Notify = Notify::const_new();
 static FLUSHES: OnceLock<mpsc::Sender<oneshot::Sender<()>>> = OnceLock::new();
 
 /// The scope of all our spans and metrics.
@@ -93,6 +102,91 @@ pub(super) fn push(span: SpanData) {
     let Some(queue) = QUEUE.get() else { return };
     if queue.try_send(span).is_err() {
         dropped(Lost::QueueFull, 1);
+    }
+    if queue.max_capacity() - queue.capacity() == BATCH_SPANS {
+        BATCH_FULL.notify_one();
+    }
+}
+
+/// What the spans of one request share while they are made.
+pub(super) struct Exporting<'a> {
+    state: &'a TraceState,
+    scope: InstrumentationScope,
+    /// The process's clock and the time of day at one moment, to convert one to the other.
+    now: Timestamp,
+    unix: Duration,
+}
+
+impl<'a> Exporting<'a> {
+    pub fn new(state: &'a TraceState) -> Self {
+        /// Readings of both clocks that lie further apart are tried again: this thread did not run between.
+        const APART: Duration = Duration::from_micros(50);
+        const TRIES: usize = 4;
+        let read = || (clock::now(), clock::unix_time());
+        let mut read_at = read();
+        for _ in 1..TRIES {
+            if clock::now().since(read_at.0) < APART {
+                break;
+            }
+            read_at = read();
+        }
+        Self { state, scope: scope(), now: read_at.0, unix: read_at.1 }
+    }
+
+    /// The moment at which it was made.
+    pub fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    /// The time of day at `time`.
+    pub fn at(&self, time: Timestamp) -> SystemTime {
+        UNIX_EPOCH + self.unix.saturating_sub(self.now.since(time))
+    }
+
+    pub fn pairs(&self, attributes: impl IntoIterator<Item = Pair>) -> Vec<KeyValue> {
+        attributes.into_iter().map(|(key, value)| KeyValue::new(key, value)).collect()
+    }
+
+    /// A span without parent, links and status.
+    pub fn span(
+        &self,
+        own: Link,
+        name: Cow<'static, str>,
+        span_kind: SpanKind,
+        (from, to): (Timestamp, Timestamp),
+        attributes: impl IntoIterator<Item = Pair>,
+    ) -> SpanData {
+        SpanData {
+            span_context: own.exported(self.state),
+            parent_span_id: SpanId::INVALID,
+            parent_span_is_remote: false,
+            span_kind,
+            name,
+            start_time: self.at(from),
+            end_time: self.at(to),
+            attributes: self.pairs(attributes),
+            dropped_attributes_count: 0,
+            events: Default::default(),
+            links: SpanLinks::default(),
+            status: Status::Unset,
+            instrumentation_scope: self.scope.clone(),
+        }
+    }
+
+    pub fn set(&self, span: &mut SpanData, key: &'static str, value: Attribute) {
+        span.attributes.push(KeyValue::new(key, value));
+    }
+
+    pub fn link(&self, span: &mut SpanData, to: Option<Link>) {
+        span.links.links.extend(to.map(|to| SpanLink::with_context(to.exported(self.state))));
+    }
+
+    /// Marks it as failed, if there is an error.
+    pub fn fail(&self, span: &mut SpanData, error: Option<Attribute>) {
+        if let Some(error) = error {
+            span.status = Status::error(error.to_string());
+            self.set(span, "error.type", error);
+        }
     }
 }
 
@@ -147,15 +241,20 @@ impl<E: SpanExporter> Sending<E> {
     /// Fills `batch` for [`BATCH_DELAY`] at most; returns a flush that asked to hurry.
     async fn gather(&mut self, batch: &mut Vec<SpanData>) -> Option<oneshot::Sender<()>> {
         let until = Instant::now() + BATCH_DELAY;
-        while batch.len() < BATCH_SPANS {
-            let room = BATCH_SPANS - batch.len();
+        let mut flush = None;
+        while flush.is_none() && batch.len() + self.spans.len() < BATCH_SPANS && Instant::now() < until {
             tokio::select! {
-                count = self.spans.recv_many(batch, room) => if count == 0 { return None },
-                Some(done) = self.flushes.recv() => return Some(done),
-                () = tokio::time::sleep_until(until) => return None,
+                () = BATCH_FULL.notified() => {}
+                Some(done) = self.flushes.recv() => flush = Some(done),
+                () = tokio::time::sleep_until(until) => {}
             }
         }
-        None
+        while batch.len() < BATCH_SPANS
+            && let Ok(span) = self.spans.try_recv()
+        {
+            batch.push(span);
+        }
+        flush
     }
 
     async fn drain(&mut self, done: oneshot::Sender<()>) {

@@ -1,6 +1,7 @@
 //! The `gen_ai.server.*` metrics of OpenTelemetry's conventions, by OTLP.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -20,7 +21,8 @@ pub struct GenAi {
     duration: Histogram<f64>,
     first_token: Histogram<f64>,
     per_token: Histogram<f64>,
-    model: String,
+    /// Shared: each request names it in its attributes.
+    model: Arc<str>,
 }
 
 /// What one request adds.
@@ -65,7 +67,7 @@ impl GenAi {
                 "Time per output token generated after the first token for successful responses.",
                 &PER_TOKEN,
             ),
-            model: model.to_owned(),
+            model: model.into(),
         }
     }
 

@@ -7,27 +7,17 @@ use std::time::Duration;
 
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Meter, MeterProvider};
-use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::metrics::data::ResourceMetrics;
 use opentelemetry_sdk::metrics::exporter::PushMetricExporter;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider, Temporality};
-use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, SpanExporter as _};
+use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::runtime::{Builder, Handle};
-use tracing::Subscriber;
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{LevelFilter, filter_fn};
-use tracing_subscriber::registry::LookupSpan;
 
 use super::export::{self, EXPORT_TIMEOUT, Sending};
-use super::options::{Endpoint, Options, Protocol};
-use super::sampler::{RecordAll, Requests};
-use super::{SLOW_AFTER, TARGET};
-
-/// Most warnings that one server span records.
-const MAX_EVENTS: u32 = 32;
+use super::options::{Endpoint, Options, Protocol, Sampling};
 
 /// Why traces could not start.
 #[derive(Debug, thiserror::Error)]
@@ -48,16 +38,22 @@ pub enum StartError {
     AlreadyStarted,
 }
 
-static TRACER: OnceLock<(SdkTracerProvider, SdkTracer)> = OnceLock::new();
+/// Set once traces are on: what is sampled, and the wait for a token that keeps a request.
+static TRACES: OnceLock<(Sampling, Duration)> = OnceLock::new();
 static METERS: OnceLock<SdkMeterProvider> = OnceLock::new();
 
 pub(super) fn is_on() -> bool {
-    TRACER.get().is_some()
+    TRACES.get().is_some()
+}
+
+/// Which requests are sampled; `None` while traces are off.
+pub(super) fn sampling() -> Option<&'static Sampling> {
+    TRACES.get().map(|(sampling, _)| sampling)
 }
 
 /// A request that waits longer for a token is kept.
 pub fn slow_after() -> Duration {
-    SLOW_AFTER.get().copied().unwrap_or(Duration::MAX)
+    TRACES.get().map_or(Duration::MAX, |(_, slow_after)| *slow_after)
 }
 
 pub(super) fn meter() -> Option<Meter> {
@@ -96,37 +92,9 @@ pub fn start(options: &Options) -> Result<(), StartError> {
         METERS.set(meters).map_err(|_| StartError::AlreadyStarted)?;
     }
     if options.traces.is_some() {
-        let provider = SdkTracerProvider::builder()
-            .with_sampler(RecordAll::new(options.sampling))
-            .with_max_events_per_span(MAX_EVENTS)
-            .with_span_processor(Requests)
-            .build();
-        let tracer = provider.tracer_with_scope(export::scope());
-        TRACER.set((provider, tracer)).map_err(|_| StartError::AlreadyStarted)?;
-        SLOW_AFTER.set(options.slow_after).map_err(|_| StartError::AlreadyStarted)?;
+        TRACES.set((options.sampling, options.slow_after)).map_err(|_| StartError::AlreadyStarted)?;
     }
     Ok(())
-}
-
-/// The layer that makes the server spans; `None` while traces are off. Warnings become their events.
-pub(crate) fn layer<S>() -> Option<impl Layer<S>>
-where
-    S: Subscriber + for<'a> LookupSpan<'a>,
-{
-    let (_, tracer) = TRACER.get()?;
-    let layer = tracing_opentelemetry::layer()
-        .with_tracer(tracer.clone())
-        .with_context_activation(false)
-        .with_tracked_inactivity(false)
-        .with_location(false)
-        .with_threads(false)
-        .with_target(false);
-    let ours = filter_fn(|metadata| {
-        let is_warning =
-            || *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("skein");
-        if metadata.is_span() { metadata.target() == TARGET } else { is_warning() }
-    });
-    Some(layer.with_filter(ours.with_max_level_hint(LevelFilter::INFO)))
 }
 
 /// Sends what is queued, for at most `at_most`. Call it before the process ends.

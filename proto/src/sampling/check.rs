@@ -11,6 +11,12 @@ const MAX_LOGIT_BIAS: usize = 1024;
 const MAX_STOP_TOKENS: usize = 1024;
 /// Most alternatives reported beside the chosen token.
 const MAX_LOGPROBS: u32 = 20;
+/// Most entries of `allowed_token_ids`.
+pub const MAX_ALLOWED_TOKENS: usize = 16 * 1024;
+/// Most entries of `bad_words`.
+pub const MAX_BAD_WORDS: usize = 256;
+/// Most tokens of a bad word.
+pub const MAX_BAD_WORD_TOKENS: usize = 64;
 
 impl SamplingParams {
     /// Checks every parameter for a model of `vocab_size` tokens.
@@ -28,7 +34,20 @@ impl SamplingParams {
         self.numbers().iter().try_for_each(|(range, value)| check_number(range, *value))?;
         self.check_biases(vocab_size)?;
         check_count("stop_token_ids", self.stop_token_ids.len(), MAX_STOP_TOKENS)?;
-        check_tokens(&self.stop_token_ids, "stop_token_ids", vocab_size)
+        check_tokens(&self.stop_token_ids, "stop_token_ids", vocab_size)?;
+        check_count("allowed_token_ids", self.allowed_token_ids.len(), MAX_ALLOWED_TOKENS)?;
+        check_tokens(&self.allowed_token_ids, "allowed_token_ids", vocab_size)?;
+        self.check_bad_words(vocab_size)
+    }
+
+    fn check_bad_words(&self, vocab_size: u32) -> Result<(), Invalid> {
+        check_count("bad_words", self.bad_words.len(), MAX_BAD_WORDS)?;
+        self.bad_words.iter().try_for_each(|word| {
+            let allowed = format_args!("1..={MAX_BAD_WORD_TOKENS} tokens");
+            let fits = (1..=MAX_BAD_WORD_TOKENS).contains(&word.len());
+            check(fits, "bad_words.token_ids", format_args!("{} tokens", word.len()), allowed)?;
+            check_tokens(word, "bad_words.token_ids", vocab_size)
+        })
     }
 
     fn check_biases(&self, vocab_size: u32) -> Result<(), Invalid> {

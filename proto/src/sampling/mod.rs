@@ -8,6 +8,7 @@ mod check;
 mod options;
 mod range;
 
+pub use check::{MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS};
 pub use options::SamplingOptions;
 pub use range::{OutOfRange, Range, shown};
 
@@ -51,6 +52,11 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<u32>,
+    /// Only these tokens are drawn; empty = any. A grammar that allows none of them wins.
+    pub allowed_token_ids: Vec<TokenId>,
+    /// The last token of each is not drawn while the output ends with the tokens before it, unless nothing
+    /// else can be drawn.
+    pub bad_words: Vec<Vec<TokenId>>,
     /// Only answers of this grammar are drawn.
     pub grammar: Option<Arc<Grammar>>,
 }
@@ -83,6 +89,8 @@ impl Default for SamplingParams {
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,
+            allowed_token_ids: Vec::new(),
+            bad_words: Vec::new(),
             grammar: None,
         }
     }
@@ -91,7 +99,18 @@ impl Default for SamplingParams {
 impl SamplingParams {
     /// Whether a draw depends on the tokens so far.
     pub fn needs_history(&self) -> bool {
+        self.has_penalties() || self.bans_sequences()
+    }
+
+    /// Whether any penalty is on.
+    pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether some of the bad words has several tokens, so that which tokens are banned depends on the
+    /// output.
+    pub fn bans_sequences(&self) -> bool {
+        self.bad_words.iter().any(|word| word.len() > 1)
     }
 
     /// Appends every parameter to a stream's key. The pattern names every field, so that a new parameter does
@@ -113,6 +132,8 @@ impl SamplingParams {
             ignore_eos,
             logprobs,
             prompt_logprobs,
+            allowed_token_ids,
+            bad_words,
             grammar,
         } = self;
         for value in [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty] {
@@ -127,7 +148,9 @@ impl SamplingParams {
         encoding.list(stop_token_ids.iter().copied());
         encoding.optional(*logprobs);
         encoding.optional(*prompt_logprobs);
-        // The last part, and only if there is one: streams without a grammar keep their keys.
+        encoding.list(allowed_token_ids.iter().copied());
+        encoding.number(bad_words.len() as u64);
+        bad_words.iter().for_each(|word| encoding.list(word.iter().copied()));
         if let Some(grammar) = grammar {
             encoding.bytes(grammar.text.as_bytes());
             encoding.number(grammar.fingerprint);
@@ -153,8 +176,9 @@ impl From<wire::SamplingParams> for SamplingParams {
         let logit_bias = biases.map(|wire::LogitBias { token_id, bias }| (token_id, bias)).collect();
         same_fields!(params:
             temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, max_tokens,
-            min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs;
+            min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs, allowed_token_ids;
             logit_bias: logit_bias,
+            bad_words: params.bad_words.into_iter().map(|word| word.token_ids).collect(),
             grammar: params.grammar.map(|grammar| Arc::new(Grammar { text: grammar.text, fingerprint: grammar.fingerprint }))
         )
     }
@@ -166,8 +190,9 @@ impl From<SamplingParams> for wire::SamplingParams {
         let logit_bias = biases.map(|(token_id, bias)| wire::LogitBias { token_id, bias }).collect();
         same_fields!(params:
             temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, max_tokens,
-            min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs;
+            min_tokens, stop_token_ids, ignore_eos, logprobs, prompt_logprobs, allowed_token_ids;
             logit_bias: logit_bias,
+            bad_words: params.bad_words.into_iter().map(|token_ids| wire::TokenSequence { token_ids }).collect(),
             grammar: params.grammar.map(|grammar| wire::Grammar {
                 text: grammar.text.clone(),
                 fingerprint: grammar.fingerprint,
@@ -184,7 +209,7 @@ mod tests {
 
     #[test]
     fn every_parameter_changes_the_key_of_a_stream() {
-        let changes: [fn(&mut SamplingParams); 18] = [
+        let changes: [fn(&mut SamplingParams); 22] = [
             |params| params.temperature = 0.5,
             |params| params.top_p = 0.5,
             |params| params.min_p = 0.5,
@@ -201,6 +226,10 @@ mod tests {
             |params| params.ignore_eos = true,
             |params| params.logprobs = Some(0),
             |params| params.prompt_logprobs = Some(0),
+            |params| params.allowed_token_ids = vec![1],
+            |params| params.bad_words = vec![vec![1]],
+            |params| params.bad_words = vec![vec![1, 2]],
+            |params| params.bad_words = vec![vec![1], vec![2]],
             |params| params.grammar = Some(Arc::new(Grammar { text: "a".into(), fingerprint: 1 })),
             |params| params.grammar = Some(Arc::new(Grammar { text: "a".into(), fingerprint: 2 })),
         ];

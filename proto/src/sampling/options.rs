@@ -29,6 +29,9 @@ pub struct SamplingOptions {
     pub prompt_logprobs: Option<i64>,
     pub skip_special_tokens: Option<bool>,
     pub spaces_between_special_tokens: Option<bool>,
+    /// `None` = any token. An empty list is refused.
+    pub allowed_token_ids: Option<Vec<i64>>,
+    pub bad_words: Vec<String>,
 }
 
 impl SamplingOptions {
@@ -72,7 +75,7 @@ impl SamplingOptions {
 impl From<v1::SamplingOptions> for SamplingOptions {
     /// OpenAI's `best_of` and `spaces_between_special_tokens` are not in `skein.v1`.
     fn from(options: v1::SamplingOptions) -> Self {
-        let biases = options.logit_bias.into_iter();
+        let (biases, allowed) = (options.logit_bias.into_iter(), options.allowed_token_ids);
         Self {
             max_tokens: options.max_tokens.map(i64::from),
             min_tokens: options.min_tokens.map(i64::from),
@@ -95,6 +98,8 @@ impl From<v1::SamplingOptions> for SamplingOptions {
             prompt_logprobs: options.prompt_logprobs.map(i64::from),
             skip_special_tokens: options.skip_special_tokens,
             spaces_between_special_tokens: None,
+            allowed_token_ids: (!allowed.is_empty()).then(|| allowed.into_iter().map(i64::from).collect()),
+            bad_words: options.bad_words,
         }
     }
 }

@@ -27,7 +27,8 @@ impl Endpoint {
         }
     }
 
-    fn of(url: &str) -> Option<Self> {
+    /// The one with this path.
+    pub fn of(url: &str) -> Option<Self> {
         [Self::Chat, Self::Completions].into_iter().find(|endpoint| endpoint.path() == url)
     }
 }

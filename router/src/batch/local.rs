@@ -29,20 +29,22 @@ impl Local {
 
 impl Answerer for Local {
     fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
-        async move {
-            let request = Request::post(call.endpoint.path())
-                .header(CONTENT_TYPE, "application/json")
-                .header("idempotency-key", key)
-                .header("x-request-id", key)
-                .body(Body::from(call.body.to_string()))
-                .map_err(|error| error.to_string())?;
-            let response = self.0.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
-            let (head, body) = response.into_parts();
-            let body = to_bytes(body, MAX_ANSWER_BYTES).await.map_err(|error| error.to_string())?;
-            Ok(answer(head.status.as_u16(), &head.headers, &body))
-        }
-        .boxed()
+        send(&self.0, call, key).boxed()
     }
+}
+
+/// Sends `call` to `routes` under the idempotency key `key`.
+pub(super) async fn send(routes: &Router, call: &Call, key: &str) -> Result<Answer, String> {
+    let request = Request::post(call.endpoint.path())
+        .header(CONTENT_TYPE, "application/json")
+        .header("idempotency-key", key)
+        .header("x-request-id", key)
+        .body(Body::from(call.body.to_string()))
+        .map_err(|error| error.to_string())?;
+    let response = routes.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
+    let (head, body) = response.into_parts();
+    let body = to_bytes(body, MAX_ANSWER_BYTES).await.map_err(|error| error.to_string())?;
+    Ok(answer(head.status.as_u16(), &head.headers, &body))
 }
 
 /// An answer from its parts.

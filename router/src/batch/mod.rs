@@ -1,8 +1,10 @@
 //! Runs a file of requests in OpenAI's batch format: one JSON object a line with `custom_id`, `method`,
 //! `url` and `body`, one line of output for each. `input` reads lines, `output` is the file of answers and
-//! the record of what is done, `runner` bounds the requests in flight, and an [`Answerer`] sends them.
+//! the record of what is done, `runner` bounds the requests in flight, and an [`Answerer`] sends them. `jobs`
+//! keeps batches that clients upload to a server.
 
 pub mod input;
+pub mod jobs;
 pub mod local;
 pub mod output;
 pub mod runner;

@@ -89,12 +89,8 @@ impl Attempts {
         Self { trace, open: None, previous: None, count: 0 }
     }
 
-    pub fn is_on(&self) -> bool {
-        self.trace.is_on()
-    }
-
     /// A worker was chosen, or none; the choice began at `from`.
-    pub fn routed(&self, from: Timestamp, pick: Option<&Pick>, worker: Option<&str>) {
+    pub fn routed(&self, from: Timestamp, pick: Option<&Pick>, worker: Option<Arc<str>>) {
         self.trace.add(|| {
             let part = Part::new("route", from, clock::now());
             let Some(pick) = pick else { return part.count("skein.route.candidates", 0_u32) };
@@ -103,14 +99,14 @@ impl Attempts {
                 .count("skein.route.overlap_tokens", pick.hit_tokens)
                 .seconds("skein.route.predicted_ttft", pick.first_token_after);
             match worker {
-                Some(worker) => part.with("skein.worker", worker.to_owned()),
+                Some(worker) => part.with("skein.worker", worker),
                 None => part,
             }
         });
     }
 
     /// A call begins; the headers name its span. `name` is `generate` or `attach`.
-    pub fn begin(&mut self, name: &'static str, worker: Option<Arc<str>>) -> Option<(String, String)> {
+    pub fn begin(&mut self, name: &'static str, worker: Option<Arc<str>>) -> Option<trace::Headers> {
         let ids = self.trace.attempt()?;
         let headers = ids.headers();
         self.count += 1;
@@ -135,7 +131,7 @@ impl Attempts {
         let Some(open) = self.open.take() else { return };
         let (number, previous) = (self.count, self.previous.take());
         // A call that never had the stream is not what the next one goes on from.
-        let goes_on = if how == Ended::NotAttached { previous.clone() } else { Some(open.ids.link()) };
+        let goes_on = if how == Ended::NotAttached { previous } else { Some(open.ids.link()) };
         self.previous = goes_on;
         self.trace.add(|| {
             let part = Part::call(open.name, &open.ids, open.since, clock::now())
@@ -144,7 +140,7 @@ impl Attempts {
                 .with("skein.outcome", how.label())
                 .linked(previous);
             let part = match open.worker {
-                Some(worker) => part.with("skein.worker", worker.to_string()),
+                Some(worker) => part.with("skein.worker", worker),
                 None => part,
             };
             if how.is_error() { part.failed(how.label()) } else { part }

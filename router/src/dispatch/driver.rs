@@ -115,7 +115,7 @@ impl Driver {
             }
         });
         let (permit, place) = admitted?;
-        route_span(&attempts, workers, now, place.as_ref());
+        route_span(&attempts, now, place.as_ref());
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
         Ok(Self {
             workers: workers.clone(),
@@ -371,17 +371,9 @@ impl Driver {
 }
 
 /// Records the choice of a worker that began at `from`.
-pub(super) fn route_span(
-    attempts: &Attempts,
-    workers: &Workers,
-    from: clock::Timestamp,
-    place: Option<&Place>,
-) {
-    if attempts.is_on() {
-        let pick = place.and_then(|place| place.pick.as_ref());
-        let worker = pick.and_then(|pick| workers.with_fleet(|fleet| fleet.name(pick.worker)));
-        attempts.routed(from, pick, worker.as_deref());
-    }
+pub(super) fn route_span(attempts: &Attempts, from: clock::Timestamp, place: Option<&Place>) {
+    let pick = place.and_then(|place| place.pick.as_ref());
+    attempts.routed(from, pick, pick.and_then(|_| place?.name.clone()));
 }
 
 /// The rest of a request, as the fleet sees it. A resume also prefills the delivered tokens.

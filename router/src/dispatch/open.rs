@@ -9,7 +9,7 @@ use super::delivery::RequestEvent;
 use super::driver::{Driver, OpenStream, State, job, outcome_of, route_span};
 use super::reader::Reader;
 use super::watch::{Waited, Watch};
-use crate::fleet::{WorkerEpoch, WorkerId, WorkerPlacement};
+use crate::fleet::{WorkerEpoch, WorkerPlacement};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 use crate::links::workers::Place;
 
@@ -38,10 +38,11 @@ impl Driver {
         if !self.delivery.may_attach() || self.place.is_some() {
             return None;
         }
-        let Place { placed, client, .. } = self.workers.holder(self.stream_key, self.delivery.broken())?;
+        let Place { placed, client, name, .. } =
+            self.workers.holder(self.stream_key, self.delivery.broken())?;
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
-        let trace = self.begin_attempt("attach", placement.at.worker);
+        let trace = self.attempts.begin("attach", name);
         let attachment = Attachment {
             trace,
             id: reader.id.clone(),
@@ -78,12 +79,13 @@ impl Driver {
 
     /// Has a worker generate the rest.
     async fn generate(&mut self) -> RequestEvent {
-        let Some(Place { placed, client, .. }) = self.place.take().or_else(|| self.another_place()) else {
+        let Some(Place { placed, client, name, .. }) = self.place.take().or_else(|| self.another_place())
+        else {
             return RequestEvent::NobodyReady;
         };
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
-        let trace = self.begin_attempt("generate", placement.at.worker);
+        let trace = self.attempts.begin("generate", name);
         let attempt = Attempt { trace, ..self.attempt(&reader) };
         let client = reader.client();
         let opened = {
@@ -118,16 +120,9 @@ impl Driver {
         let job = job(&self.workers, &self.request, &self.delivery);
         let place = self.workers.place(&job, self.delivery.full_workers());
         if place.is_some() {
-            route_span(&self.attempts, &self.workers, from, place.as_ref());
+            route_span(&self.attempts, from, place.as_ref());
         }
         place
-    }
-
-    /// Begins the span of a call to `worker`; returns the headers that name it.
-    fn begin_attempt(&mut self, name: &'static str, worker: WorkerId) -> Option<(String, String)> {
-        let is_on = self.attempts.is_on();
-        let worker = is_on.then(|| self.workers.with_fleet(|fleet| fleet.name(worker))).flatten();
-        self.attempts.begin(name, worker)
     }
 
     fn attempt(&self, reader: &Reader) -> Attempt {

@@ -247,7 +247,7 @@ impl Fleet {
 
     /// A worker's name in discovery.
     pub fn name(&self, id: WorkerId) -> Option<Arc<str>> {
-        self.workers.get(&id).map(|worker| Arc::from(worker.member.id.as_str()))
+        self.workers.get(&id).map(|worker| worker.name.clone())
     }
 
     /// Limits that every ready worker accepts. While none is ready, those of the last ones; `None` if there
@@ -409,7 +409,7 @@ impl Fleet {
                 return self.index.replace(id, &runs);
             }
             WatchBody::Cache(change) => return self.index.apply(id, &change),
-            WatchBody::Load(report) => self.with(id, |worker| worker.report(now, report)),
+            WatchBody::Load(report, _) => self.with(id, |worker| worker.report(now, report)),
             WatchBody::Admitted(Admitted { placement, hashes, stream_key, depth: _ }) => {
                 if let Some(key) = stream_key {
                     self.streams.insert(key, at);

@@ -41,7 +41,7 @@ fn snapshot(runs: Vec<RunStored>) -> WatchBody {
 }
 
 fn load(sequence: u64, report: LoadReport) -> (u64, WatchBody) {
-    (sequence, WatchBody::Load(report))
+    (sequence, WatchBody::Load(report, Vec::new()))
 }
 
 fn rated_at(prefill_tokens_per_second: f32, running: u32, step: u64) -> LoadReport {

@@ -60,6 +60,8 @@ pub enum Refused {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub member: Member,
+    /// The member's id, shared: spans and log lines name it.
+    pub name: Arc<str>,
     pub info: Option<WorkerInfo>,
     /// Why its model cannot be used; `None` = it can.
     mismatch: Option<Arc<str>>,
@@ -134,6 +136,7 @@ impl Model {
 impl Worker {
     pub fn new(member: Member, now: Timestamp) -> Self {
         Self {
+            name: member.id.as_str().into(),
             member,
             info: None,
             mismatch: None,
@@ -217,9 +220,9 @@ impl Worker {
         }
         match (&event.body, self.position) {
             (WatchBody::Snapshot { .. }, _) => self.position = Position::Next(event.sequence),
-            (WatchBody::Load(_), Position::Unknown) => {}
-            (WatchBody::Load(_), Position::Next(next)) if event.sequence > next => return LogFit::Gap,
-            (WatchBody::Load(_), Position::Next(_)) => {}
+            (WatchBody::Load(..), Position::Unknown) => {}
+            (WatchBody::Load(..), Position::Next(next)) if event.sequence > next => return LogFit::Gap,
+            (WatchBody::Load(..), Position::Next(_)) => {}
             (_, Position::Unknown) => return LogFit::Gap,
             (_, Position::Next(next)) if event.sequence < next => return LogFit::Old,
             (_, Position::Next(next)) if event.sequence > next => return LogFit::Gap,

@@ -64,12 +64,6 @@ const UNSERVED: &[Unserved] = &[
         "belongs to beam search, which is not supported",
     ),
     unserved("early_stopping", is_false, "belongs to beam search, which is not supported"),
-    unserved(
-        "bad_words",
-        is_empty,
-        "is not supported: a word may be spelt in many tokens; give single tokens a logit_bias of -100",
-    ),
-    unserved("allowed_token_ids", is_empty, LEAVE_OUT),
     unserved("logits_processors", is_empty, "is not supported: it would be code from a stranger"),
     unserved("logprob_token_ids", is_empty, "is not supported yet; ask for the best ones with top_logprobs"),
     unserved("repetition_detection", is_empty, LEAVE_OUT),

@@ -12,7 +12,7 @@ use crate::app::App;
 /// `GET /metrics`, open like the health routes: it contains counts and times, nothing that a client sent.
 pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    let text = app.metrics.encode(format, &app.generator.workers(), app.generator.running());
+    let text = app.metrics.encode(format, &*app.generator);
     ([(CONTENT_TYPE, format.content_type())], text)
 }
 

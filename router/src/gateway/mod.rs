@@ -2,11 +2,13 @@
 //! retries and no rules about values (`validate` does); it knows field names and the shape of answers.
 
 mod auth;
+mod batches;
 mod chat;
 mod completions;
 mod constraint_fields;
 mod cors;
 mod fields;
+mod files;
 mod known_fields;
 mod logprobs;
 mod merged;
@@ -28,16 +30,21 @@ mod traced;
 mod welcome;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{DefaultBodyLimit, Extension, Request};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::batch::jobs::MAX_FILE_BYTES;
 use crate::refusal::Refusal;
+use crate::tenant::Tenant;
 pub use auth::ApiKeys;
 pub use fields::BODY_TIMEOUT;
 use refused::Refused;
 pub use refused::{error_object, headers as refusal_headers};
+
+/// Largest form of an upload: a file and what is around it.
+const MAX_FORM_BYTES: usize = MAX_FILE_BYTES as usize + (1 << 20);
 
 /// All HTTP routes, with the gRPC routes `guarded` and `open` merged in. When keys are set, everything except
 /// the health routes, the page at `/` and `open` needs one.
@@ -54,6 +61,12 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/version", get(models::version))
+        .route("/v1/files", get(files::list).post(files::upload).layer(DefaultBodyLimit::max(MAX_FORM_BYTES)))
+        .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", get(batches::list).post(batches::create))
+        .route("/v1/batches/{id}", get(batches::retrieve))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .merge(ollama::routes())
         .with_state(app.clone())
         .merge(guarded)
@@ -78,6 +91,16 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         None => all,
     };
     below(&root_path, all)
+}
+
+/// Generation for one tenant, without the key check: for requests that come from this process.
+pub fn completions_for(app: App, tenant: Tenant) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        .with_state(app)
+        .layer(Extension(tenant))
+        .layer(from_fn(request_id::name))
 }
 
 /// `all`, and the same below `root_path`: a proxy may pass its own path on.

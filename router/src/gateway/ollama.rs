@@ -22,6 +22,7 @@ use crate::app::{App, Started};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
 use crate::tenant::Tenant;
+use crate::text::model_text::Facts;
 use crate::text::strftime::strftime;
 use crate::text::text_stream::{TextDelta, TextFinish};
 use crate::validate::check_model;
@@ -58,9 +59,13 @@ impl IntoResponse for Failure {
 
 async fn tags(State(app): State<App>) -> Json<Value> {
     let modified_at = strftime("%Y-%m-%dT%H:%M:%SZ", std::time::Duration::from_secs(app.created));
+    let facts = &app.text.facts;
     let model = |name: &std::sync::Arc<str>| {
         let name = &**name;
-        json!({"name": name, "model": name, "modified_at": modified_at, "size": 0, "digest": "", "details": details()})
+        json!({
+            "name": name, "model": name, "modified_at": modified_at, "size": facts.bytes, "digest": "",
+            "details": details(facts),
+        })
     };
     let models: Vec<Value> = app.text.served_names.iter().map(model).collect();
     Json(json!({"models": models}))
@@ -71,14 +76,39 @@ async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, F
     let name = fields.string("model").or_else(|| fields.string("name"));
     check_model(name.as_deref().map(untagged), &app.text)?;
     let context = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
+    let facts = &app.text.facts;
+    // Clients look for the context's length under the architecture's name.
+    let architecture = if facts.family.is_empty() { "skein" } else { &facts.family };
+    let info = json!({
+        "general.architecture": architecture, "general.parameter_count": facts.parameters,
+        format!("{architecture}.context_length"): context,
+    });
     Ok(Json(json!({
-        "modelfile": "", "parameters": "", "template": "", "details": details(), "capabilities": ["completion"],
-        "model_info": {"general.architecture": "skein", "skein.context_length": context},
+        "modelfile": "", "parameters": "", "template": "", "details": details(facts), "capabilities": ["completion"],
+        "model_info": info,
     })))
 }
 
-fn details() -> Value {
-    json!({"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""})
+/// What is not known, because a router may lack the weights, is empty.
+fn details(facts: &Facts) -> Value {
+    let Facts { family, parameters, dtype, .. } = facts;
+    let families: Vec<&str> = Some(family.as_str()).filter(|family| !family.is_empty()).into_iter().collect();
+    let format = if facts.bytes > 0 { "safetensors" } else { "" };
+    json!({
+        "parent_model": "", "format": format, "family": family, "families": families,
+        "parameter_size": parameter_size(*parameters), "quantization_level": dtype.to_uppercase(),
+    })
+}
+
+/// `7.3M`, `1.5B`; empty for 0.
+fn parameter_size(parameters: u64) -> String {
+    let count = parameters as f64;
+    match parameters {
+        0 => String::new(),
+        1..1_000_000 => format!("{:.1}K", count / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1}M", count / 1e6),
+        _ => format!("{:.1}B", count / 1e9),
+    }
 }
 
 fn untagged(name: &str) -> &str {

@@ -62,6 +62,8 @@ pub fn sampling(fields: &mut Fields) -> SamplingOptions {
         prompt_logprobs: fields.i64("prompt_logprobs"),
         skip_special_tokens: fields.optional_bool("skip_special_tokens"),
         spaces_between_special_tokens: fields.optional_bool("spaces_between_special_tokens"),
+        allowed_token_ids: fields.integers("allowed_token_ids"),
+        bad_words: fields.strings("bad_words"),
     }
 }
 

@@ -9,7 +9,7 @@ use super::chat::chat_prompt;
 use super::fields::{Fields, wrong};
 use super::known_fields::take_unserved;
 use super::refused::Refused;
-use crate::app::{App, prompt_bytes};
+use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
@@ -31,7 +31,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
     fields.finish(app.config.refuse_unknown_fields)?;
     let (text, most) = (app.text.clone(), most_to_tokenize(&limits));
     let tokens = app
-        .text_work(prompt_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {
+        .text_work(work_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {
             (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens.unwrap_or(true), most),
             (_, Some(chat)) => text.encode_chat(&chat, most),
             _ => Err(Refusal::Internal),

@@ -15,16 +15,15 @@ pub async fn trace(request: Request, next: Next) -> Response {
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let span = trace::Request::begin(Remote::read(header));
     let Some(traceparent) = span.traceparent() else { return next.run(request).await };
-    span.name(|| format!("POST {path}"));
-    span.set("http.request.method", "POST");
-    span.set("url.path", path);
+    span.name("POST", path);
+    span.set_all(|| [("http.request.method", "POST".into()), ("url.path", path.into())]);
     let mut response = trace::within(span.clone(), next.run(request)).await;
     let status = response.status();
     span.set("http.response.status_code", i64::from(status.as_u16()));
     if status.is_server_error() {
-        span.fail(status.as_str());
+        span.fail(status.as_str().to_owned());
     }
-    if let Ok(value) = HeaderValue::from_str(&traceparent) {
+    if let Ok(value) = HeaderValue::from_bytes(traceparent.as_bytes()) {
         response.headers_mut().insert(TRACEPARENT, value);
     }
     response

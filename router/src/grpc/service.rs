@@ -10,7 +10,7 @@ use skein_proto::v1::inference_server::Inference;
 use tonic::{Request, Response, Status};
 
 use super::{convert, status};
-use crate::app::{App, prompt_bytes};
+use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
 use crate::tenant::Tenant;
@@ -104,7 +104,7 @@ impl InferenceService {
             Some(v1::tokenize_request::Input::Text(text)) => Prompt::Text(text),
             Some(v1::tokenize_request::Input::Chat(chat)) => convert::chat(chat),
         };
-        let (bytes, text) = (prompt_bytes(&prompt), self.app.text.clone());
+        let (bytes, text) = (work_bytes(&prompt), self.app.text.clone());
         let most = most_to_tokenize(&limits);
         let work = move || match (&prompt, ChatPrompt::of(&prompt)) {
             (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens, most),

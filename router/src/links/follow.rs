@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_node::discovery::Change;
 use skein_node::{clock, task};
+use skein_proto::watch::WatchBody;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -115,13 +116,7 @@ async fn session(
     *reached = Reached::Process;
     let info = client.info().await?;
     *reached = Reached::Worker;
-    tracing::info!(
-        worker = worker.0,
-        address,
-        backend = info.backend,
-        version = info.version,
-        "worker connected"
-    );
+    let (backend, version) = (info.backend.clone(), info.version.clone());
     workers.connect(worker, client.clone());
     workers.handle(Event::Connected(worker, info));
     let mut subscriptions = 0u32;
@@ -131,12 +126,21 @@ async fn session(
         subscriptions += 1;
         let mut events = client.watch(workers.router_id, workers.watch_from(worker)).await?;
         while let Some(event) = events.next().await {
-            let event = event?;
-            if *reached == Reached::Worker {
+            let mut event = event?;
+            if let WatchBody::Load(_, totals) = &mut event.body {
+                workers.totals.report(worker, event.epoch, std::mem::take(totals));
+            }
+            let is_first = *reached == Reached::Worker;
+            if is_first {
                 *reached = Reached::Watch;
                 log_recovered(worker, address, log);
             }
-            for action in workers.handle(Event::Watched(worker, event)) {
+            let actions = workers.handle(Event::Watched(worker, event));
+            if is_first {
+                // Not before: until its first report it takes no requests.
+                tracing::info!(worker = worker.0, address, backend, version, "worker connected");
+            }
+            for action in actions {
                 match action {
                     Action::Resubscribe(_) => continue 'subscribe,
                     Action::Reconnect(_) => return Ok(()),

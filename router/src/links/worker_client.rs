@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
-use skein_node::trace::{TRACEPARENT, TRACESTATE};
+use skein_node::trace::{Headers, TRACEPARENT, TRACESTATE};
 use skein_proto::TokenId;
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
@@ -16,6 +16,7 @@ use skein_proto::sampling::SamplingParams;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::watch::WatchEvent;
 use skein_proto::worker::v1 as wire;
+use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
 use super::transport::{Connector, Transport, error_chain};
@@ -41,7 +42,7 @@ pub struct Attempt {
     /// How long the stream continues without a reader.
     pub linger: Duration,
     /// Headers that name the span of this call, if the request is traced.
-    pub trace: Option<(String, String)>,
+    pub trace: Option<Headers>,
 }
 
 /// One attempt to read a stream that is already running.
@@ -58,7 +59,7 @@ pub struct Attachment {
     /// How long the stream continues without a reader.
     pub linger: Duration,
     /// Headers that name the span of this call, if the request is traced.
-    pub trace: Option<(String, String)>,
+    pub trace: Option<Headers>,
 }
 
 /// Why a call to a worker failed or its stream ended.
@@ -161,13 +162,16 @@ impl WorkerClient {
 }
 
 /// Puts the trace context into a call's metadata.
-fn traced<T>(message: T, trace: Option<(String, String)>) -> Request<T> {
+fn traced<T>(message: T, trace: Option<Headers>) -> Request<T> {
     let mut request = Request::new(message);
-    if let Some((parent, state)) = trace {
-        for (name, value) in [(TRACEPARENT, parent), (TRACESTATE, state)] {
-            if let Some(value) = value.parse().ok().filter(|_| !value.is_empty()) {
-                request.metadata_mut().insert(name, value);
-            }
+    if let Some(Headers { parent, state }) = trace {
+        if let Ok(mut parent) = MetadataValue::try_from(parent.as_bytes()) {
+            // Each differs: HTTP/2 should not put them into its table, where they replace what comes again.
+            parent.set_sensitive(true);
+            request.metadata_mut().insert(TRACEPARENT, parent);
+        }
+        if let Some(state) = state.parse().ok().filter(|_| !state.is_empty()) {
+            request.metadata_mut().insert(TRACESTATE, state);
         }
     }
     request

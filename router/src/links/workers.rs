@@ -14,6 +14,7 @@ use skein_proto::block_hash;
 use skein_proto::stream_key::StreamKey;
 
 use super::errands::Errands;
+use super::totals::Totals;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
 use crate::admission::{Admission, Candidate, Permit};
@@ -45,6 +46,8 @@ pub(crate) struct Workers {
     pub(crate) router_id: u64,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) errands: Errands,
+    /// Sums of what the workers count, for metrics.
+    pub(crate) totals: Totals,
 }
 
 /// Locked for microseconds, never across an await.
@@ -72,6 +75,8 @@ pub(crate) struct Arrival<'a> {
 pub(crate) struct Place {
     pub placed: Placed,
     pub client: WorkerClient,
+    /// The worker's name, for spans.
+    pub name: Option<Arc<str>>,
     /// Why this worker; `None` for one that has the stream already.
     pub pick: Option<Pick>,
 }
@@ -109,6 +114,7 @@ impl Workers {
             linger,
             connector,
             errands,
+            totals: Totals::default(),
         }
     }
 
@@ -162,6 +168,7 @@ impl Workers {
     }
 
     pub(crate) fn disconnect(&self, worker: WorkerId) {
+        self.totals.forget(worker);
         self.lock().clients.remove(&worker);
     }
 
@@ -226,7 +233,8 @@ impl Workers {
         })?;
         let place = pick.filter(|_| !is_running && job.demand.sequences > 0).and_then(|pick| {
             let client = clients.get(&pick.worker)?.clone();
-            Some(self.placed(fleet.place(now, job, &pick)?, client, Some(pick)))
+            let name = fleet.name(pick.worker);
+            Some(self.placed(fleet.place(now, job, &pick)?, client, name, Some(pick)))
         });
         Ok((permit, place))
     }
@@ -237,7 +245,8 @@ impl Workers {
         let State { fleet, clients, rng } = &mut *self.lock();
         let pick = fleet.choose(now, job, without, rng)?;
         let client = clients.get(&pick.worker)?.clone();
-        Some(self.placed(fleet.place(now, job, &pick)?, client, Some(pick)))
+        let name = fleet.name(pick.worker);
+        Some(self.placed(fleet.place(now, job, &pick)?, client, name, Some(pick)))
     }
 
     /// The worker to attach to: the one whose stream broke, if only the connection may have failed, else the
@@ -249,7 +258,7 @@ impl Workers {
             .filter(|&at| !self.linger.is_zero() && fleet.may_have_kept(now, at))
             .or_else(|| fleet.find_stream(now, key))?;
         let client = clients.get(&at.worker)?.clone();
-        Some(self.placed(WorkerPlacement::outside_ledger(at), client, None))
+        Some(self.placed(WorkerPlacement::outside_ledger(at), client, fleet.name(at.worker), None))
     }
 
     pub(crate) fn none_ready(&self) -> Refusal {
@@ -260,9 +269,10 @@ impl Workers {
         self: &Arc<Self>,
         placement: WorkerPlacement,
         client: WorkerClient,
+        name: Option<Arc<str>>,
         pick: Option<Pick>,
     ) -> Place {
-        Place { placed: Placed { workers: self.clone(), placement }, client, pick }
+        Place { placed: Placed { workers: self.clone(), placement }, client, name, pick }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
 use skein_proto::finish::FinishReason;
+use skein_proto::totals::Total;
 
 use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
@@ -46,7 +47,7 @@ impl Generator for Metered {
             match submitted.await {
                 Ok(source) => {
                     answer.accepted();
-                    Ok(Box::new(Observed { source, answer }) as Box<dyn TokenSource>)
+                    Ok(Box::new(Observed { source, answer, trace }) as Box<dyn TokenSource>)
                 }
                 Err(refusal) => {
                     answer.metrics.refused(&refusal);
@@ -77,6 +78,10 @@ impl Generator for Metered {
         self.inner.workers()
     }
 
+    fn totals(&self) -> Vec<Total> {
+        self.inner.totals()
+    }
+
     fn running(&self) -> Running {
         self.inner.running()
     }
@@ -90,23 +95,25 @@ impl Generator for Metered {
 struct Observed {
     source: Box<dyn TokenSource>,
     answer: Answer,
+    /// Entered at each poll.
+    trace: trace::Request,
 }
 
 impl Stream for Observed {
     type Item = Result<TokenDelta, Refusal>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let trace = self.answer.span.request.clone();
-        let _entered = trace.enter();
-        let item = ready!(Pin::new(&mut self.source).poll_next(context));
+        let Self { source, answer, trace } = &mut *self;
+        let _entered = trace::enter(trace);
+        let item = ready!(Pin::new(&mut *source).poll_next(context));
         if !matches!(item, Some(Ok(_))) {
-            self.answer.worker = self.source.worker();
-            self.answer.moves = self.source.journey().moves;
+            answer.worker = source.worker();
+            answer.moves = source.journey().moves;
         }
         match &item {
-            Some(Ok(delta)) => self.answer.delta(delta, clock::now()),
-            Some(Err(refusal)) => self.answer.failed(refusal),
-            None => self.answer.end(Outcome::Completed),
+            Some(Ok(delta)) => answer.delta(delta, clock::now()),
+            Some(Err(refusal)) => answer.failed(refusal),
+            None => answer.end(Outcome::Completed),
         }
         Poll::Ready(item)
     }
@@ -130,14 +137,14 @@ impl TokenSource for Observed {
 
 impl Drop for Observed {
     fn drop(&mut self) {
-        let Journey { moves, .. } = self.source.journey();
-        let trace = self.answer.span.request.clone();
-        let _entered = trace.enter();
-        self.answer.metrics.moves.inc_by(moves.into());
-        self.answer.metrics.moved.inc_by((moves > 0).into());
-        self.answer.worker = self.source.worker();
-        self.answer.moves = moves;
-        self.answer.dropped();
+        let Self { source, answer, trace } = self;
+        let Journey { moves, .. } = source.journey();
+        let _entered = trace::enter(trace);
+        answer.metrics.moves.inc_by(moves.into());
+        answer.metrics.moved.inc_by((moves > 0).into());
+        answer.worker = source.worker();
+        answer.moves = moves;
+        answer.dropped();
     }
 }
 
@@ -329,7 +336,10 @@ impl Answer {
             self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
             let now = clock::now();
             self.metrics.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
-            self.span.end(&Counts {
+            self.record_gen_ai(now);
+            self.log(outcome);
+            self.span.end(Counts {
+                id: std::mem::take(&mut self.id),
                 outcome: outcome.label(),
                 moves: self.moves,
                 prompt_tokens: self.prompt_tokens,
@@ -337,8 +347,6 @@ impl Answer {
                 output_tokens: self.output_tokens(),
                 first_token: self.first_token(),
             });
-            self.record_gen_ai(now);
-            self.log(outcome);
         }
     }
 }

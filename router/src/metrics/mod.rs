@@ -6,13 +6,15 @@ mod metered;
 mod span;
 mod workers;
 
-use skein_node::metrics::{Format, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets};
+use skein_node::metrics::{
+    EngineSums, Format, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets,
+};
 use skein_node::trace::GenAi;
 
 pub use metered::Metered;
+pub(crate) use workers::pressure;
 
-use crate::admission::Running;
-use crate::fleet::WorkerStatus;
+use crate::generator::Generator;
 use crate::picks::Picked;
 use crate::refusal::Refusal;
 use workers::WorkerGauges;
@@ -45,6 +47,7 @@ pub struct Metrics {
     in_flight: IntGauge,
     in_flight_tokens: IntGauge,
     workers: WorkerGauges,
+    engines: EngineSums,
     /// By OTLP, if that is on.
     gen_ai: Option<GenAi>,
 }
@@ -170,6 +173,7 @@ impl Metrics {
                 "Uncached prompt tokens and expected output tokens of the requests in flight.",
             ),
             workers: WorkerGauges::new(r),
+            engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
             registry,
         }
@@ -200,9 +204,11 @@ impl Metrics {
     }
 
     /// All of it as of now, in `format`.
-    pub fn encode(&self, format: Format, workers: &[WorkerStatus], running: Running) -> String {
+    pub fn encode(&self, format: Format, generator: &dyn Generator) -> String {
+        let running = generator.running();
         self.in_flight.set(running.requests.into());
         self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));
-        self.workers.encode(workers, || self.registry.encode(format))
+        self.engines.set(generator.totals());
+        self.workers.encode(&generator.workers(), || self.registry.encode(format))
     }
 }

@@ -4,25 +4,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
-use skein_node::trace::{self, Kept};
+use skein_node::trace::{self, Attribute, Kept};
+use skein_proto::sampling::SamplingParams;
+use smallvec::SmallVec;
 
 use crate::request::TokenRequest;
-use skein_proto::sampling::SamplingParams;
 
 /// The answer's part of a server span.
 pub(super) struct AnswerSpan {
     pub request: trace::Request,
     pub operation: &'static str,
     model: Arc<str>,
-    id: Option<String>,
     sampling: Arc<SamplingParams>,
-    finish_reasons: Vec<&'static str>,
+    finish_reasons: SmallVec<[&'static str; 1]>,
     latest: Option<Timestamp>,
     longest_wait: Duration,
 }
 
 /// Counts at the end of an answer.
 pub(super) struct Counts {
+    pub id: String,
     pub outcome: &'static str,
     pub moves: u32,
     pub prompt_tokens: u64,
@@ -37,9 +38,8 @@ impl AnswerSpan {
             request: request.trace.clone(),
             operation: request.operation,
             model: request.model.clone(),
-            id: request.trace.is_on().then(|| request.id.clone()),
             sampling: request.sampling.clone(),
-            finish_reasons: Vec::new(),
+            finish_reasons: SmallVec::new(),
             latest: None,
             longest_wait: Duration::ZERO,
         }
@@ -62,25 +62,26 @@ impl AnswerSpan {
     }
 
     /// The answer ended.
-    pub fn end(&mut self, counts: &Counts) {
+    pub fn end(&mut self, counts: Counts) {
         if !self.request.is_on() {
             return;
         }
         if self.longest_wait >= trace::slow_after() {
             self.request.keep(Kept::Slow);
         }
-        self.request.name(|| format!("{} {}", self.operation, self.model));
+        self.request.name(self.operation, self.model.clone());
+        let finish_reasons = std::mem::take(&mut self.finish_reasons);
         self.request.set_all(|| {
             [
                 ("gen_ai.operation.name", self.operation.into()),
                 ("gen_ai.provider.name", "skein".into()),
-                ("gen_ai.request.model", self.model.to_string().into()),
-                ("gen_ai.response.model", self.model.to_string().into()),
+                ("gen_ai.request.model", self.model.clone().into()),
+                ("gen_ai.response.model", self.model.clone().into()),
                 ("gen_ai.request.max_tokens", i64::from(self.sampling.max_tokens).into()),
                 ("gen_ai.request.temperature", f64::from(self.sampling.temperature).into()),
                 ("gen_ai.request.top_p", f64::from(self.sampling.top_p).into()),
-                ("gen_ai.response.finish_reasons", trace::texts(self.finish_reasons.iter().copied())),
-                ("gen_ai.response.id", self.id.take().unwrap_or_default().into()),
+                ("gen_ai.response.finish_reasons", Attribute::Words(finish_reasons)),
+                ("gen_ai.response.id", counts.id.into()),
                 ("skein.outcome", counts.outcome.into()),
                 ("skein.longest_wait", self.longest_wait.as_secs_f64().into()),
             ]
@@ -88,9 +89,11 @@ impl AnswerSpan {
         if let Some(after) = counts.first_token {
             self.request.set("gen_ai.latency.time_to_first_token", after.as_secs_f64());
         }
-        self.request.sum("gen_ai.usage.input_tokens", counts.prompt_tokens);
-        self.request.sum("gen_ai.usage.output_tokens", counts.output_tokens);
-        self.request.sum("gen_ai.usage.cache_read.input_tokens", counts.cached_tokens.into());
-        self.request.sum("skein.moves", counts.moves.into());
+        self.request.sum([
+            ("gen_ai.usage.input_tokens", counts.prompt_tokens),
+            ("gen_ai.usage.output_tokens", counts.output_tokens),
+            ("gen_ai.usage.cache_read.input_tokens", counts.cached_tokens.into()),
+            ("skein.moves", counts.moves.into()),
+        ]);
     }
 }

@@ -113,7 +113,7 @@ impl WorkerGauges {
 /// How full a worker is, by what runs out first: seats, KV blocks, or a second of prefill that waits. Unlike
 /// the number of waiting requests it rises from the first request on, and unlike a share of time it goes
 /// beyond 1, so an autoscaler can compute from it how many workers are missing.
-fn pressure(worker: &WorkerStatus) -> f64 {
+pub(crate) fn pressure(worker: &WorkerStatus) -> f64 {
     let Some(info) = &worker.info else { return 0.0 };
     let load = &worker.load;
     let part = |used: f64, all: f64| if all > 0.0 { used / all } else { 0.0 };

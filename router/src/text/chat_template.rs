@@ -3,9 +3,8 @@
 //! client.
 //!
 //! Some operations have no hook to bound them: `+`, `~`, `*`, `{% set %}` blocks, and walking a namespace
-//! that contains itself. If a template exhausts memory or stack with them, the trial in
-//! [`probe`](super::probe) finds out at start. A template that does so only for particular messages ends the
-//! process when they arrive. Read templates from unknown authors before you serve them.
+//! that contains itself. Servers therefore render in processes of their own
+//! ([`render_process`](super::render_process)), and try the template at start ([`probe`](super::probe)).
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -50,6 +49,11 @@ impl ChatTemplate {
         Ok(Self { env, own, takes_parts: loops_over_content(source) })
     }
 
+    /// Frees the compiled program: other processes render. Constants of a hostile template may be large.
+    pub fn without_program(self) -> Self {
+        Self { env: Environment::empty(), ..self }
+    }
+
     /// Whether a list of content parts is passed to the template as it is. Otherwise its texts are joined
     /// into one string.
     pub fn takes_parts(&self) -> bool {
@@ -70,7 +74,8 @@ impl ChatTemplate {
         })?
     }
 
-    fn render_here(
+    /// [`render`](Self::render) on this thread, whose stack must be deep.
+    pub(super) fn render_here(
         &self,
         messages: &serde_json::Value,
         add_generation_prompt: bool,

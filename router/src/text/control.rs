@@ -13,9 +13,17 @@ use serde_json::Value;
 use skein_proto::TokenId;
 
 /// The model's control tokens (added tokens marked `special`), as a byte trie.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ControlTokens {
     nodes: Vec<Node>,
+    /// Whether some token begins with a byte. Few do, and texts of megabytes are searched.
+    begins: [bool; 256],
+}
+
+impl Default for ControlTokens {
+    fn default() -> Self {
+        Self { nodes: Vec::new(), begins: [false; 256] }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -27,8 +35,9 @@ struct Node {
 impl ControlTokens {
     /// Builds the trie from (text, id) pairs.
     pub fn new<'a>(tokens: impl IntoIterator<Item = (&'a str, TokenId)>) -> Self {
-        let mut nodes = vec![Node::default()];
+        let (mut nodes, mut begins) = (vec![Node::default()], [false; 256]);
         for (spelling, id) in tokens {
+            spelling.bytes().take(1).for_each(|byte| begins[usize::from(byte)] = true);
             let mut at = 0;
             for byte in spelling.bytes() {
                 at = match nodes[at].next.get(&byte) {
@@ -45,11 +54,14 @@ impl ControlTokens {
                 nodes[at].token = Some(id);
             }
         }
-        Self { nodes }
+        Self { nodes, begins }
     }
 
     /// The longest control token at the start of `bytes`: its length and id.
     fn longest(&self, bytes: &[u8]) -> Option<(usize, TokenId)> {
+        if !self.begins[usize::from(*bytes.first()?)] {
+            return None;
+        }
         let mut found = None;
         let mut node = self.nodes.first()?;
         for (at, byte) in bytes.iter().enumerate() {
@@ -62,7 +74,10 @@ impl ControlTokens {
 
     /// Every position in `text` where a control token starts, overlaps included.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
-        text.char_indices().map(|(at, _)| at).filter(|at| self.longest(&text.as_bytes()[*at..]).is_some())
+        // Bytes, because no token begins with one that continues a character.
+        let bytes = text.as_bytes();
+        let may_begin = bytes.iter().enumerate().filter(|(_, byte)| self.begins[usize::from(**byte)]);
+        may_begin.map(|(at, _)| at).filter(|at| self.longest(&bytes[*at..]).is_some())
     }
 
     /// Whether any string in `value`, keys included, contains a control token.

@@ -13,6 +13,7 @@ mod growth;
 pub mod model_text;
 pub mod probe;
 pub mod received;
+pub mod render_process;
 pub mod sources;
 pub mod stop;
 pub(crate) mod strftime;

@@ -11,6 +11,7 @@ use super::TextError;
 use super::chat_template::ChatTemplate;
 use super::control::unused_mark;
 pub use super::generation_defaults::GenerationDefaults;
+use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
 use super::too_long::refuse_far_too_long;
@@ -37,6 +38,23 @@ pub struct ModelText {
     pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
+    /// Render the chat template; `None` = this process does.
+    pub render_processes: Option<RenderProcesses>,
+    /// For people and clients that show it.
+    pub facts: Facts,
+}
+
+/// Size and type of a model. What is not known is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// `model_type` of config.json.
+    pub family: String,
+    /// Number of values in all tensors.
+    pub parameters: u64,
+    /// Element type of the largest tensor.
+    pub dtype: String,
+    /// Bytes of all weights.
+    pub bytes: u64,
 }
 
 impl ModelText {
@@ -68,6 +86,12 @@ impl ModelText {
         Ok(text)
     }
 
+    /// The same text, with chats rendered by `processes`.
+    pub fn rendered_by(self, processes: RenderProcesses) -> Self {
+        let chat_template = self.chat_template.map(ChatTemplate::without_program);
+        Self { chat_template, render_processes: Some(processes), ..self }
+    }
+
     /// Refuses a tokenizer of another model: one whose own vocabulary exceeds `vocab_size`. Added tokens may
     /// lie above it, because some models add padding tokens that are never used.
     ///
@@ -94,7 +118,16 @@ impl ModelText {
         let tokenizer = Tokenizer::from_json(json)?;
         let bytes = tokenizer.bytes().clone();
         let grammars = Grammars::new(json, bytes.vocab_size(), move || Ok(bytes.clone()));
-        Ok(Self { served_names, tokenizer, chat_template, defaults, grammars, template_kwargs: Map::new() })
+        Ok(Self {
+            served_names,
+            tokenizer,
+            chat_template,
+            defaults,
+            grammars,
+            template_kwargs: Map::new(),
+            render_processes: None,
+            facts: Facts::default(),
+        })
     }
 
     /// The served name that answers carry.
@@ -135,7 +168,14 @@ impl ModelText {
         };
         let arguments = arguments.as_object().unwrap_or(prompt.template_kwargs);
         let opening = prompt.add_generation_prompt && !prompt.continue_final_message;
-        let mut text = template.render(&messages, opening, arguments)?;
+        let mut text = match &self.render_processes {
+            Some(processes) => processes.render(&Rendering {
+                messages: &messages,
+                add_generation_prompt: opening,
+                arguments,
+            })?,
+            None => template.render(&messages, opening, arguments)?,
+        };
         if prompt.continue_final_message {
             text.truncate(end_of_final_message(&text, &messages)?);
         }

@@ -2,6 +2,7 @@
 //! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
 mod truncate;
+mod words;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -56,7 +57,9 @@ pub fn validate(
     sampling.grammar = faults.value_of(grammar(draft.constraint.as_ref(), text));
     let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
     faults.value_of(truncate::check(draft.truncation));
+    faults.value_of(words::check_bad_words(&draft.sampling.bad_words));
     faults.check()?;
+    sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
     let prompt = prompt_tokens(&draft, text, model)?;
     let room = room(&draft, prompt.len(), model)?;
@@ -274,6 +277,8 @@ fn sampling(
         ignore_eos: draft.ignore_eos,
         logprobs: faults.value_of(check_logprobs("logprobs", draft.logprobs, limits)),
         prompt_logprobs: faults.value_of(check_logprobs("prompt_logprobs", draft.prompt_logprobs, limits)),
+        allowed_token_ids: faults
+            .value_of(words::allowed_token_ids(draft.allowed_token_ids.as_deref(), model.vocab_size)),
         ..numbers
     }
 }

@@ -56,6 +56,13 @@ fn each_rule_names_field_limit_and_value() {
     check(SamplingOptions { stop_token_ids: vec![300], ..some() }, "stop_token_ids", "stop_token_ids: token id 300 is not in the vocabulary (0..300).");
     check(SamplingOptions { logit_bias: vec![(-1, 1.0)], ..some() }, "logit_bias", "logit_bias: token id -1 is not in the vocabulary (0..300).");
     check(SamplingOptions { logit_bias: vec![(1, f64::NAN)], ..some() }, "logit_bias", "logit_bias of token 1 must be a number.");
+    check(SamplingOptions { allowed_token_ids: Some(vec![5, 300]), ..some() }, "allowed_token_ids", "allowed_token_ids: token id 300 is not in the vocabulary (0..300).");
+    check(SamplingOptions { allowed_token_ids: Some(Vec::new()), ..some() }, "allowed_token_ids", "allowed_token_ids must hold at least one token; leave it out to allow all.");
+    check(SamplingOptions { allowed_token_ids: Some(vec![5; 20_000]), ..some() }, "allowed_token_ids", "allowed_token_ids takes at most 16384 entries, got 20000.");
+    check(SamplingOptions { bad_words: vec![" \t".to_owned()], ..some() }, "bad_words", "bad_words must have a character other than white space.");
+    check(SamplingOptions { bad_words: vec!["x".repeat(257)], ..some() }, "bad_words", "bad_words takes at most 256 bytes each, got 257.");
+    check(SamplingOptions { bad_words: vec!["x".repeat(65)], ..some() }, "bad_words", &format!("bad_words: `{}` has 65 tokens; at most 64 are allowed.", "x".repeat(40)));
+    check(SamplingOptions { bad_words: vec!["x".to_owned(); 129], ..some() }, "bad_words", "bad_words takes at most 128 entries, got 129.");
     check_draft(Draft { priority: 101, ..draft(some()) }, "priority", "priority must be in [-100, 100], got 101.");
     check_draft(Draft { timeout_ms: Some(0), ..draft(some()) }, "timeout_ms", "timeout_ms must be at least 1, got 0.");
     check_draft(Draft { request_id: Some("a b".to_owned()), ..draft(some()) }, "request_id", "request_id must be 1 to 128 printable ASCII bytes without spaces, got `a b`.");

@@ -103,6 +103,15 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
         case("logit_bias", 1, |sampling| {
             sampling.logit_bias = (0..60).map(|token| (token * 17, (token % 7) as f32 - 2.0)).collect();
         }),
+        case("allowed tokens", 1, |sampling| {
+            sampling.allowed_token_ids = (0..40).map(|token| token * 11 + 3).collect();
+        }),
+        case("bad words of one token and of two", 1, |sampling| {
+            sampling.allowed_token_ids = (300..310).collect();
+            let pairs = (300..310).flat_map(|a| (300..310).map(move |b| vec![a, b]));
+            sampling.bad_words =
+                pairs.filter(|word| (word[0] + word[1]) % 3 != 0).chain([vec![305]]).collect();
+        }),
         case("n = 3 with log-probabilities", 3, |sampling| {
             (sampling.logprobs, sampling.max_tokens) = (Some(3), 7);
         }),

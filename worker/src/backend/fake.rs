@@ -10,6 +10,7 @@ use std::time::Duration;
 use skein_node::clock::{self, Timestamp};
 use skein_proto::logprobs::TokenLogprobs;
 
+use super::sampling::sampling;
 use super::{
     Answer, Backend, BackendError, Batch, BatchSequence, Carried, Draw, Sampled, ScoreRow, StepHandle,
     StepOutput, VerifyRows, Want,
@@ -18,6 +19,9 @@ use crate::TokenId;
 
 /// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
+
+/// Draws after which a token is taken although it is forbidden: maybe all are.
+const MOST_TRIES: usize = 1000;
 
 /// How a [`FakeBackend`] behaves.
 #[derive(Debug, Clone, PartialEq)]
@@ -222,9 +226,22 @@ impl FakeBackend {
             state = output.iter().fold(state, |state, &token| mix(state, u64::from(token)));
         }
         let mut token = self.token_of(state);
-        while draw.forbid_stop && params.stop_token_ids.contains(&token) {
+        let allowed = &params.allowed_token_ids;
+        let banned: Vec<TokenId> = sampling(draw).ends_of_bad_words().collect();
+        let is_forbidden = |token| {
+            banned.contains(&token)
+                || draw.forbid_stop && params.stop_token_ids.contains(&token)
+                || !allowed.is_empty() && !allowed.contains(&token)
+        };
+        for _ in 0..MOST_TRIES {
+            if !is_forbidden(token) {
+                break;
+            }
             state = mix(state, 1);
-            token = self.token_of(state);
+            token = match allowed.len() as u64 {
+                0 => self.token_of(state),
+                some => allowed[(state % some) as usize],
+            };
         }
         Sampled { token, logprobs: params.logprobs.map(|top| self.logprobs(state, token, top)) }
     }

@@ -19,6 +19,8 @@ pub(super) fn sampling<'a>(draw: &Draw<'a>) -> Sampling<'a> {
             frequency_penalty: params.frequency_penalty,
         },
         logit_bias: &params.logit_bias,
+        allowed: &params.allowed_token_ids,
+        bad_words: &params.bad_words,
         forbidden: if forbid_stop { &params.stop_token_ids } else { &[] },
         history,
         prompt_len: prompt_len as usize,

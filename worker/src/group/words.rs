@@ -103,6 +103,8 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
         ignore_eos,
         logprobs,
         prompt_logprobs,
+        allowed_token_ids,
+        bad_words,
         // Only the engine reads it.
         grammar: _,
     } = params;
@@ -122,6 +124,9 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
     put_list(words, stop_token_ids);
     words.push(logit_bias.len() as u32);
     words.extend(logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]));
+    put_list(words, allowed_token_ids);
+    words.push(bad_words.len() as u32);
+    bad_words.iter().for_each(|word| put_list(words, word));
 }
 
 /// Reads the step that [`write`] has written.
@@ -256,8 +261,16 @@ impl Reader<'_> {
             prompt_logprobs,
             stop_token_ids: self.words()?,
             logit_bias: self.list(|[token, bias]| (token, f32::from_bits(bias)))?,
+            allowed_token_ids: self.words()?,
+            bad_words: self.bad_words()?,
             grammar: None,
         })
+    }
+
+    fn bad_words(&mut self) -> Result<Vec<Vec<u32>>, Malformed> {
+        let [count] = self.take()?;
+        // Collected one by one, so that a wrong count ends with the words.
+        (0..count).map(|_| self.words()).collect()
     }
 
     fn optional(&mut self) -> Result<Option<u32>, Malformed> {
@@ -275,6 +288,8 @@ mod tests {
             seed: 0x1234_5678_9abc_def0,
             logit_bias: vec![(3, -1.5)],
             stop_token_ids: vec![1, 2],
+            allowed_token_ids: vec![3, 4, 5],
+            bad_words: vec![vec![3], vec![4, 5]],
             ignore_eos: true,
             logprobs: Some(0),
             ..SamplingParams::default()

@@ -4,8 +4,11 @@
 mod observer;
 mod phases;
 
-use skein_node::metrics::{Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets};
+use skein_node::metrics::{
+    Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets, total_of,
+};
 use skein_proto::info::WorkerInfo;
+use skein_proto::totals::Total;
 
 pub use observer::Observer;
 
@@ -146,8 +149,50 @@ impl Metrics {
         );
     }
 
+    /// What routers add up over their workers; [`ENGINE`](skein_node::metrics::ENGINE) names it.
+    pub fn totals(&self) -> Vec<Total> {
+        let histograms = [
+            &self.queue_time,
+            &self.prefill_time,
+            &self.decode_time,
+            &self.inference_time,
+            &self.time_to_first_token,
+            &self.inter_token_latency,
+            &self.e2e_latency,
+            &self.iteration_tokens,
+            &self.step_time,
+        ];
+        let counters = [&self.preemptions, &self.steps];
+        histograms.map(total_of).into_iter().chain(counters.map(total_of)).collect()
+    }
+
     /// All of it in `format`.
     pub fn encode(&self, format: Format) -> String {
         self.registry.encode(format)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skein_node::metrics::ENGINE;
+
+    use super::*;
+
+    #[test]
+    fn routers_know_each_total_and_its_buckets() {
+        let metrics = Metrics::new("m");
+        metrics.preemptions.inc_by(3);
+        metrics.queue_time.observe(0.4);
+        let totals = metrics.totals();
+        assert_eq!(totals.len(), ENGINE.len());
+        for known in ENGINE {
+            let total = totals.iter().find(|total| total.name == known.at_worker).expect(known.at_worker);
+            assert!(known.fits(total), "{total:?}");
+        }
+        let named = |name: &str| totals.iter().find(|total| total.name == name).expect("it is there");
+        assert_eq!(named("vllm:num_preemptions_total").count, 3);
+        let queue = named("vllm:request_queue_time_seconds");
+        assert_eq!((queue.sum, &queue.buckets[..3]), (0.4, &[0, 1, 0][..]));
+        assert_eq!(queue.buckets.iter().sum::<u64>(), 1);
     }
 }

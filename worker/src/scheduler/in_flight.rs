@@ -75,8 +75,8 @@ impl Sequence {
             Draws::Fork { .. } => Some(Pause::Forking),
             Draws::Verify { .. } => Some(Pause::Verifying),
             // A history may end with one unknown token, and only the step just before can supply it.
-            // The next mask depends on the token.
-            Draws::Next { .. } if drawn_in + 1 < step || self.is_constrained() => Some(Pause::Drawing),
+            // The next mask, and the end of a bad word, depend on the token.
+            Draws::Next { .. } if drawn_in + 1 < step || self.needs_known_tokens() => Some(Pause::Drawing),
             Draws::Next { .. } if self.params.needs_history() && self.draws_in_flight() > 1 => {
                 Some(Pause::Drawing)
             }

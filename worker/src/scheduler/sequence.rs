@@ -133,6 +133,11 @@ impl Sequence {
         self.params.grammar.is_some()
     }
 
+    /// Whether its next draw can only be planned once all tokens before it are known.
+    pub fn needs_known_tokens(&self) -> bool {
+        self.is_constrained() || self.params.bans_sequences()
+    }
+
     /// The mask for the next draw of `sample`; `None` if it follows no grammar.
     pub fn mask_of(&self, sample: u32) -> Option<MaskSlot> {
         let found = self.masks.iter().find(|(of, _)| *of == sample).map(|(_, slot)| slot.clone());
@@ -186,8 +191,11 @@ impl Sequence {
     /// Appends a drawn token and ends the sample if it was the last.
     pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<RequestEvent>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
-            // A grammar that allows nothing else goes before `min_tokens`.
-            let late = self.output_len() >= self.params.min_tokens || self.is_constrained();
+            // What allows nothing else goes before `min_tokens`.
+            let params = &self.params;
+            let may_be_all =
+                self.is_constrained() || !params.allowed_token_ids.is_empty() || !params.bad_words.is_empty();
+            let late = self.output_len() >= params.min_tokens || may_be_all;
             assert!(late, "a stop token was drawn before min_tokens");
             return self.finish(FinishReason::Stop(Some(drawn.token)), events);
         }

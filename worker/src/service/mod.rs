@@ -30,7 +30,7 @@ use skein_proto::placement::Placement;
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
 pub use detached::detached;
@@ -41,6 +41,7 @@ pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
 use crate::engine::{EngineHandle, Submission, SubmitError};
+use crate::metrics::Metrics;
 use crate::scheduler::Refusal;
 use crate::streams::{AttachError, StreamFault, TokenStream};
 
@@ -57,6 +58,8 @@ type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
 /// Facts of the model that requests are validated against.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelFacts {
+    /// The served name, for spans.
+    pub name: Arc<str>,
     /// The answer to `Info`.
     pub info: WorkerInfo,
     pub eos_token_ids: Vec<TokenId>,
@@ -69,6 +72,8 @@ pub(crate) struct Ready {
     pub facts: ModelFacts,
     /// `None` if answers cannot be held to a grammar.
     pub grammars: Option<Arc<Grammars>>,
+    /// What routers are told of its counts; `None` = nobody counts.
+    pub metrics: Option<Arc<Metrics>>,
 }
 
 /// Counts open requests by the clones of its `Arc`.
@@ -110,7 +115,7 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let Ready { engine, facts, grammars } = self.ready()?;
+        let Ready { engine, facts, grammars, .. } = self.ready()?;
         // Counted before the drain flag is checked, because the drain waits for it.
         let open = self.requests.0.clone();
         let trace = begin_trace("generate", request.metadata(), facts);
@@ -166,9 +171,10 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let Ready { engine, facts, .. } = self.ready()?;
+        let Ready { engine, facts, metrics, .. } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
-        task::spawn(watch::follow(engine.clone(), facts.info.epoch, request.into_inner(), sender));
+        let (engine, metrics) = (engine.clone(), metrics.clone());
+        task::spawn(watch::follow(engine, metrics, facts.info.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
@@ -216,10 +222,10 @@ async fn held(
 }
 
 /// Begins the server span of a call: `name` is what it does.
-fn begin_trace(name: &str, metadata: &MetadataMap, facts: &ModelFacts) -> trace::Request {
+fn begin_trace(name: &'static str, metadata: &MetadataMap, facts: &ModelFacts) -> trace::Request {
     let header = |name: &str| metadata.get(name).and_then(|value| value.to_str().ok());
     let trace = trace::Request::begin(trace::Remote::read(header));
-    trace.name(|| format!("{name} {}", facts.info.model));
+    trace.name(name, facts.name.clone());
     trace
 }
 
@@ -227,7 +233,7 @@ fn begin_trace(name: &str, metadata: &MetadataMap, facts: &ModelFacts) -> trace:
 fn refused_span(trace: &trace::Request, status: &Status) {
     let code = status.code();
     match code {
-        Code::Internal | Code::Unknown | Code::DataLoss => trace.fail(&format!("{code:?}")),
+        Code::Internal | Code::Unknown | Code::DataLoss => trace.fail(format!("{code:?}")),
         _ => trace.set("error.type", format!("{code:?}")),
     }
 }
@@ -239,16 +245,18 @@ fn invalid(invalid: Invalid) -> Status {
 /// Turns a stream into a response written by its own task; `open` counts it until it is fully written.
 fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -> Response<Deltas> {
     let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
-    let traceparent = trace.traceparent().and_then(|value| value.parse().ok());
+    let traceparent = trace.traceparent().and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
     // Another reader's request generates: this one goes on from it.
-    let origin = stream.origin().filter(|origin| trace.is_on() && trace.link().as_ref() != Some(origin));
-    origin.cloned().into_iter().for_each(|origin| trace.link_to(origin));
+    let origin = stream.origin().filter(|origin| trace.is_on() && trace.link() != Some(*origin));
+    origin.inspect(|&origin| trace.link_to(origin));
     task::spawn(async move {
         forward(stream, epoch, sender, &trace).await;
         drop(open);
     });
     let mut response = Response::new(ReceiverStream::new(receiver));
-    if let Some(traceparent) = traceparent {
+    if let Some(mut traceparent) = traceparent {
+        // Each differs: HTTP/2 should not put them into its table, where they replace what comes again.
+        traceparent.set_sensitive(true);
         response.metadata_mut().insert(trace::TRACEPARENT, traceparent);
     }
     response

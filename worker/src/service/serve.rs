@@ -97,8 +97,9 @@ pub async fn serve_backend(
             return Ok(());
         }
     };
-    let (ready, mut engine) = prepare(&config, loaded)?;
+    let (mut ready, mut engine) = prepare(&config, loaded)?;
     metrics.loaded(&ready.facts.info);
+    ready.metrics = Some(metrics.clone());
     engine.observe(Observer::new(metrics));
     let handle = ready.engine.clone();
     let mut engine = on_thread("engine", move || engine.run())?;
@@ -171,8 +172,8 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         max_num_batched_tokens = info.max_num_batched_tokens,
         "ready"
     );
-    let facts = ModelFacts { info, eos_token_ids: loaded.eos_token_ids };
-    Ok((Ready { engine: handle, facts, grammars: loaded.grammars }, engine))
+    let facts = ModelFacts { name: info.model.as_str().into(), info, eos_token_ids: loaded.eos_token_ids };
+    Ok((Ready { engine: handle, facts, grammars: loaded.grammars, metrics: None }, engine))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
+use skein_proto::totals::Total;
 use skein_proto::watch::{Snapshot, WatchBody, WatchEvent};
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::engine::{self, EngineHandle};
+use crate::metrics::Metrics;
 
 /// Events queued for a router. If it reads more slowly than the log moves, it falls behind and
 /// gets a snapshot.
@@ -22,10 +24,13 @@ const LOAD_INTERVAL_MIN: Duration = Duration::from_millis(50);
 const LOAD_INTERVAL_BUSY: Duration = Duration::from_millis(250);
 /// Most time between load reports while idle.
 const LOAD_INTERVAL_IDLE: Duration = Duration::from_secs(1);
+/// Least time between reports with totals: shorter than the interval of any scrape.
+const TOTALS_INTERVAL: Duration = Duration::from_secs(4);
 
 /// Sends the log to `events` until the router or the engine is gone.
 pub(super) async fn follow(
     engine: EngineHandle,
+    metrics: Option<Arc<Metrics>>,
     epoch: u64,
     request: wire::WatchRequest,
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
@@ -38,6 +43,8 @@ pub(super) async fn follow(
         next,
         events,
         load_sent: None,
+        metrics,
+        totals_sent: None,
         told_drain: (false, false),
     };
     let ended = async { while follower.turn().await.is_some() {} };
@@ -52,6 +59,9 @@ struct Follower {
     next: u64,
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
     load_sent: Option<Timestamp>,
+    /// `None` = nobody counts.
+    metrics: Option<Arc<Metrics>>,
+    totals_sent: Option<Timestamp>,
     /// The drain state in the last report; see [`Self::drain`].
     told_drain: (bool, bool),
 }
@@ -120,7 +130,17 @@ impl Follower {
         self.load_sent = Some(clock::now());
         let report = self.engine.log().report(self.router);
         self.told_drain = (report.draining, report.giving_back);
-        self.send(WatchBody::Load(report)).await
+        let totals = self.totals_due();
+        self.send(WatchBody::Load(report, totals)).await
+    }
+
+    /// What the worker has counted, if the last report that told it is long enough ago.
+    fn totals_due(&mut self) -> Vec<Total> {
+        let now = clock::now();
+        let is_due = self.totals_sent.is_none_or(|sent| now.since(sent) >= TOTALS_INTERVAL);
+        let Some(metrics) = self.metrics.as_ref().filter(|_| is_due) else { return Vec::new() };
+        self.totals_sent = Some(now);
+        metrics.totals()
     }
 
     /// The drain state: whether new requests are refused, and whether running ones should move.
@@ -152,9 +172,17 @@ mod tests {
         let backend = FakeBackend::new(FakeOptions { kv_blocks: 64, ..FakeOptions::default() });
         let (_engine, engine) = Engine::new(scheduler, Box::new(backend), 8);
         let (events, mut sent) = mpsc::channel(EVENT_QUEUE);
-        let (load_sent, told_drain) = (None, (false, false));
-        let mut follower =
-            Follower { engine: engine.clone(), epoch: 1, router: 9, next: 1, events, load_sent, told_drain };
+        let mut follower = Follower {
+            engine: engine.clone(),
+            epoch: 1,
+            router: 9,
+            next: 1,
+            events,
+            load_sent: None,
+            metrics: None,
+            totals_sent: None,
+            told_drain: (false, false),
+        };
         let mut is_draining = async || match sent.recv().await?.ok()?.event {
             Some(Event::Load(load)) => Some(load.draining),
             _ => None,

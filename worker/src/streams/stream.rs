@@ -258,8 +258,8 @@ pub struct TokenStream {
 
 impl TokenStream {
     /// The span that generates, if it is traced.
-    pub fn origin(&self) -> Option<&Link> {
-        self.stream.origin.as_ref()
+    pub fn origin(&self) -> Option<Link> {
+        self.stream.origin
     }
 
     /// Waits for at least one delta and returns all there are. `None` after the end of the last sample, an

@@ -52,6 +52,10 @@ fn cases() -> Vec<(&'static str, u32, SamplingParams)> {
         frequency_penalty: 0.7,
         ..seeded.clone()
     };
+    // Every two of these tokens may not come after each other, so that what is banned changes at every token.
+    let allowed = SamplingParams { allowed_token_ids: (2..12).collect(), ..seeded.clone() };
+    let bad_words =
+        (2..12).flat_map(|a| (2..12).map(move |b| vec![a, b])).filter(|word| (word[0] + word[1]) % 3 != 0);
     let bias = (0..20).map(|token| (token * 3, 2.0)).collect();
     let stops = SamplingParams { stop_token_ids: (0..80).collect(), min_tokens: 5, ..seeded.clone() };
     vec![
@@ -59,6 +63,8 @@ fn cases() -> Vec<(&'static str, u32, SamplingParams)> {
         ("seeded", 1, seeded.clone()),
         ("penalties", 1, penalties.clone()),
         ("logit_bias", 1, SamplingParams { logit_bias: bias, ..seeded.clone() }),
+        ("allowed tokens", 1, SamplingParams { allowed_token_ids: vec![3, 5, 7, 8, 9], ..seeded.clone() }),
+        ("bad words", 1, SamplingParams { bad_words: bad_words.collect(), ..allowed.clone() }),
         ("n", 3, seeded.clone()),
         ("logprobs", 1, SamplingParams { logprobs: Some(2), ..seeded }),
         ("stop tokens and min_tokens", 4, stops),

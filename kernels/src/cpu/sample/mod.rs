@@ -1,8 +1,8 @@
 //! Sampling: from logits to a token and to log-probabilities.
 //!
 //! A draw is a pure function of its arguments: no generator has state, and no sum depends on the rest of the
-//! batch. The order of operations is vLLM's: bias, forbidden tokens, penalties, temperature, min-p, top-k,
-//! top-p, draw. Ties always go to the lower id.
+//! batch. The order of operations is vLLM's: allowed tokens, bias, forbidden tokens, penalties, temperature,
+//! min-p, top-k, top-p, draw. Ties always go to the lower id.
 
 mod cut;
 mod flat;
@@ -60,9 +60,13 @@ pub struct Sampling<'a> {
     pub controls: Controls,
     /// Added to these tokens' logits. Tokens outside the vocabulary are ignored.
     pub logit_bias: &'a [(u32, f32)],
+    /// The only tokens to draw, if one of them has a finite logit; empty = any.
+    pub allowed: &'a [u32],
     /// Tokens that are only drawn if no other can be.
     pub forbidden: &'a [u32],
-    /// Tokens so far, prompt first. Only penalties need it.
+    /// Sequences of tokens. The last token of each is forbidden if the output ends with the tokens before it.
+    pub bad_words: &'a [Vec<u32>],
+    /// Tokens so far, prompt first. Only penalties and bad words of several tokens need it.
     pub history: &'a [u32],
     /// Number of prompt tokens at the start of `history`.
     pub prompt_len: usize,
@@ -72,6 +76,24 @@ pub struct Sampling<'a> {
     pub sample_index: u32,
     /// Absolute position of the token to draw.
     pub position: u32,
+}
+
+impl Sampling<'_> {
+    /// The tokens that would complete a bad word.
+    pub fn ends_of_bad_words(&self) -> impl Iterator<Item = u32> {
+        let output = self.history.get(self.prompt_len..).unwrap_or_default();
+        let ends = self.bad_words.iter().filter_map(|word| word.split_last());
+        ends.filter(move |(_, before)| output.ends_with(before)).map(|(last, _)| *last)
+    }
+
+    /// Whether logits are drawn from as they are.
+    fn is_plain(&self) -> bool {
+        self.allowed.is_empty()
+            && self.logit_bias.is_empty()
+            && self.forbidden.is_empty()
+            && self.bad_words.is_empty()
+            && self.history.is_empty()
+    }
 }
 
 /// Buffers of [`draw`] and [`score`], reused between calls.
@@ -126,20 +148,19 @@ impl Kernel for Usable<'_> {
 /// Draws a token from usable `logits`.
 pub fn draw(isa: Isa, logits: &[f32], sampling: &Sampling<'_>, scratch: &mut Scratch) -> u32 {
     let Scratch { logits: adjusted, weights, counts, peaks, kept, buckets, .. } = scratch;
-    let is_plain =
-        sampling.logit_bias.is_empty() && sampling.forbidden.is_empty() && sampling.history.is_empty();
     let raw = logits;
-    let logits = if is_plain {
+    let logits = if sampling.is_plain() {
         raw
     } else {
-        adjusted.clear();
-        adjusted.extend_from_slice(raw);
+        penalty::copy_allowed(raw, sampling.allowed, adjusted);
         penalty::adjust(adjusted, sampling, counts);
         &**adjusted
     };
     let highest = peaks.survey(isa, logits);
     if highest == f32::NEG_INFINITY {
-        return argmax(isa, raw, peaks); // all tokens are forbidden
+        // All tokens are forbidden, so the allowed ones are drawn all the same.
+        penalty::copy_allowed(raw, sampling.allowed, adjusted);
+        return argmax(isa, adjusted, peaks);
     }
     let best = peaks.first_of(logits, highest);
     let Controls { temperature, top_p, top_k, min_p, .. } = sampling.controls;

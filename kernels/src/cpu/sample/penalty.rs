@@ -2,6 +2,28 @@
 
 use super::{Controls, Sampling};
 
+/// Copies `logits` to `out`, with -∞ for the tokens that are not `allowed`. Copies all of them if `allowed`
+/// is empty, or if none of its tokens can be drawn.
+pub(super) fn copy_allowed(logits: &[f32], allowed: &[u32], out: &mut Vec<f32>) {
+    out.clear();
+    if !allowed.is_empty() {
+        out.resize(logits.len(), f32::NEG_INFINITY);
+        let mut finite = false;
+        for token in allowed {
+            let token = *token as usize;
+            if let (Some(logit), Some(out)) = (logits.get(token), out.get_mut(token)) {
+                *out = *logit;
+                finite |= logit.is_finite();
+            }
+        }
+        if finite {
+            return;
+        }
+        out.clear();
+    }
+    out.extend_from_slice(logits);
+}
+
 /// Applies all adjustments. `counts` is scratch, all zero before and after.
 pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
     for (token, bias) in sampling.logit_bias {
@@ -9,8 +31,8 @@ pub(super) fn adjust(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut V
             *logit += bias;
         }
     }
-    for token in sampling.forbidden {
-        if let Some(logit) = logits.get_mut(*token as usize) {
+    for token in sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()) {
+        if let Some(logit) = logits.get_mut(token as usize) {
             *logit = f32::NEG_INFINITY;
         }
     }
@@ -23,7 +45,8 @@ const SEEN: u32 = 1 << 31;
 fn penalise(logits: &mut [f32], sampling: &Sampling<'_>, counts: &mut Vec<u32>) {
     let Sampling { controls, history, prompt_len, .. } = *sampling;
     let Controls { repetition_penalty, presence_penalty, frequency_penalty, .. } = controls;
-    if history.is_empty() {
+    let is_off = repetition_penalty == 1.0 && presence_penalty == 0.0 && frequency_penalty == 0.0;
+    if history.is_empty() || is_off {
         return;
     }
     let vocab = logits.len();

@@ -88,8 +88,16 @@ async fn what_it_cannot_do_is_refused_in_ollamas_form() {
 async fn models_are_listed_and_shown() {
     let tags = get(says("x"), "/api/tags").await.json();
     assert_eq!(tags["models"][0]["name"], "test");
+    let details = json!({"parent_model": "", "format": "safetensors", "family": "llama", "families": ["llama"],
+        "parameter_size": "7.3M", "quantization_level": "BF16"});
+    assert_eq!((&tags["models"][0]["size"], &tags["models"][0]["details"]), (&json!(14_600_000), &details));
     let shown = post(says("x"), "/api/show", json!({"model": "test:latest"})).await.json();
-    assert_eq!(shown["model_info"]["skein.context_length"], testing::MAX_MODEL_LEN);
+    assert_eq!(shown["model_info"]["general.architecture"], "llama");
+    assert_eq!(shown["model_info"]["llama.context_length"], testing::MAX_MODEL_LEN);
+    assert_eq!(
+        (&shown["model_info"]["general.parameter_count"], &shown["details"]),
+        (&json!(7_340_000), &details)
+    );
     assert!(get(says("x"), "/api/version").await.json()["version"].is_string());
 }
 

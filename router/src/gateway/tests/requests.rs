@@ -101,13 +101,18 @@ async fn parameters_reach_the_generator() {
     let script = Arc::new(says("x"));
     let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());
     let body = json!({"prompt": "a", "max_tokens": 3, "seed": 7, "temperature": 0.5, "priority": -3,
-        "cache_salt": "s", "logit_bias": {"5": -200}, "request_id": "mine", "stop_token_ids": [9]});
+        "cache_salt": "s", "logit_bias": {"5": -200}, "request_id": "mine", "stop_token_ids": [9],
+        "allowed_token_ids": [9, 5, 9], "bad_words": ["ab"]});
     send(&app, post_bytes(COMPLETIONS, body.to_string())).await;
     let request = script.requests.lock().unwrap()[0].clone();
     assert_eq!((request.id.as_str(), &*request.cache_salt, request.priority), ("mine", "s", -3));
     let sampling = &request.sampling;
     assert_eq!((sampling.max_tokens, sampling.seed, sampling.temperature), (3, 7, 0.5));
     assert_eq!((&sampling.logit_bias[..], &sampling.stop_token_ids[..]), (&[(5, -100.0)][..], &[9][..]));
+    assert_eq!(
+        (&sampling.allowed_token_ids[..], &sampling.bad_words[0]),
+        (&[5, 9][..], &testing::tokens("ab"))
+    );
 }
 
 #[tokio::test]

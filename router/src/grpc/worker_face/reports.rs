@@ -67,7 +67,8 @@ pub fn follow(
                 IDLE_INTERVAL
             };
             let draining = report.draining;
-            yield event(WatchBody::Load(report));
+            // No totals: with several routers before the same workers a gateway would count them several times.
+            yield event(WatchBody::Load(report, Vec::new()));
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}
                 // Report draining at once, so that no more requests are placed here.

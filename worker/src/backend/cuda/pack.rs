@@ -91,9 +91,9 @@ fn unsupported(want: &'static str) -> BackendError {
 /// Words of a sample's lists, and its number of biases.
 fn list_sizes(sample: &SampleRow) -> (usize, usize) {
     let params = &sample.params;
-    let history = if params.needs_history() { sample.history.len() } else { 0 };
+    let history = if params.has_penalties() { sample.history.len() } else { 0 };
     let forbidden = if sample.forbid_stop { params.stop_token_ids.len() } else { 0 };
-    (history + forbidden, params.logit_bias.len())
+    (history + forbidden + params.bad_words.len(), params.logit_bias.len())
 }
 
 /// Layout of a message for the sampler; word offsets.
@@ -170,6 +170,13 @@ fn sample_params(
     places: &[u32],
 ) -> SampleParams {
     let mut sampling = sampling(&sample.draw(batch));
+    // Which words may not be completed is decided here: the scheduler plans a draw with bad words of several
+    // tokens only once all tokens before it are known.
+    let forbidden: Vec<u32> =
+        sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()).collect();
+    if !sample.params.has_penalties() {
+        sampling.history = &[];
+    }
     let mut carried = NONE;
     // The last token of a history may be known only to the device.
     if let [known @ .., _] = sampling.history
@@ -181,7 +188,8 @@ fn sample_params(
     biases.extend_from_slice(sampling.logit_bias);
     SampleParams {
         bias_start,
-        forbidden_start: message.list(sampling.forbidden),
+        forbidden_start: message.list(&forbidden),
+        forbidden_len: forbidden.len() as u32,
         history_start: message.list(sampling.history),
         carried,
         logprobs: sample.params.logprobs.unwrap_or(NONE),

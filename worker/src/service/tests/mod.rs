@@ -206,7 +206,7 @@ async fn an_invalid_request_is_refused_with_field_and_limit() {
     fn set(request: &mut wire::GenerateRequest) -> &mut wire::SamplingParams {
         request.sampling.as_mut().expect("it has some")
     }
-    let wrong: [(Change, &str); 25] = [
+    let wrong: [(Change, &str); 29] = [
         (|it| it.request_id = String::new(), "request_id is 0 bytes; allowed: 1..=128 bytes"),
         (|it| it.request_id = "x".repeat(129), "request_id is 129 bytes"),
         (|it| it.cache_salt = "x".repeat(2000), "cache_salt is 2000 bytes"),
@@ -239,6 +239,16 @@ async fn an_invalid_request_is_refused_with_field_and_limit() {
         (
             |it| set(it).logit_bias = vec![wire::LogitBias { token_id: 1, bias: f32::NAN }],
             "logit_bias.bias is NaN; allowed: -100..=100",
+        ),
+        (|it| set(it).allowed_token_ids = vec![VOCAB], "allowed_token_ids is 500 at index 0"),
+        (|it| set(it).allowed_token_ids = vec![1; 20_000], "allowed_token_ids is 20000 entries"),
+        (
+            |it| set(it).bad_words = vec![wire::TokenSequence { token_ids: Vec::new() }],
+            "bad_words.token_ids is 0 tokens; allowed: 1..=64 tokens",
+        ),
+        (
+            |it| set(it).bad_words = vec![wire::TokenSequence { token_ids: vec![1, VOCAB] }],
+            "bad_words.token_ids is 500 at index 1",
         ),
         (
             |it| it.samples = (0..5).map(|index| wire::Sample { index, ..Default::default() }).collect(),

@@ -184,6 +184,8 @@ impl Draws {
         then(&Sampling {
             controls: sample.controls,
             logit_bias: &logit_bias,
+            allowed: &[],
+            bad_words: &[],
             forbidden: &forbidden,
             history: &history,
             prompt_len: sample.prompt_len as usize,

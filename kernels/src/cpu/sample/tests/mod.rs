@@ -7,6 +7,8 @@ const WARM: Controls = Controls { temperature: 1.0, ..COLD };
 const PLAIN: Sampling<'static> = Sampling {
     controls: WARM,
     logit_bias: &[],
+    allowed: &[],
+    bad_words: &[],
     forbidden: &[],
     history: &[],
     prompt_len: 0,
@@ -48,6 +50,30 @@ fn bias_and_forbidden_tokens_come_before_the_choice() {
     check(&[1.0, 3.0, 2.0], Sampling { forbidden: &[1, 2, 77], ..PLAIN }, 0);
     check(&[1.0, 3.0, 2.0], Sampling { forbidden: &[0, 1, 2], ..PLAIN }, 1);
     check(&[1.0, 3.0, 2.0], Sampling { logit_bias: &[(2, 100.0)], forbidden: &[2], ..GREEDY }, 1);
+}
+
+#[test]
+fn only_allowed_tokens_are_drawn_unless_none_of_them_can_be() {
+    let (logits, none) = ([1.0, 3.0, 2.0, 0.0], f32::NEG_INFINITY);
+    let of = |allowed| Sampling { allowed, ..GREEDY };
+    check(&logits, of(&[0, 3]), 0);
+    check(&logits, Sampling { allowed: &[3], ..PLAIN }, 3);
+    check(&logits, Sampling { logit_bias: &[(1, 100.0), (3, 5.0)], ..of(&[0, 3]) }, 3);
+    // All allowed ones are forbidden: one of them comes all the same.
+    check(&logits, Sampling { forbidden: &[0, 3], ..of(&[0, 3]) }, 0);
+    // A mask has left none of them.
+    check(&[none, 3.0, 2.0, none], of(&[0, 3, 99]), 1);
+}
+
+#[test]
+fn the_end_of_a_bad_word_is_not_drawn_after_its_beginning() {
+    let (logits, words) = ([1.0, 3.0, 2.0, 0.0], [vec![1], vec![3, 2], vec![2, 3, 0]]);
+    let after = |history, prompt_len| Sampling { bad_words: &words, history, prompt_len, ..GREEDY };
+    check(&logits, after(&[], 7), 2);
+    check(&logits, after(&[3, 3], 1), 0);
+    check(&logits, after(&[3, 3], 2), 2); // the prompt does not count
+    check(&logits, Sampling { allowed: &[0, 3], ..after(&[2, 3], 0) }, 3);
+    check(&logits, Sampling { allowed: &[0], ..after(&[2, 3], 0) }, 0); // nothing else can be drawn
 }
 
 #[test]

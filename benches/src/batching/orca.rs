@@ -1,0 +1,117 @@
+//! Iteration-level batching (Orca, Yu et al. 2022): jobs join and leave between steps, first come, first
+//! served. The whole prompt is computed in a job's first step. Each job reserves a contiguous piece of KV
+//! memory when it joins and keeps it until it ends.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::contiguous::Contiguous;
+use super::{Batcher, Held, Job, Next, Work};
+
+/// How much a job reserves. The PagedAttention paper's three variants of Orca, whose source is not public.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserve {
+    /// The model's whole context, given in tokens.
+    Max(u32),
+    /// Prompt and output, the output rounded up to a power of two: a good guess of the length.
+    PowerOfTwo,
+    /// Exactly prompt and output, which no server knows.
+    Oracle,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Orca {
+    memory: Contiguous,
+    reserve: Reserve,
+    most: usize,
+    waiting: VecDeque<(usize, Job)>,
+    running: Vec<Running>,
+}
+
+#[derive(Debug)]
+struct Running {
+    id: usize,
+    job: Job,
+    piece: u32,
+    length: u32,
+    /// Output tokens so far.
+    drawn: u32,
+}
+
+impl Orca {
+    /// At most `most` jobs at once in `capacity` tokens of memory.
+    pub fn new(capacity: u32, reserve: Reserve, most: usize) -> Self {
+        let (waiting, running) = (VecDeque::new(), Vec::new());
+        Self { memory: Contiguous::new(capacity), reserve, most: most.max(1), waiting, running }
+    }
+
+    fn needs(&self, job: &Job) -> u32 {
+        let wanted = match self.reserve {
+            Reserve::Max(context) => context.max(job.tokens()),
+            Reserve::PowerOfTwo => job.prompt + job.output.next_power_of_two(),
+            Reserve::Oracle => job.tokens(),
+        };
+        wanted.min(self.memory.size())
+    }
+
+    fn admit(&mut self) {
+        while self.running.len() < self.most {
+            let Some(&(id, job)) = self.waiting.front() else { return };
+            let length = self.needs(&job);
+            let Some(piece) = self.memory.take(length) else { return };
+            self.waiting.pop_front();
+            self.running.push(Running { id, job, piece, length, drawn: 0 });
+        }
+    }
+}
+
+impl Batcher for Orca {
+    fn submit(&mut self, id: usize, job: Job) {
+        self.waiting.push_back((id, job));
+    }
+
+    fn plan(&mut self, _now: Duration, _more: bool) -> Next {
+        self.admit();
+        if self.running.is_empty() {
+            return Next::Wait(None);
+        }
+        let mut work = Work::default();
+        for running in &self.running {
+            work.rows += if running.drawn == 0 { running.job.prompt } else { 1 };
+            work.context += u64::from(running.job.prompt + running.drawn);
+        }
+        Next::Step(work)
+    }
+
+    fn finish(&mut self, _now: Duration, ended: &mut Vec<usize>) {
+        for running in &mut self.running {
+            running.drawn += 1;
+        }
+        for running in self.running.extract_if(.., |running| running.drawn == running.job.output) {
+            self.memory.give_back(running.piece);
+            ended.push(running.id);
+        }
+    }
+
+    fn held(&self) -> Held {
+        let mut held = Held::default();
+        for running in &self.running {
+            let live = running.job.prompt + running.drawn;
+            held.live += u64::from(live);
+            held.reserved += u64::from(running.job.tokens() - live);
+            held.internal += u64::from(running.length - running.job.tokens());
+        }
+        let free = self.memory.free();
+        if self.running.len() < self.most
+            && self.waiting.front().is_some_and(|(_, job)| self.needs(job) <= free)
+        {
+            held.external = u64::from(free);
+        }
+        held
+    }
+
+    fn capacity(&self) -> u32 {
+        self.memory.size()
+    }
+}

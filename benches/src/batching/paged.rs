@@ -1,0 +1,151 @@
+//! Skein's scheduler with its paged KV cache. It plans as in a worker; only the device is missing, and every
+//! draw is the same token.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_proto::sampling::SamplingParams;
+use skein_worker::backend::{Answer, Batch, Sampled, StepOutput, Want};
+use skein_worker::config::SchedulerConfig;
+use skein_worker::kv_cache::CacheScope;
+use skein_worker::scheduler::{NewRequest, NewSample, Note, RequestEvent, RequestKey, Scheduler, Step};
+
+use super::{Batcher, Held, Job, Next, Work};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Paged {
+    scheduler: Scheduler,
+    block_size: u32,
+    blocks: u32,
+    planned: Option<(Step, StepOutput)>,
+    /// Accepted jobs by id.
+    jobs: Vec<Option<Progress>>,
+    /// Blocks held after the latest plan.
+    held_blocks: u32,
+    /// Rows of the latest plan: tokens that it makes live.
+    planned_rows: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    job: Job,
+    /// Tokens whose keys and values are computed; 0 while it waits.
+    live: u32,
+}
+
+impl Paged {
+    /// A scheduler over `capacity` tokens of KV memory for sequences of at most `context` tokens. Prefixes
+    /// are not shared, because the other batchers do not share them either.
+    pub fn new(capacity: u32, context: u32, config: &SchedulerConfig) -> Self {
+        let config =
+            SchedulerConfig { enable_prefix_caching: false, max_num_queued_reqs: u32::MAX, ..config.clone() };
+        let blocks = capacity / config.block_size;
+        let scheduler = Scheduler::new(&config, blocks, context.min(blocks * config.block_size));
+        let (block_size, planned, jobs) = (config.block_size, None, Vec::new());
+        Self { scheduler, block_size, blocks, planned, jobs, held_blocks: 0, planned_rows: 0 }
+    }
+
+    fn progress(&mut self, request: RequestKey) -> Option<&mut Progress> {
+        self.jobs.get_mut(request.0 as usize)?.as_mut()
+    }
+
+    /// Sequences preempted so far.
+    pub fn preemptions(&self) -> u64 {
+        self.scheduler.preemptions()
+    }
+}
+
+impl Batcher for Paged {
+    fn submit(&mut self, id: usize, job: Job) {
+        self.jobs.resize(self.jobs.len().max(id + 1), None);
+        self.jobs[id] = Some(Progress { job, live: 0 });
+        let params = SamplingParams { max_tokens: job.output, ignore_eos: true, ..SamplingParams::default() };
+        let request = NewRequest {
+            key: RequestKey(id as u64),
+            prompt: vec![0; job.prompt as usize],
+            params: Arc::new(params),
+            samples: vec![NewSample::default()],
+            scope: CacheScope::new("bench", ""),
+            call: None,
+            priority: 0,
+            deadline: None,
+        };
+        self.scheduler.submit(request).expect("the queue has no bound here");
+    }
+
+    fn plan(&mut self, now: Duration, _more: bool) -> Next {
+        let Some(plan) = self.scheduler.plan(Timestamp::from_start(now)) else { return Next::Wait(None) };
+        let work = Work { rows: plan.step.rows(), context: context(&plan.batch) };
+        self.planned_rows = work.rows;
+        self.planned = Some((plan.step, answers(&plan.batch)));
+        self.held_blocks = self.blocks - self.scheduler.load().free_blocks;
+        for note in self.scheduler.take_notes() {
+            if let Note::Preempted { request } = note
+                && let Some(progress) = self.progress(request)
+            {
+                progress.live = 0;
+            }
+        }
+        Next::Step(work)
+    }
+
+    fn finish(&mut self, now: Duration, ended: &mut Vec<usize>) {
+        let (step, output) = self.planned.take().expect("a step was planned");
+        let events = self.scheduler.commit(step, &output, Timestamp::from_start(now));
+        for note in self.scheduler.take_notes() {
+            if let Note::Prefilled { request, rows } = note
+                && let Some(progress) = self.progress(request)
+            {
+                progress.live += rows;
+            }
+        }
+        for event in events {
+            match event {
+                // The drawn token's keys and values are computed in the next step.
+                RequestEvent::Token { request, position, .. } => {
+                    if let Some(progress) = self.progress(request) {
+                        progress.live = position;
+                    }
+                }
+                RequestEvent::Finished { request, .. } => {
+                    self.jobs[request.0 as usize] = None;
+                    ended.push(request.0 as usize);
+                }
+                RequestEvent::Started { .. } | RequestEvent::PromptScored { .. } => {}
+            }
+        }
+    }
+
+    fn held(&self) -> Held {
+        let held = u64::from(self.held_blocks) * u64::from(self.block_size);
+        let (mut live, mut unused) = (u64::from(self.planned_rows), 0);
+        for progress in self.jobs.iter().flatten().filter(|progress| progress.live > 0) {
+            live += u64::from(progress.live);
+            let (end, next) = (progress.job.tokens(), progress.live + 1);
+            // The end of its last block stays empty.
+            unused += u64::from(next.next_multiple_of(self.block_size).saturating_sub(end));
+        }
+        let live = live.min(held);
+        let internal = unused.min(held - live);
+        Held { live, reserved: held - live - internal, internal, external: 0 }
+    }
+
+    fn capacity(&self) -> u32 {
+        self.blocks * self.block_size
+    }
+}
+
+/// KV tokens that the batch reads.
+fn context(batch: &Batch) -> u64 {
+    batch.sequences.iter().map(|sequence| u64::from(sequence.context_len)).sum()
+}
+
+fn answers(batch: &Batch) -> StepOutput {
+    let drawn = |want: &Want| {
+        assert!(matches!(want, Want::Sample(_)), "plain requests only draw");
+        Answer::Sampled(Sampled { token: 0, logprobs: None })
+    };
+    StepOutput { answers: batch.wants.iter().map(drawn).collect() }
+}

@@ -1,0 +1,160 @@
+//! Rates at which a rule keeps a latency, and the curve of latency over rate.
+
+use std::fmt;
+use std::time::Duration;
+
+use skein_worker::config::SchedulerConfig;
+
+use super::jobs::{Arrival, Lengths, jobs};
+use super::{Batcher, Orca, Padded, Paged, Reserve, Run, StepTime, run};
+
+/// A batcher to build.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// Padded batches, started as soon as the device is free.
+    Static,
+    /// Padded batches, started when full or after a delay.
+    Dynamic {
+        /// Most jobs in a batch.
+        most: usize,
+        /// Longest wait for a full batch.
+        delay: Duration,
+    },
+    /// Iteration-level batching that reserves the model's context.
+    OrcaMax,
+    /// Iteration-level batching that reserves the next power of two of the output.
+    OrcaPowerOfTwo,
+    /// Iteration-level batching that knows each output's length.
+    OrcaOracle,
+    /// Skein's scheduler.
+    Skein,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Static => f.write_str("static"),
+            Self::Dynamic { most, delay } => write!(f, "dynamic:{most}:{}ms", delay.as_millis()),
+            Self::OrcaMax => f.write_str("orca-max"),
+            Self::OrcaPowerOfTwo => f.write_str("orca-pow2"),
+            Self::OrcaOracle => f.write_str("orca-oracle"),
+            Self::Skein => f.write_str("skein"),
+        }
+    }
+}
+
+/// What all rules share.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// KV memory in tokens.
+    pub capacity: u32,
+    /// Longest sequence in tokens.
+    pub context: u32,
+    /// Most jobs at once, where memory does not bound it.
+    pub most: u32,
+    /// Duration of a step.
+    pub step_time: StepTime,
+    /// Lengths of the jobs.
+    pub lengths: Lengths,
+    /// Jobs in a run.
+    pub count: usize,
+    /// Seed of lengths and arrivals.
+    pub seed: u64,
+    /// Limits of Skein's scheduler.
+    pub scheduler: SchedulerConfig,
+}
+
+/// Result of one rule under one load.
+#[derive(Debug, Clone)]
+pub struct Point {
+    /// The rule.
+    pub rule: Rule,
+    /// Requests that arrived a second; `None` = all at the start.
+    pub rate: Option<f64>,
+    /// What happened.
+    pub run: Run,
+}
+
+/// Which normalised latency has to keep the bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistic {
+    /// The mean, as in the PagedAttention paper.
+    Mean,
+    /// The 99th percentile.
+    P99,
+}
+
+impl Statistic {
+    /// Its value in `run`, in seconds.
+    pub fn of(self, run: &Run) -> f64 {
+        match self {
+            Self::Mean => run.mean(),
+            Self::P99 => run.percentile(99.0),
+        }
+    }
+}
+
+/// Ratio of two rates at which the search for the highest one ends.
+const PRECISION: f64 = 1.02;
+/// Requests per second that the search for the highest rate tries at most.
+const HIGHEST_RATE: f64 = 1e5;
+
+/// Runs rules under one set-up.
+#[derive(Debug, Clone)]
+pub struct Sweep {
+    /// The set-up.
+    pub setup: Setup,
+}
+
+impl Sweep {
+    /// Runs `rule` at `rate` requests per second, or with all requests at the start.
+    pub fn at(&self, rule: Rule, rate: Option<f64>) -> Point {
+        let setup = &self.setup;
+        let arrival = rate.map_or(Arrival::AtOnce, Arrival::Rate);
+        let jobs = jobs(setup.count, &setup.lengths, arrival, setup.seed);
+        let run = run(&mut *self.batcher(rule), &jobs, &setup.step_time);
+        Point { rule, rate, run }
+    }
+
+    /// The run with the highest rate at which `statistic` is at most `bound` seconds; `None` if it is above
+    /// even at `lowest` requests per second.
+    pub fn highest(&self, rule: Rule, statistic: Statistic, bound: f64, lowest: f64) -> Option<Point> {
+        let keeps = |point: &Point| statistic.of(&point.run) <= bound;
+        let mut best = Some(self.at(rule, Some(lowest))).filter(keeps)?;
+        let (mut low, mut high) = (lowest, lowest * 2.0);
+        while high < HIGHEST_RATE {
+            let point = self.at(rule, Some(high));
+            if !keeps(&point) {
+                break;
+            }
+            (best, low, high) = (point, high, high * 2.0);
+        }
+        while high / low > PRECISION {
+            let middle = (low * high).sqrt();
+            let point = self.at(rule, Some(middle));
+            if keeps(&point) {
+                (best, low) = (point, middle);
+            } else {
+                high = middle;
+            }
+        }
+        Some(best)
+    }
+
+    fn batcher(&self, rule: Rule) -> Box<dyn Batcher> {
+        let Setup { capacity, context, most, scheduler, .. } = &self.setup;
+        let (capacity, context, most) = (*capacity, *context, *most as usize);
+        let orca = |reserve| Box::new(Orca::new(capacity, reserve, most));
+        match rule {
+            Rule::Static => Box::new(Padded::new(capacity, context, most, Duration::ZERO)),
+            Rule::Dynamic { most, delay } => Box::new(Padded::new(capacity, context, most, delay)),
+            Rule::OrcaMax => orca(Reserve::Max(context)),
+            Rule::OrcaPowerOfTwo => orca(Reserve::PowerOfTwo),
+            Rule::OrcaOracle => orca(Reserve::Oracle),
+            Rule::Skein => {
+                let config = SchedulerConfig { max_num_seqs: most as u32, ..scheduler.clone() };
+                Box::new(Paged::new(capacity, context, &config))
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The documents are well-formed, and points are where their values say.
+
+use super::axis::Axis;
+use super::*;
+
+#[test]
+fn an_axis_covers_its_values_with_few_round_ticks() {
+    let check = |scale: Scale, values: &[f64]| {
+        let axis = Axis::over(scale, values.iter().copied());
+        let drawn = axis.below("x");
+        let ticks = drawn.matches("text-anchor=\"middle\"").count() - 1;
+        assert!((2..=12).contains(&ticks), "{values:?}: {ticks} ticks");
+        for pair in values.windows(2).filter(|pair| pair[0] < pair[1]) {
+            assert!(axis.x(pair[0]) < axis.x(pair[1]), "{pair:?} of {values:?} are in order");
+        }
+        for &value in values {
+            assert!((LEFT..=WIDTH - RIGHT).contains(&axis.x(value)), "{value} of {values:?}");
+        }
+    };
+    check(Scale::Linear, &[0.0, 0.3, 7.2]);
+    check(Scale::Linear, &[0.0]);
+    check(Scale::Linear, &[1.0, 123_456.0]);
+    check(Scale::Log, &[0.004, 0.2, 60.0]);
+    check(Scale::Log, &[1.0]);
+    check(Scale::Linear, &[]);
+}
+
+#[test]
+fn documents_are_well_formed_and_escape_names() {
+    let lines =
+        [Line { name: "a <b> & c".into(), points: vec![(1.0, 2.0), (2.0, f64::INFINITY), (3.0, 4.0)] }];
+    let about = Chart { title: "T", x: "rate", y: "ms", x_scale: Scale::Linear, y_scale: Scale::Log };
+    let request = Request { sent: 0.0, first_token: Some(1.0), end: 2.0, failed: false };
+    let cut = Request { sent: 0.5, first_token: None, end: 0.9, failed: true };
+    let document = document(&[
+        chart(&about, &lines),
+        bars("memory", &["live", "waste"], &[Bar { name: "x".into(), parts: vec![0.75, 0.25] }]),
+        waterfall("requests", &[request, cut]),
+    ]);
+    assert!(
+        document.contains("a &lt;b&gt; &amp; c") && !document.contains("NaN") && !document.contains("inf")
+    );
+    let (mut open, mut rest) = (0, &document[..]);
+    while let Some(start) = rest.find('<') {
+        let end = rest.find('>').expect("a tag ends");
+        let tag = &rest[start..=end];
+        open += if tag.starts_with("</") { -1 } else { i32::from(!tag.ends_with("/>")) };
+        rest = &rest[end + 1..];
+    }
+    assert_eq!(open, 0, "every tag is closed");
+}

@@ -1,0 +1,231 @@
+//! Saved results of `bench serve`: compared as a table, and plotted together.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use skein_bench::plot::{self, Chart, Line, Request, Scale};
+
+use super::shown;
+use crate::exit::Failure;
+
+/// Figures in the table, by their JSON keys, and whether more is better.
+const COMPARED: [(&str, bool); 11] = [
+    ("request_throughput", true),
+    ("output_throughput", true),
+    ("request_goodput", true),
+    ("median_ttft_ms", false),
+    ("p99_ttft_ms", false),
+    ("median_itl_ms", false),
+    ("p99_itl_ms", false),
+    ("median_tpot_ms", false),
+    ("p99_tpot_ms", false),
+    ("median_e2el_ms", false),
+    ("p99_e2el_ms", false),
+];
+/// Percentiles plotted over the rate.
+const PERCENTILES: [&str; 3] = ["p50", "p90", "p99"];
+/// Request waterfalls drawn for one set of results.
+const MOST_WATERFALLS: usize = 4;
+
+/// One saved result.
+#[derive(Debug, Clone)]
+pub struct Saved {
+    name: String,
+    result: Value,
+}
+
+impl Saved {
+    /// A result under `name`.
+    pub fn new(name: String, result: Value) -> Self {
+        Self { name, result }
+    }
+
+    /// Reads a file that `--save-result` wrote.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is no such result.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let wrong = |reason: String| Failure::other(format!("{}: {reason}", shown(path)));
+        let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+        let result: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        if result["request_throughput"].is_null() {
+            return Err(wrong("no result of `skein bench serve --save-result`".into()));
+        }
+        let name = path.file_stem().map_or_else(|| shown(path), |name| name.to_string_lossy().into_owned());
+        Ok(Self::new(name, result))
+    }
+
+    fn number(&self, key: &str) -> Option<f64> {
+        self.result[key].as_f64()
+    }
+
+    /// What the legend calls it, without the rate.
+    fn label(&self) -> String {
+        self.result["label"].as_str().or(self.result["model_id"].as_str()).unwrap_or(&self.name).to_owned()
+    }
+
+    /// Requests per second that were sent; the throughput if all were sent at once.
+    fn rate(&self) -> f64 {
+        self.number("request_rate").or_else(|| self.number("request_throughput")).unwrap_or(0.0)
+    }
+
+    fn column(&self, key: &str) -> Option<Vec<f64>> {
+        self.result[key].as_array().map(|values| values.iter().filter_map(Value::as_f64).collect())
+    }
+
+    /// The single requests, if the result was saved with `--save-detailed`.
+    fn requests(&self) -> Option<Vec<Request>> {
+        let (sent, ttfts) = (self.column("start_times")?, self.column("ttfts")?);
+        let (gaps, errors) = (self.result["itls"].as_array()?, self.result["errors"].as_array()?);
+        let one = |index: usize| {
+            let (sent, ttft) = (*sent.get(index)?, *ttfts.get(index)?);
+            let decoding: f64 = gaps.get(index)?.as_array()?.iter().filter_map(Value::as_f64).sum();
+            let failed = errors.get(index)?.as_str().is_some_and(|error| !error.is_empty());
+            let first_token = (ttft > 0.0).then_some(sent + ttft);
+            Some(Request { sent, first_token, end: sent + ttft + decoding, failed })
+        };
+        (0..sent.len()).map(one).collect()
+    }
+}
+
+/// Reads all `paths`.
+///
+/// # Errors
+/// The first file that is no saved result.
+pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Saved>, Failure> {
+    paths.iter().map(|path| Saved::read(path)).collect()
+}
+
+/// Both results side by side, with the ratio of the second to the first.
+pub fn comparison(before: &Saved, after: &Saved) -> String {
+    let mut out = format!("{:<22}{:>14}{:>14}{:>9}\n", "", short(&before.name), short(&after.name), "ratio");
+    for (key, more_is_better) in COMPARED {
+        let (Some(first), Some(second)) = (before.number(key), after.number(key)) else { continue };
+        let ratio = if first == 0.0 { f64::NAN } else { second / first };
+        let better = if more_is_better { ratio > 1.02 } else { ratio < 0.98 };
+        let worse = if more_is_better { ratio < 0.98 } else { ratio > 1.02 };
+        let remark = if better {
+            "  better"
+        } else if worse {
+            "  worse"
+        } else {
+            ""
+        };
+        out += &format!("{key:<22}{first:>14.3}{second:>14.3}{ratio:>9.3}{remark}\n");
+    }
+    out
+}
+
+/// At most the last thirteen characters of a name.
+fn short(name: &str) -> String {
+    let skipped = name.chars().count().saturating_sub(13);
+    name.chars().skip(skipped).collect()
+}
+
+/// All results as one document: latencies and throughput over the rate, and for results with details the
+/// server's state and a waterfall of requests.
+pub fn plots(results: &[Saved]) -> String {
+    let mut plots = vec![
+        over_rate("Time to first token", "ms", results, &percentile_keys("ttft_ms")),
+        over_rate("Time between tokens", "ms", results, &percentile_keys("itl_ms")),
+        over_rate("Whole request", "ms", results, &percentile_keys("e2el_ms")),
+        over_rate("Throughput", "output tokens per second", results, &[("", "output_throughput".into())]),
+    ];
+    plots.extend(results.iter().filter_map(server_over_time));
+    let detailed = results.iter().filter_map(|saved| Some((saved, saved.requests()?)));
+    plots.extend(
+        detailed.take(MOST_WATERFALLS).map(|(saved, requests)| plot::waterfall(&saved.name, &requests)),
+    );
+    plot::document(&plots)
+}
+
+fn percentile_keys(figure: &str) -> [(&'static str, String); 3] {
+    PERCENTILES.map(|percentile| (percentile, format!("{percentile}_{figure}")))
+}
+
+fn over_rate(title: &str, y: &str, results: &[Saved], keys: &[(&str, String)]) -> String {
+    let mut labels: Vec<String> = Vec::new();
+    for label in results.iter().map(Saved::label) {
+        if !labels.contains(&label) {
+            labels.push(label);
+        }
+    }
+    let mut lines = Vec::new();
+    for label in &labels {
+        for (statistic, key) in keys {
+            let of_label = results.iter().filter(|saved| saved.label() == *label);
+            let mut points: Vec<(f64, f64)> =
+                of_label.filter_map(|saved| Some((saved.rate(), saved.number(key)?))).collect();
+            points.sort_by(|left, right| left.0.total_cmp(&right.0));
+            let name =
+                if labels.len() == 1 { (*statistic).to_owned() } else { format!("{label} {statistic}") };
+            lines.push(Line { name, points });
+        }
+    }
+    let about = Chart { title, x: "requests per second", y, x_scale: Scale::Linear, y_scale: Scale::Linear };
+    plot::chart(&about, &lines)
+}
+
+/// Requests and KV use by the server's metrics, as percentages of their highest values where they have no
+/// unit in common.
+fn server_over_time(saved: &Saved) -> Option<String> {
+    let times = saved.column("server_times")?;
+    let line = |name: &str, key: &str, unit: f64| {
+        let values = saved.result[key].as_array()?;
+        let points =
+            times.iter().zip(values).filter_map(|(time, value)| Some((*time, value.as_f64()? * unit)));
+        let points: Vec<(f64, f64)> = points.collect();
+        (!points.is_empty()).then(|| Line { name: name.to_owned(), points })
+    };
+    let lines: Vec<Line> = [
+        line("running", "server_running", 1.0),
+        line("waiting", "server_waiting", 1.0),
+        line("KV use, %", "server_kv_cache_usage", 100.0),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let about = Chart {
+        title: &format!("Server during {}", saved.name),
+        x: "seconds",
+        y: "requests, or percent",
+        x_scale: Scale::Linear,
+        y_scale: Scale::Linear,
+    };
+    (!lines.is_empty()).then(|| plot::chart(&about, &lines))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn saved(name: &str, rate: f64, ttft: f64) -> Saved {
+        let result = json!({
+            "model_id": "m", "request_rate": rate, "request_throughput": rate, "output_throughput": 10.0 * rate,
+            "median_ttft_ms": ttft, "p50_ttft_ms": ttft, "p90_ttft_ms": 2.0 * ttft, "p99_ttft_ms": 3.0 * ttft,
+            "start_times": [0.0, 1.0], "ttfts": [0.5, 0.0], "itls": [[0.1, 0.1], []], "errors": ["", "timeout"],
+            "server_times": [0.0, 1.0], "server_running": [1.0, 2.0], "server_kv_cache_usage": [0.1, null],
+        });
+        Saved::new(name.into(), result)
+    }
+
+    #[test]
+    fn a_comparison_says_what_became_better_and_worse() {
+        let table = comparison(&saved("before", 4.0, 100.0), &saved("after", 5.0, 150.0));
+        assert!(table.contains("request_throughput") && table.contains("1.250  better"), "{table}");
+        assert!(table.contains("1.500  worse"), "{table}");
+    }
+
+    #[test]
+    fn plots_show_rates_the_server_and_the_requests() {
+        let document = plots(&[saved("a", 2.0, 50.0), saved("b", 4.0, 80.0)]);
+        for expected in ["Time to first token", "Server during a", "until first token", "requests per second"]
+        {
+            assert!(document.contains(expected), "{expected}");
+        }
+        let requests = saved("a", 1.0, 1.0).requests().expect("details");
+        assert_eq!(requests[0].end, 0.7);
+        assert!(requests[1].failed && requests[1].first_token.is_none());
+    }
+}

@@ -1,0 +1,157 @@
+//! Typed reading of the settings of a worker's engine.
+
+use std::time::Duration;
+
+use skein_kernels::leaves::MAX_LEAVES;
+use skein_node::config::{Settings, bytes, duration, number, one_of, text};
+use skein_worker::config::{
+    AdapterConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
+    WorkerConfig,
+};
+
+use super::device_choice::DeviceChoice;
+use super::precision::precision;
+use super::read::{A_DAY, shutdown_timeout, small, user_cache};
+
+/// Settings of a worker's engine.
+#[derive(Debug)]
+pub struct EngineSettings {
+    /// `--device` as given.
+    pub device: DeviceChoice,
+    /// The rest. The model and its name are filled in later; which GPU it shares, when it is started.
+    pub worker: WorkerConfig,
+}
+
+impl EngineSettings {
+    /// Reads the settings; problems are recorded in `settings`.
+    pub fn read(settings: &mut Settings) -> Self {
+        let mut engine = Self::read_compute(settings);
+        let queued = &mut engine.worker.scheduler.max_num_queued_reqs;
+        *queued = small(settings, "max-num-queued-reqs", 1, 1_000_000).unwrap_or(*queued);
+        engine.worker.shutdown_timeout = shutdown_timeout(settings);
+        let ranks = small(settings, "tensor-parallel-size", 1, MAX_LEAVES as u32).unwrap_or(1);
+        engine.worker.ranks.tensor_parallel = ranks;
+        engine
+    }
+
+    /// Like [`EngineSettings::read`], without the settings that only a server has: queue and drain.
+    pub fn read_compute(settings: &mut Settings) -> Self {
+        let defaults = SchedulerConfig::default();
+        let max_num_seqs = small(settings, "max-num-seqs", 1, 4096);
+        let max_num_batched_tokens = small(settings, "max-num-batched-tokens", 1, 1 << 20);
+        let scheduler = SchedulerConfig {
+            block_size: small(settings, "block-size", 1, 256).unwrap_or(defaults.block_size),
+            max_model_len: max_model_len(settings),
+            max_num_seqs: max_num_seqs.unwrap_or(defaults.max_num_seqs),
+            max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+            max_num_queued_reqs: defaults.max_num_queued_reqs,
+            enable_prefix_caching: settings.switch("enable-prefix-caching"),
+        };
+        let unset = UnsetLimits {
+            max_num_seqs: max_num_seqs.is_none(),
+            max_num_batched_tokens: max_num_batched_tokens.is_none(),
+        };
+        Self::with_limits(settings, scheduler, unset)
+    }
+
+    /// For `skein run`, with one user: `max_num_seqs` sequences at once and defaults for the other limits.
+    pub fn read_for_one(settings: &mut Settings, max_num_seqs: u32) -> Self {
+        let max_model_len = max_model_len(settings);
+        let scheduler = SchedulerConfig { max_model_len, max_num_seqs, ..SchedulerConfig::default() };
+        let unset = UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true };
+        Self::with_limits(settings, scheduler, unset)
+    }
+
+    fn with_limits(settings: &mut Settings, scheduler: SchedulerConfig, unset: UnsetLimits) -> Self {
+        let (device, precision, cuda) = device(settings);
+        let worker = WorkerConfig {
+            backend: device.kind,
+            precision,
+            cpu: cpu(settings),
+            cuda,
+            threads: threads(settings),
+            scheduler,
+            unset,
+            kv_cache_memory_bytes: kv_bytes(settings),
+            drain_grace: Duration::ZERO,
+            shutdown_timeout: Duration::ZERO,
+            ..WorkerConfig::new("", "")
+        };
+        Self { device, worker }
+    }
+}
+
+/// Reads `--device`, the number types and the GPU settings. A device that was chosen must support all of
+/// them.
+pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) {
+    let auto = DeviceChoice { kind: BackendKind::Auto, ordinal: None };
+    let device = settings.value("device", DeviceChoice::parse).unwrap_or(auto);
+    let defaults = CudaConfig::default();
+    let cuda = CudaConfig {
+        ordinal: device.ordinal.unwrap_or(0),
+        sharers: 1,
+        memory_utilization: settings
+            .value("gpu-memory-utilization", number(0.01..=1.0))
+            .unwrap_or(defaults.memory_utilization),
+        load_format: settings
+            .value("load-format", one_of(&[("auto", LoadFormat::Auto), ("dummy", LoadFormat::Dummy)]))
+            .unwrap_or(defaults.load_format),
+        batch_invariant: settings.switch("batch-invariant"),
+        enforce_eager: settings.switch("enforce-eager"),
+        step_timeout: settings
+            .value("step-timeout", duration(Duration::from_millis(100)..=A_DAY))
+            .unwrap_or(defaults.step_timeout),
+        times_gaps: false,
+    };
+    let is_dummy = cuda.load_format == LoadFormat::Dummy;
+    if is_dummy && matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
+        settings.problem(format!(
+            "load-format = dummy needs a GPU, but device is {}; leave one of them out (on the CPU, make a model \
+             with skein bench make-model)",
+            device.text()
+        ));
+    }
+    (device, precision(settings, device), cuda)
+}
+
+/// `--packed-cache-dir`: a directory, or `none`. The default is in the user's cache directory (XDG Base
+/// Directory Specification).
+fn cpu(settings: &mut Settings) -> CpuConfig {
+    let given = settings.value("packed-cache-dir", text);
+    let packed_cache_dir = match given.as_deref() {
+        Some("none") => None,
+        Some(directory) => Some(directory.into()),
+        None => user_cache().map(|directory| directory.join("skein").join("packed")),
+    };
+    CpuConfig { packed_cache_dir, adapter: adapter(settings) }
+}
+
+/// `--lora-modules NAME=DIR`: the adapter to merge, and its name for clients.
+fn adapter(settings: &mut Settings) -> Option<AdapterConfig> {
+    let mut given = settings.list("lora-modules", |given| {
+        let named = given.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
+        let (name, path) = named.ok_or_else(|| format!("`{given}` is not NAME=DIR"))?;
+        Ok(AdapterConfig { name: name.to_owned(), directory: path.into() })
+    });
+    if given.len() > 1 {
+        settings.problem(format!(
+            "lora-modules has {} adapters; one is merged into the weights, several at once are not served yet",
+            given.len()
+        ));
+    }
+    given.pop()
+}
+
+/// `--threads`; 0 if unset.
+fn threads(settings: &mut Settings) -> usize {
+    small(settings, "threads", 0, 1024).unwrap_or(0) as usize
+}
+
+/// `--kv-cache-memory-bytes`; `None` if unset.
+fn kv_bytes(settings: &mut Settings) -> Option<u64> {
+    settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
+}
+
+fn max_model_len(settings: &mut Settings) -> Option<u32> {
+    small(settings, "max-model-len", 2, 1 << 24)
+}

@@ -1,0 +1,117 @@
+//! The append-only log of a batch directory: a JSON object a line, the latest of an id counts. A line is
+//! written and synced before its effect is told to anybody.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::record::{FileRecord, Job};
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Entry {
+    /// A file exists.
+    File(FileRecord),
+    /// A file was deleted.
+    Deleted(String),
+    /// A job is in this state.
+    Job(Box<Job>),
+}
+
+/// Files and jobs by id.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub files: BTreeMap<String, FileRecord>,
+    pub jobs: BTreeMap<String, Job>,
+}
+
+impl State {
+    pub fn apply(&mut self, entry: Entry) {
+        match entry {
+            Entry::File(file) => drop(self.files.insert(file.id.clone(), file)),
+            Entry::Deleted(id) => drop(self.files.remove(&id)),
+            Entry::Job(job) => drop(self.jobs.insert(job.id.clone(), *job)),
+        }
+    }
+}
+
+/// The open log.
+#[derive(Debug)]
+pub(super) struct Log {
+    file: File,
+}
+
+/// Why a log cannot be opened.
+#[derive(Debug)]
+pub(super) enum LogError {
+    Io(io::Error),
+    InUse,
+    Line { number: u64, reason: String },
+}
+
+impl From<io::Error> for LogError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Log {
+    /// Opens the log at `path`, which is created if needed, replays it, and rewrites it with one line for each
+    /// id. A last line without its end was cut by a kill before anybody was told, and is dropped.
+    pub fn open(path: &Path) -> Result<(Self, State), LogError> {
+        let options = OpenOptions::new().read(true).append(true).create(true).clone();
+        let lock = options.open(path.with_extension("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(LogError::InUse),
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        // Held until the process ends; a dropped file would give the lock back.
+        std::mem::forget(lock);
+        let state = replay(path, &options)?;
+        let compact: PathBuf = path.with_extension("new");
+        let mut file = File::create(&compact)?;
+        for entry in entries(&state) {
+            file.write_all(line(&entry).as_bytes())?;
+        }
+        file.sync_all()?;
+        std::fs::rename(&compact, path)?;
+        Ok((Self { file: options.open(path)? }, state))
+    }
+
+    /// Appends `entry`; on success it is on the disk.
+    pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
+        self.file.write_all(line(entry).as_bytes())?;
+        self.file.sync_data()
+    }
+}
+
+fn replay(path: &Path, options: &OpenOptions) -> Result<State, LogError> {
+    let mut state = State::default();
+    let mut reader = BufReader::new(options.open(path)?);
+    let (mut text, mut number) = (Vec::new(), 0);
+    loop {
+        text.clear();
+        reader.read_until(b'\n', &mut text)?;
+        if text.last() != Some(&b'\n') {
+            return Ok(state);
+        }
+        number += 1;
+        let entry = serde_json::from_slice(&text);
+        state.apply(entry.map_err(|error| LogError::Line { number, reason: error.to_string() })?);
+    }
+}
+
+fn entries(state: &State) -> impl Iterator<Item = Entry> + '_ {
+    let files = state.files.values().cloned().map(Entry::File);
+    files.chain(state.jobs.values().cloned().map(|job| Entry::Job(Box::new(job))))
+}
+
+fn line(entry: &Entry) -> String {
+    // Strings, numbers and maps with string keys always serialise.
+    serde_json::to_string(entry).unwrap_or_default() + "\n"
+}

@@ -1,0 +1,337 @@
+//! Chat templates rendered in processes of their own. A template is a program by the model's author, and some
+//! of its operations have no limit within a process: one particular message may exhaust memory, stack or
+//! time. Here the operating system limits memory and stack, a deadline limits time, and only that request is
+//! refused.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use skein_node::clock::{self, Timestamp};
+
+use super::chat_template::ChatTemplate;
+use super::deep_stack::on_deep_stack;
+use super::model_text::chat_template_of;
+use super::sources::TextSources;
+use crate::refusal::Refusal;
+
+/// Longest rendering. One of a conversation of 8 MB takes a tenth of a second.
+const RENDER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A process that has had a larger conversation than this is not used again: it would keep the memory.
+const KEEP_BELOW_BYTES: usize = 1024 * 1024;
+/// Largest message between the processes, bytes.
+const MAX_FRAME_BYTES: usize = 128 * 1024 * 1024;
+/// Bytes before the content of an answer: its kind and its length.
+const HEAD_BYTES: usize = 5;
+/// Kinds of answers.
+const TEXT: u8 = 0;
+const REFUSED: u8 = 1;
+const FAILED: u8 = 2;
+
+/// One rendering, as a process is asked for it.
+#[derive(Debug, Serialize)]
+pub struct Rendering<'a> {
+    /// The conversation.
+    pub messages: &'a Value,
+    /// Whether to open the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Extra variables.
+    pub arguments: &'a Map<String, Value>,
+}
+
+/// The same on the other side.
+#[derive(Debug, Deserialize)]
+struct Asked {
+    messages: Value,
+    add_generation_prompt: bool,
+    arguments: Map<String, Value>,
+}
+
+/// Renders in child processes: as many as there are renderings at once. They are started when needed, and
+/// kept.
+pub struct RenderProcesses {
+    command: Box<dyn Fn() -> io::Result<Command> + Send + Sync>,
+    idle: Mutex<Vec<RenderProcess>>,
+    most_idle: usize,
+    timeout: Duration,
+}
+
+impl fmt::Debug for RenderProcesses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RenderProcesses").field("timeout", &self.timeout).finish_non_exhaustive()
+    }
+}
+
+impl RenderProcesses {
+    /// `command` starts a process that limits itself and then calls [`serve`].
+    pub fn new(command: impl Fn() -> io::Result<Command> + Send + Sync + 'static) -> Self {
+        Self {
+            command: Box::new(command),
+            idle: Mutex::default(),
+            most_idle: std::thread::available_parallelism().map_or(1, usize::from),
+            timeout: RENDER_TIMEOUT,
+        }
+    }
+
+    /// Renders. Blocks for at most [`RENDER_TIMEOUT`].
+    ///
+    /// # Errors
+    /// The template's refusal, or that it exhausts memory, stack or time for these messages.
+    pub fn render(&self, asked: &Rendering<'_>) -> Result<String, Refusal> {
+        let asked = serde_json::to_vec(asked).map_err(|_| Refusal::Internal)?;
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let used = idle.map(|process| self.ask(process, &asked));
+        let answer = match used {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(Broken::Late)) => Err(Broken::Late),
+            // It may have been killed while it was idle, so a new one decides.
+            Some(Err(Broken::Ended)) | None => self.ask(self.start()?, &asked),
+        };
+        match answer {
+            Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| Refusal::Internal),
+            Ok((REFUSED, message)) => {
+                Err(Refusal::invalid("messages", String::from_utf8_lossy(&message).into_owned()))
+            }
+            Ok(_) => Err(Refusal::Internal),
+            Err(Broken::Late) => {
+                let seconds = self.timeout.as_secs_f32();
+                let message = format!("The chat template takes over {seconds} s for these messages.");
+                Err(Refusal::invalid("messages", message))
+            }
+            Err(Broken::Ended) => {
+                let message = "The chat template exhausts its memory or its stack for these messages.";
+                Err(Refusal::invalid("messages", message))
+            }
+        }
+    }
+
+    fn start(&self) -> Result<RenderProcess, Refusal> {
+        (self.command)().and_then(RenderProcess::start).map_err(|error| {
+            tracing::error!(%error, "cannot start a process for the chat template");
+            Refusal::Internal
+        })
+    }
+
+    /// Asks `process` and keeps it for later if it answers.
+    fn ask(&self, mut process: RenderProcess, asked: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
+        let answer = process.ask(asked, clock::now() + self.timeout)?;
+        if asked.len() < KEEP_BELOW_BYTES {
+            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            if idle.len() < self.most_idle {
+                idle.push(process);
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// Why a process has not answered.
+#[derive(Debug)]
+enum Broken {
+    /// It took too long.
+    Late,
+    /// It has ended.
+    Ended,
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Late,
+            _ => Self::Ended,
+        }
+    }
+}
+
+/// A process that renders. It ends when this is dropped, or when this process ends: its input closes.
+struct RenderProcess {
+    child: Child,
+    socket: UnixStream,
+}
+
+impl RenderProcess {
+    fn start(mut command: Command) -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let theirs = OwnedFd::from(theirs);
+        command.stdin(Stdio::from(theirs.try_clone()?)).stdout(Stdio::from(theirs)).stderr(Stdio::null());
+        let child = command.spawn()?;
+        Ok(Self { child, socket: ours })
+    }
+
+    fn ask(&mut self, asked: &[u8], until: Timestamp) -> Result<(u8, Vec<u8>), Broken> {
+        self.write(&u32::try_from(asked.len()).map_err(|_| Broken::Ended)?.to_le_bytes(), until)?;
+        self.write(asked, until)?;
+        let mut head = [0; HEAD_BYTES];
+        self.read(&mut head, until)?;
+        let [kind, length @ ..] = head;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > MAX_FRAME_BYTES {
+            return Err(Broken::Ended);
+        }
+        let mut content = vec![0; length];
+        self.read(&mut content, until)?;
+        Ok((kind, content))
+    }
+
+    fn write(&mut self, mut bytes: &[u8], until: Timestamp) -> Result<(), Broken> {
+        while !bytes.is_empty() {
+            self.socket.set_write_timeout(Some(time_left(until)?))?;
+            match self.socket.write(bytes) {
+                Ok(0) => return Err(Broken::Ended),
+                Ok(written) => bytes = &bytes[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, mut into: &mut [u8], until: Timestamp) -> Result<(), Broken> {
+        while !into.is_empty() {
+            self.socket.set_read_timeout(Some(time_left(until)?))?;
+            match self.socket.read(into) {
+                Ok(0) => return Err(Broken::Ended),
+                Ok(read) => into = &mut into[read..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RenderProcess {
+    fn drop(&mut self) {
+        // Fails if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn time_left(until: Timestamp) -> Result<Duration, Broken> {
+    let left = until.since(clock::now());
+    if left.is_zero() { Err(Broken::Late) } else { Ok(left) }
+}
+
+/// The other side: renders with the template of the model in `directory` until standard input closes.
+///
+/// # Errors
+/// If the template cannot be used, or the other side is gone.
+pub fn serve(directory: &Path, sources: &TextSources) -> io::Result<()> {
+    let template = chat_template_of(directory, sources).map_err(io::Error::other)?;
+    let template = template.ok_or_else(|| io::Error::other("the model has no chat template"))?;
+    on_deep_stack(|| serve_on(&template, &mut io::stdin().lock(), &mut io::stdout().lock()))?
+}
+
+fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
+    let mut length = [0; 4];
+    loop {
+        match input.read_exact(&mut length) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            other => other?,
+        }
+        let mut asked = vec![0; u32::from_le_bytes(length) as usize];
+        input.read_exact(&mut asked)?;
+        let (kind, content) = answer(template, &asked);
+        let length = u32::try_from(content.len()).map_err(io::Error::other)?;
+        output.write_all(&[kind])?;
+        output.write_all(&length.to_le_bytes())?;
+        output.write_all(content.as_bytes())?;
+        output.flush()?;
+    }
+}
+
+fn answer(template: &ChatTemplate, asked: &[u8]) -> (u8, String) {
+    // serde_json refuses what is nested too deeply; all else is well-formed.
+    let Ok(asked) = serde_json::from_slice::<Asked>(asked) else {
+        return (REFUSED, "messages are nested too deeply.".to_owned());
+    };
+    match template.render_here(&asked.messages, asked.add_generation_prompt, &asked.arguments) {
+        Ok(text) => (TEXT, text),
+        Err(Refusal::Internal) => (FAILED, String::new()),
+        Err(refusal) => (REFUSED, refusal.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A shell in place of the process.
+    fn shell(text: &'static str, timeout: Duration) -> RenderProcesses {
+        let command = move || {
+            let mut command = Command::new("sh");
+            command.args(["-c", text]);
+            Ok(command)
+        };
+        RenderProcesses { timeout, ..RenderProcesses::new(command) }
+    }
+
+    fn render(processes: &RenderProcesses) -> Result<String, Refusal> {
+        let (messages, arguments) = (json!([{"role": "user", "content": "a"}]), Map::new());
+        processes.render(&Rendering {
+            messages: &messages,
+            add_generation_prompt: true,
+            arguments: &arguments,
+        })
+    }
+
+    #[test]
+    fn a_process_that_ends_or_hangs_refuses_one_request() {
+        let check = |text, timeout, expected: &str| {
+            let refusal = render(&shell(text, Duration::from_millis(timeout))).unwrap_err();
+            assert_eq!((refusal.param(), refusal.http().status), (Some("messages"), 400));
+            assert!(refusal.to_string().contains(expected), "{refusal}");
+        };
+        check("exit 1", 10_000, "exhausts its memory or its stack");
+        check("kill -9 $$", 10_000, "exhausts its memory or its stack");
+        check("head -c 9 >/dev/null; printf '\\0'", 10_000, "exhausts its memory or its stack");
+        check("exec sleep 600", 50, "takes over 0.05 s");
+        check("head -c 9 >/dev/null; printf '\\0\\3\\0\\0\\0ab'; exec sleep 600", 50, "takes over 0.05 s");
+    }
+
+    #[test]
+    fn a_process_is_used_again_and_replaced_when_it_has_ended() {
+        // Each answers once and ends.
+        let processes = shell("head -c 9 >/dev/null; printf '\\0\\2\\0\\0\\0hi'", Duration::from_secs(10));
+        for _ in 0..3 {
+            assert_eq!(render(&processes).unwrap(), "hi");
+        }
+    }
+
+    #[test]
+    fn both_sides_speak_the_same_language() {
+        let source = "{{ raise_exception('no') if messages|length > 1 }}{{ messages[0].content }}{{ mood }}";
+        let template = ChatTemplate::compile(source, Vec::new(), || Duration::ZERO).unwrap();
+        let ask = |messages: Value| {
+            let arguments = json!({"mood": " é"});
+            let arguments = arguments.as_object().unwrap();
+            let asked = Rendering { messages: &messages, add_generation_prompt: true, arguments };
+            let asked = serde_json::to_vec(&asked).unwrap();
+            let (mut input, mut output) =
+                (u32::try_from(asked.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
+            input.extend(asked);
+            serve_on(&template, &mut &input[..], &mut output).unwrap();
+            (output[0], String::from_utf8(output[HEAD_BYTES..].to_vec()).unwrap())
+        };
+        assert_eq!(ask(json!([{"content": "hi"}])), (TEXT, "hi é".to_owned()));
+        assert_eq!(
+            ask(json!([{}, {}])),
+            (REFUSED, "The chat template rejects these messages: no".to_owned())
+        );
+        let mut deep = json!("x");
+        for _ in 0..200 {
+            deep = json!([deep]);
+        }
+        assert_eq!(ask(json!([{"content": deep}])).0, REFUSED);
+    }
+}

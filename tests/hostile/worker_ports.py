@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""usage: worker_ports.py SKEIN
+
+With an API key set, another user of the machine calls every method of the workers that `skein serve` has
+started, with and without a guess of their secret. Each call must be refused, and the secret must stand in no
+place that another user can read. Needs a curl with HTTP/2.
+"""
+
+import re
+import subprocess
+import sys
+
+from server import Server, skip
+
+METHODS = ["Info", "Generate", "Attach", "Release", "Abort", "Watch"]
+KEY = "sk-hostile-1"
+UNAUTHENTICATED = "16"
+TRIES = 30
+# An empty message: no compression, no bytes.
+EMPTY = b"\0" * 5
+
+
+def ports_of(pid):
+    """TCP ports that a process listens on."""
+    sockets = subprocess.run(["ls", "-l", f"/proc/{pid}/fd"], capture_output=True, text=True).stdout
+    inodes = set(re.findall(r"socket:\[(\d+)\]", sockets))
+    with open(f"/proc/{pid}/net/tcp") as table:
+        rows = [line.split() for line in table.readlines()[1:]]
+    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+def call(port, method, authorization):
+    """The gRPC status of a call, or what came instead."""
+    command = ["curl", "-s", "-m", "10", "--http2-prior-knowledge", "-D", "-", "-o", "/dev/null", "--data-binary", "@-"]
+    command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    command += ["-H", f"authorization: {authorization}"] if authorization else []
+    url = f"http://127.0.0.1:{port}/skein.worker.v1.Worker/{method}"
+    told = ""
+    for _ in range(TRIES):
+        # A refusal comes before the body is read, with a reset of the stream; curl may see the reset first.
+        told = subprocess.run([*command, url], input=EMPTY, capture_output=True).stdout.decode()
+        if status := re.search(r"^grpc-status: (\d+)", told, re.MULTILINE):
+            return status.group(1)
+    return told.splitlines()[:1] or "no answer"
+
+
+def main(skein):
+    if "HTTP2" not in subprocess.run(["curl", "--version"], capture_output=True, text=True).stdout:
+        skip("no curl with HTTP/2 on this machine")
+    tried, open_calls, shown = 0, [], []
+    with Server(skein, "--workers", "2", "--api-key", KEY) as server:
+        assert server.call("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, key=KEY)[0] == 200
+        workers = server.workers()
+        ports = [port for pid in workers for port in ports_of(pid)]
+        assert len(ports) >= len(workers) == 2, (workers, ports)
+        for port in ports:
+            for method in METHODS:
+                for authorization in (None, f"Bearer {KEY}", f"Bearer {'0' * 64}", "Basic eDp5"):
+                    status = call(port, method, authorization)
+                    tried += 1
+                    if status != UNAUTHENTICATED:
+                        open_calls.append((port, method, authorization, status))
+        for pid in workers:
+            for file in ("cmdline", "environ"):
+                with open(f"/proc/{pid}/{file}") as text:
+                    shown += re.findall(r"[0-9a-f]{64}", text.read())
+        shown += re.findall(r"[0-9a-f]{64}", server.told())
+    print(f"{len(workers)} workers, ports {ports}: {tried} calls without the secret, {len(open_calls)} not refused")
+    print(f"secrets in command lines, environments and logs: {len(shown)}")
+    for found in open_calls:
+        print("  not refused:", *found)
+    return int(bool(open_calls or shown))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
