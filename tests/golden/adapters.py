@@ -1,4 +1,4 @@
-"""LoRA adapters for two of the tiny models, made by PEFT, and what transformers computes with them in float32.
+"""LoRA adapters for some of the tiny models, made by PEFT, and what transformers computes with them.
 
     pip install --no-deps peft==0.21.2 accelerate==1.15.0 psutil
     python adapters.py

@@ -48,8 +48,9 @@ def leaves(inputs: int, unit: int) -> int:
     return next((count for count in (8, 4, 2) if inputs % (count * unit) == 0), 1)
 
 
-# Each function makes of `weight` [N, K] the tensors of a module, by suffix, its weight as the library dequantises it
-# in the checkpoint's type, whose bits are compared, and the same in float32, which is what the CPU multiplies with.
+# Each function makes of `weight` [N, K] the tensors of a module, by suffix, its weight as the library
+# dequantises it in the checkpoint's type, whose bits are compared, and the same in float32, which is what the
+# CPU multiplies with.
 
 
 def groups_of(weight, group):
@@ -67,7 +68,7 @@ def groups_of(weight, group):
 
 
 def order_of(name, inputs):
-    """A generator for the order of a module's inputs: one for modules that read the same, as GPTQ's Hessian gives."""
+    """A generator for the order of inputs: one for modules that read the same, as GPTQ's Hessian gives."""
     part = name.split(".")[-1].split("_")[0]
     product = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 3, "up": 3, "down": 4}.get(part, 5)
     return torch.Generator().manual_seed(10 * inputs + product)

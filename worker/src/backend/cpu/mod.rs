@@ -210,8 +210,8 @@ impl CpuModel {
         Self::load_rank((model_dir, None), options, cache, Box::new(Alone), progress)
     }
 
-    /// Loads one rank's part of the model in `model_dir`, with an adapter's directory. From then on all ranks make the same calls that
-    /// compute, in the same order and with the same batches.
+    /// Loads one rank's part of the model in `model_dir`, with an adapter's directory. From then on all ranks
+    /// make the same calls that compute, in the same order and with the same batches.
     pub fn load_rank(
         (model_dir, adapter): (&Path, Option<&Path>),
         options: CpuOptions,

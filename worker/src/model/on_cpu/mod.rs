@@ -54,8 +54,8 @@ pub struct Model {
 impl Model {
     /// Finds and validates every weight, and takes the part of `shard`. `pack` packs the matrices that steps
     /// multiply with, in this order: the layers', then the head. The embedding is used as stored for lookups,
-    /// even if it is also the head. An adapter is merged into the matrices. `bf16`: activations are rounded to bfloat16 before products with bfloat16
-    /// weights.
+    /// even if it is also the head. An adapter is merged into the matrices. `bf16`: activations are rounded
+    /// to bfloat16 before products with bfloat16 weights.
     ///
     /// # Errors
     /// A weight that is missing or has another shape, and the errors of `pack`.
