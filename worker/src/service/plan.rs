@@ -45,7 +45,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         return Err(WorkerError::Unsuitable("--plan is for --device cpu".into()));
     }
     super::serve::check_settings(&config.scheduler)?;
-    let CpuPlan { model, topology, shards, options } = plan_cpu(config)?;
+    let CpuPlan { model, topology, shards, options, .. } = plan_cpu(config)?;
     let rank = |(rank, shard): (usize, &crate::shard::Shard)| {
         Ok(RankPlan {
             node: topology.node_of(rank),
@@ -143,7 +143,8 @@ mod tests {
                     ..ranks.into()
                 };
                 let none = PackedCache::none();
-                let model = CpuModel::load_rank(&config.model, options, &none, connections, &mut |_, _| {});
+                let model =
+                    CpuModel::load_rank((&config.model, None), options, &none, connections, &mut |_, _| {});
                 all[topology.rank_at(stage, slot)] = model.unwrap().allocated();
             }
         }

@@ -108,8 +108,8 @@ fn on_ranks<T: Send>(
         let ranks = connected(tensor, stages).into_iter().map(|rank| {
             let work = &work;
             scope.spawn(move || {
-                let cache = PackedCache::none();
-                work(&mut CpuModel::load_rank(directory, options, &cache, rank, &mut |_, _| {}).unwrap())
+                let (cache, model) = (PackedCache::none(), (directory, None));
+                work(&mut CpuModel::load_rank(model, options, &cache, rank, &mut |_, _| {}).unwrap())
             })
         });
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -273,7 +273,8 @@ fn a_lost_rank_ends_the_others_steps_with_its_number() {
     let options = options(NumberTypes::EXACT);
     let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
     let load = |rank: Threads| {
-        CpuModel::load_rank(model.path(), options, &PackedCache::none(), rank.into(), &mut |_, _| {}).unwrap()
+        let (none, model) = (PackedCache::none(), (model.path(), None));
+        CpuModel::load_rank(model, options, &none, rank.into(), &mut |_, _| {}).unwrap()
     };
     let (mut left, gone) = (load(first), load(second));
     drop(gone);
