@@ -212,8 +212,8 @@ impl Model {
     }
 }
 
-/// The rank's part of all matrices that steps multiply with, with the adapter's changes: the layers', then the
-/// head. Only the headers of the files are read.
+/// The rank's part of all matrices that steps multiply with, with the adapter's changes: the layers', then
+/// the head. Only the headers of the files are read.
 ///
 /// # Errors
 /// A weight that is missing or has another shape, or a form that its product cannot have.
