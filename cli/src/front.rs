@@ -68,6 +68,14 @@ impl Named {
         Self { asked: Asked::read(settings), names: settings.list("served-model-name", text) }
     }
 
+    /// With the adapter's name, if there is an adapter and no name is given.
+    #[cfg(feature = "worker")]
+    pub fn or_adapter(self, adapter: Option<&str>) -> Self {
+        let names =
+            if self.names.is_empty() { adapter.map(str::to_owned).into_iter().collect() } else { self.names };
+        Self { names, ..self }
+    }
+
     /// Looks for the model, of which this process reads what `need` says.
     ///
     /// # Errors

@@ -246,9 +246,10 @@ async fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failu
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let names = settings.list("served-model-name", text);
     let config = config_of(engine, settings).await?;
+    let adapter = config.cpu.adapter.as_ref().map(|adapter| adapter.name.clone());
     let config = WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
-        served_model_name: names.first().cloned().unwrap_or(config.served_model_name),
+        served_model_name: names.first().cloned().or(adapter).unwrap_or(config.served_model_name),
         fake: fake.config,
         ..config
     };
@@ -372,6 +373,9 @@ impl Launch {
         match &config.cpu.packed_cache_dir {
             Some(directory) => flag("packed-cache-dir", &directory.display()),
             None => flag("packed-cache-dir", &"none"),
+        }
+        if let Some(adapter) = &config.cpu.adapter {
+            flag("lora-modules", &format_args!("{}={}", adapter.name, adapter.directory.display()));
         }
         flag("block-size", &scheduler.block_size);
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);

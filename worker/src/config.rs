@@ -196,6 +196,17 @@ impl std::fmt::Debug for GroupSecret {
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
+    /// An adapter that is merged into the weights at load.
+    pub adapter: Option<AdapterConfig>,
+}
+
+/// An adapter, as `--lora-modules` names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterConfig {
+    /// Name for clients.
+    pub name: String,
+    /// Directory in PEFT's form.
+    pub directory: PathBuf,
 }
 
 /// Settings of the fake backend only.

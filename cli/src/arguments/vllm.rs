@@ -50,7 +50,7 @@ const OTHER_MACHINES: &str =
 const LEADER: &str = "give --leader HOST:PORT, the address of the machine with --node-rank 0";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
-const NO_LORA: &str = "LoRA adapters are not served; merge the adapter into the weights";
+const NO_LORA: &str = "one LoRA adapter is merged into the weights at load: --lora-modules NAME=DIR";
 const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
@@ -513,11 +513,7 @@ pub const TABLE: &[Row] = &[
         Value,
         Refused(NO_LORA),
     ),
-    row(
-        &["lora-modules", "lora-target-modules", "long-lora-scaling-factors", "prompt-adapters"],
-        Values,
-        Refused(NO_LORA),
-    ),
+    row(&["lora-target-modules", "long-lora-scaling-factors", "prompt-adapters"], Values, Refused(NO_LORA)),
     row(
         &["speculative-config", "-sc", "spec-method", "spec-model", "spec-tokens"],
         Value,
@@ -709,4 +705,4 @@ pub const VALUES: &[ValueRow] = &[
 ];
 
 /// Our settings that take several values after one flag, as in vLLM.
-pub const LISTS: [&str; 3] = ["served-model-name", "api-key", "allowed-origins"];
+pub const LISTS: [&str; 4] = ["served-model-name", "lora-modules", "api-key", "allowed-origins"];

@@ -138,7 +138,10 @@ impl Here {
         engine.worker.ranks = settings::ranks(settings, |_| None);
         let workers =
             settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
-        let names = settings.list("served-model-name", text);
+        let mut names = settings.list("served-model-name", text);
+        if let Some(adapter) = engine.worker.cpu.adapter.as_ref().filter(|_| names.is_empty()) {
+            names.push(adapter.name.clone());
+        }
         let asked = Asked::read(settings);
         settings::check(settings)?;
         let served = Served::find(&asked, names, Need::All).await?;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use skein_node::config::{Settings, bytes, duration, number, one_of, text};
 use skein_worker::config::{
-    BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits, WorkerConfig,
+    AdapterConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
+    WorkerConfig,
 };
 
 use super::device_choice::DeviceChoice;
@@ -122,7 +123,23 @@ fn cpu(settings: &mut Settings) -> CpuConfig {
         Some(directory) => Some(directory.into()),
         None => user_cache().map(|directory| directory.join("skein").join("packed")),
     };
-    CpuConfig { packed_cache_dir }
+    CpuConfig { packed_cache_dir, adapter: adapter(settings) }
+}
+
+/// `--lora-modules NAME=DIR`: the adapter to merge, and its name for clients.
+fn adapter(settings: &mut Settings) -> Option<AdapterConfig> {
+    let mut given = settings.list("lora-modules", |given| {
+        let named = given.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
+        let (name, path) = named.ok_or_else(|| format!("`{given}` is not NAME=DIR"))?;
+        Ok(AdapterConfig { name: name.to_owned(), directory: path.into() })
+    });
+    if given.len() > 1 {
+        settings.problem(format!(
+            "lora-modules has {} adapters; one is merged into the weights, several at once are not served yet",
+            given.len()
+        ));
+    }
+    given.pop()
 }
 
 /// `--threads`; 0 if unset.

@@ -2,6 +2,7 @@
 
 use skein_node::config::{Settings, one_of};
 use skein_worker::config::{BackendKind, Dtype, KvCacheDtype, Precision, Quantization};
+use skein_worker::model::formats::{self, Device, Source};
 
 use super::device_choice::DeviceChoice;
 
@@ -23,21 +24,43 @@ const KV_TYPES: [(&str, KvCacheDtype); 6] = [
 pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
     let precision = Precision {
         dtype: settings.value("dtype", one_of(&DTYPES)).unwrap_or_default(),
-        quantization: settings.value("quantization", one_of(&QUANTIZATIONS)),
+        quantization: settings.value("quantization", quantization),
         kv_cache_dtype: settings.value("kv-cache-dtype", one_of(&KV_TYPES)).unwrap_or_default(),
     };
     for (name, value) in flags(&precision) {
-        let gpu_only = value == "fp8";
-        let missing = match device.kind {
-            BackendKind::Cpu | BackendKind::Fake if gpu_only => "needs a GPU",
-            BackendKind::Cuda if !gpu_only => "is supported only on the CPU so far",
+        let source = match name {
+            "dtype" => Source::Dtype,
+            "quantization" => Source::Quantization,
+            _ => Source::KvCache,
+        };
+        let has = |device| formats::of_flag(source, value).is_some_and(|format| format.is_on(device));
+        let (missing, kind) = match device.kind {
+            BackendKind::Cpu | BackendKind::Fake if !has(Device::Cpu) => ("needs a GPU", Device::Cpu),
+            BackendKind::Cuda if !has(Device::Cuda) => ("is supported only on the CPU so far", Device::Cuda),
             _ => continue,
         };
+        let near = match formats::supported(kind, source) {
+            names if names.is_empty() => String::new(),
+            names => format!(", or choose one that {} has: {names}", kind.text()),
+        };
         let device = device.text();
-        settings
-            .problem(format!("{name} = {value} {missing}, but device is {device}; leave one of them out"));
+        settings.problem(format!(
+            "{name} = {value} {missing}, but device is {device}; leave one of them out{near}"
+        ));
     }
     precision
+}
+
+/// Formats of checkpoints that vLLM's flag also takes.
+const STORED: [&str; 5] = ["gptq", "awq", "compressed-tensors", "bitsandbytes", "modelopt"];
+
+fn quantization(given: &str) -> Result<Quantization, String> {
+    if STORED.contains(&given) {
+        return Err(format!(
+            "`{given}` is how a checkpoint is stored, and its config.json says so; leave the flag out"
+        ));
+    }
+    one_of(&QUANTIZATIONS)(given)
 }
 
 /// The explicitly chosen types, as flags for another process.
@@ -112,5 +135,6 @@ mod tests {
             ],
         );
         check("--quantization int5", &["int5"]);
+        check("--quantization awq", &["its config.json says so; leave the flag out"]);
     }
 }

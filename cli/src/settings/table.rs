@@ -76,6 +76,13 @@ pub const FLAGS: &[Flag] = &[
         FRONT | WORKER | RUN_BATCH,
         "Model name that clients use [default: the model's name, or its directory's]",
     ),
+    many(
+        "lora-modules",
+        "NAME=DIR",
+        MODEL,
+        COMPUTE | RUN,
+        "A LoRA adapter in PEFT's form: merged into the weights at load and served as NAME instead of the model (CPU only)",
+    ),
     one(
         "max-model-len",
         None,

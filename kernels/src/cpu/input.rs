@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::aligned::{Aligned, LINE_BYTES};
 use super::disjoint::DisjointMut;
+use super::packed::Order;
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
 use crate::leaves::UNIT;
@@ -69,6 +70,17 @@ pub struct Input {
     half_sums: Aligned<i32>,
     /// `[rows, leaves]`: sum of the codes of a row's leaf.
     totals: Aligned<i32>,
+    /// Where each encoded value comes from in its row, if they are reordered.
+    order: Option<Order>,
+}
+
+/// `values` in `order`, which has entries below their number.
+fn in_order<'a>(order: Option<&[u32]>, values: &'a mut [f32], reordered: &'a mut [f32]) -> &'a [f32] {
+    let Some(order) = order else { return values };
+    for (to, from) in reordered.iter_mut().zip(order) {
+        *to = values[*from as usize];
+    }
+    reordered
 }
 
 /// Values in a row with its padding.
@@ -86,8 +98,9 @@ impl Input {
         width: usize,
         row: impl Fn(usize, &mut [f32]) + Sync,
     ) {
-        self.unencoded.grow(cpu.threads.count() * width);
-        let isa = cpu.isa;
+        let reordered_at = cpu.threads.count() * width;
+        self.unencoded.grow(2 * reordered_at);
+        let (isa, order) = (cpu.isa, self.order.clone());
         let (unencoded, encoded) = self.reshape(isa, encoding, rows, width);
         let unencoded = DisjointMut::new(unencoded);
         for_each_row_of(cpu, rows, width, |i, participant| {
@@ -101,6 +114,8 @@ impl Input {
                 }
                 let values = unencoded.part(participant * width, width);
                 row(i, values);
+                let reordered = unencoded.part(reordered_at + participant * width, width);
+                let values = in_order(order.as_deref(), values, reordered);
                 isa.run(EncodeRow { to: &encoded, row: i, values });
             }
         });
@@ -119,8 +134,9 @@ impl Input {
         // A row's scales are only known once the whole row is.
         let is_scaled = encoding.scaled_leaves().is_some();
         let whole = if is_scaled { (rows * width).next_multiple_of(LANES) } else { 0 };
+        let scratch_len = if is_scaled { scratch_len.max(width) } else { scratch_len };
         self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
-        let isa = cpu.isa;
+        let (isa, order) = (cpu.isa, self.order.clone());
         let (unencoded, encoded) = self.reshape(isa, encoding, rows, width);
         let (whole, scratch) = unencoded.split_at_mut(whole);
         let (columns, scratch) =
@@ -131,9 +147,15 @@ impl Input {
         });
         if is_scaled {
             let Columns { whole, encoded } = &columns;
-            for_each_row_of(cpu, rows, width, |row, _| {
-                // SAFETY: all columns have been put, and each row is in one task.
-                unsafe { isa.run(EncodeRow { to: encoded, row, values: whole.part(row * width, width) }) };
+            for_each_row_of(cpu, rows, width, |row, participant| {
+                // SAFETY: all columns have been put, each row is in one task, and a participant encodes one
+                // row at a time.
+                unsafe {
+                    let values = whole.part(row * width, width);
+                    let reordered = scratch.part(participant * scratch_len, width);
+                    let values = in_order(order.as_deref(), values, reordered);
+                    isa.run(EncodeRow { to: encoded, row, values });
+                }
             });
         }
     }
@@ -146,6 +168,12 @@ impl Input {
         rows: usize,
         width: usize,
     ) -> (&mut [f32], EncodedRows<'_>) {
+        let fits = self
+            .order
+            .as_ref()
+            .is_none_or(|order| order.len() == width && order.iter().all(|from| (*from as usize) < width));
+        assert!(fits, "an order has an entry for each value of a row");
+        assert!(self.order.is_none() || encoding.scaled_leaves() == Some(1), "only codes are reordered");
         self.has_halves = encoding == Encoding::Bf16 && isa.has_dot();
         (self.encoding, self.rows, self.width) = (encoding, rows, width);
         let stride = match encoding {
@@ -202,6 +230,17 @@ impl Input {
         assert_eq!(to.len(), self.rows * self.width, "to is [rows, width]");
         let rows = values.chunks_exact(stride).zip(to.chunks_exact_mut(self.width));
         rows.for_each(|(row, to)| to.copy_from_slice(&row[..self.width]));
+    }
+
+    /// From now on, encoded value `i` is value `order[i]` of its row. For products with a matrix of that
+    /// [order](super::packed::Packed::with_order); `None` keeps values where they are.
+    pub fn set_order(&mut self, order: Option<Order>) {
+        self.order = order;
+    }
+
+    /// See [`Input::set_order`].
+    pub(super) fn order(&self) -> Option<&Order> {
+        self.order.as_ref()
     }
 
     /// How the rows are encoded.

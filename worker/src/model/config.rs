@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::checkpoint::ModelFile;
+use super::checkpoint::quantised::Scheme;
 use super::fields::Fields;
 use super::rope::object;
 use super::spec::Spec;
@@ -107,10 +108,8 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     {
         return Err(fields.wrong("architectures", "a causal language model (…ForCausalLM)".into()));
     }
-    if !fields.is_absent("quantization_config") {
-        return Err(fields.wrong("quantization_config", "absent: weights in bf16, f16 or f32".into()));
-    }
-    Ok(())
+    // Only a check: the weights' own scheme is read with them.
+    Scheme::in_config(fields.object).map(|_| ())
 }
 
 /// End-of-sequence tokens, a number or a list; generation_config.json takes precedence.
@@ -264,8 +263,8 @@ mod tests {
         );
         check_refused(json!({"hidden_act": "gelu"}), &["hidden_act", "gelu", "silu"]);
         check_refused(
-            json!({"quantization_config": {"quant_method": "gptq"}}),
-            &["quantization_config", "gptq"],
+            json!({"quantization_config": {"quant_method": "quip"}}),
+            &["quant_method", "quip", "GPTQ", "AWQ"],
         );
         check_refused(
             json!({"model_type": "mistral", "sliding_window": 0}),

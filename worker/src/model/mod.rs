@@ -4,12 +4,14 @@
 //! Everything read from a model directory is validated here, like any other input. Errors name the file,
 //! field, value and what is allowed.
 
+pub mod adapter;
 pub mod checkpoint;
 pub mod config;
 pub mod cost;
 pub mod families;
 mod fields;
 pub mod fingerprint;
+pub mod formats;
 pub mod on_cpu;
 pub mod on_cuda;
 pub mod operations;
@@ -104,20 +106,6 @@ pub enum LoadError {
         /// The packing error.
         source: packed::PackError,
     },
-    /// Matrices that read the same input are quantised and not.
-    #[error(
-        "tensor {tensor} is {kind}, but {other}, which reads the same input, is {other_kind}; quantise both or none of them"
-    )]
-    MixedTypes {
-        /// A tensor's name.
-        tensor: String,
-        /// Its type.
-        kind: &'static str,
-        /// Another tensor's name.
-        other: String,
-        /// Its type.
-        other_kind: &'static str,
-    },
     /// A rank's part of a matrix would begin inside a block.
     #[error(
         "tensor {tensor} is stored in blocks of {unit} inputs, and a rank would have inputs {start} to {end}; use fewer ranks (--tensor-parallel-size)"
@@ -131,6 +119,29 @@ pub enum LoadError {
         start: usize,
         /// End of the rank's part.
         end: usize,
+    },
+    /// A tensor of a quantised matrix cannot be used.
+    #[error("tensor {tensor}: {reason}")]
+    CodedTensor {
+        /// The tensor's name.
+        tensor: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Matrices that are multiplied together are stored differently.
+    #[error(
+        "tensors {first} ({first_form}) and {second} ({second_form}) read the same input and must be stored in the same \
+         form and order; quantise both alike, or leave both in 16 bits"
+    )]
+    MixedProduct {
+        /// One of them.
+        first: String,
+        /// Its form.
+        first_form: String,
+        /// The other.
+        second: String,
+        /// Its form.
+        second_form: String,
     },
     /// Out of memory for packed weights.
     #[error(

@@ -2,12 +2,14 @@
 //! memory plan use it, and nothing else describes a checkpoint's content.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::leaves;
 
 use super::LoadError;
 use super::checkpoint::Weights;
+use super::checkpoint::quantised::CodedMatrix;
 use super::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, QkNorm, SharedSpec, Spec};
 
 /// Role of a tensor in the model.
@@ -108,6 +110,63 @@ pub struct Tensor {
     pub order: Option<Vec<usize>>,
 }
 
+/// A matrix as a checkpoint stores it.
+#[derive(Clone)]
+pub enum StoredMatrix {
+    /// Numbers of 16 or 32 bits, or GGUF's blocks.
+    Numbers(WeightMatrix),
+    /// Codes of fewer bits.
+    Codes(CodedMatrix),
+}
+
+impl StoredMatrix {
+    /// Number of outputs.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.rows(),
+            Self::Codes(codes) => codes.rows(),
+        }
+    }
+
+    /// Number of inputs.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.cols(),
+            Self::Codes(codes) => codes.cols(),
+        }
+    }
+
+    /// Whether it has fewer than 16 bits.
+    pub fn is_quantised(&self) -> bool {
+        match self {
+            Self::Numbers(numbers) => numbers.storage().blocks().is_some(),
+            Self::Codes(_) => true,
+        }
+    }
+
+    /// Bytes of all weights.
+    pub fn len_bytes(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.len_bytes(),
+            Self::Codes(codes) => codes.len_bytes(),
+        }
+    }
+
+    /// Some of its rows and columns.
+    ///
+    /// # Errors
+    /// If it cannot be cut there.
+    ///
+    /// # Panics
+    /// If there are no such rows and columns.
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Result<Self, LoadError> {
+        match self {
+            Self::Numbers(numbers) => Ok(Self::Numbers(numbers.part(rows, cols))),
+            Self::Codes(codes) => codes.part(rows, cols).map(Self::Codes),
+        }
+    }
+}
+
 /// A place in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
@@ -161,6 +220,29 @@ impl Tensor {
         })
     }
 
+    /// Finds a matrix in `weights`, as numbers or as codes. Heads have the checkpoint's order.
+    ///
+    /// # Errors
+    /// If it is missing, or has another type or shape.
+    pub fn find_matrix(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
+        if weights.scheme().is_some() && !self.stored.iter().any(|stored| weights.has_numbers(&stored.name)) {
+            for Stored { name, shape, first_row } in self.stored.iter().filter(|it| it.shape.len() == 2) {
+                let shape = (shape[0], shape[1]);
+                if let Some(codes) = weights.codes(name, shape)? {
+                    let part = codes.part(*first_row..*first_row + self.rows, 0..self.cols)?;
+                    return Ok(StoredMatrix::Codes(part));
+                }
+            }
+        }
+        self.find_stored(weights).map(StoredMatrix::Numbers)
+    }
+
+    /// Row in the checkpoint of row `row` of a matrix.
+    pub fn stored_row(&self, row: usize) -> usize {
+        let Some(order) = &self.order else { return row };
+        row / order.len() * order.len() + order[row % order.len()]
+    }
+
     /// As [`Tensor::find_stored`], with heads in the device's order. This copies those of other orders.
     ///
     /// # Errors
@@ -171,8 +253,10 @@ impl Tensor {
 
     /// `stored` with heads in the device's order.
     pub fn in_order(&self, stored: WeightMatrix) -> WeightMatrix {
-        let Some(order) = &self.order else { return stored };
-        let from = |row: usize| row / order.len() * order.len() + order[row % order.len()];
+        if self.order.is_none() {
+            return stored;
+        }
+        let from = |row| self.stored_row(row);
         if matches!(self.kind, Kind::Matrix(..)) { stored.with_rows(from) } else { stored.with_columns(from) }
     }
 

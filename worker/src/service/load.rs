@@ -20,10 +20,13 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
 use crate::group::Topology;
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
+use crate::model::checkpoint::quantised::{self, Scheme};
 use crate::model::checkpoint::{ModelFile, Weights};
 use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
+use crate::model::formats::Device;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind};
@@ -169,6 +172,16 @@ fn load_cuda(
         return Err(WorkerError::Unsuitable(what.into()));
     }
     let fp8 = precision::on_cuda(config.precision)?;
+    if config.cpu.adapter.is_some() {
+        return Err(WorkerError::Unsuitable(
+            "--lora-modules is for the CPU, and this worker has a GPU; add --device cpu, or merge the adapter into the \
+             weights with PEFT"
+                .into(),
+        ));
+    }
+    if let Some(scheme) = Scheme::of(&config.model)? {
+        return Err(WorkerError::Unsuitable(quantised::refused(&scheme, Device::Cuda)));
+    }
     let model = ModelConfig::from_dir(&config.model)?;
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
@@ -215,8 +228,8 @@ pub(super) struct CpuPlan {
     /// Each rank's part, by rank.
     pub shards: Vec<Shard>,
     pub options: CpuOptions,
-    /// Whether the model's weights are stored in a quantised type.
-    pub is_quantised: bool,
+    /// Whether the model's weights are stored as codes that are multiplied as integers.
+    pub multiplies_codes: bool,
 }
 
 /// Decides how the model of `config` is computed on the CPU, from the headers of its files and the memory
@@ -224,21 +237,30 @@ pub(super) struct CpuPlan {
 pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
-    let embedding = tensors::embedding(&model.spec).find(&Weights::open(&config.model)?)?;
-    let numbers = precision::on_cpu(config.precision, embedding.storage())?;
+    let weights = Weights::open(&config.model)?;
+    let embedding = tensors::embedding(&model.spec).find(&weights)?;
+    let numbers = precision::on_cpu(config.precision, embedding.storage(), weights.scheme())?;
     let (topology, shards) = ranks::shards(config, &model.spec)?;
-    let is_quantised = quantised_type(&model.spec, &config.model)?;
-    if let (Some(_), Some(kind)) = (numbers.weights, is_quantised) {
+    if config.cpu.adapter.is_some() {
+        check_adapter(&config.model, topology.ranks())?;
+    }
+    let blocks = quantised_type(&model.spec, &weights)?;
+    if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
         return Err(WorkerError::Unsuitable(format!(
             "--quantization is for weights in 16 or 32 bits, and this model's are {kind} already; leave it out"
         )));
     }
-    let is_quantised = is_quantised.is_some();
+    let multiplies_codes = blocks.is_some() || weights.scheme().is_some_and(Scheme::is_of_integers);
+    let weight_bytes = match weights.scheme() {
+        // Codes keep their size, and their scales grow to single precision.
+        Some(_) => weights.file_bytes() / 10 * 11,
+        None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+    };
     let options = CpuOptions {
         threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
             config,
-            model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+            weight_bytes,
             ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv),
             model.max_position_embeddings,
         )?,
@@ -246,14 +268,18 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
     };
-    Ok(CpuPlan { model, topology, shards, options, is_quantised })
+    Ok(CpuPlan { model, topology, shards, options, multiplies_codes })
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     let reading = info_span!(target: PROCESS, "read checkpoint").entered();
-    let CpuPlan { model, topology, options, is_quantised, .. } = plan_cpu(config)?;
+    let CpuPlan { model, topology, options, multiplies_codes, .. } = plan_cpu(config)?;
     let numbers = options.numbers;
-    let arithmetic = precision::cpu_arithmetic(&numbers);
+    let mut arithmetic = precision::cpu_arithmetic(&numbers);
+    let adapter = config.cpu.adapter.as_ref().map(|adapter| adapter.directory.as_path());
+    if let Some(adapter) = adapter {
+        arithmetic += &format!(" adapter {:016x}", Adapter::open(adapter)?.fingerprint()?);
+    }
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
@@ -262,13 +288,13 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         (Box::new(group), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
-        let backend = CpuBackend::load_with(&config.model, options, &cache, progress)?;
+        let backend = CpuBackend::load_with((&config.model, adapter), options, &cache, progress)?;
         let weight_bytes = backend.weight_bytes();
         (Box::new(backend), weight_bytes)
     };
     Ok(LoadedBackend {
         cost: StepCost {
-            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || is_quantised),
+            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || multiplies_codes),
             ..model.spec.cpu_cost(weight_bytes, numbers.kv)
         },
         fingerprint,
@@ -289,11 +315,26 @@ fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
     numbers.weights.map_or(stored.bits_of_256().div_ceil(256) as u64, |format| u64::from(format.bits()) + 1)
 }
 
-/// The type of the model's first quantised matrix; `None` if it has none.
-fn quantised_type(spec: &Spec, model: &Path) -> Result<Option<&'static str>, WorkerError> {
-    let weights = Weights::open(model)?;
+/// Refuses an adapter where none is merged.
+fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
+    let why = if count > 1 {
+        ranks::NO_ADAPTERS
+    } else if ModelFile::open(model)?.is_some() {
+        "--lora-modules is for models in safetensors, and this one is a GGUF file; merge the adapter before the model \
+         is converted"
+    } else {
+        return Ok(());
+    };
+    Err(WorkerError::Unsuitable(why.into()))
+}
+
+/// The type of blocks of the model's first matrix that is stored in blocks; `None` if it has none.
+fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>, WorkerError> {
+    if weights.scheme().is_some() {
+        return Ok(None); // matrices are not stored under the names of numbers
+    }
     for tensor in tensors::all(spec).iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))) {
-        if let Some(kind) = tensor.find_stored(&weights)?.storage().blocks() {
+        if let Some(kind) = tensor.find_stored(weights)?.storage().blocks() {
             return Ok(Some(kind.name()));
         }
     }

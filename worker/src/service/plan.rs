@@ -143,7 +143,8 @@ mod tests {
                     ..ranks.into()
                 };
                 let none = PackedCache::none();
-                let model = CpuModel::load_rank(&config.model, options, &none, connections, &mut |_, _| {});
+                let model =
+                    CpuModel::load_rank((&config.model, None), options, &none, connections, &mut |_, _| {});
                 all[topology.rank_at(stage, slot)] = model.unwrap().allocated();
             }
         }

@@ -9,22 +9,34 @@ use super::WorkerError;
 use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
+use crate::model::checkpoint::quantised::Scheme;
+use crate::model::formats::{self, Device, Source};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
 const CPU_ARITHMETIC: u32 = 6;
 
-/// The CPU's number types for a model with weights stored like `weights`.
+/// The CPU's number types for a model with weights stored like `weights`, and others quantised by `scheme`.
 ///
 /// # Errors
-/// Types that only a GPU has, and bfloat16 for a model without it.
-pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<NumberTypes, WorkerError> {
+/// Types that only a GPU has, bfloat16 for a model without it, and weights that would be quantised twice.
+pub(super) fn on_cpu(
+    asked: Precision,
+    weights: &Storage,
+    scheme: Option<&Scheme>,
+) -> Result<NumberTypes, WorkerError> {
+    if let (Some(scheme), Some(_)) = (scheme, asked.quantization) {
+        let name = scheme.name();
+        return Err(unsuitable(&format!(
+            "--quantization rounds weights of 16 bits, and this model's are quantised with {name} already; leave it out"
+        )));
+    }
     let packed = match asked.quantization {
         None => None,
         Some(Quantization::Int8) => Some(Format::INT8),
         Some(Quantization::Int4) => Some(Format::INT4),
         Some(Quantization::Fp8) => {
-            return Err(unsuitable("--quantization fp8 needs a GPU; the CPU has int8 and int4"));
+            return Err(lacks(Device::Cpu, "--quantization fp8", "needs a GPU", Source::Quantization));
         }
     };
     let bf16 = match (asked.dtype, weights) {
@@ -45,9 +57,7 @@ pub(super) fn on_cpu(asked: Precision, weights: &Storage) -> Result<NumberTypes,
         KvCacheDtype::Float16 => KvType::F16,
         KvCacheDtype::Int8 => KvType::Int8,
         KvCacheDtype::Fp8 => {
-            return Err(unsuitable(
-                "--kv-cache-dtype fp8 needs a GPU; the CPU has bfloat16, float16 and int8",
-            ));
+            return Err(lacks(Device::Cpu, "--kv-cache-dtype fp8", "needs a GPU", Source::KvCache));
         }
     };
     Ok(NumberTypes { bf16: bf16 && packed.is_none(), kv, weights: packed })
@@ -85,6 +95,11 @@ pub(super) fn cpu_arithmetic(numbers: &NumberTypes) -> String {
     format!("cpu {version} bf16 {bf16} kv {kv:?} weights {weights:?} packing {packing} leaves {MAX_LEAVES}")
 }
 
+/// `device` lacks what `flag` asks for; names what it has.
+fn lacks(device: Device, flag: &str, why: &str, source: Source) -> WorkerError {
+    unsuitable(&format!("{flag} {why}; {} has {}", device.text(), formats::supported(device, source)))
+}
+
 fn unsuitable(why: &str) -> WorkerError {
     WorkerError::Unsuitable(why.to_owned())
 }
@@ -106,7 +121,7 @@ mod tests {
     fn the_cpu_follows_the_weights_unless_told_otherwise() {
         let check = |weights, dtype, quantization, kv_cache_dtype, bf16, kv, packed| {
             let asked = Precision { dtype, quantization, kv_cache_dtype };
-            let numbers = on_cpu(asked, &stored(weights)).unwrap();
+            let numbers = on_cpu(asked, &stored(weights), None).unwrap();
             assert_eq!(numbers, NumberTypes { bf16, kv, weights: packed }, "{weights} {asked:?}");
         };
         use Quantization::{Int4, Int8};
@@ -130,9 +145,12 @@ mod tests {
             (fp8_cache, "bf16", "--kv-cache-dtype fp8 needs a GPU"),
             (half, "f16", "--dtype bfloat16 needs weights in bfloat16"),
         ] {
-            let said = on_cpu(asked, &stored(weights)).unwrap_err().to_string();
+            let said = on_cpu(asked, &stored(weights), None).unwrap_err().to_string();
             assert!(said.contains(expected), "{said}");
         }
+        let int8 = Precision { quantization: Some(Quantization::Int8), ..Precision::default() };
+        let said = on_cpu(int8, &stored("bf16"), Some(&Scheme::BitsAndBytes)).unwrap_err().to_string();
+        assert!(said.contains("quantised with bitsandbytes already"), "{said}");
         assert_eq!(on_cuda(fp8).unwrap(), Fp8 { weights: true, kv_cache: false });
         assert_eq!(on_cuda(fp8_cache).unwrap(), Fp8 { weights: false, kv_cache: true });
         let int4 = Precision { quantization: Some(Quantization::Int4), ..Precision::default() };

@@ -18,6 +18,7 @@ use crate::group::{
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::quantised::Scheme;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint::fingerprint;
 use crate::model::on_cpu::packed_cache::PackedCache;
@@ -27,6 +28,8 @@ use crate::shard::{Indivisible, Shard};
 
 /// Time between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
+/// Why several ranks take no adapter.
+pub(super) const NO_ADAPTERS: &str = "--lora-modules needs --tensor-parallel-size 1 and --pipeline-parallel-size 1: ranks do not merge adapters yet";
 
 /// Each rank's part of the model, by rank.
 pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {
@@ -127,7 +130,7 @@ pub(super) fn lead(
     let Member { connections, reports, closer } = member;
     processes.watch().also(move |_, _| closer.close());
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
-    let loaded = CpuModel::load_rank(&config.model, options, &cache, connections, progress);
+    let loaded = CpuModel::load_rank((&config.model, None), options, &cache, connections, progress);
     let model = loaded.map_err(|error| {
         processes.fail(error.to_string());
         WorkerError::from(error)
@@ -212,6 +215,9 @@ fn introduce(
 /// Why the leader refuses this node.
 pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
+    if config.cpu.adapter.is_some() {
+        return Err(WorkerError::Unsuitable(NO_ADAPTERS.into()));
+    }
     let command = config.ranks.command.clone();
     let settings = NodeSettings {
         leader: leader.clone(),
@@ -248,7 +254,8 @@ pub fn run_rank() -> Result<(), String> {
 fn obey(process: &RankProcess) -> Result<(), String> {
     let RankProcess { welcome, memory, .. } = process;
     let said = |error: WorkerError| error.to_string();
-    let numbers = precision::on_cpu(welcome.precision, &stored(&welcome.model)?).map_err(said)?;
+    let (stored, scheme) = stored(&welcome.model)?;
+    let numbers = precision::on_cpu(welcome.precision, &stored, scheme.as_ref()).map_err(said)?;
     let own = terms(&welcome.model, &precision::cpu_arithmetic(&numbers)).map_err(said)?;
     let listener = group::listen(&welcome.plan.topology, welcome.address);
     let listener = listener.map_err(|error| format!("cannot listen for other nodes: {error}"))?;
@@ -267,7 +274,7 @@ fn obey(process: &RankProcess) -> Result<(), String> {
         numbers,
     };
     let cache = packed_cache(welcome.packed_cache_dir.as_deref());
-    let model = CpuModel::load_rank(&welcome.model, options, &cache, connections, &mut |_, _| {});
+    let model = CpuModel::load_rank((&welcome.model, None), options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
     Answer::Loaded.emit();
     let check = || checked(model, &welcome.model).map_err(|error| error.to_string());
@@ -297,11 +304,12 @@ fn terms(model: &Path, arithmetic: &str) -> Result<Terms, WorkerError> {
 }
 
 /// How the model's weights are stored.
-fn stored(model: &Path) -> Result<Storage, String> {
+fn stored(model: &Path) -> Result<(Storage, Option<Scheme>), String> {
     let read = || {
         let config = ModelConfig::from_dir(model)?;
-        let embedding = tensors::embedding(&config.spec).find(&Weights::open(model)?)?;
-        Ok(embedding.storage().clone())
+        let weights = Weights::open(model)?;
+        let embedding = tensors::embedding(&config.spec).find(&weights)?;
+        Ok((embedding.storage().clone(), weights.scheme().cloned()))
     };
     read().map_err(|error: LoadError| error.to_string())
 }

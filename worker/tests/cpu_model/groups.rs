@@ -35,7 +35,10 @@ pub fn group(directory: &Path, (tensor, stages): (usize, usize), kv_blocks: u32)
     let load = move |memory: &GroupMemory, directory: &Path, rank| {
         let Member { connections, reports, .. } = group::connect(memory, rank, None, None).unwrap();
         let none = PackedCache::none();
-        (CpuModel::load_rank(directory, options, &none, connections, &mut |_, _| {}).unwrap(), reports)
+        (
+            CpuModel::load_rank((directory, None), options, &none, connections, &mut |_, _| {}).unwrap(),
+            reports,
+        )
     };
     let others = plan.children().map(|rank| {
         let (memory, directory) = (memory.clone(), directory.to_owned());

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
+mod adapters;
 mod batches;
 mod gguf;
 mod golden;
@@ -10,6 +11,7 @@ mod goldens;
 mod groups;
 mod invariance;
 mod overlap;
+mod quantised;
 mod ranks;
 mod requests;
 mod resume;

@@ -25,6 +25,8 @@ use crate::batches::{BLOCK_SIZE, golden, sample, sequence_of};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// More than a rank's 64 rows of the vocabulary, and no multiple of it: of eight ranks, three have none.
 const VOCAB: u32 = 300;
+/// Prompts have tokens below it, which all models here have.
+const IDS: u32 = 256;
 
 /// A model like the golden `name`, of a size that eight ranks can share, with random weights.
 pub fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
@@ -108,8 +110,8 @@ fn on_ranks<T: Send>(
         let ranks = connected(tensor, stages).into_iter().map(|rank| {
             let work = &work;
             scope.spawn(move || {
-                let cache = PackedCache::none();
-                work(&mut CpuModel::load_rank(directory, options, &cache, rank, &mut |_, _| {}).unwrap())
+                let (cache, model) = (PackedCache::none(), (directory, None));
+                work(&mut CpuModel::load_rank(model, options, &cache, rank, &mut |_, _| {}).unwrap())
             })
         });
         ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -123,7 +125,7 @@ fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
 /// Prompts in chunks beside each other, a prompt whose first block is another's, then decode steps.
 fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
     let mut sequences: Vec<_> =
-        (0..3).map(|i| sequence_of(prompt(u64::from(i), 60, VOCAB), i, BLOCK_SIZE)).collect();
+        (0..3).map(|i| sequence_of(prompt(u64::from(i), 60, IDS), i, BLOCK_SIZE)).collect();
     let prefix = sequences[0].tokens[..BLOCK_SIZE as usize].to_vec();
     sequences[2].tokens[..BLOCK_SIZE as usize].copy_from_slice(&prefix);
     let mut all = Vec::new();
@@ -140,7 +142,7 @@ fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
         all.extend(bits(&model.logits(&batch, &rows)));
     }
     // A prompt of which every row is wanted, and a drawn token.
-    let mut sequence = sequence_of(prompt(9, 33, VOCAB), 4, BLOCK_SIZE);
+    let mut sequence = sequence_of(prompt(9, 33, IDS), 4, BLOCK_SIZE);
     let mut batch = Batch::default();
     sequence.put(&mut batch, 33);
     all.extend(bits(&model.logits(&batch, &(0..33).collect::<Vec<_>>())));
@@ -246,6 +248,31 @@ fn every_number_type_and_format_gives_the_same_bits_on_any_number_of_ranks() {
     }
 }
 
+/// A quantised golden model.
+fn quantised(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised").join(name)
+}
+
+#[test]
+fn quantised_checkpoints_give_the_same_bits_on_several_ranks_and_stages() {
+    for name in ["w8a8", "w4a16", "nf4", "fp8-channel", "gptq-4", "awq"] {
+        check(&quantised(name), NumberTypes::EXACT, name, &[(2, 1), (1, 2), (2, 2)]);
+    }
+    check(&quantised("gptq-4-experts"), NumberTypes::EXACT, "experts", &[(2, 1)]);
+}
+
+#[test]
+fn inputs_in_activation_order_are_not_divided_among_ranks() {
+    let model = (&*quantised("gptq-4-act-order"), None);
+    for rank in connected(2, 1) {
+        let options = options(NumberTypes::EXACT);
+        let loaded = CpuModel::load_rank(model, options, &PackedCache::none(), rank, &mut |_, _| {});
+        let said = loaded.err().expect("it is refused").to_string();
+        assert!(said.contains("o_proj") && said.contains("activation order"), "{said}");
+    }
+    check(model.0, NumberTypes::EXACT, "stages", &[(1, 2)]);
+}
+
 #[test]
 fn the_shipped_model_gives_the_same_bits_on_two_ranks() {
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
@@ -273,7 +300,8 @@ fn a_lost_rank_ends_the_others_steps_with_its_number() {
     let options = options(NumberTypes::EXACT);
     let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
     let load = |rank: Threads| {
-        CpuModel::load_rank(model.path(), options, &PackedCache::none(), rank.into(), &mut |_, _| {}).unwrap()
+        let (none, model) = (PackedCache::none(), (model.path(), None));
+        CpuModel::load_rank(model, options, &none, rank.into(), &mut |_, _| {}).unwrap()
     };
     let (mut left, gone) = (load(first), load(second));
     drop(gone);

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::super::disjoint::DisjointMut;
 use super::super::input::{Encoding, Input};
-use super::super::packed::{Layout, PANEL, Packed};
+use super::super::packed::{Layout, Order, PANEL, Packed};
 use super::super::prefetch;
 use super::super::simd::{LANES, Simd};
 use super::tiles::{Panels, Pass, Registers, Streams, Tile};
@@ -30,6 +30,7 @@ impl Linear<'_> {
             layout.encoding(x.encoding() == Encoding::Bf16) == x.encoding(),
             "x has the encoding that the weights require"
         );
+        assert!(is_same_order(x.order(), self.weights.order()), "x has the order of the weights' columns");
         assert!(self.bias.is_none_or(|bias| bias.len() == rows), "a bias for each row");
     }
 
@@ -37,6 +38,13 @@ impl Linear<'_> {
     pub(super) fn weights_from(&self, row: usize) -> Option<*const u8> {
         let at = row / PANEL * self.weights.layout().panel_bytes();
         Some(self.weights.values().get(at..)?.first()?)
+    }
+}
+
+fn is_same_order(a: Option<&Order>, b: Option<&Order>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Order::ptr_eq(a, b) || a == b,
+        (a, b) => a.is_none() && b.is_none(),
     }
 }
 

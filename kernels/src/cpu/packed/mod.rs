@@ -11,6 +11,7 @@
 //!         4 bits: [panels][columns / 8][16 outputs][4]: column j low, column j + 4 high
 //! scales  one for each output and leaf: f32 [panels][leaves][16]
 //!         or for each group of 32 columns: f16 [panels][groups][16]
+//!         or for each span of some columns of a leaf: f32 [panels][leaves][spans][16]
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
@@ -26,6 +27,7 @@
 mod error;
 pub(super) mod formats;
 mod given;
+mod given_rows;
 mod rounding;
 mod scale;
 #[cfg(test)]
@@ -34,6 +36,7 @@ mod values;
 
 pub use error::{NotFinite, PackError};
 pub use given::{GivenCodes, pack_codes};
+pub use given_rows::{GivenRow, GivenRows, pack_rows};
 
 use super::Cpu;
 use super::blocks::BlockType;
@@ -131,6 +134,16 @@ pub(super) enum Weights {
     },
     /// Codes of small integers with the parameters of blocks of this type among them.
     Blocks(BlockType),
+    /// Codes of floating-point numbers, times a scale: `[columns][16 outputs]` of 8 bits, or two columns in a
+    /// byte, the even one low.
+    Numbers {
+        /// Reads the number of an output and column, in `units`.
+        number: fn(&Packed, usize, usize) -> f32,
+        /// Granularity of the scales.
+        scales: Scales,
+        /// Stored scales are multiplied by this power of two: numbers are multiplied in units of it.
+        units: f32,
+    },
 }
 
 /// Granularity of scales.
@@ -140,6 +153,9 @@ pub(super) enum Scales {
     Outputs,
     /// One per output and group of 32 columns, in half precision.
     Groups,
+    /// One per output and this many columns of a leaf, in single precision. A leaf's last span may be
+    /// shorter.
+    Spans(usize),
 }
 
 /// A part of a packed matrix that only its format reads.
@@ -176,7 +192,7 @@ impl Format {
         match self.0.weights {
             Weights::Codes { .. } | Weights::Blocks(_) => Encoding::Int8 { leaves },
             Weights::Values { is_bf16: true, .. } if bf16 => Encoding::Bf16,
-            Weights::Values { .. } => Encoding::F32,
+            Weights::Values { .. } | Weights::Numbers { .. } => Encoding::F32,
         }
     }
 
@@ -195,7 +211,7 @@ impl Format {
     /// Granularity of the scales; `None` if there are no scales.
     const fn scales(self) -> Option<Scales> {
         match self.0.weights {
-            Weights::Codes { scales, .. } => Some(scales),
+            Weights::Codes { scales, .. } | Weights::Numbers { scales, .. } => Some(scales),
             Weights::Values { .. } | Weights::Blocks(_) => None,
         }
     }
@@ -280,7 +296,30 @@ impl Layout {
             None => 0,
             Some(Scales::Outputs) => self.leaves * PANEL,
             Some(Scales::Groups) => self.groups() * PANEL,
+            Some(Scales::Spans(_)) => self.leaves * self.leaf_spans() * PANEL,
         }
+    }
+
+    /// Columns that share a scale, at most; those of a leaf if there are no scales.
+    pub fn scale_cols(&self) -> usize {
+        match self.format.scales() {
+            None | Some(Scales::Outputs) => self.leaf_cols(),
+            Some(Scales::Groups) => GROUP,
+            Some(Scales::Spans(columns)) => columns,
+        }
+    }
+
+    /// Scales of an output in a leaf.
+    pub(super) fn leaf_spans(&self) -> usize {
+        self.leaf_cols().div_ceil(self.scale_cols().max(1))
+    }
+
+    /// First column of each of an output's scales.
+    pub fn scale_starts(&self) -> Vec<usize> {
+        let of_leaf = |leaf: usize| {
+            (0..self.leaf_spans()).map(move |span| leaf * self.leaf_cols() + span * self.scale_cols())
+        };
+        (0..self.leaves).flat_map(of_leaf).collect()
     }
 
     /// Separately stored zero points per panel.
@@ -316,12 +355,19 @@ impl Layout {
         (self.tail_at() + tail).next_multiple_of(PART_ALIGN)
     }
 
+    /// Whether codes are those of numbers, column by column.
+    fn is_by_column(&self) -> bool {
+        matches!(self.format.0.weights, Weights::Numbers { .. })
+    }
+
     /// Position in a panel's codes of column `col` of output `lane`: the byte, and whether it is in the high
     /// half.
     pub(super) fn code_at(&self, col: usize, lane: usize) -> (usize, bool) {
         let Spec { bits, inserted, .. } = self.format.0;
         let before = (col / inserted.columns + 1) * inserted.bytes;
         match *bits {
+            4 if self.is_by_column() => (col / 2 * PANEL + lane, col % 2 == 1),
+            _ if self.is_by_column() => (col * PANEL + lane, false),
             4 => (before + (col / 8 * PANEL + lane) * 4 + col % 4, col % 8 >= 4),
             _ => (before + (col / 4 * PANEL + lane) * 4 + col % 4, false),
         }
@@ -352,7 +398,11 @@ pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -
 pub struct Packed {
     bytes: Bytes,
     layout: Layout,
+    order: Option<Order>,
 }
+
+/// Input of each packed column, if columns have another order than the inputs.
+pub type Order = std::sync::Arc<[u32]>;
 
 impl Packed {
     /// A packed matrix in `bytes`.
@@ -362,7 +412,21 @@ impl Packed {
     pub fn new(layout: Layout, bytes: Bytes) -> Self {
         assert_eq!(bytes.len(), layout.bytes(), "a packed matrix fills its bytes");
         layout.check();
-        Self { bytes, layout }
+        Self { bytes, layout, order: None }
+    }
+
+    /// The same matrix, whose column `i` belongs to input `order[i]`.
+    ///
+    /// # Panics
+    /// If there are not as many entries as columns.
+    pub fn with_order(self, order: Option<Order>) -> Self {
+        assert!(order.as_ref().is_none_or(|order| order.len() == self.cols()), "an input for each column");
+        Self { order, ..self }
+    }
+
+    /// See [`Packed::with_order`].
+    pub fn order(&self) -> Option<&Order> {
+        self.order.as_ref()
     }
 
     /// Packs `from` to `format`, in memory.
@@ -435,7 +499,12 @@ impl Packed {
     /// Scale and zero point that belong to [`Packed::code`] of an output and column.
     pub(super) fn scale_zero(&self, row: usize, col: usize) -> (f32, u8) {
         let has_groups = self.layout.format.scales() == Some(Scales::Groups);
-        let group = col / if has_groups { GROUP } else { self.layout.leaf_cols() };
+        let group = if has_groups {
+            col / GROUP
+        } else {
+            let (leaf, col) = (col / self.layout.leaf_cols(), col % self.layout.leaf_cols());
+            leaf * self.layout.leaf_spans() + col / self.layout.scale_cols()
+        };
         let index = row / PANEL * self.layout.panel_scales() + group * PANEL + row % PANEL;
         let scale = &self.scales()[index * self.layout.scale_bytes()..];
         let scale = if has_groups {
@@ -450,7 +519,7 @@ impl Packed {
     pub(super) fn code(&self, row: usize, col: usize) -> u8 {
         match self.layout.format.0.weights {
             Weights::Codes { code, .. } => code(self, row, col),
-            Weights::Values { .. } | Weights::Blocks(_) => {
+            Weights::Values { .. } | Weights::Numbers { .. } | Weights::Blocks(_) => {
                 unreachable!("they have no codes to be multiplied alone")
             }
         }
@@ -473,6 +542,7 @@ impl Packed {
             *to = match self.layout.format.0.weights {
                 Weights::Values { value, .. } => value(self, row, col),
                 Weights::Blocks(_) => formats::blocks::weight(self, row, col),
+                Weights::Numbers { number, .. } => number(self, row, col) * self.scale_zero(row, col).0,
                 Weights::Codes { .. } => {
                     let (scale, zero) = self.scale_zero(row, col);
                     scale * (i32::from(self.code(row, col)) - i32::from(zero)) as f32

@@ -360,6 +360,18 @@ fn names_of_packed_files_do_not_change() {
         "Int8Group int8-group",
         "Int4 int4",
         "Int4Zero int4-zero",
+        "Int4Span32 int4-span32",
+        "Int4Span64 int4-span64",
+        "Int4Span128 int4-span128",
+        "Int8Span32 int8-span32",
+        "Int8Span64 int8-span64",
+        "Int8Span128 int8-span128",
+        "Fp8Span32 fp8-span32",
+        "Fp8Span64 fp8-span64",
+        "Fp8Span128 fp8-span128",
+        "Table4Span32 table4-span32",
+        "Table4Span64 table4-span64",
+        "Table4Span128 table4-span128",
     ];
     assert_eq!(names, expected);
     let layout = Layout::new(Format::INT4, 5, 40);

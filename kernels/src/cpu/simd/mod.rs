@@ -25,6 +25,8 @@ pub trait Simd: Copy + Send + Sync {
     type V: Copy;
     /// Thirty-two bfloat16 values as in memory: lane `j` holds the pair `2j` (even), `2j + 1` (odd).
     type Pairs: Copy;
+    /// A table of sixteen `f32` that codes of 4 bits are looked up in.
+    type Table: Copy;
     /// Accumulators that fit the register file besides the operands.
     const ACCUMULATORS: usize;
     /// Whether [`Simd::dot_pairs`] is one instruction.
@@ -107,6 +109,21 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `from` is readable for 16 bytes.
     unsafe fn load_i8(self, from: *const u8) -> Self::V;
+    /// Loads sixteen FP8 values (E4M3 without infinities) times 2^-8, as [`e4m3_in_256ths`] widens them.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 bytes.
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::V;
+    /// Loads a table for [`Simd::look_up`].
+    ///
+    /// # Safety
+    /// `from` is readable for 16 values; it needs no alignment.
+    unsafe fn load_table(self, from: *const f32) -> Self::Table;
+    /// The table's values for sixteen bytes: for their low halves, and for their high halves.
+    ///
+    /// # Safety
+    /// `from` is readable for 16 bytes.
+    unsafe fn look_up(self, table: Self::Table, from: *const u8) -> [Self::V; 2];
     /// The even values of the pairs, widened.
     fn widen_even(self, pairs: Self::Pairs) -> Self::V;
     /// The odd values of the pairs, widened.
@@ -209,6 +226,13 @@ pub(super) fn nearest_bf16(value: f32) -> u16 {
     (rounded >> 16) as u16
 }
 
+/// An FP8 value (E4M3 without infinities) times 2^-8. Its bits, shifted, are an IEEE half of that value,
+/// subnormals included. The code of NaN gives 1.875.
+#[inline(always)]
+pub(super) fn e4m3_in_256ths(code: u8) -> f32 {
+    half::f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32()
+}
+
 /// A computation that can be compiled for any instruction set.
 pub trait Kernel {
     /// Result of the computation.
@@ -307,8 +331,8 @@ mod tests {
         type Output = Vec<u32>;
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
-            let mut out = vec![0.0f32; 13 * LANES];
-            // SAFETY: reads 64 values and writes 13 vectors, as many as there are.
+            let mut out = vec![0.0f32; 16 * LANES];
+            // SAFETY: reads 64 values and writes 16 vectors, as many as there are.
             unsafe {
                 let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
                 s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());
@@ -322,6 +346,10 @@ mod tests {
                 s.store(s.load_i8(self.1.as_ptr()), out[144..].as_mut_ptr());
                 s.store(s.widen_odd(s.splat_pair(0x4049_3f80)), out[160..].as_mut_ptr());
                 s.store(s.store_bf16(v[1], out[192..].as_mut_ptr().cast()), out[176..].as_mut_ptr());
+                s.store(s.load_e4m3(self.1.as_ptr()), out[208..].as_mut_ptr());
+                let found = s.look_up(s.load_table(self.0.as_ptr()), self.1.as_ptr());
+                s.store(found[0], out[224..].as_mut_ptr());
+                s.store(found[1], out[240..].as_mut_ptr());
             }
             out.into_iter().map(f32::to_bits).collect()
         }
@@ -408,6 +436,28 @@ mod tests {
         assert_eq!(expected[10..12], [0, 0x8000_0000], "subnormals become zeros");
         for isa in Isa::available() {
             assert_eq!(isa.run(Probe(&values, &[0; 32]))[176..], expected, "{}", isa.name());
+        }
+    }
+
+    #[test]
+    fn every_code_is_decoded_alike_on_every_instruction_set() {
+        let table: Vec<f32> = (0..64).map(|i| (i * i) as f32 * 0.37 - 3.0).collect();
+        for first in (0..=255u8).step_by(16) {
+            let codes: Vec<u8> = (0..32).map(|i| first.wrapping_add(i)).collect();
+            for isa in Isa::available() {
+                let out = isa.run(Probe(&table, &codes));
+                for (i, code) in codes[..LANES].iter().enumerate() {
+                    let mantissa = f32::from(code & 7);
+                    let size = match code >> 3 & 15 {
+                        0 => mantissa * 2f32.powi(-9),
+                        exponent => (8.0 + mantissa) * 2f32.powi(i32::from(exponent) - 10),
+                    };
+                    let value = if *code < 128 { size } else { -size };
+                    assert_eq!(out[208 + i], (value / 256.0).to_bits(), "{code} {}", isa.name());
+                    assert_eq!(out[224 + i], table[usize::from(code & 15)].to_bits(), "{}", isa.name());
+                    assert_eq!(out[240 + i], table[usize::from(code >> 4)].to_bits(), "{}", isa.name());
+                }
+            }
         }
     }
 

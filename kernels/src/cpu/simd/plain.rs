@@ -1,6 +1,6 @@
 //! Sixteen lanes in an array, for any architecture. Vectorises where the target has fused multiply-add.
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, e4m3_in_256ths};
 
 /// Plain Rust; always available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -9,6 +9,7 @@ pub(super) struct Plain;
 impl Simd for Plain {
     type V = [f32; LANES];
     type Pairs = [u32; LANES];
+    type Table = [f32; LANES];
     // On x86-64 only machines without AVX2 run this, where each multiplication is a call of `fmaf`. More tile
     // sizes would add a fifth to the crate's machine code; their gain on such a machine was not measured.
     const ACCUMULATORS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 6 };
@@ -107,6 +108,25 @@ impl Simd for Plain {
     unsafe fn load_i8(self, from: *const u8) -> Self::V {
         // SAFETY: the caller guarantees 16 readable bytes.
         unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::V {
+        // SAFETY: the caller guarantees 16 readable bytes.
+        unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(e4m3_in_256ths)
+    }
+
+    #[inline(always)]
+    unsafe fn load_table(self, from: *const f32) -> Self::Table {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(self, table: Self::Table, from: *const u8) -> [Self::V; 2] {
+        // SAFETY: the caller guarantees 16 readable bytes.
+        let codes = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        [codes.map(|code| table[usize::from(code & 15)]), codes.map(|code| table[usize::from(code >> 4)])]
     }
 
     #[inline(always)]

@@ -79,6 +79,7 @@ where
 {
     type V = __m512;
     type Pairs = __m512i;
+    type Table = __m512;
     const ACCUMULATORS: usize = 24;
     const HAS_DOT: bool = DOT;
 
@@ -242,6 +243,29 @@ where
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_cvtph_ps(e4m3_as_halves(from)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_table(self, from: *const f32) -> __m512 {
+        // SAFETY: the token and the contract.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(self, table: __m512, from: *const u8) -> [__m512; 2] {
+        // The permutation reads the low four bits of an index.
+        // SAFETY: the token and the contract.
+        unsafe {
+            let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let high = _mm512_srli_epi32::<4>(codes);
+            [_mm512_permutexvar_ps(codes, table), _mm512_permutexvar_ps(high, table)]
+        }
+    }
+
+    #[inline(always)]
     fn widen_even(self, pairs: __m512i) -> __m512 {
         // SAFETY: the token.
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)) }
@@ -339,6 +363,7 @@ impl Avx2 {
 impl Simd for Avx2 {
     type V = [__m256; 2];
     type Pairs = [__m256i; 2];
+    type Table = [__m256; 2];
     // A sixth would be spilled: widening pairs takes another register.
     const ACCUMULATORS: usize = 5;
 
@@ -440,6 +465,36 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const u8) -> Self::V {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let halves = e4m3_as_halves(from);
+            let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+            [_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_table(self, from: *const f32) -> Self::Table {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(self, table: Self::Table, from: *const u8) -> [Self::V; 2] {
+        // SAFETY: the token and the contract.
+        unsafe {
+            let codes = _mm_loadu_si128(from.cast());
+            let codes = [_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(codes))];
+            let high = [_mm256_srli_epi32::<4>(codes[0]), _mm256_srli_epi32::<4>(codes[1])];
+            [
+                [look_up8(table, codes[0]), look_up8(table, codes[1])],
+                [look_up8(table, high[0]), look_up8(table, high[1])],
+            ]
+        }
+    }
+
+    #[inline(always)]
     fn widen_even(self, pairs: Self::Pairs) -> Self::V {
         // SAFETY: the token.
         unsafe {
@@ -506,5 +561,34 @@ unsafe fn bf16x8(from: *const u8) -> __m256 {
     unsafe {
         let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+    }
+}
+
+/// Sixteen FP8 values (E4M3) as IEEE halves of 2^-8 times their values.
+///
+/// # Safety
+/// The machine has AVX2, and `from` is readable for 16 bytes.
+#[inline(always)]
+unsafe fn e4m3_as_halves(from: *const u8) -> __m256i {
+    // The sign moves to the top and the rest below the second bit, which the arithmetic shift fills with the
+    // sign.
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let high = _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast())));
+        _mm256_and_si256(_mm256_srai_epi16::<1>(high), _mm256_set1_epi16(0xbfffu16 as i16))
+    }
+}
+
+/// Values of a table of sixteen for the low four bits of eight indices.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+unsafe fn look_up8(table: [__m256; 2], indices: __m256i) -> __m256 {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices));
+        let low = _mm256_permutevar8x32_ps(table[0], indices);
+        _mm256_blendv_ps(low, _mm256_permutevar8x32_ps(table[1], indices), is_high)
     }
 }

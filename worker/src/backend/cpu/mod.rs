@@ -21,6 +21,7 @@ use skein_sys::threads::ThreadPlacement;
 use super::{Backend, BackendError, Batch, StepHandle, StepOutput};
 use crate::TokenId;
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint;
@@ -89,17 +90,17 @@ impl CpuBackend {
         options: CpuOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        Self::load_with(model_dir, options, &PackedCache::none(), progress)
+        Self::load_with((model_dir, None), options, &PackedCache::none(), progress)
     }
 
-    /// Like [`load`](Self::load), with a cache for packed weights.
+    /// Like [`load`](Self::load), with a cache for packed weights, and an adapter's directory.
     pub fn load_with(
-        model_dir: &Path,
+        (model_dir, adapter): (&Path, Option<&Path>),
         options: CpuOptions,
         cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        let mut model = CpuModel::load(model_dir, options, cache, progress)?;
+        let mut model = CpuModel::load_rank((model_dir, adapter), options, cache, Alone.into(), progress)?;
         if !model.gives_finite_logits()? {
             return Err(LoadError::NotFinite { dir: model_dir.to_owned() });
         }
@@ -243,13 +244,13 @@ impl CpuModel {
         cache: &PackedCache,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, LoadError> {
-        Self::load_rank(model_dir, options, cache, Alone.into(), progress)
+        Self::load_rank((model_dir, None), options, cache, Alone.into(), progress)
     }
 
-    /// Loads one rank's part of the model in `model_dir`. From then on all ranks make the same calls that
-    /// compute, in the same order and with the same batches.
+    /// Loads one rank's part of the model in `model_dir`, with an adapter's directory. From then on all ranks
+    /// make the same calls that compute, in the same order and with the same batches.
     pub fn load_rank(
-        model_dir: &Path,
+        (model_dir, adapter): (&Path, Option<&Path>),
         options: CpuOptions,
         cache: &PackedCache,
         connections: Connections,
@@ -259,10 +260,14 @@ impl CpuModel {
         let spec = ModelConfig::from_dir(model_dir)?.spec;
         let shard = connections.shard(&spec)?;
         let weights = Weights::open(model_dir)?;
-        let source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
+        let adapter = adapter.map(Adapter::open).transpose()?;
+        let mut source = if cache.is_none() { 0 } else { fingerprint::source(model_dir, &weights)? };
+        if let Some(adapter) = &adapter {
+            source = fingerprint::computed_with(source, &format!("adapter {:x}", adapter.fingerprint()?));
+        }
         let NumberTypes { bf16, weights: rounded, .. } = options.numbers;
         let mut packed_bytes = 0;
-        let model = Model::load(&spec, shard, &weights, bf16, |matrices| {
+        let model = Model::load(&spec, shard, (&weights, adapter.as_ref()), bf16, |matrices| {
             packed_bytes = pack::most_bytes(matrices, rounded);
             pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
         })?;
@@ -279,7 +284,7 @@ impl CpuModel {
         shard: &Shard,
         options: &CpuOptions,
     ) -> Result<Allocated, LoadError> {
-        let matrices = matrices(spec, shard, &Weights::open(model_dir)?)?;
+        let matrices = matrices(spec, shard, (&Weights::open(model_dir)?, None))?;
         let own = shard.spec(spec);
         Ok(Allocated {
             weights: pack::most_bytes(&matrices, options.numbers.weights),

@@ -72,7 +72,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::ExpertGate => &["ffn_gate_exps"],
         Role::ExpertUp => &["ffn_up_exps"],
         Role::ExpertDown => &["ffn_down_exps"],
-        Role::RouterCorrection => &["exp_probs_b"],
+        Role::RouterCorrection => &["exp_probs_b.bias"],
         Role::SharedGate => &["ffn_gate_shexp"],
         Role::SharedUp => &["ffn_up_shexp"],
         Role::SharedDown => &["ffn_down_shexp"],
@@ -141,6 +141,10 @@ impl Weights {
                 }
             }
         }
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.model().maps().map(|map| map.len() as u64).sum()
     }
 
     pub fn contains(&self, name: &str) -> bool {

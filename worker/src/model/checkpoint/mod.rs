@@ -2,14 +2,17 @@
 //! tensors are for.
 
 mod gguf;
+pub mod quantised;
 mod safetensors;
 
 use std::ops::Range;
 use std::path::Path;
 
 pub use gguf::ModelFile;
+pub(in crate::model) use safetensors::Weights as SafetensorsFiles;
 use skein_kernels::cpu::matrix::Storage;
 
+use self::quantised::{CodedMatrix, Scheme};
 use super::LoadError;
 
 /// The weight files of a model.
@@ -61,6 +64,40 @@ impl Weights {
     /// Feeds `take` with names, types, shapes and a few bytes of all tensors, sorted by name.
     pub(in crate::model) fn sample(&self, take: &mut dyn FnMut(&[u8])) {
         on_files!(self, files => files.sample(take));
+    }
+
+    /// How matrices are quantised by another library, if they are. GGUF's blocks are no such scheme.
+    pub fn scheme(&self) -> Option<&Scheme> {
+        match &self.0 {
+            Files::Safetensors(files) => files.scheme(),
+            Files::Gguf(_) => None,
+        }
+    }
+
+    /// Bytes of all files.
+    pub fn file_bytes(&self) -> u64 {
+        on_files!(self, files => files.file_bytes())
+    }
+
+    /// Whether a tensor of this name has a type that [`Weights::rows`] reads.
+    pub(in crate::model) fn has_numbers(&self, name: &str) -> bool {
+        match &self.0 {
+            Files::Safetensors(files) => files.has_numbers(name),
+            Files::Gguf(files) => files.contains(name),
+        }
+    }
+
+    /// The matrix of codes of this name and shape; `None` if there is none.
+    ///
+    /// # Errors
+    /// If one of its tensors is missing, or has another type or shape, or a form that is not supported.
+    pub(in crate::model) fn codes(
+        &self,
+        name: &str,
+        shape: (usize, usize),
+    ) -> Result<Option<CodedMatrix>, LoadError> {
+        let Files::Safetensors(files) = &self.0 else { return Ok(None) };
+        files.scheme().map_or(Ok(None), |scheme| quantised::find(files, scheme, name, shape))
     }
 
     /// Whether a tensor has this name.

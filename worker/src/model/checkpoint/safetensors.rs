@@ -10,6 +10,8 @@ use serde_json::Value;
 use skein_kernels::cpu::matrix::Storage;
 use skein_sys::mapped::{Bytes, MappedFile};
 
+use super::quantised::{Raw, Scheme};
+
 use crate::model::LoadError;
 use crate::model::config::read_object;
 
@@ -27,6 +29,8 @@ pub struct Weights {
     files: Vec<WeightFile>,
     /// Index of the file of each tensor.
     places: HashMap<String, usize>,
+    /// How matrices are quantised, if they are.
+    scheme: Option<Scheme>,
 }
 
 struct WeightFile {
@@ -40,7 +44,8 @@ struct WeightFile {
 impl Weights {
     /// Maps the weight files in `dir` and reads their headers.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
-        let mut weights = Self { dir: dir.to_owned(), files: Vec::new(), places: HashMap::new() };
+        let (files, places, scheme) = (Vec::new(), HashMap::new(), Scheme::of(dir)?);
+        let mut weights = Self { dir: dir.to_owned(), files, places, scheme };
         if dir.join(SINGLE).exists() || !dir.join(INDEX).exists() {
             let file = WeightFile::open(dir.join(SINGLE))?;
             weights.places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
@@ -49,6 +54,20 @@ impl Weights {
             weights.open_shards(&dir.join(INDEX))?;
         }
         Ok(weights)
+    }
+
+    /// Maps `file` of `dir`, which is no model.
+    pub(in crate::model) fn open_file(dir: &Path, file: &str) -> Result<Self, LoadError> {
+        let file = WeightFile::open(dir.join(file))?;
+        let places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
+        Ok(Self { dir: dir.to_owned(), files: vec![file], places, scheme: None })
+    }
+
+    /// Names of all tensors, sorted.
+    pub(in crate::model) fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.places.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        names
     }
 
     fn open_shards(&mut self, index: &Path) -> Result<(), LoadError> {
@@ -110,6 +129,34 @@ impl Weights {
                 take(&tensor[at..tensor.len().min(at + SAMPLE_BYTES)]);
             }
         }
+    }
+
+    /// How matrices are quantised, if they are.
+    pub fn scheme(&self) -> Option<&Scheme> {
+        self.scheme.as_ref()
+    }
+
+    /// Bytes of all files.
+    pub fn file_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.map.len() as u64).sum()
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A tensor as it is, of any type.
+    pub(in crate::model) fn raw(&self, name: &str) -> Option<Raw> {
+        let (file, info) = self.place(name)?;
+        let (start, end) = info.data_offsets;
+        let bytes = Bytes::mapped(Arc::clone(&file.map), file.data + start..file.data + end);
+        Some(Raw { name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone(), bytes })
+    }
+
+    /// Whether a tensor of this name holds numbers of 16 or 32 bits.
+    pub(in crate::model) fn has_numbers(&self, name: &str) -> bool {
+        let is_number = |dtype| matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
+        self.place(name).is_some_and(|(_, info)| is_number(info.dtype))
     }
 
     /// Whether a tensor has this name.

@@ -9,6 +9,7 @@ use skein_kernels::cpu::experts::{Choices, add_shared};
 use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::activate_into;
+use skein_kernels::cpu::packed::Order;
 
 use super::Model;
 use super::exchange::Shared;
@@ -91,8 +92,9 @@ impl Network<'_> {
             }
             FeedForward::Plain(up, down) => {
                 let (stack, rows) = ([up.linear()], self.x.len() / self.model.spec.hidden_size);
-                self.model.normalise_into(cpu, self.x, self.norm, self.model.encoding(&stack), input);
-                let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()]));
+                let encoding = self.model.encoding(&stack, input);
+                self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
+                let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()], inner));
                 let values = &mut values[..rows * width];
                 matmul(cpu, input, &stack, values, Write::Set);
                 activate_into(cpu, self.spec.activation, values, width, encoding, inner);
@@ -103,7 +105,7 @@ impl Network<'_> {
     }
 
     fn normalise(&self, cpu: &mut Cpu, network: &GatedNetwork, input: &mut Input) {
-        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
         self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
     }
 }
@@ -119,7 +121,8 @@ fn gate(
 ) {
     let GatedNetwork { gate, up, down } = network;
     let gated = Gated { activation: spec.activation, gate: gate.linear(), up: up.linear() };
-    gated_matmul(cpu, input, gated, model.encoding(&[down.linear()]), inner);
+    let encoding = model.encoding(&[down.linear()], inner);
+    gated_matmul(cpu, input, gated, encoding, inner);
 }
 
 /// A layer's mixture of experts.
@@ -158,14 +161,16 @@ impl Mixture<'_> {
         let outputs = &mut outputs[..choices.pairs() * hidden];
         let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
         let chosen: Vec<(usize, Range<usize>)> = own.collect();
-        // One run, unless other ranks have experts between, or a checkpoint stores experts in several
-        // types.
+        // One run, unless other ranks have experts between, or a checkpoint stores experts in several types
+        // or with inputs in several orders.
         let joins = |(a, of_a): &(usize, Range<usize>), (b, of_b): &(usize, Range<usize>)| {
-            of_a.end == of_b.start && self.encodings(*a) == self.encodings(*b)
+            of_a.end == of_b.start && self.reads(*a) == self.reads(*b)
         };
         for run in chosen.chunk_by(joins) {
             let (start, end) = (run[0].1.start, run[run.len() - 1].1.end);
-            let (of_run, [encoding, of_inner]) = (choices.rows(start..end), self.encodings(run[0].0));
+            let (of_run, first) = (choices.rows(start..end), self.network(run[0].0));
+            let encoding = self.model.encoding(&[first.gate.linear(), first.up.linear()], input);
+            let of_inner = self.model.encoding(&[first.down.linear()], inner);
             input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
                 to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
             });
@@ -189,7 +194,7 @@ impl Mixture<'_> {
         let Some((network, router)) = &self.weights.shared else { return };
         let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
         let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
-        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()]);
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
         input.set(cpu, encoding, &rows[..x.len()], hidden);
         gate(self.model, cpu, self.spec, network, input, inner);
         let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
@@ -209,9 +214,13 @@ impl Mixture<'_> {
         Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
     }
 
-    /// How an expert's products read their inputs: gate and up, then down.
-    fn encodings(&self, expert: usize) -> [Encoding; 2] {
+    /// How an expert's products read their inputs, and in which order: gate and up, then down.
+    fn reads(&self, expert: usize) -> [(Encoding, Option<&Order>); 2] {
         let GatedNetwork { gate, up, down } = self.network(expert);
-        [self.model.encoding(&[gate.linear(), up.linear()]), self.model.encoding(&[down.linear()])]
+        let (gate, up, down) = (gate.linear(), up.linear(), down.linear());
+        [
+            (self.model.encoding_alone(&[gate, up]), gate.weights.order()),
+            (self.model.encoding_alone(&[down]), down.weights.order()),
+        ]
     }
 }

@@ -5,12 +5,12 @@ mod feed_forward;
 mod layers;
 pub mod pack;
 pub mod packed_cache;
+mod products;
 pub mod profile;
 mod step;
 
 pub use step::{Activations, ForwardStep};
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use half::bf16;
@@ -29,6 +29,7 @@ use self::layers::{Layer, Norm, Parts};
 use self::pack::{Matrix, Use};
 use self::profile::Part;
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
@@ -52,45 +53,29 @@ pub struct Model {
     weight_bytes: u64,
 }
 
-/// Refuses matrices of one product of which some are quantised: they read the same encoded input.
-fn check_stacks(matrices: &[Matrix], packed: &[Packed]) -> Result<(), LoadError> {
-    let mut first: HashMap<_, usize> = HashMap::new();
-    for (i, matrix) in matrices.iter().enumerate() {
-        let Tensor { layer, expert, kind: Kind::Matrix(product, _), .. } = matrix.tensor else { continue };
-        let other = *first.entry((layer, expert, product)).or_insert(i);
-        let is_integer = |i: usize| packed[i].layout().format.is_integer();
-        if is_integer(i) != is_integer(other) {
-            let of = |i: usize| (matrices[i].tensor.name.clone(), matrices[i].weights.storage().name());
-            let ((tensor, kind), (other, other_kind)) = (of(i), of(other));
-            return Err(LoadError::MixedTypes { tensor, kind, other, other_kind });
-        }
-    }
-    Ok(())
-}
-
 impl Model {
     /// Finds and validates every weight, and takes the part of `shard`. `pack` packs the matrices that steps
     /// multiply with, in this order: the layers', then the head. The embedding is used as stored for lookups,
-    /// even if it is also the head. `bf16`: activations are rounded to bfloat16 before products with bfloat16
-    /// weights.
+    /// even if it is also the head. An adapter is merged into the matrices. `bf16`: activations are rounded
+    /// to bfloat16 before products with bfloat16 weights.
     ///
     /// # Errors
     /// A weight that is missing or has another shape, and the errors of `pack`.
     pub fn load(
         spec: &Spec,
         shard: Shard,
-        weights: &Weights,
+        (weights, adapter): (&Weights, Option<&Adapter>),
         bf16: bool,
         pack: impl FnOnce(&[Matrix]) -> Result<Vec<Packed>, LoadError>,
     ) -> Result<Self, LoadError> {
         let tensors = tensors::all(spec);
-        let matrices = matrices(spec, &shard, weights)?;
+        let matrices = matrices(spec, &shard, (weights, adapter))?;
         let embedding = shard.is_first().then(|| tensors::embedding(spec).find(weights)).transpose()?;
         let embedding = embedding.map(|table| table.part(shard.vocabulary.clone(), 0..table.cols()));
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
         let packed = pack(&matrices)?;
         assert_eq!(packed.len(), matrices.len(), "every matrix is packed");
-        check_stacks(&matrices, &packed)?;
+        let packed = products::in_order(&matrices, packed);
         let weight_bytes = bytes_of_one_token(spec, &matrices, &packed);
         let head = tensors::head(&tensors).role;
         parts.add(matrices.iter().map(|matrix| &matrix.tensor), packed);
@@ -171,7 +156,8 @@ impl Model {
         let head = self.head.as_ref().unwrap_or_else(|| unreachable!("the last stage has the head"));
         let stack = [head.into()];
         profile.start();
-        self.normalise_into(cpu, x, self.norm.as_ref(), self.encoding(&stack), input);
+        let encoding = self.encoding(&stack, input);
+        self.normalise_into(cpu, x, self.norm.as_ref(), encoding, input);
         profile.mark(Part::Encode);
         let shard = &self.shard;
         if shard.ranks == 1 {
@@ -211,8 +197,14 @@ impl Model {
         }
     }
 
-    /// The input encoding that all of `stack` accept.
-    fn encoding(&self, stack: &[Linear<'_>]) -> Encoding {
+    /// The input encoding that all of `stack` accept. `input` takes the order of their columns.
+    fn encoding(&self, stack: &[Linear<'_>], input: &mut Input) -> Encoding {
+        input.set_order(stack.first().and_then(|linear| linear.weights.order().cloned()));
+        self.encoding_alone(stack)
+    }
+
+    /// [`Model::encoding`] of columns in any order.
+    fn encoding_alone(&self, stack: &[Linear<'_>]) -> Encoding {
         let mut encodings = stack.iter().map(|linear| linear.weights.layout().encoding(self.bf16));
         let first = encodings.next().unwrap_or_default();
         // Integer formats are never mixed with others.
@@ -220,40 +212,39 @@ impl Model {
     }
 }
 
-/// The rank's part of all matrices that steps multiply with: the layers', then the head. Only the headers of
-/// the files are read.
+/// The rank's part of all matrices that steps multiply with, with the adapter's changes: the layers', then
+/// the head. Only the headers of the files are read.
 ///
 /// # Errors
-/// A weight that is missing or has another shape.
-pub fn matrices(spec: &Spec, shard: &Shard, weights: &Weights) -> Result<Vec<Matrix>, LoadError> {
+/// A weight that is missing or has another shape, or a form that its product cannot have.
+pub fn matrices(
+    spec: &Spec,
+    shard: &Shard,
+    (weights, adapter): (&Weights, Option<&Adapter>),
+) -> Result<Vec<Matrix>, LoadError> {
     let tensors = tensors::all(spec);
     let head = tensors::head(&tensors);
     let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
+    if let Some(adapter) = adapter {
+        // A tied head would change the embedding, too.
+        let untied = (head.role != Role::Embedding).then_some(head);
+        let adapted: Vec<_> = tensors.iter().filter(is_in_layer).chain(untied).collect();
+        adapter.check_is_used(&adapted)?;
+    }
     let multiplied = tensors.iter().filter(is_in_layer);
     let multiplied = multiplied.chain(shard.is_last().then_some(head));
-    let matrix = |tensor: &Tensor| {
-        let part = shard.part(spec, tensor);
-        // A short vocabulary leaves the last ranks without rows of the head.
-        if part.is_empty() && tensor.role != head.role {
-            return None;
-        }
-        let for_use = match tensor.role {
-            Role::Router | Role::SharedRouter => Use::Router,
-            role if role == head.role => Use::Head,
-            _ => Use::Layer,
-        };
-        Some(tensor.find_stored(weights).and_then(|whole| {
-            let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
-            let unit = whole.storage().unit();
-            if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
-                let (tensor, start, end) = (tensor.name.clone(), part.cols.start, part.cols.end);
-                return Err(LoadError::CutBlocks { tensor, unit, start, end });
-            }
-            let weights = whole.part(part.rows, part.cols);
-            Ok(Matrix { tensor: tensor.clone(), weights, part_at, for_use, leaves: part.leaves })
-        }))
+    // A short vocabulary leaves the last ranks without rows of the head.
+    let is_own = |tensor: &&Tensor| !shard.part(spec, tensor).is_empty() || tensor.role == head.role;
+    let for_use = |tensor: &Tensor| match tensor.role {
+        Role::Router | Role::SharedRouter => Use::Router,
+        role if role == head.role => Use::Head,
+        _ => Use::Layer,
     };
-    multiplied.filter_map(matrix).collect()
+    let matrix =
+        |tensor: &Tensor| Matrix::find(tensor, for_use(tensor), shard.part(spec, tensor), (weights, adapter));
+    let matrices = multiplied.filter(is_own).map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
+    products::check(&matrices)?;
+    Ok(matrices)
 }
 
 /// Bytes of `packed` that a step of one token reads: of experts, as many as a token has.

@@ -5,8 +5,7 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::matrix::WeightMatrix;
-use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed};
+use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed, pack_rows};
 use skein_node::trace::PROCESS;
 use tracing::field::Empty;
 use tracing::info_span;
@@ -14,8 +13,10 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
+use crate::model::adapter::{Adapter, Delta};
 use crate::model::checkpoint::Weights;
-use crate::model::tensors::Tensor;
+use crate::model::tensors::{StoredMatrix, Tensor};
+use crate::shard;
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;
@@ -27,13 +28,17 @@ pub struct Matrix {
     /// Its tensor.
     pub tensor: Tensor,
     /// The part of the stored matrix that is packed; its heads are reordered then.
-    pub weights: WeightMatrix,
+    pub weights: StoredMatrix,
     /// Its first row and column in the stored matrix; `None` = it is all of it.
     pub part_at: Option<(usize, usize)>,
     /// What it is multiplied for, which decides how it may be quantised.
     pub for_use: Use,
     /// Leaves of its product's sums.
     pub leaves: usize,
+    /// The change that an adapter makes, if any.
+    pub delta: Option<Delta>,
+    /// The packed format of codes, which keeps all of them; `None` if weights are stored as numbers.
+    pub codes: Option<Format>,
 }
 
 /// What a matrix is multiplied for.
@@ -48,15 +53,55 @@ pub enum Use {
 }
 
 impl Matrix {
+    /// The `part` of `tensor` in `weights`, with the adapter's change.
+    ///
+    /// # Errors
+    /// If it is missing, has another shape, or a form that cannot be cut, changed or used so.
+    pub(super) fn find(
+        tensor: &Tensor,
+        for_use: Use,
+        part: shard::Part,
+        (weights, adapter): (&Weights, Option<&Adapter>),
+    ) -> Result<Self, LoadError> {
+        let whole = tensor.find_matrix(weights)?;
+        let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
+        if let StoredMatrix::Numbers(numbers) = &whole {
+            let unit = numbers.storage().unit();
+            if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
+                let (tensor, start, end) = (tensor.name.clone(), part.cols.start, part.cols.end);
+                return Err(LoadError::CutBlocks { tensor, unit, start, end });
+            }
+        }
+        let (weights, mut leaves) = (whole.part(part.rows, part.cols)?, part.leaves);
+        let refused =
+            |reason: &str| LoadError::CodedTensor { tensor: tensor.name.clone(), reason: reason.to_owned() };
+        let mut codes = None;
+        if let StoredMatrix::Codes(coded) = &weights {
+            (codes, leaves) = (Some(coded.format(leaves)?), coded.leaves(leaves));
+        }
+        if for_use == Use::Router && codes.is_some_and(Format::is_integer) {
+            return Err(refused(
+                "it chooses experts from activations that are not rounded, so it must be in 16 or 32 bits",
+            ));
+        }
+        let delta = adapter.map_or(Ok(None), |adapter| adapter.delta(tensor))?;
+        if delta.is_some() && weights.is_quantised() {
+            return Err(refused("it is quantised, and an adapter is merged into 16 or 32 bits only"));
+        }
+        Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
+    }
+
     /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
     /// able to hold the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
-        let is_in_blocks = self.weights.storage().blocks().is_some();
-        let formats = match (rounded, self.for_use) {
-            (_, Use::Router) if is_in_blocks => vec![Format::F32],
-            (Some(format), Use::Head) => vec![format.of_head()],
-            (Some(format), Use::Layer) => vec![format],
-            (None, _) | (_, Use::Router) => Format::keeping(self.weights.storage()).to_vec(),
+        let formats = match (&self.weights, rounded, self.for_use) {
+            (StoredMatrix::Codes(_), ..) => self.codes.into_iter().collect(),
+            (StoredMatrix::Numbers(numbers), _, Use::Router) if numbers.storage().blocks().is_some() => {
+                vec![Format::F32]
+            }
+            (_, Some(format), Use::Head) => vec![format.of_head()],
+            (_, Some(format), Use::Layer) => vec![format],
+            (StoredMatrix::Numbers(numbers), ..) => Format::keeping(numbers.storage()).to_vec(),
         };
         let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
         let layout = |format| Layout { format, rows, cols, leaves };
@@ -203,7 +248,19 @@ fn pack_one(
     to: &mut [u8],
 ) -> Result<(u8, usize), LoadError> {
     let mut chosen = 0;
-    let weights = matrix.tensor.in_order(matrix.weights.clone());
+    let failed = |source| LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source };
+    let weights = match &matrix.weights {
+        StoredMatrix::Numbers(numbers) => {
+            let (row, col) = matrix.part_at.unwrap_or_default();
+            let merged = matrix.delta.as_ref().map(|delta| delta.merged(numbers, row, col));
+            matrix.tensor.in_order(merged.unwrap_or_else(|| numbers.clone()))
+        }
+        StoredMatrix::Codes(codes) => {
+            let (rows, layout) = (codes.in_order(|row| matrix.tensor.stored_row(row)), layouts[0]);
+            pack_rows(cpu, &rows, layout, &mut to[..layout.bytes()]).map_err(failed)?;
+            return Ok((0, layout.bytes()));
+        }
+    };
     loop {
         let layout = layouts[chosen];
         let to = &mut to[..layout.bytes()];
@@ -216,9 +273,7 @@ fn pack_one(
                 to.fill(0);
                 chosen += 1;
             }
-            Err(source) => {
-                return Err(LoadError::UnpackedTensor { tensor: matrix.tensor.name.clone(), source });
-            }
+            Err(source) => return Err(failed(source)),
         }
     }
 }
@@ -231,7 +286,7 @@ mod tests {
     use std::os::unix::fs::DirEntryExt;
     use std::path::Path;
 
-    use skein_kernels::cpu::matrix::Storage;
+    use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 
     use super::*;
     use crate::model::tensors::{Kind, Product, Role, Stored};
@@ -255,7 +310,13 @@ mod tests {
             stored: vec![Stored { name: name.into(), shape, first_row: 0 }],
             order: None,
         };
-        Matrix { tensor, weights, part_at: None, for_use, leaves: 1 }
+        let weights = StoredMatrix::Numbers(weights);
+        Matrix { tensor, weights, part_at: None, for_use, leaves: 1, delta: None, codes: None }
+    }
+
+    fn widen_row(matrix: &Matrix, row: usize, to: &mut [f32]) {
+        let StoredMatrix::Numbers(numbers) = &matrix.weights else { panic!("numbers") };
+        numbers.widen_row(row, to);
     }
 
     #[test]
@@ -298,7 +359,7 @@ mod tests {
             let (mut got, mut expected) = (vec![0.0; 512], vec![0.0; 512]);
             for row in [0, 100, 255] {
                 packed.widen_row(row, &mut got);
-                matrix.weights.widen_row(row, &mut expected);
+                widen_row(matrix, row, &mut expected);
                 assert_eq!(got, expected, "row {row}");
             }
         }
@@ -324,7 +385,7 @@ mod tests {
                 let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
                 for row in [0, 17, rows - 1] {
                     packed[0].widen_row(row, &mut got);
-                    matrices[0].weights.widen_row(row, &mut expected);
+                    widen_row(&matrices[0], row, &mut expected);
                     assert_eq!(got, expected, "row {row}, start {start}");
                 }
                 let entries = std::fs::read_dir(directory.path()).unwrap();

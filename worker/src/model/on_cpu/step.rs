@@ -188,7 +188,8 @@ impl Operations for Running<'_> {
         let (attention, width) = (&spec.attention, spec.attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
         let stack = [&layer.q, &layer.k, &layer.v].map(Projection::linear);
-        model.normalise_into(cpu, x, layer.attention_norm.as_ref(), model.encoding(&stack), input);
+        let encoding = model.encoding(&stack, input);
+        model.normalise_into(cpu, x, layer.attention_norm.as_ref(), encoding, input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
         profile.mark(Part::Products);
@@ -238,7 +239,8 @@ impl Operations for Running<'_> {
         let Activations { x, input, attended, added, shared, profile, .. } = &mut **activations;
         let (spec, layer, width) = (&model.spec, &model.layers[index], model.spec.attention.q_width());
         let o = layer.o.linear();
-        input.set(cpu, model.encoding(&[o]), &attended[..*rows * width], width);
+        let encoding = model.encoding(&[o], input);
+        input.set(cpu, encoding, &attended[..*rows * width], width);
         profile.mark(Part::Encode);
         let x = &mut x[..*rows * spec.hidden_size];
         let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };

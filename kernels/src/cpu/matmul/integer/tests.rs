@@ -51,7 +51,7 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
 fn reference(x: &Input, packed: &Packed) -> Vec<f32> {
     let (layout, stride) = (packed.layout(), x.code_stride());
     let (codes, scales, _) = x.codes();
-    let width = if layout.scale_bytes() == 4 { SEGMENT } else { GROUP };
+    let width = layout.scale_cols().min(SEGMENT);
     let leaf_sum = |m: usize, row: usize, leaf: usize| {
         let first = leaf * layout.leaf_cols();
         let codes = &codes[m * stride + first..][..layout.leaf_cols()];

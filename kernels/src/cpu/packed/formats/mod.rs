@@ -9,6 +9,7 @@ mod f32;
 mod grouped;
 pub(in crate::cpu) mod int4;
 mod int8;
+mod spanned;
 
 use super::Format;
 use crate::cpu::matmul::part::Part;
@@ -20,7 +21,7 @@ use crate::cpu::simd::integer::IntegerIsa;
 type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
 /// The formats with their kernels; those of blocks have a table of their own.
-const TABLE: [(Format, Multiply); 8] = [
+const TABLE: [(Format, Multiply); 20] = [
     (Format::F32, f32::multiply),
     (Format::F16, f16::multiply),
     (Format::BF16, bf16::multiply),
@@ -29,6 +30,18 @@ const TABLE: [(Format, Multiply); 8] = [
     (Format::INT8_GROUP, grouped::multiply_int8),
     (Format::INT4, int4::kernel::multiply),
     (Format::INT4_ZERO, grouped::multiply_int4),
+    (spanned::INT4_SPANS[0], spanned::multiply_four_bits),
+    (spanned::INT4_SPANS[1], spanned::multiply_four_bits),
+    (spanned::INT4_SPANS[2], spanned::multiply_four_bits),
+    (spanned::INT8_SPANS[0], spanned::multiply_eight_bits),
+    (spanned::INT8_SPANS[1], spanned::multiply_eight_bits),
+    (spanned::INT8_SPANS[2], spanned::multiply_eight_bits),
+    (spanned::FP8_SPANS[0], spanned::multiply_fp8),
+    (spanned::FP8_SPANS[1], spanned::multiply_fp8),
+    (spanned::FP8_SPANS[2], spanned::multiply_fp8),
+    (spanned::TABLE_SPANS[0], spanned::multiply_table),
+    (spanned::TABLE_SPANS[1], spanned::multiply_table),
+    (spanned::TABLE_SPANS[2], spanned::multiply_table),
 ];
 
 impl Format {
@@ -51,6 +64,15 @@ impl Format {
     /// 4 bits, one scale and zero point per output and group of 32 columns, as in GPTQ, AWQ and GGUF's
     /// `Q4_0`.
     pub const INT4_ZERO: Self = grouped::INT4_ZERO;
+
+    /// 4 bits, one single-precision scale and zero point per output and span of 32, 64 or 128 columns.
+    pub const INT4_SPANS: [Self; 3] = spanned::INT4_SPANS;
+    /// 8 bits, likewise.
+    pub const INT8_SPANS: [Self; 3] = spanned::INT8_SPANS;
+    /// FP8 (E4M3 without infinities), with one single-precision scale per output and span, likewise.
+    pub const FP8_SPANS: [Self; 3] = spanned::FP8_SPANS;
+    /// 4 bits that are looked up in a table of sixteen values, with scales likewise; rounds to NF4.
+    pub const TABLE_SPANS: [Self; 3] = spanned::TABLE_SPANS;
 
     /// The formats that only hold weights which are stored in blocks.
     pub fn of_blocks() -> impl Iterator<Item = Self> {

@@ -1,0 +1,121 @@
+//! Integers: the products of a span are summed exactly, then added, times the span's scale, in `f32`.
+
+#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
+
+use std::marker::PhantomData;
+
+use super::super::super::{Format, PANEL, ZERO};
+use super::{INT4_SPANS, INT8_SPANS};
+use crate::cpu::input::GROUP;
+use crate::cpu::matmul::integer::Product;
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits, four_bits};
+use crate::cpu::matmul::part::Part;
+use crate::cpu::matmul::tiles::{Prefetch, PrefetchCursor};
+use crate::cpu::simd::integer::{IntegerIsa, Integers};
+use crate::cpu::simd::{Isa, Simd};
+
+pub(in super::super) fn multiply_four_bits(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
+    integers.run(Product::<Spanned<4>> { part, kind: PhantomData });
+}
+
+pub(in super::super) fn multiply_eight_bits(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
+    integers.run(Product::<Spanned<8>> { part, kind: PhantomData });
+}
+
+/// The kernel for codes of `BITS` bits and spans of any whole number of groups.
+struct Spanned<const BITS: usize>;
+
+/// Adds the products of one group to a span's sums.
+///
+/// # Safety
+/// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
+#[inline(always)]
+unsafe fn add_group<S: Integers, const BITS: usize, const MR: usize, const NR: usize>(
+    s: S,
+    t: &IntegerTileInputs<'_>,
+    x: *const i8,
+    (w, apart): (*const u8, usize),
+    mut sums: [[S::Sums; NR]; MR],
+) -> [[S::Sums; NR]; MR] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if BITS == 8 {
+            return eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
+        }
+        let mut small = [[s.begin_small(sums[0][0]); NR]; MR];
+        for m in 0..MR {
+            for n in 0..NR {
+                small[m][n] = s.begin_small(sums[m][n]);
+            }
+        }
+        small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
+        for m in 0..MR {
+            for n in 0..NR {
+                sums[m][n] = s.end_small(small[m][n], sums[m][n]);
+            }
+        }
+    }
+    sums
+}
+
+impl<const BITS: usize> Kind for Spanned<BITS> {
+    // All spans have the same budget of registers.
+    const FORMAT: Format = if BITS == 4 { INT4_SPANS[0] } else { INT8_SPANS[0] };
+
+    #[inline(always)]
+    unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &IntegerTileInputs<'_>,
+        leaf: usize,
+        prefetch: &mut PrefetchCursor,
+    ) -> Floats<S, MR, NR> {
+        let (f, groups, spans) = (s.floats(), t.layout.leaf_groups(), t.layout.leaf_spans());
+        let (apart, scales_apart) = (t.apart * t.layout.panel_bytes(), t.apart * t.layout.panel_scales());
+        let (span_groups, group_bytes) = (t.layout.scale_cols() / GROUP, GROUP * PANEL * BITS / 8);
+        let mut results = [[f.zero(); NR]; MR];
+        let mut zeros = [s.splat_zeros(ZERO); NR];
+        let (mut group, end) = (leaf * groups, (leaf + 1) * groups);
+        // SAFETY: checked above; all spans and groups of all rows and panels are inside.
+        unsafe {
+            let (mut x, mut w) =
+                (t.codes.as_ptr().add(group * GROUP), t.weights.as_ptr().add(group * group_bytes));
+            let mut scales = t.scales.as_ptr().add(leaf * spans * PANEL * 4);
+            let mut zero_points = t.zeros.as_ptr().add(leaf * spans * PANEL);
+            while group < end {
+                let next = end.min(group + span_groups);
+                for n in 0..NR {
+                    zeros[n] = s.load_zeros(zero_points.add(n * scales_apart));
+                }
+                let mut sums = [[s.splat(0); NR]; MR];
+                for m in 0..MR {
+                    let mut sum = 0;
+                    for group in group..next {
+                        sum += *t.sums.as_ptr().add(m * t.sum_stride + group);
+                    }
+                    for n in 0..NR {
+                        sums[m][n] = s.minus_times(zeros[n], sum);
+                    }
+                }
+                if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
+                    for n in 0..NR {
+                        f.prefetch(scales.wrapping_add(n * scales_apart * 4 + bytes / 8));
+                    }
+                }
+                for _ in group..next {
+                    prefetch.issue::<_, NR>(f, w, apart, group_bytes);
+                    sums = add_group::<S, BITS, MR, NR>(s, t, x, (w, apart), sums);
+                    (x, w) = (x.add(GROUP), w.add(group_bytes));
+                }
+                for n in 0..NR {
+                    let scale = f.load(scales.add(n * scales_apart * 4).cast());
+                    for m in 0..MR {
+                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                    }
+                }
+                group = next;
+                (scales, zero_points) = (scales.wrapping_add(PANEL * 4), zero_points.wrapping_add(PANEL));
+            }
+        }
+        results
+    }
+}

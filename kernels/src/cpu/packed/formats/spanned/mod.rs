@@ -1,0 +1,68 @@
+//! Formats of checkpoints that others have quantised. An output has a single-precision scale for each span
+//! of 32, 64 or 128 columns of a leaf, so that every scale of GPTQ, AWQ, compressed-tensors, FP8 and
+//! bitsandbytes is kept as it is: larger groups repeat theirs.
+//!
+//! - 4 and 8 bits with a zero point a span, multiplied as integers ([`integers`]).
+//! - FP8 (E4M3 without infinities), and 4 bits that are looked up in a table of the matrix, such as NF4,
+//!   multiplied as `f32` ([`numbers`]).
+
+mod integers;
+mod numbers;
+mod round;
+#[cfg(test)]
+mod tests;
+
+use super::super::{Format, Pack, Packed, Scales, Spec, Tail, Weights};
+use super::int8;
+use crate::cpu::input::GROUP;
+pub(super) use integers::{multiply_eight_bits, multiply_four_bits};
+pub(super) use numbers::{multiply_fp8, multiply_table};
+
+/// Columns that are multiplied between two prefetches; spans are whole chunks.
+const CHUNK: usize = 16;
+/// Numbers of FP8 are multiplied in units of `1 / FP8_UNITS`; see [`crate::cpu::simd::Simd::load_e4m3`].
+const FP8_UNITS: f32 = 256.0;
+/// Bytes of a table of sixteen values.
+const TABLE_BYTES: usize = 16 * size_of::<f32>();
+
+pub(super) const INT4_SPANS: [Format; 3] =
+    [Format(&INT4_SPAN32), Format(&INT4_SPAN64), Format(&INT4_SPAN128)];
+pub(super) const INT8_SPANS: [Format; 3] =
+    [Format(&INT8_SPAN32), Format(&INT8_SPAN64), Format(&INT8_SPAN128)];
+pub(super) const FP8_SPANS: [Format; 3] = [Format(&FP8_SPAN32), Format(&FP8_SPAN64), Format(&FP8_SPAN128)];
+pub(super) const TABLE_SPANS: [Format; 3] =
+    [Format(&TABLE_SPAN32), Format(&TABLE_SPAN64), Format(&TABLE_SPAN128)];
+
+static INT4_SPAN32: Spec = integers(["Int4Span32", "int4-span32"], 4, 32);
+static INT4_SPAN64: Spec = integers(["Int4Span64", "int4-span64"], 4, 64);
+static INT4_SPAN128: Spec = integers(["Int4Span128", "int4-span128"], 4, 128);
+static INT8_SPAN32: Spec = integers(["Int8Span32", "int8-span32"], 8, 32);
+static INT8_SPAN64: Spec = integers(["Int8Span64", "int8-span64"], 8, 64);
+static INT8_SPAN128: Spec = integers(["Int8Span128", "int8-span128"], 8, 128);
+static FP8_SPAN32: Spec = fp8(["Fp8Span32", "fp8-span32"], 32);
+static FP8_SPAN64: Spec = fp8(["Fp8Span64", "fp8-span64"], 64);
+static FP8_SPAN128: Spec = fp8(["Fp8Span128", "fp8-span128"], 128);
+static TABLE_SPAN32: Spec = table(["Table4Span32", "table4-span32"], 32);
+static TABLE_SPAN64: Spec = table(["Table4Span64", "table4-span64"], 64);
+static TABLE_SPAN128: Spec = table(["Table4Span128", "table4-span128"], 128);
+
+const fn integers(names: [&'static str; 2], bits: u32, span: usize) -> Spec {
+    let weights = Weights::Codes { code: Packed::stored_code, scales: Scales::Spans(span), has_zeros: true };
+    let (head, pack) = match bits {
+        4 => (Some(int8::FORMAT), round::four_bits as Pack),
+        _ => (None, round::eight_bits as Pack),
+    };
+    // A span's sums are kept besides those of all columns.
+    Spec { sums: [2, 2], head, ..Spec::new(names, bits, GROUP, weights, pack) }
+}
+
+const fn fp8(names: [&'static str; 2], span: usize) -> Spec {
+    let weights = Weights::Numbers { number: numbers::fp8, scales: Scales::Spans(span), units: FP8_UNITS };
+    Spec::new(names, 8, CHUNK, weights, round::fp8)
+}
+
+const fn table(names: [&'static str; 2], span: usize) -> Spec {
+    let weights = Weights::Numbers { number: numbers::looked_up, scales: Scales::Spans(span), units: 1.0 };
+    let tail = Some(Tail { bytes: |_| TABLE_BYTES, unread: |_| 0 });
+    Spec { tail, ..Spec::new(names, 4, CHUNK, weights, round::table) }
+}

@@ -1,0 +1,348 @@
+"""Tiny random models in the formats of quantised checkpoints, and what transformers computes with their
+weights as the format's own library dequantises them.
+
+Packing and dequantising is done by compressed-tensors and bitsandbytes, and for GPTQ and AWQ by the modules
+of AutoGPTQ and AutoAWQ, loaded from their files because those packages no longer import. What a library lacks
+is packed here and dequantised by the library, or the other way round.
+
+    pip install --no-deps compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0
+    pip install --no-deps psutil loguru auto-gptq==0.7.1
+    pip download --no-deps autoawq==0.2.9 && tar xzf autoawq-0.2.9.tar.gz
+    AUTOAWQ=autoawq-0.2.9 python quantised.py [name ...]
+"""
+
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import shutil
+import sys
+
+import numpy as np
+import torch
+import xxhash
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from models import BASE, COHERE, HERE, MOE, PHI3, QWEN2, QWEN3, ABSENT, draw, one_line_per_key, quiet, save
+
+PROMPT_TOKENS, POSITIONS = 40, [0, 1, 2, 15, 16, 31, 39]
+SIZES = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "rope_theta": 10000.0}
+LLAMA = SIZES | {"torch_dtype": "float16"}
+
+
+def module_of(path: pathlib.Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def of_package(name: str, *parts: str):
+    return module_of(pathlib.Path(importlib.util.find_spec(name).submodule_search_locations[0]).joinpath(*parts))
+
+
+def leaves(inputs: int, unit: int) -> int:
+    """Leaves of the CPU's sums over `inputs` inputs: `kernels/src/leaves.rs`."""
+    unit = math.lcm(unit, 32)
+    return next((count for count in (8, 4, 2) if inputs % (count * unit) == 0), 1)
+
+
+# Each function makes of `weight` [N, K] the tensors of a module, by suffix, its weight as the library
+# dequantises it in the checkpoint's type, whose bits are compared, and the same in float32, which is what the
+# CPU multiplies with.
+
+
+def groups_of(weight, group):
+    """Scales and zero points [N, G] of unsigned codes up to `most`, by rounding to nearest."""
+    def choose(bits, symmetric):
+        blocks = weight.float().reshape(weight.shape[0], -1, group)
+        most = 2**bits - 1
+        if symmetric:
+            scale = blocks.abs().amax(-1) / (most // 2)
+            return scale.half(), torch.full(scale.shape, (most + 1) // 2, dtype=torch.int32)
+        low, high = blocks.amin(-1).clamp_max(0), blocks.amax(-1).clamp_min(0)
+        scale = ((high - low) / most).half()
+        return scale, (-low / scale.float()).round().clamp(1, most).to(torch.int32)
+    return choose
+
+
+def order_of(name, inputs):
+    """A generator for the order of inputs: one for modules that read the same, as GPTQ's Hessian gives."""
+    part = name.split(".")[-1].split("_")[0]
+    product = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 3, "up": 3, "down": 4}.get(part, 5)
+    return torch.Generator().manual_seed(10 * inputs + product)
+
+
+def gptq(bits=4, group=32, symmetric=True, act_order=False, v2=False):
+    def make(weight, name):
+        n, k = weight.shape
+        size = k if group == -1 else group
+        generator = order_of(name, k)
+        g_idx = torch.arange(k) // size
+        if act_order:
+            g_idx = g_idx[torch.randperm(k, generator=generator)]
+        by_group = weight[:, torch.argsort(g_idx, stable=True)]
+        scales, zeros = groups_of(by_group, size)(bits, symmetric)
+        linear = torch.nn.Linear(k, n, bias=False)
+        linear.weight.data = weight.half()
+        layer = of_package("auto_gptq", "nn_modules", "qlinear", "qlinear_cuda.py").QuantLinear(bits, size, k, n, False)
+        # Codes beyond the range would spill into their neighbours.
+        limits = (scales.float() * (0 - zeros))[:, g_idx], (scales.float() * (2**bits - 1 - zeros))[:, g_idx]
+        linear.weight.data = torch.maximum(torch.minimum(linear.weight.data.float(), limits[1]), limits[0]).half()
+        layer.pack(linear, scales.clone(), zeros.clone().half(), g_idx.to(torch.int32))
+        whole = layer(torch.eye(k, dtype=torch.float16)).t().contiguous()
+        qzeros = layer.qzeros
+        if v2:
+            rows = zeros.t().numpy().astype(np.uint32).reshape(zeros.shape[1], -1, 32 // bits)
+            shifts = (np.arange(32 // bits) * bits).astype(np.uint32)
+            qzeros = torch.from_numpy((rows << shifts).sum(-1, dtype=np.uint32).view(np.int32))
+        tensors = {"qweight": layer.qweight, "qzeros": qzeros, "scales": layer.scales, "g_idx": layer.g_idx.to(torch.int32)}
+        layer.scales = layer.scales.float()
+        return tensors, whole, layer(torch.eye(k)).t().contiguous()
+    config = {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": symmetric, "desc_act": act_order,
+              "checkpoint_format": "gptq_v2" if v2 else "gptq"}
+    return {"make": make, "config": config, "is_integer": True, "act_order": act_order}
+
+
+def awq(group=64):
+    library = module_of(pathlib.Path(os.environ.get("AUTOAWQ", "autoawq-0.2.9"), "awq", "utils", "packing_utils.py"))
+
+    def words(codes):  # [rows, N] to [rows, N / 8]
+        codes = codes.reshape(codes.shape[0], -1, 8)[:, :, library.AWQ_ORDER].numpy().astype(np.uint32)
+        packed = (codes << (4 * np.arange(8)).astype(np.uint32)).sum(-1, dtype=np.uint32)
+        return torch.from_numpy(packed.view(np.int32))
+
+    def make(weight, name):
+        scales, zeros = groups_of(weight, group)(4, False)
+        spread = lambda values: values.float().repeat_interleave(group, 1)
+        codes = (weight.float() / spread(scales) + spread(zeros)).round().clamp(0, 15).to(torch.int32)
+        tensors = {"qweight": words(codes.t().contiguous()), "qzeros": words(zeros.t().contiguous()), "scales": scales.t().contiguous()}
+        whole = library.dequantize_gemm(tensors["qweight"], tensors["qzeros"], tensors["scales"], 4, group)
+        exact = library.dequantize_gemm(tensors["qweight"], tensors["qzeros"], tensors["scales"].float(), 4, group)
+        return tensors, whole.t().contiguous(), exact.t().contiguous()
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+    return {"make": make, "config": config, "is_integer": True}
+
+
+def compressed(form, weights, activations=None, act_order=False, ignore=("lm_head",)):
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    args = QuantizationArgs(**weights)
+    inputs = QuantizationArgs(**activations) if activations else None
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs)
+    compressor = BaseCompressor.get_value_from_registry(form)
+
+    def make(weight, name):
+        n, k = weight.shape
+        weight = weight.bfloat16()
+        is_float, bits, strategy = args.type == "float", args.num_bits, args.strategy
+        size = {"group": args.group_size}.get(strategy, k)
+        order = torch.arange(k)
+        if act_order:
+            generator = order_of(name, k)
+            g_idx = (torch.arange(k) // size)[torch.randperm(k, generator=generator)]
+            order = torch.argsort(g_idx, stable=True)
+        blocks = weight[:, order].float().reshape(n, -1, size)
+        if strategy == "tensor":
+            blocks = blocks.reshape(1, 1, -1)
+        if strategy == "block":
+            down, along = args.block_structure
+            blocks = weight.float().reshape(n // down, down, k // along, along).transpose(1, 2).reshape(n // down, k // along, -1)
+        zero = None
+        if args.symmetric:
+            most = {4: 6.0, 8: 448.0}[bits] if is_float else 2 ** (bits - 1) - 1
+            scale = (blocks.abs().amax(-1) / most).bfloat16()
+            if is_float and bits == 4:
+                scale = 2.0 ** scale.float().log2().ceil()
+        else:
+            low, high = blocks.amin(-1).clamp_max(0), blocks.amax(-1).clamp_min(0)
+            scale = ((high - low) / (2**bits - 1)).bfloat16()
+            zero = (-(2 ** (bits - 1)) - low / scale.float()).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).to(torch.int8)
+        state = {"weight": weight[:, order].contiguous(), "weight_scale": scale if strategy != "tensor" else scale.reshape(1)}
+        if zero is not None:
+            state["weight_zero_point"] = zero
+        packed = compressor.compress(state, scheme)
+        whole = compressor.decompress(packed, scheme)["weight"]
+        wide = packed | ({"weight_scale": packed["weight_scale"].float()} if form != "mxfp4-pack-quantized" else {})
+        exact = compressor.decompress(wide, scheme)["weight"].float()
+        if act_order:  # the library no longer knows the order: codes move to where their inputs are
+            from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
+            back = torch.argsort(order)
+            codes = unpack_from_int32(packed["weight_packed"], bits, weight.shape)
+            packed["weight_packed"] = pack_to_int32(codes[:, back].contiguous(), bits)
+            packed["weight_g_idx"] = g_idx.to(torch.int32)
+            whole, exact = whole[:, back].contiguous(), exact[:, back].contiguous()
+        return packed, whole.bfloat16(), exact
+    group = {"targets": ["Linear"], "weights": json.loads(args.model_dump_json()),
+             "input_activations": json.loads(inputs.model_dump_json()) if inputs else None, "output_activations": None}
+    if act_order:
+        group["weights"]["actorder"] = "group"  # as older versions of the library wrote it
+    config = {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+              "ignore": list(ignore), "kv_cache_scheme": None, "config_groups": {"group_0": group}}
+    is_integer = args.type == "int"
+    return {"make": make, "config": config, "is_integer": is_integer, "ignore": ignore, "act_order": act_order}
+
+
+def fp8_block():
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    def make(weight, name):
+        n, k = weight.shape
+        size = 64  # the library wants whole blocks
+        blocks = weight.float().reshape(n // size, size, k // size, size).transpose(1, 2)
+        scale = blocks.abs().amax((-1, -2)) / 448.0
+        codes = (blocks / scale[:, :, None, None]).transpose(1, 2).reshape(n, k).to(torch.float8_e4m3fn)
+        whole = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
+        return {"weight": codes, "weight_scale_inv": scale}, whole, whole
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
+    return {"make": make, "config": config, "is_integer": False}
+
+
+def bitsandbytes(kind="nf4", nested=True, dtype=torch.bfloat16):
+    from bitsandbytes import functional
+
+    def make(weight, name):
+        codes, state = functional.quantize_4bit(weight.to(dtype), blocksize=64, compress_statistics=nested, quant_type=kind)
+        whole = functional.dequantize_4bit(codes, state)
+        tensors = {"weight": codes} | {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+        state.dtype = torch.float32
+        return tensors, whole, functional.dequantize_4bit(codes, state)
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind,
+              "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8"}
+    return {"make": make, "config": config, "is_integer": False}
+
+
+W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+W8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
+FP8 = {"num_bits": 8, "type": "float"}
+DYNAMIC = {"num_bits": 8, "strategy": "token", "dynamic": True}
+BF16 = {"torch_dtype": "bfloat16"}
+PHI = PHI3 | SIZES | BF16 | {"partial_rotary_factor": 1.0, "sliding_window": None}
+
+# name: (config over BASE, how it is quantised, whether the head is, too)
+CASES = {
+    "gptq-4": (LLAMA, lambda: gptq(), False),
+    "gptq-4-act-order": (QWEN2 | LLAMA | {"tie_word_embeddings": True}, lambda: gptq(group=64, symmetric=False, act_order=True), False),
+    "gptq-4-v2-head": (LLAMA | {"num_hidden_layers": 1}, lambda: gptq(group=128, symmetric=False, v2=True), True),
+    "gptq-8": (LLAMA | {"tie_word_embeddings": True}, lambda: gptq(bits=8, group=-1), False),
+    "gptq-3": (LLAMA | {"tie_word_embeddings": True}, lambda: gptq(bits=3, group=32, symmetric=False), False),
+    "gptq-2": (LLAMA | {"tie_word_embeddings": True}, lambda: gptq(bits=2, group=32, symmetric=False), False),
+    "gptq-4-experts": (MOE | LLAMA | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 3,
+        "num_hidden_layers": 1, "tie_word_embeddings": True, "sliding_window": None}, lambda: gptq(group=64), False),
+    "awq": (QWEN2 | LLAMA, lambda: awq(), False),
+    "w4a16": (PHI, lambda: compressed("pack-quantized", W4 | {"group_size": 128}), False),
+    "w4a16-asymmetric": (COHERE | SIZES | BF16 | {"architectures": ["CohereForCausalLM"], "model_type": "cohere", "use_qk_norm": False,
+        "tie_word_embeddings": True}, lambda: compressed("pack-quantized", W4 | {"symmetric": False}), False),
+    "w4a16-act-order": (LLAMA | BF16, lambda: compressed("pack-quantized", W4, act_order=True), False),
+    "w8a16": (LLAMA | BF16, lambda: compressed("pack-quantized", W8), False),
+    "w8a8": (LLAMA | BF16, lambda: compressed("int-quantized", W8, DYNAMIC, ignore=("lm_head", "re:.*layers.0.mlp.*")), False),
+    "fp8-channel": (LLAMA | BF16, lambda: compressed("float-quantized", FP8 | {"strategy": "channel"}, DYNAMIC | {"type": "float"}), False),
+    "fp8-tensor": (LLAMA | BF16 | {"tie_word_embeddings": True},
+        lambda: compressed("float-quantized", FP8 | {"strategy": "tensor"}, DYNAMIC | {"type": "float"}), False),
+    "fp8-compressed-block": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("float-quantized",
+        FP8 | {"strategy": "block", "block_structure": [64, 64]}, DYNAMIC | {"type": "float"}), False),
+    "mxfp4": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("mxfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}), False),
+    "fp8-block": (QWEN3 | SIZES | BF16, lambda: fp8_block(), False),
+    "nf4-nested": (LLAMA | BF16, lambda: bitsandbytes(), False),
+    "nf4": (LLAMA | {"tie_word_embeddings": True}, lambda: bitsandbytes(nested=False, dtype=torch.float16), False),
+    "fp4": (LLAMA | {"tie_word_embeddings": True}, lambda: bitsandbytes(kind="fp4", nested=False, dtype=torch.float16), False),
+}
+
+
+class Encoded(torch.nn.Linear):
+    """A linear layer whose inputs are rounded as the CPU does it for weights that are integers."""
+
+    @classmethod
+    def of(cls, linear, count):
+        linear.__class__, linear.leaves = cls, count
+
+    def forward(self, x):
+        parts = x.reshape(*x.shape[:-1], self.leaves, -1)
+        most = parts.abs().amax(-1, keepdim=True)
+        codes = (parts * (127.0 / most)).round().clamp(-127, 127)
+        return super().forward((codes * (most / 127.0)).reshape(x.shape))
+
+
+def split_experts(name, tensor):
+    """Mixtral's tensors as its checkpoints name them: a matrix for each expert."""
+    prefix, _, kind = name.partition(".mlp.experts.")
+    if not kind:
+        return {name.replace(".mlp.gate.", ".block_sparse_moe.gate."): tensor}
+    names = ("w1", "w3") if kind == "gate_up_proj" else ("w2",)
+    return {f"{prefix}.block_sparse_moe.experts.{expert}.{part}.weight": half.contiguous()
+            for expert, weights in enumerate(tensor) for part, half in zip(names, weights.chunk(len(names)))}
+
+
+def is_quantised(name, tensor, how, with_head):
+    if tensor.dim() != 2 or "embed" in name or "moe.gate." in name or not name.endswith(".weight"):
+        return False
+    if name == "lm_head.weight":
+        return with_head
+    import re
+    return not any(re.match(rule[3:], name) for rule in how.get("ignore", ()) if rule.startswith("re:"))
+
+
+@torch.no_grad()
+def make_one(name):
+    over, how, with_head = CASES[name][0], CASES[name][1](), CASES[name][2]
+    config = {key: value for key, value in (BASE | over).items() if value is not ABSENT}
+    path = HERE / "quantised" / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), attn_implementation="eager").float().eval()
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": how["config"]}, indent=2) + "\n")
+    dtype = getattr(torch, config["torch_dtype"])
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    state, stored, hashes, modules = model.state_dict(), {}, {}, {}
+    for key in sorted(state):
+        if key == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        value = draw(key, state[key].shape, generator, False).to(dtype)
+        state[key].copy_(value)
+        parts = split_experts(key, value) if config["model_type"] == "mixtral" else {key: value}
+        wholes = []
+        for part, tensor in parts.items():
+            if is_quantised(part, tensor, how, with_head):
+                base = part.removesuffix(".weight")
+                tensors, whole, exact = how["make"](tensor, base)
+                stored |= {f"{base}.{suffix}": value.contiguous() for suffix, value in tensors.items()}
+                hashes[base] = [str(whole.dtype).removeprefix("torch."),
+                                xxhash.xxh3_64(whole.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()]
+                modules[base] = whole
+                assert exact.dtype == torch.float32 and (exact.to(whole.dtype) == whole).all(), base
+                wholes.append(exact)
+            else:
+                stored[part] = tensor
+        if wholes and "experts." in next(iter(parts)):
+            per = 2 if key.endswith("gate_up_proj") else 1
+            count = state[key].shape[0]
+            wholes = [torch.cat([wholes[expert * per + i] for i in range(per)]) for expert in range(count)]
+            state[key].copy_(torch.stack(wholes))
+        elif wholes:
+            state[key].copy_(wholes[0])
+    save(stored, path / "model.safetensors")
+    prompt = torch.randint(2, config["vocab_size"], (1, PROMPT_TOKENS), generator=generator)
+    logits = {"exact_logits": model(prompt).logits[0][POSITIONS]}
+    has_experts = config["model_type"] == "mixtral"  # transformers computes them without linear layers
+    if how["is_integer"] and not has_experts:
+        for base, module in model.named_modules():
+            if base in modules:
+                unit = {"o_proj": config["head_dim"], "down_proj": 1}.get(base.split(".")[-1])
+                Encoded.of(module, leaves(module.in_features, unit) if unit and not how.get("act_order") else 1)
+        logits["encoded_logits"] = model(prompt).logits[0][POSITIONS]
+    save(logits, path / "goldens.safetensors")
+    goldens = {"prompt": prompt[0].tolist(), "positions": POSITIONS, "is_integer": how["is_integer"], "dequantised": hashes}
+    (path / "goldens.json").write_text(one_line_per_key(goldens))
+    exact = logits["exact_logits"]
+    error = (logits["encoded_logits"] - exact).abs().max().item() if "encoded_logits" in logits else 0.0
+    kib = sum(file.stat().st_size for file in path.iterdir()) / 1024
+    print(f"{name}: logits std {exact.std():.2f}, off by {error:.3f} for 8-bit activations, {len(hashes)} matrices, {kib:.0f} KiB")
+
+
+if __name__ == "__main__":
+    quiet()
+    for name in sys.argv[1:] or CASES:
+        make_one(name)

@@ -1,0 +1,256 @@
+//! A low-rank adapter (LoRA, arXiv 2106.09685) in a directory as PEFT writes it, merged into the weights at
+//! load: `W + scale * B * A`, computed in `f32` and rounded to the weights' type.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Dtype;
+use serde_json::{Map, Value};
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::LoadError;
+use super::checkpoint::SafetensorsFiles as Weights;
+use super::checkpoint::quantised::{Raw, float};
+use super::config::read_object;
+use super::fields::Fields;
+use super::tensors::Tensor;
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+/// What PEFT puts before the name of a module.
+const PREFIX: &str = "base_model.model.";
+/// Largest rank.
+const MAX_RANK: usize = 1 << 14;
+/// Fields of features that are not merged; absent, null, false or empty in all others.
+const PLAIN: [&str; 13] = [
+    "use_bdlora",
+    "kasa_config",
+    "arrow_config",
+    "use_dora",
+    "fan_in_fan_out",
+    "lora_bias",
+    "modules_to_save",
+    "trainable_token_indices",
+    "target_parameters",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "megatron_config",
+];
+
+/// The files of an adapter.
+pub struct Adapter {
+    dir: PathBuf,
+    tensors: Weights,
+    alpha: f64,
+    /// Modules with an alpha of their own, by the end of their names.
+    alphas: Vec<(String, f64)>,
+    /// Whether the scale is `alpha / sqrt(rank)` (rsLoRA, arXiv 2312.03732) and not `alpha / rank`.
+    is_rank_stabilised: bool,
+}
+
+/// The change of one matrix: `scale * b * a`.
+pub struct Delta {
+    /// `[rank, inputs]`
+    a: Raw,
+    /// `[outputs, rank]`
+    b: Raw,
+    scale: f32,
+    /// First output in `b` of the matrix.
+    first_row: usize,
+}
+
+impl Adapter {
+    /// Reads the configuration and maps the tensors of the adapter in `dir`.
+    ///
+    /// # Errors
+    /// If it is none, or has features that are not merged.
+    pub fn open(dir: &Path) -> Result<Self, LoadError> {
+        let object = read_object(&dir.join(CONFIG))?;
+        let fields = Fields { file: CONFIG, object: &object };
+        fields.one_of("peft_type", &["LORA"], None)?;
+        fields.one_of("bias", &["none"], Some("none"))?;
+        for field in PLAIN {
+            let is_plain = |value: &Value| match value {
+                Value::Null | Value::Bool(false) => true,
+                Value::Array(list) => list.is_empty(),
+                Value::Object(map) => map.is_empty(),
+                _ => false,
+            };
+            if !fields.get(field).is_none_or(is_plain) {
+                return Err(fields.wrong(field, "absent: of LoRA, plain pairs of matrices are merged".into()));
+            }
+        }
+        Ok(Self {
+            dir: dir.to_owned(),
+            tensors: Weights::open_file(dir, TENSORS)?,
+            alpha: fields.number("lora_alpha", 0.0..=1e6, None)?,
+            alphas: alphas(&fields)?,
+            is_rank_stabilised: fields.flag("use_rslora", false)?,
+        })
+    }
+
+    /// Hash of its files' content, by samples like a model's.
+    ///
+    /// # Errors
+    /// If the configuration cannot be read.
+    pub fn fingerprint(&self) -> Result<u64, LoadError> {
+        let path = self.dir.join(CONFIG);
+        let config = std::fs::read(&path).map_err(|source| LoadError::Read { path, source })?;
+        let mut hash = Xxh3Default::new();
+        hash.update(&config);
+        self.tensors.sample(&mut |bytes| hash.update(bytes));
+        self.tensors.stamp(&mut |bytes| hash.update(bytes));
+        Ok(hash.digest())
+    }
+
+    /// The change of `tensor`, if the adapter has one.
+    ///
+    /// # Errors
+    /// If one of its two matrices is missing or has another shape.
+    pub fn delta(&self, tensor: &Tensor) -> Result<Option<Delta>, LoadError> {
+        for stored in &tensor.stored {
+            let Some(module) = stored.name.strip_suffix(".weight") else { continue };
+            let find = |kind: &str| self.tensors.raw(&format!("{PREFIX}{module}.{kind}.weight"));
+            let (a, b) = match (find("lora_A"), find("lora_B")) {
+                (None, None) => continue,
+                (Some(a), Some(b)) => (a, b),
+                (a, _) => {
+                    let missing = if a.is_some() { "lora_B" } else { "lora_A" };
+                    return Err(LoadError::MissingTensor {
+                        tensor: format!("{PREFIX}{module}.{missing}.weight"),
+                        expected: "the other half of a pair".into(),
+                        dir: self.dir.clone(),
+                    });
+                }
+            };
+            let rank = a.shape.first().copied().unwrap_or_default();
+            check(&a, &[rank, tensor.cols], rank)?;
+            check(&b, &[stored.shape.first().copied().unwrap_or_default(), rank], rank)?;
+            let alpha = self.alphas.iter().find(|(end, _)| ends_with(module, end));
+            let alpha = alpha.map_or(self.alpha, |(_, alpha)| *alpha);
+            let divisor = if self.is_rank_stabilised { (rank as f64).sqrt() } else { rank as f64 };
+            let scale = (alpha / divisor) as f32;
+            return Ok(Some(Delta { a, b, scale, first_row: stored.first_row }));
+        }
+        Ok(None)
+    }
+
+    /// Refuses an adapter with tensors of modules that are not among `tensors`, the model's matrices.
+    ///
+    /// # Errors
+    /// With the name of the first such tensor.
+    pub fn check_is_used(&self, tensors: &[&Tensor]) -> Result<(), LoadError> {
+        let modules: std::collections::HashSet<&str> = tensors
+            .iter()
+            .flat_map(|tensor| tensor.stored.iter().filter_map(|it| it.name.strip_suffix(".weight")))
+            .collect();
+        let is_known = |name: &str| {
+            let module = name.strip_prefix(PREFIX).unwrap_or_default();
+            let module = module.strip_suffix(".lora_A.weight").or(module.strip_suffix(".lora_B.weight"));
+            module.is_some_and(|module| modules.contains(module))
+        };
+        match self.tensors.names().into_iter().find(|name| !is_known(name)) {
+            None => Ok(()),
+            Some(name) => Err(LoadError::CodedTensor {
+                tensor: name.to_owned(),
+                reason: format!(
+                    "the adapter in {} changes something that is no matrix of this model's layers; is it for another model?",
+                    self.dir.display()
+                ),
+            }),
+        }
+    }
+}
+
+fn check(raw: &Raw, shape: &[usize], rank: usize) -> Result<(), LoadError> {
+    let is_float = matches!(raw.dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32);
+    if raw.shape == shape && is_float && (1..=MAX_RANK).contains(&rank) {
+        return Ok(());
+    }
+    Err(LoadError::CodedTensor {
+        tensor: raw.name.clone(),
+        reason: format!(
+            "it is {:?} {:?}, expected F16, BF16 or F32 {shape:?} with a rank of 1 to {MAX_RANK}",
+            raw.dtype, raw.shape
+        ),
+    })
+}
+
+/// Whether `module` is `end`, or ends with it after a dot.
+fn ends_with(module: &str, end: &str) -> bool {
+    module.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// `alpha_pattern`. Its keys are expressions; those that are plain ends of names are read.
+fn alphas(fields: &Fields<'_>) -> Result<Vec<(String, f64)>, LoadError> {
+    // Ranks follow from the tensors.
+    let none = Map::new();
+    let patterns = fields.get("alpha_pattern").and_then(Value::as_object).unwrap_or(&none);
+    let plain = |key: &str| key.chars().all(|letter| letter.is_ascii_alphanumeric() || "._".contains(letter));
+    let read = |(key, value): (&String, &Value)| {
+        let alpha = value.as_f64().filter(|alpha| (0.0..=1e6).contains(alpha));
+        alpha.filter(|_| plain(key)).map(|alpha| (key.clone(), alpha))
+    };
+    let read: Option<Vec<_>> = patterns.iter().map(read).collect();
+    read.ok_or_else(|| fields.wrong("alpha_pattern", "names of modules with numbers from 0 to 1e6".into()))
+}
+
+impl Delta {
+    /// `weights` changed: rows `rows_from..` and columns `cols_from..` of the tensor's.
+    pub fn merged(&self, weights: &WeightMatrix, rows_from: usize, cols_from: usize) -> WeightMatrix {
+        let (rows, cols) = (weights.rows(), weights.cols());
+        let (rank, inputs) = (self.a.shape[0], self.a.shape[1]);
+        let value_bytes = weights.storage().bytes_of(1);
+        let mut bytes = vec![0; rows * cols * value_bytes];
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let rows_each = rows.div_ceil(threads).max(1);
+        let a: Vec<f32> = (0..rank * cols)
+            .map(|i| float(&self.a.bytes, self.a.dtype, i / cols * inputs + cols_from + i % cols))
+            .collect();
+        std::thread::scope(|scope| {
+            for (part, to) in bytes.chunks_mut((rows_each * cols * value_bytes).max(1)).enumerate() {
+                let a = &a;
+                scope.spawn(move || {
+                    let mut row_values = vec![0.0; cols];
+                    for (i, to) in to.chunks_mut(cols * value_bytes).enumerate() {
+                        let row = part * rows_each + i;
+                        self.row(weights, row, self.first_row + rows_from + row, a, &mut row_values);
+                        store(weights.storage(), &row_values, to);
+                    }
+                });
+            }
+        });
+        let storage = match weights.storage() {
+            Storage::Bf16(_) => Storage::Bf16(bytes.into()),
+            Storage::F16(_) => Storage::F16(bytes.into()),
+            Storage::F32(_) => Storage::F32(bytes.into()),
+            Storage::Blocks(..) => unreachable!("blocks with a change are refused"),
+        };
+        WeightMatrix::new(storage, rows, cols)
+    }
+
+    /// Row `row` of the changed matrix, which is output `output` of `b`.
+    fn row(&self, weights: &WeightMatrix, row: usize, output: usize, a: &[f32], to: &mut [f32]) {
+        let (rank, cols) = (self.a.shape[0], to.len());
+        let mut change = vec![0f32; cols];
+        for (component, a) in a.chunks_exact(cols).enumerate() {
+            let b = float(&self.b.bytes, self.b.dtype, output * rank + component);
+            change.iter_mut().zip(a).for_each(|(change, a)| *change += b * a);
+        }
+        weights.widen_row(row, to);
+        to.iter_mut().zip(&change).for_each(|(weight, change)| *weight += change * self.scale);
+    }
+}
+
+/// Writes `values` in the type of `storage`.
+fn store(storage: &Storage, values: &[f32], to: &mut [u8]) {
+    for (value, to) in values.iter().zip(to.chunks_exact_mut(storage.bytes_of(1))) {
+        match storage {
+            Storage::Bf16(_) => to.copy_from_slice(&half::bf16::from_f32(*value).to_le_bytes()),
+            Storage::F16(_) => to.copy_from_slice(&half::f16::from_f32(*value).to_le_bytes()),
+            Storage::F32(_) => to.copy_from_slice(&value.to_le_bytes()),
+            Storage::Blocks(..) => unreachable!("blocks with a change are refused"),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! compressed-tensors, as llm-compressor writes it.
+//!
+//! ```text
+//! pack-quantized   weight_packed i32 [N, K * bits / 32], filled along the inputs with code + 2^(bits - 1),
+//!                  weight_zero_point i32 [N * bits / 32, G] likewise, filled along the outputs,
+//!                  weight_scale [N, G], weight_g_idx i32 [K]
+//! int-quantized    weight i8 [N, K], weight_scale [N, G] or [1], weight_zero_point i8 [N, G]
+//! float-quantized  weight e4m3 [N, K], weight_scale: see `fp8`
+//! mxfp4-pack-...   weight_packed u8 [N, K / 2], the low half of a byte first; weight_scale u8 [N, K / 32],
+//!                  exponents of two plus 127
+//! ```
+
+use safetensors::tensor::Dtype;
+
+use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
+use super::scheme::{Compressed, Fp8};
+use super::{FLOATS, Module, Raw, fp8};
+use crate::model::LoadError;
+
+/// Bits of packed codes.
+pub(super) const BITS: [usize; 2] = [4, 8];
+
+pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
+    if let Some(packed) = module.find("weight_packed") {
+        let read = if packed.dtype == Dtype::U8 { mxfp4 } else { packed_codes };
+        return read(module, &packed).map(Some);
+    }
+    match module.find("weight").map(|raw| raw.dtype) {
+        Some(Dtype::I8) => bytes(module).map(Some),
+        Some(Dtype::F8_E4M3) => fp8::find(module, &Fp8 { block: scheme.block }),
+        _ => Ok(None),
+    }
+}
+
+/// The scales `[N, G]`, and the inputs of a group.
+fn scales(module: &Module<'_>) -> Result<(Raw, usize), LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    let scale = module.find("weight_scale");
+    let scale = scale.ok_or_else(|| module.missing("weight_scale", format!("[{rows}, groups]")))?;
+    let groups = match scale.shape.as_slice() {
+        [1] | [1, 1] => 1,
+        [outputs] if *outputs == rows => 1,
+        [outputs, groups] if *outputs == rows => *groups,
+        _ => 0,
+    };
+    if groups == 0 || !cols.is_multiple_of(groups) || !FLOATS.contains(&scale.dtype) {
+        return Err(
+            module.wrong(&scale, format!("F16, BF16 or F32 [{rows}, groups of {cols} inputs] or [1]"))
+        );
+    }
+    Ok((scale, cols / groups))
+}
+
+fn grid(module: &Module<'_>, scale: &Raw) -> Grid {
+    let is_single = scale.shape.iter().product::<usize>() == 1 && module.rows > 1;
+    if is_single { Grid::single(scale) } else { Grid::by_output(scale, 1) }
+}
+
+fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    let is_of = |bits: &&usize| packed.shape == [rows, (cols * **bits).div_ceil(32)];
+    let Some(&bits) = BITS.iter().find(is_of).filter(|_| packed.dtype == Dtype::I32) else {
+        return Err(module.wrong(packed, format!("I32 [{rows}, {cols} * bits / 32] with 4 or 8 bits")));
+    };
+    let (scale, group) = scales(module)?;
+    let zeros = match module.find("weight_zero_point") {
+        None => Zeros::All(1 << (bits - 1)),
+        Some(_) => {
+            let shape = [(rows * bits).div_ceil(32), cols / group];
+            let words = module.get("weight_zero_point", &[Dtype::I32], &shape)?.bytes;
+            Zeros::DownOutputs { words, bits }
+        }
+    };
+    let order = match module.find("weight_g_idx") {
+        None => None,
+        Some(_) => order(module, &module.get("weight_g_idx", &[Dtype::I32], &[cols])?, group)?,
+    };
+    Ok(StoredCodes {
+        rows,
+        cols,
+        meaning: if bits == 8 { Meaning::Int8 } else { Meaning::Int4 },
+        codes: Codes::AlongInputs { words: packed.bytes.clone(), bits, each: packed.shape[1] },
+        scales: Scales::Grid(grid(module, &scale)),
+        zeros,
+        group,
+        order,
+        table: [0.0; 16],
+    })
+}
+
+/// Inputs of a group of MXFP4.
+const MX_GROUP: usize = 32;
+/// Values of E2M1.
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+fn mxfp4(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(MX_GROUP) {
+        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {MX_GROUP}")));
+    }
+    let scale = module.get("weight_scale", &[Dtype::U8], &[rows, cols / MX_GROUP])?;
+    Ok(StoredCodes {
+        rows,
+        cols,
+        meaning: Meaning::Table,
+        codes: Codes::Halves { bytes: packed.bytes.clone(), is_low_first: true },
+        scales: Scales::Grid(Grid::by_output(&scale, 1)),
+        zeros: Zeros::All(0),
+        group: MX_GROUP,
+        order: None,
+        table: std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
+    })
+}
+
+fn bytes(module: &Module<'_>) -> Result<StoredCodes, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    let weight = module.get("weight", &[Dtype::I8], &[rows, cols])?;
+    let (scale, group) = scales(module)?;
+    let zeros = match module.find("weight_zero_point") {
+        None => Zeros::All(128),
+        Some(_) => Zeros::Bytes(module.get("weight_zero_point", &[Dtype::I8], &[rows, cols / group])?.bytes),
+    };
+    Ok(StoredCodes {
+        rows,
+        cols,
+        meaning: Meaning::Int8,
+        codes: Codes::Bytes { bytes: weight.bytes, flip: 0x80 },
+        scales: Scales::Grid(grid(module, &scale)),
+        zeros,
+        group,
+        order: None,
+        table: [0.0; 16],
+    })
+}

@@ -1,0 +1,286 @@
+//! How a checkpoint is quantised: `quantization_config` of config.json, or quantize_config.json.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::compressed;
+use crate::model::LoadError;
+use crate::model::config::read_object;
+use crate::model::fields::Fields;
+use crate::model::formats::{self, Source};
+
+const CONFIG: &str = "config.json";
+/// Names of the object in config.json; compressed-tensors had another one.
+const OBJECTS: [&str; 2] = ["quantization_config", "compression_config"];
+/// Where AutoGPTQ and AutoAWQ also keep it.
+const OWN_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+
+/// A way to quantise, with what its tensors do not say themselves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scheme {
+    /// See [`super::gptq`].
+    Gptq(Gptq),
+    /// See [`super::awq`].
+    Awq(Awq),
+    /// See [`super::compressed`].
+    Compressed(Compressed),
+    /// See [`super::fp8`].
+    Fp8(Fp8),
+    /// See [`super::bitsandbytes`].
+    BitsAndBytes,
+}
+
+/// GPTQ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gptq {
+    /// Bits of a code, in modules without others.
+    pub bits: usize,
+    /// Whether zero points are stored as they are. Version 1 stores them less one.
+    pub is_v2: bool,
+    /// Inputs that share a scale; `None` = all.
+    pub group: Option<usize>,
+    /// Whether some modules have other groups (`dynamic`).
+    pub has_overrides: bool,
+}
+
+/// AWQ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Awq {
+    /// Inputs that share a scale; `None` = all.
+    pub group: Option<usize>,
+}
+
+/// compressed-tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compressed {
+    /// Outputs and inputs of a block of FP8.
+    pub block: Option<[usize; 2]>,
+}
+
+/// FP8.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fp8 {
+    /// Outputs and inputs of a block; `None` = one scale for all, or for each output.
+    pub block: Option<[usize; 2]>,
+}
+
+/// Values of `quant_method`.
+const METHODS: [&str; 7] =
+    ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt"];
+
+impl Scheme {
+    /// The scheme of the model in `dir`; `None` if its weights are not quantised.
+    ///
+    /// # Errors
+    /// If it is one that cannot be read, with what is near.
+    pub fn of(dir: &Path) -> Result<Option<Self>, LoadError> {
+        let config = dir.join(CONFIG);
+        if config.exists()
+            && let Some(scheme) = Self::in_config(&read_object(&config)?)?
+        {
+            return Ok(Some(scheme));
+        }
+        for file in OWN_FILES {
+            let path = dir.join(file);
+            if path.exists() {
+                let mut object = read_object(&path)?;
+                let method = if object.contains_key("zero_point") { "awq" } else { "gptq" };
+                object.entry("quant_method").or_insert_with(|| method.into());
+                return Self::parse(&Fields { file, object: &object }).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The scheme that `config`, the content of config.json, describes.
+    ///
+    /// # Errors
+    /// Those of [`Scheme::of`].
+    pub fn in_config(config: &Map<String, Value>) -> Result<Option<Self>, LoadError> {
+        let text = config.get("text_config").and_then(Value::as_object);
+        let mut objects = OBJECTS.iter().flat_map(|name| {
+            [Some(config), text].into_iter().flatten().filter_map(move |of| Some((of, *name, of.get(*name)?)))
+        });
+        let Some((of, name, value)) = objects.find(|(_, _, value)| !value.is_null()) else {
+            return Ok(None);
+        };
+        let outer = Fields { file: CONFIG, object: of };
+        let object = value.as_object().ok_or_else(|| outer.wrong(name, "an object".into()))?;
+        Self::parse(&Fields { file: CONFIG, object }).map(Some)
+    }
+
+    fn parse(fields: &Fields<'_>) -> Result<Self, LoadError> {
+        match fields.one_of("quant_method", &METHODS, None).map_err(|_| unknown_method(fields))?.as_str() {
+            "gptq" => gptq(fields).map(Self::Gptq),
+            "awq" => awq(fields).map(Self::Awq),
+            "compressed-tensors" => compressed_tensors(fields).map(Self::Compressed),
+            "bitsandbytes" => bits_and_bytes(fields).map(|()| Self::BitsAndBytes),
+            "modelopt" => {
+                fields.one_of("quant_algo", &["FP8"], None).map_err(|_| unlisted(fields, "quant_algo"))?;
+                Ok(Self::Fp8(Fp8 { block: None }))
+            }
+            _ => Ok(Self::Fp8(Fp8 { block: block(fields, "weight_block_size")? })),
+        }
+    }
+
+    /// Whether its matrices are multiplied as integers on the CPU; of mixed ones, most.
+    pub fn is_of_integers(&self) -> bool {
+        !matches!(self, Self::Fp8(_) | Self::BitsAndBytes | Self::Compressed(Compressed { block: Some(_) }))
+    }
+
+    /// Name in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Gptq(_) => "GPTQ",
+            Self::Awq(_) => "AWQ",
+            Self::Compressed(_) => "compressed-tensors",
+            Self::Fp8(_) => "FP8",
+            Self::BitsAndBytes => "bitsandbytes",
+        }
+    }
+}
+
+/// Why a quantised checkpoint cannot be served on a device that has no kernels for its codes.
+pub fn refused(scheme: &Scheme, device: formats::Device) -> String {
+    format!(
+        "this model's weights are quantised with {}, and {} has no kernels for them; add --device cpu, or serve the model's \
+         16-bit weights ({})",
+        scheme.name(),
+        device.text(),
+        formats::supported(device, Source::Checkpoint)
+    )
+}
+
+fn unknown_method(fields: &Fields<'_>) -> LoadError {
+    unlisted(fields, "quant_method")
+}
+
+/// A field whose value is not in the table of formats.
+fn unlisted(fields: &Fields<'_>, field: &str) -> LoadError {
+    let supported = formats::supported(formats::Device::Cpu, Source::Checkpoint);
+    fields.wrong(field, format!("absent for weights in bf16, f16 or f32; or {supported}"))
+}
+
+/// The field `group_size`: -1 is all inputs.
+fn group(fields: &Fields<'_>) -> Result<Option<usize>, LoadError> {
+    match fields.get("group_size").and_then(Value::as_i64) {
+        Some(-1) => Ok(None),
+        _ => fields.size("group_size", 1 << 20, None).map(Some),
+    }
+}
+
+fn gptq(fields: &Fields<'_>) -> Result<Gptq, LoadError> {
+    let bits = fields.size("bits", 32, None)?;
+    if !super::gptq::BITS.contains(&bits) {
+        return Err(fields.wrong("bits", "2, 3, 4 or 8".into()));
+    }
+    let format = if fields.is_absent("checkpoint_format") { "format" } else { "checkpoint_format" };
+    let format = fields.one_of(format, &["gptq", "gptq_v2"], Some("gptq"))?;
+    if fields.flag("is_marlin_format", false)? {
+        return Err(fields.wrong("is_marlin_format", "false: Marlin's layout is not read, GPTQ's is".into()));
+    }
+    let has_overrides = !fields.is_absent("dynamic");
+    Ok(Gptq { bits, is_v2: format == "gptq_v2", group: group(fields)?, has_overrides })
+}
+
+fn awq(fields: &Fields<'_>) -> Result<Awq, LoadError> {
+    // AutoAWQ's own file has other names.
+    let bits = if fields.is_absent("bits") { "w_bit" } else { "bits" };
+    if fields.size(bits, 32, None)? != 4 {
+        return Err(fields.wrong(bits, "4".into()));
+    }
+    let version = fields.get("version").and_then(Value::as_str).unwrap_or("gemm").to_lowercase();
+    if version != "gemm" {
+        return Err(fields.wrong("version", "gemm; convert the checkpoint with AutoAWQ".into()));
+    }
+    if fields.is_absent("group_size") && !fields.is_absent("q_group_size") {
+        return Ok(Awq { group: Some(fields.size("q_group_size", 1 << 20, None)?) });
+    }
+    Ok(Awq { group: group(fields)? })
+}
+
+fn bits_and_bytes(fields: &Fields<'_>) -> Result<(), LoadError> {
+    if !fields.flag("load_in_4bit", false)? {
+        return Err(fields.wrong("load_in_4bit", "true: of bitsandbytes, NF4 and FP4 are read".into()));
+    }
+    fields.one_of("bnb_4bit_quant_type", &["nf4", "fp4"], Some("nf4")).map(|_| ())
+}
+
+/// A list of two sizes.
+fn block(fields: &Fields<'_>, field: &str) -> Result<Option<[usize; 2]>, LoadError> {
+    let Some(value) = fields.get(field).filter(|value| !value.is_null()) else { return Ok(None) };
+    let sizes: Option<Vec<usize>> = value.as_array().map(|list| {
+        list.iter().filter_map(Value::as_u64).map(|size| usize::try_from(size).unwrap_or_default()).collect()
+    });
+    match sizes.as_deref() {
+        Some([rows @ 1..=0xf_ffff, cols @ 1..=0xf_ffff]) => Ok(Some([*rows, *cols])),
+        _ => Err(fields.wrong(field, "a list of two whole numbers, outputs and inputs of a block".into())),
+    }
+}
+
+/// Names of compressed-tensors' forms.
+const COMPRESSED: [&str; 6] = [
+    "dense",
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mxfp4-pack-quantized",
+];
+
+fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
+    if !fields.is_absent("format") && fields.get("format").and_then(Value::as_str) != Some("mixed-precision")
+    {
+        fields.one_of("format", &COMPRESSED, None)?;
+    }
+    // Rotated weights need their inputs rotated, too.
+    let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
+    if !fields.get("transform_config").is_none_or(is_empty) {
+        return Err(fields.wrong("transform_config", "absent".into()));
+    }
+    if let Some(format) = fields.get("sparsity_config").and_then(|it| it.get("format"))
+        && format != "dense"
+    {
+        return Err(fields.wrong("sparsity_config", "absent, or of format dense".into()));
+    }
+    let groups = fields.get("config_groups").and_then(Value::as_object);
+    let groups = groups.ok_or_else(|| fields.wrong("config_groups", "an object".into()))?;
+    let mut found = Compressed { block: None };
+    for group in groups.values() {
+        let none = Map::new();
+        let outer = Fields { file: fields.file, object: group.as_object().unwrap_or(&none) };
+        if !outer.is_absent("format") {
+            outer.one_of("format", &COMPRESSED, None)?;
+        }
+        let Some(weights) = outer.get("weights").and_then(Value::as_object) else { continue };
+        let weights = Fields { file: fields.file, object: weights };
+        if let Some(block) = group_of_weights(&weights)? {
+            found.block = Some(block);
+        }
+    }
+    Ok(found)
+}
+
+/// Checks the weights of a group of `config_groups`; returns the block of FP8 ones.
+fn group_of_weights(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, LoadError> {
+    let kind = fields.one_of("type", &["int", "float"], Some("int"))?;
+    let bits = fields.size("num_bits", 32, Some(8))?;
+    let is_mx = kind == "float" && bits == 4 && fields.get("group_size").and_then(Value::as_u64) == Some(32);
+    let is_read = if kind == "int" { compressed::BITS.contains(&bits) } else { bits == 8 || is_mx };
+    if !is_read {
+        return Err(unlisted(fields, "num_bits"));
+    }
+    let strategies = ["tensor", "channel", "group", "block"];
+    match fields.one_of("strategy", &strategies, Some("tensor"))?.as_str() {
+        "block" if kind == "float" => {
+            let block = block(fields, "block_structure")?;
+            block.map(Some).ok_or_else(|| fields.wrong("block_structure", "a list of two numbers".into()))
+        }
+        "block" => Err(fields.wrong("strategy", "tensor, channel or group for integers".into())),
+        "group" if kind == "float" && !is_mx => {
+            Err(fields.wrong("strategy", "tensor, channel or block for floats".into()))
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,203 @@
+//! Which formats of numbers each device has: the one table that the command line, the worker and the manual
+//! read. What is missing is refused by name with what is near.
+
+/// A kind of device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// Processors.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+impl Device {
+    /// Name in messages.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Cpu => "the CPU",
+            Self::Cuda => "CUDA",
+        }
+    }
+}
+
+/// Who chooses a format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Stored so in the checkpoint, and used as it is.
+    Checkpoint,
+    /// `--quantization`: made from 16-bit weights at load.
+    Quantization,
+    /// `--dtype`.
+    Dtype,
+    /// `--kv-cache-dtype`.
+    KvCache,
+}
+
+impl Source {
+    /// All, in the order of the manual.
+    pub const ALL: [Self; 4] = [Self::Checkpoint, Self::Quantization, Self::Dtype, Self::KvCache];
+
+    /// Heading in the manual.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "Weights as checkpoints store them",
+            Self::Quantization => "`--quantization`",
+            Self::Dtype => "`--dtype`",
+            Self::KvCache => "`--kv-cache-dtype`",
+        }
+    }
+}
+
+/// A format, and which devices have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Format {
+    /// Who chooses it.
+    pub source: Source,
+    /// Its name: the flag's value, or that of the checkpoint's format.
+    pub name: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// How activations are multiplied with it on the CPU, or what it is kept as; `None` = the CPU lacks it.
+    pub cpu: Option<&'static str>,
+    /// Likewise on CUDA.
+    pub cuda: Option<&'static str>,
+}
+
+impl Format {
+    /// Whether `device` has it.
+    pub fn is_on(&self, device: Device) -> bool {
+        match device {
+            Device::Cpu => self.cpu.is_some(),
+            Device::Cuda => self.cuda.is_some(),
+        }
+    }
+}
+
+const fn stored(
+    name: &'static str,
+    what: &'static str,
+    cpu: Option<&'static str>,
+    cuda: Option<&'static str>,
+) -> Format {
+    Format { source: Source::Checkpoint, name, what, cpu, cuda }
+}
+
+const fn flag(
+    source: Source,
+    name: &'static str,
+    what: &'static str,
+    cpu: Option<&'static str>,
+    cuda: Option<&'static str>,
+) -> Format {
+    Format { source, name, what, cpu, cuda }
+}
+
+/// 8-bit activations.
+const BY_CODES: Option<&str> = Some("8-bit activations");
+/// Activations as they are.
+const BY_FLOATS: Option<&str> = Some("float32 activations");
+const YES: Option<&str> = Some("yes");
+
+/// The table.
+pub const FORMATS: &[Format] = &[
+    stored("bf16", "safetensors in bfloat16", Some("bfloat16 or float32 activations"), YES),
+    stored("f16", "safetensors in IEEE half", BY_FLOATS, YES),
+    stored("f32", "safetensors in IEEE single", BY_FLOATS, Some("rounded to bfloat16")),
+    stored("GPTQ", "2, 3, 4 and 8 bits, groups of 32 and more, act-order, versions 1 and 2", BY_CODES, None),
+    stored("AWQ", "4 bits, layout gemm", BY_CODES, None),
+    stored(
+        "compressed-tensors W4A16 and W8A16",
+        "pack-quantized, symmetric or not, act-order",
+        BY_CODES,
+        None,
+    ),
+    stored("compressed-tensors W8A8", "int-quantized", BY_CODES, None),
+    stored(
+        "compressed-tensors FP8",
+        "float-quantized: a scale for a tensor, a channel or a block",
+        BY_FLOATS,
+        None,
+    ),
+    stored("FP8", "DeepSeek's and Qwen's blocks (weight_scale_inv), ModelOpt's FP8", BY_FLOATS, None),
+    stored("bitsandbytes NF4 and FP4", "4 bits, nested scales or not", BY_FLOATS, None),
+    stored("compressed-tensors MXFP4", "mxfp4-pack-quantized: 4-bit floats in groups of 32", BY_FLOATS, None),
+    stored("GGUF F32, F16", "as in safetensors", BY_FLOATS, None),
+    stored("GGUF BF16", "as in safetensors", Some("bfloat16 or float32 activations"), None),
+    stored("GGUF Q2_K, Q3_K, Q4_K, Q5_K, Q6_K", "K-quants, in blocks of 256", BY_CODES, None),
+    stored("GGUF Q4_0, Q4_1, Q5_0, Q5_1, Q8_0", "blocks of 32", BY_CODES, None),
+    stored("GGUF IQ4_NL, MXFP4", "blocks of 32, codes looked up; 8 bits in memory", BY_CODES, None),
+    stored("NVFP4 of compressed-tensors and ModelOpt", "4-bit floats in groups of 16", None, None),
+    stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", None, None),
+    stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
+    flag(Source::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
+    flag(
+        Source::Quantization,
+        "int4",
+        "4 bits, a multiplier and zero point for each 32 inputs",
+        BY_CODES,
+        None,
+    ),
+    flag(Source::Quantization, "fp8", "FP8, a scale for each output", None, YES),
+    flag(Source::Dtype, "float32", "activations are not rounded", YES, None),
+    flag(Source::Dtype, "bfloat16", "activations are rounded before products", YES, None),
+    flag(Source::KvCache, "float32", "32 bits", YES, None),
+    flag(Source::KvCache, "bfloat16", "16 bits", YES, None),
+    flag(Source::KvCache, "float16", "16 bits", YES, None),
+    flag(Source::KvCache, "int8", "8 bits, a scale for each head and token", YES, None),
+    flag(Source::KvCache, "fp8", "8 bits", None, YES),
+];
+
+/// Names of what a device has, for messages.
+pub fn supported(device: Device, source: Source) -> String {
+    let names = FORMATS.iter().filter(|format| format.source == source && format.is_on(device));
+    names.map(|format| format.name).collect::<Vec<_>>().join(", ")
+}
+
+/// The format of a flag's value.
+pub fn of_flag(source: Source, name: &str) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| format.source == source && format.name == name)
+}
+
+/// The manual's tables, in Markdown.
+pub fn tables() -> String {
+    let cell = |has: Option<&'static str>| has.unwrap_or("no");
+    let row = |format: &Format| {
+        format!("| {} | {} | {} | {} |\n", format.name, format.what, cell(format.cpu), cell(format.cuda))
+    };
+    let table = |source: Source| {
+        let rows: String = FORMATS.iter().filter(|format| format.source == source).map(row).collect();
+        format!("## {}\n\n| format | what | CPU | CUDA |\n|---|---|---|---|\n{rows}\n", source.heading())
+    };
+    Source::ALL.map(table).concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// The page has these tables; paste them when the table here changes.
+    #[test]
+    fn the_manual_has_the_tables() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/formats.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        assert!(page.contains(&tables()), "docs/src/formats.md must contain:\n\n{}", tables());
+    }
+
+    #[test]
+    fn every_format_is_named_once_and_what_a_device_has_is_listed() {
+        for (i, format) in FORMATS.iter().enumerate() {
+            let again = FORMATS[i + 1..]
+                .iter()
+                .any(|other| (other.source, other.name) == (format.source, format.name));
+            assert!(!again, "{format:?}");
+            for device in [Device::Cpu, Device::Cuda] {
+                let is_listed = supported(device, format.source).split(", ").any(|name| name == format.name);
+                assert!(is_listed || !format.is_on(device), "{format:?}");
+            }
+        }
+        assert_eq!(supported(Device::Cpu, Source::Quantization), "int8, int4");
+        assert_eq!(supported(Device::Cuda, Source::Checkpoint), "bf16, f16, f32");
+    }
+}

@@ -1,0 +1,116 @@
+//! LoRA adapters that PEFT made, merged at load: the files under tests/golden/adapters.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use skein_kernels::collective::Alone;
+use skein_worker::backend::Batch;
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use skein_worker::model::adapter::Adapter;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
+
+use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/adapters").join(name)
+}
+
+fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {
+    let (kv_blocks, max_rows, numbers) = (4096 / BLOCK_SIZE, 64, NumberTypes::EXACT);
+    let options = CpuOptions { threads: 2, kv_blocks, block_size: BLOCK_SIZE, max_rows, numbers };
+    let none = PackedCache::none();
+    let loaded = CpuModel::load_rank((base, adapter), options, &none, Alone.into(), &mut |_, _| {});
+    loaded.map_err(|error| error.to_string())
+}
+
+fn read(name: &str, key: &str) -> (Value, Vec<Vec<f32>>) {
+    let json = serde_json::from_slice(&std::fs::read(golden(name).join("goldens.json")).unwrap()).unwrap();
+    let bytes = std::fs::read(golden(name).join("goldens.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = tensors.tensor(key).unwrap();
+    let values: Vec<f32> = tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    (json, values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec).collect())
+}
+
+fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
+    let list = |key: &str| -> Vec<u32> {
+        json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+    };
+    let prompt = list("prompt");
+    let mut sequence = sequence_of(prompt.clone(), 3, BLOCK_SIZE);
+    let mut batch = Batch::default();
+    sequence.put(&mut batch, prompt.len());
+    model.logits(&batch, &list("positions"))
+}
+
+#[test]
+fn merged_adapters_agree_with_peft() {
+    // Matrices of 32 bits are merged without loss; those of 16 are rounded once more, a few of them the other
+    // way, because sums are in another order.
+    for (name, key, tolerance) in [
+        ("llama-all", "logits", 1e-4),
+        ("phi3-fused", "rounded_logits", 2e-3),
+        ("glm-rotated", "rounded_logits", 2e-3),
+    ] {
+        let (json, expected) = read(name, key);
+        let base = model(json["model"].as_str().unwrap());
+        let plain = logits(&mut load(&base, None).unwrap(), &json);
+        let got = logits(&mut load(&base, Some(&golden(name))).unwrap(), &json);
+        let worst = |of: &[Vec<f32>]| {
+            let pairs = of.iter().flatten().zip(expected.iter().flatten());
+            pairs.map(|(got, expected)| (got - expected).abs()).fold(0.0, f32::max)
+        };
+        println!("{name}: {} from PEFT's, {} without the adapter", worst(&got), worst(&plain));
+        assert!(worst(&got) <= tolerance, "{name}: off by {}", worst(&got));
+        assert!(worst(&plain) > 1.0, "{name}: the adapter matters");
+    }
+}
+
+/// A copy of an adapter whose configuration `change` has changed.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let text = std::fs::read(golden(name).join("adapter_config.json")).unwrap();
+    let mut config = serde_json::from_slice(&text).unwrap();
+    change(&mut config);
+    std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
+    let tensors = "adapter_model.safetensors";
+    std::fs::copy(golden(name).join(tensors), directory.path().join(tensors)).unwrap();
+    directory
+}
+
+#[test]
+fn adapters_that_cannot_be_merged_are_refused_by_name() {
+    let check = |base: &Path, adapter: &Path, words: &[&str]| {
+        let said = load(base, Some(adapter)).err().expect("it is refused");
+        words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
+    };
+    let base = model("llama-gqa");
+    for (field, value) in [
+        ("use_dora", json!(true)),
+        ("modules_to_save", json!(["lm_head"])),
+        ("bias", json!("all")),
+        ("peft_type", json!("IA3")),
+        ("lora_alpha", json!("high")),
+        ("alpha_pattern", json!({"layers.[01].q_proj": 3})),
+    ] {
+        let directory = changed("llama-all", |config| config[field] = value);
+        check(&base, directory.path(), &["adapter_config.json", field]);
+    }
+    // For a model of other shapes, of other names, with a tied head, and a quantised one.
+    check(&model("mistral"), &golden("llama-all"), &["lora_B", "expected F16, BF16 or F32"]);
+    check(&base, &golden("phi3-fused"), &["gate_up_proj", "is it for another model?"]);
+    check(&model("llama-mha-tied"), &golden("llama-all"), &["lora_"]);
+    let quantised = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/w8a16");
+    check(&quantised, &golden("llama-all"), &["lora_A"]);
+    check(&base, Path::new("/nowhere"), &["adapter_config.json", "cannot read"]);
+}
+
+#[test]
+fn another_adapter_is_another_fingerprint() {
+    let of = |path: &Path| Adapter::open(path).unwrap().fingerprint().unwrap();
+    let original = of(&golden("llama-all"));
+    assert_eq!(original, of(&golden("llama-all")));
+    let directory = changed("llama-all", |config| config["lora_alpha"] = json!(9));
+    assert_ne!(original, of(directory.path()));
+}

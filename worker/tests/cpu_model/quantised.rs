@@ -1,0 +1,400 @@
+//! Checkpoints that others have quantised: the files under tests/golden/quantised.
+//!
+//! Dequantised values have the bits of the format's own library. Logits are compared twice: with
+//! transformers' on the dequantised weights, and, for formats that are multiplied as integers, with
+//! transformers' after the inputs of quantised matrices were rounded to 8 bits as the CPU does it.
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::packed::{Layout, Packed, pack_rows};
+use skein_worker::backend::Batch;
+use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use skein_worker::model::checkpoint::Weights;
+use skein_worker::model::config::ModelConfig;
+use skein_worker::model::on_cpu::packed_cache::PackedCache;
+use skein_worker::model::tensors::{self, StoredMatrix, Tensor};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::batches::{BLOCK_SIZE, sequence_of};
+
+/// Greatest difference of a logit if both sides compute the same.
+const TOLERANCE: f32 = 1e-4;
+/// If both sides round activations to 8 bits, a value between two codes may fall to either, because sums are
+/// in another order; later values follow it. Root of the mean squared difference, in that of the rounding.
+const FLIPS: f32 = 0.25;
+/// Greatest difference that rounding activations to 8 bits makes, in standard deviations of the logits: these
+/// random models amplify it. The worst of them is at 0.34, the one of 2 bits.
+const ROUNDING: f32 = 0.4;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised").join(name)
+}
+
+fn goldens() -> Vec<String> {
+    let entries = std::fs::read_dir(golden("")).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    assert!(names.len() >= 20, "{names:?}");
+    names
+}
+
+fn json(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(golden(name).join("goldens.json")).unwrap()).unwrap()
+}
+
+fn options(threads: usize) -> CpuOptions {
+    let (kv_blocks, max_rows) = (4096 / BLOCK_SIZE, 64);
+    CpuOptions { threads, kv_blocks, block_size: BLOCK_SIZE, max_rows, numbers: NumberTypes::EXACT }
+}
+
+fn load(directory: &Path, threads: usize) -> CpuModel {
+    CpuModel::load(directory, options(threads), &PackedCache::none(), &mut |_, _| {}).unwrap()
+}
+
+/// Why the model in `directory` is refused.
+fn refusal(directory: &Path) -> String {
+    let loaded = CpuModel::load(directory, options(1), &PackedCache::none(), &mut |_, _| {});
+    loaded.err().expect("it is refused").to_string()
+}
+
+/// The values of a packed matrix in the checkpoint's order of outputs and inputs, as `dtype`.
+fn dequantised(tensor: &Tensor, weights: &Weights, leaves: usize, dtype: &str) -> Option<Vec<Vec<u8>>> {
+    let StoredMatrix::Codes(codes) = tensor.find_matrix(weights).unwrap() else { return None };
+    let (rows, cols, leaves_of) = (codes.rows(), codes.cols(), codes.leaves(leaves));
+    let layout = Layout { leaves: leaves_of, ..Layout::new(codes.format(leaves).unwrap(), rows, cols) };
+    let mut bytes = vec![0; layout.bytes()];
+    pack_rows(&mut Cpu::new(2), &codes.in_order(|row| row), layout, &mut bytes).unwrap();
+    let packed = Packed::new(layout, bytes.into());
+    let row_bytes = |row| {
+        let (mut sorted, mut values) = (vec![0.0; cols], vec![0f32; cols]);
+        packed.widen_row(row, &mut sorted);
+        for (i, value) in sorted.iter().enumerate() {
+            values[codes.order().map_or(i, |order| order[i] as usize)] = *value;
+        }
+        let bytes = values.iter().flat_map(|value| match dtype {
+            "float16" => half::f16::from_f32(*value).to_le_bytes().to_vec(),
+            "bfloat16" => half::bf16::from_f32(*value).to_le_bytes().to_vec(),
+            "float32" => value.to_le_bytes().to_vec(),
+            other => panic!("{other}"),
+        });
+        bytes.collect()
+    };
+    Some((0..rows).map(row_bytes).collect())
+}
+
+#[test]
+fn dequantised_weights_have_the_bits_of_the_formats_own_library() {
+    for name in goldens() {
+        let (json, directory) = (json(&name), golden(&name));
+        let (spec, weights) =
+            (ModelConfig::from_dir(&directory).unwrap().spec, Weights::open(&directory).unwrap());
+        let hashes = json["dequantised"].as_object().unwrap();
+        let mut found: Vec<String> = Vec::new();
+        // Fused matrices: parts of one stored tensor follow each other.
+        let (mut bytes, mut fused): (Vec<u8>, Option<String>) = (Vec::new(), None);
+        let mut finish = |base: Option<String>, bytes: &mut Vec<u8>| {
+            let Some(base) = base else { return };
+            let [_, hash] = [0, 1].map(|i| hashes[&base][i].as_str().unwrap());
+            assert_eq!(format!("{:016x}", xxh3_64(bytes)), hash, "{name}: {base}");
+            bytes.clear();
+            found.push(base);
+        };
+        for tensor in tensors::all(&spec) {
+            let stored = tensor
+                .stored
+                .iter()
+                .find(|stored| hashes.contains_key(stored.name.strip_suffix(".weight").unwrap_or_default()));
+            let Some(stored) = stored else { continue };
+            let base = stored.name.strip_suffix(".weight").unwrap().to_owned();
+            if fused.as_ref() != Some(&base) {
+                finish(fused.take(), &mut bytes);
+            }
+            let dtype = hashes[&base][0].as_str().unwrap();
+            let rows = dequantised(&tensor, &weights, tensor.leaves(&spec), dtype);
+            let Some(rows) = rows else { continue };
+            bytes.extend(rows.concat());
+            fused = Some(base);
+        }
+        finish(fused.take(), &mut bytes);
+        assert_eq!(found.len(), hashes.len(), "{name}: all quantised matrices are found");
+    }
+}
+
+/// Logits of the golden's positions.
+fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
+    let list = |key: &str| -> Vec<u32> {
+        json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+    };
+    let prompt = list("prompt");
+    let mut sequence = sequence_of(prompt.clone(), 3, BLOCK_SIZE);
+    let mut batch = Batch::default();
+    sequence.put(&mut batch, prompt.len());
+    model.logits(&batch, &list("positions"))
+}
+
+/// The golden logits called `key`, if there are any.
+fn expected(name: &str, key: &str) -> Option<Vec<Vec<f32>>> {
+    let bytes = std::fs::read(golden(name).join("goldens.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = tensors.tensor(key).ok()?;
+    let values: Vec<f32> = tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    Some(values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec).collect())
+}
+
+fn worst(got: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    let pairs = got.iter().flatten().zip(expected.iter().flatten());
+    pairs.map(|(got, expected)| (got - expected).abs()).fold(0.0, f32::max)
+}
+
+/// Root of the mean squared difference.
+fn rms(got: &[Vec<f32>], expected: &[Vec<f32>]) -> f32 {
+    let pairs = got.iter().flatten().zip(expected.iter().flatten());
+    let squares: Vec<f32> = pairs.map(|(got, expected)| (got - expected).powi(2)).collect();
+    (squares.iter().sum::<f32>() / squares.len() as f32).sqrt()
+}
+
+fn deviation(values: &[Vec<f32>]) -> f32 {
+    let count = values.iter().flatten().count() as f32;
+    let mean = values.iter().flatten().sum::<f32>() / count;
+    (values.iter().flatten().map(|value| (value - mean).powi(2)).sum::<f32>() / count).sqrt()
+}
+
+#[test]
+fn logits_agree_with_transformers_on_the_dequantised_weights() {
+    for name in goldens() {
+        let json = json(&name);
+        let got = logits(&mut load(&golden(&name), 2), &json);
+        let exact = expected(&name, "exact_logits").unwrap();
+        let from_exact = worst(&got, &exact);
+        println!("{name}: {from_exact} from exact, {} deviations", from_exact / deviation(&exact));
+        if json["is_integer"] == Value::Bool(true) {
+            assert!(from_exact <= ROUNDING * deviation(&exact), "{name}: off by {from_exact}");
+        } else {
+            assert!(from_exact <= TOLERANCE, "{name}: off by {from_exact}");
+        }
+        if let Some(encoded) = expected(&name, "encoded_logits") {
+            let (first, all) = (worst(&got[..1], &encoded[..1]), rms(&got, &encoded));
+            println!("{name}: {first} at first, {all} in all, from the same rounding; {}", rms(&got, &exact));
+            assert!(first <= TOLERANCE, "{name}: off by {first} with 8-bit inputs");
+            assert!(all <= FLIPS * rms(&got, &exact), "{name}: off by {all} with 8-bit inputs");
+        }
+    }
+}
+
+#[test]
+fn batches_chunks_and_threads_change_no_bit_of_quantised_models() {
+    for name in ["gptq-4-act-order", "w4a16", "w8a8", "fp8-block", "nf4-nested", "gptq-4-experts"] {
+        let json = json(name);
+        let whole = logits(&mut load(&golden(name), 2), &json);
+        let prompt: Vec<u32> =
+            json["prompt"].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect();
+        for (threads, chunk) in [(1, 1), (3, 7)] {
+            let mut model = load(&golden(name), threads);
+            let mut sequence = sequence_of(prompt.clone(), 3, BLOCK_SIZE);
+            let (mut done, mut got) = (0, Vec::new());
+            while done < prompt.len() {
+                let mut batch = Batch::default();
+                let rows = chunk.min(prompt.len() - done);
+                sequence.put(&mut batch, rows);
+                let wanted: Vec<u32> = json["positions"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .filter_map(|position| {
+                        let row = (position.as_u64().unwrap() as usize).checked_sub(done)?;
+                        (row < rows).then_some(row as u32)
+                    })
+                    .collect();
+                let step_rows = if wanted.is_empty() { vec![0] } else { wanted.clone() };
+                let logits = model.logits(&batch, &step_rows);
+                got.extend(logits.into_iter().take(wanted.len()));
+                done += rows;
+            }
+            assert!(got == whole, "{name}: {threads} threads, {chunk} rows a step");
+        }
+    }
+}
+
+/// A copy of a golden model, changed: its configuration, and the bytes of its tensors with their shapes.
+fn changed(
+    name: &str,
+    config: impl FnOnce(&mut Value),
+    tensors: impl FnOnce(&mut Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)>),
+) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let text = std::fs::read(golden(name).join("config.json")).unwrap();
+    let mut object: Value = serde_json::from_slice(&text).unwrap();
+    config(&mut object);
+    std::fs::write(directory.path().join("config.json"), object.to_string()).unwrap();
+    let bytes = std::fs::read(golden(name).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        .collect();
+    tensors(&mut all);
+    let views = all.iter().map(|(name, dtype, shape, bytes)| {
+        (name.clone(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &directory.path().join("model.safetensors")).unwrap();
+    directory
+}
+
+/// Checks that a golden model whose tensor ending in `suffix` is changed is refused with all of `words`.
+fn check_tensor(
+    name: &str,
+    suffix: &str,
+    change: impl FnOnce(&mut (String, safetensors::Dtype, Vec<usize>, Vec<u8>)),
+    words: &[&str],
+) {
+    let directory = changed(
+        name,
+        |_| {},
+        |all| change(all.iter_mut().find(|(name, ..)| name.ends_with(suffix)).expect("there is one")),
+    );
+    let said = refusal(directory.path());
+    words.iter().for_each(|word| assert!(said.contains(word), "{name} {suffix}: {said:?} says {word:?}"));
+}
+
+fn check_config(name: &str, field: &str, value: Value, words: &[&str]) {
+    let change = |config: &mut Value| *config.pointer_mut(field).expect("a field of it") = value.clone();
+    let said = refusal(changed(name, change, |_| {}).path());
+    words.iter().for_each(|word| assert!(said.contains(word), "{name} {field}: {said:?} says {word:?}"));
+}
+
+#[test]
+fn hostile_tensors_are_refused_by_name() {
+    let q = "layers.0.self_attn.q_proj";
+    let set = |at: usize, value: i32| {
+        move |tensor: &mut (String, _, _, Vec<u8>)| {
+            tensor.3[4 * at..][..4].copy_from_slice(&value.to_le_bytes());
+        }
+    };
+    // Group indices that lead out of the scales, below zero, or into a group that is full.
+    check_tensor("gptq-4-act-order", &format!("{q}.g_idx"), set(5, 2), &["g_idx", "input 5", "group 2"]);
+    check_tensor("gptq-4-act-order", &format!("{q}.g_idx"), set(5, i32::MIN), &["g_idx", "-2147483648"]);
+    check_tensor("gptq-4", &format!("{q}.g_idx"), set(0, 3), &["g_idx", "groups must have 32 inputs"]);
+    let shrunk = |tensor: &mut (String, _, Vec<usize>, Vec<u8>)| {
+        let (rows, kept) = (tensor.2[0], tensor.2[0] / 2);
+        tensor.3.truncate(tensor.3.len() / rows * kept);
+        tensor.2[0] = kept;
+    };
+    for (name, suffix) in [
+        ("gptq-4", "q_proj.qweight"),
+        ("gptq-4", "q_proj.scales"),
+        ("gptq-4", "q_proj.qzeros"),
+        ("gptq-4", "q_proj.g_idx"),
+        ("awq", "q_proj.qweight"),
+        ("awq", "q_proj.scales"),
+        ("awq", "q_proj.qzeros"),
+        ("w4a16", "qkv_proj.weight_packed"),
+        ("w4a16", "qkv_proj.weight_scale"),
+        ("w4a16-asymmetric", "q_proj.weight_zero_point"),
+        ("w8a8", "q_proj.weight"),
+        ("w8a8", "q_proj.weight_scale"),
+        ("fp8-block", "q_proj.weight"),
+        ("fp8-block", "q_proj.weight_scale_inv"),
+        ("nf4-nested", "q_proj.weight"),
+        ("nf4-nested", "q_proj.weight.absmax"),
+        ("nf4-nested", "q_proj.weight.quant_map"),
+        ("nf4-nested", "q_proj.weight.nested_absmax"),
+        ("nf4-nested", "q_proj.weight.nested_quant_map"),
+    ] {
+        check_tensor(name, suffix, shrunk, &[suffix, "expected"]);
+    }
+    let retyped =
+        |tensor: &mut (String, safetensors::Dtype, Vec<usize>, Vec<u8>)| tensor.1 = safetensors::Dtype::U32;
+    check_tensor("gptq-4", "q_proj.qweight", retyped, &["q_proj.qweight", "U32"]);
+    // NaN as a code of FP8, and as a scale.
+    let nan = |tensor: &mut (String, _, _, Vec<u8>)| tensor.3[3] = 0x7f;
+    check_tensor("fp8-block", "q_proj.weight", nan, &["q_proj.weight", "output 0 and input 3 is NaN"]);
+    let infinite = |tensor: &mut (String, _, _, Vec<u8>)| tensor.3[..2].copy_from_slice(&[0x00, 0x7c]);
+    check_tensor("gptq-4", "q_proj.scales", infinite, &["q_proj.weight", "inf"]);
+    // A JSON object inside a tensor.
+    let garbled = |tensor: &mut (String, _, _, Vec<u8>)| tensor.3.fill(b'{');
+    check_tensor(
+        "nf4-nested",
+        "q_proj.weight.quant_state.bitsandbytes__nf4",
+        garbled,
+        &["not a JSON object"],
+    );
+    // A tensor that is gone.
+    let said =
+        refusal(changed("awq", |_| {}, |all| all.retain(|it| !it.0.ends_with("q_proj.scales"))).path());
+    assert!(said.contains("q_proj.scales") && said.contains("is in no weight file"), "{said}");
+}
+
+#[test]
+fn schemes_that_cannot_be_read_are_refused_with_what_is_near() {
+    let q = "/quantization_config";
+    let field = |name: &str| format!("{q}/{name}");
+    check_config("gptq-4", &field("bits"), 5.into(), &["config.json: bits is 5", "2, 3, 4 or 8"]);
+    check_config("gptq-4", &field("group_size"), 0.into(), &["group_size is 0"]);
+    check_config("gptq-4", &field("checkpoint_format"), "marlin".into(), &["marlin", "gptq, gptq_v2"]);
+    check_config("gptq-4", &field("quant_method"), "aqlm".into(), &["quant_method", "aqlm", "GPTQ, AWQ"]);
+    check_config("gptq-4", q, Value::from(7), &["quantization_config is 7", "an object"]);
+    check_config("awq", &field("version"), "gemv".into(), &["version", "gemv", "gemm"]);
+    check_config("awq", &field("bits"), 8.into(), &["bits is 8", "4"]);
+    check_config(
+        "w4a16",
+        &field("format"),
+        "nvfp4-pack-quantized".into(),
+        &["format", "nvfp4", "pack-quantized"],
+    );
+    let bits = field("config_groups/group_0/weights/num_bits");
+    check_config("w4a16", &bits, 3.into(), &["num_bits is 3", "compressed-tensors W4A16"]);
+    check_config("w4a16", &field("config_groups"), Value::from("all"), &["config_groups", "an object"]);
+    check_config("nf4", &field("load_in_4bit"), false.into(), &["load_in_4bit is false", "NF4"]);
+    check_config(
+        "fp8-block",
+        &field("weight_block_size"),
+        serde_json::json!([0, 128]),
+        &["weight_block_size"],
+    );
+    // Groups of a size that no packed format has.
+    let odd =
+        |config: &mut Value| config["quantization_config"]["weight_block_size"] = serde_json::json!([64, 16]);
+    let directory = changed("fp8-block", odd, |all| {
+        let scale =
+            all.iter_mut().find(|it| it.0.ends_with("layers.0.self_attn.q_proj.weight_scale_inv")).unwrap();
+        scale.2[1] *= 4;
+        scale.3 = scale.3.repeat(4);
+    });
+    let said = refusal(directory.path());
+    assert!(said.contains("groups of 16 inputs"), "{said}");
+}
+
+#[test]
+fn matrices_of_one_product_must_be_stored_alike() {
+    // The value projection as numbers, beside queries and keys as codes.
+    let directory = changed(
+        "gptq-4",
+        |_| {},
+        |all| {
+            let base = "model.layers.0.self_attn.v_proj";
+            all.retain(|(name, ..)| !name.starts_with(base));
+            let bytes = half::f16::from_f32(0.5).to_le_bytes().repeat(64 * 128);
+            all.push((format!("{base}.weight"), safetensors::Dtype::F16, vec![64, 128], bytes));
+        },
+    );
+    let said = refusal(directory.path());
+    assert!(said.contains("q_proj") && said.contains("v_proj") && said.contains("16 or 32 bits"), "{said}");
+}
+
+#[test]
+fn a_file_of_its_own_says_the_same_as_the_configuration() {
+    let take = |config: &mut Value| {
+        config.as_object_mut().unwrap().remove("quantization_config");
+    };
+    let directory = changed("gptq-4", take, |_| {});
+    assert!(refusal(directory.path()).contains("q_proj"), "without it, the matrices are missing");
+    let own = serde_json::json!({"bits": 4, "group_size": 32, "desc_act": false});
+    std::fs::write(directory.path().join("quantize_config.json"), own.to_string()).unwrap();
+    let json = json("gptq-4");
+    assert!(logits(&mut load(directory.path(), 2), &json) == logits(&mut load(&golden("gptq-4"), 2), &json));
+}
