@@ -120,7 +120,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "NAME",
         MODEL,
-        FRONT | RUN_BATCH,
+        FRONT | RUN | RUN_BATCH,
         "How the model writes tool calls, by vLLM's name: hermes, qwen3_coder, llama3_json, mistral, … [default: recognised from the chat template]",
     ),
     one(
@@ -128,7 +128,7 @@ pub const FLAGS: &[Flag] = &[
         None,
         "NAME",
         MODEL,
-        FRONT | RUN_BATCH,
+        FRONT | RUN | RUN_BATCH,
         "How the model writes reasoning, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: recognised from the chat template]",
     ),
     one(
