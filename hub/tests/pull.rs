@@ -282,7 +282,7 @@ async fn what_cannot_be_had_says_why_and_what_to_do() {
     check("org/gated", "main", Some("expired"), &["refuses the token (401)"]).await;
     check("org/gguf", "main", None, &["no safetensors weights", ".gguf", "model.safetensors"]).await;
     check("org/bare", "main", None, &["no tokenizer.json"]).await;
-    check("org/hostile", "main", None, &["../../../x.safetensors", "no safetensors file beside it"]).await;
+    check("org/hostile", "main", None, &["../../../x.safetensors", "not a safetensors file beside it"]).await;
     check("org/unnamed", "main", None, &["no commit", "is HF_ENDPOINT a hub?"]).await;
     let hub = hub(&scene.server.endpoint, scene.cache.path(), Some("hf_right"));
     assert!(pull(&hub, "org/gated", "main", Need::All).await.is_ok());

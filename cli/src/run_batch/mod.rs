@@ -135,7 +135,7 @@ impl Here {
     async fn read(settings: &mut Settings, log: LogOptions) -> Result<Self, Failure> {
         let text_sources = settings::text_sources(settings);
         let mut engine = EngineSettings::read_compute(settings);
-        engine.worker.ranks = settings::ranks(settings, |_| None);
+        engine.worker.ranks = settings::ranks_here(settings);
         let workers =
             settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
         let mut names = settings.list("served-model-name", text);

@@ -15,11 +15,16 @@ const LWS: [&str; 3] = ["LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDE
 
 /// Reads the ranks; `variable` reads the environment. Problems are recorded in `settings`.
 pub fn ranks(settings: &mut Settings, variable: impl Fn(&str) -> Option<String>) -> RanksConfig {
+    let here = ranks_here(settings);
+    RanksConfig { nodes: nodes(settings, variable), ..here }
+}
+
+/// Reads the ranks of a command that runs on one machine.
+pub fn ranks_here(settings: &mut Settings) -> RanksConfig {
     let mut number = |name, most| settings.value(name, count(1..=most)).map_or(1, |count| count as u32);
     let tensor_parallel = number("tensor-parallel-size", MAX_LEAVES as u64);
     let pipeline_parallel = number("pipeline-parallel-size", MAX_STAGES);
-    let nodes = nodes(settings, variable);
-    RanksConfig { tensor_parallel, pipeline_parallel, nodes, command: None }
+    RanksConfig { tensor_parallel, pipeline_parallel, nodes: NodesConfig::default(), command: None }
 }
 
 fn nodes(settings: &mut Settings, variable: impl Fn(&str) -> Option<String>) -> NodesConfig {
