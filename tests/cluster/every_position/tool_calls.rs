@@ -1,5 +1,6 @@
-//! Answers with thoughts and calls, their worker lost at every position: the pieces that a client gets, the
-//! calls' ids among them, are those of the undisturbed answer.
+//! Answers with thoughts and calls, their worker lost at every position: the pieces that a client gets are
+//! those of the undisturbed answer. Ids of calls are not compared: they follow from the stream's key, and each
+//! run has its own, because under one id it would join the stream of another run at the workers.
 
 use std::sync::Arc;
 
@@ -13,18 +14,20 @@ use skein_router::request::{Draft, Journey, Prompt};
 use skein_router::text::model_text::ModelText;
 use skein_router::text::sources::TextSources;
 
-use super::{AT_ONCE, Cut, CuttingConnector, MODEL, model, router_config, start_router, start_worker};
+use super::{
+    AT_ONCE, Cut, CuttingConnector, MODEL, fresh_id, model, router_config, start_router, start_worker,
+};
 
 /// Shows the tools' names; its prompt ends within a thought.
 const TEMPLATE: &str = "{{ bos_token }}{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}\
                         {% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> <tool_call> #}";
 
-/// What a client can put together: each sample's text by kind, its calls with their ids, its end.
+/// What a client can put together: each sample's text by kind, its calls with their arguments, its end.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Heard {
     content: String,
     reasoning: String,
-    calls: Vec<(String, String, String)>,
+    calls: Vec<(String, String)>,
     reason: Option<&'static str>,
 }
 
@@ -48,8 +51,6 @@ fn draft(n: i64, seed: i64, choice: Choice) -> Draft {
             continue_final_message: false,
             template_kwargs: Map::from_iter([("tools".to_owned(), shown.into())]),
         },
-        // Ids of calls follow from it, so that answers to it compare; each run has a router of its own.
-        request_id: Some(format!("calls-{n}-{seed}")),
         sampling: SamplingOptions {
             n: Some(n),
             seed: Some(seed),
@@ -70,6 +71,7 @@ async fn answer(
 ) -> (Vec<Heard>, Journey, usize) {
     let cluster = start_router(workers, CuttingConnector::new(cut)).await;
     let app = App::new(text.clone(), Arc::new(cluster), router_config());
+    let draft = Draft { request_id: Some(fresh_id()), ..draft };
     let Started { request, mut stream, split } = app.start(draft).await.expect("it is taken");
     let plan = split.expect("the model has formats");
     let mut splitters: Vec<Splitter> = (0..request.n).map(|_| Splitter::new(plan.clone())).collect();
@@ -89,11 +91,8 @@ async fn answer(
             match piece {
                 Piece::Content(text) => heard.content += &text,
                 Piece::Reasoning(text) => heard.reasoning += &text,
-                Piece::Call { index: call, name } => {
-                    let id = plan.ids().id(&request.stream_key().to_wire(), delta.sample_index, call, &name);
-                    heard.calls.push((id, name, String::new()));
-                }
-                Piece::Arguments { json, .. } => heard.calls.last_mut().expect("it has begun").2 += &json,
+                Piece::Call { name, .. } => heard.calls.push((name, String::new())),
+                Piece::Arguments { json, .. } => heard.calls.last_mut().expect("it has begun").1 += &json,
                 Piece::CallEnd { .. } => {}
             }
         }
