@@ -32,7 +32,7 @@ pub use otlp::{FLUSH_TRACES, OtlpSettings};
 #[cfg(feature = "worker")]
 pub use precision::flags as precision_flags;
 #[cfg(feature = "worker")]
-pub use ranks::{ranks, ranks_here};
+pub use ranks::ranks_here;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};
 use table::{BENCH, FLAGS, Flag, GATEWAY, ROUTER, RUN, RUN_BATCH, SERVE, WORKER};
 pub use text_sources::text_sources;
