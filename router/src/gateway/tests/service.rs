@@ -1,4 +1,4 @@
-//! Keys, models, health and tokenisation.
+//! Keys, model list, health and tokenisation.
 
 use super::*;
 
@@ -56,7 +56,7 @@ async fn the_servers_address_answers_with_a_page_of_links_that_lead_somewhere() 
     }
 }
 
-/// The CORS headers for a page of `origin`: of the answer, and of a preflight before it.
+/// CORS headers of the answer to a page of `origin`, and of the preflight before it.
 async fn browsed(allowed: &[&str], origin: &str) -> (Answer, Answer) {
     let mut config = testing::config();
     config.api_keys = vec!["sesame".to_owned()];
