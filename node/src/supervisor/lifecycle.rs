@@ -89,7 +89,7 @@ pub fn end_with_supervisor(shutdown: Shutdown) -> std::io::Result<()> {
         std::thread::sleep(LAST_RESORT);
         std::process::exit(FORCED_EXIT_CODE);
     };
-    std::thread::Builder::new().name("leash".into()).spawn(watch).map(drop)
+    std::thread::Builder::new().name("lifeline".into()).spawn(watch).map(drop)
 }
 
 #[cfg(test)]

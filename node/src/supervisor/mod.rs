@@ -1,8 +1,8 @@
 //! Keeps a number of worker processes alive: starts them, reports joins and leaves to discovery, restarts
 //! crashed ones, kills and restarts those that the router reports as lost, and stops them all.
 //!
-//! A worker's standard input is its leash: it closes when the supervisor stops the worker and also when the
-//! supervisor dies for any reason, so no worker is left behind. Its first line is the worker's secret.
+//! A worker's standard input is its lifeline: it closes when the supervisor stops the worker or dies for any
+//! reason, so no worker is left behind. Its first line is the worker's secret.
 
 mod backoff;
 mod lifecycle;

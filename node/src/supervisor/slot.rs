@@ -88,7 +88,7 @@ impl WorkerSlot {
             Err(error) => return End::Died(format!("cannot be started: {error}")),
         };
         // Taken out of `child`, because `wait` would close it, and a worker whose input closes exits.
-        let leash = hand_over(&secret, child.stdin.take()).await;
+        let lifeline = hand_over(&secret, child.stdin.take()).await;
         let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
         let mut last_report = None;
         let mut heard_at = clock::now();
@@ -127,7 +127,7 @@ impl WorkerSlot {
                 () = self.stop.requested() => break,
             }
         }
-        drop(leash);
+        drop(lifeline);
         self.see_end(&mut child).await;
         End::Stopped
     }
@@ -175,7 +175,7 @@ impl WorkerSlot {
                 let _ = self.reports.send(Report::Ready { worker, address }).await;
             }
             Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
-            None => tracing::debug!(worker, line, "other output of a worker"),
+            None => tracing::debug!(worker, line, "unexpected output of a worker"),
         }
         None
     }
