@@ -74,8 +74,8 @@ impl Sequence {
         let in_flight = self.last_draw().and_then(|(drawn_in, draws)| match draws {
             Draws::Fork { .. } => Some(Pause::Forking),
             Draws::Verify { .. } => Some(Pause::Verifying),
-            // A history may end with one unknown token, and only the step just before can supply it.
-            // The next mask, and the end of a bad word, depend on the token.
+            // A history may end with one unknown token, which only the step just before can supply. The next
+            // mask and the end of a banned sequence depend on that token.
             Draws::Next { .. } if drawn_in + 1 < step || !self.carries || self.needs_known_tokens() => {
                 Some(Pause::Drawing)
             }

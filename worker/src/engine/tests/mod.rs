@@ -1,4 +1,4 @@
-//! The engine loop over the fake backend: here on its own thread, in the submodules turn by turn.
+//! The engine loop over the fake backend: on its own thread here, turn by turn in the submodules.
 
 mod constraints;
 mod drafts;
@@ -185,7 +185,7 @@ async fn a_reader_that_never_reads_loses_its_request_not_the_workers_memory() {
     let (handle, running) = start(FakeOptions { kv_blocks: 8192, ..FakeOptions::default() }, 8);
     let mut greedy = submission("a", 100_000);
     let params = SamplingParams { max_tokens: 100_000, logprobs: Some(20), ..SamplingParams::default() };
-    // Many bytes a token, so that few tokens reach the limit.
+    // Large logprob lists, so that few tokens reach the limit.
     greedy.request.params = Arc::new(params);
     greedy.request.samples = (0..32).map(|index| NewSample { index, delivered: Vec::new() }).collect();
     let mut lazy = handle.submit(greedy).await.expect("taken");
