@@ -1,5 +1,5 @@
-//! The append-only log of a batch directory: one JSON object a line, of which the last for an id counts. Each
-//! line is synced to disk before a client can see its effect.
+//! Append-only log of a batch directory: one JSON object per line; the last line for an id counts. Each line
+//! is synced to disk before a client can observe its effect.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -10,19 +10,19 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FileRecord, Job};
 
-/// One line.
+/// One log line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Entry {
     /// A file exists.
     File(FileRecord),
-    /// A file was deleted.
+    /// The file with this id was deleted.
     Deleted(String),
-    /// A job is in this state.
+    /// Latest state of a job.
     Job(Box<Job>),
 }
 
-/// Files and jobs by id.
+/// Current files and jobs by id.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub files: BTreeMap<String, FileRecord>,
@@ -39,7 +39,7 @@ impl State {
     }
 }
 
-/// A log, locked by this process and open for appending.
+/// Log locked by this process and open for appending.
 #[derive(Debug)]
 pub(super) struct Log {
     file: File,
@@ -60,8 +60,8 @@ impl From<io::Error> for LogError {
 }
 
 impl Log {
-    /// Opens the log at `path`, which is created if needed, replays it, and rewrites it with one line for
-    /// each id. An incomplete last line is dropped: a kill cut it before a client could see its effect.
+    /// Opens or creates the log at `path`, replays it, and compacts it to one line per id. An incomplete last
+    /// line is dropped: a kill cut it before a client could observe its effect.
     pub fn open(path: &Path) -> Result<(Self, State), LogError> {
         let options = OpenOptions::new().read(true).append(true).create(true).clone();
         let lock = options.open(path.with_extension("lock"))?;
@@ -70,7 +70,7 @@ impl Log {
             Err(TryLockError::WouldBlock) => return Err(LogError::InUse),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
-        // Keeps the lock until the process ends; dropping the file would release it.
+        // Hold the lock until the process ends; dropping the file would release it.
         std::mem::forget(lock);
         let state = replay(path, &options)?;
         let compact: PathBuf = path.with_extension("new");
@@ -83,7 +83,7 @@ impl Log {
         Ok((Self { file: options.open(path)? }, state))
     }
 
-    /// Appends `entry`; on success it is on the disk.
+    /// Appends `entry` and syncs it to disk.
     pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
         self.file.write_all(line(entry).as_bytes())?;
         self.file.sync_data()
