@@ -1,5 +1,5 @@
-//! A device that hangs, faults or is full: the backend ends with an error that names the cause. There is one
-//! test because a fault affects the whole process.
+//! A device that hangs, faults or is full: the backend ends with an error that names the cause. A single
+//! test, because a fault affects the whole process.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "cuda_model/models.rs"]
@@ -23,7 +23,7 @@ use models::LLAMA;
 use runs::{eager, limits, on_cuda, prompt, sample, sequence_of, step, try_cuda};
 use skein_proto::sampling::SamplingParams;
 
-/// Longer than anything in this test takes.
+/// Longer than any step of this test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
@@ -55,7 +55,7 @@ fn what_a_device_can_do_to_a_backend() {
     }
 }
 
-/// Loading waits no longer than a step may take, and dropping never waits for the device.
+/// Loading waits at most as long as a step may take, and dropping never waits for the device.
 fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     let dir = dir.to_owned();
     inject(fault);
@@ -71,7 +71,7 @@ fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     reset();
 }
 
-/// Graphs are captured between steps, so a device failure during capture is noticed without a step.
+/// Graphs are captured between steps, so a failure during capture is detected without a step.
 fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     let timeout = Duration::from_millis(300);
     let mut backend = on_cuda(dir, CudaConfig { step_timeout: timeout, enforce_eager: false, ..eager() });
@@ -85,7 +85,7 @@ fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     reset();
 }
 
-/// The result of `work`, which must not hang.
+/// Result of `work`, which must not hang.
 fn within_patience<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (answer, answered) = sync_channel(1);
     std::thread::spawn(move || answer.send(work()));

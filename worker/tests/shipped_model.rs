@@ -1,5 +1,5 @@
-//! A whole worker over loopback with the shipped model: concurrent streams equal streams that ran alone, and
-//! a resume at any position continues them exactly, for all kinds of sampling parameters.
+//! A whole worker on loopback with the shipped model: concurrent streams equal those run alone, and a resume
+//! at any position continues exactly, for all sampling parameters.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -56,7 +56,7 @@ impl Served {
     }
 }
 
-/// The output of a stream for each of its samples.
+/// Output of each sample of a stream.
 type Samples = std::collections::BTreeMap<u32, (Vec<u32>, Vec<wire::TokenLogprobs>, Option<wire::Finish>)>;
 
 async fn read(mut stream: Streaming<wire::GenerateDelta>) -> (Samples, u32) {
@@ -113,7 +113,7 @@ async fn together_and_resumed_streams_equal_streams_alone() {
         expected.push(read(stream).await.0);
     }
     alone.stop().await;
-    // Steps so small that prompts are cut into many chunks, beside decoding sequences.
+    // Steps so small that prompts are split into many chunks beside decoding sequences.
     let tight =
         SchedulerConfig { max_num_batched_tokens: 24, max_num_seqs: 12, ..SchedulerConfig::default() };
     let mut together = serve_shipped_model(tight).await;
