@@ -42,7 +42,7 @@ fn what_cannot_be_served_is_said_at_once() {
     let whole = std::fs::read(CHAT).expect("the file is there");
     std::fs::write(path("cut.gguf"), &whole[..whole.len() / 2]).expect("a file");
     std::fs::write(path("no.gguf"), "hello").expect("a file");
-    // Another architecture of the same length.
+    // Replace the architecture by an unknown one with a name of the same length.
     let at = whole.windows(5).position(|bytes| bytes == b"llama").expect("its name");
     let mut other = whole;
     other[at..at + 5].copy_from_slice(b"mamba");
