@@ -21,7 +21,7 @@ const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
 /// Every sixth layer of Gemma 3 attends without a window.
 const GEMMA3_PATTERN: u64 = 6;
 
-/// Implements [`GgufModel::config`].
+/// The model's `config.json`, as [`GgufModel::config`] returns it.
 pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     let architecture = "general.architecture";
     let name = model.get(architecture).and_then(Value::as_str);

@@ -19,9 +19,9 @@ pub enum Value<'a> {
     Signed(i64),
     /// Float of 32 or 64 bits.
     Real(f64),
-    /// Boolean value.
+    /// Boolean, one byte in the file.
     Flag(bool),
-    /// UTF-8 string.
+    /// String, which must be UTF-8.
     Text(&'a str),
     /// Array of values of one type.
     List(Array<'a>),

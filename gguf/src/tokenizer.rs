@@ -67,7 +67,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Supported rules.
+/// Supported rules; a file gives one of their names in `tokenizer.ggml.pre`.
 const PRES: [Pre; 7] = [
     GPT2,
     Pre {
@@ -89,7 +89,7 @@ const PRES: [Pre; 7] = [
     Pre { names: &["gpt-4o", "llama4", "o200k"], words: Some(GPT4O), ..GPT2 },
 ];
 
-/// Implements [`GgufModel::tokenizer`].
+/// The model's `tokenizer.json`, as [`GgufModel::tokenizer`] returns it.
 pub fn tokenizer(model: &GgufModel) -> Result<Json, GgufError> {
     let vocabulary = Vocabulary::read(model)?;
     match model.get(MODEL).and_then(Value::as_str) {
@@ -170,7 +170,7 @@ pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
     ends
 }
 
-/// Implements [`GgufModel::tokenizer_config`].
+/// The model's `tokenizer_config.json`, as [`GgufModel::tokenizer_config`] returns it.
 pub fn tokenizer_config(model: &GgufModel) -> Json {
     let mut config = Map::new();
     for (field, name) in

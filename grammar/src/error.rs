@@ -36,7 +36,7 @@ pub enum Refused {
     /// This process cannot constrain answers.
     #[error("this model's answers cannot be constrained: {reason}")]
     Unavailable {
-        /// Missing requirement.
+        /// What the tokenizer or the build lacks.
         reason: String,
     },
 }

@@ -24,7 +24,7 @@ use runs::{eager, limits, on_cuda, prompt, sample, sequence_of, step, try_cuda};
 use skein_proto::sampling::SamplingParams;
 
 /// Longer than any step of this test.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
     let mut batch = Batch::default();
@@ -59,7 +59,7 @@ fn what_a_device_can_do_to_a_backend() {
 fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     let dir = dir.to_owned();
     inject(fault);
-    let said = within_patience(move || {
+    let said = within_timeout(move || {
         let cuda = CudaConfig { step_timeout: Duration::from_millis(300), ..eager() };
         match try_cuda(&dir, cuda, limits(), Some(4 << 20)) {
             Err(error) if error.is_device_fault() => error.to_string(),
@@ -78,18 +78,18 @@ fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     inject(fault);
     let (alarm, alarmed) = sync_channel(1);
     backend.on_failure(Box::new(move || alarm.send(()).unwrap()));
-    alarmed.recv_timeout(PATIENCE).expect("nobody has to ask");
+    alarmed.recv_timeout(TIMEOUT).expect("nobody has to ask");
     let error = backend.health().expect_err("it has failed");
     assert!(matches!(error, BackendError::Stopped { backend: "cuda", .. }), "{error}");
-    within_patience(move || drop(backend));
+    within_timeout(move || drop(backend));
     reset();
 }
 
 /// Result of `work`, which must not hang.
-fn within_patience<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+fn within_timeout<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (answer, answered) = sync_channel(1);
     std::thread::spawn(move || answer.send(work()));
-    answered.recv_timeout(PATIENCE).expect("it ends")
+    answered.recv_timeout(TIMEOUT).expect("it ends")
 }
 
 fn check(dir: &std::path::Path, fault: Fault, words: &[&str]) {

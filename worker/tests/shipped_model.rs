@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_TOKENS: u32 = 24;
 
 struct Served {
@@ -40,7 +40,7 @@ async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
     let task = tokio::spawn(skein_worker::serve(config, |_, _| {}, on_ready, async {
         let _ = stopped.await;
     }));
-    let address: SocketAddr = tokio::time::timeout(PATIENCE, address).await.expect("in time").expect("ready");
+    let address: SocketAddr = tokio::time::timeout(TIMEOUT, address).await.expect("in time").expect("ready");
     let client = WorkerClient::connect(format!("http://{address}")).await.expect("it listens");
     Served { client, shutdown, task }
 }
@@ -62,7 +62,7 @@ type Samples = std::collections::BTreeMap<u32, (Vec<u32>, Vec<wire::TokenLogprob
 async fn read(mut stream: Streaming<wire::GenerateDelta>) -> (Samples, u32) {
     let (mut samples, mut cached) = (Samples::new(), 0);
     while let Some(delta) =
-        tokio::time::timeout(PATIENCE, stream.message()).await.expect("in time").expect("no fault")
+        tokio::time::timeout(TIMEOUT, stream.message()).await.expect("in time").expect("no fault")
     {
         let sample = samples.entry(delta.sample_index).or_default();
         sample.0.extend(delta.token_ids);

@@ -282,8 +282,8 @@ mod tests {
     use super::super::{Ring, Shared};
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
-    const IMPATIENT: Duration = Duration::from_millis(100);
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
     type Ends = (Box<dyn Outlet>, Box<dyn Inlet>);
 
@@ -292,7 +292,7 @@ mod tests {
         let (outlet, inlet) = between_threads([4, 2], 2, timeout);
         let before = Shared::bytes(1, 64);
         let memory = SharedMemory::create(before + Ring::size(4096, 1)).unwrap();
-        let end = Shared::new(memory.clone(), 0, (0, 1), 64, PATIENCE).end();
+        let end = Shared::new(memory.clone(), 0, (0, 1), 64, TIMEOUT).end();
         let ring = Ring::new(memory, before, 4096, 1, end);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn values_arrive_in_order_with_their_bits() {
-        for (kind, (mut outlet, mut inlet)) in links(PATIENCE) {
+        for (kind, (mut outlet, mut inlet)) in links(TIMEOUT) {
             let sender = std::thread::spawn(move || {
                 (0..50).for_each(|number| outlet.send(&values(number)).unwrap());
                 outlet.send(&[-0.0, f32::from_bits(0x7fc0_1234)]).unwrap();
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn an_end_that_is_silent_or_differs_or_has_ended_is_named() {
-        for (kind, (mut outlet, mut inlet)) in links(IMPATIENT) {
+        for (kind, (mut outlet, mut inlet)) in links(SHORT_TIMEOUT) {
             let lost = inlet.receive(&mut [0.0; 3]).unwrap_err();
             assert_eq!((lost.rank, lost.how, lost.doing.bytes), (4, How::Silent, 12), "{kind}");
             outlet.send(&[0.0; 2]).unwrap();
@@ -351,7 +351,7 @@ mod tests {
             let differs = inlet.receive(&mut [0.0; 3]).unwrap_err();
             assert_eq!((differs.rank, differs.how), (4, How::Differs(8)), "{kind}");
         }
-        for (kind, (outlet, mut inlet)) in links(PATIENCE) {
+        for (kind, (outlet, mut inlet)) in links(TIMEOUT) {
             drop(outlet);
             if kind != "ring" {
                 assert_eq!(inlet.receive(&mut [0.0; 3]).unwrap_err().how, How::Ended, "{kind}");

@@ -155,9 +155,9 @@ mod tests {
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
     /// Timeout of exchanges that fail.
-    const IMPATIENT: Duration = Duration::from_millis(100);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
     /// Message of `rank` in a round; its length depends only on the round.
     fn message(rank: usize, round: usize) -> Vec<u8> {
@@ -179,9 +179,9 @@ mod tests {
     fn every_rank_gets_what_all_gave_in_the_order_of_ranks() {
         exchange_many(&mut Alone);
         for count in [1, 2, 3, 4] {
-            on_all(Threads::new(count, PATIENCE), exchange_many);
+            on_all(Threads::new(count, TIMEOUT), exchange_many);
             for capacity in [64, 4096] {
-                on_all(Shared::in_one_process(count, capacity, PATIENCE).unwrap(), exchange_many);
+                on_all(Shared::in_one_process(count, capacity, TIMEOUT).unwrap(), exchange_many);
             }
         }
     }
@@ -212,16 +212,16 @@ mod tests {
     #[test]
     fn ranks_of_several_machines_get_what_all_gave() {
         for count in [1, 2, 3] {
-            on_all(connected(count, PATIENCE), exchange_many);
+            on_all(connected(count, TIMEOUT), exchange_many);
         }
         for (machines, places) in [(2, 1), (2, 2), (3, 2)] {
-            on_all(grid(machines, places, PATIENCE), exchange_many);
+            on_all(grid(machines, places, TIMEOUT), exchange_many);
         }
     }
 
     #[test]
     fn messages_longer_than_a_sockets_buffers_do_not_block() {
-        on_all(connected(3, PATIENCE), |ranks| {
+        on_all(connected(3, TIMEOUT), |ranks| {
             let mine = vec![ranks.rank() as u8; 9 << 20];
             let mut all = vec![7; 3 * mine.len()];
             ranks.gather(&mine, &mut all).unwrap();
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_closed_connection_ends_the_wait_at_once() {
-        let mut ranks = connected(2, PATIENCE);
+        let mut ranks = connected(2, TIMEOUT);
         let closer = Closer::new(vec![ranks[0].peers_of_test()]);
         let mut first = ranks.remove(0);
         let waiting = std::thread::spawn(move || first.gather(&[1], &mut [0; 2]));
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn values_keep_their_bits() {
-        let results = on_all(Threads::new(2, PATIENCE), |ranks| {
+        let results = on_all(Threads::new(2, TIMEOUT), |ranks| {
             let mine = [-0.0, f32::from_bits(0x7fc0_1234), ranks.rank() as f32];
             let mut all = [0.0; 6];
             ranks.gather_values(&mine, &mut all).unwrap();
@@ -283,14 +283,14 @@ mod tests {
 
     #[test]
     fn a_late_rank_is_waited_for() {
-        both(Fault::Delay(Duration::from_millis(30)), PATIENCE, |results| {
+        both(Fault::Delay(Duration::from_millis(30)), TIMEOUT, |results| {
             assert_eq!(results, vec![Ok(GOOD.to_vec()); 3]);
         });
     }
 
     #[test]
     fn wrong_bytes_arrive_as_they_are() {
-        both(Fault::WrongBytes, PATIENCE, |results| {
+        both(Fault::WrongBytes, TIMEOUT, |results| {
             for result in results {
                 let all = result.unwrap();
                 assert_ne!(all, GOOD);
@@ -301,8 +301,8 @@ mod tests {
 
     #[test]
     fn a_rank_that_hangs_or_dies_or_fails_is_named_in_time() {
-        for fault in [Fault::Hang(3 * IMPATIENT), Fault::Die, Fault::Error] {
-            both(fault, IMPATIENT, |results| {
+        for fault in [Fault::Hang(3 * SHORT_TIMEOUT), Fault::Die, Fault::Error] {
+            both(fault, SHORT_TIMEOUT, |results| {
                 for (rank, result) in results.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
                     let lost = result.unwrap_err();
                     assert_eq!(
@@ -310,7 +310,7 @@ mod tests {
                         (1, 3, 4),
                         "{rank} {fault:?}"
                     );
-                    assert!(lost.after < 2 * IMPATIENT + Duration::from_secs(2), "{lost}");
+                    assert!(lost.after < 2 * SHORT_TIMEOUT + Duration::from_secs(2), "{lost}");
                 }
             });
         }
@@ -328,8 +328,8 @@ mod tests {
             assert!(lost.to_string().starts_with("rank 1 gave 16 bytes in exchange 1 of 8 bytes, after "));
             assert_eq!(results[1].unwrap_err().how, How::Differs(8));
         };
-        check(on_all(Threads::new(2, PATIENCE), differ));
-        check(on_all(Shared::in_one_process(2, 64, PATIENCE).unwrap(), differ));
-        check(on_all(grid(2, 1, PATIENCE), differ));
+        check(on_all(Threads::new(2, TIMEOUT), differ));
+        check(on_all(Shared::in_one_process(2, 64, TIMEOUT).unwrap(), differ));
+        check(on_all(grid(2, 1, TIMEOUT), differ));
     }
 }

@@ -210,12 +210,12 @@ mod tests {
     use super::super::Shared;
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn ring(bytes: usize, readers: usize) -> Ring {
         let before = Shared::bytes(1, 64);
         let memory = SharedMemory::create(before + Ring::size(bytes, readers)).unwrap();
-        let end = Shared::new(memory.clone(), 0, (0, 1), 64, PATIENCE).end();
+        let end = Shared::new(memory.clone(), 0, (0, 1), 64, TIMEOUT).end();
         Ring::new(memory, before, bytes, readers, end)
     }
 
@@ -232,13 +232,13 @@ mod tests {
                 std::thread::spawn(move || {
                     for number in 0..100 {
                         let mut words = vec![0; message(number).len()];
-                        reader.take(&mut words, Some(PATIENCE)).unwrap();
+                        reader.take(&mut words, Some(TIMEOUT)).unwrap();
                         assert_eq!(words, message(number), "message {number} of a ring of {bytes}");
                     }
                 })
             };
             let readers = [read(0), read(1)];
-            let mut writer = ring.writer(PATIENCE);
+            let mut writer = ring.writer(TIMEOUT);
             for number in 0..100 {
                 writer.put(&message(number)).unwrap();
                 writer.publish();
@@ -258,7 +258,7 @@ mod tests {
         let empty = self::ring(64, 1);
         let late = empty.reader(0).take(&mut [0; 4], Some(Duration::from_millis(10)));
         assert!(matches!(late, Err(RingError::Late { .. })), "{late:?}");
-        reader.take(&mut [0; 16], Some(PATIENCE)).unwrap();
+        reader.take(&mut [0; 16], Some(TIMEOUT)).unwrap();
         ring.end.because_of(3);
         assert_eq!(reader.take(&mut [0; 8], None), Err(RingError::Ended(3)));
     }

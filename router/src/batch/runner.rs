@@ -66,13 +66,13 @@ pub enum RunError {
         custom_id: String,
     },
     /// The server did not recover in time.
-    #[error("no answer to `{custom_id}` for {seconds} s: {reason}; run the same command again to go on")]
+    #[error("no answer to `{custom_id}` for {seconds} s: {reason}; run the same command again to continue")]
     Unanswered {
         /// `custom_id` of the request.
         custom_id: String,
         /// How long it was retried, in seconds.
         seconds: u64,
-        /// Last failure.
+        /// Error of the last attempt.
         reason: String,
     },
 }

@@ -1,7 +1,7 @@
 //! Finds the end of a JSON value in text that arrives in pieces. It tracks strings and brackets only and does
 //! not validate the value.
 
-/// Deepest nesting.
+/// Most levels of nested objects and arrays.
 const MAX_DEPTH: usize = 128;
 
 /// Position inside a JSON value.

@@ -21,7 +21,7 @@ use super::{Body, Opening, Plan};
 pub enum Piece {
     /// Visible text of the answer.
     Content(String),
-    /// Reasoning text.
+    /// Text that the model wrote as reasoning.
     Reasoning(String),
     /// Start of a call. Calls are numbered from 0.
     Call {

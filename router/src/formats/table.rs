@@ -13,7 +13,7 @@ const NONE: Format = Format {
     ids: Ids::Long,
 };
 
-/// Tool-call formats.
+/// Tool-call formats, each with its names in vLLM.
 pub static FORMATS: &[Format] = &[
     // Hermes 2 and 3, Qwen 2.5 and 3.
     Format {

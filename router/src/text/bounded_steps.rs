@@ -22,10 +22,10 @@ const PRECOMPILED_KEY_BYTES: usize = 5;
 
 /// Normaliser with limited output.
 #[derive(Debug, Clone)]
-pub struct BoundedNormalizer(Arc<Vec<Step>>);
+pub struct BoundedNormalizer(Arc<Vec<BoundedStep>>);
 
 #[derive(Debug)]
-enum Step {
+enum BoundedStep {
     /// Like the library's `Replace`, but counts the matches before replacing them.
     Replace {
         regex: SysRegex,
@@ -56,7 +56,7 @@ impl<'de> Deserialize<'de> for BoundedNormalizer {
     }
 }
 
-fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<Step>) -> Result<()> {
+fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<BoundedStep>) -> Result<()> {
     match normalizer {
         NormalizerWrapper::Sequence(sequence) => {
             for inner in sequence {
@@ -69,9 +69,9 @@ fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<Step>) -> Result<()> {
                 ReplacePattern::String(text) => SysRegex::new(&fancy_escape(&text)),
                 ReplacePattern::Regex(regex) => SysRegex::new(&regex),
             };
-            steps.push(Step::Replace { regex: regex?, content });
+            steps.push(BoundedStep::Replace { regex: regex?, content });
         }
-        other => steps.push(Step::Other(other)),
+        other => steps.push(BoundedStep::Other(other)),
     }
     Ok(())
 }
@@ -103,11 +103,11 @@ impl Normalizer for BoundedNormalizer {
     }
 }
 
-fn apply(step: &Step, text: &mut NormalizedString) -> Result<()> {
+fn apply(step: &BoundedStep, text: &mut NormalizedString) -> Result<()> {
     let before = text.get().len();
     match step {
-        Step::Replace { regex, content } => text.replace(&Counted { regex, content }, content)?,
-        Step::Other(normalizer) => {
+        BoundedStep::Replace { regex, content } => text.replace(&Counted { regex, content }, content)?,
+        BoundedStep::Other(normalizer) => {
             check_growth(normalizer, text.get())?;
             normalizer.normalize(text)?;
         }

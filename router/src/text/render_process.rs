@@ -48,7 +48,7 @@ pub struct Rendering<'a> {
 
 /// Owned form of [`Rendering`], as the child process parses it.
 #[derive(Debug, Deserialize)]
-struct Asked {
+struct RenderRequest {
     messages: Value,
     add_generation_prompt: bool,
     arguments: Map<String, Value>,
@@ -83,15 +83,15 @@ impl RenderProcesses {
     ///
     /// # Errors
     /// The template's refusal, or that it exhausts memory, stack or time.
-    pub fn render(&self, asked: &Rendering<'_>) -> Result<String, Refusal> {
-        let asked = serde_json::to_vec(asked).map_err(|_| Refusal::Internal)?;
+    pub fn render(&self, request: &Rendering<'_>) -> Result<String, Refusal> {
+        let request = serde_json::to_vec(request).map_err(|_| Refusal::Internal)?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let used = idle.map(|process| self.ask(process, &asked));
+        let used = idle.map(|process| self.render_with(process, &request));
         let answer = match used {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(Broken::Late)) => Err(Broken::Late),
             // An idle process may have been killed, so try a new one.
-            Some(Err(Broken::Ended)) | None => self.ask(self.start()?, &asked),
+            Some(Err(Broken::Ended)) | None => self.render_with(self.start()?, &request),
         };
         match answer {
             Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| Refusal::Internal),
@@ -119,9 +119,9 @@ impl RenderProcesses {
     }
 
     /// Sends a request to `process`, which is kept for reuse if it answers.
-    fn ask(&self, mut process: RenderProcess, asked: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
-        let answer = process.ask(asked, clock::now() + self.timeout)?;
-        if asked.len() < KEEP_BELOW_BYTES {
+    fn render_with(&self, mut process: RenderProcess, request: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
+        let answer = process.exchange(request, clock::now() + self.timeout)?;
+        if request.len() < KEEP_BELOW_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < self.most_idle {
                 idle.push(process);
@@ -136,7 +136,7 @@ impl RenderProcesses {
 enum Broken {
     /// It exceeded the time limit.
     Late,
-    /// It ended.
+    /// It exited or closed its pipe.
     Ended,
 }
 
@@ -164,9 +164,9 @@ impl RenderProcess {
         Ok(Self { child, socket: ours })
     }
 
-    fn ask(&mut self, asked: &[u8], until: Timestamp) -> Result<(u8, Vec<u8>), Broken> {
-        self.write(&u32::try_from(asked.len()).map_err(|_| Broken::Ended)?.to_le_bytes(), until)?;
-        self.write(asked, until)?;
+    fn exchange(&mut self, request: &[u8], until: Timestamp) -> Result<(u8, Vec<u8>), Broken> {
+        self.write(&u32::try_from(request.len()).map_err(|_| Broken::Ended)?.to_le_bytes(), until)?;
+        self.write(request, until)?;
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, until)?;
         let [kind, length @ ..] = head;
@@ -236,9 +236,9 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         }
-        let mut asked = vec![0; u32::from_le_bytes(length) as usize];
-        input.read_exact(&mut asked)?;
-        let (kind, content) = answer(template, &asked);
+        let mut request = vec![0; u32::from_le_bytes(length) as usize];
+        input.read_exact(&mut request)?;
+        let (kind, content) = answer(template, &request);
         let length = u32::try_from(content.len()).map_err(io::Error::other)?;
         output.write_all(&[kind])?;
         output.write_all(&length.to_le_bytes())?;
@@ -247,12 +247,12 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
     }
 }
 
-fn answer(template: &ChatTemplate, asked: &[u8]) -> (u8, String) {
+fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
     // The parent sends valid JSON; serde_json refuses only excessive nesting.
-    let Ok(asked) = serde_json::from_slice::<Asked>(asked) else {
+    let Ok(request) = serde_json::from_slice::<RenderRequest>(request) else {
         return (REFUSED, "messages are nested too deeply.".to_owned());
     };
-    match template.render_here(&asked.messages, asked.add_generation_prompt, &asked.arguments) {
+    match template.render_here(&request.messages, request.add_generation_prompt, &request.arguments) {
         Ok(text) => (TEXT, text),
         Err(Refusal::Internal) => (FAILED, String::new()),
         Err(refusal) => (REFUSED, refusal.to_string()),
@@ -314,11 +314,11 @@ mod tests {
         let ask = |messages: Value| {
             let arguments = json!({"mood": " é"});
             let arguments = arguments.as_object().unwrap();
-            let asked = Rendering { messages: &messages, add_generation_prompt: true, arguments };
-            let asked = serde_json::to_vec(&asked).unwrap();
+            let request = Rendering { messages: &messages, add_generation_prompt: true, arguments };
+            let request = serde_json::to_vec(&request).unwrap();
             let (mut input, mut output) =
-                (u32::try_from(asked.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
-            input.extend(asked);
+                (u32::try_from(request.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
+            input.extend(request);
             serve_on(&template, &mut &input[..], &mut output).unwrap();
             (output[0], String::from_utf8(output[HEAD_BYTES..].to_vec()).unwrap())
         };

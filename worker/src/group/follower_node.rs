@@ -79,7 +79,7 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
     };
     match start() {
         Ok((memory, processes)) => Serving::new(memory, processes, outgoing).run(incoming),
-        Err(error) => GroupEnd::Lost(format!("this node's ranks cannot be started: {error}")),
+        Err(error) => GroupEnd::Lost(format!("this node's ranks cannot start: {error}")),
     }
 }
 

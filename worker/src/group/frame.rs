@@ -9,7 +9,7 @@ use crate::backend::{Batch, StepOutput};
 
 /// Header words: kind, epoch, step, and digest of the content. All but the kind take two words.
 const HEADER: usize = 7;
-/// Frame kinds.
+/// Kinds of frames: the first header word.
 const CHECK: u32 = 1;
 const RUN: u32 = 2;
 const STOP: u32 = 3;

@@ -272,7 +272,7 @@ impl FrameReader {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
     fn every_process_of_a_node_has_a_seat_and_parts_do_not_overlap() {
@@ -280,9 +280,9 @@ mod tests {
         assert_eq!((plan(0).children(), plan(0).seats(), plan(0).seat_of(1)), (1..4, 4, 1));
         assert_eq!((plan(1).children(), plan(1).seats(), plan(1).seat_of(4)), (4..8, 5, 1));
         assert_eq!((plan(1).rank_on(1), plan(0).rank_on(3)), (4, 3));
-        let memory = GroupMemory::create(plan(1), PATIENCE).unwrap();
+        let memory = GroupMemory::create(plan(1), TIMEOUT).unwrap();
         (0..5).for_each(|seat| memory.beat(seat));
-        let mut outlet = memory.link_to(5).writer(PATIENCE);
+        let mut outlet = memory.link_to(5).writer(TIMEOUT);
         outlet.put(&[7; 64]).unwrap();
         outlet.publish();
         memory.writer().write(&[1, 2, 3]).unwrap();
@@ -290,14 +290,14 @@ mod tests {
         memory.reader(6).read(&mut words).unwrap();
         assert_eq!(words, [1, 2, 3]);
         let mut passed = [0; 64];
-        memory.link_to(5).reader(0).take(&mut passed, Some(PATIENCE)).unwrap();
+        memory.link_to(5).reader(0).take(&mut passed, Some(TIMEOUT)).unwrap();
         assert_eq!((passed, [0, 4].map(|seat| memory.beats(seat)), memory.cause()), ([7; 64], [1; 2], None));
     }
 
     #[test]
     fn an_end_wakes_those_that_wait_for_frames() {
         let plan = NodePlan::new(Topology::new(2, 2, 1).unwrap(), 0, 0);
-        let group = GroupMemory::create(plan, PATIENCE).unwrap();
+        let group = GroupMemory::create(plan, TIMEOUT).unwrap();
         let mut reader = group.reader(3);
         let waiting = std::thread::spawn(move || reader.read(&mut Vec::new()));
         group.end_because_of(2);

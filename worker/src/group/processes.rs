@@ -130,7 +130,7 @@ impl Answer {
 pub struct RankCommand {
     /// Path of the executable.
     pub binary: PathBuf,
-    /// Command-line arguments.
+    /// Command-line arguments, without the executable.
     pub arguments: Vec<String>,
 }
 
@@ -306,7 +306,7 @@ impl Start {
     /// started it ends.
     fn run(self) {
         let rank = self.rank;
-        let end = self.watch_child().unwrap_or_else(|error| format!("cannot be started: {error}"));
+        let end = self.watch_child().unwrap_or_else(|error| format!("cannot start: {error}"));
         self.watch.fail_because_of(rank, format!("rank {rank} {end}"));
     }
 
@@ -553,6 +553,6 @@ mod tests {
         let children = Children::default();
         let welcome = String::new();
         Start { rank: 1, command, welcome, watch: watch.clone(), children, answers }.run();
-        assert!(watch.failure().unwrap().starts_with("rank 1 cannot be started: "));
+        assert!(watch.failure().unwrap().starts_with("rank 1 cannot start: "));
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{Backend, BackendError, Batch, SampleRow, Sampled, StepHandle, StepOutput, Want};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const EPOCH: u64 = 5;
 
 /// Fake model that reports a wrong token in one step.
@@ -106,7 +106,7 @@ fn a_group_draws_what_one_rank_draws() {
     let mut alone = FakeBackend::new(options());
     let expected: Vec<_> = (0..40).map(|number| run(&mut alone, number).unwrap().answers).collect();
     for ranks in [2, 3] {
-        let (mut leader, _, followers) = group(ranks, 0, PATIENCE);
+        let (mut leader, _, followers) = group(ranks, 0, TIMEOUT);
         assert_eq!((leader.kv_blocks(), leader.steps_in_flight()), (64, 1));
         for (number, expected) in expected.iter().enumerate() {
             assert_eq!(&run(&mut leader, number as u32).unwrap().answers, expected, "{ranks} ranks");
@@ -119,7 +119,7 @@ fn a_group_draws_what_one_rank_draws() {
 
 #[test]
 fn a_differing_token_ends_the_group_before_it_is_used() {
-    let (mut leader, memory, followers) = group(3, 3, PATIENCE);
+    let (mut leader, memory, followers) = group(3, 3, TIMEOUT);
     (0..2).for_each(|number| drop(run(&mut leader, number).unwrap()));
     let error = run(&mut leader, 2).unwrap_err().to_string();
     assert!(error.contains("rank 1 drew different tokens than rank 0 in step 4"), "{error}");
@@ -142,7 +142,7 @@ fn a_late_step_ends_the_group_and_names_the_rank() {
 }
 
 #[test]
-fn a_rank_that_never_reports_is_named_within_the_patience() {
+fn a_rank_that_never_reports_is_named_within_the_timeout() {
     let timeout = Duration::from_millis(100);
     let memory = memory(2, timeout);
     let watch = Watch::new(memory.clone(), || ());
@@ -155,7 +155,7 @@ fn a_rank_that_never_reports_is_named_within_the_patience() {
 
 #[test]
 fn silence_fires_the_alarm_once_and_kills_the_ranks() {
-    let memory = memory(2, PATIENCE);
+    let memory = memory(2, TIMEOUT);
     let (killed, kills) = std::sync::mpsc::sync_channel(4);
     let (alarm, alarms) = std::sync::mpsc::sync_channel(4);
     let watch = Watch::new(memory, move || killed.send(()).unwrap());

@@ -10,7 +10,7 @@ use skein_node::clock;
 use super::heartbeat::HEARTBEAT_TIMEOUT;
 use super::memory::MAX_FRAME_WORDS;
 
-/// Message kinds.
+/// Kind of a message, in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A node introduces itself to the leader.

@@ -22,7 +22,7 @@ impl Device {
 
 /// What selects a format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum FormatSource {
     /// The checkpoint; its format is used unchanged.
     Checkpoint,
     /// The flag `--quantization`; converted from 16-bit weights at load.
@@ -33,7 +33,7 @@ pub enum Source {
     KvCache,
 }
 
-impl Source {
+impl FormatSource {
     /// All sources, in the manual's order.
     pub const ALL: [Self; 4] = [Self::Checkpoint, Self::Quantization, Self::Dtype, Self::KvCache];
 
@@ -52,7 +52,7 @@ impl Source {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format {
     /// What selects the format.
-    pub source: Source,
+    pub source: FormatSource,
     /// Value of the flag, or name of the checkpoint format.
     pub name: &'static str,
     /// Short description for the manual.
@@ -79,11 +79,11 @@ const fn stored(
     cpu: Option<&'static str>,
     cuda: Option<&'static str>,
 ) -> Format {
-    Format { source: Source::Checkpoint, name, what, cpu, cuda }
+    Format { source: FormatSource::Checkpoint, name, what, cpu, cuda }
 }
 
 const fn flag(
-    source: Source,
+    source: FormatSource,
     name: &'static str,
     what: &'static str,
     cpu: Option<&'static str>,
@@ -129,32 +129,32 @@ pub const FORMATS: &[Format] = &[
     stored("NVFP4 of compressed-tensors and ModelOpt", "4-bit floats in groups of 16", None, None),
     stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", None, None),
     stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
-    flag(Source::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
+    flag(FormatSource::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
     flag(
-        Source::Quantization,
+        FormatSource::Quantization,
         "int4",
         "4 bits, a multiplier and zero point for each 32 inputs",
         BY_CODES,
         None,
     ),
-    flag(Source::Quantization, "fp8", "FP8, a scale for each output", None, YES),
-    flag(Source::Dtype, "float32", "activations are not rounded", YES, None),
-    flag(Source::Dtype, "bfloat16", "activations are rounded before products", YES, None),
-    flag(Source::KvCache, "float32", "32 bits", YES, None),
-    flag(Source::KvCache, "bfloat16", "16 bits", YES, None),
-    flag(Source::KvCache, "float16", "16 bits", YES, None),
-    flag(Source::KvCache, "int8", "8 bits, a scale for each head and token", YES, None),
-    flag(Source::KvCache, "fp8", "8 bits", None, YES),
+    flag(FormatSource::Quantization, "fp8", "FP8, a scale for each output", None, YES),
+    flag(FormatSource::Dtype, "float32", "activations are not rounded", YES, None),
+    flag(FormatSource::Dtype, "bfloat16", "activations are rounded before products", YES, None),
+    flag(FormatSource::KvCache, "float32", "32 bits", YES, None),
+    flag(FormatSource::KvCache, "bfloat16", "16 bits", YES, None),
+    flag(FormatSource::KvCache, "float16", "16 bits", YES, None),
+    flag(FormatSource::KvCache, "int8", "8 bits, a scale for each head and token", YES, None),
+    flag(FormatSource::KvCache, "fp8", "8 bits", None, YES),
 ];
 
 /// Names of the formats that `device` supports, for messages.
-pub fn supported(device: Device, source: Source) -> String {
+pub fn supported(device: Device, source: FormatSource) -> String {
     let names = FORMATS.iter().filter(|format| format.source == source && format.is_on(device));
     names.map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
 /// Format selected by a flag's value.
-pub fn of_flag(source: Source, name: &str) -> Option<&'static Format> {
+pub fn of_flag(source: FormatSource, name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.source == source && format.name == name)
 }
 
@@ -164,11 +164,11 @@ pub fn tables() -> String {
     let row = |format: &Format| {
         format!("| {} | {} | {} | {} |\n", format.name, format.what, cell(format.cpu), cell(format.cuda))
     };
-    let table = |source: Source| {
+    let table = |source: FormatSource| {
         let rows: String = FORMATS.iter().filter(|format| format.source == source).map(row).collect();
         format!("## {}\n\n| format | what | CPU | CUDA |\n|---|---|---|---|\n{rows}\n", source.heading())
     };
-    Source::ALL.map(table).concat()
+    FormatSource::ALL.map(table).concat()
 }
 
 #[cfg(test)]
@@ -197,7 +197,7 @@ mod tests {
                 assert!(is_listed || !format.is_on(device), "{format:?}");
             }
         }
-        assert_eq!(supported(Device::Cpu, Source::Quantization), "int8, int4");
-        assert_eq!(supported(Device::Cuda, Source::Checkpoint), "bf16, f16, f32");
+        assert_eq!(supported(Device::Cpu, FormatSource::Quantization), "int8, int4");
+        assert_eq!(supported(Device::Cuda, FormatSource::Checkpoint), "bf16, f16, f32");
     }
 }

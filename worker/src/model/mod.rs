@@ -80,7 +80,7 @@ pub enum LoadError {
     MissingTensor {
         /// Name of the tensor.
         tensor: String,
-        /// Expected shape.
+        /// Shape that the configuration implies.
         expected: String,
         /// The model directory.
         dir: PathBuf,

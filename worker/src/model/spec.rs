@@ -67,7 +67,7 @@ pub struct AttentionSpec {
 /// Norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Not normalised.
+    /// Queries and keys are not normalised.
     None,
     /// One norm per head, with weights shared by all heads.
     Heads,
@@ -186,7 +186,7 @@ pub enum NormKind {
 /// Which values of attention and feed-forward network are normalised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormPlace {
-    /// Inputs only.
+    /// Only the inputs of both parts.
     Inputs,
     /// Outputs only, before they are added to the residual stream.
     Outputs,

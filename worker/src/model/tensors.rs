@@ -57,7 +57,7 @@ pub enum Product {
     AttentionOutput,
     /// Gate and up projections.
     GateUp,
-    /// Down projection.
+    /// Down projection of the feed-forward network.
     Down,
     /// Head, which computes logits.
     Logits,

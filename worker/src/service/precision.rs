@@ -10,7 +10,7 @@ use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 use crate::model::checkpoint::quantised::Scheme;
-use crate::model::formats::{self, Device, Source};
+use crate::model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
@@ -36,7 +36,7 @@ pub(super) fn on_cpu(
         Some(Quantization::Int8) => Some(Format::INT8),
         Some(Quantization::Int4) => Some(Format::INT4),
         Some(Quantization::Fp8) => {
-            return Err(lacks(Device::Cpu, "--quantization fp8", "needs a GPU", Source::Quantization));
+            return Err(lacks(Device::Cpu, "--quantization fp8", "needs a GPU", FormatSource::Quantization));
         }
     };
     let bf16 = match (asked.dtype, weights) {
@@ -57,7 +57,7 @@ pub(super) fn on_cpu(
         KvCacheDtype::Float16 => KvType::F16,
         KvCacheDtype::Int8 => KvType::Int8,
         KvCacheDtype::Fp8 => {
-            return Err(lacks(Device::Cpu, "--kv-cache-dtype fp8", "needs a GPU", Source::KvCache));
+            return Err(lacks(Device::Cpu, "--kv-cache-dtype fp8", "needs a GPU", FormatSource::KvCache));
         }
     };
     Ok(NumberTypes { bf16: bf16 && packed.is_none(), kv, weights: packed })
@@ -96,7 +96,7 @@ pub(super) fn cpu_arithmetic(numbers: &NumberTypes) -> String {
 }
 
 /// Error for a `flag` value that `device` does not support; lists the supported values.
-fn lacks(device: Device, flag: &str, why: &str, source: Source) -> WorkerError {
+fn lacks(device: Device, flag: &str, why: &str, source: FormatSource) -> WorkerError {
     unsuitable(&format!("{flag} {why}; {} has {}", device.text(), formats::supported(device, source)))
 }
 

@@ -11,7 +11,7 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::SMALL_BLOCK;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const EPOCH: u64 = 3;
 
 /// Backend of a group; ends the other ranks on drop.
@@ -24,7 +24,7 @@ pub struct Group {
 /// Group for the model in `directory`: `tensor` ranks in each of `stages` stages.
 pub fn group(directory: &Path, (tensor, stages): (usize, usize), kv_blocks: u32) -> Group {
     let plan = NodePlan::new(Topology::new(tensor, stages, 1).unwrap(), 0, 1 << 16);
-    let memory = GroupMemory::create(plan, PATIENCE).unwrap();
+    let memory = GroupMemory::create(plan, TIMEOUT).unwrap();
     let options = CpuOptions {
         threads: 1,
         kv_blocks,

@@ -22,7 +22,7 @@ use skein_worker::model::tensors;
 use crate::batches::{BLOCK_SIZE, golden, sample, sequence_of};
 
 /// Longest wait for another rank.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// More than a rank's 64 rows of the vocabulary and not a multiple of them; with eight ranks, three have
 /// none.
 const VOCAB: u32 = 300;
@@ -82,10 +82,10 @@ fn connected(tensor: usize, stages: usize) -> Vec<Connections> {
     let mut befores: Vec<Option<Box<dyn Inlet>>> = (0..tensor).map(|_| None).collect();
     for stage in 0..stages {
         let mut next = Vec::new();
-        let ranks = Threads::new(tensor, PATIENCE).into_iter().zip(befores);
+        let ranks = Threads::new(tensor, TIMEOUT).into_iter().zip(befores);
         let of_stage: Vec<_> = ranks
             .map(|(ranks, before)| {
-                let (outlet, inlet) = between_threads([stage, stage + 1], 2, PATIENCE);
+                let (outlet, inlet) = between_threads([stage, stage + 1], 2, TIMEOUT);
                 let is_last = stage + 1 == stages;
                 next.push((!is_last).then(|| Box::new(inlet) as Box<dyn Inlet>));
                 let after = (!is_last).then(|| Box::new(outlet) as Box<dyn Outlet>);
@@ -299,7 +299,7 @@ fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
 fn a_lost_rank_ends_the_others_steps_with_its_number() {
     let model = make("llama-gqa", Dtype::F32, json!({}));
     let options = options(NumberTypes::EXACT);
-    let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
+    let [first, second] = <[_; 2]>::try_from(Threads::new(2, TIMEOUT)).unwrap();
     let load = |rank: Threads| {
         let (none, model) = (PackedCache::none(), (model.path(), None));
         CpuModel::load_rank(model, options, &none, rank.into(), &mut |_, _| {}).unwrap()

@@ -187,7 +187,7 @@ impl Format {
         matches!(self.0.weights, Weights::Codes { .. } | Weights::Blocks(_))
     }
 
-    /// Implements [`Layout::encoding`].
+    /// Encoding of the activations that these weights are multiplied by.
     const fn encoding(self, bf16: bool, leaves: usize) -> Encoding {
         match self.0.weights {
             Weights::Codes { .. } | Weights::Blocks(_) => Encoding::Int8 { leaves },

@@ -6,7 +6,7 @@ use std::f64::consts::PI;
 /// Scaling of a rotation for longer contexts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Unscaled frequencies.
+    /// Frequencies as the base gives them.
     None,
     /// All frequencies are divided by this factor.
     Linear(f64),

@@ -13,7 +13,7 @@ use super::record::{FileRecord, Job};
 /// One log line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Entry {
+pub(super) enum LogLine {
     /// A file exists.
     File(FileRecord),
     /// The file with this id was deleted.
@@ -30,11 +30,11 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn apply(&mut self, entry: Entry) {
+    pub fn apply(&mut self, entry: LogLine) {
         match entry {
-            Entry::File(file) => drop(self.files.insert(file.id.clone(), file)),
-            Entry::Deleted(id) => drop(self.files.remove(&id)),
-            Entry::Job(job) => drop(self.jobs.insert(job.id.clone(), *job)),
+            LogLine::File(file) => drop(self.files.insert(file.id.clone(), file)),
+            LogLine::Deleted(id) => drop(self.files.remove(&id)),
+            LogLine::Job(job) => drop(self.jobs.insert(job.id.clone(), *job)),
         }
     }
 }
@@ -84,7 +84,7 @@ impl Log {
     }
 
     /// Appends `entry` and syncs it to disk.
-    pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
+    pub fn append(&mut self, entry: &LogLine) -> io::Result<()> {
         self.file.write_all(line(entry).as_bytes())?;
         self.file.sync_data()
     }
@@ -106,12 +106,12 @@ fn replay(path: &Path, options: &OpenOptions) -> Result<State, LogError> {
     }
 }
 
-fn entries(state: &State) -> impl Iterator<Item = Entry> + '_ {
-    let files = state.files.values().cloned().map(Entry::File);
-    files.chain(state.jobs.values().cloned().map(|job| Entry::Job(Box::new(job))))
+fn entries(state: &State) -> impl Iterator<Item = LogLine> + '_ {
+    let files = state.files.values().cloned().map(LogLine::File);
+    files.chain(state.jobs.values().cloned().map(|job| LogLine::Job(Box::new(job))))
 }
 
-fn line(entry: &Entry) -> String {
+fn line(entry: &LogLine) -> String {
     // Strings, numbers and maps with string keys always serialise.
     serde_json::to_string(entry).unwrap_or_default() + "\n"
 }

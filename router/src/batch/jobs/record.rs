@@ -86,7 +86,7 @@ pub struct Counts {
 /// Fault in a job's input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobError {
-    /// Machine-readable code.
+    /// Machine-readable code, as in OpenAI's API.
     pub code: String,
     /// Fault and remedy.
     pub message: String,

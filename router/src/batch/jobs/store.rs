@@ -9,7 +9,7 @@ use skein_node::clock;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::log::{Entry, Log, LogError, State};
+use super::log::{Log, LogError, LogLine, State};
 use super::record::{FileRecord, Job, NewJob, Purpose, Status};
 use super::{MAX_FILE_BYTES, MAX_RECORDS};
 
@@ -60,7 +60,7 @@ pub enum StoreError {
     Unknown {
         /// Kind of object: `file` or `batch`.
         what: &'static str,
-        /// Requested id.
+        /// The id in the request.
         id: String,
     },
     /// An unfinished job uses the file.
@@ -116,12 +116,12 @@ impl Store {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, entry: Entry) -> Result<(), StoreError> {
+    fn record(&self, entry: LogLine) -> Result<(), StoreError> {
         let (log, state) = &mut *self.lock();
         let known = match &entry {
-            Entry::File(file) => state.files.contains_key(&file.id),
-            Entry::Job(job) => state.jobs.contains_key(&job.id),
-            Entry::Deleted(_) => true,
+            LogLine::File(file) => state.files.contains_key(&file.id),
+            LogLine::Job(job) => state.jobs.contains_key(&job.id),
+            LogLine::Deleted(_) => true,
         };
         if !known && state.files.len() + state.jobs.len() >= MAX_RECORDS {
             return Err(StoreError::Full);
@@ -192,7 +192,7 @@ impl Store {
         if let Some(job) = user {
             return Err(StoreError::FileInUse { file: id.to_owned(), job: job.id });
         }
-        self.record(Entry::Deleted(id.to_owned()))?;
+        self.record(LogLine::Deleted(id.to_owned()))?;
         // The log is authoritative. If this fails, the next start removes the content.
         let _ = std::fs::remove_file(self.content(id));
         Ok(())
@@ -248,7 +248,7 @@ impl Store {
     /// # Errors
     /// If the disk fails.
     pub fn save(&self, job: &Job) -> Result<(), StoreError> {
-        self.record(Entry::Job(Box::new(job.clone())))
+        self.record(LogLine::Job(Box::new(job.clone())))
     }
 
     /// Updates the visible progress. Not logged, because a restart counts the answers.
@@ -323,7 +323,7 @@ impl Upload<'_> {
             filename: filename.to_owned(),
             purpose,
         };
-        self.store.record(Entry::File(record.clone()))?;
+        self.store.record(LogLine::File(record.clone()))?;
         self.finished = true;
         Ok(record)
     }

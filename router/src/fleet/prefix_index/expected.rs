@@ -1,5 +1,5 @@
-//! Blocks about to be cached: of prompts just placed or admitted. So follow-up requests go to the same worker
-//! although its report is still on its way. Pure.
+//! Blocks about to be cached, of prompts just placed or admitted. Follow-up requests therefore go to the same
+//! worker before its report arrives. Pure.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use super::tree::Seat;
 /// Why a prefix is expected in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expectation {
-    /// This router placed it under this sequence number, and the worker has not confirmed it yet.
+    /// Placed by this router under this sequence number; not yet confirmed by the worker.
     Placed(u64),
-    /// The worker admitted it.
+    /// Admitted by the worker.
     Admitted,
 }
 
-/// Most expected blocks per worker; the oldest expectations go first.
+/// Most expected blocks per worker; the oldest expectations are dropped first.
 pub(super) const MAX_BLOCKS_EACH: usize = 1 << 16;
-/// Most expected blocks of all workers together, about 64 MiB; beyond them a worker keeps one expectation.
+/// Most expected blocks of all workers, about 64 MiB; above this, each worker keeps one expectation.
 const MAX_BLOCKS: usize = 1 << 20;
-/// After this time an expectation is dropped: its request was probably cancelled.
+/// Age at which an expectation is dropped, because its request was probably cancelled.
 const EXPECTED_FOR: Duration = Duration::from_secs(60);
 
-/// The expectations of all workers.
+/// Expectations of all workers.
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     by_block: ByHash<Expecters>,
@@ -35,7 +35,7 @@ pub(super) struct Expected {
     blocks: usize,
 }
 
-/// One worker's expectations, oldest first.
+/// Expectations of one worker, oldest first.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
@@ -49,7 +49,7 @@ struct Waiting {
     hashes: Vec<BlockHash>,
 }
 
-/// The workers that expect a block. Most blocks have one.
+/// Workers that expect a block. Most blocks have only one.
 #[derive(Debug)]
 struct Expecters {
     first: Expecter,
@@ -59,7 +59,7 @@ struct Expecters {
 #[derive(Debug, Clone, Copy)]
 struct Expecter {
     seat: Seat,
-    /// Number of its expectations with the block.
+    /// Number of its expectations that contain the block.
     count: u32,
 }
 
@@ -72,7 +72,7 @@ impl Expecters {
         std::iter::once(&mut self.first).chain(&mut self.more).find(|expecter| expecter.seat == seat)
     }
 
-    /// Takes one expectation of `seat` away; returns whether any is left.
+    /// Removes one expectation of `seat`; returns whether any is left.
     fn remove_one(&mut self, seat: Seat) -> bool {
         let Some(expecter) = self.find(seat) else { return true };
         expecter.count -= 1;
@@ -86,7 +86,7 @@ impl Expecters {
 }
 
 impl Expected {
-    /// Extends the `hits` of each worker by the blocks of `chain` that it expects.
+    /// Extends each worker's `hits` by the blocks of `chain` that it expects.
     pub fn search(&self, chain: &[BlockHash], hits: &mut [u32]) {
         if self.by_block.is_empty() {
             return;
@@ -137,7 +137,7 @@ impl Expected {
         is_old || queue.blocks > MAX_BLOCKS_EACH || (self.blocks > MAX_BLOCKS && queue.waiting.len() > 1)
     }
 
-    /// Drops the expectation of placement `sequence`.
+    /// Removes the expectation of placement `sequence`.
     pub fn withdraw(&mut self, seat: Seat, sequence: u64) {
         let Some(queue) = self.by_seat.get(seat as usize) else { return };
         let placed = Expectation::Placed(sequence);
@@ -146,7 +146,7 @@ impl Expected {
         }
     }
 
-    /// Drops the worker's expectations whose last block is in `stored`.
+    /// Removes the worker's expectations whose last block is in `stored`.
     pub fn settle(&mut self, seat: Seat, stored: &[RunStored]) {
         let Some(queue) = self.by_seat.get(seat as usize).filter(|queue| queue.blocks > 0) else { return };
         let is_expected = |hash: &&BlockHash| self.by_block.contains_key(*hash);
@@ -160,7 +160,7 @@ impl Expected {
         settled.into_iter().rev().for_each(|at| self.drop_at(seat, at));
     }
 
-    /// Drops all expectations of a worker.
+    /// Removes all expectations of a worker.
     pub fn clear(&mut self, seat: Seat) {
         while self.by_seat.get(seat as usize).is_some_and(|queue| !queue.waiting.is_empty()) {
             self.drop_at(seat, 0);
@@ -182,13 +182,13 @@ impl Expected {
         shrink(&mut self.by_block);
     }
 
-    /// Number of blocks that a worker expects.
+    /// Number of blocks expected by a worker.
     #[cfg(test)]
     pub fn blocks_of(&self, seat: Seat) -> usize {
         self.by_seat[seat as usize].blocks
     }
 
-    /// Whether nothing is expected of anybody.
+    /// Whether there are no expectations.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.by_block.is_empty() && self.blocks == 0

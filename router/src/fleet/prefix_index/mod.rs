@@ -1,8 +1,8 @@
-//! Which worker caches which prefix, from the runs that workers report. Pure.
+//! Index of the prefixes cached by each worker, built from the runs that workers report. Pure.
 //!
-//! One search answers for all workers: it walks down the [`tree`] of cached blocks and collects the holders
-//! of each run on the way. To the blocks that are cached come those [`expected`] soon, of prompts just
-//! placed or admitted, so that follow-up requests go to the same worker.
+//! A single search covers all workers: it descends the [`tree`] of cached blocks and collects the holders of
+//! each run. It also counts blocks [`expected`] soon, of prompts just placed or admitted, so that follow-up
+//! requests go to the same worker.
 
 mod expected;
 mod mixed;
@@ -31,7 +31,7 @@ pub struct Desync {
 
 /// Default memory limit of the index.
 pub const DEFAULT_MAX_BYTES: usize = 256 * 1024 * 1024;
-/// Handles of removed caches that one change frees, so that a large cache delays nobody.
+/// Handles of removed caches freed per change, so that a large cache delays no request.
 const CLEANED_AT_ONCE: usize = 64;
 
 /// The index over all workers.
@@ -41,12 +41,12 @@ pub struct PrefixIndex {
     expected: Expected,
     members: HashMap<WorkerId, Place>,
     free_seats: Vec<Seat>,
-    /// Seats that were ever given out, and [`NO_SEAT`].
+    /// Seats ever assigned, including [`NO_SEAT`].
     seats: Seat,
     max_bytes: usize,
 }
 
-/// Where a worker is in the results and in the tree.
+/// A worker's position in results and in the tree.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     seat: Seat,
@@ -60,7 +60,7 @@ pub struct Hits {
 }
 
 impl Hits {
-    /// The blocks at the worker with this seat.
+    /// Number of blocks at the worker with this seat.
     pub fn blocks(&self, seat: u32) -> u32 {
         self.by_seat.get(seat as usize).copied().unwrap_or(0)
     }
@@ -87,7 +87,7 @@ impl PrefixIndex {
         self.expected.search(chain, &mut hits.by_seat);
     }
 
-    /// The number of `worker` in [`Hits`], from its first use until it is removed.
+    /// Number of `worker` in [`Hits`], valid from its first use until it is removed.
     pub fn seat(&mut self, worker: WorkerId) -> u32 {
         self.place(worker).seat
     }
@@ -121,7 +121,7 @@ impl PrefixIndex {
         self.store(worker, &change.stored)
     }
 
-    /// Adds blocks to what is known of `worker`'s cache.
+    /// Adds blocks to the known content of `worker`'s cache.
     pub fn store(&mut self, worker: WorkerId, runs: &[RunStored]) -> Result<(), Desync> {
         let Place { seat, slot } = self.place(worker);
         self.tree.clean(CLEANED_AT_ONCE);
@@ -146,8 +146,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Forgets everything about `worker`, which left or restarted. Its memory comes free as the index
-    /// changes, and in [`PrefixIndex::clean`].
+    /// Removes everything about `worker`, which left or restarted. Its memory is freed as the index changes,
+    /// and in [`PrefixIndex::clean`].
     pub fn remove(&mut self, worker: WorkerId) {
         let Some(Place { seat, slot }) = self.members.remove(&worker) else { return };
         self.expected.clear(seat);
@@ -160,7 +160,7 @@ impl PrefixIndex {
         self.tree.clean(handles);
     }
 
-    /// Memory of the cached runs.
+    /// Memory of the cached runs, in bytes.
     pub fn bytes(&self) -> usize {
         self.tree.bytes()
     }

@@ -1,5 +1,5 @@
-//! The index compared with a naive model: for each worker, the set of token prefixes in its cache.
-//! `TEST_INDEX_SEEDS=10000` runs more than the usual seeds.
+//! The index against a naive model: for each worker, the set of token prefixes in its cache.
+//! `TEST_INDEX_SEEDS=10000` runs more seeds than usual.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn seeds() -> u64 {
     std::env::var("TEST_INDEX_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(100)
 }
 
-/// The hits of one worker.
+/// Hits of one worker.
 fn leading_blocks(index: &mut PrefixIndex, worker: WorkerId, chain: &[BlockHash]) -> usize {
     let (seat, mut hits) = (index.seat(worker), Hits::default());
     index.search(chain, &mut hits);
@@ -226,7 +226,7 @@ fn a_prefix_is_expected_until_it_is_cached_withdrawn_or_too_old() {
     assert!(index.expected.blocks_of(seat) <= MAX_BLOCKS_EACH);
 }
 
-/// Operations in an order that no worker sends: parents evicted before children, handles reused, gaps.
+/// Operations in an order that no worker sends: parents evicted before children, reused handles, gaps.
 #[test]
 fn nonsense_from_a_worker_leaves_the_index_consistent_and_empty_in_the_end() {
     for seed in 0..seeds() {

@@ -34,7 +34,7 @@ async fn everything_but_health_needs_the_key() {
             let error = &answer.json()["error"];
             assert_eq!(error["code"], "invalid_api_key");
             let message = error["message"].as_str().unwrap();
-            assert_eq!(message.starts_with("No API key was sent"), key.is_none(), "{message}");
+            assert_eq!(message.starts_with("This server requires an API key"), key.is_none(), "{message}");
         }
         assert_ne!(status(method, path, Some("sesame")).await.status, 401, "{path}");
     }

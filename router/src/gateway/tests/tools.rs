@@ -234,7 +234,7 @@ async fn a_model_without_tools_says_so() {
     );
     let app = App::new(Arc::new(text), Arc::new(says("x")), testing::config());
     let answer = ask(&app, CHAT, &with_tools(json!({}))).await;
-    assert!(answer.body.contains("name the format with the server's --tool-call-parser"), "{}", answer.body);
+    assert!(answer.body.contains("specify it with the server's --tool-call-parser"), "{}", answer.body);
 }
 
 #[tokio::test]

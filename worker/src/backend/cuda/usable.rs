@@ -34,7 +34,7 @@ pub enum NotUsable {
     /// No kernel for a part of the model.
     #[error("the CUDA kernels cannot run this model: {family} has {part}; serve it with --device cpu")]
     Part {
-        /// Model family.
+        /// Name of the model family.
         family: &'static str,
         /// Description of the part without a kernel.
         part: &'static str,

@@ -8,7 +8,7 @@ use super::compressed;
 use crate::model::LoadError;
 use crate::model::config::read_object;
 use crate::model::fields::Fields;
-use crate::model::formats::{self, Source};
+use crate::model::formats::{self, FormatSource};
 
 const CONFIG: &str = "config.json";
 /// Names of the object in config.json; compressed-tensors used a different one.
@@ -148,7 +148,7 @@ pub fn refused(scheme: &Scheme, device: formats::Device) -> String {
          16-bit weights ({})",
         scheme.name(),
         device.text(),
-        formats::supported(device, Source::Checkpoint)
+        formats::supported(device, FormatSource::Checkpoint)
     )
 }
 
@@ -158,7 +158,7 @@ fn unknown_method(fields: &Fields<'_>) -> LoadError {
 
 /// Error for a field whose value is not in the table of formats.
 fn unlisted(fields: &Fields<'_>, field: &str) -> LoadError {
-    let supported = formats::supported(formats::Device::Cpu, Source::Checkpoint);
+    let supported = formats::supported(formats::Device::Cpu, FormatSource::Checkpoint);
     fields.wrong(field, format!("absent for weights in bf16, f16 or f32; or {supported}"))
 }
 
