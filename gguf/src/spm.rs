@@ -13,7 +13,7 @@ pub const MAX_MERGES: usize = 1 << 21;
 /// Longest token that is split, in bytes. It bounds the work: each split takes a lookup.
 const MAX_MERGED_BYTES: usize = 512;
 
-/// Merge of two tokens into one with this score.
+/// Merge of the tokens `left` and `right`; `score` is that of the resulting token.
 struct Merge<'a> {
     left: &'a str,
     right: &'a str,

@@ -3,7 +3,7 @@
 /// Tensor type, with the size of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorType {
-    /// Number in GGUF files.
+    /// Number of the type in GGUF files.
     pub id: u32,
     /// Name in ggml.
     pub name: &'static str,
@@ -67,7 +67,7 @@ impl TensorType {
         let (row, outer) = dims.split_first()?;
         let row = size(row).filter(|row| row.is_multiple_of(self.values))?;
         let row = (row / self.values).checked_mul(self.bytes)?;
-        // The number of values must fit as well.
+        // The number of values must not overflow either.
         dims.iter().try_fold(1usize, |all, dim| all.checked_mul(size(dim)?))?;
         outer.iter().try_fold(row, |all, dim| all.checked_mul(size(dim)?))
     }

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 
 /// Limit for waits that usually take far less.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Joins are seen this soon once etcd is back, on a busy machine too.
+/// Time limit for a router to see a join after etcd is back, on a busy machine.
 const SECONDS: Duration = Duration::from_secs(8);
 /// About the shortest lease that etcd grants with the tests' timing.
 const LEASE: Duration = Duration::from_secs(2);

@@ -65,7 +65,7 @@ pub struct Choices {
     weights: Vec<f32>,
     /// Selection scores, `[rows, experts]`, if they differ from the logits.
     keys: Vec<f32>,
-    /// Number of each pair, `[rows, per_token]`.
+    /// Number of each pair of row and chosen expert, `[rows, per_token]`. Pairs are numbered by expert.
     numbers: Vec<u32>,
     /// Row of each pair, `[pairs]`.
     rows: Vec<u32>,

@@ -174,7 +174,7 @@ impl Request {
         });
     }
 
-    /// Draws the ids of a call to another process; `None` if tracing is disabled.
+    /// Generates the ids of a call to another process; `None` if tracing is disabled.
     pub fn attempt(&self) -> Option<Attempt> {
         self.0.as_ref().map(|live| Attempt::new(live.own, &live.state))
     }

@@ -74,7 +74,7 @@ struct Place<'a> {
     seats: &'a Seats,
     tenant: &'a Tenant,
     number: u64,
-    /// Whether it is looking for a seat.
+    /// Whether it was called and is now trying to get a worker.
     looks: bool,
 }
 

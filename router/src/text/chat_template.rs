@@ -96,7 +96,6 @@ impl ChatTemplate {
 
     /// Frees the compiled program, because other processes render. A hostile template may have large
     /// constants.
-    /// constants.
     pub fn without_program(self) -> Self {
         Self { env: Environment::empty(), ..self }
     }

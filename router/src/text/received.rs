@@ -55,7 +55,6 @@ impl Remainder {
     /// # Errors
     /// [`Refusal::NotContinued`] if the client received something that this output does not contain, so it
     /// belongs to a different request.
-    /// belongs to a different request.
     pub fn part(&mut self, mut delta: TextDelta) -> Result<(TextDelta, TextDelta), Refusal> {
         let tokens = self.had.tokens.saturating_sub(self.seen.tokens) as usize;
         let bytes = self.had.text_bytes.saturating_sub(self.seen.text_bytes);

@@ -1,9 +1,9 @@
-//! What a sequence has in flight: its rows in uncommitted steps, its length after them, and why it may have
-//! to sit out the next step.
+//! State of a sequence's uncommitted steps: its rows in them, its length after them, and why it may have to
+//! skip the next step.
 //!
 //! Each draw in flight counts as one token with a known position and an unknown value. The token of a plain
 //! draw is carried from step to step on the device. If more than its value is unknown (samples fork, a draft
-//! is being verified), the sequence sits out until the step is committed.
+//! is being verified), the sequence skips steps until that step is committed.
 
 use super::Limits;
 use super::planned_rows::{Draws, PlannedRows};

@@ -44,7 +44,7 @@ pub struct Form {
     pub values: usize,
     /// Bytes per block.
     pub bytes: usize,
-    /// Inputs that share a scale.
+    /// Number of inputs that share a scale.
     pub group: usize,
     /// Code of zero, in types without a minimum.
     pub zero: u8,
