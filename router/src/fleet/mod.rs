@@ -172,7 +172,7 @@ impl Fleet {
         views.extend(wanted.map(|standing| {
             let block_size = standing.view.block_size;
             let hits = job.chains.iter().zip(&*hits).find(|((size, _), _)| *size == block_size);
-            let blocks = hits.map_or(0, |(_, hits)| hits.blocks(standing.seat));
+            let blocks = hits.map_or(0, |(_, hits)| hits.blocks(standing.column));
             standing.seen(now, blocks, job.demand.prompt_tokens)
         }));
         picker.pick(&job.demand, job.affinity, views, rng)
@@ -202,7 +202,7 @@ impl Fleet {
         Some(WorkerPlacement { at, sequence })
     }
 
-    /// Removes a finished placement; returns whether its worker now has a free seat.
+    /// Removes a finished placement; returns whether its worker now has a free sequence slot.
     pub fn ended(&mut self, placement: WorkerPlacement) -> bool {
         let worker_id = placement.at.worker;
         let Some(worker) = self.workers.get_mut(&worker_id) else { return false };
@@ -366,8 +366,8 @@ impl Fleet {
     /// Updates a worker's standing.
     fn refresh(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get(&id) else { return self.standings.remove(id) };
-        let seat = self.index.seat(id);
-        if let Some(standing) = worker.standing(id, seat, &self.limits) {
+        let column = self.index.column(id);
+        if let Some(standing) = worker.standing(id, column, &self.limits) {
             self.standings.set(standing);
         }
     }

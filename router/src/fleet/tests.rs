@@ -297,7 +297,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
         let standings: Vec<_> = scene.fleet.standings.takers(at(3)).copied().collect();
         standings
             .iter()
-            .map(|standing| standing.seen(at(3), hits.blocks(standing.seat), 400).hit_tokens)
+            .map(|standing| standing.seen(at(3), hits.blocks(standing.column), 400).hit_tokens)
             .collect()
     };
     let holder = scene.ids.iter().position(|&id| id == first.worker).expect("one of them");

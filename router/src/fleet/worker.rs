@@ -17,7 +17,7 @@ use super::standing::Standing;
 use super::worker_id::WorkerId;
 use crate::request::ModelLimits;
 
-/// How long a worker that refused a request as full is not tried without news of a free seat.
+/// How long a worker that refused a request as full is not tried unless it reports a free sequence slot.
 const FULL_FOR: Duration = Duration::from_secs(1);
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
@@ -92,7 +92,7 @@ pub(super) struct Worker {
     heard_at: Timestamp,
     /// Time of the last load report.
     reported_at: Timestamp,
-    /// It refused a request as full and is not tried before this time, unless a seat becomes free.
+    /// It refused a request as full and is not tried before this time, unless a sequence slot becomes free.
     full_until: Timestamp,
     /// Its sequences when it refused, including that request's.
     full_with: u32,
@@ -290,7 +290,7 @@ impl Worker {
     }
 
     /// Its state for a choice; `None` before its info was read.
-    pub fn standing(&self, id: WorkerId, seat: u32, limits: &HealthLimits) -> Option<Standing> {
+    pub fn standing(&self, id: WorkerId, column: u32, limits: &HealthLimits) -> Option<Standing> {
         let info = self.info.as_ref()?;
         let heard = self.heard_at.max(self.excused_at);
         let silent_at = heard + limits.worker_timeout;
@@ -307,7 +307,7 @@ impl Worker {
                 max_num_seqs: info.max_num_seqs,
                 block_size: info.block_size,
             },
-            seat,
+            column,
             grammar_fingerprint: info.grammar_fingerprint,
             limits: ModelLimits::of(info),
             able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },

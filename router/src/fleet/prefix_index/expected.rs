@@ -9,7 +9,7 @@ use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::RunStored;
 
 use super::mixed::{ByHash, shrink};
-use super::tree::Seat;
+use super::tree::Column;
 
 /// Why a prefix is expected in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ const EXPECTED_FOR: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Expected {
     by_block: ByHash<Expecters>,
-    by_seat: Vec<Queue>,
+    by_column: Vec<Queue>,
     blocks: usize,
 }
 
@@ -58,7 +58,7 @@ struct Expecters {
 
 #[derive(Debug, Clone, Copy)]
 struct Expecter {
-    seat: Seat,
+    column: Column,
     /// Number of its expectations that contain the block.
     count: u32,
 }
@@ -68,13 +68,13 @@ impl Expecters {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    fn find(&mut self, seat: Seat) -> Option<&mut Expecter> {
-        std::iter::once(&mut self.first).chain(&mut self.more).find(|expecter| expecter.seat == seat)
+    fn find(&mut self, column: Column) -> Option<&mut Expecter> {
+        std::iter::once(&mut self.first).chain(&mut self.more).find(|expecter| expecter.column == column)
     }
 
-    /// Removes one expectation of `seat`; returns whether any is left.
-    fn remove_one(&mut self, seat: Seat) -> bool {
-        let Some(expecter) = self.find(seat) else { return true };
+    /// Removes one expectation of `column`; returns whether any is left.
+    fn remove_one(&mut self, column: Column) -> bool {
+        let Some(expecter) = self.find(column) else { return true };
         expecter.count -= 1;
         self.more.retain(|expecter| expecter.count > 0);
         if self.first.count == 0 {
@@ -94,7 +94,7 @@ impl Expected {
         for (at, hash) in chain.iter().enumerate() {
             let Some(expecters) = self.by_block.get(hash) else { continue };
             for expecter in expecters.iter() {
-                let hit = &mut hits[expecter.seat as usize];
+                let hit = &mut hits[expecter.column as usize];
                 if *hit as usize == at {
                     *hit += 1;
                 }
@@ -103,52 +103,56 @@ impl Expected {
     }
 
     /// Records that the worker is about to cache `hashes`.
-    pub fn add(&mut self, seat: Seat, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
+    pub fn add(&mut self, column: Column, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
         if hashes.is_empty() {
             return;
         }
         for &hash in hashes {
-            let new = Expecter { seat, count: 1 };
+            let new = Expecter { column, count: 1 };
             match self.by_block.entry(hash) {
                 std::collections::hash_map::Entry::Vacant(entry) => {
                     entry.insert(Expecters { first: new, more: Vec::new() });
                 }
-                std::collections::hash_map::Entry::Occupied(mut entry) => match entry.get_mut().find(seat) {
-                    Some(known) => known.count += 1,
-                    None => entry.get_mut().more.push(new),
-                },
+                std::collections::hash_map::Entry::Occupied(mut entry) => {
+                    match entry.get_mut().find(column) {
+                        Some(known) => known.count += 1,
+                        None => entry.get_mut().more.push(new),
+                    }
+                }
             }
         }
-        if self.by_seat.len() <= seat as usize {
-            self.by_seat.resize_with(seat as usize + 1, Queue::default);
+        if self.by_column.len() <= column as usize {
+            self.by_column.resize_with(column as usize + 1, Queue::default);
         }
-        let queue = &mut self.by_seat[seat as usize];
+        let queue = &mut self.by_column[column as usize];
         queue.waiting.push_back(Waiting { who, since: now, hashes: hashes.to_vec() });
         queue.blocks += hashes.len();
         self.blocks += hashes.len();
-        while self.is_too_much(seat, now) {
-            self.drop_at(seat, 0);
+        while self.is_too_much(column, now) {
+            self.drop_at(column, 0);
         }
     }
 
-    fn is_too_much(&self, seat: Seat, now: Timestamp) -> bool {
-        let queue = &self.by_seat[seat as usize];
+    fn is_too_much(&self, column: Column, now: Timestamp) -> bool {
+        let queue = &self.by_column[column as usize];
         let is_old = queue.waiting.front().is_some_and(|waiting| now.since(waiting.since) > EXPECTED_FOR);
         is_old || queue.blocks > MAX_BLOCKS_EACH || (self.blocks > MAX_BLOCKS && queue.waiting.len() > 1)
     }
 
     /// Removes the expectation of placement `sequence`.
-    pub fn withdraw(&mut self, seat: Seat, sequence: u64) {
-        let Some(queue) = self.by_seat.get(seat as usize) else { return };
+    pub fn withdraw(&mut self, column: Column, sequence: u64) {
+        let Some(queue) = self.by_column.get(column as usize) else { return };
         let placed = Expectation::Placed(sequence);
         if let Some(at) = queue.waiting.iter().position(|waiting| waiting.who == placed) {
-            self.drop_at(seat, at);
+            self.drop_at(column, at);
         }
     }
 
     /// Removes the worker's expectations whose last block is in `stored`.
-    pub fn settle(&mut self, seat: Seat, stored: &[RunStored]) {
-        let Some(queue) = self.by_seat.get(seat as usize).filter(|queue| queue.blocks > 0) else { return };
+    pub fn settle(&mut self, column: Column, stored: &[RunStored]) {
+        let Some(queue) = self.by_column.get(column as usize).filter(|queue| queue.blocks > 0) else {
+            return;
+        };
         let is_expected = |hash: &&BlockHash| self.by_block.contains_key(*hash);
         let mut cached: Vec<BlockHash> =
             stored.iter().flat_map(|run| run.hashes.iter().filter(is_expected)).copied().collect();
@@ -157,24 +161,24 @@ impl Expected {
             |waiting: &Waiting| waiting.hashes.last().is_some_and(|last| cached.binary_search(last).is_ok());
         let settled: Vec<usize> =
             (0..queue.waiting.len()).filter(|&at| is_settled(&queue.waiting[at])).collect();
-        settled.into_iter().rev().for_each(|at| self.drop_at(seat, at));
+        settled.into_iter().rev().for_each(|at| self.drop_at(column, at));
     }
 
     /// Removes all expectations of a worker.
-    pub fn clear(&mut self, seat: Seat) {
-        while self.by_seat.get(seat as usize).is_some_and(|queue| !queue.waiting.is_empty()) {
-            self.drop_at(seat, 0);
+    pub fn clear(&mut self, column: Column) {
+        while self.by_column.get(column as usize).is_some_and(|queue| !queue.waiting.is_empty()) {
+            self.drop_at(column, 0);
         }
     }
 
-    fn drop_at(&mut self, seat: Seat, at: usize) {
-        let queue = &mut self.by_seat[seat as usize];
+    fn drop_at(&mut self, column: Column, at: usize) {
+        let queue = &mut self.by_column[column as usize];
         let Some(dropped) = queue.waiting.remove(at) else { return };
         queue.blocks -= dropped.hashes.len();
         self.blocks -= dropped.hashes.len();
         for hash in dropped.hashes {
             if let std::collections::hash_map::Entry::Occupied(mut entry) = self.by_block.entry(hash)
-                && !entry.get_mut().remove_one(seat)
+                && !entry.get_mut().remove_one(column)
             {
                 entry.remove();
             }
@@ -184,8 +188,8 @@ impl Expected {
 
     /// Number of blocks expected by a worker.
     #[cfg(test)]
-    pub fn blocks_of(&self, seat: Seat) -> usize {
-        self.by_seat[seat as usize].blocks
+    pub fn blocks_of(&self, column: Column) -> usize {
+        self.by_column[column as usize].blocks
     }
 
     /// Whether there are no expectations.

@@ -21,12 +21,12 @@ type RunId = u32;
 /// Index of one cache: a worker's, between two resets.
 pub(super) type Slot = u32;
 /// Index of a worker in search results; unchanged when its cache is reset.
-pub(super) type Seat = u32;
+pub(super) type Column = u32;
 
 /// Parent of runs at depth 0.
 const ROOT: RunId = RunId::MAX;
-/// Seat of caches being removed; results for it are ignored.
-pub(super) const NO_SEAT: Seat = 0;
+/// Column of caches being removed; results for it are ignored.
+pub(super) const NO_COLUMN: Column = 0;
 /// Bytes of a run besides its arrays: the run itself, and its entries in two tables.
 const RUN_BYTES: usize = size_of::<Run>() + 2 * size_of::<(u64, RunId)>() + 16;
 /// Bytes of a handle in its table, which is at least 7/16 full.
@@ -42,8 +42,8 @@ pub(super) struct Tree {
     leaves: BTreeMap<u64, RunId>,
     last_age: u64,
     caches: Vec<Cache>,
-    /// Seat of each cache, in a separate array because a search reads many.
-    seats: Vec<Seat>,
+    /// Column of each cache, in a separate array because a search reads many.
+    columns: Vec<Column>,
     free_slots: Vec<Slot>,
     /// Further handles with the same tail run in the same cache, by run and slot. Rare.
     more_tails: HashMap<(RunId, Slot), Vec<u64>, Mixed>,
@@ -115,19 +115,19 @@ impl Run {
 
 impl Tree {
     /// Creates an empty cache.
-    pub fn open(&mut self, seat: Seat) -> Slot {
+    pub fn open(&mut self, column: Column) -> Slot {
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.caches.push(Cache::default());
-            self.seats.push(NO_SEAT);
+            self.columns.push(NO_COLUMN);
             self.caches.len() as Slot - 1
         });
-        self.seats[slot as usize] = seat;
+        self.columns[slot as usize] = column;
         slot
     }
 
     /// Removes a cache from all results immediately. [`Tree::clean`] frees its memory.
     pub fn retire(&mut self, slot: Slot) {
-        self.seats[slot as usize] = NO_SEAT;
+        self.columns[slot as usize] = NO_COLUMN;
         let handles = self.caches[slot as usize].handles.keys().copied().collect();
         self.retired.push_back((slot, handles));
     }
@@ -170,8 +170,8 @@ impl Tree {
         self.caches[slot as usize].blocks
     }
 
-    /// Sets `hits[seat]` to the number of leading blocks of `chain` that each worker holds. `hits` must be
-    /// zero, with an entry per seat.
+    /// Sets `hits[column]` to the number of leading blocks of `chain` that each worker holds. `hits` must be
+    /// zero, with an entry per column.
     pub fn search(&self, chain: &[BlockHash], hits: &mut [u32]) {
         let (mut at, mut parent) = (0_usize, ROOT);
         while let Some(&id) = chain.get(at).and_then(|hash| self.heads.get(hash)) {
@@ -181,7 +181,7 @@ impl Tree {
             }
             let same = same_prefix(&run.hashes, &chain[at..]);
             for holder in &run.holders {
-                let hit = &mut hits[self.seats[holder.slot as usize] as usize];
+                let hit = &mut hits[self.columns[holder.slot as usize] as usize];
                 if *hit as usize == at {
                     *hit += holder.cutoff.min(same as u32);
                 }
