@@ -3,8 +3,8 @@
 //! deltas. A reader with more than [`MAX_UNREAD_BYTES`] unread is ended.
 //!
 //! If the last reader of a request disappears without a release, the request continues for its linger time,
-//! and its output stays readable equally long after its end. Without a linger, output is dropped once read and
-//! the request is cancelled as soon as its last reader is gone. This module has no clock and no timer: expiry
+//! and its output stays readable equally long after its end. Without a linger, output is dropped once read
+//! and the request is cancelled as soon as its last reader is gone. This module has no clock and no timer: expiry
 //! is noticed when the engine next sweeps.
 
 mod audit;
