@@ -23,7 +23,7 @@ impl Faults {
         }
     }
 
-    /// The value; on an error adds it and returns the default, so that checking continues.
+    /// Returns the value; for an error, adds the fault and returns the default, so that checking continues.
     pub fn value_of<T: Default>(&mut self, checked: Result<T, impl Into<Refusal>>) -> T {
         checked.unwrap_or_else(|fault| {
             self.note(fault);

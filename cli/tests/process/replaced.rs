@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use crate::{SKEIN, block_on};
 
-/// Generous, for a busy machine.
+/// Long, for a busy machine.
 const WITHIN: Duration = Duration::from_secs(60);
 
 #[test]
@@ -88,7 +88,7 @@ async fn worker_addresses(cluster: &Cluster, count: usize) -> Vec<SocketAddr> {
     panic!("the router has not found {count} workers:\n{}", cluster.log());
 }
 
-/// The answers to a caller without the secret, by method.
+/// Status that each method returns to a caller without the secret.
 async fn answers(address: SocketAddr) -> Vec<(&'static str, Status)> {
     fn refused<T>(answer: Result<T, Status>) -> Status {
         answer.err().unwrap_or_else(|| Status::ok("it was answered"))

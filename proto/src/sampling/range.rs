@@ -81,7 +81,7 @@ pub struct OutOfRange {
     pub value: f64,
 }
 
-/// `value` in short form: very small and very large numbers get an exponent instead of a row of zeros.
+/// Formats `value` briefly: very small and very large numbers get an exponent instead of many zeros.
 pub fn shown(value: f64) -> impl fmt::Display {
     const PLAIN: std::ops::Range<f64> = 1e-4..1e16;
     let is_plain = value == 0.0 || !value.is_finite() || PLAIN.contains(&value.abs());

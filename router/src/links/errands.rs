@@ -17,7 +17,7 @@ const MAX_RUNNING: usize = 256;
 /// Longest time for one message; a worker that does not answer by then is probably failing.
 const RUN_WITHIN: Duration = Duration::from_secs(1);
 /// A release may overtake its request, which uses another connection. If the worker does not know the reader
-/// yet, the release is sent once more after this time.
+/// yet, the release is sent again after this time.
 const RESEND_AFTER: Duration = Duration::from_millis(100);
 
 /// The queue of messages.

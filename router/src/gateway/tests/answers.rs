@@ -1,4 +1,4 @@
-//! The content and form of answers and streams.
+//! Content and format of answers and streams.
 
 use super::*;
 
