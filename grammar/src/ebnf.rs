@@ -322,8 +322,8 @@ mod tests {
     #[test]
     fn mistakes_are_refused_with_their_line() {
         let check = |text: &str, expected: &str| {
-            let told = to_lark(text).unwrap_err().to_string();
-            assert!(told.contains(expected), "{text}: {told}");
+            let message = to_lark(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{text}: {message}");
         };
         check("a ::= \"x\"", "no rule `root`");
         check("root ::= \"x\n\"", "line 1: a literal is not closed");

@@ -146,14 +146,14 @@ mod tests {
 
     #[test]
     fn too_large_ones_are_refused_with_the_limit() {
-        let told = |refused: Result<Source, Refused>| refused.unwrap_err().to_string();
+        let message = |refused: Result<Source, Refused>| refused.unwrap_err().to_string();
         let many = vec!["x"; MAX_CHOICES + 1];
         assert_eq!(
-            told(Source::choice(&many)),
+            message(Source::choice(&many)),
             "the list of choices has 4097 entries, the limit is 4096; make it smaller"
         );
-        assert!(told(Source::regex(&"a".repeat(MAX_REGEX_BYTES + 1))).contains("the limit is 16384"));
-        assert!(told(Source::choice(&[""])).contains("none may be empty"));
-        assert!(told(Source::grammar(&"(".repeat(2000))).contains("nested levels"));
+        assert!(message(Source::regex(&"a".repeat(MAX_REGEX_BYTES + 1))).contains("the limit is 16384"));
+        assert!(message(Source::choice(&[""])).contains("none may be empty"));
+        assert!(message(Source::grammar(&"(".repeat(2000))).contains("nested levels"));
     }
 }

@@ -80,8 +80,8 @@ fn both_notations_of_structural_tags_oblige_to_what_follows_a_trigger() {
     needed["format"]["at_least_one"] = json!(true);
     check(Source::structural_tag(&needed), &[&format!("x {call}")], &["", "just text"]);
     needed["format"]["stop_after_first"] = json!(true);
-    let told = Source::structural_tag(&needed).unwrap_err().to_string();
-    assert!(told.contains("stop_after_first is not supported"), "{told}");
+    let message = Source::structural_tag(&needed).unwrap_err().to_string();
+    assert!(message.contains("stop_after_first is not supported"), "{message}");
 }
 
 /// Schemas typical of clients; each can complete within a few dozen tokens.

@@ -101,9 +101,9 @@ fn hostile_constraints_cost_a_second_and_64_mib_at_most() {
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         let (before, started) = (peak_bytes(), Instant::now());
         let compiled = source.and_then(|source| compile(&source));
-        let (took, told) = (started.elapsed(), compiled.as_ref().err().map(ToString::to_string));
+        let (took, refusal) = (started.elapsed(), compiled.as_ref().err().map(ToString::to_string));
         assert!(took < MOST_TIME, "{name}: compiled in {took:?}");
-        assert!(told.as_ref().is_none_or(|told| told.len() < 600), "{name}: {told:?}");
+        assert!(refusal.as_ref().is_none_or(|refusal| refusal.len() < 600), "{name}: {refusal:?}");
         let mut slowest = Duration::ZERO;
         if let Ok(compiled) = compiled {
             let (mut matcher, mut random) = (compiled.matcher(), Random(1));
@@ -120,7 +120,7 @@ fn hostile_constraints_cost_a_second_and_64_mib_at_most() {
             }
         }
         let grown = peak_bytes().saturating_sub(before);
-        println!("{name}: {took:?}, slowest mask {slowest:?}, {} MiB, {told:?}", grown >> 20);
+        println!("{name}: {took:?}, slowest mask {slowest:?}, {} MiB, {refusal:?}", grown >> 20);
         assert!(slowest < MOST_TIME, "{name}: a mask took {slowest:?}");
         assert!(grown < MOST_BYTES, "{name}: {} MiB", grown >> 20);
     }

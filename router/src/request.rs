@@ -113,8 +113,8 @@ pub struct TokenRequest {
     pub n: u32,
     /// Tenant, within which `id` is unique.
     pub tenant: Tenant,
-    /// Number shared by the requests of one client call, which share its sequence slots at a worker; 0 = no other
-    /// requests.
+    /// Number shared by the requests of one client call, which share its sequence slots at a worker; 0 = no
+    /// other requests.
     pub call: u64,
     /// Mixed into the block hashes; includes the tenant.
     pub cache_salt: Arc<str>,

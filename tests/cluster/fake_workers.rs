@@ -51,10 +51,10 @@ impl Worker {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
         let (ready, address) = oneshot::channel();
-        let (shutdown, told) = oneshot::channel::<()>();
+        let (shutdown, stopped) = oneshot::channel::<()>();
         runtime.spawn(async move {
             let on_ready = |address| ready.send(address).expect("the test waits for it");
-            let served = serve_backend(config, load, on_ready, async { drop(told.await) }).await;
+            let served = serve_backend(config, load, on_ready, async { drop(stopped.await) }).await;
             served.expect("the worker serves");
         });
         let address = address.await.expect("the worker gets ready");

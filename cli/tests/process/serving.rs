@@ -65,11 +65,11 @@ fn run_talks_to_a_running_server_and_resumes_when_the_connection_breaks() {
             request.bearer_auth("sesame").json(&body).send().await.unwrap().json().await.unwrap();
         let whole = answer["choices"][0]["message"]["content"].as_str().expect("an answer").to_owned();
 
-        let told = run(cluster.url.clone(), &["--api-key", "sesame", "Write a loop"]).await;
-        assert_eq!(told, (Some(0), format!("{whole}\n"), String::new()));
+        let output = run(cluster.url.clone(), &["--api-key", "sesame", "Write a loop"]).await;
+        assert_eq!(output, (Some(0), format!("{whole}\n"), String::new()));
         let (proxy, cuts) = breaking_proxy(cluster.url.trim_start_matches("http://").to_owned()).await;
-        let told = run(proxy, &["--api-key", "sesame", "--model", "skein-7m", "Write a loop"]).await;
-        assert_eq!(told, (Some(0), format!("{whole}\n"), String::new()));
+        let output = run(proxy, &["--api-key", "sesame", "--model", "skein-7m", "Write a loop"]).await;
+        assert_eq!(output, (Some(0), format!("{whole}\n"), String::new()));
         assert!(cuts.load(Ordering::SeqCst) > 1, "the connection broke");
 
         let (code, _, error) = run(cluster.url.clone(), &["Write a loop"]).await;

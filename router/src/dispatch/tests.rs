@@ -273,8 +273,8 @@ fn an_aborted_sample_sends_nothing_more_and_the_others_continue() {
             let half = deltas.len() / 2;
             for (index, delta) in deltas.into_iter().enumerate() {
                 if attempt == 1 && index == 3 {
-                    let told = delivery.handle(at(0), RequestEvent::Abort(1));
-                    aborted = told.iter().any(|action| matches!(action, Action::AbortSample(1)));
+                    let actions = delivery.handle(at(0), RequestEvent::Abort(1));
+                    aborted = actions.iter().any(|action| matches!(action, Action::AbortSample(1)));
                 }
                 for action in delivery.handle(at(0), RequestEvent::Delta(delta)) {
                     match action {

@@ -382,13 +382,13 @@ mod tests {
 
     #[test]
     fn several_faults_of_one_body_are_told_at_once() {
-        let told = refused(|fields| {
+        let refusal = refused(|fields| {
             fields.f64("a");
             fields.i64("b");
             fields.note(Refusal::invalid("z", "z is not supported."));
         });
         assert_eq!(
-            told,
+            refusal,
             "a must be a number, got a string. b must be a 64-bit integer, got 1.5. z is not supported."
         );
     }

@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_resumable_stream_is_cut_at_shutdown_and_any_other_gets_an_error_object() {
-        let told = async |refusal: Refusal, id: Option<&str>| {
+        let body_of = async |refusal: Refusal, id: Option<&str>| {
             let event = SseEvent { object: json!({}).into(), id: id.map(str::to_owned) };
             let sent: Vec<_> =
                 bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
@@ -169,10 +169,10 @@ mod tests {
             let text: Vec<u8> = sent.into_iter().flatten().flatten().collect();
             (String::from_utf8(text).unwrap(), cut)
         };
-        let (text, cut) = told(Refusal::Draining, Some("a/1.1")).await;
+        let (text, cut) = body_of(Refusal::Draining, Some("a/1.1")).await;
         assert!(cut && text.contains("\nretry: 250\n") && !text.contains("data:"), "{text}");
         for (refusal, id) in [(Refusal::Draining, None), (Refusal::Internal, Some("a/1.1"))] {
-            let (text, cut) = told(refusal, id).await;
+            let (text, cut) = body_of(refusal, id).await;
             assert!(!cut && text.starts_with("data: {\"error\":"), "{text}");
         }
     }

@@ -91,11 +91,11 @@ async fn run_one(errand: Errand) {
 }
 
 async fn tell(Errand { client, reader, kind }: Errand) {
-    let told = match kind {
+    let sent = match kind {
         ErrandKind::Abort(sample_index) => client.abort(reader.clone(), sample_index).await,
         ErrandKind::Release(stream) => release(&client, &reader, stream.is_some()).await,
     };
-    if let Err(error) = told {
+    if let Err(error) = sent {
         tracing::debug!(reader, %error, "a message to a worker failed");
     }
 }

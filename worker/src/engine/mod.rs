@@ -65,7 +65,7 @@ pub struct Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandBack {
     No,
-    Asked,
+    Requested,
     Done,
 }
 
@@ -151,7 +151,7 @@ impl Engine {
         if let Err(error) = self.backend.health() {
             return self.failed(error);
         }
-        if self.hand_back == HandBack::Asked
+        if self.hand_back == HandBack::Requested
             && let Err(error) = self.hand_back()
         {
             return self.failed(error);
@@ -304,7 +304,7 @@ impl Engine {
             Command::Release { id, reply } => drop(reply.send(self.release(&id))),
             Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
-            Command::HandBack if self.hand_back == HandBack::No => self.hand_back = HandBack::Asked,
+            Command::HandBack if self.hand_back == HandBack::No => self.hand_back = HandBack::Requested,
             Command::HandBack => {}
             Command::Failed => {}
             Command::Stop => self.stopped = true,

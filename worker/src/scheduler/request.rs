@@ -29,7 +29,8 @@ pub struct NewRequest {
     pub samples: Vec<NewSample>,
     /// Cached prefixes that it may reuse.
     pub scope: CacheScope,
-    /// Requests of one client call have the same number and share its sequence slots; `None` = no other requests.
+    /// Requests of one client call have the same number and share its sequence slots; `None` = no other
+    /// requests.
     pub call: Option<u64>,
     /// Lower runs first.
     pub priority: i32,

@@ -75,11 +75,11 @@ impl Cache {
         let end = rng.random_range(*depth..prefix.len());
         self.held.retain(|held| held.len() <= end || !prefix.starts_with(held));
         prefix.truncate(end);
-        let told = RunTruncated { handle: *handle, new_end: end as u32 };
+        let truncated = RunTruncated { handle: *handle, new_end: end as u32 };
         if end == *depth {
             self.runs.remove(index);
         }
-        Some(told)
+        Some(truncated)
     }
 
     fn snapshot(&self) -> Vec<RunStored> {

@@ -47,7 +47,7 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
             let Formats { calls: format, reasoning, harmony } = formats;
             let plan = Arc::new(Plan { calls: format, reasoning, opening, harmony, functions: functions() });
             let parts = whole(&plan, text);
-            let told: Vec<Value> = parts
+            let found: Vec<Value> = parts
                 .calls
                 .iter()
                 .map(|(name, arguments)| {
@@ -58,7 +58,7 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
             let content_differs = parts.content.trim() != case["content"] && case["thought"] == thought;
             // GPT-OSS has one call per message.
             let calls = if harmony { &calls[..calls.len().min(1)] } else { calls };
-            if told != calls || parts.reasoning.trim() != thought || content_differs {
+            if found != calls || parts.reasoning.trim() != thought || content_differs {
                 different.push(format!("{name}, {opening:?}: {parts:?}\n  of {text:?}"));
             }
             cases += 1;

@@ -75,16 +75,16 @@ async fn browsed(allowed: &[&str], origin: &str) -> (Answer, Answer) {
 #[tokio::test]
 async fn pages_of_allowed_origins_may_call_and_no_others() {
     let page = "https://chat.example.org";
-    for (allowed, told) in [(&[page][..], page), (&["*"][..], "*")] {
+    for (allowed, header) in [(&[page][..], page), (&["*"][..], "*")] {
         let (preflight, answer) = browsed(allowed, page).await;
         assert_eq!(preflight.status, 200, "before any key is sent");
-        assert_eq!(preflight.header("access-control-allow-origin"), told);
+        assert_eq!(preflight.header("access-control-allow-origin"), header);
         assert_eq!(
             preflight.header("access-control-allow-headers"),
             "authorization,content-type,x-stainless-os"
         );
         assert!(preflight.header("access-control-allow-methods").contains("POST"));
-        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, told));
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, header));
         assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
         assert_eq!(answer.header("access-control-allow-credentials"), "");
     }

@@ -54,10 +54,10 @@ async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
     };
     let (shutdown, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
-    let told = move |address| {
+    let on_ready = move |address| {
         let _ = ready.send(address);
     };
-    let task = tokio::spawn(serve_backend(config, load, told, async {
+    let task = tokio::spawn(serve_backend(config, load, on_ready, async {
         let _ = stopped.await;
     }));
     let address = tokio::time::timeout(TIMEOUT, address).await.expect("in time").expect("ready");
