@@ -4,8 +4,8 @@
 //!
 //! If the last reader of a request disappears without a release, the request continues for its linger time,
 //! and its output stays readable equally long after its end. Without a linger, output is dropped once read
-//! and the request is cancelled as soon as its last reader is gone. This module has no clock and no timer: expiry
-//! is noticed when the engine next sweeps.
+//! and the request is cancelled as soon as its last reader is gone. This module has no clock and no timer:
+//! the engine's next sweep detects expiry.
 
 mod audit;
 mod budget;
