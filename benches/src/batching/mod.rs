@@ -1,14 +1,17 @@
 //! `skein bench batching`: the real scheduler beside textbook batchers, all over one model of the time that a
 //! step takes and one list of arrivals. It shows what each rule of batching and each way of reserving KV
-//! memory costs. Simulated: no model runs, and a run's result depends only on its seed.
+//! memory costs. Simulated: no model runs, and a run's result depends only on its seed. The step time is a
+//! published machine's, or that of a worker in this process, which `measured` measures first.
 //!
 //! - `padded`: batches that start and end together, as a server without in-flight batching runs them
 //! - `orca`: iteration-level batching over contiguous reservations (Orca, Yu et al. 2022)
 //! - `paged`: Skein's scheduler with its paged KV cache
 
 mod contiguous;
+mod fit;
 mod jobs;
 mod kv_use;
+mod measured;
 mod orca;
 mod padded;
 mod paged;
@@ -18,8 +21,10 @@ mod sweep;
 use std::time::Duration;
 
 pub use contiguous::Contiguous;
+pub use fit::{Timed, fit};
 pub use jobs::{Arrival, Lengths};
 pub use kv_use::{Held, KvUse};
+pub use measured::{Limits, Measured, RUNS_OF_A_SIZE, measure};
 pub use orca::{Orca, Reserve};
 pub use padded::Padded;
 pub use paged::Paged;

@@ -95,7 +95,7 @@ impl Statistic {
 }
 
 /// Ratio of two rates at which the search for the highest one ends.
-const PRECISION: f64 = 1.02;
+const PRECISION: f64 = 1.005;
 /// Requests per second that the search for the highest rate tries at most.
 const HIGHEST_RATE: f64 = 1e5;
 

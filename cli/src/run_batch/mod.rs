@@ -261,6 +261,7 @@ async fn answer(
     let pace = Pace {
         at_once: flags.max_concurrency.map_or(at_once, |given| given as usize),
         retry_for: Duration::from_secs(flags.retry_for),
+        checked: total.is_some(),
     };
     let input = open(&flags.input_file).await?;
     let mut shown = Shown::new(total);

@@ -182,7 +182,8 @@ async fn answer(app: &App, store: &Store, job: &Job) -> Result<(), JobError> {
     let input = input.map_err(|error| failed(format!("the input cannot be read: {error}")))?;
     let mut output = Output::open(&store.answers(&job.id)).map_err(|error| failed(error.to_string()))?;
     let idle = Idle::new(app, &job.tenant);
-    let pace = Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS) };
+    let pace =
+        Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS), checked: true };
     let show = |progress: runner::Progress| {
         let completed = progress.before + progress.answered;
         store.show(&job.id, Counts { total: job.counts.total, completed, failed: progress.failed });
