@@ -506,3 +506,16 @@ fn plots(bound: f64, curves: &[(Rule, Vec<Point>)], rows: &[Row]) -> String {
         ),
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_ends_where_it_meets_the_limit() {
+        let points = [(1.0, 2.0), (2.0, 4.0), (3.0, 12.0), (4.0, 5.0)];
+        assert_eq!(until(8.0, points.into_iter()), [(1.0, 2.0), (2.0, 4.0), (2.5, 8.0)]);
+        assert_eq!(until(20.0, points.into_iter()), points);
+        assert_eq!(until(1.0, points.into_iter()), []);
+    }
+}
