@@ -75,13 +75,14 @@ fn sizes(limits: &Limits) -> (Vec<Size>, Vec<Size>) {
         decode(large / 4, long),
         decode(large, short),
         Size::Prefill(short),
+        Size::Prefill(prompt / 2),
         Size::Prefill(prompt),
     ];
     let held_out = vec![
         decode(large / 8, long / 2),
         decode(large / 2, short),
         decode(large, long / 4),
-        Size::Prefill(prompt / 2),
+        Size::Prefill(prompt * 3 / 4),
     ];
     (made_from, held_out)
 }

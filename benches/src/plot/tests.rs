@@ -34,7 +34,7 @@ fn line(name: &str, dash: usize) -> Line {
 fn long_names_lose_their_middle() {
     assert_eq!(shortened("static:8 p99"), "static:8 p99");
     let short = shortened("Qwen/Qwen2.5-0.5B-Instruct p99");
-    assert_eq!((short.as_str(), short.chars().count()), ("Qwen/Qwen…nstruct p99", NAME_CHARACTERS));
+    assert_eq!((short.as_str(), short.chars().count()), ("Qwen/Qwen…struct p99", NAME_CHARACTERS));
 }
 
 #[test]
