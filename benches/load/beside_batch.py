@@ -52,7 +52,7 @@ def runner(binary: str, url: str, batch: pathlib.Path):
     """A batch of a client."""
     answers = batch.with_suffix(".out")
     answers.unlink(missing_ok=True)
-    command = [binary, "run-batch", "-i", batch, "-o", answers, "--server", url]
+    command = [binary, "run-batch", "-i", batch, "-o", answers, "--server", url, "--priority", "100"]
     run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield lambda: answers.read_bytes().count(b"\n") if answers.exists() else 0
