@@ -10,9 +10,9 @@ use skein_node::clock;
 use skein_tests::process::free_port;
 use skein_tests::scenario::{Plan, run_batch};
 
-/// Lines of a batch.
+/// Number of lines of a batch.
 const LINES: usize = 120;
-/// Longest that a run may take on a busy machine.
+/// Time limit of a run on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
 fn skein(arguments: &[&str]) -> Child {

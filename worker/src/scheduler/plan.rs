@@ -94,7 +94,7 @@ impl Scheduler {
         }
     }
 
-    /// Most streams that get rows in a step: an even part of all, as many as there are stages.
+    /// Most streams in one step: all of them divided evenly by the number of stages.
     fn streams_in_a_step(&self) -> usize {
         match self.limits.stages {
             1 => usize::MAX,
@@ -119,7 +119,7 @@ impl Scheduler {
             let number = plan.step.number;
             let open = plan.step.left() - overtaking.rows_reserved(&self.queues, number);
             let most = |sequence: &Sequence| open + overtaking.rows(sequence.rank);
-            // Streams that got no row in a pipeline's step are for the next one.
+            // In a pipeline, streams without a row in this step wait for the next one.
             let is_for_later = |sequence: &Sequence| !sequence.carries && sequence.is_decoding(number);
             let wants = |sequence: &Sequence| {
                 class.has(sequence.rank)
@@ -208,7 +208,7 @@ impl Scheduler {
         if known == start {
             return false;
         }
-        // Each token of a draft would need a mask of its own.
+        // Each draft token would need its own mask.
         let constrained = self.queues.running[index].is_constrained();
         let takes_draft = decoding && !constrained;
         let drafted = if takes_draft { self.make_draft(index, known, most - 1, plan) } else { 0 };
