@@ -1,7 +1,8 @@
 """Measures what the way through files costs: tokens a second of `skein run-batch` over those of
 `skein bench throughput`.
 
-Usage: python3 benches/load/batch_throughput.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N] [worker's flags...]
+Usage: python3 benches/load/batch_throughput.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N]
+           [worker's flags...]
 Both answer the same number of requests of the same lengths with the same workers' flags, in turns. Prints the
 ratio of the medians; fails if it is below BOUND. Starting is counted in neither. Needs a machine that does
 nothing else.

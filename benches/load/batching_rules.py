@@ -1,12 +1,13 @@
-"""Measures what in-flight batching is worth on real kernels: requests of very different lengths to one worker,
-as they come and held back in batches.
+"""Measures what in-flight batching is worth on real kernels: requests of very different lengths to one
+worker, as they come and held back in batches.
 
-Usage: python3 benches/load/batching_rules.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N] [serve's flags...]
-Sends N requests (default 32) at once with lengths like ShareGPT's (means of 161 and 338 tokens, log-normal), by
-each rule of `skein bench serve --batching` in turns. Prints output tokens a second and the ratio of continuous
-batching to each other rule; fails if it is below BOUND. Held-back rows that have ended cost nothing here, while
-a padded batch computes them, so real static batching is slower than this. Needs a machine that does nothing
-else.
+Usage: python3 benches/load/batching_rules.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N]
+           [serve's flags...]
+Sends N requests (default 32) at once with lengths like ShareGPT's (means of 161 and 338 tokens, log-normal),
+by each rule of `skein bench serve --batching` in turns. Prints output tokens a second and the ratio of
+continuous batching to each other rule; fails if it is below BOUND. Held-back rows that have ended cost
+nothing here, while a padded batch computes them, so real static batching is slower than this. Needs a
+machine that does nothing else.
 """
 
 import argparse

@@ -109,8 +109,8 @@ const LOWEST_SHARE: f64 = 0.05;
 /// Points of each curve.
 const CURVE_POINTS: usize = 12;
 
-/// KV memory in tokens, longest sequence in tokens, and most sequences, by default: those of the PagedAttention
-/// paper's OPT-13B on 40 GB.
+/// KV memory in tokens, longest sequence in tokens, and most sequences, by default: those of the
+/// PagedAttention paper's OPT-13B on 40 GB.
 const KV_TOKENS: u32 = 15_700;
 const MAX_MODEL_LEN: u32 = 2048;
 const MAX_NUM_SEQS: u32 = 256;

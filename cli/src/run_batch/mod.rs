@@ -41,8 +41,8 @@ use remote::Remote;
 pub const RUN_BATCH: &str = "run-batch";
 /// Requests in flight for each sequence that the workers can run at once, so that batches stay full.
 const IN_FLIGHT_PER_SEQUENCE: usize = 2;
-/// Requests in flight at a server whose limits are not known: half of what a worker runs at once, so that other
-/// clients find seats.
+/// Requests in flight at a server whose limits are not known: half of what a worker runs at once, so that
+/// other clients find seats.
 const IN_FLIGHT_AT_SERVER: usize = 64;
 /// Most requests in flight by default, however many workers there are.
 const MOST_IN_FLIGHT: usize = 4096;

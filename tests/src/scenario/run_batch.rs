@@ -168,8 +168,8 @@ pub fn write_requests(path: &Path, count: u64) {
     std::fs::write(path, (0..count).map(line).collect::<String>()).expect("it can be written");
 }
 
-/// The answers in `path` by id, without the time, what the cache held, and that a request moved to another worker
-/// if that could not change its tokens.
+/// The answers in `path` by id, without the time, what the cache held, and that a request moved to another
+/// worker if that could not change its tokens.
 ///
 /// # Errors
 /// A line that is not JSON, has no id, or has one that was there before.

@@ -40,8 +40,8 @@ impl Class {
 }
 
 impl Scheduler {
-    /// Most rows of background requests in `plan`, which has those of all others. Called at each plan, because
-    /// it also notes when others were last here.
+    /// Most rows of background requests in `plan`, which has those of all others. Called at each plan,
+    /// because it also notes when others were last here.
     pub(super) fn background_rows(&mut self, plan: &Plan, now: Timestamp) -> u32 {
         if self.queues.all().any(|sequence| Class::Foreground.has(sequence.rank)) {
             self.others_seen = Some(now);
