@@ -3,9 +3,9 @@
 Usage: python3 benches/load/beside_batch.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N] [--rate X]
            [--by jobs|run-batch] [serve's flags...]
 Starts a server with one worker. Sends the same requests in open loop, in turns without and with a batch
-that has enough lines for the whole round: a job of /v1/batches (the default), or `skein run-batch --server`. Prints
-TTFT of both kinds over all rounds, and the ratios; fails if that of the 99th percentiles is over BOUND, or if
-the batch did nothing. Needs a machine that does nothing else.
+that has enough lines for the whole round: a job of /v1/batches (the default), or `skein run-batch --server`.
+Prints TTFT of both kinds over all rounds, and the ratios; fails if that of the 99th percentiles is over
+BOUND, or if the batch did nothing. Needs a machine that does nothing else.
 """
 
 import argparse
