@@ -2,12 +2,13 @@
 //! in front. It knows neither the router nor HTTP nor text.
 //!
 //! Dependencies point inward:
-//! `service → engine → {metrics, streams → scheduler → kv_cache, group → backend → model → kernels}`. The
+//! `service → engine → {metrics, streams → scheduler → draft → kv_cache, group → backend → model → kernels}`. The
 //! scheduler never sees a tensor, the backend never sees a request, and protobuf stops in `service`.
 
 pub mod backend;
 pub mod check;
 pub mod config;
+pub mod draft;
 pub mod engine;
 pub mod group;
 pub mod kv_cache;

@@ -64,6 +64,11 @@ impl Allowed {
         Some(out)
     }
 
+    /// Whether `token` may be drawn.
+    pub fn allows(&self, token: TokenId) -> bool {
+        if let Self::Tokens(mask) = self { mask.allows(token) } else { false }
+    }
+
     /// The `nth` allowed token, counted around; `None` if no token is allowed.
     pub(super) fn nth(&self, nth: u64) -> Option<TokenId> {
         let Self::Tokens(mask) = self else { return None };
@@ -89,10 +94,10 @@ struct State {
 }
 
 impl MaskSlot {
-    /// Puts the result.
-    pub fn fill(&self, allowed: Allowed, matcher: Matcher) {
+    /// Puts the result, and the matcher if it is this slot that keeps it.
+    pub fn fill(&self, allowed: Allowed, matcher: Option<Matcher>) {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { allowed: Some(Arc::new(allowed)), matcher: Some(matcher) };
+        *state = State { allowed: Some(Arc::new(allowed)), matcher };
         drop(state);
         self.0.filled.notify_all();
     }
@@ -106,6 +111,12 @@ impl MaskSlot {
             }
             state = self.0.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A copy of the matcher, if it is there.
+    pub fn fork_matcher(&self) -> Option<Matcher> {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.matcher.as_ref().map(Matcher::fork)
     }
 
     /// The result, if it is there.

@@ -88,7 +88,7 @@ pub struct Scheduler {
     short_of_blocks: bool,
     /// Sequences preempted since the start.
     preemptions: u64,
-    /// Since they were last taken; at most one for each running sequence and step.
+    /// Since they were last taken; at most two for each running sequence and step.
     notes: Vec<Note>,
     share_prefixes: bool,
 }
@@ -238,6 +238,7 @@ impl Scheduler {
         if sequence.samples.is_empty()
             && let Some(sequence) = self.queues.remove(rank)
         {
+            self.remember(&sequence);
             self.kv.release(sequence.table);
         }
         Some(RequestEvent::Finished { request, sample, position, reason })

@@ -5,6 +5,7 @@ use std::ops::Range;
 use skein_node::clock::Timestamp;
 
 use super::budget::{attended, even_chunk};
+use super::drafts::Drafts;
 use super::fair_share::FairShare;
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
@@ -35,6 +36,7 @@ impl Scheduler {
             stream_rows: 0,
             attended: 0,
             budget: self.limits.max_num_batched_tokens,
+            draft_blocks: 0,
             started: now,
         };
         let mut plan = Plan { batch: Batch::default(), step };
@@ -66,18 +68,17 @@ impl Scheduler {
         self.short_of_blocks = false;
     }
 
-    /// Gives each stream one row, and drafts up to half of the remaining budget; prompts get the other half.
+    /// Gives each stream one row, and one for each token of its draft.
     fn plan_decodes(&mut self, plan: &mut Plan) {
         let number = plan.step.number;
         let decoding = self.queues.running.iter().filter(|seq| seq.is_decoding(number));
         let most = self.streams_in_a_step();
         let ranks: Vec<Rank> = decoding.map(|seq| seq.rank).take(most).collect();
-        let for_drafts = (plan.step.budget - ranks.len() as u32) / 2;
+        self.make_drafts(most, plan);
         for rank in ranks {
             // An earlier stream may have preempted it. If there is no block for it, it sits out this step.
             if let Some(index) = self.queues.index_of(rank) {
-                let drafted = plan.step.stream_rows - plan.step.streams;
-                self.plan_sequence(index, 1 + for_drafts - drafted, plan);
+                self.plan_sequence(index, 1, plan);
             }
         }
     }
@@ -189,14 +190,12 @@ impl Scheduler {
         if known == start {
             return false;
         }
-        // Each token of a draft would need a mask of its own.
-        let constrained = self.queues.running[index].is_constrained();
-        let takes_draft = decoding && !constrained;
-        let drafted = if takes_draft { self.make_draft(index, known, most - 1, plan) } else { 0 };
-        let draft = self.drafts.as_ref().filter(|_| !constrained).map(|drafts| drafts.latest(drafted));
+        let drafted = if decoding { self.grow_for_draft(index, known, plan) } else { 0 };
         let rows = known + drafted - start;
+        let always = self.drafts.as_ref().is_some_and(Drafts::are_given);
         let sequence = &mut self.queues.running[index];
-        sequence.plan_rows(number, rows, draft, self.limits.block_size, &mut plan.batch);
+        let drafted = (drafted > 0 || always).then_some(drafted);
+        sequence.plan_rows(number, rows, drafted, self.limits.block_size, &mut plan.batch);
         plan.step.attended += attended(start, start + rows);
         plan.step.rows += rows;
         if decoding {
@@ -223,17 +222,6 @@ impl Scheduler {
                 _ => return end,
             }
         }
-    }
-
-    /// Makes a draft for the running sequence at `index`, whose last token is at `end - 1`, and the blocks
-    /// for it, without preempting. Returns the draft's length.
-    fn make_draft(&mut self, index: usize, end: u32, most: u32, plan: &mut Plan) -> u32 {
-        let Some(drafts) = &mut self.drafts else { return 0 };
-        let sequence = &mut self.queues.running[index];
-        assert_eq!(sequence.len(), end, "a draft follows a known token");
-        // One more token always follows the draft, however much of it is right.
-        let drafted = drafts.make(&sequence.tokens, most.min(sequence.max_len - end - 1));
-        self.kv.grow(&mut sequence.table, end, end + drafted, &mut plan.batch.copies) - end
     }
 
     /// Moves a waiting sequence to the running ones, with its cached prefix, if it fits.

@@ -16,6 +16,7 @@ use super::planned_rows::PlannedRows;
 use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
 use crate::backend::{MaskSlot, Sampled};
+use crate::draft::Progress;
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
 /// Order of admission, prefill and preemption: lower priority, then nearer deadline, then earlier arrival. It
@@ -64,6 +65,8 @@ pub(super) struct Sequence {
     pub carries: bool,
     /// What it waits for other than a step.
     pub hold: Option<Hold>,
+    /// Its drafts.
+    pub progress: Progress,
     pub finished: bool,
 }
 
@@ -109,6 +112,7 @@ impl Sequence {
             masks: Vec::new(),
             carries: true,
             hold: None,
+            progress: Progress::default(),
             finished: false,
         }
     }
@@ -188,6 +192,7 @@ impl Sequence {
             masks: Vec::new(),
             carries: self.carries,
             hold: self.hold,
+            progress: Progress::default(),
             finished: false,
         }
     }

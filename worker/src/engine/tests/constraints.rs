@@ -6,7 +6,7 @@ use skein_proto::sampling::Grammar;
 
 use super::scene::*;
 use super::*;
-use crate::scheduler::Drafts;
+use crate::scheduler::{Drafts, Propose};
 
 /// The bytes are the tokens; the token after them ends a sample.
 const VOCAB_SIZE: u32 = 257;
@@ -47,6 +47,21 @@ async fn run(mut scene: Scene, asked: &NewRequest) -> Got {
     got
 }
 
+fn tokens(output: &Output) -> Vec<TokenId> {
+    output.tokens.values().map(|(token, _)| *token).collect()
+}
+
+/// Proposes so many right tokens, followed by others that a grammar may or may not allow.
+fn right_for(right: usize, wholes: Vec<Vec<TokenId>>) -> Propose {
+    let mut turn = 0;
+    Box::new(move |tokens, most, draft| {
+        turn += 1;
+        let whole = wholes.iter().find(|whole| whole.starts_with(tokens));
+        draft.extend(whole.iter().flat_map(|whole| &whole[tokens.len()..]).take(right));
+        draft.extend((draft.len()..most).map(|at| [65, 97, 34, 120][(at + turn) % 4]));
+    })
+}
+
 fn text(output: &Output) -> String {
     String::from_utf8(output.tokens.values().map(|(token, _)| *token as u8).collect()).unwrap()
 }
@@ -82,10 +97,15 @@ async fn answers_follow_their_grammar_and_end_with_it() {
                     assert!(matcher.next_tokens().unwrap().may_end, "{text:?} is complete");
                 }
             }
-            // Drafts of other tokens change nothing.
-            let drafts = Drafts::new(3, Box::new(|_, most, draft: &mut Vec<_>| draft.extend(vec![65; most])));
-            let drafted = run(Scene::drafting(options(1), drafts), &asked).await;
-            assert_eq!(alike.expect("it ran").samples, drafted.samples);
+            // Drafts of other tokens change nothing, nor do those that are right for a while.
+            let alike = alike.expect("it ran");
+            let wholes: Vec<Vec<TokenId>> =
+                alike.samples.values().map(|output| [&asked.prompt[..], &tokens(output)].concat()).collect();
+            for right in 0..4 {
+                let drafts = Drafts::new(4, right_for(right, wholes.clone()));
+                let drafted = run(Scene::drafting(options(1), drafts), &asked).await;
+                assert_eq!(alike.samples, drafted.samples, "{right} right");
+            }
         }
     }
 }
