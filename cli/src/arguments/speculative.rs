@@ -61,7 +61,11 @@ fn of_key(key: &str) -> Result<Meaning, String> {
     let is_bound = ["num-speculative-tokens", "prompt-lookup-", "suffix-decoding-", "disable-by-batch-size"]
         .iter()
         .any(|start| key.starts_with(start));
-    if is_bound { Ok(Meaning::Nothing(MEASURED)) } else { Err(format!("{key} has no counterpart; {METHODS}")) }
+    if is_bound {
+        Ok(Meaning::Nothing(MEASURED))
+    } else {
+        Err(format!("{key} has no counterpart; {METHODS}"))
+    }
 }
 
 #[cfg(test)]
@@ -73,15 +77,14 @@ mod tests {
         let good = |spelt: &str, value: &str, expected: &'static str| {
             assert_eq!(read(spelt, value), Ok(Meaning::Speculate(expected)), "{spelt} {value}");
         };
-        let all = r#"{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4,"prompt_lookup_min":2}"#;
+        let all =
+            r#"{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4,"prompt_lookup_min":2}"#;
         good("--speculative-config", all, "ngram");
         good("-sc", r#"{"method": "suffix"}"#, "suffix");
         good("--speculative_config", "null", "off");
         good("--speculative-config.method", "ngram", "ngram");
         good("--spec-method", "suffix", "suffix");
-        for (spelt, value) in
-            [("--spec-tokens", "5"), ("--speculative-config.num_speculative_tokens", "3")]
-        {
+        for (spelt, value) in [("--spec-tokens", "5"), ("--speculative-config.num_speculative_tokens", "3")] {
             assert_eq!(read(spelt, value), Ok(Meaning::Nothing(MEASURED)));
         }
         for (spelt, value, told) in [

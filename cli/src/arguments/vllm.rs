@@ -56,8 +56,7 @@ const NO_LORA: &str = "one LoRA adapter is merged into the weights at load: --lo
 const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
-const NO_DRAFT_METRICS: &str =
-    "accepted drafts are counted for a worker, vllm:spec_decode_num_accepted_tokens_total, and not by request";
+const NO_DRAFT_METRICS: &str = "accepted drafts are counted for a worker, vllm:spec_decode_num_accepted_tokens_total, and not by request";
 const TOOLS: &str = "tool calls and reasoning are parsed wherever the model's format is known";
 const NO_PLUGIN: &str = "there are no plugins; see --tool-call-parser and --reasoning-parser";
 const NO_TOOL_OPTION: &str = "it has no counterpart; leave it out";
@@ -517,11 +516,7 @@ pub const TABLE: &[Row] = &[
         Refused(NO_LORA),
     ),
     row(&["lora-target-modules", "long-lora-scaling-factors", "prompt-adapters"], Values, Refused(NO_LORA)),
-    row(
-        &["speculative-config", "-sc", "spec-method", "spec-model", "spec-tokens"],
-        Value,
-        Speculative,
-    ),
+    row(&["speculative-config", "-sc", "spec-method", "spec-model", "spec-tokens"], Value, Speculative),
     row(&["per-request-spec-decode-metrics"], Value, Only(&["none"], NO_DRAFT_METRICS)),
     // Requests and answers.
     row(

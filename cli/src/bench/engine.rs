@@ -10,8 +10,10 @@ use skein_bench::engine::shares::Least;
 use skein_bench::engine::{self, Job};
 use skein_bench::load::metrics::{Record, Report, Summary, Targets};
 use skein_bench::load::report;
+use skein_node::config::Origin;
 use skein_node::telemetry;
 use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::draft::Speculate;
 use skein_worker::service::LocalWorker;
 
 use super::progress_bar;
@@ -233,6 +235,10 @@ async fn start(
     let log = settings::log_options(&mut settings, "", Some("warn"));
     let mut config = worker::configure_local(&mut settings).await?;
     config.cuda.times_gaps = true;
+    // Steps are measured, and random weights repeat themselves.
+    if matches!(settings.origin("speculate"), Origin::Default) {
+        config.scheduler.speculate = Speculate::Off;
+    }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let queue = &mut config.scheduler.max_num_queued_reqs;
     *queue = (*queue).max(u32::try_from(requests).unwrap_or(u32::MAX));

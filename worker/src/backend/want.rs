@@ -127,8 +127,9 @@ impl SampleRow {
 impl VerifyRows {
     /// Its draw at the `nth` row, as part of `batch`.
     pub fn draw<'a>(&'a self, batch: &'a Batch, nth: u32) -> Draw<'a> {
-        let Self { ref rows, ref params, sample_index, stop_from, ref history, prompt_len, ref masks, .. } =
-            *self;
+        let Self {
+            ref rows, ref params, sample_index, stop_from, ref history, prompt_len, ref masks, ..
+        } = *self;
         let (row, position) = (rows.start + nth, self.position + nth);
         let history = if params.needs_history() { batch.history_in(history) } else { &[] };
         let history = &history[..history.len().min(position as usize)];
@@ -181,7 +182,10 @@ impl Answer {
     /// The answer for a draft, given the draws at its rows up to the first whose grammar allows none: accepts
     /// while they are equal.
     pub fn verified(draft: &[TokenId], mut drawn: Vec<Sampled>) -> Self {
-        assert!(drawn.len() <= draft.len() + 1, "one draw for each of the draft's tokens, and one after them");
+        assert!(
+            drawn.len() <= draft.len() + 1,
+            "one draw for each of the draft's tokens, and one after them"
+        );
         let accepted = draft.iter().zip(&drawn).take_while(|(draft, drawn)| **draft == drawn.token).count();
         drawn.truncate(accepted + 1);
         Self::Verified(drawn)

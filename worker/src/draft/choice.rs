@@ -1,5 +1,6 @@
-//! How many draft tokens a step verifies: as many as give the most tokens a second, over all streams together.
-//! Every further row takes time from all of them, so drafts end by themselves where streams are many.
+//! How many draft tokens a step verifies: as many as give the most tokens a second, over all streams
+//! together. Every further row takes time from all of them, so drafts end by themselves where streams are
+//! many.
 
 use super::row_cost::RowCost;
 
@@ -82,8 +83,9 @@ mod tests {
         for rows in [1u32, 4, 8, 12, 16, 24, 32, 48, 64].repeat(40) {
             cost.observe(rows, Duration::from_micros(60_000 + 500 * u64::from(rows)));
         }
-        let mut offers: Vec<Offer> =
-            (0..4).flat_map(|stream| (1..=31).map(move |nth| Offer { stream, chance: 0.9f32.powi(nth) })).collect();
+        let mut offers: Vec<Offer> = (0..4)
+            .flat_map(|stream| (1..=31).map(move |nth| Offer { stream, chance: 0.9f32.powi(nth) }))
+            .collect();
         let mut taken = [0; 4];
         choose(&cost, 4, &mut offers, 64, &mut taken);
         assert!(taken.iter().all(|taken| (10..=16).contains(taken)), "{taken:?}");

@@ -1,5 +1,5 @@
-//! Finds earlier places of a text that end like its end. A table of chains, as in LZ77: a hash of three tokens
-//! leads to the latest place with that hash, and each place to the one before.
+//! Finds earlier places of a text that end like its end. A table of chains, as in LZ77: a hash of three
+//! tokens leads to the latest place with that hash, and each place to the one before.
 
 use crate::TokenId;
 
@@ -102,7 +102,8 @@ fn common_end(a: &[TokenId], b: &[TokenId]) -> usize {
 
 /// A hash of three tokens and a `seed`.
 pub(super) fn hash(gram: &[TokenId; SHORTEST_MATCH], seed: u64) -> u64 {
-    let mix = |hash: u64, token: &TokenId| (hash.rotate_left(25) ^ u64::from(*token)).wrapping_mul(MULTIPLIER);
+    let mix =
+        |hash: u64, token: &TokenId| (hash.rotate_left(25) ^ u64::from(*token)).wrapping_mul(MULTIPLIER);
     let hash = gram.iter().fold(seed ^ MULTIPLIER, mix);
     hash ^ (hash >> 32)
 }

@@ -1,13 +1,13 @@
 //! Guesses the next tokens of texts, so that one step can verify several. A right guess saves a step and a
 //! wrong one costs a row; no token depends on either, because each is drawn as without guesses and compared.
 //!
-//! Guesses come from three places: what the text itself said after the same tokens before ([`index`]), what
-//! finished texts of the same cache scope said ([`remembered`]), and what a grammar leaves no choice about.
-//! [`odds`] measures how often each is right, [`row_cost`] what a further row takes, and [`choice`] verifies as
-//! many as pay. So there is nothing to set: plain prose and full batches are decoded as ever.
+//! Guesses come from two places: what the text itself said after the same tokens before ([`index`]), and what
+//! finished texts of the same cache scope said ([`remembered`]). [`odds`] measures how often each is right,
+//! [`row_cost`] what a further row takes, and [`choice`] verifies as many as pay. So there is nothing to set:
+//! plain prose and full batches are decoded as ever.
 //!
-//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`Source`]; it keeps its keys
-//! and values itself, by text.
+//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`Source`]; it keeps its
+//! keys and values itself, by text.
 
 mod choice;
 mod index;
@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use choice::{Offer, choose};
 use index::Index;
-use odds::{Luck, Odds};
 pub use odds::Source;
+use odds::{Luck, Odds};
 use remembered::Remembered;
 use row_cost::RowCost;
 
@@ -37,7 +37,7 @@ pub const MOST_ROWS: u32 = 64;
 /// The places that drafts come from, as `--speculate` names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Speculate {
-    /// All there are.
+    /// All there are: today those of [`Suffix`](Self::Suffix).
     #[default]
     Auto,
     /// None: plain decoding.
@@ -57,8 +57,6 @@ pub struct Text<'a> {
     pub scope: &'a CacheScope,
     /// Tokens that end it; no draft contains one.
     pub stops: &'a [TokenId],
-    /// What its grammar leaves no choice about.
-    pub forced: &'a [TokenId],
 }
 
 /// What is kept of a streaming text from step to step: 8 to 16 bytes a token.
@@ -136,7 +134,6 @@ pub struct Guesser {
     remembered: Option<Remembered>,
     odds: Odds,
     cost: RowCost,
-    forces: bool,
     /// Kept for their allocations.
     offers: Vec<Offer>,
     taken: Vec<u32>,
@@ -152,7 +149,6 @@ impl Guesser {
             remembered: remembers.then(Remembered::default),
             odds: Odds::default(),
             cost: RowCost::default(),
-            forces: speculate == Speculate::Auto,
             offers: Vec::new(),
             taken: Vec::new(),
             found: Vec::new(),
@@ -165,25 +161,20 @@ impl Guesser {
         progress.clear();
         let Progress { index, luck, latest, .. } = progress;
         index.extend(text.tokens);
-        if self.forces && !text.forced.is_empty() {
-            let forced = text.forced.iter().map(|token| (*token, 1.0));
-            self.found.clear();
-            self.found.extend(forced.take(most));
-            self.put(Source::Grammar, 0, luck, latest);
-        } else {
-            self.look_up(text, most, index, luck, latest);
-        }
+        self.look_up(text, most, index, luck, latest);
         let stop = latest.tokens.iter().position(|token| text.stops.contains(token));
         latest.cut(stop.unwrap_or(most));
     }
 
-    /// A draft from the longest match. The text itself decides between equals: it is what the stream is about.
+    /// A draft from the longest match. The text itself decides between equals: it is what the stream is
+    /// about.
     fn look_up(&mut self, text: &Text<'_>, most: usize, index: &Index, luck: &Luck, latest: &mut Draft) {
         let own = index.longest(text.tokens);
         self.found.clear();
-        let remembered = self.remembered.as_ref().map_or(0, |texts| {
-            texts.propose(text.scope, text.tokens, most, &mut self.found)
-        });
+        let remembered = self
+            .remembered
+            .as_ref()
+            .map_or(0, |texts| texts.propose(text.scope, text.tokens, most, &mut self.found));
         if remembered > own.map_or(0, |place| place.matched) {
             return self.put(Source::Remembered, remembered, luck, latest);
         }

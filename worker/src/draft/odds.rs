@@ -1,5 +1,5 @@
-//! The chance that a draft token is right, measured: by where it came from and how long the match was, for all
-//! texts together, and by how much each text does better or worse than that.
+//! The chance that a draft token is right, measured: by where it came from and how long the match was, for
+//! all texts together, and by how much each text does better or worse than that.
 //!
 //! Every guess is compared with the token that is drawn, verified or not, so the chances stay true while
 //! nothing is verified.
@@ -11,15 +11,12 @@ pub enum Source {
     Own,
     /// A finished text.
     Remembered,
-    /// A grammar that leaves no choice.
-    Grammar,
 }
 
 /// Lengths of matches told apart; each is a class up to the next.
 const LENGTHS: [usize; 8] = [0, 4, 5, 7, 10, 16, 32, 64];
 /// What is believed at the start, about matches of these lengths and in general.
 const FIRST_CHANCE: [f32; 8] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
-const FIRST_CHANCE_OF_GRAMMARS: f32 = 0.9;
 /// Guesses that the first belief counts for.
 const FIRST_WEIGHT: f32 = 4.0;
 /// Guesses after which old ones count half.
@@ -61,13 +58,12 @@ impl Rate {
 pub(super) struct Odds {
     own: [Rate; LENGTHS.len()],
     remembered: [Rate; LENGTHS.len()],
-    grammar: Rate,
 }
 
 impl Default for Odds {
     fn default() -> Self {
         let first = FIRST_CHANCE.map(Rate::new);
-        Self { own: first, remembered: first, grammar: Rate::new(FIRST_CHANCE_OF_GRAMMARS) }
+        Self { own: first, remembered: first }
     }
 }
 
@@ -77,20 +73,19 @@ impl Odds {
         match source {
             Source::Own => &mut self.own[class],
             Source::Remembered => &mut self.remembered[class],
-            Source::Grammar => &mut self.grammar,
         }
     }
 
-    /// The chance that the token after a match of `matched` tokens is right, in a text that has done as `luck`
-    /// says.
+    /// The chance that the token after a match of `matched` tokens is right, in a text that has done as
+    /// `luck` says.
     pub fn chance(&mut self, source: Source, matched: usize, luck: &Luck) -> f32 {
-        (self.rate(source, matched).chance() * luck.factor(source)).min(HIGHEST)
+        (self.rate(source, matched).chance() * luck.factor()).min(HIGHEST)
     }
 
     /// Takes in whether it was.
     pub fn observe(&mut self, source: Source, matched: usize, right: bool, luck: &mut Luck) {
         let rate = self.rate(source, matched);
-        luck.observe(source, rate.chance(), right);
+        luck.observe(rate.chance(), right);
         rate.observe(right);
     }
 }
@@ -103,22 +98,11 @@ pub(super) struct Luck {
 }
 
 impl Luck {
-    /// What a grammar forces has nothing to do with how repetitive a text is.
-    fn counts(source: Source) -> bool {
-        source != Source::Grammar
-    }
-
-    fn factor(self, source: Source) -> f32 {
-        if !Self::counts(source) {
-            return 1.0;
-        }
+    fn factor(self) -> f32 {
         (self.right + WEIGHT_OF_OTHERS) / (self.expected + WEIGHT_OF_OTHERS)
     }
 
-    fn observe(&mut self, source: Source, expected: f32, right: bool) {
-        if !Self::counts(source) {
-            return;
-        }
+    fn observe(&mut self, expected: f32, right: bool) {
         let keep = 1.0 - 1.0 / MEMORY_OF_TEXT;
         self.right = self.right * keep + f32::from(u8::from(right));
         self.expected = self.expected * keep + expected;

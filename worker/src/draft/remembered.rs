@@ -1,9 +1,9 @@
-//! The texts of finished requests, for requests that continue alike: the same question again, the next file of
-//! a series, the next call of an agent. A ring of tokens with the chains of `index`; the oldest text is
+//! The texts of finished requests, for requests that continue alike: the same question again, the next file
+//! of a series, the next call of an agent. A ring of tokens with the chains of `index`; the oldest text is
 //! forgotten first.
 //!
-//! A text is proposed only to requests of its own cache scope, as blocks of the prefix cache are. Otherwise the
-//! time of an answer would tell what others were answered.
+//! A text is proposed only to requests of its own cache scope, as blocks of the prefix cache are. Otherwise
+//! the time of an answer would tell what others were answered.
 
 use std::collections::VecDeque;
 

@@ -2,8 +2,8 @@
 //! `scheduler::step_time` fits is for long steps: it does not see that eight rows may take as long as one,
 //! because the weights are read once, and that thirty-two do not.
 //!
-//! Only ratios matter to who compares two numbers of rows. What changes all of them alike, a longer context or
-//! a busier machine, moves a common scale; the rest moves the number of rows that was measured.
+//! Only ratios matter to who compares two numbers of rows. What changes all of them alike, a longer context
+//! or a busier machine, moves a common scale; the rest moves the number of rows that was measured.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ impl RowCost {
         self.scale.map(|scale| (scale + self.relative(rows)).exp())
     }
 
-    /// Logarithm of the time of `rows` rows over the scale: measured, between two that are, or beyond the last
-    /// one as is assumed.
+    /// Logarithm of the time of `rows` rows over the scale: measured, between two that are, or beyond the
+    /// last one as is assumed.
     fn relative(&self, rows: u32) -> f64 {
         let known = |at: &usize| {
             let latest = self.measured[*at].latest;

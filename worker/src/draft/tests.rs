@@ -10,9 +10,9 @@ fn guesser() -> Guesser {
     Guesser::new(Speculate::Auto, true).expect("it is on")
 }
 
-fn guess(guesser: &mut Guesser, tokens: &[TokenId], forced: &[TokenId]) -> Vec<TokenId> {
+fn guess(guesser: &mut Guesser, tokens: &[TokenId]) -> Vec<TokenId> {
     let scope = scope("");
-    let text = Text { tokens, scope: &scope, stops: &[0], forced };
+    let text = Text { tokens, scope: &scope, stops: &[0] };
     let mut progress = Progress::default();
     guesser.guess(&text, 6, &mut progress);
     let len = progress.latest.tokens.len() as u32;
@@ -23,23 +23,22 @@ fn guess(guesser: &mut Guesser, tokens: &[TokenId], forced: &[TokenId]) -> Vec<T
 #[test]
 fn a_text_is_continued_as_it_was_before() {
     let mut guesser = guesser();
-    assert_eq!(guess(&mut guesser, &[1, 2, 3, 4, 5, 6, 1, 2, 3], &[]), [4, 5, 6, 1, 2, 3]);
-    assert_eq!(guess(&mut guesser, &[8, 9, 7, 8, 9, 7, 8, 9], &[]), [7, 8, 9, 7, 8, 9], "round and round");
-    assert_eq!(guess(&mut guesser, &[1, 2, 3, 4, 0, 6, 1, 2, 3], &[]), [4], "not past a stop");
-    assert_eq!(guess(&mut guesser, &[1, 2, 3], &[]), [0; 0]);
+    assert_eq!(guess(&mut guesser, &[1, 2, 3, 4, 5, 6, 1, 2, 3]), [4, 5, 6, 1, 2, 3]);
+    assert_eq!(guess(&mut guesser, &[8, 9, 7, 8, 9, 7, 8, 9]), [7, 8, 9, 7, 8, 9], "round and round");
+    assert_eq!(guess(&mut guesser, &[1, 2, 3, 4, 0, 6, 1, 2, 3]), [4], "not past a stop");
+    assert_eq!(guess(&mut guesser, &[1, 2, 3]), [0; 0]);
 }
 
 #[test]
-fn longer_matches_in_finished_texts_and_what_a_grammar_forces_come_first() {
+fn the_longer_match_of_both_places_decides() {
     let mut guesser = guesser();
     guesser.ended(&scope(""), &[5, 6, 1, 2, 3, 40, 41], 2);
-    assert_eq!(guess(&mut guesser, &[6, 1, 2, 3], &[]), [40, 41]);
-    assert_eq!(guess(&mut guesser, &[1, 2, 3, 9, 8, 1, 2, 3], &[]), [9, 8, 1, 2, 3, 9], "its own");
-    assert_eq!(guess(&mut guesser, &[1, 2, 3, 9, 8, 5, 6, 1, 2, 3], &[]), [40, 41], "the longer match");
-    assert_eq!(guess(&mut guesser, &[6, 1, 2, 3], &[12, 13]), [12, 13]);
+    assert_eq!(guess(&mut guesser, &[6, 1, 2, 3]), [40, 41]);
+    assert_eq!(guess(&mut guesser, &[1, 2, 3, 9, 8, 1, 2, 3]), [9, 8, 1, 2, 3, 9], "its own");
+    assert_eq!(guess(&mut guesser, &[1, 2, 3, 9, 8, 5, 6, 1, 2, 3]), [40, 41], "the longer match");
     let mut own = Guesser::new(Speculate::Ngram, true).expect("it is on");
     own.ended(&scope(""), &[5, 6, 1, 2, 3, 40, 41], 2);
-    assert_eq!(guess(&mut own, &[6, 1, 2, 3], &[12]), [0; 0]);
+    assert_eq!(guess(&mut own, &[6, 1, 2, 3]), [0; 0]);
     assert!(Guesser::new(Speculate::Off, true).is_none());
 }
 
@@ -49,7 +48,7 @@ fn relative_time(whole: &[TokenId], prompt_len: usize, millis: impl Fn(u32) -> f
     let (mut guesser, mut progress, scope) = (guesser(), Progress::default(), scope(""));
     let (mut len, mut took) = (prompt_len, 0.0);
     while len < whole.len() {
-        let text = Text { tokens: &whole[..len], scope: &scope, stops: &[], forced: &[] };
+        let text = Text { tokens: &whole[..len], scope: &scope, stops: &[] };
         guesser.guess(&text, whole.len() - len - 1, &mut progress);
         let taken = guesser.choose(std::iter::once(&progress), MOST_ROWS)[0];
         let draft = progress.draft(taken);

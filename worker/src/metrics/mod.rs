@@ -51,7 +51,10 @@ pub struct Metrics {
 }
 
 /// Values of `position`: those of a longest draft.
-const POSITIONS: [&str; MOST_DRAFTED] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30"];
+const POSITIONS: [&str; MOST_DRAFTED] = [
+    "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18",
+    "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30",
+];
 
 /// Values of `outcome`, in the order of [`Counts`](crate::streams::Counts).
 const OUTCOMES: [&str; 4] = ["completed", "errored", "cancelled", "handed_back"];
@@ -79,8 +82,7 @@ impl Metrics {
                 "Sequences that gave their blocks back and were computed again.",
             ),
             drafts: r.counter("vllm:spec_decode_num_drafts_total", "Drafts verified."),
-            draft_tokens: r
-                .counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of verified drafts."),
+            draft_tokens: r.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of verified drafts."),
             accepted_tokens: r
                 .counter("vllm:spec_decode_num_accepted_tokens_total", "Tokens of drafts that were right."),
             accepted_by_position: r.counters(

@@ -110,6 +110,8 @@ impl Scheduler {
 
 /// Draft tokens that this step verified as right.
 fn accepted(output: &StepOutput) -> u32 {
-    let of = |answer: &Answer| if let Answer::Verified(drawn) = answer { (drawn.len() as u32).saturating_sub(1) } else { 0 };
+    let of = |answer: &Answer| {
+        if let Answer::Verified(drawn) = answer { (drawn.len() as u32).saturating_sub(1) } else { 0 }
+    };
     output.answers.iter().map(of).sum()
 }

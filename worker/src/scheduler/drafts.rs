@@ -71,7 +71,7 @@ impl Drafts {
                 for sequence in &mut streams {
                     let most = sequence.most_drafted() as usize;
                     let Sequence { tokens, scope, params, progress, .. } = &mut **sequence;
-                    let text = Text { tokens, scope, stops: &params.stop_token_ids, forced: &[] };
+                    let text = Text { tokens, scope, stops: &params.stop_token_ids };
                     guesser.guess(&text, most, progress);
                 }
                 let taken = guesser.choose(streams.iter().map(|sequence| &sequence.progress), rows);
@@ -107,8 +107,8 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Makes drafts for the first `most` streams of a step. They take no row that a prompt could have, because
-    /// a prompt's rows are never in vain, and no block that another stream may need.
+    /// Makes drafts for the first `most` streams of a step. They take no row that a prompt could have,
+    /// because a prompt's rows are never in vain, and no block that another stream may need.
     pub(super) fn make_drafts(&mut self, most: usize, plan: &mut Plan) {
         let Some(mut drafts) = self.drafts.take() else { return };
         let (number, rows) = (plan.step.number, plan.step.budget);
@@ -164,8 +164,8 @@ impl Scheduler {
         answer.drawn().iter().for_each(|drawn| sequence.accept(drawn, events));
     }
 
-    /// Accepts the right tokens of a draft of `drafted` tokens and the one after them, and frees the blocks of
-    /// the wrong ones.
+    /// Accepts the right tokens of a draft of `drafted` tokens and the one after them, and frees the blocks
+    /// of the wrong ones.
     pub(super) fn accept_draft(
         &mut self,
         sequence: &mut Sequence,

@@ -78,7 +78,7 @@ impl Scheduler {
         for rank in ranks {
             // An earlier stream may have preempted it. If there is no block for it, it sits out this step.
             if let Some(index) = self.queues.index_of(rank) {
-                self.plan_sequence(index, 1, plan);
+                self.plan_sequence(index, 1, true, plan);
             }
         }
     }
@@ -131,7 +131,7 @@ impl Scheduler {
                 plan.step.budget += rows.saturating_sub(most);
                 most = rows;
             }
-            if !self.plan_sequence(next, most, plan) {
+            if !self.plan_sequence(next, most, false, plan) {
                 break;
             }
         }
@@ -176,9 +176,9 @@ impl Scheduler {
         self.queues.index_of(rank).map(|index| self.queues.running[index].pending(step))
     }
 
-    /// Gives the running sequence at `index` up to `most` rows of this step, as far as blocks allow. False if
-    /// it gets none.
-    fn plan_sequence(&mut self, index: usize, most: u32, plan: &mut Plan) -> bool {
+    /// Gives the running sequence at `index` up to `most` rows of this step and, if it `drafts`, those of its
+    /// draft, as far as blocks allow. False if it gets none.
+    fn plan_sequence(&mut self, index: usize, most: u32, drafts: bool, plan: &mut Plan) -> bool {
         let number = plan.step.number;
         let sequence = &self.queues.running[index];
         let (start, decoding) = (sequence.next_row(), sequence.is_decoding(number));
@@ -190,7 +190,7 @@ impl Scheduler {
         if known == start {
             return false;
         }
-        let drafted = if decoding { self.grow_for_draft(index, known, plan) } else { 0 };
+        let drafted = if drafts { self.grow_for_draft(index, known, plan) } else { 0 };
         let rows = known + drafted - start;
         let always = self.drafts.as_ref().is_some_and(Drafts::are_given);
         let sequence = &mut self.queues.running[index];
@@ -269,6 +269,7 @@ impl Scheduler {
         self.kv.release(std::mem::take(&mut sequence.table));
         sequence.computed = 0;
         sequence.planned.clear();
+        sequence.progress.clear();
         sequence.reports_hit |= sequence.unreported_hit.take().is_some();
         sequence.extend_hashes(self.limits.block_size);
         self.short_of_blocks = true;

@@ -107,11 +107,7 @@ pub fn start_drafting(
     run(scheduler, backend, max_streams)
 }
 
-fn run(
-    scheduler: Scheduler,
-    backend: impl Backend + 'static,
-    max_streams: u32,
-) -> (EngineHandle, Running) {
+fn run(scheduler: Scheduler, backend: impl Backend + 'static, max_streams: u32) -> (EngineHandle, Running) {
     let (engine, handle) = Engine::new(scheduler, Box::new(backend), max_streams);
     (handle, std::thread::spawn(move || engine.run()))
 }

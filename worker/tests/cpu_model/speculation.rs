@@ -1,6 +1,6 @@
-//! With drafts, from whatever source, requests get every token, every bit of their log-probabilities and every
-//! finish reason of plain decoding one request at a time: for every number type, KV type and format, number of
-//! threads and ranks, in batches, short of blocks.
+//! With drafts, from whatever source, requests get every token, every bit of their log-probabilities and
+//! every finish reason of plain decoding one request at a time: for every number type, KV type and format,
+//! number of threads and ranks, in batches, short of blocks.
 //!
 //! `TEST_SPECULATION=n` sets the number of requests.
 

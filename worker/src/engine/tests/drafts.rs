@@ -76,7 +76,7 @@ async fn right_drafts_save_steps() {
 #[tokio::test]
 async fn guesses_change_no_output_and_save_steps() {
     for steps_in_flight in [1, 2, 3] {
-        let options = FakeOptions { steps_in_flight, habits: 100..106, ..fake() };
+        let options = FakeOptions { steps_in_flight, habits: 40..46, ..fake() };
         for params in ways() {
             let params = SamplingParams { max_tokens: 400, ..params };
             let request = request(params, 3);
@@ -100,7 +100,7 @@ async fn guesses_change_no_output_and_save_steps() {
                 let (steps, tokens) = (scene.engine.steps - before, expected.tokens(0).len() as u64);
                 before = scene.engine.steps;
                 let is_long = tokens > 300;
-                assert!(!is_long || steps < tokens * 2 / 3, "turn {turn}: {steps} steps for {tokens} tokens");
+                assert!(!is_long || steps < tokens * 3 / 4, "turn {turn}: {steps} steps for {tokens} tokens");
             }
         }
     }

@@ -128,12 +128,7 @@ impl World {
         Self::with_habits(0..0, depth, config, kv_blocks)
     }
 
-    fn with_habits(
-        habits: Range<TokenId>,
-        depth: usize,
-        config: &SchedulerConfig,
-        kv_blocks: u32,
-    ) -> Self {
+    fn with_habits(habits: Range<TokenId>, depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
         let block_size = config.block_size;
         let max_model_len = config.max_model_len.unwrap_or(kv_blocks * block_size);
         let options = FakeOptions {

@@ -13,7 +13,11 @@ enum Drafting {
 
 /// One random scenario in a small pool, with up to `depth` steps in flight. Returns the world at its end and
 /// the streams that nothing cut short.
-fn random_scenario(seed: u64, depth: usize, drafting: Drafting) -> (World, HashMap<(RequestKey, u32), Stream>) {
+fn random_scenario(
+    seed: u64,
+    depth: usize,
+    drafting: Drafting,
+) -> (World, HashMap<(RequestKey, u32), Stream>) {
     let rng = &mut Rng::new(seed);
     let kv_blocks = rng.within(4..=24);
     let block_size = rng.within(1..=5);
