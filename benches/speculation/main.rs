@@ -5,9 +5,9 @@
 //! [--threads N] [--rounds N] [--streams N,N] [--kinds NAME,NAME]`.
 //!
 //! The model has a real shape and random weights, and computes every row, logit and draw of a step. Then each
-//! drawn token is replaced by the one of the text that is to be written: so times are those of the kernels, and
-//! what drafts get right is what they get right of that text. The kinds `dial P` are random tokens, of which a
-//! part P repeats the prompt.
+//! drawn token is replaced by the one of the text that is to be written: so times are those of the kernels,
+//! and what drafts get right is what they get right of that text. The kinds `dial P` are random tokens, of
+//! which a part P repeats the prompt.
 
 mod scripted;
 mod texts;

@@ -3,10 +3,10 @@
 
     benches/speculation/texts.py > texts.jsonl
 
-copy: a text, and the text again. edit: a source file before and after a commit of the history. quote: passages
-of the manual, and an answer that quotes each after words of its own. json: records, and more records of the same
-form. prose: the first and the second half of a chapter. Standard library only; the same commit gives the same
-lines.
+copy: a text, and the text again. edit: a source file before and after a commit of the history. quote:
+passages of the manual, and an answer that quotes each after words of its own. json: records, and more records
+of the same form. prose: the first and the second half of a chapter. Standard library only; the same commit
+gives the same lines.
 """
 
 import json

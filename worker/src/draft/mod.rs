@@ -1,10 +1,10 @@
 //! Guesses the next tokens of texts, so that one step can verify several. A right guess saves a step and a
 //! wrong one costs a row; no token depends on either, because each is drawn as without guesses and compared.
 //!
-//! Guesses come from two places: what the text itself said after the same tokens before ([`index`]), and what
-//! finished texts of the same cache scope said ([`remembered`]). [`odds`] measures how often each is right,
-//! [`row_cost`] what a further row takes, and [`choice`] verifies as many as pay. So there is nothing to set:
-//! plain prose and full batches are decoded as ever.
+//! Guesses come from three places: what the text itself said after the same tokens before ([`index`]), what
+//! finished texts of the same cache scope said ([`remembered`]), and what a grammar leaves no choice about.
+//! [`odds`] measures how often each is right, [`row_cost`] what a further row takes, and [`choice`] verifies
+//! as many as pay. So there is nothing to set: plain prose and full batches are decoded as ever.
 //!
 //! Pure: tokens and times in, guesses out. A model that drafts would be one more [`Source`]; it keeps its
 //! keys and values itself, by text.
@@ -37,7 +37,7 @@ pub const MOST_ROWS: u32 = 64;
 /// The places that drafts come from, as `--speculate` names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Speculate {
-    /// All there are: today those of [`Suffix`](Self::Suffix).
+    /// All there are.
     #[default]
     Auto,
     /// None: plain decoding.
@@ -57,6 +57,8 @@ pub struct Text<'a> {
     pub scope: &'a CacheScope,
     /// Tokens that end it; no draft contains one.
     pub stops: &'a [TokenId],
+    /// What its grammar leaves no choice about.
+    pub forced: &'a [TokenId],
 }
 
 /// What is kept of a streaming text from step to step: 8 to 16 bytes a token.
@@ -134,6 +136,7 @@ pub struct Guesser {
     remembered: Option<Remembered>,
     odds: Odds,
     cost: RowCost,
+    forces: bool,
     /// Kept for their allocations.
     offers: Vec<Offer>,
     taken: Vec<u32>,
@@ -149,6 +152,7 @@ impl Guesser {
             remembered: remembers.then(Remembered::default),
             odds: Odds::default(),
             cost: RowCost::default(),
+            forces: speculate == Speculate::Auto,
             offers: Vec::new(),
             taken: Vec::new(),
             found: Vec::new(),
@@ -161,7 +165,13 @@ impl Guesser {
         progress.clear();
         let Progress { index, luck, latest, .. } = progress;
         index.extend(text.tokens);
-        self.look_up(text, most, index, luck, latest);
+        if self.forces && !text.forced.is_empty() {
+            self.found.clear();
+            self.found.extend(text.forced.iter().take(most).map(|token| (*token, 1.0)));
+            self.put(Source::Grammar, 0, luck, latest);
+        } else {
+            self.look_up(text, most, index, luck, latest);
+        }
         let stop = latest.tokens.iter().position(|token| text.stops.contains(token));
         latest.cut(stop.unwrap_or(most));
     }

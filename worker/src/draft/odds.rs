@@ -11,12 +11,15 @@ pub enum Source {
     Own,
     /// A finished text.
     Remembered,
+    /// A grammar that leaves no choice.
+    Grammar,
 }
 
 /// Lengths of matches told apart; each is a class up to the next.
 const LENGTHS: [usize; 8] = [0, 4, 5, 7, 10, 16, 32, 64];
 /// What is believed at the start, about matches of these lengths and in general.
 const FIRST_CHANCE: [f32; 8] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
+const FIRST_CHANCE_OF_GRAMMARS: f32 = 0.8;
 /// Guesses that the first belief counts for.
 const FIRST_WEIGHT: f32 = 4.0;
 /// Guesses after which old ones count half.
@@ -58,12 +61,13 @@ impl Rate {
 pub(super) struct Odds {
     own: [Rate; LENGTHS.len()],
     remembered: [Rate; LENGTHS.len()],
+    grammar: Rate,
 }
 
 impl Default for Odds {
     fn default() -> Self {
         let first = FIRST_CHANCE.map(Rate::new);
-        Self { own: first, remembered: first }
+        Self { own: first, remembered: first, grammar: Rate::new(FIRST_CHANCE_OF_GRAMMARS) }
     }
 }
 
@@ -73,19 +77,24 @@ impl Odds {
         match source {
             Source::Own => &mut self.own[class],
             Source::Remembered => &mut self.remembered[class],
+            Source::Grammar => &mut self.grammar,
         }
     }
 
     /// The chance that the token after a match of `matched` tokens is right, in a text that has done as
     /// `luck` says.
     pub fn chance(&mut self, source: Source, matched: usize, luck: &Luck) -> f32 {
-        (self.rate(source, matched).chance() * luck.factor()).min(HIGHEST)
+        let factor = if source == Source::Grammar { 1.0 } else { luck.factor() };
+        (self.rate(source, matched).chance() * factor).min(HIGHEST)
     }
 
     /// Takes in whether it was.
     pub fn observe(&mut self, source: Source, matched: usize, right: bool, luck: &mut Luck) {
         let rate = self.rate(source, matched);
-        luck.observe(rate.chance(), right);
+        // What a grammar forces says nothing about how repetitive a text is.
+        if source != Source::Grammar {
+            luck.observe(rate.chance(), right);
+        }
         rate.observe(right);
     }
 }

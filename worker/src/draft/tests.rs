@@ -11,8 +11,12 @@ fn guesser() -> Guesser {
 }
 
 fn guess(guesser: &mut Guesser, tokens: &[TokenId]) -> Vec<TokenId> {
+    guess_forced(guesser, tokens, &[])
+}
+
+fn guess_forced(guesser: &mut Guesser, tokens: &[TokenId], forced: &[TokenId]) -> Vec<TokenId> {
     let scope = scope("");
-    let text = Text { tokens, scope: &scope, stops: &[0] };
+    let text = Text { tokens, scope: &scope, stops: &[0], forced };
     let mut progress = Progress::default();
     guesser.guess(&text, 6, &mut progress);
     let len = progress.latest.tokens.len() as u32;
@@ -36,6 +40,11 @@ fn the_longer_match_of_both_places_decides() {
     assert_eq!(guess(&mut guesser, &[6, 1, 2, 3]), [40, 41]);
     assert_eq!(guess(&mut guesser, &[1, 2, 3, 9, 8, 1, 2, 3]), [9, 8, 1, 2, 3, 9], "its own");
     assert_eq!(guess(&mut guesser, &[1, 2, 3, 9, 8, 5, 6, 1, 2, 3]), [40, 41], "the longer match");
+    assert_eq!(
+        guess_forced(&mut guesser, &[6, 1, 2, 3], &[12, 0, 13]),
+        [12],
+        "what a grammar forces goes first"
+    );
     let mut own = Guesser::new(Speculate::Ngram, true).expect("it is on");
     own.ended(&scope(""), &[5, 6, 1, 2, 3, 40, 41], 2);
     assert_eq!(guess(&mut own, &[6, 1, 2, 3]), [0; 0]);
@@ -48,7 +57,7 @@ fn relative_time(whole: &[TokenId], prompt_len: usize, millis: impl Fn(u32) -> f
     let (mut guesser, mut progress, scope) = (guesser(), Progress::default(), scope(""));
     let (mut len, mut took) = (prompt_len, 0.0);
     while len < whole.len() {
-        let text = Text { tokens: &whole[..len], scope: &scope, stops: &[] };
+        let text = Text { tokens: &whole[..len], scope: &scope, stops: &[], forced: &[] };
         guesser.guess(&text, whole.len() - len - 1, &mut progress);
         let taken = guesser.choose(std::iter::once(&progress), MOST_ROWS)[0];
         let draft = progress.draft(taken);

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
 use skein_grammar::{Matcher, Next, Stuck};
 use skein_proto::finish::FinishReason;
@@ -18,6 +19,14 @@ use crate::scheduler::{NewRequest, RequestEvent, RequestKey, Scheduler};
 
 /// Masks that may wait for the thread. A running sample asks for one at a time; above this the engine waits.
 const MAX_JOBS: usize = 1024;
+
+/// A text that is forced has no more tokens at its start: it and its prefixes.
+const MOST_SPELLINGS: u32 = 32;
+
+/// Longest wait for what a grammar forces, and most samples that are waited for in a step. A mask takes some
+/// 50 µs, a step of a small model a few ms.
+const FORCED_WAIT: Duration = Duration::from_micros(100);
+const MOST_WAITED_FOR: usize = 4;
 
 /// The matchers of a request's samples, after the tokens that were delivered before.
 #[derive(Debug)]
@@ -44,7 +53,14 @@ struct Sample {
 
 enum Job {
     /// The mask of a sample's next draw.
-    Next { matcher: Matcher, params: Arc<SamplingParams>, forbid_stop: bool, slot: MaskSlot },
+    Next {
+        matcher: Matcher,
+        params: Arc<SamplingParams>,
+        forbid_stop: bool,
+        slot: MaskSlot,
+        /// Whether what the grammar forces next is wanted, too.
+        forces: bool,
+    },
     /// The masks of the draws after each token of `draft`. The first of `slots` has the matcher before it.
     Draft {
         draft: Vec<TokenId>,
@@ -59,9 +75,12 @@ enum Job {
 impl Job {
     fn run(self) {
         match self {
-            Self::Next { mut matcher, params, forbid_stop, slot } => {
+            Self::Next { mut matcher, params, forbid_stop, slot, forces } => {
                 let allowed = Allowed::new(matcher.next_tokens(), &params, forbid_stop);
+                let may_force = forces && allowed.count() <= MOST_SPELLINGS;
                 slot.fill(allowed, Some(matcher));
+                let copy = may_force.then(|| slot.fork_matcher()).flatten();
+                slot.set_forced(copy.map_or(Vec::new(), Matcher::into_forced));
             }
             Self::Draft { draft, slots, params, position, stop_from } => {
                 let Some((first, rest)) = slots.split_first() else { return };
@@ -171,6 +190,18 @@ impl Constraints {
         followed
     }
 
+    /// Tells the scheduler what grammars force next, as far as that is known in time.
+    pub fn offer_forced(&self, scheduler: &mut Scheduler) {
+        if !scheduler.drafts() {
+            return;
+        }
+        for (at, (&(key, index), sample)) in self.samples.iter().enumerate() {
+            let wait = if at < MOST_WAITED_FOR { FORCED_WAIT } else { Duration::ZERO };
+            let forced = sample.slot.forced_within(wait).unwrap_or_default();
+            scheduler.set_forced(key, index, forced);
+        }
+    }
+
     /// Has the masks for the drafts of `batch` computed, after those for its other draws.
     pub fn ask_for_drafts(&mut self, batch: &Batch) {
         for want in &batch.wants {
@@ -212,7 +243,8 @@ impl Constraints {
         }
         let forbid_stop = len - sample.prompt_len < sample.params.min_tokens;
         let (params, slot) = (sample.params.clone(), sample.slot.clone());
-        self.send(Job::Next { matcher, params, forbid_stop, slot });
+        let forces = scheduler.drafts();
+        self.send(Job::Next { matcher, params, forbid_stop, slot, forces });
     }
 
     fn send(&mut self, job: Job) {

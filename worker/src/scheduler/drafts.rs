@@ -70,8 +70,10 @@ impl Drafts {
             Origin::Guessed(guesser) => {
                 for sequence in &mut streams {
                     let most = sequence.most_drafted() as usize;
-                    let Sequence { tokens, scope, params, progress, .. } = &mut **sequence;
-                    let text = Text { tokens, scope, stops: &params.stop_token_ids };
+                    let len = sequence.len();
+                    let Sequence { tokens, scope, params, progress, forced, .. } = &mut **sequence;
+                    let forced = if forced.0 == len { &forced.1[..] } else { &[] };
+                    let text = Text { tokens, scope, stops: &params.stop_token_ids, forced };
                     guesser.guess(&text, most, progress);
                 }
                 let taken = guesser.choose(streams.iter().map(|sequence| &sequence.progress), rows);

@@ -266,6 +266,12 @@ impl Scheduler {
         })
     }
 
+    /// Tells what the grammar of a sample forces next: guesses for its next draft.
+    pub fn set_forced(&mut self, request: RequestKey, sample: u32, tokens: Vec<TokenId>) {
+        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
+        sequence.into_iter().for_each(|sequence| sequence.forced = (sequence.len(), tokens.clone()));
+    }
+
     /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go
     /// on. False if it is not here. Samples that have not forked yet are held together; afterwards each
     /// is lifted separately.

@@ -67,6 +67,8 @@ pub(super) struct Sequence {
     pub hold: Option<Hold>,
     /// Its drafts.
     pub progress: Progress,
+    /// Guesses of what its grammar forces after so many tokens.
+    pub forced: (u32, Vec<TokenId>),
     pub finished: bool,
 }
 
@@ -113,6 +115,7 @@ impl Sequence {
             carries: true,
             hold: None,
             progress: Progress::default(),
+            forced: (0, Vec::new()),
             finished: false,
         }
     }
@@ -193,6 +196,7 @@ impl Sequence {
             carries: self.carries,
             hold: self.hold,
             progress: Progress::default(),
+            forced: (0, Vec::new()),
             finished: false,
         }
     }

@@ -6,6 +6,7 @@ use skein_proto::sampling::Grammar;
 
 use super::scene::*;
 use super::*;
+use crate::draft::{Guesser, Speculate};
 use crate::scheduler::{Drafts, Propose};
 
 /// The bytes are the tokens; the token after them ends a sample.
@@ -171,4 +172,25 @@ async fn an_answer_that_no_token_continues_fails_alone() {
     assert_eq!(free.samples[&0].finish, Some(FinishReason::Length));
     assert_eq!(scene.engine.counts().errored, 1);
     assert!(scene.engine.constraints.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_grammar_forces_is_drafted() {
+    let source = Source::choice(&["this text has no other end"]).unwrap();
+    let params = SamplingParams { max_tokens: 400, seed: 1, ..SamplingParams::default() };
+    let asked = held(&source, params, 1);
+    let whole = run(Scene::new(options(1)), &asked).await;
+    let guesser = Guesser::new(Speculate::Auto, false).expect("it is on");
+    let mut scene = Scene::drafting(options(1), Drafts::guessed(guesser));
+    let mut stream = scene.submit(submission_of("held", &asked, VOCAB_SIZE)).await.expect("taken");
+    let (mut got, mut steps) = (Got::default(), 0);
+    // The masks' thread has all the time it needs between two steps.
+    while scene.turn() == Turn::Worked {
+        std::thread::sleep(Duration::from_millis(5));
+        steps += 1;
+    }
+    assert_eq!(got.read(&mut stream), Some(Ok(())));
+    assert_eq!(got.samples, whole.samples);
+    let tokens = whole.tokens(0).len();
+    assert!(steps < tokens / 2, "{steps} steps for {tokens} tokens");
 }
