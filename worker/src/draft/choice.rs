@@ -6,8 +6,10 @@ use super::row_cost::RowCost;
 
 /// Drafts must promise this much more than plain decoding: chances and times are estimates.
 const MARGIN: f64 = 1.04;
-/// No step with drafts is expected to take longer, so that streams and new prompts do not wait for guesses.
+/// No step with drafts is expected to take longer than these seconds, or than so many plain ones on a slow
+/// machine: streams and new prompts should not wait for guesses.
 const LONGEST_STEP: f64 = 0.25;
+const MOST_PLAIN_STEPS: f64 = 3.0;
 
 /// A draft token that could be verified.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +32,7 @@ pub(super) fn choose(cost: &RowCost, streams: u32, offers: &mut [Offer], most: u
         tokens += f64::from(offer.chance);
         let rows = streams + 1 + at as u32;
         let seconds = cost.seconds(rows).unwrap_or(f64::INFINITY);
-        if seconds > LONGEST_STEP.max(plain) {
+        if seconds > LONGEST_STEP.max(MOST_PLAIN_STEPS * plain) {
             break;
         }
         if tokens / seconds > best.1 {
