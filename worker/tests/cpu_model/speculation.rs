@@ -5,6 +5,7 @@
 //! `TEST_SPECULATION=n` sets the number of requests.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use safetensors::Dtype;
@@ -14,8 +15,8 @@ use skein_kernels::cpu::packed::Format;
 use skein_node::random::SplitMix64;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
-use skein_worker::backend::Backend;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
+use skein_worker::backend::{Answer, Backend, BackendError, Batch, StepHandle, StepOutput, Want};
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
@@ -128,6 +129,43 @@ fn sources(answers: &Answers) -> Vec<(&'static str, Drafts)> {
     ]
 }
 
+/// Draft tokens, and those of them that were right.
+type Counts = Arc<(AtomicUsize, AtomicUsize)>;
+
+/// A backend that counts drafts.
+struct Counting<B>(B, Counts);
+
+impl<B: Backend> Backend for Counting<B> {
+    fn kv_blocks(&self) -> u32 {
+        self.0.kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.0.steps_in_flight()
+    }
+
+    fn stages(&self) -> usize {
+        self.0.stages()
+    }
+
+    fn verifies(&self) -> bool {
+        self.0.verifies()
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        let drafted = |want: &Want| if let Want::Verify(verify) = want { verify.rows.len() - 1 } else { 0 };
+        self.1.0.fetch_add(batch.wants.iter().map(drafted).sum(), Relaxed);
+        self.0.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        let output = self.0.collect(step)?;
+        let right = |answer: &Answer| if let Answer::Verified(drawn) = answer { drawn.len() - 1 } else { 0 };
+        self.1.1.fetch_add(output.answers.iter().map(right).sum(), Relaxed);
+        Ok(output)
+    }
+}
+
 /// The outputs of `requests`, so many of them at a time.
 async fn run(
     backend: impl Backend + 'static,
@@ -168,7 +206,12 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
     };
     answers.lock().unwrap().extend(requests.iter().zip(&expected).flat_map(whole));
     for (source, drafts) in sources(&answers) {
-        let got = run(drafting(), Some(drafts), &requests, TOGETHER).await;
+        let counts = Counts::default();
+        let got = run(Counting(drafting(), counts.clone()), Some(drafts), &requests, TOGETHER).await;
+        let (drafted, right) = (counts.0.load(Relaxed), counts.1.load(Relaxed));
+        println!("{name}, {source}: {drafted} tokens drafted, {right} right");
+        let is_tried = drafted > 0 && (right > 0 || source == "garbage") && right < drafted;
+        assert!(is_tried || count < 50, "{name}, {source}: {drafted} tokens drafted, {right} right");
         let pairs: HashMap<usize, _> = got.iter().zip(&expected).enumerate().collect();
         for at in 0..count {
             let (got, expected) = pairs[&at];
