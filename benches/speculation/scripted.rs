@@ -24,7 +24,9 @@ pub struct Counts {
 impl Counts {
     /// Starts again.
     pub fn reset(&self) {
-        [&self.draws, &self.drafted, &self.right].map(|count| count.store(0, Relaxed));
+        for count in [&self.draws, &self.drafted, &self.right] {
+            count.store(0, Relaxed);
+        }
     }
 
     /// Draws of streams, draft tokens, and those of them that were right.
