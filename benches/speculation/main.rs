@@ -14,11 +14,12 @@ mod texts;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use skein_bench::make_model::{Dtype, SHAPES, make_model};
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
+use skein_node::clock::{self, Timestamp};
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::config::SchedulerConfig;
@@ -185,7 +186,7 @@ impl Side {
                 while let Some(deltas) = stream.next().await {
                     let tokens: usize =
                         deltas.expect("no fault").iter().map(|delta| delta.tokens.len()).sum();
-                    arrived.push((Instant::now(), tokens));
+                    arrived.push((clock::now(), tokens));
                 }
                 arrived
             })
@@ -195,11 +196,11 @@ impl Side {
             all.push(task.await.expect("it does not panic"));
         }
         let first =
-            |arrived: &Vec<(Instant, usize)>| arrived.iter().find(|(_, tokens)| *tokens > 0).map(|it| it.0);
+            |arrived: &Vec<(Timestamp, usize)>| arrived.iter().find(|(_, tokens)| *tokens > 0).map(|it| it.0);
         let from = all.iter().filter_map(first).max().expect("there are tokens");
         let until = all.iter().flatten().map(|it| it.0).max().expect("there are tokens");
         let tokens = all.iter().flatten().filter(|(at, _)| *at > from).map(|(_, tokens)| tokens).sum();
-        (tokens, until.duration_since(from))
+        (tokens, until.since(from))
     }
 }
 

@@ -143,7 +143,9 @@ impl Backend for SimulatedBackend {
             // Stop tokens stay as they are, because min_tokens may forbid them.
             for answer in &mut output.answers {
                 match answer {
-                    Answer::Sampled(sampled) => drop(change(sampled)),
+                    Answer::Sampled(sampled) => {
+                        change(sampled);
+                    }
                     // Draws after a changed token were conditioned on another one.
                     Answer::Verified(drawn) => {
                         let changed = drawn.iter_mut().position(change);

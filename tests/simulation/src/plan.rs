@@ -116,6 +116,7 @@ fn scheduler(random: &Random) -> SchedulerConfig {
         max_num_batched_tokens: random.small(8, 64),
         max_num_queued_reqs: random.pick(&[4, 16, 64]),
         enable_prefix_caching: !random.once_in(8),
+        ..SchedulerConfig::default()
     }
 }
 

@@ -132,6 +132,9 @@ fn sources(answers: &Answers) -> Vec<(&'static str, Drafts)> {
 /// Draft tokens, and those of them that were right.
 type Counts = Arc<(AtomicUsize, AtomicUsize)>;
 
+/// Those by source.
+type Tried = HashMap<&'static str, (usize, usize)>;
+
 /// A backend that counts drafts.
 struct Counting<B>(B, Counts);
 
@@ -196,6 +199,7 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
     count: usize,
     plain: impl Fn() -> A,
     drafting: impl Fn() -> B,
+    tried: &mut Tried,
 ) {
     let mut random = Random(SplitMix64::new(seed));
     let requests: Vec<NewRequest> = (0..count).map(|_| random.request()).collect();
@@ -210,8 +214,8 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
         let got = run(Counting(drafting(), counts.clone()), Some(drafts), &requests, TOGETHER).await;
         let (drafted, right) = (counts.0.load(Relaxed), counts.1.load(Relaxed));
         println!("{name}, {source}: {drafted} tokens drafted, {right} right");
-        let is_tried = drafted > 0 && (right > 0 || source == "garbage") && right < drafted;
-        assert!(is_tried || count < 50, "{name}, {source}: {drafted} tokens drafted, {right} right");
+        let of_source = tried.entry(source).or_default();
+        *of_source = (of_source.0 + drafted, of_source.1 + right);
         let pairs: HashMap<usize, _> = got.iter().zip(&expected).enumerate().collect();
         for at in 0..count {
             let (got, expected) = pairs[&at];
@@ -232,12 +236,16 @@ async fn drafts_change_no_bit_of_any_request() {
     let requests: usize = requests.unwrap_or(REQUESTS);
     let changes = json!({"vocab_size": VOCAB});
     let model = make("qwen2-tied-v5", Dtype::BF16, changes);
-    let kinds = number_types();
+    let (kinds, mut tried) = (number_types(), Tried::new());
     for (seed, (numbers, threads)) in kinds.iter().enumerate() {
         let name = format!("{numbers:?}, {threads} threads");
         let drafting = || backend(model.path(), *numbers, *threads);
         let plain = || backend(model.path(), *numbers, 2);
-        check(&name, seed as u64, requests.div_ceil(kinds.len()), plain, drafting).await;
+        check(&name, seed as u64, requests.div_ceil(kinds.len()), plain, drafting, &mut tried).await;
+    }
+    for (source, (drafted, right)) in tried {
+        let is_tried = right < drafted && (right > 0 || source == "garbage");
+        assert!(is_tried, "{source}: {drafted} tokens drafted, {right} right");
     }
 }
 
@@ -247,6 +255,6 @@ async fn drafts_change_no_bit_on_ranks_and_stages() {
     let plain = || backend(model.path(), NumberTypes::EXACT, 2);
     for (seed, shape) in [(1, 2), (2, 1), (2, 2)].into_iter().enumerate() {
         let drafting = || group(model.path(), shape, KV_BLOCKS);
-        check(&format!("{shape:?}"), 100 + seed as u64, 32, plain, drafting).await;
+        check(&format!("{shape:?}"), 100 + seed as u64, 32, plain, drafting, &mut Tried::new()).await;
     }
 }
