@@ -115,7 +115,7 @@ impl Remembered {
     ) -> usize {
         let (mut places, matched) = self.longest(scope, tokens);
         for at in 0..most as u64 {
-            let next = |place: &u64| (place + at < self.end).then(|| self.token(place + at)).unwrap_or(END);
+            let next = |place: &u64| if place + at < self.end { self.token(place + at) } else { END };
             // The latest place is first, so it decides between equals.
             let votes = |token: TokenId| places.iter().filter(|place| next(place) == token).count();
             let mut token = END;

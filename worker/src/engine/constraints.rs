@@ -54,7 +54,7 @@ struct Sample {
 enum Job {
     /// The mask of a sample's next draw.
     Next {
-        matcher: Matcher,
+        matcher: Box<Matcher>,
         params: Arc<SamplingParams>,
         forbid_stop: bool,
         slot: MaskSlot,
@@ -78,7 +78,7 @@ impl Job {
             Self::Next { mut matcher, params, forbid_stop, slot, forces } => {
                 let allowed = Allowed::new(matcher.next_tokens(), &params, forbid_stop);
                 let may_force = forces && allowed.count() <= MOST_SPELLINGS;
-                slot.fill(allowed, Some(matcher));
+                slot.fill(allowed, Some(*matcher));
                 let copy = may_force.then(|| slot.fork_matcher()).flatten();
                 slot.set_forced(copy.map_or(Vec::new(), Matcher::into_forced));
             }
@@ -244,6 +244,7 @@ impl Constraints {
         let forbid_stop = len - sample.prompt_len < sample.params.min_tokens;
         let (params, slot) = (sample.params.clone(), sample.slot.clone());
         let forces = scheduler.drafts();
+        let matcher = Box::new(matcher);
         self.send(Job::Next { matcher, params, forbid_stop, slot, forces });
     }
 
