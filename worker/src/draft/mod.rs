@@ -210,19 +210,24 @@ impl Guesser {
         }
     }
 
-    /// How many tokens of the latest drafts of `texts`, one for each of the step's streams, a step verifies;
-    /// at most `most` together.
-    pub fn choose<'a>(&mut self, texts: impl Iterator<Item = &'a Progress>, most: u32) -> &[u32] {
+    /// How many tokens of the latest drafts of `texts` a step of `streams` streams verifies; at most `most`
+    /// together.
+    pub fn choose<'a>(
+        &mut self,
+        texts: impl Iterator<Item = &'a Progress>,
+        streams: u32,
+        most: u32,
+    ) -> &[u32] {
         self.offers.clear();
-        let mut streams = 0;
+        let mut count = 0;
         for progress in texts {
             let chances = progress.latest.chances.iter();
-            self.offers.extend(chances.map(|chance| Offer { stream: streams, chance: *chance }));
-            streams += 1;
+            self.offers.extend(chances.map(|chance| Offer { stream: count, chance: *chance }));
+            count += 1;
         }
         self.taken.clear();
-        self.taken.resize(streams, 0);
-        choose(&self.cost, streams as u32, &mut self.offers, most.min(MOST_ROWS), &mut self.taken);
+        self.taken.resize(count, 0);
+        choose(&self.cost, streams, &mut self.offers, most.min(MOST_ROWS), &mut self.taken);
         &self.taken
     }
 

@@ -59,7 +59,7 @@ fn relative_time(whole: &[TokenId], prompt_len: usize, millis: impl Fn(u32) -> f
     while len < whole.len() {
         let text = Text { tokens: &whole[..len], scope: &scope, stops: &[], forced: &[] };
         guesser.guess(&text, whole.len() - len - 1, &mut progress);
-        let taken = guesser.choose(std::iter::once(&progress), MOST_ROWS)[0];
+        let taken = guesser.choose(std::iter::once(&progress), 1, MOST_ROWS)[0];
         let draft = progress.draft(taken);
         let right = draft.iter().zip(&whole[len..]).take_while(|(a, b)| a == b).count();
         guesser.drawn(whole[len..len + right + 1].iter().copied(), &mut progress);

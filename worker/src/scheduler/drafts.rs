@@ -49,13 +49,15 @@ impl Drafts {
         matches!(self.0, Origin::Given(..))
     }
 
-    /// Makes drafts for `streams`, whose last tokens are known. The step has room for `rows` of them.
-    fn make<'a>(&mut self, streams: impl Iterator<Item = &'a mut Sequence>, rows: u32) {
-        let mut streams: Vec<&mut Sequence> = streams.collect();
+    /// Makes drafts for the streams of a step that has room for `rows` of them. A draft follows a known token;
+    /// where the last one is in flight, what is guessed only tells whether it would be right.
+    fn make(&mut self, mut streams: Vec<&mut Sequence>, rows: u32) {
+        let count = streams.len() as u32;
+        let is_known = |sequence: &&mut Sequence| sequence.planned_len() == sequence.len();
         match &mut self.0 {
             Origin::Given(propose, most) => {
                 let mut left = rows / 2;
-                for sequence in streams {
+                for sequence in streams.into_iter().filter(is_known) {
                     let most = (*most).min(sequence.most_drafted()).min(left) as usize;
                     let Sequence { tokens, progress, .. } = sequence;
                     progress.set_draft(|draft| {
@@ -76,8 +78,10 @@ impl Drafts {
                     let text = Text { tokens, scope, stops: &params.stop_token_ids, forced };
                     guesser.guess(&text, most, progress);
                 }
-                let taken = guesser.choose(streams.iter().map(|sequence| &sequence.progress), rows);
-                for (sequence, taken) in streams.into_iter().zip(taken) {
+                let mut known: Vec<&mut Sequence> = streams.into_iter().filter(is_known).collect();
+                let drafts = known.iter().map(|sequence| &sequence.progress);
+                let taken = guesser.choose(drafts, count, rows);
+                for (sequence, taken) in known.iter_mut().zip(taken) {
                     sequence.progress.take(*taken);
                 }
             }
@@ -101,11 +105,6 @@ impl Sequence {
         let most = if self.is_constrained() { MOST_DRAFTED_UNDER_GRAMMAR } else { MOST_DRAFTED as u32 };
         (self.max_len - self.len()).saturating_sub(1).min(most)
     }
-
-    /// Whether it streams in `step` after a token that is known.
-    fn takes_drafts(&self, step: u64) -> bool {
-        self.is_decoding(step) && self.planned_len() == self.len()
-    }
 }
 
 impl Scheduler {
@@ -117,15 +116,11 @@ impl Scheduler {
         let is_decoding = |sequence: &&mut Sequence| sequence.is_decoding(number);
         let waits = self.has_prompt_rows(number) && !drafts.are_given();
         let streams = self.queues.running.iter_mut().filter(is_decoding).take(most);
-        let mut count = 0;
         let mut streams: Vec<&mut Sequence> = streams.collect();
-        for sequence in &mut streams {
-            sequence.progress.clear();
-            count += 1;
-        }
+        streams.iter_mut().for_each(|sequence| sequence.progress.clear());
+        let count = streams.len() as u32;
         if !waits {
-            let takers = streams.into_iter().filter(|sequence| sequence.takes_drafts(number));
-            drafts.make(takers, rows - count);
+            drafts.make(streams, rows - count);
         }
         plan.step.draft_blocks = self.kv.available().saturating_sub(count);
         self.drafts = Some(drafts);
