@@ -1,4 +1,4 @@
-//! `skein run-batch` as a process: killed and restarted, and through a server that is killed and restarted.
+//! `skein run-batch` as a process: killed and restarted, and with a server that is killed and restarted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use skein_node::clock;
 use skein_tests::process::free_port;
 
-/// Lines of a batch.
+/// Number of lines of a batch.
 const LINES: usize = 120;
-/// Longest that a run may take on a busy machine.
+/// Time limit of a run on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
 fn skein(arguments: &[&str]) -> Child {
@@ -46,7 +46,7 @@ fn write_input(path: &Path) {
     std::fs::write(path, (0..LINES).map(line).collect::<String>()).expect("it can be written");
 }
 
-/// The answers by id, without the time and what the cache held. Each id must be there once.
+/// The answers by id, without time stamps and cache statistics. Each id must occur once.
 fn answers(path: &Path) -> BTreeMap<String, Value> {
     let text = std::fs::read_to_string(path).expect("it exists");
     let mut answers = BTreeMap::new();

@@ -1,9 +1,9 @@
-//! Random answers under published schemas, judged by another validator, with the figures printed. Reads files
-//! of lines `{"name": …, "schema": …, "valid": [instances]}`; `tests/grammar/published` makes them from
-//! published packages.
+//! Follows published schemas with random answers, checks the answers with an independent validator, and
+//! prints statistics. Reads lines of `{"name": …, "schema": …, "valid": [instances]}`, which
+//! `tests/grammar/published` creates from published packages.
 //!
-//! For each schema: it is refused by the name of a keyword, or random answers follow it. The validator must
-//! accept those that end by themselves, and the grammar must accept each valid instance, byte by byte.
+//! Each schema is either refused with the name of a keyword or followed. The validator must accept every
+//! completed answer, and the grammar must accept each valid instance byte by byte.
 
 #![allow(clippy::unwrap_used)] // a program of tests
 #![allow(clippy::disallowed_methods)] // it measures, and knows no clock of a process
@@ -16,7 +16,7 @@ use serde_json::Value;
 use skein_grammar::token_bytes::TokenBytes;
 use skein_grammar::{Compiled, Library, Refused, Source};
 
-/// Most tokens of an answer.
+/// Longest answer, in tokens.
 const MOST_TOKENS: usize = 400;
 
 #[derive(Default)]
@@ -25,12 +25,12 @@ struct Figures {
     refused: BTreeMap<String, usize>,
     answers: usize,
     ended: usize,
-    /// Ended by themselves, and the validator refuses them.
+    /// Completed answers that the validator rejects.
     invalid: Vec<String>,
-    /// Ended by an error of the matcher.
+    /// Answers that ended with a matcher error.
     stuck: Vec<String>,
     instances: usize,
-    /// Valid by the suite, and the grammar does not accept them.
+    /// Valid instances that the grammar rejects.
     not_accepted: Vec<String>,
     compiling: Vec<Duration>,
     masks: Vec<Duration>,
@@ -108,7 +108,7 @@ impl Figures {
         }
     }
 
-    /// A random answer; `None` if it was cut.
+    /// Generates a random answer; `None` if it was cut off.
     fn answer(
         &mut self,
         vocabulary: &Vocabulary,
@@ -130,7 +130,7 @@ impl Figures {
                 return String::from_utf8(text).map(Some).map_err(|error| error.to_string());
             }
             let all: Vec<u32> = next.mask.tokens().collect();
-            // Random logits seldom close anything: later on, what closes is drawn more often.
+            // Random logits seldom close a construct, so closing tokens are drawn more often later on.
             let closes = |token: &&u32| matches!(vocabulary.bytes.get(**token), [b'"' | b'}' | b']']);
             let closing: Vec<u32> = all.iter().filter(closes).copied().collect();
             let from = if closing.is_empty() || below(MOST_TOKENS) > 4 * step { &all } else { &closing };
@@ -149,7 +149,7 @@ impl Figures {
             println!("    {count:5}  {what}");
         }
         println!(
-            "  answers {}, ended by themselves {}, of these invalid {}; stuck {}",
+            "  answers {}, completed {}, of these invalid {}; stuck {}",
             self.answers,
             self.ended,
             self.invalid.len(),
@@ -168,7 +168,7 @@ impl Figures {
     }
 }
 
-/// The instance with members in the schema's order, which a grammar keeps.
+/// The instance with members in schema order, which the grammar enforces.
 fn in_order(instance: &Value, schema: &Value) -> Value {
     let (Value::Object(members), Some(properties)) = (instance, schema["properties"].as_object()) else {
         return instance.clone();

@@ -1,18 +1,18 @@
-//! The capacity of all ready workers together, for gateways in front of several routers. Pure.
+//! Total capacity of all ready workers, for gateways in front of several routers. Pure.
 
 use skein_proto::info::WorkerInfo;
 
 use crate::fleet::WorkerStatus;
 use crate::request::ModelLimits;
 
-/// Limits, sizes and load of the ready workers, as if they were one large worker.
+/// Limits, sizes and load of the ready workers, as of one large worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capacity {
     /// Limits that every ready worker accepts.
     pub limits: ModelLimits,
     /// Fingerprint of the model, the same on all workers.
     pub fingerprint: u64,
-    /// Fingerprint of the grammars, if it is the same on all workers; else 0.
+    /// Fingerprint of the grammars if equal on all workers; otherwise 0.
     pub grammar_fingerprint: u64,
     /// Whether every worker resumes requests bit for bit.
     pub resume_exact: bool,

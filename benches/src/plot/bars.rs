@@ -2,19 +2,19 @@
 
 use super::{HEIGHT, LEFT, RIGHT, TOP, WIDTH, colour, legend, text, title};
 
-/// One bar.
+/// A bar with its parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// Written at its left.
+    /// Label at the left.
     pub name: String,
-    /// Its parts as shares of 1, in the order of the legend.
+    /// Parts as fractions of 1, in the order of the legend.
     pub parts: Vec<f64>,
 }
 
-/// Space for names, beyond that of a plot with numbers at its left.
+/// Space for labels, beyond that of a plot with numbers at the left.
 const NAMES: f64 = 40.0;
 
-/// Draws `bars` under `heading`; `parts` names the parts.
+/// Draws `bars` under `heading`; `parts` labels the parts.
 pub fn bars(heading: &str, parts: &[&str], bars: &[Bar]) -> String {
     let mut out = title(heading);
     let (left, width) = (LEFT + NAMES, WIDTH - LEFT - NAMES - RIGHT);

@@ -1,29 +1,29 @@
-//! Lines over one axis.
+//! Line charts in SVG.
 
 use super::axis::{Axis, Scale};
 use super::{colour, legend, title};
 
-/// One line, points in the order of their x.
+/// A line with its points in order of x.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// Its name in the legend.
+    /// Label in the legend.
     pub name: String,
-    /// Points `(x, y)`; those that are not finite are left out.
+    /// Points `(x, y)`; non-finite ones are skipped.
     pub points: Vec<(f64, f64)>,
 }
 
 /// Title, axes and scales of a chart.
 #[derive(Debug, Clone)]
 pub struct Chart<'a> {
-    /// Written above.
+    /// Heading above the chart.
     pub title: &'a str,
-    /// Name and unit of the horizontal axis.
+    /// Name and unit of the x axis.
     pub x: &'a str,
-    /// Name and unit of the vertical axis.
+    /// Name and unit of the y axis.
     pub y: &'a str,
-    /// Scale of the horizontal axis.
+    /// Scale of the x axis.
     pub x_scale: Scale,
-    /// Scale of the vertical axis.
+    /// Scale of the y axis.
     pub y_scale: Scale,
 }
 

@@ -1,5 +1,6 @@
-//! SVG plots without an outside program: lines over an axis, stacked bars, and a waterfall of requests. Pure:
-//! numbers in, text out. Colours are those of Okabe and Ito (2008), which colour-blind people can tell apart.
+//! SVG plots without external programs: line charts, stacked bars, and a waterfall of requests. Pure: numbers
+//! in, text out. The colours are those of Okabe and Ito (2008), which are distinguishable with colour
+//! blindness.
 
 mod axis;
 mod bars;
@@ -18,7 +19,7 @@ const COLOURS: [&str; 8] =
 /// Width and height of one plot, in pixels.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 400.0;
-/// Space around the plotted area.
+/// Margins around the plotted area, in pixels.
 const LEFT: f64 = 72.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 40.0;
@@ -28,7 +29,7 @@ fn colour(index: usize) -> &'static str {
     COLOURS[index % COLOURS.len()]
 }
 
-/// `text` for use between tags.
+/// Escapes `text` for use between tags.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
@@ -42,7 +43,7 @@ fn title(content: &str) -> String {
     format!("<text x=\"{LEFT}\" y=\"22\" font-size=\"14\" font-weight=\"600\">{}</text>\n", escaped(content))
 }
 
-/// A coloured square and its label, the `index`th of the legend at the right.
+/// Legend entry number `index` at the right: a coloured square and its label.
 fn legend(index: usize, label: &str) -> String {
     let (x, y) = (WIDTH - RIGHT + 14.0, TOP + 18.0 * index as f64);
     let square =
@@ -50,7 +51,7 @@ fn legend(index: usize, label: &str) -> String {
     square + &text(x + 16.0, y + 9.0, "start", label)
 }
 
-/// Plots one below another as one SVG document.
+/// One SVG document with the plots one below the other.
 pub fn document(plots: &[String]) -> String {
     let height = HEIGHT * plots.len() as f64;
     let mut out = format!(

@@ -1,4 +1,4 @@
-//! The documents are well-formed, and points are where their values say.
+//! Documents are well-formed, and points are at the positions of their values.
 
 use super::axis::Axis;
 use super::*;

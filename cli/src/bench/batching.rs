@@ -1,4 +1,5 @@
-//! `skein bench batching`: batching rules and KV reservations beside Skein's scheduler, simulated.
+//! `skein bench batching`: simulates batching rules and KV reservations and compares them with Skein's
+//! scheduler.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -41,7 +42,7 @@ pub struct Batching {
     #[arg(
         long,
         value_name = "SECONDS",
-        help = "Bound of the latency per output token [default: ten times that of a request alone]"
+        help = "Limit of the latency per output token [default: ten times that of a request alone]"
     )]
     latency_bound: Option<f64>,
     #[arg(
@@ -73,12 +74,12 @@ enum Preset {
     Alpaca,
 }
 
-/// The lowest rate tried, in requests per second, as a share of what one request alone would keep busy.
+/// Lowest rate of a curve, as a share of the rate of requests that run one after another.
 const LOWEST_SHARE: f64 = 0.05;
 /// Points of each curve.
 const CURVE_POINTS: usize = 12;
 
-/// A rule and the highest rates at which it keeps the bound.
+/// A rule with the highest rates at which it meets the latency bound.
 struct Row {
     rule: Rule,
     mean: Option<Point>,
@@ -219,7 +220,7 @@ fn rate(point: Option<&Point>) -> f64 {
 
 fn table(setup: &Setup, bound: f64, rows: &[Row]) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail; here and below.
+    // Writing to a `String` cannot fail, here and below.
     let _ = writeln!(
         out,
         "{} requests, {:.0} + {:.0} tokens on average, {} tokens of KV memory, context {}; simulated",
@@ -278,7 +279,7 @@ fn to_json(setup: &Setup, bound: f64, rows: &[Row]) -> Value {
     })
 }
 
-/// Runs every rule at rates up to slightly more than it can sustain.
+/// Simulates every rule at rates up to slightly more than it can sustain.
 fn curves(sweep: &Sweep, lowest: f64, rows: &[Row]) -> Vec<(Rule, Vec<Point>)> {
     let bar = progress_bar((rows.len() * CURVE_POINTS) as u64, "  {bar:32} {pos}/{len} points, {elapsed}");
     let curve = |row: &Row| {

@@ -265,7 +265,7 @@ async fn start(
     Ok(Started { config, worker, on, ceiling, input_len, output_len })
 }
 
-/// Lengths that fit into `max_model_len` together, for those that nobody gave.
+/// Prompt and output lengths; those that were not given are chosen to fit into `max_model_len` together.
 fn lengths(input_len: Option<u32>, output_len: Option<u32>, max_model_len: u32) -> (u32, u32) {
     let beside = |other: Option<u32>| match other {
         Some(other) => THROUGHPUT_LEN.min(max_model_len.saturating_sub(other)),

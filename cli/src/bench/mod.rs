@@ -1,5 +1,5 @@
-//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies; and
-//! makes models to measure. Flags and JSON keys follow vLLM, so that scripts carry over.
+//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies, and
+//! generates models for such measurements. Flags and JSON keys follow vLLM, so that scripts work for both.
 
 mod batching;
 mod engine;

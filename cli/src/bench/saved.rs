@@ -1,4 +1,4 @@
-//! Saved results of `bench serve`: compared as a table, and plotted together.
+//! Results saved by `bench serve`, as a comparison table or as plots.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use skein_bench::plot::{self, Chart, Line, Request, Scale};
 use super::shown;
 use crate::exit::Failure;
 
-/// Figures in the table, by their JSON keys, and whether more is better.
+/// Rows of the table: JSON key, and whether a higher value is better.
 const COMPARED: [(&str, bool); 11] = [
     ("request_throughput", true),
     ("output_throughput", true),
@@ -24,7 +24,7 @@ const COMPARED: [(&str, bool); 11] = [
 ];
 /// Percentiles plotted over the rate.
 const PERCENTILES: [&str; 3] = ["p50", "p90", "p99"];
-/// Request waterfalls drawn for one set of results.
+/// Most requests in the waterfall of one result.
 const MOST_WATERFALLS: usize = 4;
 
 /// One saved result.
@@ -35,7 +35,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// A result under `name`.
+    /// Wraps a result that has just been measured.
     pub fn new(name: String, result: Value) -> Self {
         Self { name, result }
     }
@@ -64,7 +64,7 @@ impl Saved {
         self.result["label"].as_str().or(self.result["model_id"].as_str()).unwrap_or(&self.name).to_owned()
     }
 
-    /// Requests per second that were sent; the throughput if all were sent at once.
+    /// Requests sent per second; the throughput if all were sent at once.
     fn rate(&self) -> f64 {
         self.number("request_rate").or_else(|| self.number("request_throughput")).unwrap_or(0.0)
     }
@@ -73,7 +73,7 @@ impl Saved {
         self.result[key].as_array().map(|values| values.iter().filter_map(Value::as_f64).collect())
     }
 
-    /// The single requests, if the result was saved with `--save-detailed`.
+    /// The individual requests, if the result was saved with `--save-detailed`.
     fn requests(&self) -> Option<Vec<Request>> {
         let (sent, ttfts) = (self.column("start_times")?, self.column("ttfts")?);
         let (gaps, errors) = (self.result["itls"].as_array()?, self.result["errors"].as_array()?);
@@ -96,7 +96,7 @@ pub fn read_all(paths: &[PathBuf]) -> Result<Vec<Saved>, Failure> {
     paths.iter().map(|path| Saved::read(path)).collect()
 }
 
-/// Both results side by side, with the ratio of the second to the first.
+/// Table of both results, with the ratio of the second to the first.
 pub fn comparison(before: &Saved, after: &Saved) -> String {
     let mut out = format!("{:<22}{:>14}{:>14}{:>9}\n", "", short(&before.name), short(&after.name), "ratio");
     for (key, more_is_better) in COMPARED {
@@ -116,14 +116,14 @@ pub fn comparison(before: &Saved, after: &Saved) -> String {
     out
 }
 
-/// At most the last thirteen characters of a name.
+/// Shortens a name to its last thirteen characters.
 fn short(name: &str) -> String {
     let skipped = name.chars().count().saturating_sub(13);
     name.chars().skip(skipped).collect()
 }
 
-/// All results as one document: latencies and throughput over the rate, and for results with details the
-/// server's state and a waterfall of requests.
+/// One SVG document for all results: latencies and throughput over the rate and, for results with details,
+/// the server's state and a waterfall of the requests.
 pub fn plots(results: &[Saved]) -> String {
     let mut plots = vec![
         over_rate("Time to first token", "ms", results, &percentile_keys("ttft_ms")),
@@ -166,8 +166,8 @@ fn over_rate(title: &str, y: &str, results: &[Saved], keys: &[(&str, String)]) -
     plot::chart(&about, &lines)
 }
 
-/// Requests and KV use by the server's metrics, as percentages of their highest values where they have no
-/// unit in common.
+/// The server's requests and KV use over time, from its metrics. Series without a common unit are in percent
+/// of their maximum.
 fn server_over_time(saved: &Saved) -> Option<String> {
     let times = saved.column("server_times")?;
     let line = |name: &str, key: &str, unit: f64| {

@@ -1,21 +1,21 @@
-//! Calls as JSON objects with a name and arguments, alone or in a list. The keys may come in any order, and
-//! others beside them are skipped.
+//! Calls as JSON objects with a name and arguments, alone or in a list. Keys may come in any order; unknown
+//! keys are skipped.
 
 use super::skim::{Skim, Skimmed, is_space};
-use super::splitter::{Out, Step};
+use super::splitter::{Consumed, Out};
 use super::{MAX_NAME_BYTES, Plan, in_name};
 
-/// Longest key of a call's object, bytes.
+/// Longest key of a call object, in bytes.
 const MAX_KEY_BYTES: usize = 64;
 
-/// One call as an object.
+/// Parser of one call object.
 #[derive(Debug)]
 pub struct Envelope {
     at: At,
-    /// Fail unless the name is a known function's: the object has no marker that makes it a call.
+    /// Fail unless the name is a known function's: without a marker, only the name makes the object a call.
     only_known: bool,
     named: bool,
-    /// Arguments that came before the name, or as a string; with their closing.
+    /// Arguments that precede the name or are quoted as a string, with the closing bracket.
     early: String,
     has_arguments: bool,
 }
@@ -23,7 +23,7 @@ pub struct Envelope {
 #[derive(Debug)]
 enum At {
     Begin,
-    /// Before a key; the first one may be missing.
+    /// Before a key. `first`: the object may still be empty.
     Key {
         first: bool,
     },
@@ -32,10 +32,10 @@ enum At {
     Value(Field),
     Name(String),
     Arguments(Skim),
-    /// Arguments as a JSON text in a string.
+    /// Arguments given as JSON inside a string.
     Quoted(Skim, String),
     Other(Skim),
-    /// After a value.
+    /// After a value: expects `,` or `}`.
     Next,
 }
 
@@ -43,41 +43,41 @@ enum At {
 enum Field {
     Name,
     Arguments,
-    /// Llama's models write `"type": "function"`.
+    /// Llama models write `"type": "function"`.
     Kind,
     Other,
 }
 
 impl Envelope {
-    /// At its beginning.
+    /// Parser that expects `{`.
     pub fn new(only_known: bool) -> Self {
         Self { at: At::Begin, only_known, named: false, early: String::new(), has_arguments: false }
     }
 
-    /// Takes the next character.
-    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    /// Consumes the next character.
+    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         match &mut self.at {
             At::Begin => match c {
                 '{' => self.go(At::Key { first: true }),
-                c if is_space(c) => Step::More,
-                _ => Step::Fail,
+                c if is_space(c) => Consumed::More,
+                _ => Consumed::Fail,
             },
             At::Key { first } => match c {
                 '"' => self.go(At::InKey(String::new())),
-                '}' if *first => Step::Fail,
-                c if is_space(c) => Step::More,
-                _ => Step::Fail,
+                '}' if *first => Consumed::Fail,
+                c if is_space(c) => Consumed::More,
+                _ => Consumed::Fail,
             },
             At::InKey(key) => match c {
                 '"' => {
                     let field = field(key);
                     self.go(At::Colon(field))
                 }
-                '\\' => Step::Fail,
-                c if key.len() >= MAX_KEY_BYTES || c.is_control() => Step::Fail,
+                '\\' => Consumed::Fail,
+                c if key.len() >= MAX_KEY_BYTES || c.is_control() => Consumed::Fail,
                 c => {
                     key.push(c);
-                    Step::More
+                    Consumed::More
                 }
             },
             At::Colon(field) => match c {
@@ -85,10 +85,10 @@ impl Envelope {
                     let field = *field;
                     self.go(At::Value(field))
                 }
-                c if is_space(c) => Step::More,
-                _ => Step::Fail,
+                c if is_space(c) => Consumed::More,
+                _ => Consumed::Fail,
             },
-            At::Value(_) if is_space(c) => Step::More,
+            At::Value(_) if is_space(c) => Consumed::More,
             At::Value(field) => {
                 let field = *field;
                 self.value(field, c, out)
@@ -98,16 +98,16 @@ impl Envelope {
                     let name = std::mem::take(name);
                     self.name(&name, plan, out)
                 }
-                _ if name.len() >= MAX_NAME_BYTES || !in_name(c) => Step::Fail,
+                _ if name.len() >= MAX_NAME_BYTES || !in_name(c) => Consumed::Fail,
                 c => {
                     name.push(c);
-                    Step::More
+                    Consumed::More
                 }
             },
             At::Arguments(skim) => {
                 let skimmed = skim.step(c);
                 match skimmed {
-                    Skimmed::Wrong | Skimmed::After => return Step::Fail,
+                    Skimmed::Wrong | Skimmed::After => return Consumed::Fail,
                     Skimmed::Inside | Skimmed::Last if self.named => out.argument(c),
                     Skimmed::Inside | Skimmed::Last => self.early.push(c),
                 }
@@ -117,9 +117,9 @@ impl Envelope {
                 let skimmed = skim.step(c);
                 text.push(c);
                 if skimmed != Skimmed::Last {
-                    return if skimmed == Skimmed::Inside { Step::More } else { Step::Fail };
+                    return if skimmed == Skimmed::Inside { Consumed::More } else { Consumed::Fail };
                 }
-                let Ok(text) = serde_json::from_str::<String>(text) else { return Step::Fail };
+                let Ok(text) = serde_json::from_str::<String>(text) else { return Consumed::Fail };
                 if self.named {
                     out.arguments(&text)
                 } else {
@@ -128,8 +128,8 @@ impl Envelope {
                 self.go(At::Next)
             }
             At::Other(skim) => match skim.step(c) {
-                Skimmed::Wrong => Step::Fail,
-                Skimmed::Inside => Step::More,
+                Skimmed::Wrong => Consumed::Fail,
+                Skimmed::Inside => Consumed::More,
                 Skimmed::Last => self.go(At::Next),
                 Skimmed::After => {
                     self.at = At::Next;
@@ -139,35 +139,35 @@ impl Envelope {
             At::Next => match c {
                 ',' => self.go(At::Key { first: false }),
                 '}' => self.end(out),
-                c if is_space(c) => Step::More,
-                _ => Step::Fail,
+                c if is_space(c) => Consumed::More,
+                _ => Consumed::Fail,
             },
         }
     }
 
-    fn go(&mut self, at: At) -> Step {
+    fn go(&mut self, at: At) -> Consumed {
         self.at = at;
-        Step::More
+        Consumed::More
     }
 
-    fn go_if(&mut self, condition: bool, at: At) -> Step {
-        if condition { self.go(at) } else { Step::More }
+    fn go_if(&mut self, condition: bool, at: At) -> Consumed {
+        if condition { self.go(at) } else { Consumed::More }
     }
 
-    fn value(&mut self, field: Field, c: char, out: &mut Out) -> Step {
+    fn value(&mut self, field: Field, c: char, out: &mut Out) -> Consumed {
         match field {
             Field::Name if c == '"' && !self.named => return self.go(At::Name(String::new())),
-            Field::Name => return Step::Fail,
-            Field::Arguments if self.has_arguments => return Step::Fail,
-            Field::Arguments if c != '{' && c != '"' => return Step::Fail,
-            // Without a marker, other keys say that this is no call.
-            Field::Other if self.only_known => return Step::Fail,
+            Field::Name => return Consumed::Fail,
+            Field::Arguments if self.has_arguments => return Consumed::Fail,
+            Field::Arguments if c != '{' && c != '"' => return Consumed::Fail,
+            // Without a marker, an unknown key means that the object is not a call.
+            Field::Other if self.only_known => return Consumed::Fail,
             Field::Arguments | Field::Kind | Field::Other => {}
         }
         let mut skim = Skim::default();
         let skimmed = skim.step(c);
         if skimmed == Skimmed::Wrong {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         self.has_arguments |= field == Field::Arguments;
         match (field, c) {
@@ -184,9 +184,9 @@ impl Envelope {
         }
     }
 
-    fn name(&mut self, name: &str, plan: &Plan, out: &mut Out) -> Step {
+    fn name(&mut self, name: &str, plan: &Plan, out: &mut Out) -> Consumed {
         if name.is_empty() || (self.only_known && plan.function(name).is_none()) {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         self.named = true;
         out.call(name);
@@ -194,15 +194,15 @@ impl Envelope {
         self.go(At::Next)
     }
 
-    fn end(&mut self, out: &mut Out) -> Step {
+    fn end(&mut self, out: &mut Out) -> Consumed {
         if !self.named {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         if !self.has_arguments {
             out.arguments("{}");
         }
         out.call_end();
-        Step::Done
+        Consumed::Done
     }
 }
 
@@ -215,32 +215,32 @@ fn field(key: &str) -> Field {
     }
 }
 
-/// All calls in one list.
+/// Parser of a JSON list that holds all calls.
 #[derive(Debug, Default)]
 pub struct List {
     item: Option<Envelope>,
     opened: bool,
-    /// The next thing must be an object.
+    /// After a comma, so the next value must be an object.
     after_comma: bool,
     items: usize,
 }
 
 impl List {
-    /// Takes the next character.
-    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    /// Consumes the next character.
+    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         if let Some(item) = &mut self.item {
             let step = item.step(c, plan, out);
-            if step == Step::Done {
+            if step == Consumed::Done {
                 self.item = None;
                 self.items += 1;
             }
-            return if step == Step::Done { Step::More } else { step };
+            return if step == Consumed::Done { Consumed::More } else { step };
         }
         match c {
-            c if is_space(c) => Step::More,
+            c if is_space(c) => Consumed::More,
             '[' if !self.opened => {
                 self.opened = true;
-                Step::More
+                Consumed::More
             }
             '{' if self.opened && (self.items == 0 || self.after_comma) => {
                 self.after_comma = false;
@@ -251,10 +251,10 @@ impl List {
             }
             ',' if self.items > 0 && !self.after_comma => {
                 self.after_comma = true;
-                Step::More
+                Consumed::More
             }
-            ']' if self.opened && !self.after_comma => Step::Done,
-            _ => Step::Fail,
+            ']' if self.opened && !self.after_comma => Consumed::Done,
+            _ => Consumed::Fail,
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The fields that offer the model something to call: OpenAI's `tools`, `tool_choice` and
-//! `parallel_tool_calls`.
+//! Fields that offer tools to the model: OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
 use serde_json::{Map, Value};
 
@@ -8,16 +7,16 @@ use crate::formats::MAX_NAME_BYTES;
 use crate::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 use crate::refusal::Refusal;
 
-/// The tools of a request, and the list that the chat template shows to the model.
+/// Tools of a request, and the list that the chat template renders.
 #[derive(Debug, Default)]
 pub struct Offered {
     /// Functions that the model may call.
     pub tools: ToolUse,
-    /// The list for the template, in OpenAI's form; empty = no tools.
+    /// List for the template, in OpenAI's format; empty = no tools.
     pub shown: Vec<Value>,
 }
 
-/// Takes the fields of a chat request.
+/// Takes the tool fields of a chat request.
 pub fn tools(fields: &mut Fields) -> Offered {
     let list = match fields.take("tools") {
         None => Vec::new(),
@@ -37,10 +36,10 @@ pub fn tools(fields: &mut Fields) -> Offered {
     fields.value_of(offered)
 }
 
-/// Checks the functions and the choice together.
+/// Checks the functions and the tool choice together.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for too many functions, equal names, or a choice without functions.
+/// [`Refusal::Invalid`] for too many functions, duplicate names, or a required call without functions.
 pub fn offered(
     functions: Vec<Function>,
     shown: Vec<Value>,
@@ -62,7 +61,7 @@ pub fn offered(
         return Err(Refusal::invalid("tools", message));
     }
     if functions.is_empty() && !matches!(choice, None | Some(Choice::None | Choice::Auto)) {
-        return Err(Refusal::invalid("tool_choice", "tool_choice asks for a call, but there are no tools."));
+        return Err(Refusal::invalid("tool_choice", "tool_choice requires a call, but there are no tools."));
     }
     let choice = if functions.is_empty() { Choice::None } else { choice.unwrap_or(Choice::Auto) };
     Ok(Offered { tools: ToolUse { functions: functions.into(), choice, parallel }, shown })
@@ -80,7 +79,7 @@ fn of_chat(at: usize, tool: &Value) -> Result<Function, Refusal> {
     function_of(at, function, "parameters", strict)
 }
 
-/// The refusal of another kind of tool.
+/// Refusal of a tool that is not a function.
 pub fn not_a_function(at: usize, kind: &Value) -> Refusal {
     let kind: String = kind.as_str().unwrap_or("none").escape_default().take(40).collect();
     let message =
@@ -88,10 +87,10 @@ pub fn not_a_function(at: usize, kind: &Value) -> Refusal {
     Refusal::invalid("tools", message)
 }
 
-/// The function of an object with `name` and a schema under `parameters`.
+/// Parses an object with `name` and a schema under `parameters`.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for a name or a schema of another form.
+/// [`Refusal::Invalid`] for an invalid name or schema.
 pub fn function_of(
     at: usize,
     function: &Map<String, Value>,
@@ -121,7 +120,7 @@ fn is_of_object(schema: &Map<String, Value>) -> bool {
     schema.get("type").is_none_or(|kind| *kind == "object")
 }
 
-/// OpenAI's `tool_choice` of a chat.
+/// Parses the `tool_choice` of a chat request.
 fn chat_choice(choice: Option<&Value>) -> Result<Option<Choice>, Refusal> {
     let Some(choice) = choice else { return Ok(None) };
     if let Some(choice) = choice.as_str().and_then(word) {
@@ -141,10 +140,10 @@ pub fn word(word: &str) -> Option<Choice> {
     }
 }
 
-/// The choice of the function `name`.
+/// Choice of the function `name`.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] if there is no name.
+/// [`Refusal::Invalid`] without a name.
 pub fn named(name: Option<&str>) -> Result<Option<Choice>, Refusal> {
     match name {
         Some(name) => Ok(Some(Choice::Named(name.to_owned()))),
@@ -156,7 +155,7 @@ pub fn named(name: Option<&str>) -> Result<Option<Choice>, Refusal> {
     }
 }
 
-/// A tool as the template shows it, without `strict`, which means nothing to the model.
+/// A tool for the chat template, without `strict`, which has no meaning for the model.
 fn shown(mut tool: Value) -> Value {
     if let Some(function) = tool["function"].as_object_mut() {
         function.shift_remove("strict");

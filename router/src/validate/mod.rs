@@ -112,7 +112,7 @@ pub fn validate(
     Ok((request, options))
 }
 
-/// OpenTelemetry's name for what a prompt asks for.
+/// OpenTelemetry's operation name for a prompt.
 fn operation(prompt: &Prompt) -> &'static str {
     match prompt {
         Prompt::Text(_) | Prompt::Tokens(_) => "text_completion",
@@ -130,8 +130,8 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
     }
 }
 
-/// Converts a prompt of any form to token ids: at least one, all within the vocabulary. A chat's comes with
-/// where it leaves the model.
+/// Converts any kind of prompt to token ids: at least one, all within the vocabulary. A chat also returns the
+/// state in which it leaves the model.
 fn prompt_tokens(
     draft: &Draft,
     text: &ModelText,

@@ -126,9 +126,9 @@ fn more_samples_than_a_worker_runs_at_once_are_refused_by_the_router() {
 #[test]
 fn several_values_out_of_range_are_told_at_once() {
     let wrong = SamplingOptions { temperature: Some(3.0), top_p: Some(0.0), n: Some(0), ..some() };
-    let told =
+    let message =
         "n must be in [1, 128], got 0. temperature must be in [0, 2], got 3. top_p must be in (0, 1], got 0.";
-    check(wrong, "n", told);
+    check(wrong, "n", message);
 }
 
 #[test]

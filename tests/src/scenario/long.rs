@@ -41,7 +41,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "serve-kill",
         help: "200 times kill -9 on one of 3 workers of `skein serve`, or of --workers 1; about 6 min",
-        // An open loop: clients that wait for answers send nothing that could be refused.
+        // Arrivals do not depend on answers: clients that wait for answers would not send requests that can
+        // be refused.
         plan: |plan| Plan { rounds: 200, pause: millis(500, 3000), arrivals: Arrivals::Open(4.0), ..plan },
     },
     Scenario {

@@ -77,10 +77,7 @@ impl Metrics {
                 .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
             prefix_hits: r
                 .counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
-            preemptions: r.counter(
-                "vllm:num_preemptions_total",
-                "Sequences that gave their blocks back and were computed again.",
-            ),
+            preemptions: r.counter("vllm:num_preemptions_total", "Sequences preempted and recomputed."),
             drafts: r.counter("vllm:spec_decode_num_drafts_total", "Drafts verified."),
             draft_tokens: r.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of verified drafts."),
             accepted_tokens: r

@@ -49,8 +49,8 @@ impl Drafts {
         matches!(self.0, Origin::Given(..))
     }
 
-    /// Makes drafts for the streams of a step that has room for `rows` of them. A draft follows a known token;
-    /// where the last one is in flight, what is guessed only tells whether it would be right.
+    /// Makes drafts for the streams of a step that has room for `rows` of them. A draft follows a known
+    /// token; where the last one is in flight, what is guessed only tells whether it would be right.
     fn make(&mut self, mut streams: Vec<&mut Sequence>, rows: u32) {
         let count = streams.len() as u32;
         let is_known = |sequence: &&mut Sequence| sequence.planned_len() == sequence.len();

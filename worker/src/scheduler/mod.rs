@@ -88,7 +88,7 @@ pub struct Scheduler {
     short_of_blocks: bool,
     /// Sequences preempted since the start.
     preemptions: u64,
-    /// Since they were last taken; at most two for each running sequence and step.
+    /// Notes not yet taken; at most one per running sequence and step.
     notes: Vec<Note>,
     share_prefixes: bool,
 }
@@ -106,7 +106,7 @@ struct Limits {
     max_num_batched_tokens: u32,
     /// Most waiting sequences.
     max_waiting: u32,
-    /// Stages that a step passes; see [`Scheduler::set_stages`].
+    /// Pipeline stages that a step passes; see [`Scheduler::set_stages`].
     stages: u32,
 }
 
@@ -140,10 +140,9 @@ impl Scheduler {
         }
     }
 
-    /// Plans for a backend of `stages` stages, each with a step of its own. A step's tokens are known when
-    /// it has passed all of them, so no step carries tokens over from the one before: a stream sits out
-    /// until its last token is known. Each step gets an even part of the streams, so that all stages have
-    /// work.
+    /// Plans for a pipeline of `stages` stages, each running its own step. A step's tokens are known only
+    /// after all stages, so no step carries tokens over from the one before: a stream skips steps until its
+    /// last token is known. Each step gets an even part of the streams, so that all stages have work.
     pub fn set_stages(&mut self, stages: u32) {
         self.limits.stages = stages.max(1);
     }
@@ -255,8 +254,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets the mask for the next draw of a sample that follows a grammar; needed before each of its draws is
-    /// planned. False if the sample is not here.
+    /// Sets the mask for the next draw of a constrained sample; required before each of its draws is planned.
+    /// False if the sample is not here.
     pub fn set_mask(&mut self, request: RequestKey, sample: u32, mask: MaskSlot) -> bool {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.is_some_and(|sequence| {
@@ -298,7 +297,7 @@ impl Scheduler {
         self.limits.max_num_seqs
     }
 
-    /// What happened since the last call that no event says.
+    /// Takes the notes since the last call.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }

@@ -83,7 +83,7 @@ impl Scheduler {
         }
     }
 
-    /// Most streams that get rows in a step: an even part of all, as many as there are stages.
+    /// Most streams in one step: all of them divided evenly by the number of stages.
     fn streams_in_a_step(&self) -> usize {
         match self.limits.stages {
             1 => usize::MAX,
@@ -104,7 +104,7 @@ impl Scheduler {
             let number = plan.step.number;
             let open = plan.step.left() - overtaking.rows_reserved(&self.queues, number);
             let most = |sequence: &Sequence| open + overtaking.rows(sequence.rank);
-            // Streams that got no row in a pipeline's step are for the next one.
+            // In a pipeline, streams without a row in this step wait for the next one.
             let is_for_later = |sequence: &Sequence| !sequence.carries && sequence.is_decoding(number);
             let wants = |sequence: &Sequence| {
                 !sequence.is_in(number)

@@ -143,10 +143,10 @@ fn sampling(params: wire::SamplingParams, facts: &ModelFacts) -> Result<Sampling
     let mut params = SamplingParams::from(params);
     params.check(facts.info.vocab_size)?;
     if facts.info.backend == "cuda" {
-        // The sampler's masks are not filled yet.
+        // The GPU sampler does not apply masks yet.
         let count = params.allowed_token_ids.len();
         let got = format_args!("{count} entries");
-        check(count == 0, "allowed_token_ids", got, "none: workers on GPUs cannot draw from a list yet")?;
+        check(count == 0, "allowed_token_ids", got, "none: GPU workers do not support it yet")?;
     }
     let stop = &mut params.stop_token_ids;
     if !params.ignore_eos {

@@ -13,7 +13,7 @@ use skein_worker::config::CudaConfig;
 use crate::models::LLAMA;
 use crate::runs::{eager, on_cpu, on_cuda, prompt, sample, sequence_of, step};
 
-/// One of each way to sample.
+/// One of each sampling method.
 fn ways() -> Vec<Arc<SamplingParams>> {
     let plain = SamplingParams { logprobs: Some(3), ..SamplingParams::default() };
     let seeded = SamplingParams { temperature: 0.9, seed: 5, ..SamplingParams::default() };
@@ -34,8 +34,8 @@ fn ways() -> Vec<Arc<SamplingParams>> {
     [plain, seeded, cut, penalties, biased].into_iter().map(Arc::new).collect()
 }
 
-/// Draws `count` tokens for each way in one batch: first the prompts, then one token per step. The next input
-/// is the token in `feed`, or else the token drawn.
+/// Draws `count` tokens with each method in one batch: first the prompts, then one token per step. The next
+/// input is the token in `feed`, or else the drawn one.
 fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>]>) -> Vec<Vec<Sampled>> {
     let ways = ways();
     let mut sequences: Vec<Sequence> =
@@ -107,7 +107,7 @@ fn tokens_are_those_of_the_cpu() {
         }
     }
     // Rounding to bf16 decides between nearly equal tokens. A wrong seed or a lost penalty would differ
-    // almost always.
+    // nearly always.
     assert!(differing.iter().all(|differing| *differing <= 3), "of {TURNS} draws each: {differing:?} differ");
 }
 

@@ -1,5 +1,5 @@
-//! `POST /v1/messages` and `/v1/messages/count_tokens`, Anthropic's API. [`input`] reads a request as a
-//! draft, [`output`] writes the blocks and events of the answer.
+//! Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`. [`input`] converts a request to a
+//! draft; [`output`] writes the blocks and events of the answer.
 
 mod input;
 mod output;
@@ -11,7 +11,7 @@ use futures::Stream;
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use self::input::Asked;
+use self::input::MessagesRequest;
 use self::output::Output;
 use super::fields::Fields;
 use super::refused::Refused;
@@ -27,14 +27,14 @@ use crate::tenant::Tenant;
 use crate::text::model_text::ChatPrompt;
 use crate::validate::{check_model, most_to_tokenize};
 
-/// What a body asks for.
+/// Converts a body into drafts.
 pub fn drafts(
     fields: Fields,
     headers: &HeaderMap,
     id: &str,
     config: &RouterConfig,
 ) -> Result<Vec<Draft>, Refusal> {
-    Asked::parse(fields, headers, id, config, false).map(|asked| vec![asked.draft])
+    MessagesRequest::parse(fields, headers, id, config, false).map(|request| vec![request.draft])
 }
 
 pub async fn create(
@@ -45,10 +45,11 @@ pub async fn create(
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id));
-    let asked = fields.and_then(|fields| {
-        Asked::parse(fields, &headers, &id, &app.config, false).inspect_err(|refusal| refusal.log(&id))
+    let request = fields.and_then(|fields| {
+        MessagesRequest::parse(fields, &headers, &id, &app.config, false)
+            .inspect_err(|refusal| refusal.log(&id))
     });
-    let Asked { draft, stream, thinks, ignored } = asked.map_err(Refused::anthropic)?;
+    let MessagesRequest { draft, stream, thinks, ignored } = request.map_err(Refused::anthropic)?;
     let id = draft.request_id.clone().unwrap_or_default();
     let single = Single::start(&app, &tenant, draft, thinks).await.map_err(Refused::anthropic)?;
     let output = Output::new(&id, &app.text.name());
@@ -60,7 +61,7 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
-/// The number of tokens of a request's prompt.
+/// Counts the tokens of a request's prompt.
 pub async fn count_tokens(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,
@@ -72,7 +73,7 @@ pub async fn count_tokens(
 async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
-    let Asked { draft, .. } = Asked::parse(fields, &headers, id, &app.config, true)?;
+    let MessagesRequest { draft, .. } = MessagesRequest::parse(fields, &headers, id, &app.config, true)?;
     check_model(draft.model.as_deref(), &app.text)?;
     let most = most_to_tokenize(&app.generator.model_limits()?);
     let text = app.text.clone();

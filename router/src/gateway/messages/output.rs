@@ -1,5 +1,5 @@
-//! The blocks of an answer and the events by which a client follows them. Both come from here, so the whole
-//! answer equals the sum of the events.
+//! Blocks of an answer and the stream events that build them. Both come from the same state, so the events
+//! add up to the whole answer.
 
 use serde_json::{Value, json};
 
@@ -8,18 +8,18 @@ use crate::gateway::single::{Part, Single};
 use crate::gateway::sse::Named;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 
-/// A running answer.
+/// State of a running answer.
 pub struct Output {
     id: String,
     model: String,
-    /// Finished blocks.
+    /// Completed content blocks.
     blocks: Vec<Value>,
     open: Option<Block>,
     has_calls: bool,
     finish: Option<TextFinish>,
 }
 
-/// The unfinished block.
+/// Content block under construction.
 struct Block {
     kind: Kind,
     text: String,
@@ -40,7 +40,7 @@ impl Block {
             Kind::Text => json!({"type": "text", "text": self.text}),
             Kind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
             Kind::Call => {
-                // Not JSON if `max_tokens` cut it; `stop_reason` tells the client.
+                // Invalid JSON if `max_tokens` cut it off; `stop_reason` reports that.
                 let input: Value = serde_json::from_str(&self.text).unwrap_or_else(|_| json!({}));
                 json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
             }
@@ -49,7 +49,7 @@ impl Block {
 }
 
 impl Output {
-    /// For the request `id`.
+    /// Answer to the request `id`.
     pub fn new(id: &str, model: &str) -> Self {
         Self {
             id: format!("msg_{id}"),
@@ -61,7 +61,7 @@ impl Output {
         }
     }
 
-    /// The first event.
+    /// First event of the stream.
     pub fn begin(&self, usage: Usage) -> Named {
         Named {
             event: "message_start",
@@ -69,7 +69,7 @@ impl Output {
         }
     }
 
-    /// The events of a part.
+    /// Events for one part of the answer.
     pub fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
         let mut events = Vec::new();
         for piece in part.pieces {
@@ -92,7 +92,7 @@ impl Output {
         events
     }
 
-    /// The last events.
+    /// Last events of the stream.
     pub fn end(&self, usage: Usage) -> Vec<Named> {
         let message = self.message(usage);
         let delta = json!({"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]});
@@ -101,7 +101,7 @@ impl Output {
         vec![Named { event: "message_delta", object }, Named { event: "message_stop", object: stop }]
     }
 
-    /// The whole answer, or its beginning.
+    /// The whole answer, or its state so far.
     pub fn message(&self, usage: Usage) -> Value {
         let (stop_reason, stop_sequence) = match &self.finish {
             None => (Value::Null, Value::Null),

@@ -1,4 +1,4 @@
-//! A request of the Responses API as a draft.
+//! Converts a Responses request to a draft.
 
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
@@ -13,20 +13,20 @@ use crate::gateway::tool_fields::{self, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
-/// A parsed request.
-pub struct Asked {
-    /// The request itself.
+/// Parsed request of the Responses API.
+pub struct ResponsesRequest {
+    /// Draft of the generation request.
     pub draft: Draft,
-    /// Fields that the answer repeats.
+    /// Request fields that the answer repeats.
     pub echo: Map<String, Value>,
     /// Whether to stream the answer.
     pub stream: bool,
-    /// Fields that were ignored.
+    /// Names of ignored fields, for the response header.
     pub ignored: Option<HeaderValue>,
 }
 
-impl Asked {
-    /// Reads the fields of a body.
+impl ResponsesRequest {
+    /// Parses a body.
     ///
     /// # Errors
     /// All faults of the body in one refusal.
@@ -70,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Refuses fields that need an earlier answer to be stored.
+/// Refuses fields that need stored state.
 fn refuse_state(fields: &mut Fields) {
     for (name, why) in [
         ("previous_response_id", "no answer is stored; send the whole conversation in input"),
@@ -86,10 +86,10 @@ fn refuse_state(fields: &mut Fields) {
         let message = "background is not supported: no answer is stored; read the stream.";
         fields.note(Refusal::invalid("background", message));
     }
-    // `store` is accepted, but nothing is stored; the answer says `store: false`.
+    // `store` is accepted but ignored; the answer reports `store: false`.
     fields.take("store");
     for item in fields.strings("include") {
-        // Reasoning comes in plain text, and log-probabilities are not part of this API here.
+        // Reasoning is sent as plain text, and this API has no log-probabilities here.
         if item != "reasoning.encrypted_content" {
             let item: String = item.escape_default().take(60).collect();
             fields.note(Refusal::invalid("include", format!("include: `{item}` is not supported.")));
@@ -97,7 +97,7 @@ fn refuse_state(fields: &mut Fields) {
     }
 }
 
-/// Reads `text.format`, which is chat's `response_format` with one level less.
+/// Reads `text.format`, which is chat's `response_format` with one nesting level less.
 fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     let mut text = fields.object("text").unwrap_or_default();
     if text.shift_remove("verbosity").is_some_and(|value| !value.is_null() && value != "medium") {
@@ -115,7 +115,7 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
 
 fn effort(fields: &mut Fields) -> Option<String> {
     let mut reasoning = fields.object("reasoning")?;
-    // No model summarises here; the answer contains the reasoning itself.
+    // No model summarises here; the answer contains the full reasoning.
     reasoning.shift_remove("summary");
     reasoning.shift_remove("generate_summary");
     let effort = reasoning.shift_remove("effort").and_then(|effort| effort.as_str().map(str::to_owned));
@@ -123,7 +123,7 @@ fn effort(fields: &mut Fields) -> Option<String> {
     effort
 }
 
-/// Takes the tools; returns those that the template shows, in chat's form.
+/// Takes the tools; returns those for the chat template, in chat's format.
 fn tools(fields: &mut Fields, draft: &mut Draft, echo: &mut Map<String, Value>) -> Vec<Value> {
     let list = match fields.take("tools") {
         None => Vec::new(),
@@ -147,8 +147,8 @@ fn tools(fields: &mut Fields, draft: &mut Draft, echo: &mut Map<String, Value>) 
     offered.shown
 }
 
-/// A function is strict only if it says so. OpenAI makes the others strict, too, by rewriting their schemas;
-/// this server does not.
+/// A function is strict only with `strict: true`. OpenAI makes the others strict as well, by rewriting their
+/// schemas; this server does not.
 fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
     match tool.as_object().filter(|tool| tool.get("type").is_some_and(|kind| kind == "function")) {
         Some(function) => {
@@ -159,7 +159,7 @@ fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
     }
 }
 
-/// The tool in chat's form, which templates know.
+/// A tool in chat's format, which templates expect.
 fn shown(tool: &Value) -> Value {
     let mut function = Map::new();
     for name in ["name", "description", "parameters"] {
@@ -178,7 +178,7 @@ fn tool_choice(choice: Option<&Value>) -> Result<Option<Choice>, Refusal> {
     tool_fields::named((choice["type"] == "function").then(|| choice["name"].as_str()).flatten())
 }
 
-/// The messages of `input`, after the instructions.
+/// Messages of `input`, after the instructions.
 fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversation {
     let mut conversation = Conversation::default();
     if let Some(instructions) = instructions {
@@ -246,7 +246,7 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
     Ok(())
 }
 
-/// The text of a string or of a list of text parts; `None` if there is something else in it.
+/// Text of a string or of a list of text parts; `None` if it contains anything else.
 fn texts(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),

@@ -1,5 +1,5 @@
-//! `POST /v1/responses`, OpenAI's newer API, without state: nothing is stored, so a client sends the whole
-//! conversation each time. [`input`] reads a request as a draft, [`output`] writes the items and events of
+//! OpenAI's newer API, `POST /v1/responses`, without state: nothing is stored, so a client sends the whole
+//! conversation each time. [`input`] converts a request to a draft; [`output`] writes the items and events of
 //! the answer.
 
 mod input;
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures::Stream;
 use http::HeaderMap;
 
-use self::input::Asked;
+use self::input::ResponsesRequest;
 use self::output::Output;
 use super::fields::Fields;
 use super::refused::Refused;
@@ -25,14 +25,14 @@ use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::tenant::Tenant;
 
-/// What a body asks for.
+/// Converts a body into drafts.
 pub fn drafts(
     fields: Fields,
     headers: &HeaderMap,
     id: &str,
     config: &RouterConfig,
 ) -> Result<Vec<Draft>, Refusal> {
-    Asked::parse(fields, headers, id, config).map(|asked| vec![asked.draft])
+    ResponsesRequest::parse(fields, headers, id, config).map(|request| vec![request.draft])
 }
 
 pub async fn create(
@@ -43,8 +43,9 @@ pub async fn create(
 ) -> Result<Response, Refused> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
-    let asked = Asked::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
-    let Asked { draft, echo, stream, ignored } = asked;
+    let request = ResponsesRequest::parse(fields, &headers, &id, &app.config)
+        .inspect_err(|refusal| refusal.log(&id))?;
+    let ResponsesRequest { draft, echo, stream, ignored } = request;
     let id = draft.request_id.clone().unwrap_or_default();
     let single = Single::start(&app, &tenant, draft, true).await?;
     let output = Output::new(&id, &app.text.name(), echo);

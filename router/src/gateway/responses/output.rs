@@ -1,5 +1,5 @@
-//! The items of an answer and the events by which a client follows them. Both come from here, so the whole
-//! answer equals the sum of the events.
+//! Items of an answer and the stream events that build them. Both come from the same state, so the events add
+//! up to the whole answer.
 
 use serde_json::{Map, Value, json};
 use skein_node::clock;
@@ -11,20 +11,20 @@ use crate::gateway::sse::Named;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
 
-/// A running answer.
+/// State of a running answer.
 pub struct Output {
     id: String,
     model: String,
     created_at: u64,
     echo: Map<String, Value>,
-    /// Finished items.
+    /// Completed output items.
     items: Vec<Value>,
     open: Option<Item>,
     finish: Option<TextFinish>,
     sequence: u64,
 }
 
-/// The unfinished item.
+/// Output item under construction.
 struct Item {
     kind: Kind,
     id: String,
@@ -68,7 +68,7 @@ impl Item {
 }
 
 impl Output {
-    /// For the request `id`.
+    /// Answer to the request `id`.
     pub fn new(id: &str, model: &str, echo: Map<String, Value>) -> Self {
         Self {
             id: id.to_owned(),
@@ -82,7 +82,7 @@ impl Output {
         }
     }
 
-    /// The events before the first item.
+    /// Events before the first item.
     pub fn begin(&mut self) -> Vec<Named> {
         let response = self.object("in_progress", Value::Null);
         ["response.created", "response.in_progress"]
@@ -91,7 +91,7 @@ impl Output {
             .collect()
     }
 
-    /// The events of a part.
+    /// Events for one part of the answer.
     pub fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
         let mut events = Vec::new();
         for piece in part.pieces {
@@ -114,7 +114,7 @@ impl Output {
         events
     }
 
-    /// The last event.
+    /// Last event of the stream.
     pub fn end(&mut self, usage: Usage) -> Named {
         let response = self.response(usage);
         let kind =
@@ -122,7 +122,7 @@ impl Output {
         self.event(kind, json!({"response": response}))
     }
 
-    /// The last event of an answer that failed.
+    /// Last event of an answer that failed.
     pub fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named {
         let mut response = self.object("failed", usage_object(usage));
         let error = error_object(refusal);

@@ -170,8 +170,8 @@ fn sample_params(
     places: &[u32],
 ) -> SampleParams {
     let mut sampling = sampling(&sample.draw(batch));
-    // Which words may not be completed is decided here: the scheduler plans a draw with bad words of several
-    // tokens only once all tokens before it are known.
+    // The scheduler plans a draw with banned sequences only once all tokens before it are known, so banned
+    // next tokens are determined here.
     let forbidden: Vec<u32> =
         sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()).collect();
     if !sample.params.has_penalties() {
