@@ -1,14 +1,17 @@
 //! `skein bench batching`: compares the real scheduler with textbook batchers, using the same model of step
 //! times and the same arrivals. It shows the cost of each batching rule and of each way to reserve KV memory.
-//! Simulated: no model runs, and the result of a run depends only on its seed.
+//! Simulated: no model runs, and the result of a run depends only on its seed. The step time is that of a
+//! published machine, or of a worker in this process, which `measured` measures first.
 //!
 //! - `padded`: batches that start and end together, as on a server without in-flight batching
 //! - `orca`: iteration-level batching over contiguous reservations (Orca, Yu et al. 2022)
 //! - `paged`: Skein's scheduler with its paged KV cache
 
 mod contiguous;
+mod fit;
 mod jobs;
 mod kv_use;
+mod measured;
 mod orca;
 mod padded;
 mod paged;
@@ -18,8 +21,10 @@ mod sweep;
 use std::time::Duration;
 
 pub use contiguous::Contiguous;
+pub use fit::{Timed, fit};
 pub use jobs::{Arrival, Lengths};
 pub use kv_use::{Held, KvUse};
+pub use measured::{Limits, Measured, RUNS_OF_A_SIZE, measure};
 pub use orca::{Orca, Reserve};
 pub use padded::Padded;
 pub use paged::Paged;

@@ -95,7 +95,7 @@ impl Statistic {
 }
 
 /// Ratio of two rates at which the search stops.
-const PRECISION: f64 = 1.02;
+const PRECISION: f64 = 1.005;
 /// Highest rate that the search tries, in requests per second.
 const HIGHEST_RATE: f64 = 1e5;
 

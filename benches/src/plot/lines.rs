@@ -1,7 +1,7 @@
 //! Line charts in SVG.
 
 use super::axis::{Axis, Scale};
-use super::{colour, legend, title};
+use super::{LEGEND_X, colour, legend_text, legend_y, title};
 
 /// A line with its points in order of x.
 #[derive(Debug, Clone, PartialEq)]
@@ -10,6 +10,36 @@ pub struct Line {
     pub name: String,
     /// Points `(x, y)`; non-finite ones are skipped.
     pub points: Vec<(f64, f64)>,
+    /// Index of its colour. Lines of one colour differ by their dashes.
+    pub colour: usize,
+    /// How it is drawn.
+    pub dash: Dash,
+}
+
+/// Dashes of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dash {
+    /// Without gaps, and with a dot at each point.
+    Solid,
+    /// Long dashes.
+    Dashed,
+    /// Short dashes.
+    Dotted,
+}
+
+impl Dash {
+    /// The `index`th, from the start again after the last.
+    pub fn of(index: usize) -> Self {
+        [Self::Dotted, Self::Dashed, Self::Solid][index % 3]
+    }
+
+    fn attribute(self) -> &'static str {
+        match self {
+            Self::Solid => "",
+            Self::Dashed => " stroke-dasharray=\"6 4\"",
+            Self::Dotted => " stroke-dasharray=\"2 3\"",
+        }
+    }
 }
 
 /// Title, axes and scales of a chart.
@@ -27,7 +57,7 @@ pub struct Chart<'a> {
     pub y_scale: Scale,
 }
 
-/// Draws `lines`, with a dot at each point.
+/// Draws `lines`.
 pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let x = Axis::over(chart.x_scale, points().map(|point| point.0));
@@ -36,16 +66,26 @@ pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
     for (index, line) in lines.iter().enumerate() {
         let finite = line.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
         let pixels: Vec<(f64, f64)> = finite.map(|point| (x.x(point.0), y.y(point.1))).collect();
-        let path: Vec<String> = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        out += &format!(
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\"/>\n",
-            path.join(" "),
-            colour(index)
-        );
-        for (x, y) in pixels {
-            out += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.4\" fill=\"{}\"/>\n", colour(index));
+        out += &polyline(line, &pixels);
+        for (x, y) in pixels.iter().filter(|_| line.dash == Dash::Solid) {
+            out += &format!(
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.4\" fill=\"{}\"/>\n",
+                colour(line.colour)
+            );
         }
-        out += &legend(index, &line.name);
+        let middle = legend_y(index) + 5.0;
+        out += &polyline(line, &[(LEGEND_X - 4.0, middle), (LEGEND_X + 12.0, middle)]);
+        out += &legend_text(index, &line.name);
     }
     out
+}
+
+fn polyline(line: &Line, pixels: &[(f64, f64)]) -> String {
+    let path: Vec<String> = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    format!(
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\"{}/>\n",
+        path.join(" "),
+        colour(line.colour),
+        line.dash.attribute()
+    )
 }

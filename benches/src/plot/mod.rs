@@ -9,7 +9,7 @@ mod waterfall;
 
 pub use axis::Scale;
 pub use bars::{Bar, bars};
-pub use lines::{Chart, Line, chart};
+pub use lines::{Chart, Dash, Line, chart};
 pub use waterfall::{Request, waterfall};
 
 /// Colours in the order of use.
@@ -43,12 +43,37 @@ fn title(content: &str) -> String {
     format!("<text x=\"{LEFT}\" y=\"22\" font-size=\"14\" font-weight=\"600\">{}</text>\n", escaped(content))
 }
 
-/// Legend entry number `index` at the right: a coloured square and its label.
-fn legend(index: usize, label: &str) -> String {
-    let (x, y) = (WIDTH - RIGHT + 14.0, TOP + 18.0 * index as f64);
+/// Left end of the legend, which is at the right of the plot.
+const LEGEND_X: f64 = WIDTH - RIGHT + 14.0;
+/// Characters of a name for which there is room, in the legend and at the left of a bar.
+const NAME_CHARACTERS: usize = 20;
+
+/// Top of the legend's `index`th entry.
+fn legend_y(index: usize) -> f64 {
+    TOP + 18.0 * index as f64
+}
+
+/// The name of the legend's `index`th entry.
+fn legend_text(index: usize, label: &str) -> String {
+    text(LEGEND_X + 16.0, legend_y(index) + 9.0, "start", &shortened(label))
+}
+
+/// The legend's `index`th entry with a square of colour number `kind`.
+fn legend(index: usize, kind: usize, label: &str) -> String {
+    let (y, fill) = (legend_y(index), colour(kind));
     let square =
-        format!("<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"10\" height=\"10\" fill=\"{}\"/>\n", colour(index));
-    square + &text(x + 16.0, y + 9.0, "start", label)
+        format!("<rect x=\"{LEGEND_X}\" y=\"{y:.1}\" width=\"10\" height=\"10\" fill=\"{fill}\"/>\n");
+    square + &legend_text(index, label)
+}
+
+/// `name` without its middle, if there is no room for all of it. The end often tells names apart.
+fn shortened(name: &str) -> String {
+    let characters: Vec<char> = name.chars().collect();
+    if characters.len() <= NAME_CHARACTERS {
+        return name.to_owned();
+    }
+    let (start, end) = (NAME_CHARACTERS / 2 - 1, characters.len() - NAME_CHARACTERS / 2);
+    characters[..start].iter().chain(&['…']).chain(&characters[end..]).collect()
 }
 
 /// One SVG document with the plots one below the other.

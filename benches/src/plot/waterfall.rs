@@ -1,7 +1,7 @@
 //! Requests over time, one row each: from sending to the first token, and from there to the last.
 
 use super::axis::{Axis, Scale};
-use super::{BOTTOM, HEIGHT, TOP, colour, legend, title};
+use super::{BOTTOM, HEIGHT, TOP, colour, legend, text, title};
 
 /// A request; times in seconds since the start.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,7 +49,9 @@ pub fn waterfall(heading: &str, requests: &[Request]) -> String {
     for (place, (kind, name)) in
         [(PREFILL, "until first token"), (DECODE, "tokens"), (FAILED, "failed")].into_iter().enumerate()
     {
-        out += &legend(place, name).replace(colour(place), colour(kind));
+        out += &legend(place, kind, name);
     }
-    out
+    let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
+    out += &format!("<g transform=\"rotate(-90 56 {middle:.1})\">");
+    out + &text(56.0, middle, "middle", "requests, first sent at the top") + "</g>\n"
 }

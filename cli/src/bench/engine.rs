@@ -224,6 +224,28 @@ struct Started {
 /// Default of `bench throughput --input-len` and `--output-len`, as in vLLM, in tokens.
 const THROUGHPUT_LEN: u32 = 1000;
 
+/// Loads an engine as the flags of `bench latency` describe it.
+///
+/// # Errors
+/// Invalid settings, or a model that cannot be served.
+pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWorker), Failure> {
+    let config = read_config(matches).await?;
+    let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
+    Ok((config, worker))
+}
+
+async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
+    let mut settings = settings::load(table::BENCH, matches)?;
+    let log = settings::log_options(&mut settings, "", Some("warn"));
+    let mut config = worker::configure_local(&mut settings).await?;
+    // Steps are measured, and random weights repeat themselves.
+    if matches!(settings.origin("speculate"), Origin::Default) {
+        config.scheduler.speculate = Speculate::Off;
+    }
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    Ok(config)
+}
+
 /// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
 async fn start(
     matches: &ArgMatches,
@@ -231,15 +253,8 @@ async fn start(
     input_len: Option<u32>,
     output_len: Option<u32>,
 ) -> Result<Started, Failure> {
-    let mut settings = settings::load(table::BENCH, matches)?;
-    let log = settings::log_options(&mut settings, "", Some("warn"));
-    let mut config = worker::configure_local(&mut settings).await?;
+    let mut config = read_config(matches).await?;
     config.cuda.times_gaps = true;
-    // Steps are measured, and random weights repeat themselves.
-    if matches!(settings.origin("speculate"), Origin::Default) {
-        config.scheduler.speculate = Speculate::Off;
-    }
-    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let queue = &mut config.scheduler.max_num_queued_reqs;
     *queue = (*queue).max(u32::try_from(requests).unwrap_or(u32::MAX));
     // Before the model takes the memory.

@@ -58,7 +58,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Serve(serve) => serve::run(&serve).await,
         Bench::Latency(latency) => engine::latency(&latency, flags).await,
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
-        Bench::Batching(batching) => batching::run(&batching),
+        Bench::Batching(batching) => batching::run(&batching).await,
         Bench::Startup(startup) => startup::run(&startup).await,
         Bench::Policy(flags) => policy::run(&flags),
         Bench::MakeModel(flags) => make_model::run(&flags),

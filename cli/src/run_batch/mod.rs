@@ -18,6 +18,7 @@ use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry::{self, LogOptions};
 use skein_router::batch::Answerer;
+use skein_router::batch::WithPriority;
 use skein_router::batch::local::Local;
 use skein_router::batch::output::Output;
 use skein_router::batch::runner::{self, Pace, Progress, RunError};
@@ -40,9 +41,12 @@ use remote::Remote;
 pub const RUN_BATCH: &str = "run-batch";
 /// Requests in flight for each sequence that the workers can run at once, so that batches stay full.
 const IN_FLIGHT_PER_SEQUENCE: usize = 2;
-/// Most requests in flight at a server, whose limits are unknown.
+/// Requests in flight at a server whose limits are not known: half of what a worker runs at once, so that
+/// other clients find seats.
 const IN_FLIGHT_AT_SERVER: usize = 64;
-/// Time limit for the router to connect to a worker that has reported ready.
+/// Most requests in flight by default, however many workers there are.
+const MOST_IN_FLIGHT: usize = 4096;
+/// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Interval of the progress lines if standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(30);
@@ -83,6 +87,13 @@ struct Flags {
         help = "How long a request is retried while the server is full or unreachable"
     )]
     retry_for: u64,
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        help = "Priority of requests that have none; with 100, Skein runs them into idle capacity only"
+    )]
+    priority: Option<i32>,
 }
 
 /// The command for clap.
@@ -198,7 +209,7 @@ fn sequences(cluster: &Cluster) -> usize {
         .filter_map(|worker| worker.info.as_ref())
         .map(|info| u64::from(info.max_num_seqs))
         .sum();
-    usize::try_from(of_all).unwrap_or(usize::MAX).clamp(1, IN_FLIGHT_AT_SERVER * 64)
+    usize::try_from(of_all).unwrap_or(usize::MAX).clamp(1, MOST_IN_FLIGHT)
 }
 
 /// Waits until every worker is ready.
@@ -261,11 +272,13 @@ async fn answer(
     let pace = Pace {
         at_once: flags.max_concurrency.map_or(at_once, |given| given as usize),
         retry_for: Duration::from_secs(flags.retry_for),
+        checked: total.is_some(),
     };
     let input = open(&flags.input_file).await?;
     let mut shown = Shown::new(total);
     let start = clock::now();
-    let run = runner::run(input, output, answerer, pace, |progress| shown.update(progress));
+    let answerer = WithPriority { answerer, priority: flags.priority };
+    let run = runner::run(input, output, &answerer, pace, |progress| shown.update(progress));
     let outcome = tokio::select! {
         outcome = run => outcome.map_err(failure),
         () = shutdown.requested() => {

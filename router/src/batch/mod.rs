@@ -11,6 +11,7 @@ pub mod runner;
 
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::Value;
 
@@ -43,4 +44,26 @@ pub trait Answerer: Send + Sync {
     /// # Errors
     /// Why no complete response arrived.
     fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>>;
+}
+
+/// Gives requests that have no priority one.
+pub struct WithPriority<'a> {
+    /// Sends them.
+    pub answerer: &'a dyn Answerer,
+    /// The priority; `None` leaves requests as they are.
+    pub priority: Option<i32>,
+}
+
+impl Answerer for WithPriority<'_> {
+    fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
+        let Some(priority) = self.priority else { return self.answerer.answer(call, key) };
+        async move {
+            let mut call = call.clone();
+            if let Some(body) = call.body.as_object_mut() {
+                body.entry("priority").or_insert_with(|| priority.into());
+            }
+            self.answerer.answer(&call, key).await
+        }
+        .boxed()
+    }
 }

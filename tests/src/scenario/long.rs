@@ -79,6 +79,11 @@ pub const SCENARIOS: &[Scenario] = &[
         plan: router_kills,
     },
     Scenario {
+        name: "run-batch",
+        help: "50 times kill -9 on run-batch, its router or a worker in a batch of 2,000 lines; about 4 min",
+        plan: |plan| Plan { rounds: 50, workers: 2, requests: 2000, ..plan },
+    },
+    Scenario {
         name: "wedge",
         help: "20 times SIGSTOP on a worker, SIGCONT once its streams have moved; about 4 min",
         plan: |plan| Plan {

@@ -9,6 +9,7 @@ pub mod namespace;
 pub mod partition;
 pub mod rolling;
 pub mod router_kill;
+pub mod run_batch;
 pub mod scale_out;
 pub mod serve;
 pub mod wedge;

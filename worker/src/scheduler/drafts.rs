@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::background::Class;
 use super::plan::Plan;
 use super::sequence::Sequence;
 use super::{Note, Scheduler};
@@ -108,29 +109,38 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Makes drafts for the first `most` streams of a step. They take no row that a prompt could have,
-    /// because a prompt's rows are never in vain, and no block that another stream may need.
-    pub(super) fn make_drafts(&mut self, most: usize, plan: &mut Plan) {
+    /// Makes drafts for the first `most` streams of `class` in a step, which get `rows` rows. They take no row that a prompt or a
+    /// stream of another class has, because those are never in vain, and no block that another stream may
+    /// need.
+    pub(super) fn make_drafts(&mut self, class: Class, most: usize, rows: u32, plan: &mut Plan) {
         let Some(mut drafts) = self.drafts.take() else { return };
-        let (number, rows) = (plan.step.number, plan.step.budget);
-        let is_decoding = |sequence: &&mut Sequence| sequence.is_decoding(number);
-        let waits = self.has_prompt_rows(number) && !drafts.are_given();
-        let streams = self.queues.running.iter_mut().filter(is_decoding).take(most);
-        let mut streams: Vec<&mut Sequence> = streams.collect();
+        let number = plan.step.number;
+        let all = self.queues.running.iter().filter(|sequence| sequence.is_decoding(number)).count();
+        let waits = (plan.step.rows > 0 || self.has_prompt_rows(class, number)) && !drafts.are_given();
+        let is_meant = |sequence: &&mut Sequence| class.has(sequence.rank) && sequence.is_decoding(number);
+        let mut streams: Vec<&mut Sequence> =
+            self.queues.running.iter_mut().filter(is_meant).take(most).collect();
         streams.iter_mut().for_each(|sequence| sequence.progress.clear());
         let count = streams.len() as u32;
         if !waits {
-            drafts.make(streams, rows - count);
+            drafts.make(streams, rows.saturating_sub(count));
         }
-        plan.step.draft_blocks = self.kv.available().saturating_sub(count);
+        plan.step.draft_blocks = self.kv.available().saturating_sub(all as u32);
         self.drafts = Some(drafts);
     }
 
-    /// Whether a prompt could have rows in `step`.
-    fn has_prompt_rows(&self, step: u64) -> bool {
-        let prompts = |sequence: &Sequence| !sequence.is_decoding(step) && sequence.pending(step) > 0;
+    /// Whether a prompt of `class` could have rows in `step`.
+    fn has_prompt_rows(&self, class: Class, step: u64) -> bool {
+        let prompts = |sequence: &Sequence| {
+            class.has(sequence.rank) && !sequence.is_decoding(step) && sequence.pending(step) > 0
+        };
         self.queues.running.iter().any(prompts)
-            || self.queues.waiting.values().next().is_some_and(|head| self.fits(head))
+            || self
+                .queues
+                .waiting
+                .values()
+                .find(|head| class.has(head.rank))
+                .is_some_and(|head| self.fits(head))
     }
 
     /// Makes the blocks for the draft of the running sequence at `index`, whose last token is at `end - 1`,

@@ -7,6 +7,9 @@
 //! that a long prompt does not stall the streams. When blocks run out, the last sequence in rank is
 //! preempted: it gives its blocks back and is recomputed later.
 //!
+//! Requests of the lowest priority are background work (`background`): they get rows only where they hardly
+//! delay others.
+//!
 //! A step may be planned while earlier ones are in flight (the engine decides how many), so that the
 //! device has its next step when it finishes one. Commits follow in the order of the plans. A plan does
 //! not need the values of tokens still being drawn. It needs only their positions, whether `max_tokens`
@@ -35,6 +38,7 @@
 //! holds. Only a [`Hold`] has no end of its own; its owner must lift it.
 
 mod audit;
+mod background;
 mod budget;
 mod commit;
 mod drafts;
@@ -54,12 +58,14 @@ mod step_time;
 #[cfg(test)]
 mod tests;
 
+use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 use skein_proto::runs::{CacheChange, RunStored};
 
 pub use audit::Violation;
+pub use background::BACKGROUND;
 pub use drafts::{Drafts, Propose};
 pub use plan::Plan;
 pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
@@ -86,6 +92,8 @@ pub struct Scheduler {
     committed_steps: u64,
     /// A sequence was preempted in this step, so none is admitted.
     short_of_blocks: bool,
+    /// When a request other than a background one was last here.
+    others_seen: Option<Timestamp>,
     /// Sequences preempted since the start.
     preemptions: u64,
     /// Notes not yet taken; at most one per running sequence and step.
@@ -134,6 +142,7 @@ impl Scheduler {
             planned_steps: 0,
             committed_steps: 0,
             short_of_blocks: false,
+            others_seen: None,
             preemptions: 0,
             notes: Vec::new(),
             share_prefixes: config.enable_prefix_caching,

@@ -22,7 +22,7 @@ use crate::batch::input::{InputError, Lines};
 use crate::batch::local::send;
 use crate::batch::output::Output;
 use crate::batch::runner::{self, Pace};
-use crate::batch::{Answer, Answerer, Call};
+use crate::batch::{Answer, Answerer, Call, WithPriority};
 use crate::gateway;
 use crate::metrics::pressure;
 use crate::tenant::Tenant;
@@ -33,7 +33,8 @@ const IDLE_PRESSURE: f64 = 0.5;
 const IDLE_POLL: Duration = Duration::from_millis(50);
 /// Most requests of a job in flight, for any size of fleet.
 const MOST_AT_ONCE: u32 = 256;
-/// Priority of a job's requests without their own.
+/// Priority of a job's requests, unless their body has one. Workers run requests of this priority as
+/// background work.
 const LOWEST_PRIORITY: i32 = 100;
 /// How often a running job is checked for cancellation and expiry.
 const END_POLL: Duration = Duration::from_millis(200);
@@ -181,12 +182,14 @@ async fn answer(app: &App, store: &Store, job: &Job) -> Result<(), JobError> {
     let input = input.map_err(|error| failed(format!("the input cannot be read: {error}")))?;
     let mut output = Output::open(&store.answers(&job.id)).map_err(|error| failed(error.to_string()))?;
     let idle = Idle::new(app, &job.tenant);
-    let pace = Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS) };
+    let pace =
+        Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS), checked: true };
     let show = |progress: runner::Progress| {
         let completed = progress.before + progress.answered;
         store.show(&job.id, Counts { total: job.counts.total, completed, failed: progress.failed });
     };
-    let done = runner::run(AsyncBufReader::new(input), &mut output, &idle, pace, show).await;
+    let lowest = WithPriority { answerer: &idle, priority: Some(LOWEST_PRIORITY) };
+    let done = runner::run(AsyncBufReader::new(input), &mut output, &lowest, pace, show).await;
     done.map(drop).map_err(|error| failed(error.to_string()))
 }
 
@@ -272,12 +275,8 @@ impl Idle {
 impl Answerer for Idle {
     fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
         async move {
-            let mut call = call.clone();
-            if let Some(body) = call.body.as_object_mut() {
-                body.entry("priority").or_insert_with(|| LOWEST_PRIORITY.into());
-            }
             self.idle().await;
-            send(&self.routes, &call, key).await
+            send(&self.routes, call, key).await
         }
         .boxed()
     }
