@@ -379,6 +379,7 @@ impl Launch {
             flag("lora-modules", &format_args!("{}={}", adapter.name, adapter.directory.display()));
         }
         flag("block-size", &scheduler.block_size);
+        flag("speculate", &settings::speculate_name(scheduler.speculate));
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
         flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
 
 use crate::backend::fake::StepCost;
+use crate::draft::Speculate;
 use crate::group::{RankCommand, Setting};
 
 /// Effective settings of one worker process.
@@ -353,6 +354,8 @@ pub struct SchedulerConfig {
     pub max_num_queued_reqs: u32,
     /// Whether equal prefixes share blocks.
     pub enable_prefix_caching: bool,
+    /// Where drafts come from, if the device verifies them.
+    pub speculate: Speculate,
 }
 
 impl Default for SchedulerConfig {
@@ -364,6 +367,7 @@ impl Default for SchedulerConfig {
             max_num_batched_tokens: 512,
             max_num_queued_reqs: 1024,
             enable_prefix_caching: true,
+            speculate: Speculate::Auto,
         }
     }
 }

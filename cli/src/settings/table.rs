@@ -428,6 +428,14 @@ pub const FLAGS: &[Flag] = &[
     ),
     switch("enable-prefix-caching", "true", ENGINE, COMPUTE, "Reuse the KV cache of equal prompt prefixes"),
     one(
+        "speculate",
+        Some("auto"),
+        "FROM",
+        ENGINE,
+        COMPUTE | RUN,
+        "Verify several guessed tokens in a step where that is faster; answers stay the same: auto, off, or guesses from the text itself (ngram), from finished texts too (suffix). CPU only",
+    ),
+    one(
         "gpu-memory-utilization",
         Some("0.9"),
         "SHARE",

@@ -2,6 +2,7 @@
 //! pass, and the backend reads it before drawing.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use skein_grammar::{Mask, Matcher, Next, Stuck};
 use skein_proto::sampling::SamplingParams;
@@ -64,6 +65,16 @@ impl Allowed {
         Some(out)
     }
 
+    /// Number of tokens that may be drawn.
+    pub fn count(&self) -> u32 {
+        if let Self::Tokens(mask) = self { mask.count() } else { 0 }
+    }
+
+    /// Whether `token` may be drawn.
+    pub fn allows(&self, token: TokenId) -> bool {
+        if let Self::Tokens(mask) = self { mask.allows(token) } else { false }
+    }
+
     /// The allowed token at index `nth`, modulo their number; `None` if there is none.
     pub(super) fn nth(&self, nth: u64) -> Option<TokenId> {
         let Self::Tokens(mask) = self else { return None };
@@ -86,13 +97,15 @@ struct State {
     allowed: Option<Arc<Allowed>>,
     /// Matcher to reuse for the next token.
     matcher: Option<Matcher>,
+    /// Guesses of the text that must come next; `None` while unknown.
+    forced: Option<Vec<TokenId>>,
 }
 
 impl MaskSlot {
-    /// Stores the result.
-    pub fn fill(&self, allowed: Allowed, matcher: Matcher) {
+    /// Puts the result, and the matcher if it is this slot that keeps it.
+    pub fn fill(&self, allowed: Allowed, matcher: Option<Matcher>) {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { allowed: Some(Arc::new(allowed)), matcher: Some(matcher) };
+        (state.allowed, state.matcher) = (Some(Arc::new(allowed)), matcher);
         drop(state);
         self.0.filled.notify_all();
     }
@@ -106,6 +119,25 @@ impl MaskSlot {
             }
             state = self.0.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A copy of the matcher, if it is there.
+    pub fn fork_matcher(&self) -> Option<Matcher> {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.matcher.as_ref().map(Matcher::fork)
+    }
+
+    /// Puts guesses of the text that must come next.
+    pub fn set_forced(&self, tokens: Vec<TokenId>) {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).forced = Some(tokens);
+        self.0.filled.notify_all();
+    }
+
+    /// Those guesses, waiting at most so long; `None` if they are not known by then.
+    pub fn forced_within(&self, wait: Duration) -> Option<Vec<TokenId>> {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.filled.wait_timeout_while(state, wait, |state| state.forced.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.forced.clone()
     }
 
     /// The result, if available.
