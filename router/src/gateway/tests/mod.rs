@@ -2,7 +2,9 @@
 //! them. This file has the helpers; the tests are in the submodules.
 
 mod answers;
+mod coding_clients;
 mod errors;
+mod fuzz;
 mod known_fields;
 mod metrics;
 mod ollama;
