@@ -142,12 +142,6 @@ fn samples(
 fn sampling(params: wire::SamplingParams, facts: &ModelFacts) -> Result<SamplingParams, Invalid> {
     let mut params = SamplingParams::from(params);
     params.check(facts.info.vocab_size)?;
-    if facts.info.backend == "cuda" {
-        // The sampler's masks are not filled yet.
-        let count = params.allowed_token_ids.len();
-        let got = format_args!("{count} entries");
-        check(count == 0, "allowed_token_ids", got, "none: workers on GPUs cannot draw from a list yet")?;
-    }
     let stop = &mut params.stop_token_ids;
     if !params.ignore_eos {
         stop.extend_from_slice(&facts.eos_token_ids);
