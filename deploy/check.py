@@ -17,16 +17,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 COMMANDS = ["serve", "router", "gateway", "worker"]
 ROW = re.compile(r"^\| `--(\[no-\])?([a-z0-9-]+)[^`]*` \|[^|]*\| ([a-z, -]+) \|", re.MULTILINE)
-# `skein worker --flag` on one line, or a list of arguments that starts with the command.
+# Command lines: `skein worker --flag` on one line, or a YAML list that starts with the command.
 ON_A_LINE = re.compile(r"\bskein (serve|router|gateway|worker)\b([^#\n|]*)")
 IN_A_LIST = re.compile(r"^ +- (serve|router|gateway|worker)\n((?: +- (?:[-/$].*)\n)+)", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 VARIABLE = re.compile(r"\bSKEIN_([A-Z0-9_]+)\b")
-# Read by the kernels' cache and by the command line itself, not settings in the table.
+# Variables that are not settings of the table: read by the kernel cache and by the command line itself.
 OTHER_VARIABLES = {"KERNEL_CACHE", "CONFIG"}
-# Kubernetes' own, named in a comment.
+# Variables that Kubernetes sets, mentioned in a comment.
 SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
-# Their flags are their own.
+# Scripts with flags of their own.
 PROGRAMS = {"prometheus-rule", "sbom", "validate", "generate", "on-empty-root", "rolling-restart"}
 # Flags of docker, apk, kubectl, helm, kind, systemctl, cargo and benches/autoscaling that occur in deploy/.
 FOREIGN = {

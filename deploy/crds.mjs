@@ -20,7 +20,7 @@ function types(name, version) {
   return files.map((file) => readFileSync(join(folder, file), "utf8")).join("\n");
 }
 
-// Maps of the user's, and Kubernetes' own types, which are in another package.
+// Maps with arbitrary keys, and Kubernetes' built-in types, which are in another package.
 const opaque = ["metadata", "selector", "behavior", "labels", "annotations"];
 
 function keys(value) {

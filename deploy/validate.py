@@ -27,13 +27,13 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 DEPLOY = pathlib.Path(__file__).resolve().parent
 ROOT = DEPLOY.parent
 CHART = DEPLOY / "helm/skein"
-# The oldest that has `preStop: sleep`, the one of kubectl, the newest with a schema.
+# The oldest with `preStop: sleep`, that of kubectl, and the newest with a schema.
 VERSIONS = ["1.30", "1.34", "1.37"]
-# Checked by crds.mjs; by schemas/, which is for those that no package publishes.
+# Checked by crds.mjs; `OWN` by schemas/, for kinds that no package publishes.
 PUBLISHED = ("keda.sh/", "monitoring.coreos.com/", "gateway.networking.k8s.io/")
 OWN = ("InferencePool", "LeaderWorkerSet")
 WORKLOADS = ("StatefulSet", "Deployment", "LeaderWorkerSet")
-# Renderings: a name, the directory, components, and the chart's flags that give the same.
+# Renderings: name, directory, components, and the chart's flags with the same result.
 RENDERINGS = [
     ("base", "base", [], []),
     ("cpu-demo", "overlays/cpu-demo", [], ["--values", "cpu-demo"]),

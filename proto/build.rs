@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     // Served by gRPC reflection on every process.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // Envoy's bodies pass through without a copy.
+    // Envoy's bodies are passed through without a copy.
     tonic_prost_build::configure().bytes(".envoy").compile_fds(descriptors)?;
     Ok(())
 }

@@ -77,7 +77,7 @@ def measure(cluster: Cluster, scrapes: int) -> None:
         times.append((time.perf_counter() - start) * 1e3)
     scraping = time.monotonic() - idle_from
     used = processor_seconds(cluster.router) - before
-    # The workers' reports cost the router something, too: what it uses in as long a time without scrapes.
+    # Worker reports also cost the router time; measure its use over the same period without scrapes.
     before = processor_seconds(cluster.router)
     time.sleep(scraping)
     used -= processor_seconds(cluster.router) - before

@@ -21,13 +21,12 @@ import urllib.request
 
 SHORT, LONG = 64, 4000
 EQUAL, EQUAL_TOKENS, EQUAL_ANSWER = 32, 128, 64
-# The scheduler's planned length of a step, in seconds, while only prompts run: a new request waits for its
-# end.
+# Planned length of a step, in seconds, while only prompts run: a new request waits for the step to finish.
 STEP = 0.5
 ALONE_RUNS = 7
 READY_SECONDS = 60
 REQUEST_SECONDS = 180
-# First tokens that arrive within this time of each other came from one step.
+# First tokens that arrive within this time of each other come from one step.
 SAME_STEP = 0.005
 
 

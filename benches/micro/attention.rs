@@ -1,9 +1,8 @@
-//! Attention of one layer, compared with this machine's read bandwidth and multiply rate, measured in the
-//! same run.
+//! Attention of one layer, compared with the machine's read bandwidth and multiply rate from the same run.
 //!
 //! `cargo bench -p skein-bench --bench attention [-- f32|bf16|f16|int8] [--threads N]`. Blocks are scattered
 //! over the caches of several layers used in turn, so that keys and values come from memory as in a real
-//! step. Reports the best of several rounds, as on an idle machine.
+//! step. Reports the fastest of several rounds, as on an idle machine.
 
 use std::hint::black_box;
 
@@ -17,7 +16,7 @@ use skein_kernels::cpu::{Cpu, roofline};
 const BLOCK_SIZE: usize = 16;
 /// Minimum bytes of keys and values to read: more than any cache.
 const CACHED_BYTES: u64 = 256 << 20;
-/// Most layers, so that small contexts do not take long to fill.
+/// Most layers, to limit the time for filling small contexts.
 const MOST_LAYERS: usize = 24;
 const READ_BYTES: usize = 1 << 30;
 const ROUNDS: usize = 3;
@@ -50,7 +49,7 @@ fn main() {
     }
 }
 
-/// Types of cached values and number of threads to measure; all of both by default.
+/// Cache types and number of threads to measure; by default all types and all processors.
 fn arguments() -> (Vec<KvType>, usize) {
     let (mut kinds, mut threads) = (Vec::new(), std::thread::available_parallelism().map_or(1, |n| n.get()));
     let mut arguments = std::env::args().skip(1);
@@ -89,7 +88,7 @@ fn measure(
     let Ok(mut cache) = KvCache::new(shape) else { return println!("no memory for {name} {kind:?}") };
     let stride = (heads + 2 * kv_heads) * head_dim;
     fill(cpu, &mut cache, stride);
-    // Scatters the blocks of a sequence over the cache. The stride is a prime, so that no block occurs twice.
+    // Scatters the blocks of a sequence over the cache. The stride is prime, so that no block occurs twice.
     let table = |i: usize| ((i * 1009) % shape.blocks) as u32;
     let tables: Vec<u32> = (0..shape.blocks).map(table).collect();
     let batch: Vec<Rows<'_>> = (0..sequences)

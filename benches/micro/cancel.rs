@@ -1,8 +1,8 @@
-//! How long blocks stay taken after their reader has left: from `Release` until the worker's load shows them
-//! free, with the shipped model, while other streams decode.
+//! How long blocks stay allocated after their reader has left: from `Release` until the worker's load report
+//! shows them free, with the shipped model while other streams decode.
 //!
 //! `cargo bench -p skein-bench --bench cancel [-- RELEASES]`. A release takes effect between two steps, so
-//! the current step is the lower bound; it is measured in the same run.
+//! the duration of a step, measured in the same run, is the lower bound.
 
 use std::path::Path;
 use std::sync::Arc;

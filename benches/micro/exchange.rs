@@ -1,7 +1,7 @@
-//! Time of an exchange between two processes through shared memory: what a product that two ranks share costs
-//! beyond its computation.
+//! Duration of an exchange between two processes through shared memory: the overhead of a product that two
+//! ranks divide.
 //!
-//! `cargo bench -p skein-bench --bench exchange [-- ROUNDS]`. The second process is this binary again.
+//! `cargo bench -p skein-bench --bench exchange [-- ROUNDS]`. The second process runs the same binary.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use skein_kernels::collective::{Ranks, Shared};
 use skein_sys::shared_memory::SharedMemory;
 
 const ROUNDS: usize = 100_000;
-/// Bytes of a slot, as in a group of workers.
+/// Size of a slot, as in a group of workers, in bytes.
 const CAPACITY: usize = 1 << 20;
-/// Bytes of 64, 4,096, 16,384 and 1,048,576 values: rows of different widths, and a prompt's rows.
+/// Sizes of 64, 4,096, 16,384 and 1,048,576 values in bytes: rows of different widths, and a prompt's rows.
 const SIZES: [usize; 4] = [256, 16 << 10, 64 << 10, 4 << 20];
-/// Bytes exchanged per size at most, to bound the time of the large ones.
+/// Most bytes exchanged per size, to limit the time for large ones.
 const MOST_BYTES: usize = 8 << 30;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -39,7 +39,7 @@ fn main() {
 
 #[allow(clippy::disallowed_methods)] // the differences are below a microsecond
 fn measure(memory: SharedMemory, rank: usize, rounds: usize) {
-    let mut ranks = Shared::new(memory, 0, (rank, 2), CAPACITY, PATIENCE);
+    let mut ranks = Shared::new(memory, 0, (rank, 2), CAPACITY, TIMEOUT);
     for size in SIZES {
         let (mine, mut all) = (vec![rank as u8 + 1; size], vec![0; 2 * size]);
         let rounds = rounds.min(MOST_BYTES / size).max(1);

@@ -1,7 +1,7 @@
-//! The experts of a layer, all in one group against one after the other, alternately in one run.
+//! Experts of a layer, computed as one group or one by one, alternating in one run.
 //!
 //! `cargo bench -p skein-bench --bench experts [-- THREADS]`. The layer has the shape of OLMoE-1B-7B: 64
-//! experts of 2048 inputs and 1024 inner values, 8 for each row, drawn at random.
+//! experts with 2048 inputs and 1024 inner values, 8 per row, chosen at random.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ fn network(cpu: &mut Cpu, seed: u64, format: Format) -> Network {
     [matrix(INNER, HIDDEN), matrix(INNER, HIDDEN), matrix(HIDDEN, INNER)]
 }
 
-/// The rows of each expert that at least one of `rows` rows chose: ranges of pairs.
+/// Experts chosen by at least one of `rows` rows, with their ranges of pairs.
 fn chosen(rows: usize) -> Vec<(Range<usize>, usize)> {
     let mut counts = [0; EXPERTS];
     let mut state = 7u64;

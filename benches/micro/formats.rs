@@ -1,12 +1,11 @@
-//! The products of one layer with its weights in several formats, alternating in one process. All formats see
-//! the same conditions, so differences of one percent show, whereas separate runs differ by six.
+//! Products of one layer in several weight formats, alternating in one process. All formats run under the
+//! same conditions, so that differences of one percent are visible; separate runs differ by six.
 //!
 //! `cargo bench -p skein-bench --bench formats [-- 0.5b|1b] [FORMAT...] [--rows M]... [--rounds N] [--threads
-//! N] [--isa NAME]`
-//! with formats `bf16`, `folded`, `int8`, `int4`; default: the first two. `bf16/1` sums in
-//! one leaf where a model has several (o and down). Prints medians, and each format's
-//! time relative to the first. Weights are normal, similar to a real model's; activations have the form that
-//! each format takes.
+//! N] [--isa NAME]` with the formats `bf16`, `folded`, `int8` and `int4`; default: the first two. `bf16/1`
+//! uses one leaf where a model has several (o and down). Prints medians, and each format's time relative to
+//! the first. Weights are normally distributed, similar to a real model's; activations have the encoding that
+//! each format requires.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -69,12 +68,12 @@ impl Layer {
     }
 }
 
-/// A format to measure.
+/// Format to measure.
 #[derive(Clone)]
 struct Choice {
     name: String,
     format: Format,
-    /// Whether sums have one leaf, whatever the model's have.
+    /// Whether to use a single leaf instead of the model's.
     one_leaf: bool,
 }
 
@@ -127,7 +126,7 @@ fn main() {
     }
 }
 
-/// Seconds of each product, all layers together.
+/// Duration of each product over all layers, in seconds.
 fn one_round(cpu: &mut Cpu, shape: &ProductShape, layers: &[Layer], m: usize) -> [f64; PRODUCTS.len()] {
     let [for_qkv, for_o, for_gate, for_down] =
         [&layers[0].qkv, &layers[0].o, &layers[0].gate, &layers[0].down]
@@ -164,7 +163,7 @@ fn median(mut seconds: Vec<f64>) -> f64 {
     seconds[seconds.len() / 2]
 }
 
-/// Normally distributed weights (Box and Muller 1958), in bfloat16; those of one shape are made once.
+/// Normally distributed weights (Box and Muller 1958) in bfloat16, cached by shape.
 fn normal(rows: usize, cols: usize) -> WeightMatrix {
     static MADE: Mutex<Vec<WeightMatrix>> = Mutex::new(Vec::new());
     let mut made = MADE.lock().expect("no thread panics with it");

@@ -1,10 +1,10 @@
-//! Packed weights times quantised activations, compared with this machine's read bandwidth and multiply rate,
-//! measured in the same run.
+//! Packed weights times quantised activations, compared with the machine's read bandwidth and multiply rate
+//! from the same run.
 //!
-//! `cargo bench -p skein-bench --bench integers [-- FORMAT...] [--threads N]` with formats `int8`,
-//! `int8-group`, `int4`, `int4-zero`; default: all. The roofline is the longer of the times of reading the
-//! weights, scales included, and of multiplying them. Reports the best of several rounds, as on an idle
-//! machine.
+//! `cargo bench -p skein-bench --bench integers [-- FORMAT...] [--threads N]` with the formats `int8`,
+//! `int8-group`, `int4` and `int4-zero`; default: all. The roofline is the longer of the times for reading
+//! the weights, including scales, and for multiplying them. Reports the fastest of several rounds, as on an
+//! idle machine.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use skein_node::clock;
 
 mod shapes;
 
-/// Bytes over which weights are spread: more than any cache of one core.
+/// Total size of the weights, in bytes: more than any cache of one core.
 const BUFFER_BYTES: usize = 512 << 20;
-/// Numbers of activation rows.
+/// Numbers of activation rows to measure.
 const BATCHES: [usize; 6] = [1, 2, 8, 32, 128, 512];
-/// How long a measurement is repeated.
+/// Duration of a measurement.
 const MEASURED: Duration = Duration::from_millis(300);
 /// Rounds of products for measuring the peak.
 const PEAK_STEPS: usize = 500_000;

@@ -1,5 +1,5 @@
 //! The router's prefix index with many workers: `cargo bench -p skein-bench --bench prefix_index`. Each
-//! worker caches conversations of eight runs that no other worker has, which is the worst case for memory.
+//! worker caches conversations of eight runs that no other worker has, the worst case for memory.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -8,9 +8,9 @@ use skein_proto::runs::RunStored;
 use skein_router::fleet::WorkerId;
 use skein_router::fleet::prefix_index::{Hits, PrefixIndex};
 
-/// Runs of a conversation.
+/// Runs per conversation.
 const TURNS: usize = 8;
-/// Blocks of a prompt that is looked for; the last one is cached nowhere.
+/// Blocks of the searched prompt; no worker caches the last one.
 const PROMPT: usize = 65;
 const SEARCHES: usize = 20_000;
 
@@ -60,7 +60,7 @@ fn measure(workers: u32, blocks: usize, run: usize) {
     );
 }
 
-/// `blocks` blocks in runs, each of which continues the one before, up to eight.
+/// `blocks` blocks in chains of up to eight runs.
 fn conversations(rng: &mut StdRng, blocks: usize, run: usize) -> Vec<RunStored> {
     (0..blocks.div_ceil(run))
         .map(|at| RunStored {

@@ -1,6 +1,6 @@
-//! The matrices in the benchmarks of products.
+//! Matrix shapes used by the benchmarks of products.
 
-/// Names and shapes `[out, in]` of a layer's matrices and of the head.
+/// Names and shapes `[out, in]` of a layer's matrices and the head.
 pub const SHAPES: [(&str, usize, usize); 8] = [
     ("0.5b qkv", 1152, 896),
     ("0.5b gate+up", 9728, 896),

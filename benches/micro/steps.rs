@@ -18,7 +18,7 @@ const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 256;
 const STEPS: u32 = 16;
 
-/// `numbers` as changed by one of the worker's flags; `None` if the flag or its value is unknown.
+/// `numbers` changed by one of the worker's flags; `None` if the flag or its value is unknown.
 pub fn numbers(numbers: NumberTypes, flag: &str, value: &str) -> Option<NumberTypes> {
     match (flag, value) {
         ("--dtype", "float32") => Some(NumberTypes { bf16: false, ..numbers }),
@@ -100,7 +100,7 @@ fn run(model: &mut CpuModel, batch: &Batch) {
     }
 }
 
-/// Prints the time of each part since the last call.
+/// Formats the time of each part since the last call.
 fn parts(model: &mut CpuModel) -> String {
     let profile = model.profile();
     let total = profile.total().as_secs_f64();
@@ -112,7 +112,7 @@ fn parts(model: &mut CpuModel) -> String {
     text
 }
 
-/// The next `count` tokens of each sequence after `computed` ones, with one sample for each sequence.
+/// The next `count` tokens of each sequence after `computed` ones, with one sample per sequence.
 fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>) -> Batch {
     let mut batch = Batch::default();
     for sequence in 0..sequences {

@@ -1,5 +1,5 @@
-//! Models of real sizes with random weights, for benchmarks. They are written as safetensors directly to
-//! disk, so that the memory needed does not grow with the model.
+//! Creates models of real sizes with random weights, for benchmarks. They are written directly to disk as
+//! safetensors, so that memory use does not grow with the model.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,11 +16,11 @@ use skein_worker::model::tensors::{self, Kind, Tensor};
 const HALF_WIDTH: f32 = 0.034_641;
 /// Values per write.
 const CHUNK_VALUES: usize = 1 << 16;
-/// Files that are copied from another model.
+/// Files copied from another model.
 const TOKENIZER_FILES: [&str; 4] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json"];
 
-/// The parts of a model's architecture that determine its size and speed.
+/// Architectural parameters that determine a model's size and speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)] // named as in config.json
 pub struct ModelShape {
@@ -38,7 +38,7 @@ pub struct ModelShape {
     pub llama3_rope: bool,
     pub tied: bool,
     pub qkv_bias: bool,
-    /// Experts of a layer, and those of a token.
+    /// Numbers of experts per layer and per token.
     pub experts: Option<(usize, usize)>,
 }
 
@@ -81,7 +81,7 @@ const QWEN3: ModelShape = ModelShape {
     ..LLAMA
 };
 
-/// The models that can be made: tiny ones for tests, the others as published.
+/// Models that can be created: tiny ones for tests, the others as published.
 pub const SHAPES: &[ModelShape] = &[
     LLAMA,
     ModelShape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
@@ -197,7 +197,7 @@ impl Dtype {
     }
 }
 
-/// Why a model could not be made.
+/// Why a model could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeModelError {
     /// A file could not be written.
@@ -208,7 +208,7 @@ pub enum MakeModelError {
         /// The I/O error.
         source: std::io::Error,
     },
-    /// The directory already holds a model.
+    /// The directory already contains a model.
     #[error("{0} holds a model already; give another --out, or --force to replace it")]
     Occupied(PathBuf),
     /// The worker would refuse the model.
@@ -219,7 +219,7 @@ pub enum MakeModelError {
     NoTokenizer(PathBuf),
 }
 
-/// Size of the model that was made.
+/// Size of a created model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
     /// Number of parameters.
@@ -228,10 +228,10 @@ pub struct Made {
     pub bytes: u64,
 }
 
-/// Checks that `dir` is free.
+/// Checks that `dir` contains no model.
 ///
 /// # Errors
-/// If `dir` already holds a model's configuration or weights.
+/// If `dir` already contains a model's configuration or weights.
 pub fn check_free(dir: &Path) -> Result<(), MakeModelError> {
     let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_model = |path: PathBuf| {
@@ -240,9 +240,9 @@ pub fn check_free(dir: &Path) -> Result<(), MakeModelError> {
     if files.any(is_model) { Err(MakeModelError::Occupied(dir.to_owned())) } else { Ok(()) }
 }
 
-/// Writes a model directory of `shape` to `out`. Calls `progress` with the fraction of bytes written, 0 to 1.
-/// Replaces existing files one by one, so that a worker that has the old weights mapped keeps them. The
-/// configuration comes last: without it an incomplete directory is not a model.
+/// Writes a model of `shape` to the directory `out`. Calls `progress` with the fraction of bytes written, 0
+/// to 1. Replaces existing files one by one, so that a worker that has mapped the old weights keeps them. The
+/// configuration is written last: without it, an incomplete directory is not a model.
 ///
 /// # Errors
 /// If a file cannot be written, or `tokenizer_from` has no tokenizer.
@@ -263,10 +263,10 @@ pub fn make_model(
     Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
 }
 
-/// The same without weights, for workers that create their own (`--load-format dummy`): a few kilobytes.
+/// The same without weights, for workers that generate their own (`--load-format dummy`): a few kilobytes.
 ///
 /// # Errors
-/// As [`make_model`].
+/// As for [`make_model`].
 pub fn make_without_weights(
     shape: &ModelShape,
     dtype: Dtype,
@@ -302,12 +302,12 @@ fn make_configuration(shape: &ModelShape, dtype: Dtype, out: &Path) -> Result<()
     Ok(())
 }
 
-/// Lets `write` make a file beside `path` and renames it once it is complete.
+/// Creates a file with `write` under a temporary name and renames it once complete.
 fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), MakeModelError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let partial = path.with_file_name(format!(".{name}.partial"));
     write(&partial).and_then(|()| std::fs::rename(&partial, path)).map_err(|source| {
-        // The incomplete file is useless. Failing to remove it matters less than the error itself.
+        // The incomplete file is useless, and failing to remove it matters less than the original error.
         let _ = std::fs::remove_file(&partial);
         MakeModelError::Write { path: path.to_owned(), source }
     })

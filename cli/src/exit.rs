@@ -16,8 +16,8 @@ pub const ADDRESS: u8 = 5;
 /// Exit code: any other failure.
 pub const OTHER: u8 = 1;
 
-/// Exit code: standard output was closed by its reader; what a shell reports for a process that SIGPIPE
-/// ended.
+/// Exit code: the reader of standard output closed it. A shell reports the same code for a process that
+/// SIGPIPE killed.
 pub const PIPE_CLOSED: u8 = 141;
 
 /// Why a command failed.

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tracing::{Instrument, info_span};
 
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
-use crate::model::{self, Asked};
+use crate::model::{self, ModelArgument};
 use crate::probe::{render_processes, try_text};
 use crate::settings::FrontSettings;
 
@@ -39,12 +39,12 @@ pub struct Served {
 }
 
 impl Served {
-    /// Finds the model, of which this process reads what `need` says.
+    /// Finds the model. `need` says which of its files this process reads.
     ///
     /// # Errors
     /// If there is no such model.
-    pub async fn find(asked: &Asked, names: Vec<String>, need: Need) -> Result<Self, Failure> {
-        let model = model::find(asked, need).await?;
+    pub async fn find(argument: &ModelArgument, names: Vec<String>, need: Need) -> Result<Self, Failure> {
+        let model = model::find(argument, need).await?;
         let names = if names.is_empty() { vec![model::default_name(&model)] } else { names };
         Ok(Self { model, names })
     }
@@ -55,20 +55,20 @@ impl Served {
     }
 }
 
-/// A model as the settings name it, before it is looked for.
+/// The model settings, before the model is looked up.
 #[derive(Debug)]
 pub struct Named {
-    asked: Asked,
+    argument: ModelArgument,
     names: Vec<String>,
 }
 
 impl Named {
     /// Reads `--model`, `--revision` and `--served-model-name`; problems are noted in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        Self { asked: Asked::read(settings), names: settings.list("served-model-name", text) }
+        Self { argument: ModelArgument::read(settings), names: settings.list("served-model-name", text) }
     }
 
-    /// With the adapter's name, if there is an adapter and no name is given.
+    /// Uses the adapter's name if no name is given.
     #[cfg(feature = "worker")]
     pub fn or_adapter(self, adapter: Option<&str>) -> Self {
         let names =
@@ -76,17 +76,16 @@ impl Named {
         Self { names, ..self }
     }
 
-    /// Looks for the model, of which this process reads what `need` says.
+    /// Looks up the model. `need` says which of its files this process reads.
     ///
     /// # Errors
     /// When there is no such model.
     pub async fn find(self, need: Need) -> Result<Served, Failure> {
-        Served::find(&self.asked, self.names, need).await
+        Served::find(&self.argument, self.names, need).await
     }
 }
 
-/// The members that `--{flag}` lists; `None` when there are none, or when they are a problem, which is then
-/// noted.
+/// Members listed by `--{flag}`; `None` if the list is empty or invalid. A problem is recorded in `settings`.
 pub fn listed(settings: &mut Settings, flag: &str, addresses: &[String]) -> Option<mpsc::Receiver<Change>> {
     if addresses.is_empty() {
         return None;
@@ -95,7 +94,7 @@ pub fn listed(settings: &mut Settings, flag: &str, addresses: &[String]) -> Opti
     listed.map_err(|error| settings.problem(format!("--{flag}: {error}"))).ok()
 }
 
-/// Traces `starting`, and then the wait for the first member that takes requests, as the front's start.
+/// Records two spans: `starting`, and then the wait for the first member that accepts requests.
 ///
 /// # Errors
 /// Those of `starting`.
@@ -108,15 +107,15 @@ pub async fn trace_start(
     let (app, cluster) = started.inspect_err(|failure| trace::fail(&start, failure))?;
     let (waiting, wait) = (cluster.clone(), info_span!(target: PROCESS, parent: &start, "wait for worker"));
     let until_ready = async move {
-        // An error would mean that its patience ended.
+        // The only possible error is a timeout.
         let _ = waiting.wait_ready(Duration::MAX).await;
     };
-    // Within both, because a span's end is the moment when it was last left.
+    // A span ends when it is last left, so the future is instrumented with both spans.
     tokio::spawn(until_ready.instrument(wait).instrument(start));
     Ok((app, cluster))
 }
 
-/// Logs a line once the first member of `cluster` takes requests: its URL is what clients need.
+/// Logs the URL for clients once the first member of `cluster` accepts requests.
 pub fn say_when_ready(cluster: &Cluster, model: &str, listen: SocketAddr) {
     let (cluster, model) = (cluster.clone(), model.to_owned());
     tokio::spawn(async move {
@@ -145,7 +144,7 @@ pub async fn start(config: RouterConfig, changes: mpsc::Receiver<Change>) -> Res
     start_with(config, changes, Arc::new(Grpc)).await
 }
 
-/// Starts the core of a router over the workers of `supervisor`, which replaces those that the router gives
+/// Starts the core of a router over the workers of `supervisor`, which replaces workers that the router gives
 /// up.
 ///
 /// # Errors
@@ -170,6 +169,7 @@ pub async fn start_with(
     changes: mpsc::Receiver<Change>,
     connector: Arc<dyn Connector>,
 ) -> Result<(App, Cluster), Failure> {
+    skein_sys::memory::unmap_large_allocations();
     let loading = info_span!(target: PROCESS, "load tokenizer");
     try_text(&config.model, &config.text).instrument(loading.clone()).await?;
     let (model, names, sources) =
@@ -224,10 +224,10 @@ fn bad_model(model: &Path, error: &TextError) -> Failure {
     Failure::new(MODEL, message)
 }
 
-/// Connections that the system queues until they are accepted; `net.core.somaxconn` may lower it.
+/// Most connections that the system queues before they are accepted; `net.core.somaxconn` may lower it.
 const LISTEN_BACKLOG: u32 = 4096;
 
-/// tokio's `bind` with a longer backlog, so that a burst of clients is not turned away.
+/// Like tokio's `bind`, with a longer backlog so that bursts of clients are not refused.
 fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;

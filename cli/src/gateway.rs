@@ -37,7 +37,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let served = named.find(Need::Text).await?;
     settings::log_effective(&settings);
-    // Without a list the settings had a problem.
+    // `None` means that the settings had a problem, which is reported later.
     let changes = listed.unwrap_or_else(|| discovery::in_process().1);
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;

@@ -1,5 +1,5 @@
-//! Models by name: `skein pull`, `skein list`, `skein remove`, and what every command does that is given a
-//! name instead of a directory.
+//! Models by name: `skein pull`, `skein list`, `skein remove`, and the download for every other command that
+//! is given a name instead of a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -14,15 +14,15 @@ use skein_worker::model::config::ModelConfig;
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::progress::DownloadProgress;
 
-/// Downloads a model.
+/// Name of the command that downloads a model.
 pub const PULL: &str = "pull";
-/// Lists the models that are here.
+/// Name of the command that lists the downloaded models.
 pub const LIST: &str = "list";
-/// Deletes a model.
+/// Name of the command that deletes a model.
 pub const REMOVE: &str = "remove";
 
 const VARIABLES: &str =
-    "Models are kept where Hugging Face's tools keep them, so that each finds what the others downloaded.
+    "Models share the cache of Hugging Face's tools, so that each finds what the others downloaded.
 
   HF_HUB_CACHE, HF_HOME   where models are [default: ~/.cache/huggingface/hub]
   HF_TOKEN                token for gated and private models [default: the one that `hf auth login` stored]
@@ -64,7 +64,7 @@ pub async fn run(command: &str, matches: &ArgMatches) -> Result<(), Failure> {
     }
 }
 
-/// The directory of `name`, downloaded if it is not complete on this machine.
+/// The directory of `name`; downloads the files that are missing on this machine.
 ///
 /// # Errors
 /// As [`run`].
@@ -122,13 +122,13 @@ fn named(matches: &ArgMatches) -> Result<ModelName, Failure> {
     ModelName::parse(given).map_err(|error| failure(&error))
 }
 
-/// Refuses models that a worker would refuse, before gigabytes of weights are downloaded.
+/// Rejects models that a worker cannot serve, before gigabytes of weights are downloaded.
 #[cfg(feature = "worker")]
 fn accepts(directory: &Path) -> Result<(), String> {
     ModelConfig::from_dir(directory).map(drop).map_err(|error| error.to_string())
 }
 
-/// A router leaves this check to its workers.
+/// Accepts every model: in a build without workers, the remote workers check it.
 #[cfg(not(feature = "worker"))]
 fn accepts(_: &Path) -> Result<(), String> {
     Ok(())
@@ -157,7 +157,7 @@ fn to_json(model: &Cached) -> Value {
     json!({"name": model.name.as_str(), "bytes": model.bytes, "revisions": revisions.collect::<Vec<_>>()})
 }
 
-/// A revision as a list shows it: its refs and the beginning of its commit.
+/// A revision as `skein list` shows it: its refs and the abbreviated commit.
 fn shown(revision: &CachedRevision) -> String {
     let commit: String = revision.commit.chars().take(7).collect();
     let refs = if revision.refs.is_empty() { String::new() } else { format!("{} ", revision.refs.join(" ")) };

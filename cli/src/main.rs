@@ -1,5 +1,6 @@
-//! `skein`: every process of a Skein cluster in one binary. This file only parses the command line and calls
-//! the command. Without the feature `worker` it has only routers, gateways and what needs no model's weights.
+//! `skein`: every process of a Skein cluster in one binary. This file only parses the command line and runs
+//! the command. Without the feature `worker` the binary contains only routers, gateways and commands that
+//! need no weights.
 
 #![cfg_attr(not(feature = "worker"), allow(dead_code, unused_imports))] // the other commands use the rest
 
@@ -179,12 +180,12 @@ fn model_arg() -> Arg {
     let help = if cfg!(feature = "worker") {
         "Model directory, GGUF file, or a name as organisation/model [default: the model that ships with Skein]"
     } else {
-        "Model directory or name, of which the tokenizer and chat template are read"
+        "Model directory or name, for its tokenizer and chat template"
     };
     Arg::new("MODEL").help(help).conflicts_with("model")
 }
 
-/// A command that serves a model, with its flags of the table.
+/// A command that serves a model, with the settings that it reads.
 fn serving(name: &'static str, about: &'static str, which: u8) -> Command {
     with_flags(Command::new(name).about(about).arg(model_arg()).after_help(SETTINGS), which)
 }
@@ -224,7 +225,7 @@ fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, Failure> {
     builder.enable_all().build().map_err(Failure::other)
 }
 
-/// `skein help bench latency` is `skein bench latency --help`.
+/// Runs `skein help COMMAND…`, which prints the same as `skein COMMAND… --help`.
 fn help(matches: &ArgMatches) -> Result<(), Failure> {
     let mut skein = command();
     skein.build();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use skein_node::discovery::etcd::{
     self, EtcdClient, EtcdSettings, FollowerConfig, Record, Registration, register,
 };
-use skein_node::discovery::{Change, Source, dns, in_process};
+use skein_node::discovery::{Change, MembershipSource, dns, in_process};
 use skein_node::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -20,12 +20,15 @@ use crate::settings::{DiscoverySettings, RegistrationSettings};
 ///
 /// # Errors
 /// If an address or a certificate cannot be used.
-pub async fn follow(source: Source, settings: EtcdSettings) -> Result<mpsc::Receiver<Change>, Failure> {
+pub async fn follow(
+    source: MembershipSource,
+    settings: EtcdSettings,
+) -> Result<mpsc::Receiver<Change>, Failure> {
     let (changes, receiver) = in_process();
     let seed = draw_seed();
     match source {
-        Source::Dns(name) => drop(tokio::spawn(dns::follow(name, seed, changes))),
-        Source::Etcd { cluster, .. } => {
+        MembershipSource::Dns(name) => drop(tokio::spawn(dns::follow(name, seed, changes))),
+        MembershipSource::Etcd { cluster, .. } => {
             let client = connect(settings, seed).await?;
             let config = FollowerConfig::new(&cluster, seed);
             tokio::spawn(async move { etcd::follow(&client, config, changes).await });
@@ -60,7 +63,9 @@ impl Presence {
         settings: RegistrationSettings,
         model: &str,
     ) -> Result<Self, Failure> {
-        let Some(Source::Etcd { cluster, .. }) = discovery.source else { return Ok(Self::default()) };
+        let Some(MembershipSource::Etcd { cluster, .. }) = discovery.source else {
+            return Ok(Self::default());
+        };
         let client = Arc::new(connect(discovery.etcd, draw_seed()).await?);
         let entry = Some(EtcdEntry { client, cluster, model: model.to_owned(), settings });
         Ok(Self { entry, ..Self::default() })

@@ -1,5 +1,6 @@
-//! Finds the model's directory or GGUF file, which a name of the hub may stand for, and reads what the banner
-//! shows. Only mistakes that should be reported at once are checked here; the worker checks the rest.
+//! Finds the model's directory or GGUF file, and reads what the banner shows. A name of the hub is resolved
+//! to its directory. Only mistakes that should be reported at once are checked here; the worker checks the
+//! rest.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,30 +23,31 @@ const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Largest configuration file that is read, bytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// A model as the user names it.
+/// The model settings as the user gave them.
 #[derive(Debug, Clone, Default)]
-pub struct Asked {
+pub struct ModelArgument {
     /// A directory, a GGUF file or a name; `None` = the shipped model.
     pub given: Option<String>,
-    /// Revision of a name.
+    /// Branch, tag or commit; only for a name.
     pub revision: Option<Revision>,
 }
 
-impl Asked {
-    /// Reads `--model` and `--revision`; problems are noted in `settings`.
+impl ModelArgument {
+    /// Reads `--model` and `--revision`; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        let asked = Self::given(settings);
-        asked.check(settings);
-        asked
+        let argument = Self::given(settings);
+        argument.check(settings);
+        argument
     }
 
-    /// The same for a command that takes its model from elsewhere, too, and checks it then.
+    /// Like [`read`](Self::read), without the check: for commands that may take the model from a positional
+    /// argument.
     pub fn given(settings: &mut Settings) -> Self {
         let parse = |text: &str| Revision::parse(text).map_err(|error| error.to_string());
         Self { given: crate::settings::model_argument(settings), revision: settings.value("revision", parse) }
     }
 
-    /// Notes a revision of something that has none.
+    /// Records a problem if a revision is given for something that is not a name.
     pub fn check(&self, settings: &mut Settings) {
         let is_named = self.given.as_deref().is_some_and(|given| !Path::new(given).is_dir());
         if self.revision.is_some() && !is_named {
@@ -56,17 +58,17 @@ impl Asked {
     }
 }
 
-/// The directory of a model, downloaded if `asked` names one that is not here yet.
+/// The directory of a model; downloads the model if `argument` is a name that is not on this machine.
 ///
 /// # Errors
 /// If there is no such model, or it cannot be downloaded.
-pub async fn find(asked: &Asked, need: Need) -> Result<PathBuf, Failure> {
-    let Some(given) = &asked.given else { return without_name() };
+pub async fn find(argument: &ModelArgument, need: Need) -> Result<PathBuf, Failure> {
+    let Some(given) = &argument.given else { return without_name() };
     let path = PathBuf::from(given);
     match ModelName::parse(given) {
         _ if path.is_dir() => directory(path),
         _ if is_gguf(&path) => gguf_file(path),
-        Ok(name) => hub::find(&name, asked.revision.as_ref(), need).await,
+        Ok(name) => hub::find(&name, argument.revision.as_ref(), need).await,
         Err(_) => Err(Failure::new(
             MODEL,
             format!(
@@ -84,7 +86,7 @@ pub fn is_model(word: &str) -> bool {
     path.is_dir() || is_gguf(path) || ModelName::is_name(word)
 }
 
-/// What is wrong with a file is worth saying before anything starts.
+/// Reports what is wrong with a GGUF file before anything starts.
 fn gguf_file(path: PathBuf) -> Result<PathBuf, Failure> {
     let read = GgufModel::open(&path).and_then(|model| model.config().map(drop));
     read.map(|()| path).map_err(|error| Failure::new(MODEL, error.to_string()))
@@ -108,15 +110,15 @@ fn without_name() -> Result<PathBuf, Failure> {
     shipped::find()
 }
 
-/// A binary without workers contains no model.
+/// Fails: a binary without workers contains no model.
 #[cfg(not(feature = "worker"))]
 fn without_name() -> Result<PathBuf, Failure> {
-    let message = "name a model, as organisation/model or as its directory: this build carries none";
+    let message = "name a model, as organisation/model or its directory: this build contains none";
     Err(Failure::new(MODEL, message.to_owned()))
 }
 
-/// The default name for clients: the hub's for a directory in its cache, else the directory's, or the file's
-/// without its ending.
+/// The default name for clients: that of the hub for a directory in its cache, else the name of the directory
+/// or of the file without its extension.
 pub fn default_name(model: &Path) -> String {
     let full = model.canonicalize().unwrap_or_else(|_| model.to_owned());
     if let Some(name) = Cache::name_of(&full) {
@@ -157,7 +159,7 @@ pub fn facts(model: &Path) -> Facts {
     facts
 }
 
-/// [`facts`] of a GGUF file.
+/// [`facts`] for a GGUF file.
 fn gguf_facts(model: &GgufModel) -> Facts {
     let mut facts = Facts {
         family: model
@@ -281,13 +283,13 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let empty = dir.path().display().to_string();
         for (given, expected) in [("/nowhere/at/all", "is not a directory"), (&empty, "has no config.json")] {
-            let asked = Asked { given: Some(given.to_owned()), revision: None };
-            let failure = find(&asked, Need::All).await.expect_err(given);
+            let argument = ModelArgument { given: Some(given.to_owned()), revision: None };
+            let failure = find(&argument, Need::All).await.expect_err(given);
             assert_eq!(failure.code, MODEL);
             assert!(failure.message.contains(expected), "{failure}");
         }
         assert!(
-            find(&Asked::default(), Need::All).await.is_ok(),
+            find(&ModelArgument::default(), Need::All).await.is_ok(),
             "the shipped model is found from the source tree"
         );
     }

@@ -1,6 +1,6 @@
-//! Tries a model's chat template and its tokenizer, each in a child process with limited memory, before this
-//! process uses them: both are programs, and not everything they can do is limited within a process. For the
-//! same reason chats are rendered in child processes.
+//! Tests a model's chat template and tokenizer before this process uses them, each in a child process with
+//! limited memory: both are programs, and a process cannot bound all that they do. For the same reason chats
+//! are rendered in child processes.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -20,12 +20,12 @@ use crate::exit::{Failure, MODEL};
 
 /// The hidden command that the child runs.
 pub const PROBE: &str = "probe-text";
-/// The hidden command of a child that renders chats.
+/// Hidden command of a child that renders chats.
 pub const RENDER: &str = "render-chats";
-/// Address space that such a child reserves without using it: its stack, this binary, the allocator's arenas.
+/// Address space that such a child reserves without using it: stack, binary, and the allocator's arenas.
 const RENDER_RESERVES: u64 = 512 * MIB;
-/// Bounds of the memory that it may use, which is an eighth of this process's limit: a child must not get the
-/// router killed for memory. A conversation of 8 MB takes some 60 MiB.
+/// Bounds of such a child's memory. Within them, the limit is an eighth of this process's memory limit: a
+/// child must not get the router killed for memory. A conversation of 8 MB takes some 60 MiB.
 const RENDER_MEMORY: RangeInclusive<u64> = 128 * MIB..=512 * MIB;
 const MIB: u64 = 1024 * 1024;
 /// Flag: directory of the tokenizer's files, if not the model's.
@@ -35,16 +35,16 @@ const TEMPLATE: &str = "chat-template";
 /// Exit codes of a shell that cannot start the command.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
-/// A test that a child runs.
+/// A test that runs in a child.
 struct Trial {
     /// Name on the child's command line.
     name: &'static str,
-    /// For messages.
+    /// What messages call the tested file.
     what: &'static str,
     fix: &'static str,
-    /// Longest trial.
+    /// Time limit of the child.
     timeout: Duration,
-    /// Address space of the child in KiB, of which its threads' stacks reserve some hundred MiB.
+    /// Limit of the child's address space, in KiB. Its threads' stacks reserve some hundred MiB of it.
     address_space: u64,
 }
 
@@ -57,7 +57,7 @@ const TEMPLATE_TRIAL: Trial = Trial {
     address_space: 1024 * 1024,
 };
 
-/// A normal tokenizer takes a tenth of a second, and one of 35 MB some seconds and a gigabyte.
+/// A normal tokenizer takes a tenth of a second; one of 35 MB takes some seconds and a gigabyte.
 const TOKENIZER_TRIAL: Trial = Trial {
     name: "tokenizer",
     what: "tokenizer.json",
@@ -72,7 +72,7 @@ pub fn command() -> clap::Command {
     clap::Command::new(PROBE).hide(true).arg(trial).args(files())
 }
 
-/// The command line of a child that renders chats.
+/// Command-line definition of a child that renders chats.
 pub fn render_command() -> clap::Command {
     clap::Command::new(RENDER).hide(true).args(files())
 }
@@ -92,10 +92,10 @@ fn sources_of(matches: &ArgMatches) -> TextSources {
     }
 }
 
-/// The child's work. Only whether it exits normally matters, and what it prints otherwise.
+/// Runs a test in the child. Only its exit status and its error output matter.
 ///
 /// # Errors
-/// What the tokenizer fails on.
+/// The tokenizer's error.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let sources = sources_of(matches);
     let Some(model) = matches.get_one::<PathBuf>("MODEL") else { return Ok(()) };
@@ -106,32 +106,32 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The work of a child that renders chats, until its input closes.
+/// Runs a child that renders chats, until its input closes.
 ///
 /// # Errors
-/// If the template cannot be used, or the parent is gone.
+/// If the template cannot be used, or the parent has exited.
 pub fn render(matches: &ArgMatches) -> Result<(), Failure> {
     let Some(model) = matches.get_one::<PathBuf>("MODEL") else { return Ok(()) };
-    // Where the system has no such limit, only the deadline is left.
+    // Without a memory limit of this process, the upper bound applies.
     let memory = of_this_process().map_or(u64::MAX, |memory| memory.limit / 8);
     let memory = memory.clamp(*RENDER_MEMORY.start(), *RENDER_MEMORY.end());
     let _ = limit_address_space(RENDER_RESERVES + memory);
     serve(model, &sources_of(matches)).map_err(|error| Failure::new(MODEL, error.to_string()))
 }
 
-/// Processes that render chats with the template of the model in `directory`, or that in `sources`.
+/// Processes that render chats with the template of `sources`, or else of the model in `directory`.
 pub fn render_processes(directory: &Path, sources: &TextSources) -> RenderProcesses {
     let (directory, sources) = (directory.to_owned(), sources.clone());
     RenderProcesses::new(move || {
         let mut child = process::Command::new(this_binary()?);
-        // A backtrace of a child that runs out of memory would take longer than its rendering.
+        // A backtrace of a child that runs out of memory would take longer than the rendering.
         child.arg(RENDER).env("RUST_BACKTRACE", "0");
         add_files(&mut child, &directory, &sources);
         Ok(child)
     })
 }
 
-/// Tries the tokenizer and the chat template of the model in `directory`, or those in `sources`.
+/// Tests the tokenizer and the chat template of `sources`, or else of the model in `directory`.
 ///
 /// # Errors
 /// If a trial fails, crashes or does not end; exit code 3.
@@ -181,7 +181,7 @@ async fn in_child(trial: &Trial, directory: &Path, sources: &TextSources) -> io:
     shell.kill_on_drop(true).output().await
 }
 
-/// This program even if its file has been replaced or removed since it was started.
+/// Path of the running executable, valid even if its file has been replaced or removed since.
 fn this_binary() -> io::Result<PathBuf> {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() { Ok(running) } else { std::env::current_exe() }

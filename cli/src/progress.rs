@@ -1,5 +1,5 @@
-//! Shows how far a download is, or how far the weights of several workers have loaded: a bar on a terminal,
-//! elsewhere one log line, and another one for each half minute that it takes.
+//! Progress of a download, or of several workers loading their weights: a bar on a terminal, otherwise a log
+//! line at once and then every half minute.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
@@ -40,8 +40,8 @@ impl LoadProgress {
         }
     }
 
-    /// Bytes of the model that are loaded, averaged over the workers, and all of them. All workers load the
-    /// same model, so one that has not reported yet has the same total.
+    /// Loaded bytes of the model, averaged over the workers, and their total. All workers load the same
+    /// model, so a worker that has not reported yet has the same total.
     fn of_the_model(&self) -> (u64, u64) {
         let done: u64 = self.workers.iter().map(|(done, _)| done).sum();
         let total = self.workers.iter().map(|(_, total)| *total).max().unwrap_or(0);
@@ -56,7 +56,7 @@ impl LoadProgress {
     }
 }
 
-/// Progress of a download: a bar on a terminal, elsewhere the same log lines as for loading.
+/// Progress of a download: a bar on a terminal, otherwise the same log lines as for loading.
 #[derive(Debug)]
 pub struct DownloadProgress {
     bar: Option<ProgressBar>,
@@ -64,7 +64,7 @@ pub struct DownloadProgress {
 }
 
 impl DownloadProgress {
-    /// Shows nothing yet: a model that is here needs no bar.
+    /// Shows nothing until the first update: a model that is already here needs no bar.
     pub fn new() -> Self {
         Self { bar: bar("downloading"), last_line: Mutex::new(None) }
     }

@@ -35,7 +35,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let changes = match (discovery.source, listed) {
         (Some(source), _) => membership::follow(source, discovery.etcd).await?,
         (None, Some(listed)) => listed,
-        // Without either the settings had a problem.
+        // Without a source the settings had a problem, which is reported later.
         (None, None) => discovery::in_process().1,
     };
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;

@@ -33,7 +33,7 @@ const CPU_WORKERS: usize = 2;
 /// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// All that `skein serve` is told; `skein config show` reads the same, and so finds the same problems.
+/// Settings of `skein serve`. `skein config show` reads the same ones, and so finds the same problems.
 #[derive(Debug)]
 pub struct ServeSettings {
     log: LogOptions,
@@ -45,7 +45,7 @@ pub struct ServeSettings {
 }
 
 impl ServeSettings {
-    /// Reads them; problems are noted in `settings`.
+    /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
         let otlp = OtlpSettings::read(settings, "skein-router", "");
         let log = settings::log_options(settings, "serve", settings::quiet_on_a_terminal());
@@ -59,7 +59,7 @@ impl ServeSettings {
         }
     }
 
-    /// Problems of a worker on several machines, which this command leads.
+    /// Records problems of a worker on several machines, of which this command is the leader.
     fn check_nodes(&self, settings: &mut Settings) {
         let nodes = &self.engine.worker.ranks.nodes;
         if nodes.count == 1 {
@@ -166,7 +166,7 @@ fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
     }
 }
 
-/// Tells the user what Ctrl-C does; the router logs its own line.
+/// Explains Ctrl-C to the user; the router logs a line of its own.
 fn announce_shutdown() {
     if std::io::stderr().is_terminal() {
         eprintln!(

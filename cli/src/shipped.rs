@@ -1,6 +1,6 @@
-//! The model that ships with Skein: beside the binary where an archive or a package puts it, else inside the
-//! binary, from where it is unpacked once into the user's cache directory. So a binary alone can serve from
-//! any directory.
+//! The model that ships with Skein: beside the binary where an archive or a package installs it, else
+//! embedded in the binary and unpacked once into the user's cache directory. So a single binary can serve
+//! from any directory.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::exit::{Failure, MODEL};
 use crate::settings::user_cache;
 
-/// Its directory's name, and so the name that clients use.
+/// Name of its directory, which is also the name for clients.
 const NAME: &str = "skein-7m";
 
 macro_rules! shipped {
@@ -27,10 +27,10 @@ const FILES: [(&str, &[u8]); 5] = [
     shipped!("tokenizer_config.json"),
 ];
 
-/// The model's directory; unpacks it if it is nowhere yet.
+/// The model's directory; unpacks the model if it is not installed.
 ///
 /// # Errors
-/// When it must be unpacked and cannot be; exit code 3.
+/// If unpacking fails; exit code 3.
 pub fn find() -> Result<PathBuf, Failure> {
     let binary = std::env::current_exe().unwrap_or_default();
     if let Some(place) = places(&binary).into_iter().find(|place| place.join("config.json").is_file()) {
@@ -51,7 +51,7 @@ pub fn find() -> Result<PathBuf, Failure> {
     Ok(directory)
 }
 
-/// Where archives, packages and checkouts have it: `models` in the binary's directory or any above it, and
+/// Where archives, packages and checkouts keep it: `models` in the binary's directory or a parent, and
 /// `../share/skein/models`.
 fn places(binary: &Path) -> Vec<PathBuf> {
     let above = binary.ancestors().skip(1);
@@ -72,7 +72,7 @@ fn unpack(directory: &Path) -> io::Result<()> {
         let draft = directory.join(format!(".{name}.{}", std::process::id()));
         let written = fs::write(&draft, content).and_then(|()| fs::rename(&draft, &file));
         written.inspect_err(|_| {
-            // Remove the partial file, for example of a full disk.
+            // Remove the partial file, for example after a full disk.
             let _ = fs::remove_file(&draft);
         })?;
     }

@@ -22,13 +22,13 @@ use tokio::task::JoinSet;
 
 use crate::exit::{ADDRESS, DEVICE, Failure, MODEL, OTHER, USAGE};
 use crate::membership::Presence;
-use crate::model::{self, Asked};
+use crate::model::{self, ModelArgument};
 use crate::progress::LoadProgress;
 use crate::settings::{
     self, DiscoverySettings, EngineSettings, FakeSettings, OtlpSettings, RegistrationSettings, table,
 };
 
-/// Hidden command: a rank of a worker's group. Only a worker starts it, and tells it everything.
+/// Hidden command: a rank of a worker's group, started only by a worker, which sends it all its settings.
 pub const RANK: &str = "rank";
 /// Hidden flag: name of a supervised worker.
 pub const SUPERVISED: &str = "supervised";
@@ -38,7 +38,7 @@ pub const MEMORY_SHARERS: &str = "memory-sharers";
 pub const GPU_ORDINAL: &str = "gpu-ordinal";
 /// Hidden flag: number of supervised workers that share that GPU.
 pub const GPU_SHARERS: &str = "gpu-sharers";
-/// Variable of `--group-secret`.
+/// Environment variable with the value of `--group-secret`.
 const GROUP_SECRET: &str = "SKEIN_GROUP_SECRET";
 /// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
 /// should be running.
@@ -72,15 +72,15 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// Runs a rank until its leader ends it.
 ///
 /// # Errors
-/// Why it cannot go on; the leader has been told.
+/// Why the rank failed; it has reported the same to the leader.
 pub async fn run_rank() -> Result<(), Failure> {
-    // Signals to the whole process group are for the leader, which drains first.
+    // Signals to the process group concern the leader, which drains first.
     let _signals = Shutdown::supervised().map_err(Failure::other)?;
     let outcome = tokio::task::spawn_blocking(service::run_rank).await;
     match outcome.map_err(|error| error.to_string()).flatten() {
         Ok(()) => Ok(()),
         Err(why) => {
-            let _ = writeln!(std::io::stderr(), "error: a rank ends: {why}");
+            let _ = writeln!(std::io::stderr(), "error: a rank failed: {why}");
             skein_sys::process::exit_without_handlers(OTHER.into())
         }
     }
@@ -134,7 +134,7 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     outcome.map_err(|error| failure(&error))
 }
 
-/// Prints the memory that a worker would take.
+/// Prints the memory that a worker would need.
 ///
 /// # Errors
 /// Settings with which the model cannot be served.
@@ -144,11 +144,12 @@ pub fn print_plan(config: &WorkerConfig) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Holds this node's ranks for the leader of another node, until shutdown or until the leader refuses it.
+/// Runs this node's ranks for the leader on another node, until shutdown or until the leader refuses the
+/// node.
 async fn follow_leader(config: WorkerConfig, shutdown: &Shutdown) -> Result<(), Failure> {
     let following = tokio::task::spawn_blocking(move || service::follow_leader(&config));
     tokio::select! {
-        // Its ranks end with this process, and the leader sees that.
+        // The ranks end with this process; the leader sees their connections close.
         () = shutdown.requested() => {
             trace::flush(settings::FLUSH_TRACES);
             skein_sys::process::exit_without_handlers(0)
@@ -181,7 +182,7 @@ async fn serve_alone(
     outcome
 }
 
-/// Several workers register nowhere, and their ports follow each other.
+/// Fails if fake workers would register, or if the ports after `listen` do not suffice.
 fn check_fakes(discovery: &DiscoverySettings, listen: SocketAddr, count: u16) -> Result<(), Failure> {
     if discovery.source.is_some() {
         return Err(Failure::new(USAGE, "--fake-workers cannot be used with --discovery".to_owned()));
@@ -197,7 +198,7 @@ fn check_fakes(discovery: &DiscoverySettings, listen: SocketAddr, count: u16) ->
     Ok(())
 }
 
-/// Serves `count` workers, at the port of `--listen` and those after it. One that fails ends all.
+/// Serves `count` workers on consecutive ports from that of `--listen`. A worker that fails ends all.
 async fn serve_fakes(config: WorkerConfig, count: u16, shutdown: &Shutdown) -> Result<(), WorkerError> {
     let first = config.listen;
     let (ready, mut all_ready) = mpsc::channel(usize::from(count));
@@ -266,9 +267,9 @@ pub async fn configure_local(settings: &mut Settings) -> Result<WorkerConfig, Fa
 }
 
 async fn config_of(engine: EngineSettings, settings: &mut Settings) -> Result<WorkerConfig, Failure> {
-    let asked = Asked::read(settings);
+    let argument = ModelArgument::read(settings);
     settings::check(settings)?;
-    let model = model::find(&asked, Need::All).await?;
+    let model = model::find(&argument, Need::All).await?;
     Ok(WorkerConfig { served_model_name: model::default_name(&model), model, ..engine.worker })
 }
 
@@ -316,9 +317,9 @@ pub struct Launch {
     pub gpus: usize,
     /// `--log-level`, if set.
     pub log_level: Option<String>,
-    /// Value of `--log-format`.
+    /// Value of `--log-format` for the workers.
     pub log_format: &'static str,
-    /// Flags about traces, as they were given.
+    /// OTLP flags as they were given.
     pub otlp_flags: Vec<(&'static str, String)>,
 }
 
@@ -353,7 +354,7 @@ impl Launch {
             flag("node-rank", &nodes.rank);
             flag("leader", &nodes.leader);
             if !nodes.secret.0.is_empty() {
-                // Not on the command line, which every user of this machine can read.
+                // Not on the command line, which all users of this machine can read.
                 command.env(GROUP_SECRET, &nodes.secret.0);
             }
         }

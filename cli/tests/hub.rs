@@ -1,5 +1,4 @@
-//! Models by name, as seen from a shell: a download that is killed again and again, and the commands around
-//! it.
+//! Models by name on the command line: a download that is killed again and again, and the related commands.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +11,7 @@ use skein_tests::seeded::SeededRng;
 const NAME: &str = "skein-serve/skein-7m";
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// The shipped model, as a hub would have it.
+/// The shipped model as the fake hub publishes it.
 fn model() -> Model {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
     let read = |name: &str| std::fs::read(directory.join(name)).expect("it ships with the source");
@@ -40,7 +39,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Bytes of each content in the cache, by its file's name.
+/// Size of each blob in the cache, by file name.
 fn on_disk(cache: &Path, model: &Model) -> BTreeMap<String, u64> {
     let blobs = cache.join("models--skein-serve--skein-7m/blobs");
     let bytes = |name: String| std::fs::metadata(blobs.join(name)).map_or(0, |found| found.len());
@@ -55,14 +54,14 @@ async fn a_download_killed_twenty_times_is_whole_and_fetches_nothing_twice() {
     let cache = tempfile::tempdir().expect("a temporary directory");
     let (mut rng, mut kills, mut before) = (SeededRng::new(7), 0, on_disk(cache.path(), &model));
     hub.misbehave(Faults { pause: Duration::from_millis(10), ..Faults::default() });
-    // Slow enough that kills fall into the download; the last start is left alone.
+    // The pause makes kills interrupt the download; the last attempt runs undisturbed.
     while kills < 20 {
         let mut pull = skein(&hub, cache.path(), &["pull", NAME]).spawn().expect("it starts");
         let begun = hub.wait_for_content().await;
         tokio::time::sleep(rng.between(Duration::ZERO, Duration::from_millis(250))).await;
         pull.kill().expect("it is ours");
         assert!(!pull.wait().expect("it ends").success(), "killed before its end");
-        // The server still reads what the process asked for last.
+        // Wait: the server still reads the last request of the killed process.
         tokio::time::sleep(Duration::from_millis(300)).await;
         kills += u32::from(begun);
         for sent in hub.take_sent() {
@@ -100,7 +99,7 @@ async fn a_model_is_pulled_listed_answered_and_removed_by_its_name() {
     check(&["serve", NAME, "--revision", "v9", "--port", "0"], 3, &["has no revision `v9`"]);
     check(&["remove", NAME], 3, &["is not in"]);
     check(&["run", "Hello", "--revision", "main"], 2, &["only models of the hub have revisions"]);
-    // `run` downloads it, and answers.
+    // `run` downloads the model and answers.
     check(&["run", NAME, "--revision", COMMIT, "Hello", "--max-tokens", "1", "--device", "cpu"], 0, &[]);
     check(&["run", NAME, "Hello", "--max-tokens", "4", "--temperature", "0", "--device", "cpu"], 0, &[]);
     hub.publish([]);

@@ -1,17 +1,18 @@
-//! `skein run-batch` as a process: killed and restarted, and through a server that is killed and restarted.
+//! `skein run-batch` as a process: killed and restarted, alone and with its router and workers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use skein_node::clock;
 use skein_tests::process::free_port;
+use skein_tests::scenario::{Plan, run_batch};
 
-/// Lines of a batch.
+/// Number of lines of a batch.
 const LINES: usize = 120;
-/// Longest that a run may take on a busy machine.
+/// Time limit of a run on a busy machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
 fn skein(arguments: &[&str]) -> Child {
@@ -27,41 +28,9 @@ fn run_to_end(arguments: &[&str], code: i32) -> String {
     said
 }
 
-fn write_input(path: &Path) {
-    let line = |n: usize| {
-        let (url, mut body) = match n % 2 {
-            0 => ("/v1/completions", json!({"prompt": format!("Story {n}: once")})),
-            _ => (
-                "/v1/chat/completions",
-                json!({"messages": [{"role": "user", "content": format!("Story {n}")}]}),
-            ),
-        };
-        body["model"] = "skein-7m".into();
-        body["max_tokens"] = (8 + n % 40).into();
-        if n % 30 == 7 {
-            body["temperature"] = 9.into();
-        }
-        json!({"custom_id": format!("r-{n}"), "method": "POST", "url": url, "body": body}).to_string() + "\n"
-    };
-    std::fs::write(path, (0..LINES).map(line).collect::<String>()).expect("it can be written");
-}
-
-/// The answers by id, without the time and what the cache held. Each id must be there once.
+/// The answers by id, each of which must be there once.
 fn answers(path: &Path) -> BTreeMap<String, Value> {
-    let text = std::fs::read_to_string(path).expect("it exists");
-    let mut answers = BTreeMap::new();
-    for line in text.lines() {
-        let mut line: Value = serde_json::from_str(line).expect("a line is JSON");
-        if let Some(body) = line["response"]["body"].as_object_mut() {
-            body.remove("created");
-            body.get_mut("usage")
-                .and_then(Value::as_object_mut)
-                .map(|usage| usage.remove("prompt_tokens_details"));
-        }
-        let id = line["custom_id"].as_str().expect("a line has an id").to_owned();
-        assert!(answers.insert(id.clone(), line).is_none(), "{id} is answered twice");
-    }
-    answers
+    run_batch::answers(path).expect("each line is an answer of its own")
 }
 
 #[test]
@@ -69,7 +38,7 @@ fn a_killed_batch_goes_on_and_ends_as_if_undisturbed() {
     let directory = tempfile::tempdir().expect("a directory");
     let file = |name: &str| directory.path().join(name).to_str().expect("it is UTF-8").to_owned();
     let (input, calm, killed) = (file("in.jsonl"), file("calm.jsonl"), file("killed.jsonl"));
-    write_input(Path::new(&input));
+    run_batch::write_requests(Path::new(&input), LINES as u64);
     run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &calm], 0);
     let expected = answers(Path::new(&calm));
     assert_eq!(expected.len(), LINES);
@@ -96,32 +65,16 @@ fn a_killed_batch_goes_on_and_ends_as_if_undisturbed() {
     assert_eq!(lines(), LINES);
 }
 
+/// The short form of `tests/chaos run-batch`.
 #[test]
-fn a_batch_outlives_its_server() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = |name: &str| directory.path().join(name).to_str().expect("it is UTF-8").to_owned();
-    let (input, calm, moved) = (file("in.jsonl"), file("calm.jsonl"), file("moved.jsonl"));
-    write_input(Path::new(&input));
-    run_to_end(&["run-batch", "--device", "cpu", "-i", &input, "-o", &calm], 0);
-    let port = free_port().to_string();
-    let url = format!("http://127.0.0.1:{port}/v1");
-    let serve = || skein(&["serve", "--device", "cpu", "--port", &port]);
-    let mut server = serve();
-    let run = skein(&["run-batch", "-i", &input, "-o", &moved, "--server", &url, "--max-concurrency", "8"]);
-    let lines = || std::fs::read(&moved).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count());
-    let start = clock::now();
-    while lines() < LINES / 4 && clock::now().since(start) < WITHIN {
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    server.kill().expect("it runs");
-    server.wait().expect("it ends");
-    assert!(lines() < LINES, "the kill came too late to show anything");
-    let mut server = serve();
-    let output = run.wait_with_output().expect("it ends");
-    server.kill().expect("it runs");
-    server.wait().expect("it ends");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(answers(Path::new(&moved)), answers(Path::new(&calm)));
+fn a_batch_outlives_its_server_and_its_workers() {
+    let plan =
+        Plan { rounds: 6, workers: 2, requests: LINES as u64, ..Plan::short(env!("CARGO_BIN_EXE_skein")) };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    let report = runtime.block_on(run_batch::run(&plan));
+    println!("{report}");
+    assert!(report.passed(), "{report}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Builds the config.json of a model in GGUF from the keys that llama.cpp's converters write.
+//! Converts GGUF metadata, with the keys of llama.cpp's converters, to config.json.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -7,21 +7,21 @@ use crate::metadata::Value;
 use crate::model::GgufModel;
 use crate::tokenizer;
 
-/// The supported values of `general.architecture`.
+/// Supported values of `general.architecture`.
 pub const SUPPORTED: [&str; 7] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"];
-/// Architectures whose queries and keys have the pairs that are rotated together side by side. The
-/// converters permute their rows; other architectures have pairs half a head apart, as in safetensors.
+/// Architectures whose queries and keys rotate adjacent pairs. The converters permute their rows; other
+/// architectures pair values half a head apart, as in safetensors.
 pub const ROTATES_ADJACENT: [&str; 1] = ["llama"];
 
-/// Layers of Gemma 2 and 3 with 27 billion parameters, whose scores have another scale. llama.cpp tells them
-/// by the layers, too: the files do not say it.
+/// Layer count of the 27B models of Gemma 2 and 3, which scale scores differently. The files do not record
+/// the scale; llama.cpp also recognises these models by their layers.
 const GEMMA_27B_LAYERS: [(&str, u64); 2] = [("gemma2", 46), ("gemma3", 62)];
-/// Theta of Gemma 3's layers with a window, which files leave out.
+/// RoPE theta of Gemma 3's sliding-window layers, which files omit.
 const GEMMA3_LOCAL_THETA: f64 = 10_000.0;
-/// Gemma 3's layers without a window: every sixth.
+/// Every sixth layer of Gemma 3 attends without a window.
 const GEMMA3_PATTERN: u64 = 6;
 
-/// See [`GgufModel::config`].
+/// The model's `config.json`, as [`GgufModel::config`] returns it.
 pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     let architecture = "general.architecture";
     let name = model.get(architecture).and_then(Value::as_str);
@@ -49,7 +49,7 @@ pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     Ok(config)
 }
 
-/// The keys of an architecture.
+/// Metadata keys of an architecture.
 struct Keys<'a> {
     model: &'a GgufModel,
     name: &'a str,
@@ -68,7 +68,7 @@ impl Keys<'_> {
         self.model.wrong(&self.key(key), allowed)
     }
 
-    /// A whole number. Some files have one for each layer; they have to be equal.
+    /// Reads an integer. Some files have a list with one value per layer; the values must be equal.
     fn whole(&self, key: &str) -> Result<Option<u64>, GgufError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = match value.as_array() {
@@ -78,7 +78,7 @@ impl Keys<'_> {
                 values.all(|value| value.as_u64() == Some(first)).then_some(first)
             }),
         };
-        number.map(Some).ok_or_else(|| self.wrong(key, "a whole number, the same for all layers"))
+        number.map(Some).ok_or_else(|| self.wrong(key, "a whole number, equal for all layers"))
     }
 
     fn needed(&self, key: &str) -> Result<u64, GgufError> {
@@ -95,7 +95,7 @@ impl Keys<'_> {
         self.model.tensor(tensor).is_some()
     }
 
-    /// The sizes that every architecture has.
+    /// Sizes that every architecture has.
     fn sizes(&self) -> Result<Map<String, Json>, GgufError> {
         let (hidden, heads) = (self.needed("embedding_length")?, self.needed("attention.head_count")?);
         let head_dim = match self.whole("attention.key_length")? {
@@ -104,7 +104,7 @@ impl Keys<'_> {
             None => return Err(self.wrong("attention.head_count", "a divisor of embedding_length")),
         };
         if self.whole("attention.value_length")?.is_some_and(|size| size != head_dim) {
-            return Err(self.wrong("attention.value_length", "the same as attention.key_length"));
+            return Err(self.wrong("attention.value_length", "equal to attention.key_length"));
         }
         let vocabulary = self.model.tensor("token_embd.weight").and_then(|table| table.shape.first());
         let is_moe = self.whole("expert_count")?.is_some_and(|count| count > 0);
@@ -152,7 +152,7 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// `rope_scaling`; null without one.
+    /// Value of `rope_scaling`; null without scaling.
     fn scaling(&self, context: u64) -> Result<Json, GgufError> {
         let original = self.whole("rope.scaling.original_context_length")?;
         if self.has("rope_factors_long.weight") || self.has("rope_factors_short.weight") {
@@ -165,7 +165,7 @@ impl Keys<'_> {
             }));
         }
         if self.has("rope_freqs.weight") {
-            // The converters store the factors of Llama 3's scaling, whatever the context.
+            // The converters store Llama 3's scaling factors regardless of the context length.
             let factors = self.factors("rope_freqs.weight")?;
             return Ok(json!({
                 "rope_type": "longrope", "long_factor": factors, "short_factor": factors,
@@ -190,10 +190,11 @@ impl Keys<'_> {
         }
     }
 
-    /// The values of a small tensor of `f32`.
+    /// Reads the values of a small `f32` tensor.
     fn factors(&self, name: &str) -> Result<Vec<f64>, GgufError> {
         const MOST: usize = 4096;
-        let unsupported = || self.model.unsupported(format!("tensor {name} is no list of up to {MOST} F32"));
+        let unsupported =
+            || self.model.unsupported(format!("tensor {name} is not a list of up to {MOST} F32 values"));
         let tensor = self.model.tensor(name).ok_or_else(unsupported)?;
         if tensor.kind.name != "F32" || tensor.shape.len() != 1 || tensor.shape[0] > MOST {
             return Err(unsupported());
@@ -202,7 +203,7 @@ impl Keys<'_> {
         Ok(bytes.as_chunks::<4>().0.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect())
     }
 
-    /// Sets the bias flags: a bias is on if its tensor is in the file.
+    /// Sets the bias flags: a bias is enabled if the file contains its tensor.
     fn biases(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
         let has = |tensor: &str| self.has(&format!("blk.0.{tensor}.bias"));
         let (inputs, output) = (has("attn_q") || has("attn_qkv"), has("attn_output"));
@@ -267,7 +268,7 @@ impl Keys<'_> {
             None => drop(config.insert("sliding_window_pattern".into(), json!(GEMMA3_PATTERN))),
             Some((pattern, None)) => {
                 let pattern = pattern.as_u64();
-                let allowed = "a whole number, or a list of flags";
+                let allowed = "a whole number, or a list of booleans";
                 let pattern =
                     pattern.ok_or_else(|| self.wrong("attention.sliding_window_pattern", allowed))?;
                 config.insert("sliding_window_pattern".into(), json!(pattern));

@@ -1,8 +1,8 @@
-//! Reads numbers and strings from bytes, never past their end.
+//! Reads numbers and strings from bytes with bounds checks.
 
 use crate::Fault;
 
-/// Position in a file's bytes.
+/// Reading position in a file's bytes.
 pub struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -17,17 +17,17 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// Bytes that are left.
+    /// Number of bytes left.
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// The bytes that are left.
+    /// The remaining bytes.
     pub fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]
     }
 
-    /// The next `count` bytes; `what` is named in the error.
+    /// Takes the next `count` bytes. `what` describes them in the error.
     pub fn take(&mut self, count: u64, what: &'static str) -> Result<&'a [u8], Fault> {
         let truncated = Fault::Truncated { what, at: self.at, needed: count, len: self.bytes.len() };
         let count = usize::try_from(count).ok().filter(|count| *count <= self.left()).ok_or(truncated)?;
@@ -46,7 +46,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(std::array::from_fn(|i| bytes[i])))
     }
 
-    /// A string with its length before it, at most `most` bytes.
+    /// Reads a length-prefixed string of at most `most` bytes.
     pub fn string(&mut self, most: u64, what: &'static str) -> Result<&'a str, Fault> {
         let count = self.u64(what)?;
         if count > most {

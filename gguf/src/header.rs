@@ -1,5 +1,5 @@
-//! The index of a GGUF file: its metadata and where its tensors are. Everything is checked against the
-//! file's length before it is used, and memory grows only with what was read.
+//! Index of a GGUF file: its metadata and the positions of its tensors. Everything is checked against the
+//! file's length before use, and memory grows only with what was read.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -10,11 +10,11 @@ use crate::tensor_type::TensorType;
 use crate::{Fault, metadata};
 
 const MAGIC: [u8; 4] = *b"GGUF";
-/// Most entries of metadata; files have some dozens.
+/// Most metadata entries; published files have dozens.
 const MAX_ENTRIES: u64 = 1 << 16;
-/// Most tensors of a file.
+/// Most tensors in a file.
 const MAX_TENSORS: u64 = 1 << 16;
-/// Longest key or name, bytes.
+/// Longest key or tensor name, in bytes.
 const MAX_NAME: u64 = 65_535;
 /// Most dimensions of a tensor.
 const MAX_DIMS: u32 = 4;
@@ -22,33 +22,33 @@ const ALIGNMENT: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_ALIGNMENT: u64 = 1 << 16;
 
-/// The index of a file.
+/// Parsed index of a file.
 #[derive(Debug, Clone)]
 pub struct Header {
-    /// Place of each value, its type included.
+    /// Byte range of each value, including its type.
     entries: HashMap<String, Range<usize>>,
-    /// All tensors, in the file's order.
+    /// Tensors in file order.
     pub tensors: Vec<TensorInfo>,
 }
 
-/// A tensor of a file.
+/// Entry of a tensor in the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name.
+    /// Name of the tensor, unique in the file.
     pub name: String,
-    /// Its type.
+    /// Storage type, which fixes the block size.
     pub kind: TensorType,
-    /// Sizes, the outermost first, as elsewhere. (Files have the innermost first.)
+    /// Dimensions, outermost first as in the rest of Skein. (Files store the innermost first.)
     pub shape: Vec<usize>,
-    /// Place of its bytes in the file.
+    /// Byte range in the file.
     pub bytes: Range<usize>,
 }
 
 impl Header {
-    /// Reads the index of the file with these bytes.
+    /// Parses the index of a file's bytes.
     ///
     /// # Errors
-    /// The first fault that is found.
+    /// The first fault found.
     pub fn read(file: &[u8]) -> Result<Self, Fault> {
         let mut cursor = Cursor::new(file);
         if cursor.take(4, "the file").map_err(|_| Fault::Magic)? != MAGIC {
@@ -72,7 +72,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The value of a key. `file` is the file that was read.
+    /// Value of a key. `file` must be the parsed file.
     pub fn get<'a>(&self, file: &'a [u8], key: &str) -> Option<Value<'a>> {
         let bytes = file.get(self.entries.get(key)?.clone())?;
         metadata::Value::read(&mut Cursor::new(bytes), key).ok()
@@ -103,7 +103,7 @@ fn read_entries(cursor: &mut Cursor<'_>, count: u64) -> Result<HashMap<String, R
     Ok(entries)
 }
 
-/// A tensor as the file describes it.
+/// Tensor entry as stored in the file.
 struct RawTensor<'a> {
     name: &'a str,
     dims: Vec<u64>,
@@ -120,7 +120,7 @@ impl<'a> RawTensor<'a> {
         Ok(Self { name, dims, kind: cursor.u32(WHAT)?, offset: cursor.u64(WHAT)? })
     }
 
-    /// The tensor in a file of `len` bytes whose tensors begin at `data`.
+    /// Resolves the entry in a file of `len` bytes whose tensor data starts at `data`.
     fn placed(self, data: usize, alignment: usize, len: usize) -> Result<TensorInfo, Fault> {
         let Self { name, dims, kind, offset } = self;
         let tensor = name.to_owned();
@@ -137,13 +137,13 @@ impl<'a> RawTensor<'a> {
             let needed = bytes as u64;
             return Err(Fault::Truncated { what: "a tensor", at: start.unwrap_or(usize::MAX), needed, len });
         };
-        // Checked in `bytes_of`: every size fits.
+        // `bytes_of` has checked that every size fits.
         let shape = dims.iter().rev().map(|dim| *dim as usize).collect();
         Ok(TensorInfo { name: tensor, kind, shape, bytes: start..end })
     }
 }
 
-/// Refuses tensors of the same name, and those that share bytes.
+/// Refuses tensors with equal names or overlapping bytes.
 fn check_apart(tensors: &[TensorInfo]) -> Result<(), Fault> {
     let mut names = HashSet::new();
     if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.name)) {

@@ -1,10 +1,9 @@
 //! GGUF files: a model's metadata and tensors in one file or several.
 //!
-//! [`Header`] reads a file's index; nothing in a file is trusted. [`GgufModel`] is a model's files, mapped,
-//! and
-//! says what the metadata means in the words of a Hugging Face directory: config.json, tokenizer.json and so
-//! on. So routers and workers read both kinds of models by the same code. Weights stay bytes here: what their
-//! types mean is the kernels' business.
+//! [`Header`] parses a file's index and trusts nothing in it. [`GgufModel`] maps a model's files and converts
+//! their metadata to the files of a Hugging Face directory: config.json, tokenizer.json and so on. Routers
+//! and workers therefore read both kinds of models with the same code. Weights remain bytes here; the kernels
+//! interpret them.
 
 mod config;
 mod cursor;
@@ -33,40 +32,40 @@ pub enum GgufError {
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// I/O error of the operating system.
         source: std::io::Error,
     },
-    /// The content is not what a GGUF file has.
+    /// The content is malformed.
     #[error("{} is damaged: {reason}; download it again", path.display())]
     Damaged {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault in the content.
         reason: Fault,
     },
-    /// Something that a correct file may have, and that is not supported.
+    /// A valid file uses a feature that is not supported.
     #[error("{} cannot be served: {what}", path.display())]
     Unsupported {
         /// Path of the file.
         path: PathBuf,
-        /// What is not supported, and what is.
+        /// Unsupported feature, and the supported ones.
         what: String,
     },
 }
 
-/// What is wrong with a file's content.
+/// Fault in a file's content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum Fault {
-    #[error("it does not begin with GGUF")]
+    #[error("it does not start with GGUF")]
     Magic,
-    #[error("version {0}, and 2 and 3 are read")]
+    #[error("version {0} is not supported; supported: 2 and 3")]
     Version(u32),
-    #[error("it is written for big-endian machines")]
+    #[error("it is big-endian, which is not supported")]
     BigEndian,
-    #[error("{what} ends after the file: {needed} bytes at {at} of {len}")]
+    #[error("{what} extends past the end of the file: {needed} bytes at {at} of {len}")]
     Truncated { what: &'static str, at: usize, needed: u64, len: usize },
-    #[error("{count} {what}, at most {most} are read")]
+    #[error("{count} {what}; the limit is {most}")]
     TooMany { what: &'static str, count: u64, most: u64 },
     #[error("{what} is not UTF-8")]
     NotUtf8 { what: &'static str },
@@ -80,9 +79,9 @@ pub enum Fault {
     Alignment(String),
     #[error("tensor {tensor} has the unknown type {kind}")]
     TensorType { tensor: String, kind: u32 },
-    #[error("tensor {tensor} has the shape {dims:?}, which is no shape of whole blocks of {kind}")]
+    #[error("tensor {tensor} has the shape {dims:?}, which does not divide into whole blocks of {kind}")]
     Shape { tensor: String, dims: Vec<u64>, kind: &'static str },
-    #[error("tensor {tensor} begins at {offset}, no multiple of the alignment {alignment}")]
+    #[error("tensor {tensor} starts at {offset}, which is not a multiple of the alignment {alignment}")]
     Misaligned { tensor: String, offset: u64, alignment: usize },
     #[error("tensors {0} and {1} overlap")]
     Overlap(String, String),

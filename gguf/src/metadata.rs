@@ -1,33 +1,33 @@
-//! Values of a file's metadata.
+//! Values of GGUF metadata.
 
 use crate::Fault;
 use crate::cursor::Cursor;
 
-/// Longest string value: chat templates and tokens are far shorter.
+/// Longest string, in bytes; chat templates and tokens are far shorter.
 const MAX_STRING: u64 = 64 << 20;
-/// Type number of strings.
+/// Type number of a string.
 const STRING: u32 = 8;
-/// Type number of arrays.
+/// Type number of an array.
 const ARRAY: u32 = 9;
 
-/// A value, in the file's bytes.
+/// Metadata value that borrows the file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value<'a> {
-    /// A whole number without sign.
+    /// Unsigned integer of any width.
     Unsigned(u64),
-    /// A whole number.
+    /// Signed integer of any width.
     Signed(i64),
-    /// A number.
+    /// Float of 32 or 64 bits.
     Real(f64),
-    /// True or false.
+    /// Boolean, one byte in the file.
     Flag(bool),
-    /// A text.
+    /// String, which must be UTF-8.
     Text(&'a str),
-    /// A list of values of one type.
+    /// Array of values of one type.
     List(Array<'a>),
 }
 
-/// An array, in the file's bytes.
+/// Array that borrows the file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     kind: u32,
@@ -35,7 +35,7 @@ pub struct Array<'a> {
     bytes: &'a [u8],
 }
 
-/// Bytes of a value with this type number; `None` for strings and arrays, and for unknown types.
+/// Width in bytes of a type; `None` for strings, arrays and unknown types.
 fn width(kind: u32) -> Option<usize> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -46,7 +46,7 @@ fn width(kind: u32) -> Option<usize> {
     }
 }
 
-/// A value of fixed width.
+/// Decodes a fixed-width value.
 fn fixed<'a>(kind: u32, bytes: &[u8]) -> Value<'a> {
     let low: [u8; 8] = std::array::from_fn(|i| bytes.get(i).copied().unwrap_or_default());
     let word = u64::from_le_bytes(low);
@@ -63,7 +63,7 @@ fn fixed<'a>(kind: u32, bytes: &[u8]) -> Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// Reads the value of `key`. Lists are checked, not read.
+    /// Reads the value of `key`. Array elements are checked but not decoded.
     pub(crate) fn read(cursor: &mut Cursor<'a>, key: &str) -> Result<Self, Fault> {
         let kind = cursor.u32("a value's type")?;
         match kind {
@@ -76,7 +76,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A whole number that is not negative.
+    /// The value as a non-negative integer; `None` for other types.
     pub fn as_u64(self) -> Option<u64> {
         match self {
             Self::Unsigned(value) => Some(value),
@@ -85,7 +85,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A number.
+    /// The value as a float; `None` if it is not a number.
     pub fn as_f64(self) -> Option<f64> {
         match self {
             Self::Unsigned(value) => Some(value as f64),
@@ -95,22 +95,22 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A text.
+    /// The value as a string; `None` for other types.
     pub fn as_str(self) -> Option<&'a str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
 
-    /// True or false.
+    /// The value as a boolean; `None` for other types.
     pub fn as_bool(self) -> Option<bool> {
         if let Self::Flag(flag) = self { Some(flag) } else { None }
     }
 
-    /// A list.
+    /// The value as an array; `None` for other types.
     pub fn as_array(self) -> Option<Array<'a>> {
         if let Self::List(list) = self { Some(list) } else { None }
     }
 
-    /// How it is shown in messages.
+    /// Text of the value for error messages.
     pub(crate) fn shown(self) -> String {
         match self {
             Self::Unsigned(value) => value.to_string(),
@@ -128,7 +128,7 @@ impl<'a> Array<'a> {
         const WHAT: &str = "a list";
         let kind = cursor.u32(WHAT)?;
         let len = cursor.u64(WHAT)?;
-        // Each element takes a byte, so a length beyond the file is false, and is refused before any loop.
+        // Each element takes at least one byte, so refuse a length beyond the file before any loop.
         if len > cursor.left() as u64 {
             let (at, needed) = (cursor.at(), len);
             return Err(Fault::Truncated { what: WHAT, at, needed, len: at + cursor.left() });
@@ -156,20 +156,20 @@ impl<'a> Array<'a> {
         self.len
     }
 
-    /// Whether it has no elements.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its elements, if they are texts.
+    /// Elements, if they are strings.
     pub fn texts(self) -> Option<impl Iterator<Item = &'a str>> {
         let mut cursor = Cursor::new(self.bytes);
-        // The elements were checked when the list was read.
+        // The elements were checked when the array was read.
         (self.kind == STRING)
             .then(|| (0..self.len).map_while(move |_| cursor.string(MAX_STRING, "an element of a list").ok()))
     }
 
-    /// Its elements, if they are numbers or flags.
+    /// Elements, if they are numbers or booleans.
     pub fn values(self) -> Option<impl Iterator<Item = Value<'a>>> {
         let width = width(self.kind)?;
         Some(self.bytes.chunks_exact(width).map(move |bytes| fixed(self.kind, bytes)))

@@ -1,4 +1,4 @@
-//! A model's GGUF files, mapped: one, or the parts of a split model.
+//! Maps a model's GGUF files: one, or the parts of a split model.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,10 +13,10 @@ use crate::header::{Header, TensorInfo};
 use crate::metadata::Value;
 use crate::{Fault, GgufError, config, tokenizer};
 
-/// Most parts of a model.
+/// Most parts of a split model.
 const MAX_PARTS: u64 = 10_000;
 
-/// Whether `path` is a file that begins as GGUF files do, or has their extension.
+/// Whether `path` is a file with GGUF's magic number or extension.
 pub fn is_gguf(path: &Path) -> bool {
     if !path.is_file() {
         return false;
@@ -27,15 +27,15 @@ pub fn is_gguf(path: &Path) -> bool {
     begins || path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// A model in GGUF files.
+/// A model's mapped GGUF files.
 pub struct GgufModel {
-    /// The first file has the metadata.
+    /// Files in order; the first holds the metadata.
     files: Vec<Part>,
-    /// File and index of each tensor.
+    /// File index and tensor index for each tensor name.
     places: HashMap<String, (usize, usize)>,
 }
 
-/// One file.
+/// One mapped file of a model.
 struct Part {
     path: PathBuf,
     map: Arc<MappedFile>,
@@ -58,7 +58,7 @@ impl Part {
         self.header.get(&self.map, key)
     }
 
-    /// Number of this part, from zero, and of all parts.
+    /// Index of this part, from zero, and the number of parts.
     fn numbers(&self) -> (u64, u64) {
         let number = |key| self.get(key).and_then(Value::as_u64);
         (number("split.no").unwrap_or(0), number("split.count").unwrap_or(1).max(1))
@@ -69,7 +69,7 @@ impl Part {
     }
 }
 
-/// A name like `model-00002-of-00005.gguf`: what precedes the numbers, and the numbers.
+/// Splits a name like `model-00002-of-00005.gguf` into its prefix and the two numbers.
 fn split_name(path: &Path) -> Option<(&str, u64, u64)> {
     let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
@@ -80,7 +80,7 @@ fn split_name(path: &Path) -> Option<(&str, u64, u64)> {
 }
 
 impl GgufModel {
-    /// Maps the file at `path`, and the other parts of its model, if any, in the same directory.
+    /// Maps the file at `path` and, if it is a part of a split model, the other parts in its directory.
     ///
     /// # Errors
     /// If a file cannot be read or is damaged.
@@ -104,28 +104,28 @@ impl GgufModel {
         &self.files[0].path
     }
 
-    /// A value of the metadata.
+    /// Metadata value of `key`.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         self.files[0].get(key)
     }
 
-    /// All tensors.
+    /// Index entries of all tensors, in file order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.files.iter().flat_map(|part| &part.header.tensors)
     }
 
-    /// The tensor with this name.
+    /// Index entry of the tensor `name`.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let (file, index) = *self.places.get(name)?;
         self.files[file].header.tensors.get(index)
     }
 
-    /// The file with the tensor of this name.
+    /// Path of the file that contains the tensor `name`.
     pub fn path_of(&self, name: &str) -> Option<&Path> {
         Some(&self.files[self.places.get(name)?.0].path)
     }
 
-    /// Some bytes of a tensor, mapped.
+    /// Mapped byte range `part` of a tensor.
     pub fn bytes(&self, name: &str, part: std::ops::Range<usize>) -> Option<Bytes> {
         let (file, index) = *self.places.get(name)?;
         let file = &self.files[file];
@@ -134,45 +134,45 @@ impl GgufModel {
         (start <= end && end <= whole.end).then(|| Bytes::mapped(Arc::clone(&file.map), start..end))
     }
 
-    /// The mapped files.
+    /// Memory maps of all files.
     pub fn maps(&self) -> impl Iterator<Item = &MappedFile> {
         self.files.iter().map(|part| &*part.map)
     }
 
-    /// The model's config.json. It has `eos_token_id`, so no generation_config.json is needed.
+    /// Builds config.json. It includes `eos_token_id`, so no generation_config.json is needed.
     ///
     /// # Errors
-    /// An architecture or a setting that is not supported, and values of the wrong type.
+    /// If the architecture or a setting is unsupported, or a value has the wrong type.
     pub fn config(&self) -> Result<Map<String, Json>, GgufError> {
         config::config(self)
     }
 
-    /// The model's tokenizer.json.
+    /// Builds tokenizer.json.
     ///
     /// # Errors
-    /// A kind of tokenizer that is not supported, and values of the wrong type.
+    /// If the kind of tokenizer is unsupported, or a value has the wrong type.
     pub fn tokenizer(&self) -> Result<Json, GgufError> {
         tokenizer::tokenizer(self)
     }
 
-    /// The model's tokenizer_config.json: special tokens and the chat template.
+    /// Builds tokenizer_config.json: special tokens and the chat template.
     pub fn tokenizer_config(&self) -> Json {
         tokenizer::tokenizer_config(self)
     }
 
-    /// An error that names a key of the metadata.
+    /// Error about the metadata key `key`.
     pub(crate) fn wrong(&self, key: &str, allowed: &str) -> GgufError {
         let got = self.get(key).map_or_else(|| "missing".to_owned(), Value::shown);
         self.files[0].damaged(Fault::Field { key: key.to_owned(), got, allowed: allowed.to_owned() })
     }
 
-    /// An error about something that is not supported.
+    /// Error about an unsupported feature.
     pub(crate) fn unsupported(&self, what: String) -> GgufError {
         GgufError::Unsupported { path: self.path().to_owned(), what }
     }
 }
 
-/// All parts of the model of which `given` is one, in order.
+/// All parts of the model that contains `given`, in order.
 fn parts(given: &Part, count: u64) -> Result<Vec<Part>, GgufError> {
     if count > MAX_PARTS {
         return Err(given.damaged(Fault::TooMany { what: "parts", count, most: MAX_PARTS }));

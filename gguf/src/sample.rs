@@ -1,14 +1,14 @@
-//! Builds small files for tests, correct or not.
+//! Builds small files for tests, valid or malformed.
 
-/// A file being built.
+/// A file under construction.
 #[derive(Clone)]
 pub struct Sample {
     pub version: u32,
     pub entries: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Name, sizes (innermost first), type, offset.
+    /// Name, sizes (innermost first), type and offset of each tensor.
     pub tensors: Vec<(Vec<u8>, Vec<u64>, u32, u64)>,
     pub data: Vec<u8>,
-    /// Numbers of tensors and entries that the file claims, if they differ from the real ones.
+    /// Tensor and entry counts to write, if they differ from the real ones.
     pub claims: Option<(u64, u64)>,
     pub alignment: usize,
 }
@@ -26,12 +26,12 @@ impl Default for Sample {
     }
 }
 
-/// A string as files have it.
+/// A string as GGUF encodes it.
 pub fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A value with its type.
+/// A value preceded by its type.
 pub fn value(kind: u32, bytes: &[u8]) -> Vec<u8> {
     [&kind.to_le_bytes()[..], bytes].concat()
 }

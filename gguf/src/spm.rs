@@ -1,26 +1,26 @@
-//! The merges of a SentencePiece BPE model, which stores scores instead: a token may be merged from any two
-//! tokens that spell it, and better scores are merged first. The order of equal scores is that of
-//! `tokenizers`' conversion script, so that both give the same ids.
+//! Derives the merges of a SentencePiece BPE model, which stores scores instead. A token can be merged from
+//! any two tokens that spell it, and higher scores are merged first. Equal scores keep the order of
+//! `tokenizers`' conversion script, so that both produce the same ids.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-/// Most merges of a tokenizer; those of public models reach 600,000. In a hostile vocabulary every cut of
-/// every token is one.
+/// Most merges of a tokenizer; public models have up to 600,000. In a hostile vocabulary, every split of
+/// every token is a merge.
 pub const MAX_MERGES: usize = 1 << 21;
-/// Longest token that is tried to be cut, bytes. It bounds the work: each cut takes a look-up.
+/// Longest token that is split, in bytes. It bounds the work: each split takes a lookup.
 const MAX_MERGED_BYTES: usize = 512;
 
-/// A merge of two tokens to one with this score.
+/// Merge of the tokens `left` and `right`; `score` is that of the resulting token.
 struct Merge<'a> {
     left: &'a str,
     right: &'a str,
     score: f64,
 }
 
-/// All merges, in the order in which they are applied; `None` if there are more than [`MAX_MERGES`].
+/// Merges in the order in which they apply; `None` if there are more than [`MAX_MERGES`].
 pub fn merges(tokens: &[&str], scores: &[f64]) -> Option<Vec<Json>> {
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
     let mut all = Vec::new();
@@ -39,7 +39,7 @@ pub fn merges(tokens: &[&str], scores: &[f64]) -> Option<Vec<Json>> {
     Some(all.into_iter().map(|Merge { left, right, .. }| json!([left, right])).collect())
 }
 
-/// Better scores first, then longer parts; equal ones keep their order.
+/// Higher scores first, then longer parts; equal ones keep their order.
 fn order(a: &Merge<'_>, b: &Merge<'_>) -> Ordering {
     let chars = |merge: &Merge<'_>| (merge.left.chars().count(), merge.right.chars().count());
     b.score.total_cmp(&a.score).then_with(|| chars(b).cmp(&chars(a)))

@@ -1,15 +1,15 @@
-//! The types of tensors in GGUF files, with the sizes that ggml gives them.
+//! Tensor types of GGUF files, with ggml's block sizes.
 
-/// A type of tensors: how many bytes a block of values takes.
+/// Tensor type, with the size of its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorType {
-    /// Its number in files.
+    /// Number of the type in GGUF files.
     pub id: u32,
-    /// Its name in ggml.
+    /// Name in ggml.
     pub name: &'static str,
-    /// Values of a block.
+    /// Values per block.
     pub values: usize,
-    /// Bytes of a block.
+    /// Bytes per block.
     pub bytes: usize,
 }
 
@@ -17,7 +17,7 @@ const fn kind(id: u32, name: &'static str, values: usize, bytes: usize) -> Tenso
     TensorType { id, name, values, bytes }
 }
 
-/// All types of ggml except the withdrawn ones.
+/// All of ggml's types except withdrawn ones.
 const TYPES: [TensorType; 33] = [
     kind(0, "F32", 1, 4),
     kind(1, "F16", 1, 2),
@@ -55,19 +55,19 @@ const TYPES: [TensorType; 33] = [
 ];
 
 impl TensorType {
-    /// The type with this number.
+    /// Looks up a type by its number.
     pub fn of(id: u32) -> Option<Self> {
         TYPES.iter().find(|kind| kind.id == id).copied()
     }
 
-    /// Bytes of a tensor whose rows have `dims[0]` values; `None` if rows are not whole blocks, a size is
-    /// zero, or the product is too large for this machine.
+    /// Size in bytes of a tensor with rows of `dims[0]` values. `None` if rows are not whole blocks, a size
+    /// is zero, or the product overflows.
     pub fn bytes_of(self, dims: &[u64]) -> Option<usize> {
         let size = |dim: &u64| usize::try_from(*dim).ok().filter(|size| *size > 0);
         let (row, outer) = dims.split_first()?;
         let row = size(row).filter(|row| row.is_multiple_of(self.values))?;
         let row = (row / self.values).checked_mul(self.bytes)?;
-        // The number of values has to fit, too.
+        // The number of values must not overflow either.
         dims.iter().try_fold(1usize, |all, dim| all.checked_mul(size(dim)?))?;
         outer.iter().try_fold(row, |all, dim| all.checked_mul(size(dim)?))
     }

@@ -1,8 +1,8 @@
-//! What tokenizer.json and tokenizer_config.json would say: the vocabulary and its rules are in the metadata.
+//! Builds tokenizer.json and tokenizer_config.json from the vocabulary in the metadata.
 //!
-//! `gpt2` is byte-level BPE; the file names the rule that cuts texts into words
-//! (`tokenizer.ggml.pre`), and the rules themselves are known here. `llama` is SentencePiece's BPE, whose
-//! merges are found from the scores ([`super::spm`]).
+//! `gpt2` is byte-level BPE. The file names its rule for splitting text into words (`tokenizer.ggml.pre`);
+//! the rules themselves are defined here. `llama` is SentencePiece BPE, whose merges are derived from the
+//! scores ([`super::spm`]).
 
 use serde_json::{Map, Value as Json, json};
 
@@ -17,16 +17,15 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const SCORES: &str = "tokenizer.ggml.scores";
-/// Most tokens; vocabularies of public models end at about 300,000.
+/// Most tokens; public models have up to about 300,000.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// Types of tokens.
+/// Token types in the metadata.
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
-/// Control tokens that end a turn, whatever the metadata says; llama.cpp has such a list, too, because most
-/// files name only one.
+/// Control tokens that always end a turn. llama.cpp has a similar list, because most files name only one.
 const ENDS: [&str; 8] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -38,19 +37,19 @@ const ENDS: [&str; 8] = [
     "</s>",
 ];
 
-/// How a byte-level tokenizer cuts texts into words.
+/// Rule by which a byte-level tokenizer splits text into words.
 struct Pre {
-    /// Its names in files.
+    /// Names of the rule in files.
     names: &'static [&'static str],
     /// Regular expression of a word; `None` = GPT-2's.
     words: Option<&'static str>,
-    /// Whether each digit is a word, before anything else.
+    /// Whether each digit is its own word, before any other split.
     splits_digits: bool,
-    /// Whether texts are brought to the normal form C.
+    /// Whether text is normalised to Unicode form C.
     is_composed: bool,
-    /// Whether a word that is a token is not built by merges.
+    /// Whether a word that is a token bypasses the merges.
     ignores_merges: bool,
-    /// Whether a text begins with the BOS token if the file does not say.
+    /// Whether a BOS token is added if the file does not specify it.
     adds_bos: bool,
 }
 
@@ -68,7 +67,7 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The known rules.
+/// Supported rules; a file gives one of their names in `tokenizer.ggml.pre`.
 const PRES: [Pre; 7] = [
     GPT2,
     Pre {
@@ -90,7 +89,7 @@ const PRES: [Pre; 7] = [
     Pre { names: &["gpt-4o", "llama4", "o200k"], words: Some(GPT4O), ..GPT2 },
 ];
 
-/// See [`GgufModel::tokenizer`].
+/// The model's `tokenizer.json`, as [`GgufModel::tokenizer`] returns it.
 pub fn tokenizer(model: &GgufModel) -> Result<Json, GgufError> {
     let vocabulary = Vocabulary::read(model)?;
     match model.get(MODEL).and_then(Value::as_str) {
@@ -100,7 +99,7 @@ pub fn tokenizer(model: &GgufModel) -> Result<Json, GgufError> {
     }
 }
 
-/// The tokens, and their types if the file has any.
+/// Tokens, and their types if the file has them.
 struct Vocabulary<'a> {
     tokens: Vec<&'a str>,
     types: Vec<u64>,
@@ -109,7 +108,7 @@ struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(model: &'a GgufModel) -> Result<Self, GgufError> {
         let list = |key: &str| model.get(key).and_then(Value::as_array);
-        let wrong = || model.wrong(TOKENS, "a list of texts, all different");
+        let wrong = || model.wrong(TOKENS, "a list of distinct strings");
         let tokens = list(TOKENS).filter(|tokens| tokens.len() <= MAX_TOKENS).ok_or_else(wrong)?;
         let tokens: Vec<&str> = tokens.texts().ok_or_else(wrong)?.collect();
         let types = match list(TYPES) {
@@ -125,7 +124,7 @@ impl<'a> Vocabulary<'a> {
         Ok(Self { tokens, types })
     }
 
-    /// `vocab` of tokenizer.json. Of equal tokens, which some files have as padding, the first counts.
+    /// `vocab` of tokenizer.json. Of duplicate tokens, which some files use as padding, the first counts.
     fn map(&self) -> Map<String, Json> {
         let mut map = Map::with_capacity(self.tokens.len());
         for (id, token) in self.tokens.iter().enumerate() {
@@ -134,7 +133,7 @@ impl<'a> Vocabulary<'a> {
         map
     }
 
-    /// Added tokens, which are matched in a text before it is split into words.
+    /// Added tokens, which are matched before text is split into words.
     fn added(&self) -> Vec<Json> {
         let added = |(id, kind): (usize, &u64)| {
             let special = matches!(*kind, UNKNOWN | CONTROL);
@@ -148,18 +147,18 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// The token with the id in `tokenizer.ggml.<name>_token_id`.
+/// Id in `tokenizer.ggml.<name>_token_id`.
 fn token_id(model: &GgufModel, name: &str) -> Option<u64> {
     model.get(&format!("tokenizer.ggml.{name}_token_id")).and_then(Value::as_u64)
 }
 
-/// Its spelling.
+/// Text of the token in `tokenizer.ggml.<name>_token_id`.
 fn spelling<'a>(model: &'a GgufModel, name: &str) -> Option<&'a str> {
     let id = usize::try_from(token_id(model, name)?).ok()?;
     model.get(TOKENS)?.as_array()?.texts()?.nth(id)
 }
 
-/// Tokens that end an answer, ascending.
+/// Ids of tokens that end an answer, ascending.
 pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
     let mut ends: Vec<u64> = ["eos", "eot", "eom"].iter().filter_map(|name| token_id(model, name)).collect();
     if let Ok(Vocabulary { tokens, types }) = Vocabulary::read(model) {
@@ -171,7 +170,7 @@ pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
     ends
 }
 
-/// See [`GgufModel::tokenizer_config`].
+/// The model's `tokenizer_config.json`, as [`GgufModel::tokenizer_config`] returns it.
 pub fn tokenizer_config(model: &GgufModel) -> Json {
     let mut config = Map::new();
     for (field, name) in
@@ -198,11 +197,11 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, Gg
         return Err(too_many_merges(model));
     }
     let merges = merges.and_then(|merges| merges.texts());
-    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of texts"))?;
-    // A token may begin with a space only in its printable form, so that the first space separates.
+    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of strings"))?;
+    // Inside a token, a space is stored in its printable form, so the first space is the separator.
     let merges: Option<Vec<Json>> =
         merges.map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
-    let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens with a space between"))?;
+    let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))?;
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
         "use_regex": pre.words.is_none()});
     let words = pre.words.map(|words| {
@@ -267,7 +266,7 @@ fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json
     }))
 }
 
-/// The post-processor, which adds the BOS and EOS tokens that the file's flags ask for.
+/// Post-processor that adds the BOS and EOS tokens requested by the file's flags.
 fn template(model: &GgufModel, adds_bos: bool) -> Json {
     let flag = |name: &str| model.get(&format!("tokenizer.ggml.add_{name}_token")).and_then(Value::as_bool);
     let token = |name: &str, default: bool| {

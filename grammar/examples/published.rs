@@ -1,6 +1,6 @@
-//! Random answers under published schemas, judged by another validator, with the figures printed. Reads files
-//! of lines `{"name": …, "schema": …, "valid": [instances]}`; `tests/grammar/published` makes them from
-//! published packages.
+//! Follows published schemas with random answers, checks the answers with an independent validator, and
+//! prints statistics. Reads lines of `{"name": …, "schema": …, "valid": [instances]}`, which
+//! `tests/grammar/published` creates from published packages.
 //!
 //! For each schema: it is refused by the name of a keyword, or random answers follow it. The validator must
 //! accept those that end by themselves, and the grammar must accept each valid instance, byte by byte and
@@ -18,7 +18,7 @@ use serde_json::Value;
 use skein_grammar::token_bytes::TokenBytes;
 use skein_grammar::{Compiled, Library, Matcher, Refused, Source};
 
-/// Most tokens of an answer.
+/// Longest answer, in tokens.
 const MOST_TOKENS: usize = 400;
 
 /// Valid instances that are not accepted, by a part of the case's name.
@@ -33,7 +33,7 @@ struct Figures {
     refused: BTreeMap<String, usize>,
     answers: usize,
     ended: usize,
-    /// Ended by themselves, and the validator refuses them.
+    /// Completed answers that the validator rejects.
     invalid: Vec<String>,
     /// Ended by themselves, and have a number beyond the range of doubles, which this validator cannot read.
     beyond_doubles: usize,
@@ -188,7 +188,7 @@ impl Figures {
                 return String::from_utf8(text).map(Some).map_err(|error| error.to_string());
             }
             let all: Vec<u32> = next.mask.tokens().collect();
-            // Random logits seldom close anything: later on, what closes is drawn more often.
+            // Random logits seldom close a construct, so closing tokens are drawn more often later on.
             let closes = |token: &&u32| matches!(vocabulary.bytes.get(**token), [b'"' | b'}' | b']']);
             let closing: Vec<u32> = all.iter().filter(closes).copied().collect();
             let from = if closing.is_empty() || below(MOST_TOKENS) > 4 * step { &all } else { &closing };

@@ -1,4 +1,4 @@
-//! Compiled grammars, kept by their text. Bounded in bytes; the least recently used goes first.
+//! Cache of compiled grammars by their text. Bounded in bytes; evicts the least recently used.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::library::Compiled;
 #[derive(Debug)]
 pub struct Cache {
     entries: HashMap<String, Entry>,
-    /// Sum of the entries' sizes.
+    /// Total size of the entries, in bytes.
     bytes: usize,
     limit: usize,
     uses: u64,
@@ -33,7 +33,7 @@ impl Cache {
         Some(entry.compiled.clone())
     }
 
-    /// Keeps `compiled`. One that is larger than the limit is not kept.
+    /// Adds `compiled`, unless it is larger than the limit.
     pub fn insert(&mut self, text: &str, compiled: Arc<Compiled>) {
         let bytes = compiled.bytes() + text.len();
         if bytes > self.limit || self.entries.contains_key(text) {

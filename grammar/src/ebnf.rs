@@ -1,8 +1,8 @@
-//! EBNF with `::=`, as llama.cpp's GBNF and xgrammar write it, turned into Lark.
+//! Translates EBNF with `::=`, the notation of llama.cpp's GBNF and xgrammar, to Lark.
 //!
-//! Lark splits a grammar into words (terminals, read as the longest match) and rules over words. EBNF knows
-//! no words. A rule that is not recursive therefore becomes one terminal, which is exact; only recursive
-//! rules stay rules.
+//! Lark divides a grammar into terminals, matched greedily, and rules over terminals. EBNF makes no such
+//! distinction. A rule that is not recursive becomes one terminal, which is exact; only recursive rules
+//! remain rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ pub fn is_ebnf(text: &str) -> bool {
     text.contains("::=")
 }
 
-/// A part of a rule's body.
+/// Part of a rule's body.
 #[derive(Debug, Clone, PartialEq)]
 enum Part {
     /// Text in Lark's notation.
@@ -24,14 +24,14 @@ enum Part {
     Rule(String),
     /// Alternatives, each a sequence.
     Group(Vec<Vec<Part>>),
-    /// A part with `*`, `+`, `?` or `{m,n}`.
+    /// Part with `*`, `+`, `?` or `{m,n}`.
     Repeat(Box<Part>, String),
 }
 
-/// `text`, whose first rule is `root`, in Lark's notation.
+/// Translates `text`, whose start rule is `root`, to Lark.
 ///
 /// # Errors
-/// [`Refused::Unusable`] with the line that is wrong.
+/// [`Refused::Unusable`] with the faulty line.
 pub fn to_lark(text: &str) -> Result<String, Refused> {
     let mut parser = Parser { text, at: 0, depth: 0 };
     let mut rules = BTreeMap::new();
@@ -54,7 +54,7 @@ pub fn to_lark(text: &str) -> Result<String, Refused> {
     let named = |name: &str| lark_name(name, &order, recursive.contains(name));
     for name in rules.values().flatten().flatten().flat_map(used) {
         if !rules.contains_key(&name) {
-            return Err(parser.wrong(&format!("the rule `{name}` is used and not defined")));
+            return Err(parser.wrong(&format!("the rule `{name}` is used but not defined")));
         }
     }
     let mut lark = format!("start: {}\n", named("root"));
@@ -64,19 +64,19 @@ pub fn to_lark(text: &str) -> Result<String, Refused> {
     Ok(lark)
 }
 
-/// Terminals have upper-case names, rules lower-case ones.
+/// Name in Lark: upper case for terminals, lower case for rules.
 fn lark_name(name: &str, order: &[String], is_rule: bool) -> String {
     let at = order.iter().position(|other| other == name).unwrap_or(order.len());
     if is_rule { format!("r{at}") } else { format!("T{at}") }
 }
 
-/// The recursive rules, and those that use one of them.
+/// Recursive rules and all rules that use one.
 fn recursive(rules: &BTreeMap<String, Vec<Vec<Part>>>) -> BTreeSet<String> {
     let uses: BTreeMap<&str, BTreeSet<String>> = rules
         .iter()
         .map(|(name, body)| (name.as_str(), body.iter().flatten().flat_map(used).collect()))
         .collect();
-    // A rule is a terminal once all rules that it uses are; the remaining ones lead to a recursion.
+    // A rule is a terminal if all rules that it uses are terminals; the remaining ones lead to a recursion.
     let mut terminals: BTreeSet<&str> = BTreeSet::new();
     loop {
         let before = terminals.len();
@@ -92,7 +92,7 @@ fn recursive(rules: &BTreeMap<String, Vec<Vec<Part>>>) -> BTreeSet<String> {
     rules.keys().filter(|name| !terminals.contains(name.as_str())).cloned().collect()
 }
 
-/// Names of the rules that `part` uses.
+/// Names of the rules used in `part`.
 fn used(part: &Part) -> Vec<String> {
     match part {
         Part::Literal(_) => Vec::new(),
@@ -135,7 +135,7 @@ impl Parser<'_> {
         Refused::Unusable { what: "EBNF grammar", reason: format!("line {line}: {what}") }
     }
 
-    /// Skips blanks and comments, and ends of lines if `lines`.
+    /// Skips blanks and comments; with `lines`, also line breaks.
     fn skip(&mut self, lines: bool) {
         while let Some(next) = self.rest().chars().next() {
             match next {
@@ -174,11 +174,11 @@ impl Parser<'_> {
         Ok((name, body))
     }
 
-    /// Alternatives; in a group they may span lines. Outside, the next line continues them if it begins with
-    /// `|`.
+    /// Parses alternatives, which may span lines inside a group. Outside a group, a line that begins with `|`
+    /// continues them.
     fn alternatives(&mut self, in_group: bool) -> Result<Vec<Vec<Part>>, Refused> {
         let mut all = vec![Vec::new()];
-        // The body may begin on the next line.
+        // The body may start on the next line.
         self.skip(true);
         loop {
             self.skip(in_group);
@@ -245,13 +245,13 @@ impl Parser<'_> {
         Ok(Part::Repeat(Box::new(part), times))
     }
 
-    /// A literal, with JSON's escapes and `\xHH`.
+    /// Parses a literal with JSON's escapes and `\xHH`.
     fn string(&mut self, quote: char) -> Result<String, Refused> {
         self.at += 1;
         let mut text = String::new();
         loop {
             let Some(next) = self.rest().chars().next().filter(|next| *next != '\n') else {
-                return Err(self.wrong("a literal does not end"));
+                return Err(self.wrong("a literal is not closed"));
             };
             self.at += next.len_utf8();
             match next {
@@ -280,7 +280,7 @@ impl Parser<'_> {
         Ok(found)
     }
 
-    /// A class such as `[a-z]`, which is the same in a regular expression but for its escapes.
+    /// Parses a class such as `[a-z]`. It differs from a class in a regular expression only in its escapes.
     fn class(&mut self) -> Result<String, Refused> {
         self.at += 1;
         let mut class = String::from("/[");
@@ -289,7 +289,7 @@ impl Parser<'_> {
         }
         loop {
             let Some(next) = self.rest().chars().next().filter(|next| *next != '\n') else {
-                return Err(self.wrong("a class does not end"));
+                return Err(self.wrong("a class is not closed"));
             };
             self.at += next.len_utf8();
             match next {
@@ -302,7 +302,7 @@ impl Parser<'_> {
     }
 }
 
-/// A character within a class of a regular expression.
+/// Escapes a character for a class in a regular expression.
 fn in_class(c: char) -> String {
     if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\u{{{:x}}}", u32::from(c)) }
 }
@@ -322,16 +322,16 @@ mod tests {
     #[test]
     fn mistakes_are_refused_with_their_line() {
         let check = |text: &str, expected: &str| {
-            let told = to_lark(text).unwrap_err().to_string();
-            assert!(told.contains(expected), "{text}: {told}");
+            let message = to_lark(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{text}: {message}");
         };
         check("a ::= \"x\"", "no rule `root`");
-        check("root ::= \"x\n\"", "line 1: a literal does not end");
-        check("root ::= x", "`x` is used and not defined");
+        check("root ::= \"x\n\"", "line 1: a literal is not closed");
+        check("root ::= x", "`x` is used but not defined");
         check("root ::= \"a\"\nroot ::= \"b\"", "defined twice");
         check("root ::= \"a\"\n\n1 = 2", "line 3: `::=` is missing");
         check("root ::= (\"a\"", "`)` is missing");
-        check("root ::= [a-z", "a class does not end");
+        check("root ::= [a-z", "a class is not closed");
         check("root ::= \"a\"{x}", "a repetition is");
         check("root ::= $", "not part of a rule");
     }

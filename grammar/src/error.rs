@@ -1,55 +1,55 @@
-//! Why a constraint cannot be used.
+//! Errors of constraints.
 
 /// Why a constraint is refused. The request is at fault, and every worker would refuse it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// A keyword of JSON Schema that cannot be enforced.
+    /// A JSON Schema keyword that cannot be enforced.
     #[error("the schema has `{keyword}` at {pointer:?}: {reason}")]
     Keyword {
-        /// JSON pointer to the schema that has the keyword; empty at the root.
+        /// JSON pointer to the schema that contains the keyword; empty at the root.
         pointer: String,
-        /// The keyword.
+        /// Name of the keyword.
         keyword: String,
-        /// What is not supported, and what to write instead.
+        /// Why it is not supported, and what to write instead.
         reason: String,
     },
-    /// The constraint is too large.
+    /// A size exceeds its limit.
     #[error("the {what} has {got} {unit}, the limit is {limit}; make it smaller")]
     TooLarge {
-        /// What is too large.
+        /// Measured object, for example "grammar".
         what: &'static str,
-        /// Its size.
+        /// Measured size, in `unit`.
         got: usize,
-        /// What the size counts.
+        /// Unit of the size.
         unit: &'static str,
-        /// The largest allowed size.
+        /// Largest allowed size, in `unit`.
         limit: usize,
     },
     /// The constraint is malformed, contradicts itself or is too complex.
     #[error("the {what} is not usable: {reason}")]
     Unusable {
-        /// Kind of the constraint.
+        /// Kind of constraint.
         what: &'static str,
-        /// What is wrong.
+        /// Fault in the constraint.
         reason: String,
     },
-    /// This process cannot constrain any answer.
-    #[error("answers of this model cannot be held to a format: {reason}")]
+    /// This process cannot constrain answers.
+    #[error("this model's answers cannot be constrained: {reason}")]
     Unavailable {
-        /// Why not.
+        /// What the tokenizer or the build lacks.
         reason: String,
     },
 }
 
-/// A matcher cannot continue. The answer ends with this error, as it would on any other worker.
+/// A matcher cannot continue. The answer ends with this error, as it would on every worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the answer's grammar cannot be followed further: {reason}")]
+#[error("the answer cannot continue under its grammar: {reason}")]
 pub struct Stuck {
-    /// The library's reason, or the token that does not fit.
+    /// The library's message, or the token that does not match.
     pub reason: String,
 }
 
-/// Checks a size.
+/// Checks a size against its limit.
 ///
 /// # Errors
 /// [`Refused::TooLarge`] above `limit`.

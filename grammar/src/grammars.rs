@@ -1,4 +1,4 @@
-//! The grammars of one model: compiles sources, and keeps what it compiled.
+//! Compiles and caches the grammars of one model.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -11,15 +11,15 @@ use crate::limits::MAX_CACHE_BYTES;
 use crate::source::Source;
 use crate::token_bytes::TokenBytes;
 
-/// Version of all that decides which tokens are allowed: limits, options, notations. Change it when one of
-/// them changes.
+/// Version of everything that affects which tokens are allowed: limits, options, notations. Increment it with
+/// any of these.
 const RULES: &str = "skein.grammar.1";
 
-/// Loads the bytes of the model's tokens when they are first needed.
+/// Loads the bytes of the model's tokens on first use.
 type Load = Box<dyn Fn() -> Result<Arc<TokenBytes>, String> + Send + Sync>;
 
-/// Compiles the grammars of one model. Its vocabulary is prepared for the first grammar, because most
-/// processes never get one.
+/// Compiler for the grammars of one model. The vocabulary is prepared for the first grammar only, because
+/// most processes never need it.
 pub struct Grammars {
     load: Load,
     vocab_size: u32,
@@ -35,8 +35,8 @@ impl std::fmt::Debug for Grammars {
 }
 
 impl Grammars {
-    /// The grammars of a model with `vocab_size` tokens, whose bytes `load` returns. `tokenizer` is the
-    /// content of its tokenizer.json, a part of the [fingerprint](Self::fingerprint).
+    /// Compiler for a model with `vocab_size` tokens, whose bytes `load` returns. `tokenizer` is the content
+    /// of its tokenizer.json and part of the [fingerprint](Self::fingerprint).
     pub fn new(
         tokenizer: &[u8],
         vocab_size: u32,
@@ -51,16 +51,16 @@ impl Grammars {
         }
     }
 
-    /// Equal for processes that allow the same tokens for the same sources. Never 0.
+    /// Equal in processes that allow the same tokens for the same sources. Never 0.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Compiles `source`, or finds it compiled. Takes milliseconds, the first time up to a second:
+    /// Compiles `source` or returns it from the cache. Takes milliseconds, and up to a second the first time:
     /// call it where blocking is allowed.
     ///
     /// # Errors
-    /// [`Refused`] with what is wrong.
+    /// [`Refused`] with the fault.
     pub fn compile(&self, source: &Source) -> Result<Arc<Compiled>, Refused> {
         if let Some(compiled) = self.cache().get(source.text()) {
             return Ok(compiled);

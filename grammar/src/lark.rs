@@ -1,8 +1,8 @@
-//! Pieces of Lark's notation.
+//! Helpers for Lark's notation.
 
 use serde_json::Value;
 
-/// `text` as a literal.
+/// Quotes `text` as a literal.
 pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

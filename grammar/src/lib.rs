@@ -1,10 +1,9 @@
-//! Constraints on answers: a JSON schema, a regular expression, a list of choices or a grammar becomes one
-//! [`Source`]; compiled, it says after each token which tokens may come next ([`Mask`]).
+//! Constrained decoding. A JSON schema, a regular expression, a list of choices or a grammar becomes one
+//! [`Source`]. Compiled, it yields after each token the set of tokens allowed next ([`Mask`]).
 //!
-//! Pure: token bytes in, masks out. No clock, no request, no model. A router compiles to refuse, a worker to
-//! run, both with the same code. Whatever a matcher allows is a function of the grammar's text and of the
-//! answer's tokens, so that any worker with the same [fingerprint](Grammars::fingerprint) can continue any
-//! answer.
+//! Pure: token bytes in, masks out. No clock, no requests, no model. A router compiles to validate and a
+//! worker to run, with the same code. What a matcher allows is a function of the grammar's text and the
+//! answer's tokens, so any worker with the same [fingerprint](Grammars::fingerprint) can continue any answer.
 
 mod cache;
 mod ebnf;

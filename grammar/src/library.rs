@@ -1,8 +1,8 @@
-//! Compiles grammars and follows answers through them with the llguidance library. The only file that calls
-//! it: elsewhere there are sources, masks and matchers.
+//! Compiles grammars and matches answers with the llguidance library. Only this file calls it; the rest of
+//! the crate deals in sources, masks and matchers.
 //!
-//! The library sees bytes, so a grammar allows every spelling of its text in tokens. It forces nothing: every
-//! token is drawn from the model's distribution over the tokens that are allowed.
+//! The library works on bytes, so a grammar allows every tokenization of its text. No token is forced: each
+//! is drawn from the model's distribution over the allowed tokens.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,17 +19,17 @@ use crate::mask::Mask;
 use crate::source::Source;
 use crate::token_bytes::TokenBytes;
 
-/// Name and version of the library. Different versions may allow different tokens, so it is part of what
-/// workers must agree on. A test compares it with Cargo.lock.
+/// Name and version of the library. Versions may allow different tokens, so workers must agree on it. A test
+/// compares it with Cargo.lock.
 pub const VERSION: &str = "llguidance 1.9.1";
 
-/// Marks the bytes of control tokens, so that no text matches them.
+/// Prefix that marks the bytes of control tokens, so that no text matches them.
 const CONTROL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
-/// The library over one vocabulary.
+/// The library with one vocabulary.
 pub struct Library {
     factory: ParserFactory,
-    /// Tokens of the model; the library has one more, which stands for the end.
+    /// Vocabulary size of the model; the library has one more token, for the end.
     vocab_size: u32,
 }
 
@@ -40,8 +40,8 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// The library for a model with `vocab_size` tokens, of which `bytes` are known. Takes a second for a
-    /// large vocabulary.
+    /// Library for a model with `vocab_size` tokens, of which `bytes` are known. Takes a second for a large
+    /// vocabulary.
     ///
     /// # Errors
     /// [`Refused::Unavailable`] with the library's reason.
@@ -63,10 +63,10 @@ impl Library {
         Ok(Self { factory, vocab_size })
     }
 
-    /// Compiles `source`. Its work is bounded by [`crate::limits`].
+    /// Compiles `source` within the work limits of [`crate::limits`].
     ///
     /// # Errors
-    /// [`Refused`] with what is wrong.
+    /// [`Refused`] with the fault.
     pub fn compile(&self, source: &Source) -> Result<Compiled, Refused> {
         let refused = |error: String| source.refused(&first_line(&error));
         let grammar = TopLevelGrammar::from_lark(source.text().to_owned());
@@ -79,7 +79,7 @@ impl Library {
         let parser = parser.map_err(|error| refused(format!("{error:#}")))?;
         let bytes = parser.parser.lexer_stats().num_bytes + source.text().len();
         let mut matcher = llguidance::Matcher::new(Ok(parser));
-        // Finds out whether the grammar allows anything at all.
+        // Detects a grammar that allows nothing at all.
         matcher.consume_tokens(&[]).map_err(|error| refused(error.to_string()))?;
         Ok(Compiled { pristine: Mutex::new(matcher), vocab_size: self.vocab_size, bytes })
     }
@@ -98,18 +98,18 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// The first line of a message of the library. Positions in its own grammar follow and, after a panic, a
-/// backtrace.
+/// First line of a library message. It is followed by positions in the library's own grammar and, after a
+/// panic, by a backtrace.
 fn first_line(error: &str) -> String {
     error.lines().next().unwrap_or_default().trim().trim_end_matches(':').chars().take(300).collect()
 }
 
-/// `pattern` as Lark writes it between slashes.
+/// Converts `pattern` to Lark's form between slashes.
 pub(crate) fn regex_to_lark(pattern: &str) -> String {
     llguidance::regex_to_lark(pattern, "")
 }
 
-/// A compiled grammar, at its start. Shared by all answers that follow it.
+/// Compiled grammar in its initial state, shared by all answers that use it.
 pub struct Compiled {
     pristine: Mutex<llguidance::Matcher>,
     vocab_size: u32,
@@ -123,20 +123,20 @@ impl std::fmt::Debug for Compiled {
 }
 
 impl Compiled {
-    /// A matcher at the beginning of an answer. It shares nothing with others, so that what it allows, and
-    /// which limits it meets, depends on its own answer only.
+    /// Matcher for a new answer. It shares no state with others, so its masks and limits depend only on its
+    /// own answer.
     pub fn matcher(&self) -> Matcher {
         let pristine = self.pristine.lock().unwrap_or_else(PoisonError::into_inner);
         Matcher { inner: pristine.deep_clone(), vocab_size: self.vocab_size }
     }
 
-    /// Its size in memory.
+    /// Size in memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// The state of an answer in its grammar: a function of the grammar and the answer's tokens.
+/// State of an answer in its grammar: a function of the grammar and the answer's tokens.
 pub struct Matcher {
     inner: llguidance::Matcher,
     vocab_size: u32,
@@ -149,24 +149,24 @@ impl std::fmt::Debug for Matcher {
 }
 
 impl Matcher {
-    /// Follows one token of the answer.
+    /// Consumes one token of the answer.
     ///
     /// # Errors
-    /// [`Stuck`] if the token does not fit or a limit is met. The matcher cannot be used afterwards.
+    /// [`Stuck`] if the token does not match or a limit is exceeded. The matcher is then unusable.
     pub fn advance(&mut self, token: TokenId) -> Result<(), Stuck> {
         self.inner.consume_token(token).map_err(stuck)
     }
 
-    /// Whether the answer is complete and nothing may follow it.
+    /// Whether the answer is complete and cannot continue.
     pub fn is_done(&self) -> bool {
         self.inner.is_stopped() && !self.inner.is_error()
     }
 
-    /// The tokens that may come next, and whether the answer may also end here. The mask is empty exactly if
-    /// the answer must end.
+    /// Tokens that may come next, and whether the answer may end here. The mask is empty if and only if the
+    /// answer must end.
     ///
     /// # Errors
-    /// [`Stuck`] if no token of the vocabulary continues the answer, or a limit is met.
+    /// [`Stuck`] if no token of the vocabulary continues the answer, or a limit is exceeded.
     pub fn next_tokens(&mut self) -> Result<Next, Stuck> {
         if self.is_done() {
             return Ok(Next { mask: Mask::none(self.vocab_size), may_end: true });
@@ -176,7 +176,7 @@ impl Matcher {
         Ok(Next { mask, may_end: set.is_allowed(self.vocab_size) })
     }
 
-    /// A copy that shares nothing with it.
+    /// Copy that shares no state with this matcher.
     pub fn fork(&self) -> Self {
         Self { inner: self.inner.deep_clone(), vocab_size: self.vocab_size }
     }
@@ -184,16 +184,16 @@ impl Matcher {
 
 fn stuck(error: impl std::fmt::Display) -> Stuck {
     let reason = first_line(&error.to_string());
-    // The library's name for an empty mask.
+    // The library's code for an empty mask.
     let reason =
         if reason == "NoExtensionBias" { "no token of the model continues it".into() } else { reason };
     Stuck { reason }
 }
 
-/// What may follow an answer.
+/// Options for continuing an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Next {
-    /// Tokens that may be drawn.
+    /// Tokens that may be drawn next.
     pub mask: Mask,
     /// Whether the answer may end here.
     pub may_end: bool,

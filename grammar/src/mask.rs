@@ -1,11 +1,11 @@
-//! A set of tokens, as the sampler reads it.
+//! Set of tokens in the form that the sampler reads.
 
 use skein_proto::TokenId;
 
-/// Tokens in a word of a mask.
+/// Tokens per word of a mask.
 const WORD: usize = 32;
 
-/// The tokens that may be drawn. Bit `t % 32` of word `t / 32` says whether token `t` may.
+/// Set of allowed tokens: token `t` is allowed if bit `t % 32` of word `t / 32` is set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask {
     words: Vec<u32>,
@@ -13,12 +13,12 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// No token of `vocab_size`.
+    /// Mask that allows no token of `vocab_size`.
     pub fn none(vocab_size: u32) -> Self {
         Self { words: vec![0; (vocab_size as usize).div_ceil(WORD)], vocab_size }
     }
 
-    /// The first `vocab_size` bits of `words`.
+    /// Mask from the first `vocab_size` bits of `words`.
     pub(crate) fn from_words(words: &[u32], vocab_size: u32) -> Self {
         let mut mask = Self::none(vocab_size);
         let count = mask.words.len().min(words.len());
@@ -32,7 +32,7 @@ impl Mask {
         mask
     }
 
-    /// The words, `vocab_size / 32` rounded up.
+    /// Words of the mask, `vocab_size / 32` rounded up.
     pub fn words(&self) -> &[u32] {
         &self.words
     }
@@ -43,31 +43,31 @@ impl Mask {
         word.is_some_and(|word| word & (1 << (token as usize % WORD)) != 0)
     }
 
-    /// Allows `token`, if it is in the vocabulary.
+    /// Allows `token` if it is in the vocabulary.
     pub fn allow(&mut self, token: TokenId) {
         if token < self.vocab_size {
             self.words[token as usize / WORD] |= 1 << (token as usize % WORD);
         }
     }
 
-    /// Forbids `token`.
+    /// Removes `token` from the set; no effect outside the vocabulary.
     pub fn forbid(&mut self, token: TokenId) {
         if let Some(word) = self.words.get_mut(token as usize / WORD) {
             *word &= !(1 << (token as usize % WORD));
         }
     }
 
-    /// Whether no token may be drawn.
+    /// Whether no token is allowed.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// Number of tokens that may be drawn.
+    /// Number of allowed tokens.
     pub fn count(&self) -> u32 {
         self.words.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// The tokens that may be drawn, ascending.
+    /// Allowed tokens, ascending.
     pub fn tokens(&self) -> impl Iterator<Item = TokenId> + '_ {
         (0..self.vocab_size).filter(|token| self.allows(*token))
     }

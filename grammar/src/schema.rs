@@ -1,5 +1,5 @@
-//! Checks a JSON schema before it is compiled. A keyword that cannot be enforced is refused by its place and
-//! name: if it were ignored, an answer might not match the schema.
+//! Checks a JSON schema before compilation. A keyword that cannot be enforced is refused with its name and
+//! position: ignoring it could produce answers that violate the schema.
 
 use std::collections::HashSet;
 
@@ -8,17 +8,17 @@ use serde_json::{Map, Value, json};
 use crate::error::{Refused, check_size};
 use crate::limits::{MAX_DEPTH, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
 
-/// Keywords that constrain values and that cannot be enforced, with what to do instead.
+/// Constraining keywords that cannot be enforced, with alternatives.
 const UNSUPPORTED: [(&str, &str); 21] = [
     ("not", "negation cannot be enforced; list what is allowed"),
-    ("if", "conditions cannot be enforced; use anyOf with one branch a case"),
-    ("then", "conditions cannot be enforced; use anyOf with one branch a case"),
-    ("else", "conditions cannot be enforced; use anyOf with one branch a case"),
+    ("if", "conditions cannot be enforced; use anyOf with one branch per case"),
+    ("then", "conditions cannot be enforced; use anyOf with one branch per case"),
+    ("else", "conditions cannot be enforced; use anyOf with one branch per case"),
     ("contains", NO_ITEM_COUNT),
     ("minContains", NO_ITEM_COUNT),
     ("maxContains", NO_ITEM_COUNT),
     ("uniqueItems", "equal items cannot be prevented; leave it out and check the answer"),
-    ("propertyNames", "names cannot be enforced so; use patternProperties"),
+    ("propertyNames", "names cannot be enforced this way; use patternProperties"),
     ("dependentSchemas", DEPENDENT),
     ("dependentRequired", DEPENDENT),
     ("dependencies", DEPENDENT),
@@ -30,15 +30,15 @@ const UNSUPPORTED: [(&str, &str); 21] = [
     ("$recursiveAnchor", NO_DYNAMIC),
     ("extends", "it belongs to draft 3; use allOf"),
     ("disallow", "it belongs to draft 3; list what is allowed"),
-    ("x-guidance", "options of the library are not the client's to set; leave it out"),
+    ("x-guidance", "clients cannot set options of the library; leave it out"),
 ];
 
 const NO_ITEM_COUNT: &str = "items cannot be counted by their content; use prefixItems or items";
 const DEPENDENT: &str =
-    "dependencies between properties cannot be enforced; use anyOf with one branch a case";
+    "dependencies between properties cannot be enforced; use anyOf with one branch per case";
 const NO_DYNAMIC: &str = "dynamic references are not followed; use $ref";
 
-/// Formats that are enforced. Others are refused, because JSON Schema lets them mean anything.
+/// Formats that are enforced. Others are refused, because JSON Schema leaves their meaning open.
 const FORMATS: [&str; 11] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 
@@ -87,7 +87,7 @@ pub fn check(schema: &Value) -> Result<Vec<(&'static str, String)>, Refused> {
     check_size("JSON schema", schema.to_string().len(), "bytes", MAX_SCHEMA_BYTES)?;
     check_size("JSON schema", depth(schema, 0), "nested levels", MAX_DEPTH)?;
     if !schema.is_object() && !schema.is_boolean() {
-        let reason = "a schema is an object".to_owned();
+        let reason = "a schema must be an object".to_owned();
         return Err(Refused::Unusable { what: "JSON schema", reason });
     }
     let mut check = Check { root: schema, seen: HashSet::new(), left: Vec::new(), decided_later: Vec::new() };
@@ -161,7 +161,7 @@ pub fn nesting(text: &str) -> usize {
     most
 }
 
-/// Deepest nesting of `value`. Stops soon after the limit.
+/// Deepest nesting of `value`. Stops just past the limit.
 fn depth(value: &Value, above: usize) -> usize {
     if above > MAX_DEPTH {
         return above;
@@ -177,7 +177,7 @@ fn depth(value: &Value, above: usize) -> usize {
 struct Check<'a> {
     root: &'a Value,
     seen: HashSet<String>,
-    /// Pointers to schemas that are still to be checked.
+    /// Pointers to schemas not yet checked.
     left: Vec<String>,
     decided_later: Vec<(&'static str, String)>,
 }
@@ -217,8 +217,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The pointer that a reference within the schema names. The library resolves `$id` and
-    /// `$anchor`; their targets are checked as parts of the whole schema.
+    /// JSON pointer of a reference within the schema. The library resolves `$id` and `$anchor`; their targets
+    /// are checked as parts of the whole schema.
     fn local(&self, reference: &str) -> Option<String> {
         let pointer = reference.strip_prefix('#')?;
         let decoded = percent_decoded(pointer)?;
@@ -243,7 +243,7 @@ impl Check<'_> {
     }
 }
 
-/// `%2F` → `/`; `None` if it is not UTF-8.
+/// Decodes `%2F` to `/`; `None` if the result is not UTF-8.
 fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();

@@ -1,5 +1,5 @@
-//! The text of a constraint, in one notation for all kinds: Lark's, as the library reads it. The text alone
-//! determines which tokens are allowed, so it is what goes over the wire and into a stream's key.
+//! Text of a constraint in one notation for all kinds: Lark as the library reads it. The text alone
+//! determines the allowed tokens, so it is sent to workers and is part of a stream's key.
 
 use serde_json::{Value, json};
 
@@ -8,11 +8,11 @@ use crate::lark::quoted;
 use crate::limits::{MAX_CHOICES, MAX_REGEX_BYTES, MAX_SOURCE_BYTES};
 use crate::{ebnf, schema, structural_tag};
 
-/// A constraint, in canonical form: equal constraints made by this version have equal texts.
+/// A constraint in canonical form: equal constraints from this version have equal text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     text: String,
-    /// Kind of the constraint, for errors.
+    /// Kind of constraint, for errors.
     what: &'static str,
     /// The schema's keywords that only the library can check, with their pointers.
     decided_later: Vec<(&'static str, String)>,
@@ -20,41 +20,41 @@ pub struct Source {
 
 impl Source {
     /// JSON that `schema` accepts, with up to [`MAX_WHITESPACE`](crate::limits::MAX_WHITESPACE) characters of
-    /// white space between tokens. Properties come in the schema's order.
+    /// white space between tokens. Properties appear in schema order.
     ///
     /// # Errors
-    /// [`Refused::Keyword`] for what cannot be enforced, or another reason.
+    /// [`Refused::Keyword`] for a keyword that cannot be enforced, or another reason.
     pub fn json_schema(value: &Value) -> Result<Self, Refused> {
         let decided_later = schema::check(value)?;
         let text = format!("start: %json {}\n", schema::for_library(value));
         Ok(Self { decided_later, ..Self::new("JSON schema", text)? })
     }
 
-    /// Any JSON object.
+    /// JSON object of any content.
     ///
     /// # Errors
-    /// Never. It returns a `Result` like the other constructors.
+    /// Never; the signature matches the other constructors.
     pub fn json_object() -> Result<Self, Refused> {
         Self::json_schema(&json!({"type": "object"}))
     }
 
-    /// Text that `pattern` matches as a whole.
+    /// Text that matches `pattern` as a whole.
     ///
     /// # Errors
-    /// [`Refused`] if it is too long. Faults in the pattern appear when it is compiled.
+    /// [`Refused`] if the pattern is too long. Other faults are detected at compilation.
     pub fn regex(pattern: &str) -> Result<Self, Refused> {
         check_size("regular expression", pattern.len(), "bytes", MAX_REGEX_BYTES)?;
-        // The whole answer has to match, so the usual anchors say nothing.
+        // The whole answer must match, so outer anchors are redundant.
         let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
         let anchored = pattern.ends_with('$') && !pattern.ends_with("\\$");
         let pattern = if anchored { &pattern[..pattern.len() - 1] } else { pattern };
         Self::new("regular expression", format!("start: /{}/\n", crate::library::regex_to_lark(pattern)))
     }
 
-    /// One of `choices`.
+    /// Exactly one of `choices`.
     ///
     /// # Errors
-    /// [`Refused`] if there are none, or too many.
+    /// [`Refused`] if there are none or too many.
     pub fn choice<T: AsRef<str>>(choices: &[T]) -> Result<Self, Refused> {
         check_size("list of choices", choices.len(), "entries", MAX_CHOICES)?;
         if choices.is_empty() || choices.iter().any(|choice| choice.as_ref().is_empty()) {
@@ -65,29 +65,29 @@ impl Source {
         Self::new("list of choices", format!("start: {}\n", choices.join(" | ")))
     }
 
-    /// A grammar: in EBNF with `::=` (as llama.cpp's and xgrammar's, from the rule `root`), else in Lark's
-    /// notation (from the rule `start`).
+    /// A grammar in EBNF with `::=` (as in llama.cpp and xgrammar, start rule `root`) or in Lark (start rule
+    /// `start`).
     ///
     /// # Errors
-    /// [`Refused`] if it is malformed EBNF or too large; errors of Lark appear when it is compiled.
+    /// [`Refused`] if it is malformed EBNF or too large; Lark errors are detected at compilation.
     pub fn grammar(text: &str) -> Result<Self, Refused> {
         check_size("grammar", text.len(), "bytes", MAX_SOURCE_BYTES)?;
         let text = if ebnf::is_ebnf(text) { ebnf::to_lark(text)? } else { text.to_owned() };
         Self::new("grammar", text)
     }
 
-    /// Free text with tags of a given content, in vLLM's and xgrammar's notation.
+    /// Free text with tags of fixed content, in vLLM's and xgrammar's notation.
     ///
     /// # Errors
-    /// [`Refused`] for forms that are not supported.
+    /// [`Refused`] for unsupported forms.
     pub fn structural_tag(tag: &Value) -> Result<Self, Refused> {
         Self::new("structural tag", structural_tag::to_lark(tag)?)
     }
 
-    /// The constraint whose text was [made](Self::text) elsewhere.
+    /// Constraint from the [text](Self::text) of another process.
     ///
     /// # Errors
-    /// [`Refused`] if it is too large.
+    /// [`Refused`] if the text is too long.
     pub fn from_text(text: impl Into<String>) -> Result<Self, Refused> {
         Self::new("grammar", text.into())
     }
@@ -99,12 +99,12 @@ impl Source {
         Ok(Self { text, what, decided_later: Vec::new() })
     }
 
-    /// Its text.
+    /// Canonical text in Lark's notation.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The constraint as a part of another grammar.
+    /// The constraint as part of another grammar.
     pub fn nested(&self) -> String {
         match self.text.strip_prefix("start: %json ") {
             Some(schema) => format!("%json {}", schema.trim_end()),
@@ -112,7 +112,7 @@ impl Source {
         }
     }
 
-    /// The refusal for the library's `reason`.
+    /// Converts the library's `reason` to a refusal.
     pub(crate) fn refused(&self, reason: &str) -> Refused {
         for (keyword, said, advice) in schema::DECIDED_LATER {
             let mut places = self.decided_later.iter().filter(|(other, _)| *other == keyword);
@@ -143,14 +143,14 @@ mod tests {
 
     #[test]
     fn too_large_ones_are_refused_with_the_limit() {
-        let told = |refused: Result<Source, Refused>| refused.unwrap_err().to_string();
+        let message = |refused: Result<Source, Refused>| refused.unwrap_err().to_string();
         let many = vec!["x"; MAX_CHOICES + 1];
         assert_eq!(
-            told(Source::choice(&many)),
+            message(Source::choice(&many)),
             "the list of choices has 4097 entries, the limit is 4096; make it smaller"
         );
-        assert!(told(Source::regex(&"a".repeat(MAX_REGEX_BYTES + 1))).contains("the limit is 16384"));
-        assert!(told(Source::choice(&[""])).contains("none may be empty"));
-        assert!(told(Source::grammar(&"(".repeat(2000))).contains("nested levels"));
+        assert!(message(Source::regex(&"a".repeat(MAX_REGEX_BYTES + 1))).contains("the limit is 16384"));
+        assert!(message(Source::choice(&[""])).contains("none may be empty"));
+        assert!(message(Source::grammar(&"(".repeat(2000))).contains("nested levels"));
     }
 }

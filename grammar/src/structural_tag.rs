@@ -1,5 +1,5 @@
-//! Structural tags: free text in which a *trigger*, such as `<function=`, must continue as a tag with a given
-//! content and end. Translates both notations that vLLM's clients send to Lark.
+//! Structural tags: free text in which a *trigger*, such as `<function=`, must continue as a tag with a fixed
+//! content and end. Translates both notations of vLLM's clients to Lark.
 
 use serde_json::Value;
 
@@ -10,18 +10,18 @@ use crate::schema;
 
 const WHAT: &str = "structural tag";
 
-/// One tag: `begin`, content that a schema accepts, `end`.
+/// A tag: `begin`, content that matches a schema, `end`.
 struct Tag<'a> {
     begin: &'a str,
     content: String,
     end: &'a str,
 }
 
-/// The grammar of `tag`: either `{"type": "structural_tag", "structures": […], "triggers": […]}` or
-/// `{"type": "structural_tag", "format": {"type": "triggered_tags", …}}`.
+/// Grammar of `tag`: either `{"type": "structural_tag", "structures": […], "triggers": […]}` or `{"type":
+/// "structural_tag", "format": {"type": "triggered_tags", …}}`.
 ///
 /// # Errors
-/// [`Refused`] for other forms and for contents that cannot be enforced.
+/// [`Refused`] for other forms and for content that cannot be enforced.
 pub fn to_lark(tag: &Value) -> Result<String, Refused> {
     let format = &tag["format"];
     if format.is_null() {
@@ -60,7 +60,7 @@ pub fn to_lark(tag: &Value) -> Result<String, Refused> {
     free_text(&strings(list(format, "triggers")?)?, &tags, format["at_least_one"] == true)
 }
 
-/// Free text in which each of `triggers` must continue as one of the tags that begin with it.
+/// Free text in which each of `triggers` must continue as a tag that begins with it.
 fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<String, Refused> {
     check_size(WHAT, tags.len(), "tags", MAX_CHOICES)?;
     let mut lark = String::new();
@@ -90,7 +90,7 @@ fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<
     Ok(format!("start: ({}){count} rest\nrest: /(?s:.*)/\n{lark}", names.join(" | ")))
 }
 
-/// The schema of a tag's content, checked, as text.
+/// Checked schema of a tag's content, as text.
 fn json(content: &Value) -> Result<String, Refused> {
     schema::check(content)?;
     Ok(schema::for_library(content))

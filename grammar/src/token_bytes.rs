@@ -1,8 +1,8 @@
-//! A table of the bytes of every token, so that turning a token into text is a slice lookup.
+//! Table of the bytes of every token, so that detokenization is a slice lookup.
 //!
-//! Built from the `decoder` of tokenizer.json: byte-level (GPT-2's printable alphabet) or SentencePiece style
-//! (`▁` for a space, `<0xHH>` for a single byte). Such a decoder strips the leading space of a whole text;
-//! the table keeps it, because generated text continues a prompt.
+//! Built from the `decoder` of tokenizer.json: byte-level (GPT-2's printable alphabet) or SentencePiece (`▁`
+//! for a space, `<0xHH>` for a single byte). Such a decoder strips the leading space of a whole text; the
+//! table keeps it, because generated text continues a prompt.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,31 +10,30 @@ use std::ops::Range;
 use serde_json::Value;
 use skein_proto::TokenId;
 
-/// A feature of a tokenizer.json with which its tokens cannot be turned into bytes.
+/// Unsupported decoder feature in a tokenizer.json.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the tokenizer uses {0}, which is not supported")]
 pub struct UnsupportedDecoder(pub String);
 
-/// Largest token id in [`TokenBytes::from_tokenizer_json`]. Vocabularies of public models end at about
-/// 300,000.
+/// Largest token id in [`TokenBytes::from_tokenizer_json`]. Public models have up to about 300,000 tokens.
 const MAX_TOKEN_ID: u64 = 1 << 24;
-/// Most steps of a decoder; those of public models have at most about five.
+/// Most steps of a decoder; public models have up to about five.
 const MAX_STEPS: usize = 64;
-/// How much longer a decoder may make a token, a factor.
+/// Largest factor by which a decoder may lengthen a token.
 const MAX_GROWTH_FACTOR: usize = 24;
 
-/// The bytes of every token id; none for unused ids.
+/// Bytes of every token id; empty for unused ids.
 #[derive(Debug)]
 pub struct TokenBytes {
     bytes: Vec<u8>,
-    /// The bytes of `id` are `bytes[starts[id]..starts[id + 1]]`.
+    /// Token `id` has the bytes `bytes[starts[id]..starts[id + 1]]`.
     starts: Vec<u32>,
     special: Vec<bool>,
 }
 
 impl TokenBytes {
-    /// Builds the table for ids `0..vocab_size`. `token` maps an id to its token; `special` says whether it
-    /// is a control token.
+    /// Builds the table for ids `0..vocab_size`. `token` maps an id to its token; `special` reports control
+    /// tokens.
     pub fn new(
         decoder: &TokenDecoder,
         vocab_size: u32,
@@ -52,10 +51,10 @@ impl TokenBytes {
         table
     }
 
-    /// Builds the table from the contents of a tokenizer.json, for a process that tokenizes nothing.
+    /// Builds the table from a tokenizer.json, for a process without a tokenizer.
     ///
     /// # Errors
-    /// [`UnsupportedDecoder`] if its tokens cannot be turned into bytes.
+    /// [`UnsupportedDecoder`] if tokens cannot be converted to bytes.
     pub fn from_tokenizer_json(tree: &Value) -> Result<Self, UnsupportedDecoder> {
         let decoder = TokenDecoder::from_json(&tree["decoder"])?;
         let id = |id: &Value| id.as_u64().filter(|id| *id <= MAX_TOKEN_ID).map(|id| id as TokenId);
@@ -63,7 +62,7 @@ impl TokenBytes {
         for (token, at) in tree["model"]["vocab"].as_object().into_iter().flatten() {
             tokens.extend(id(at).map(|at| (at, (token.as_str(), false))));
         }
-        // Unigram models have a list of tokens and scores.
+        // Unigram models list tokens with scores.
         for (at, entry) in tree["model"]["vocab"].as_array().into_iter().flatten().enumerate() {
             tokens.extend(entry[0].as_str().map(|token| (at as TokenId, (token, false))));
         }
@@ -78,13 +77,13 @@ impl TokenBytes {
         }))
     }
 
-    /// A vocabulary of the 256 bytes, for tests and for models without text.
+    /// Vocabulary of the 256 bytes, for tests and for models without text.
     pub fn of_bytes() -> Self {
         let bytes: Vec<u8> = (0..=255).collect();
         Self { bytes, starts: (0..=256).collect(), special: vec![false; 256] }
     }
 
-    /// The bytes of `token`; empty for an unknown id. They need not be whole UTF-8 scalars.
+    /// Bytes of `token`; empty for an unknown id. They may end within a UTF-8 character.
     pub fn get(&self, token: TokenId) -> &[u8] {
         self.range(token).and_then(|range| self.bytes.get(range)).unwrap_or(&[])
     }
@@ -106,15 +105,16 @@ impl TokenBytes {
     }
 }
 
-/// Converts a token to bytes, by the steps of tokenizer.json's `decoder`.
+/// Converts a token to bytes with the steps of tokenizer.json's `decoder`.
 #[derive(Debug)]
 pub struct TokenDecoder(Vec<DecoderStep>);
 
 #[derive(Debug)]
 enum DecoderStep {
-    /// Each character is a byte in GPT-2's alphabet. A token with any other character is taken literally.
+    /// Each character encodes a byte in GPT-2's alphabet. A token with any other character is taken
+    /// literally.
     ByteLevel(HashMap<char, u8>),
-    /// `<0xHH>` is the byte HH.
+    /// `<0xHH>` encodes the byte HH.
     ByteFallback,
     Replace(String, String),
 }
@@ -151,7 +151,7 @@ impl TokenDecoder {
     }
 }
 
-/// Refuses steps that could make a token far longer: a few replacements in a row suffice for terabytes.
+/// Refuses steps that could lengthen a token too much: a few replacements in a row can produce terabytes.
 fn check_growth(steps: &[DecoderStep]) -> Result<(), UnsupportedDecoder> {
     let factor = |step: &DecoderStep| match step {
         DecoderStep::Replace(from, to) => to.len().div_ceil(from.len()).max(1),
@@ -175,7 +175,7 @@ fn add_steps(decoder: &Value, steps: &mut Vec<DecoderStep>) -> Result<(), Unsupp
     match decoder["type"].as_str() {
         Some("ByteLevel") => steps.push(DecoderStep::ByteLevel(byte_alphabet())),
         Some("ByteFallback") => steps.push(DecoderStep::ByteFallback),
-        // Joins tokens, or strips the text's leading space: neither changes a token in the middle of a text.
+        // Joins tokens or strips the text's leading space; neither changes a token within a text.
         Some("Fuse" | "Strip") => {}
         Some("Metaspace") => {
             let mark = text("replacement").unwrap_or_else(|| "▁".to_owned());

@@ -1,4 +1,4 @@
-//! Each kind of constraint, followed by random answers and judged by another validator.
+//! Follows each kind of constraint with random answers and checks them with an independent validator.
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use skein_grammar::{Refused, Source};
 use walk::{Random, Walk, compile, vocabulary, walk};
 
-/// Whether the constraint accepts exactly `text`, spelled with single-byte tokens.
+/// Whether the constraint accepts exactly `text` in single-byte tokens.
 fn accepts(source: &Source, text: &str) -> bool {
     let mut matcher = compile(source).unwrap_or_else(|error| panic!("{error}\n{}", source.text())).matcher();
     let bytes = &vocabulary().0;
@@ -80,11 +80,11 @@ fn both_notations_of_structural_tags_oblige_to_what_follows_a_trigger() {
     needed["format"]["at_least_one"] = json!(true);
     check(Source::structural_tag(&needed), &[&format!("x {call}")], &["", "just text"]);
     needed["format"]["stop_after_first"] = json!(true);
-    let told = Source::structural_tag(&needed).unwrap_err().to_string();
-    assert!(told.contains("stop_after_first is not supported"), "{told}");
+    let message = Source::structural_tag(&needed).unwrap_err().to_string();
+    assert!(message.contains("stop_after_first is not supported"), "{message}");
 }
 
-/// Schemas of the kinds that clients send; every one can end in a few dozen tokens.
+/// Schemas typical of clients; each can complete within a few dozen tokens.
 fn schemas() -> Vec<Value> {
     vec![
         json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},

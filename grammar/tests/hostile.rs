@@ -1,7 +1,7 @@
-//! Hostile constraints: each is refused, or compiled and followed, within a second and 64 MiB.
+//! Hostile constraints: each is refused, or compiled and followed within a second and 64 MiB.
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
-#![allow(clippy::disallowed_methods)] // real time is what the limit is about
+#![allow(clippy::disallowed_methods)] // the limit is about real time
 
 mod walk;
 
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use skein_grammar::Source;
 use walk::{Random, compile, vocabulary};
 
-/// Most time to compile a constraint, and to compute a mask.
+/// Time limit to compile a constraint and to compute a mask.
 const MOST_TIME: Duration = Duration::from_secs(1);
-/// Most memory that a constraint may take.
+/// Memory limit of a constraint, in bytes.
 const MOST_BYTES: u64 = 64 << 20;
 
 fn nested(depth: usize, wrap: impl Fn(Value) -> Value) -> Value {
@@ -86,7 +86,7 @@ fn sources() -> Vec<(&'static str, Result<Source, skein_grammar::Refused>)> {
     ]
 }
 
-/// Largest memory of this process so far.
+/// Peak memory of this process so far, in bytes.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -97,13 +97,13 @@ fn peak_bytes() -> u64 {
 fn hostile_constraints_cost_a_second_and_64_mib_at_most() {
     vocabulary();
     for (name, source) in sources() {
-        // Resets the peak.
+        // Resets the peak counter.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         let (before, started) = (peak_bytes(), Instant::now());
         let compiled = source.and_then(|source| compile(&source));
-        let (took, told) = (started.elapsed(), compiled.as_ref().err().map(ToString::to_string));
+        let (took, refusal) = (started.elapsed(), compiled.as_ref().err().map(ToString::to_string));
         assert!(took < MOST_TIME, "{name}: compiled in {took:?}");
-        assert!(told.as_ref().is_none_or(|told| told.len() < 600), "{name}: {told:?}");
+        assert!(refusal.as_ref().is_none_or(|refusal| refusal.len() < 600), "{name}: {refusal:?}");
         let mut slowest = Duration::ZERO;
         if let Ok(compiled) = compiled {
             let (mut matcher, mut random) = (compiled.matcher(), Random(1));
@@ -111,7 +111,7 @@ fn hostile_constraints_cost_a_second_and_64_mib_at_most() {
                 let started = Instant::now();
                 let next = matcher.next_tokens();
                 slowest = slowest.max(started.elapsed());
-                // An answer that exceeds a limit ends, and no other does.
+                // Only the answer that exceeds a limit ends.
                 let Ok(next) = next else { break };
                 let all: Vec<u32> = next.mask.tokens().collect();
                 if all.is_empty() || matcher.advance(all[random.below(all.len() as u64) as usize]).is_err() {
@@ -120,7 +120,7 @@ fn hostile_constraints_cost_a_second_and_64_mib_at_most() {
             }
         }
         let grown = peak_bytes().saturating_sub(before);
-        println!("{name}: {took:?}, slowest mask {slowest:?}, {} MiB, {told:?}", grown >> 20);
+        println!("{name}: {took:?}, slowest mask {slowest:?}, {} MiB, {refusal:?}", grown >> 20);
         assert!(slowest < MOST_TIME, "{name}: a mask took {slowest:?}");
         assert!(grown < MOST_BYTES, "{name}: {} MiB", grown >> 20);
     }

@@ -1,4 +1,4 @@
-//! The hub's protocol: a revision becomes a commit and its files, a file becomes a checksum and a size.
+//! The hub's protocol: resolves a revision to a commit and its files, and a file to a checksum and a size.
 
 use std::time::Duration;
 
@@ -10,54 +10,54 @@ use crate::client::{Answer, Client, Follow, Trouble, protocol};
 use crate::error::HubError;
 use crate::name::{ModelName, Revision, is_commit, is_part};
 
-/// Attempts of a request, or of a file's download without progress.
+/// Most attempts for a request, or for a file's download without progress.
 pub const ATTEMPTS: u32 = 8;
-/// Wait after the first failed attempt; it doubles with each.
+/// Delay after the first failed attempt; doubles with each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// Longest wait between two attempts.
+/// Longest delay between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
-/// Longest error text of a server that is shown, bytes.
+/// Longest excerpt of a server's error text, in bytes.
 const MAX_MESSAGE: usize = 300;
 
-/// A revision at the hub.
+/// Files of a revision, as listed by the hub.
 #[derive(Debug)]
 pub struct Listing {
     /// Hash of the commit.
     pub commit: String,
-    /// All files.
+    /// Files of the repository at this commit.
     pub files: Vec<Listed>,
 }
 
-/// A file in the listing.
+/// File in a listing.
 #[derive(Debug)]
 pub struct Listed {
     /// Path in the repository.
     pub name: String,
-    /// Checksum and size, if the listing has them.
+    /// Checksum and size, if the listing contains them.
     pub blob: Option<Blob>,
 }
 
-/// The content of a file.
+/// Content of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blob {
-    /// Its name in the cache, which is its checksum.
+    /// Name in the cache, which is the checksum.
     pub etag: String,
     /// Size in bytes.
     pub size: u64,
 }
 
 impl Blob {
-    /// The kind of checksum that names it.
+    /// Kind of checksum in `etag`.
     pub fn checksum(&self) -> Checksum {
         Checksum::of(&self.etag)
     }
 }
 
-/// The commit of `revision` and its files.
+/// Resolves `revision` to a commit and lists its files.
 pub async fn listing(client: &Client, name: &ModelName, revision: &Revision) -> Result<Listing, HubError> {
     let quoted = revision.as_str().replace('/', "%2F");
     let url = client.url(&format!("api/models/{name}/revision/{quoted}?blobs=true"))?;
-    let body = with_patience(url.as_str(), || async {
+    let body = with_retries(url.as_str(), || async {
         let answer = client.send(Method::GET, &url, 0, Follow::All).await?;
         let answer = granted(client, name, revision, answer).await?;
         answer.text().await
@@ -65,11 +65,11 @@ pub async fn listing(client: &Client, name: &ModelName, revision: &Revision) -> 
     parse_listing(&body.await?).map_err(|why| protocol(&url, why))
 }
 
-/// Checksum and size of `file` at `commit`, for hubs whose listing leaves them out.
+/// Checksum and size of `file` at `commit`, for hubs whose listing omits them.
 pub async fn blob(client: &Client, name: &ModelName, commit: &str, file: &str) -> Result<Blob, HubError> {
     let url = client.url(&resolve(name, commit, file))?;
     let revision = Revision::parse(commit)?;
-    let answer = with_patience(url.as_str(), || async {
+    let answer = with_retries(url.as_str(), || async {
         let answer = client.send(Method::HEAD, &url, 0, Follow::Hub).await?;
         granted(client, name, &revision, answer).await
     });
@@ -79,16 +79,17 @@ pub async fn blob(client: &Client, name: &ModelName, commit: &str, file: &str) -
     let size = answer.header("x-linked-size").or_else(|| answer.header("content-length"));
     match (etag.filter(|etag| is_part(etag)), size.and_then(|size| size.parse().ok())) {
         (Some(etag), Some(size)) => Ok(Blob { etag, size }),
-        _ => Err(protocol(&url, "it says no checksum (ETag) or no size".to_owned())),
+        _ => Err(protocol(&url, "it reports no checksum (ETag) or no size".to_owned())),
     }
 }
 
-/// Path of a file's content.
+/// URL path of a file's content.
 pub fn resolve(name: &ModelName, commit: &str, file: &str) -> String {
     format!("{name}/resolve/{commit}/{file}")
 }
 
-/// Returns the answer if it is a success, a redirect or 416 (nothing left of the range), else an error.
+/// Sends a request. Returns success, redirects and 416 (nothing left of the range); anything else is an
+/// error.
 pub async fn granted(
     client: &Client,
     name: &ModelName,
@@ -113,8 +114,8 @@ pub async fn granted(
     }))
 }
 
-/// Repeats a request after temporary faults, [`ATTEMPTS`] times at most.
-pub async fn with_patience<T, F>(url: &str, mut request: impl FnMut() -> F) -> Result<T, HubError>
+/// Repeats a request after transient failures, up to [`ATTEMPTS`] times.
+pub async fn with_retries<T, F>(url: &str, mut request: impl FnMut() -> F) -> Result<T, HubError>
 where
     F: Future<Output = Result<T, Trouble>>,
 {
@@ -134,27 +135,27 @@ where
     }
 }
 
-/// Waits after failed attempt number `attempt`, which counts from 1.
+/// Waits after failed attempt `attempt`, counted from 1.
 pub async fn wait_after(attempt: u32, retry_after: Option<Duration>, why: &str) {
     let doubled = FIRST_WAIT * 2_u32.pow(attempt.saturating_sub(1).min(10));
     let wait = retry_after.unwrap_or_default().max(doubled.min(LONGEST_WAIT));
-    tracing::warn!(attempt, of = ATTEMPTS, why, ?wait, "the hub did not answer as it should; trying again");
+    tracing::warn!(attempt, of = ATTEMPTS, why, ?wait, "a request to the hub failed; retrying");
     tokio::time::sleep(wait).await;
 }
 
 fn parse_listing(body: &[u8]) -> Result<Listing, String> {
     let body: Value =
-        serde_json::from_slice(body).map_err(|error| format!("the answer is not JSON: {error}"))?;
+        serde_json::from_slice(body).map_err(|error| format!("the response is not JSON: {error}"))?;
     let commit =
-        body["sha"].as_str().filter(|sha| is_commit(sha)).ok_or("the answer has no commit (`sha`)")?;
-    let files = body["siblings"].as_array().ok_or("the answer lists no files (`siblings`)")?;
+        body["sha"].as_str().filter(|sha| is_commit(sha)).ok_or("the response has no commit (`sha`)")?;
+    let files = body["siblings"].as_array().ok_or("the response lists no files (`siblings`)")?;
     let files = files.iter().filter_map(|file| {
         Some(Listed { name: file["rfilename"].as_str()?.to_owned(), blob: parse_blob(file) })
     });
     Ok(Listing { commit: commit.to_owned(), files: files.collect() })
 }
 
-/// The `lfs` entry of large files; else `blobId` and `size`.
+/// Reads the `lfs` entry of large files, or else `blobId` and `size`.
 fn parse_blob(file: &Value) -> Option<Blob> {
     let lfs = &file["lfs"];
     let (etag, size) =

@@ -1,11 +1,11 @@
-//! The cache on disk, as Hugging Face's tools have it:
+//! The cache on disk, in the layout of Hugging Face's tools:
 //!
 //! ```text
 //! models--Qwen--Qwen3-0.6B/
-//!   blobs/<checksum>                    contents; with `.incomplete` while they arrive
+//!   blobs/<checksum>                    contents; `.incomplete` during download
 //!   snapshots/<commit>/config.json      links to contents
-//!   refs/main                           the commit that a branch or tag had when it was downloaded
-//! .locks/models--Qwen--Qwen3-0.6B/      one file for each lock
+//!   refs/main                           commit of a branch or tag at its last download
+//! .locks/models--Qwen--Qwen3-0.6B/      one file per lock
 //! ```
 
 use std::ffi::OsStr;
@@ -18,62 +18,62 @@ use crate::files::{self, Need, Weights};
 use crate::lock::{Lock, try_lock};
 use crate::name::{ModelName, Revision, is_commit};
 
-/// Largest index of weights that is read, bytes.
+/// Largest weights index that is read, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
-/// Longest ref that is read, bytes: a commit hash.
+/// Longest ref that is read, in bytes: a commit hash.
 const MAX_REF_BYTES: u64 = 64;
-/// Deepest name of a ref, in directories: `refs/pr/1` and branches with slashes.
+/// Most path components of a ref: `refs/pr/1` and branches with slashes.
 const MAX_REF_DEPTH: usize = 6;
 
-/// All models that this user has downloaded, with Skein or with Hugging Face's tools.
+/// Models that this user has downloaded with Skein or Hugging Face's tools.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
-/// A model in the cache.
+/// Model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cached {
-    /// Its name.
+    /// Name at the hub.
     pub name: ModelName,
-    /// Bytes on disk, of all revisions.
+    /// Size of all revisions on disk, in bytes.
     pub bytes: u64,
-    /// Its revisions.
+    /// Downloaded revisions, complete or not.
     pub revisions: Vec<CachedRevision>,
 }
 
-/// A revision in the cache.
+/// Revision of a model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedRevision {
     /// Hash of the commit.
     pub commit: String,
-    /// Branches and tags that were this commit when they were downloaded.
+    /// Branches and tags that pointed to this commit when downloaded.
     pub refs: Vec<String>,
     /// Directory of its files.
     pub directory: PathBuf,
-    /// Whether it can be served.
+    /// Whether all files needed to serve it are present.
     pub is_complete: bool,
 }
 
 impl Cache {
-    /// The cache in `root`, which need not exist.
+    /// Cache in `root`, which need not exist.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Its directory.
+    /// Root directory of the cache.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The directory of `revision` of `name`, if all that `need` says is there. Uses no network.
+    /// Directory of a revision, if it has all files of `need`. Uses no network.
     pub fn find(&self, name: &ModelName, revision: &Revision, need: Need) -> Option<PathBuf> {
         let repository = self.repository(name);
         let snapshot = repository.snapshot(&repository.commit_of(revision)?);
         is_complete(&snapshot, need).then_some(snapshot)
     }
 
-    /// The model whose snapshot is at `directory`, which may be in another cache.
+    /// Name of the model whose snapshot is `directory`, in any cache.
     pub fn name_of(directory: &Path) -> Option<ModelName> {
         let mut above = directory.ancestors().map(Path::file_name);
         let (commit, snapshots, model) = (above.next()??, above.next()??, above.next()??);
@@ -81,10 +81,10 @@ impl Cache {
         ModelName::of_directory(model.to_str()?).filter(|_| is_snapshot)
     }
 
-    /// All models, by name.
+    /// All models, sorted by name.
     ///
     /// # Errors
-    /// If the cache is there and cannot be read.
+    /// If the cache exists but cannot be read.
     pub fn list(&self) -> Result<Vec<Cached>, HubError> {
         let names = directories(&self.root).map_err(HubError::disk(&self.root))?;
         let mut names: Vec<ModelName> =
@@ -93,10 +93,10 @@ impl Cache {
         Ok(names.into_iter().map(|name| self.repository(&name).describe(name)).collect())
     }
 
-    /// Deletes all revisions of `name`; returns the bytes freed.
+    /// Deletes all revisions of `name`; returns the number of bytes freed.
     ///
     /// # Errors
-    /// If it is not there, if another process is downloading it, or if a file cannot be deleted.
+    /// If the model is not cached, is being downloaded by another process, or a file cannot be deleted.
     pub fn remove(&self, name: &ModelName) -> Result<u64, HubError> {
         let repository = self.repository(name);
         if !repository.directory.is_dir() {
@@ -104,7 +104,8 @@ impl Cache {
         }
         let _lock = repository.try_lock()?.ok_or_else(|| HubError::Busy { name: name.to_string() })?;
         let bytes = repository.bytes();
-        // Deletes contents last: an interruption leaves unnamed contents, never a model that lacks files.
+        // Delete contents last: an interruption then leaves unreferenced contents, but no model with missing
+        // files.
         for part in ["refs", "snapshots", ""] {
             let directory = repository.directory.join(part);
             match fs::remove_dir_all(&directory) {
@@ -123,7 +124,7 @@ impl Cache {
     }
 }
 
-/// One model's part of the cache.
+/// Part of the cache that belongs to one model.
 #[derive(Debug, Clone)]
 pub(crate) struct Repository {
     directory: PathBuf,
@@ -151,7 +152,7 @@ impl Repository {
         self.locks.join(format!("{etag}.lock"))
     }
 
-    /// The lock of a whole download: of two downloads of one model, the second finds the files of the first.
+    /// Lock for a whole download. A second download of the same model waits and finds the files present.
     pub(crate) fn pull_lock(&self) -> PathBuf {
         self.locks.join("skein.lock")
     }
@@ -164,7 +165,7 @@ impl Repository {
         self.directory.join("snapshots").join(commit)
     }
 
-    /// Bytes of all contents, whole or not.
+    /// Size of all contents, complete or not, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let entries = fs::read_dir(self.directory.join("blobs")).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum()
@@ -177,7 +178,7 @@ impl Repository {
         read_ref(&self.directory.join("refs").join(revision.as_str()))
     }
 
-    /// Gives the content `etag` the name `file` in the snapshot of `commit`. A link appears whole.
+    /// Links `file` in the snapshot of `commit` to the content `etag`, atomically.
     pub(crate) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
         let snapshot = self.snapshot(commit);
         fs::create_dir_all(&snapshot).map_err(HubError::disk(&snapshot))?;
@@ -191,7 +192,7 @@ impl Repository {
         fs::rename(&temporary, &place).map_err(HubError::disk(&place))
     }
 
-    /// Records that `revision` is `commit` now.
+    /// Records that `revision` currently points to `commit`.
     pub(crate) fn write_ref(&self, revision: &Revision, commit: &str) -> Result<(), HubError> {
         if revision.is_commit() {
             return Ok(());
@@ -226,7 +227,7 @@ impl Repository {
     }
 }
 
-/// Whether `snapshot` has all files of `need`. Links to contents that have not arrived count as missing.
+/// Whether `snapshot` has all files of `need`. Links to missing contents count as missing.
 fn is_complete(snapshot: &Path, need: Need) -> bool {
     let is_there = |name: &str| snapshot.join(name).is_file();
     if !files::REQUIRED.into_iter().all(is_there) {
@@ -270,7 +271,7 @@ fn collect_refs(directory: &Path, prefix: &str, depth: usize, refs: &mut Vec<(St
     }
 }
 
-/// Names of the directories in `directory`; none if it does not exist.
+/// Names of the subdirectories of `directory`; none if it does not exist.
 fn directories(directory: &Path) -> io::Result<Vec<std::ffi::OsString>> {
     match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -288,7 +289,7 @@ mod tests {
 
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-    /// A cache with one model, as Python's huggingface_hub leaves it.
+    /// Cache with one model, as Python's huggingface_hub creates it.
     fn made(root: &Path, files: &[(&str, &str)]) -> (Cache, ModelName) {
         let name = ModelName::parse("org/model").unwrap();
         let snapshot = root.join("models--org--model/snapshots").join(COMMIT);

@@ -1,20 +1,20 @@
-//! Checksums by which the hub names files: SHA-256 for large ones, git's SHA-1 for small ones.
+//! Checksums with which the hub names files: SHA-256 for large files, git's SHA-1 for small ones.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
-/// How a file's content is named.
+/// Kind of checksum in a content's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checksum {
     /// SHA-256 of the content.
     Sha256,
     /// SHA-1 of `blob SIZE\0` and the content.
     GitBlob,
-    /// A name that some mirrors give and that says nothing about the content; only the size can be checked.
+    /// A name without a checksum, as some mirrors use; only the size can be checked.
     Unknown,
 }
 
 impl Checksum {
-    /// The kind of `etag`, by its length.
+    /// Kind of `etag`, by its length.
     pub fn of(etag: &str) -> Self {
         let is_hex = etag.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         match etag.len() {
@@ -38,19 +38,19 @@ impl Checksum {
     }
 }
 
-/// A checksum over the bytes so far.
+/// Running checksum of a content.
 #[derive(Clone)]
 pub struct Sum(Option<Context>);
 
 impl Sum {
-    /// Adds the bytes that follow.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         if let Some(context) = &mut self.0 {
             context.update(bytes);
         }
     }
 
-    /// Whether the content has the name `expected`; true if the name says nothing about it.
+    /// Whether the content matches `expected`; true if `expected` is no checksum.
     pub fn is(&self, expected: &str) -> bool {
         self.0.as_ref().is_none_or(|context| hex(context.clone().finish().as_ref()) == expected)
     }

@@ -1,4 +1,4 @@
-//! One HTTP request: redirects, time limits, and which faults can be retried.
+//! Sends one HTTP request: redirects, timeouts, and classification of retryable failures.
 
 use std::error::Error;
 use std::fmt;
@@ -19,29 +19,29 @@ use crate::connect::{Connector, connector};
 use crate::environment::{Environment, Token};
 use crate::error::HubError;
 
-/// How long a server may take to send its headers.
+/// Timeout for a response's headers.
 const HEADERS_WITHIN: Duration = Duration::from_secs(30);
 /// Longest pause within a body.
 const BODY_STALL: Duration = Duration::from_secs(30);
-/// Most redirects of one request.
+/// Most redirects per request.
 const MAX_REDIRECTS: usize = 8;
-/// Longest wait that a server can ask for with `Retry-After`.
+/// Longest wait that a server's `Retry-After` may request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Largest body that is read whole, bytes: a listing of some ten thousand files.
+/// Largest body that is read into memory, in bytes: a listing of about ten thousand files.
 const MAX_TEXT_BYTES: usize = 16 << 20;
 const AGENT: &str = concat!("skein/", env!("CARGO_PKG_VERSION"));
 
 /// Why a request failed.
 #[derive(Debug)]
 pub enum Trouble {
-    /// The next attempt may work.
+    /// Transient: a retry may succeed.
     Passing { why: String, retry_after: Option<Duration> },
-    /// It would fail in the same way.
+    /// Permanent: a retry would fail the same way.
     Lasting(HubError),
 }
 
 impl Trouble {
-    /// A fault of the connection.
+    /// Transient failure of the connection.
     pub fn passing(why: impl fmt::Display) -> Self {
         Self::Passing { why: why.to_string(), retry_after: None }
     }
@@ -53,28 +53,27 @@ impl From<HubError> for Trouble {
     }
 }
 
-/// Whether redirects to other servers are followed. Those within the hub always are: it redirects the old
-/// names of models.
+/// Which redirects to follow. Redirects within the hub are always followed: it redirects old model names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Follow {
-    /// To any server.
+    /// Redirects to any server.
     All,
-    /// Within the hub; another server's address is the answer.
+    /// Redirects within the hub only; another server's address is returned.
     Hub,
 }
 
-/// An answer whose body has not been read.
+/// Response whose body has not been read.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its status.
+    /// HTTP status code.
     pub status: StatusCode,
-    /// Its headers.
+    /// HTTP response headers.
     pub headers: HeaderMap,
     body: Incoming,
 }
 
 impl Answer {
-    /// The next part of the body; `None` at its end.
+    /// Next part of the body; `None` at the end.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Trouble> {
         loop {
             let frame = timeout(BODY_STALL, self.body.frame()).await;
@@ -92,20 +91,20 @@ impl Answer {
         }
     }
 
-    /// The whole body.
+    /// The whole body, up to its size limit.
     pub async fn text(self) -> Result<Bytes, Trouble> {
         let whole = timeout(2 * BODY_STALL, Limited::new(self.body, MAX_TEXT_BYTES).collect()).await;
-        let whole = whole.map_err(|_| Trouble::passing("the answer did not end in time"))?;
+        let whole = whole.map_err(|_| Trouble::passing("the response did not end in time"))?;
         whole.map(|whole| whole.to_bytes()).map_err(Trouble::passing)
     }
 
-    /// A header, if it is there and is text.
+    /// Value of a header, if present and text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
     }
 }
 
-/// Sends requests to a hub and to the servers that it names.
+/// HTTP client for a hub and the servers that it redirects to.
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: HyperClient<Connector, Empty<Bytes>>,
@@ -114,7 +113,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client without a connection.
+    /// Client for the hub of `environment`; opens no connection.
     pub fn new(environment: &Environment) -> Self {
         Self {
             inner: HyperClient::builder(TokioExecutor::new()).build(connector()),
@@ -123,13 +122,13 @@ impl Client {
         }
     }
 
-    /// The address of `path` at the hub.
+    /// URL of `path` at the hub.
     pub fn url(&self, path: &str) -> Result<Url, HubError> {
         let failed = |error| HubError::Protocol { url: path.to_owned(), why: format!("not a path: {error}") };
         self.endpoint.join(path).map_err(failed)
     }
 
-    /// The hub's name in messages.
+    /// Address of the hub, for messages.
     pub fn endpoint(&self) -> &str {
         self.endpoint.as_str().trim_end_matches('/')
     }
@@ -139,7 +138,7 @@ impl Client {
         self.token.is_some()
     }
 
-    /// Sends a request for the bytes from `from` on; server errors are passing faults.
+    /// Requests the content from byte `from`. Server errors count as transient.
     pub async fn send(
         &self,
         method: Method,
@@ -166,27 +165,27 @@ impl Client {
         if from > 0 {
             request = request.header(RANGE, format!("bytes={from}-"));
         }
-        // Other servers get no token: the addresses that the hub redirects to are signed.
+        // Other servers get no token: the hub redirects to signed URLs.
         if let Some(token) = self.token.as_ref().filter(|_| is_same_server(url, &self.endpoint)) {
             request = request.header(AUTHORIZATION, token.header());
         }
         let request = request.body(Empty::new()).map_err(|error| protocol(url, error.to_string()))?;
         let answer = timeout(HEADERS_WITHIN, self.inner.request(request)).await;
-        let late = |_| Trouble::passing(format!("no answer within {} s", HEADERS_WITHIN.as_secs()));
+        let late = |_| Trouble::passing(format!("no response within {} s", HEADERS_WITHIN.as_secs()));
         let answer = answer.map_err(late)?.map_err(|error| of_connection(&error, url))?;
         let (head, body) = answer.into_parts();
         Ok(Answer { status: head.status, headers: head.headers, body })
     }
 }
 
-/// An error of the protocol at `url`, without the signature that its query may be.
+/// Protocol error at `url`, without the query, which may contain a signature.
 pub fn protocol(url: &Url, why: String) -> HubError {
     let mut shown = url.clone();
     shown.set_query(None);
     HubError::Protocol { url: shown.to_string(), why }
 }
 
-/// Where `answer` redirects to.
+/// Target of a redirect in `answer`, if any.
 fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
     let is_redirect = [301, 302, 303, 307, 308].contains(&answer.status.as_u16());
     let Some(to) = answer.headers.get(LOCATION).filter(|_| is_redirect) else { return Ok(None) };
@@ -199,7 +198,7 @@ fn redirect(answer: &Answer, at: &Url) -> Result<Option<Url>, HubError> {
     Ok(Some(next))
 }
 
-/// Refuses answers that ask for a later attempt.
+/// Converts statuses that invite a retry to errors.
 fn checked(answer: Answer) -> Result<Answer, Trouble> {
     let is_passing = answer.status.is_server_error() || [408, 429].contains(&answer.status.as_u16());
     if !is_passing {
@@ -207,14 +206,14 @@ fn checked(answer: Answer) -> Result<Answer, Trouble> {
     }
     let seconds = answer.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
-    Err(Trouble::Passing { why: format!("the server answered {}", answer.status), retry_after })
+    Err(Trouble::Passing { why: format!("the server returned {}", answer.status), retry_after })
 }
 
 fn is_same_server(a: &Url, b: &Url) -> bool {
     a.origin() == b.origin()
 }
 
-/// A failed connection may work later, unless the server's certificate is not trusted.
+/// A failed connection may succeed later, unless the server's certificate is not trusted.
 fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
     if is_untrusted(error) {
         let server = url.host_str().unwrap_or_default().to_owned();
@@ -223,7 +222,7 @@ fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
     Trouble::passing(chain(error))
 }
 
-/// Whether the server's certificate is the cause. I/O errors leave what they wrap out of their sources.
+/// Whether an untrusted certificate is the cause. `io::Error` omits the error it wraps from its sources.
 fn is_untrusted(error: &(dyn Error + 'static)) -> bool {
     let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
     matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
@@ -231,7 +230,7 @@ fn is_untrusted(error: &(dyn Error + 'static)) -> bool {
         || error.source().is_some_and(is_untrusted)
 }
 
-/// An error with its causes: hyper's own texts leave them out.
+/// Error text with its causes, which hyper's own text omits.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();

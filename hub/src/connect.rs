@@ -1,4 +1,4 @@
-//! Connections: TLS with the system's roots, through a proxy if the environment names one.
+//! Connections: TLS with the system's roots, through a proxy if the environment specifies one.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,13 +15,13 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tower::{Service, ServiceExt};
 
-/// How long a TCP connection may take.
+/// Timeout for a TCP connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Connects to `http` and `https` addresses.
 pub type Connector = HttpsConnector<Proxied>;
 
-/// The connector of this process's environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE and the like.
+/// Connector for this process's environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE and others.
 pub fn connector() -> Connector {
     let mut plain = HttpConnector::new();
     plain.enforce_http(false);
@@ -30,7 +30,7 @@ pub fn connector() -> Connector {
     HttpsConnector::from((Proxied { plain, proxies: Arc::new(Matcher::from_env()) }, Arc::new(tls())))
 }
 
-/// The roots of the system, or those of Mozilla where there are none, as in an empty container.
+/// The system's roots, or Mozilla's if there are none, as in an empty container.
 fn tls() -> ClientConfig {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -47,7 +47,7 @@ fn tls() -> ClientConfig {
     versions.with_root_certificates(roots).with_no_client_auth()
 }
 
-/// Connects to an address, or to the proxy before it.
+/// Connects directly or through a proxy.
 #[derive(Debug, Clone)]
 pub struct Proxied {
     plain: HttpConnector,

@@ -1,4 +1,4 @@
-//! The variables of Hugging Face's tools.
+//! Environment variables of Hugging Face's tools.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,32 +9,32 @@ use url::Url;
 use crate::error::HubError;
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-/// Longest token file that is read, bytes.
+/// Largest token file that is read, in bytes.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
-/// The cache, the hub and the user's token.
+/// Settings for the cache and the hub.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// The hub, or a mirror of it.
+    /// URL of the hub or a mirror.
     pub endpoint: Url,
-    /// The cache's root.
+    /// Root directory of the cache.
     pub cache: PathBuf,
-    /// The user's token.
+    /// Access token of the user.
     pub token: Option<Token>,
     /// Whether the network must not be used.
     pub is_offline: bool,
 }
 
 impl Environment {
-    /// Reads this process's variables.
+    /// Reads the variables of this process.
     ///
     /// # Errors
-    /// If a variable is unusable, or none names a place for the cache.
+    /// If a variable is invalid, or none specifies a place for the cache.
     pub fn of_process() -> Result<Self, HubError> {
         Self::read(|name| std::env::var(name).ok())
     }
 
-    /// Reads variables.
+    /// Reads variables through the given lookup.
     ///
     /// # Errors
     /// As [`Environment::of_process`].
@@ -60,7 +60,7 @@ impl Environment {
     }
 }
 
-/// A user's token, ready to be sent. It is never printed.
+/// Access token in the form in which it is sent. Never printed.
 #[derive(Clone)]
 pub struct Token(HeaderValue);
 
@@ -69,7 +69,7 @@ impl Token {
         let bad = |_| HubError::BadVariable {
             variable: "HF_TOKEN",
             value: "***".to_owned(),
-            why: "it has characters that no token has; copy it again".to_owned(),
+            why: "it contains characters that tokens cannot contain; copy it again".to_owned(),
         };
         let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim())).map_err(bad)?;
         value.set_sensitive(true);
@@ -95,12 +95,12 @@ fn endpoint(given: Option<String>) -> Result<Url, HubError> {
         value: value.clone(),
         why: why.to_owned(),
     };
-    // A path of a mirror (https://mirror.example/hf) must end with a slash, or joining would replace it.
+    // The path of a mirror (https://mirror.example/hf) must end with a slash, or joining would replace it.
     let url = Url::parse(&format!("{}/", value.trim().trim_end_matches('/')));
     let url = url.map_err(|_| bad("it is not a URL such as https://huggingface.co"))?;
     match url.scheme() {
         "http" | "https" if url.has_host() => Ok(url),
-        _ => Err(bad("it must begin with https:// or http://")),
+        _ => Err(bad("it must start with https:// or http://")),
     }
 }
 
@@ -115,7 +115,7 @@ fn expand(path: &str, home: Option<&str>) -> PathBuf {
     }
 }
 
-/// The token that `hf auth login` has stored.
+/// Token stored by `hf auth login`.
 fn read_token(file: &Path) -> Option<String> {
     let size = std::fs::metadata(file).ok()?.len();
     let text = std::fs::read_to_string(file).ok().filter(|_| size <= MAX_TOKEN_BYTES)?;

@@ -1,4 +1,4 @@
-//! Why a model cannot be had, and what to do about it.
+//! Errors about models, with remedies.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,7 @@ pub enum HubError {
         if *.has_token { ", or the token's account may not see it" } else { ", or it is private: set HF_TOKEN to a token that may read it" }
     )]
     NoModel { name: String, endpoint: String, has_token: bool },
-    #[error(
-        "`{name}` has no revision `{revision}` at {endpoint}; give a branch, a tag or a commit that it has"
-    )]
+    #[error("`{name}` has no revision `{revision}` at {endpoint}; give an existing branch, tag or commit")]
     NoRevision { name: String, revision: String, endpoint: String },
     #[error(
         "`{name}` is gated: accept its terms at {endpoint}/{name}{}",
@@ -33,7 +31,7 @@ pub enum HubError {
     )]
     Gated { name: String, endpoint: String, has_token: bool },
     #[error(
-        "{endpoint} refuses the token ({status}); set HF_TOKEN to a valid one, or unset it for public models"
+        "{endpoint} rejected the token ({status}); set HF_TOKEN to a valid one, or unset it for public models"
     )]
     Token { endpoint: String, status: u16 },
     #[error("{url} answered {status}{}", if .message.is_empty() { String::new() } else { format!(": {}", .message) })]
@@ -49,7 +47,7 @@ pub enum HubError {
     )]
     Unreachable { url: String, attempts: u32, why: String },
     #[error(
-        "{file} of `{name}` broke off {attempts} times without getting further, the last time with: {why}; what is here is kept, so \
+        "{file} of `{name}` stopped {attempts} times without progress, most recently with: {why}; the part received is kept, so \
          start again to go on"
     )]
     BrokeOff { name: String, file: String, attempts: u32, why: String },
@@ -74,7 +72,7 @@ pub enum HubError {
 }
 
 impl HubError {
-    /// Adds the path to an error of the file system.
+    /// Adds the path to a file system error.
     pub(crate) fn disk(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Disk { path: path.to_owned(), error }
     }

@@ -1,4 +1,4 @@
-//! Downloads one file: continues an earlier attempt, verifies the whole, and gives it its name.
+//! Downloads one file: resumes a partial download, verifies the checksum, and moves the file into place.
 
 use std::path::Path;
 
@@ -12,25 +12,25 @@ use crate::lock::lock;
 use crate::name::{ModelName, Revision};
 use crate::partial::Partial;
 
-/// How often a file may arrive with a wrong checksum.
+/// Most downloads of a file with a wrong checksum.
 const MAX_CORRUPTED: u32 = 3;
-/// An attempt that receives this many bytes resets the count of attempts.
+/// Receiving this many bytes resets the attempt count.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
-/// A file of a commit.
+/// File to download.
 #[derive(Debug)]
 pub struct Wanted<'a> {
-    /// The model.
+    /// Model to which the file belongs.
     pub name: &'a ModelName,
     /// Hash of the commit.
     pub commit: &'a str,
-    /// The file's name in the repository.
+    /// Path of the file in the repository.
     pub file: &'a str,
-    /// Its content.
+    /// Expected checksum and size.
     pub blob: &'a Blob,
 }
 
-/// Downloads the content of `wanted` into `repository`, and reports its length as it grows.
+/// Downloads the content of `wanted` into `repository`, reporting changes in its size.
 pub async fn fetch(
     client: &Client,
     repository: &Repository,
@@ -43,7 +43,7 @@ pub async fn fetch(
         return Ok(());
     }
     let _lock = lock(&repository.blob_lock(&wanted.blob.etag), || repository.bytes()).await?;
-    // Another process may have downloaded it while this one waited.
+    // Another process may have downloaded it while this one waited for the lock.
     if has_size(&place, wanted.blob.size) {
         report(wanted.blob.size as i64);
         return Ok(());
@@ -59,7 +59,7 @@ fn has_size(path: &Path, size: u64) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() == size)
 }
 
-/// Reads until the file is complete and verified.
+/// Downloads until the file is complete and verified.
 async fn complete(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -97,7 +97,7 @@ async fn complete(
     }
 }
 
-/// One attempt: reads from the end of the partial file to the end of the file.
+/// One attempt: downloads from the end of the partial file.
 async fn read(
     client: &Client,
     wanted: &Wanted<'_>,
@@ -109,13 +109,15 @@ async fn read(
     let mut answer = granted(client, wanted.name, &Revision::parse(wanted.commit)?, answer).await?;
     match (answer.status, start_of(&answer)) {
         (StatusCode::PARTIAL_CONTENT, Some(start)) if start == partial.length() => {}
-        // A server that ignores the range sends the file from its start.
+        // A server that ignores the range sends the whole file.
         (StatusCode::OK, _) => restart(wanted, partial, report)?,
         (StatusCode::RANGE_NOT_SATISFIABLE, _) => {
             restart(wanted, partial, report)?;
             return Err(Trouble::passing("the server has a shorter file"));
         }
-        (status, _) => return Err(protocol(&url, format!("it answered a range with {status}")).into()),
+        (status, _) => {
+            return Err(protocol(&url, format!("it answered a range request with {status}")).into());
+        }
     }
     while let Some(bytes) = answer.chunk().await? {
         if !partial.append(&bytes).map_err(on_disk(wanted))? {
@@ -124,10 +126,10 @@ async fn read(
         }
         report(bytes.len() as i64);
     }
-    if partial.is_whole() { Ok(()) } else { Err(Trouble::passing("the connection ended early")) }
+    if partial.is_whole() { Ok(()) } else { Err(Trouble::passing("the connection closed early")) }
 }
 
-/// The position at which a partial answer begins.
+/// First byte position of a partial response.
 fn start_of(answer: &Answer) -> Option<u64> {
     answer.header("content-range")?.strip_prefix("bytes ")?.split('-').next()?.parse().ok()
 }

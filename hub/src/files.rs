@@ -1,4 +1,4 @@
-//! Which of a model's files Skein reads. Pure.
+//! Selects the files of a model that Skein reads. Pure.
 
 use std::collections::BTreeSet;
 
@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::name::is_part;
 
-/// The weights in one file.
+/// File that holds all weights.
 pub const SINGLE: &str = "model.safetensors";
-/// The index of weights in several files.
+/// Index of weights that span several files.
 pub const INDEX: &str = "model.safetensors.index.json";
-/// Files beside the weights; without the first there is no model.
+/// Files beside the weights.
 const TEXT: [&str; 9] = [
     "config.json",
     "generation_config.json",
@@ -22,33 +22,33 @@ const TEXT: [&str; 9] = [
     "hf_quant_config.json",
     "quantize_config.json",
 ];
-/// Without these a model cannot be served.
+/// Files without which a model cannot be served.
 pub const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
-/// Most files of weights; the largest published models have some 200.
+/// Most weight files; the largest published models have about 200.
 const MAX_SHARDS: usize = 10_000;
 
-/// What a process reads of a model.
+/// Files that a process needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// Configuration and tokenizer: a router, a gateway.
+    /// Configuration and tokenizer, as for a router or gateway.
     Text,
-    /// The weights, too.
+    /// Also the weights.
     All,
 }
 
 /// Layout of a model's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
-    /// In one file.
+    /// All weights in one file.
     Single,
-    /// In several, listed by an index.
+    /// Several files, listed by an index.
     Indexed,
 }
 
-/// The files of `listed` beside the weights.
+/// Files in `listed` that are not weights.
 ///
 /// # Errors
-/// The name of a required file that is not there.
+/// Name of a required file that is missing.
 pub fn text<'a>(listed: &[&'a str]) -> Result<Vec<&'a str>, &'static str> {
     let is_missing = |name: &&&str| !listed.contains(*name);
     match REQUIRED.iter().find(is_missing) {
@@ -57,10 +57,10 @@ pub fn text<'a>(listed: &[&'a str]) -> Result<Vec<&'a str>, &'static str> {
     }
 }
 
-/// The layout of the weights in `listed`. Prefers the single file, as a worker does.
+/// Weight layout in `listed`. Prefers the single file, as workers do.
 ///
 /// # Errors
-/// What is there instead.
+/// What the repository contains instead.
 pub fn weights(listed: &[&str]) -> Result<Weights, String> {
     if listed.contains(&SINGLE) {
         return Ok(Weights::Single);
@@ -72,15 +72,15 @@ pub fn weights(listed: &[&str]) -> Result<Weights, String> {
     let has = |ending: &&str| listed.iter().any(|name| name.ends_with(ending));
     let found: Vec<&str> = others.into_iter().filter(|ending| has(ending)).collect();
     Err(match found.as_slice() {
-        [] => "it has no weights at all".to_owned(),
+        [] => "it has no weights".to_owned(),
         found => format!("it has only {} files; look for a repository with {SINGLE}", found.join(", ")),
     })
 }
 
-/// The files that an index of weights names.
+/// Files named by an index of weights.
 ///
 /// # Errors
-/// What is wrong with the index.
+/// The fault in the index.
 pub fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value = serde_json::from_slice(index).map_err(|error| format!("it is not JSON: {error}"))?;
     let map = index["weight_map"].as_object().filter(|map| !map.is_empty());

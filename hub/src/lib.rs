@@ -1,8 +1,8 @@
-//! Models by name. The cache on disk has the layout of Hugging Face's own tools, so that each finds what the
-//! others downloaded, and the client downloads the files that Skein reads, whole or not at all.
+//! Downloads models by name. The cache on disk has the layout of Hugging Face's tools, so that both find each
+//! other's downloads. The client downloads only files that Skein reads, and each appears only when complete.
 //!
-//! This crate alone speaks TLS to servers on the internet. It knows nothing of what is in a model's files,
-//! except that an index of weights names further files.
+//! Only this crate uses TLS to servers on the internet. It does not interpret a model's files, except that an
+//! index of weights names further files.
 
 mod api;
 pub mod cache;

@@ -1,5 +1,5 @@
-//! Locks between processes, on the files that Hugging Face's tools lock, too. The system releases them when
-//! their holder ends, even by a kill.
+//! Locks between processes, on the same files that Hugging Face's tools lock. The system releases them when
+//! the holder ends, even if killed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use crate::error::HubError;
 
-/// Time between two attempts to take a held lock.
+/// Interval between attempts to take a lock.
 const TRY_EVERY: Duration = Duration::from_millis(200);
-/// Longest wait for a holder that makes no progress.
+/// Longest wait for a lock's holder that makes no progress.
 const HOLDER_STALLED: Duration = Duration::from_secs(600);
 
-/// A held lock; dropping releases it.
+/// Held lock, released on drop.
 #[derive(Debug)]
 pub struct Lock(#[allow(dead_code)] File);
 
-/// Takes the lock `path`, or returns `None` if another process holds it.
+/// Takes the lock `path`; `None` if another process holds it.
 pub fn try_lock(path: &Path) -> Result<Option<Lock>, HubError> {
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(HubError::disk(directory))?;
@@ -26,7 +26,7 @@ pub fn try_lock(path: &Path) -> Result<Option<Lock>, HubError> {
     match file.try_lock() {
         Ok(()) => Ok(Some(Lock(file))),
         Err(TryLockError::WouldBlock) => Ok(None),
-        // Some network file systems have no locks; contents are renamed into place there, too.
+        // Some network file systems have no locks; renames keep contents consistent there as well.
         Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
             tracing::warn!(path = %path.display(), "the file system has no locks; download a model once at a time");
             Ok(Some(Lock(file)))
@@ -35,7 +35,7 @@ pub fn try_lock(path: &Path) -> Result<Option<Lock>, HubError> {
     }
 }
 
-/// Takes the lock `path`. While another process holds it, `progress` must change from time to time.
+/// Takes the lock `path`, waiting while another process holds it. Fails if `progress` stops changing.
 pub async fn lock(path: &Path, progress: impl Fn() -> u64) -> Result<Lock, HubError> {
     let (mut seen, mut stalled) = (progress(), Duration::ZERO);
     let mut is_told = false;

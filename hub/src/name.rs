@@ -1,19 +1,19 @@
-//! Names of models and of their revisions. Both become parts of paths and URLs, so anything that could escape
-//! a directory is refused.
+//! Names of models and revisions. Both become parts of paths and URLs, so anything that could escape a
+//! directory is refused.
 
 use std::fmt;
 
 use crate::error::HubError;
 
-/// Longest name or revision, bytes.
+/// Longest name or revision, in bytes.
 const MAX_BYTES: usize = 200;
 
-/// A model's name at the hub: `organisation/model`.
+/// Name of a model at the hub: `organisation/model`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelName(String);
 
 impl ModelName {
-    /// Whether `text` has the form of a name.
+    /// Whether `text` is a valid name.
     pub fn is_name(text: &str) -> bool {
         Self::parse(text).is_ok()
     }
@@ -21,7 +21,7 @@ impl ModelName {
     /// Parses `organisation/model`.
     ///
     /// # Errors
-    /// If it is anything else.
+    /// If `text` has any other form.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let is_pair = text.split_once('/').is_some_and(|(organisation, model)| {
             [organisation, model].iter().all(|part| is_part(part) && !part.contains("--"))
@@ -38,12 +38,12 @@ impl ModelName {
         &self.0
     }
 
-    /// Name of its directory in the cache.
+    /// Directory name in the cache.
     pub(crate) fn directory(&self) -> String {
         format!("models--{}", self.0.replace('/', "--"))
     }
 
-    /// The model whose directory in the cache is called `directory`.
+    /// Inverse of [`Self::directory`].
     pub(crate) fn of_directory(directory: &str) -> Option<Self> {
         Self::parse(&directory.strip_prefix("models--")?.replacen("--", "/", 1)).ok()
     }
@@ -55,7 +55,7 @@ impl fmt::Display for ModelName {
     }
 }
 
-/// A branch, a tag or a commit.
+/// Branch, tag or commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revision(String);
 
@@ -68,7 +68,7 @@ impl Revision {
     /// Parses a branch, a tag, a commit or `refs/pr/N`.
     ///
     /// # Errors
-    /// If it cannot be a part of a path.
+    /// If it cannot be part of a path.
     pub fn parse(text: &str) -> Result<Self, HubError> {
         let is_path = text.split('/').all(is_part) && text.len() <= MAX_BYTES;
         if is_path { Ok(Self(text.to_owned())) } else { Err(HubError::BadRevision(text.to_owned())) }
@@ -79,7 +79,7 @@ impl Revision {
         &self.0
     }
 
-    /// Whether it is a whole commit hash, which always names the same commit.
+    /// Whether it is a full commit hash, which always names the same commit.
     pub fn is_commit(&self) -> bool {
         is_commit(&self.0)
     }
@@ -96,7 +96,7 @@ pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Whether `text` can be one part of a path: no separator, no hidden or parent directory.
+/// Whether `text` is a safe path component: no separator, no hidden or parent directory.
 pub(crate) fn is_part(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     !text.is_empty() && !text.starts_with('.') && text.bytes().all(is_plain)

@@ -1,4 +1,4 @@
-//! A partly downloaded file: its first bytes, and their checksum so far.
+//! A partly downloaded file and its running checksum.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use crate::api::Blob;
 use crate::checksum::Sum;
 
-/// Bytes read at once from an earlier attempt.
+/// Bytes read at a time from an earlier download.
 const READ_BYTES: usize = 1 << 20;
 
-/// The beginning of a file. All received bytes are in the file on disk, so a kill loses nothing.
+/// Start of a file. All received bytes are written to disk immediately, so a kill loses nothing.
 pub struct Partial {
     path: PathBuf,
     file: File,
@@ -20,7 +20,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Continues the file at `path`, if there is one.
+    /// Opens the file at `path` and continues an earlier download.
     pub fn open(path: &Path, blob: &Blob) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path)?;
         let sum = blob.checksum().begin(blob.size);
@@ -55,15 +55,14 @@ impl Partial {
         self.length == self.blob.size
     }
 
-    /// Whether the bytes are those that the checksum names.
+    /// Whether the content is complete and matches its checksum.
     pub fn is_right(&self) -> bool {
         self.is_whole() && self.sum.is(&self.blob.etag)
     }
 
-    /// Appends `bytes`; false if the file would become longer than it is at the hub.
+    /// Appends `bytes`; false if the file would exceed its expected size.
     ///
-    /// Writes at once, without a buffer of its own, so that the next process goes on from the last byte that
-    /// arrived.
+    /// Writes without buffering, so that the next process continues from the last byte received.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<bool> {
         if self.length + bytes.len() as u64 > self.blob.size {
             return Ok(false);
@@ -74,7 +73,7 @@ impl Partial {
         Ok(true)
     }
 
-    /// Discards the bytes.
+    /// Discards all received bytes.
     pub fn restart(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
@@ -82,7 +81,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Syncs it to disk, then renames it to `to`.
+    /// Syncs the file to disk, then renames it to `to`.
     pub fn finish(self, to: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         std::fs::rename(&self.path, to)

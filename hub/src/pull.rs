@@ -1,4 +1,4 @@
-//! Downloads a model: all files that Skein reads, then the name of their commit.
+//! Downloads a model: all files that Skein reads, then the ref to their commit.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -15,29 +15,29 @@ use crate::files::{self, Need, Weights};
 use crate::lock::lock;
 use crate::name::{ModelName, Revision};
 
-/// Files that are downloaded at once.
+/// Most files downloaded concurrently.
 const FILES_AT_ONCE: usize = 4;
-/// Largest index of weights that is read, bytes.
+/// Largest weights index that is read, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
-/// Progress of a download, bytes.
+/// Progress of a download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// On disk.
+    /// Bytes on disk.
     pub done: u64,
-    /// Of all files that are known so far.
+    /// Total bytes of all files known so far.
     pub total: u64,
 }
 
-/// An observer of a download.
+/// Callbacks of a download.
 pub struct Watch<'a> {
-    /// Told of each step.
+    /// Called after every change.
     pub progress: &'a (dyn Fn(Progress) + Sync),
-    /// Looks at the directory before the weights are downloaded. An error ends the download.
+    /// Checks the directory before the weights are downloaded. An error cancels the download.
     pub accepts: &'a (dyn Fn(&Path) -> Result<(), String> + Sync),
 }
 
-/// The cache and the hub behind it.
+/// Cache and the hub behind it.
 #[derive(Debug)]
 pub struct Hub {
     cache: Cache,
@@ -45,20 +45,20 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub of `environment`.
+    /// Cache and hub specified by `environment`.
     pub fn new(environment: Environment) -> Self {
         Self { cache: Cache::new(&environment.cache), environment }
     }
 
-    /// The cache.
+    /// Local cache of models.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// The directory of `name`: from the cache if it is complete there, else downloaded.
+    /// Directory of `name`: from the cache if complete, otherwise downloaded.
     ///
     /// # Errors
-    /// If it is not in the cache and cannot be downloaded.
+    /// If it is not cached and cannot be downloaded.
     pub async fn find(
         &self,
         name: &ModelName,
@@ -72,7 +72,7 @@ impl Hub {
         }
     }
 
-    /// Downloads what is missing of `name` at `revision`, as the hub has it now. Returns its directory.
+    /// Downloads the missing files of `name` at `revision` as of now. Returns the directory.
     ///
     /// # Errors
     /// If the hub cannot be reached or refuses, the model lacks a file, or the disk is full.
@@ -98,7 +98,7 @@ impl Hub {
     }
 }
 
-/// One download.
+/// State of one download.
 struct Pull<'a> {
     client: Client,
     name: &'a ModelName,
@@ -125,7 +125,7 @@ impl Pull<'_> {
         }
     }
 
-    /// Downloads the index, and returns the files that it names.
+    /// Downloads the index and returns the files that it names.
     async fn shards(&self, listed: &[&str]) -> Result<Vec<String>, HubError> {
         self.files(&[files::INDEX.to_owned()]).await?;
         let place = self.repository.snapshot(&self.listing.commit).join(files::INDEX);
@@ -136,7 +136,7 @@ impl Pull<'_> {
             Err(why) => return bad(why),
         };
         match shards.iter().find(|shard| !listed.contains(&shard.as_str())) {
-            Some(missing) => bad(format!("it names {missing}, which is not there")),
+            Some(missing) => bad(format!("it names {missing}, which does not exist")),
             None => Ok(shards.into_iter().collect()),
         }
     }
@@ -170,7 +170,7 @@ impl Pull<'_> {
     }
 }
 
-/// Counts the bytes of several files.
+/// Byte count over several files.
 struct Counted<'a> {
     done: AtomicI64,
     total: AtomicU64,

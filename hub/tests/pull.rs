@@ -1,4 +1,4 @@
-//! Downloads from a server that speaks the hub's protocol, undisturbed and disturbed.
+//! Downloads from a server with the hub's protocol, with and without faults.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -20,7 +20,7 @@ fn random(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|_| rng.bits() as u8).collect()
 }
 
-/// A model of two shards, beside files that nobody needs.
+/// Model of two shards, with files that are not needed.
 fn model(seed: u64) -> Model {
     let files = vec![
         File::small("README.md", "unused"),
@@ -68,7 +68,7 @@ impl Scene {
         pull(&self.hub(), NAME, "main", Need::All).await
     }
 
-    /// Checks that exactly the needed files are there, each as at the hub.
+    /// Checks that exactly the needed files exist, each with the hub's content.
     fn check_whole(&self, snapshot: &Path) {
         let entries = std::fs::read_dir(snapshot).expect("it is there");
         let mut names: Vec<_> =
@@ -87,7 +87,7 @@ impl Scene {
     }
 }
 
-/// The environment is read from variables; here there is one server for each test.
+/// The environment is read from variables; each test has its own server.
 fn hub(endpoint: &str, cache: &Path, token: Option<&str>) -> Hub {
     let variables = [("HF_ENDPOINT", Some(endpoint)), ("HF_HUB_CACHE", cache.to_str()), ("HF_TOKEN", token)];
     let variable = |name: &str| variables.iter().find(|(known, _)| *known == name)?.1.map(str::to_owned);
@@ -117,7 +117,7 @@ async fn only_the_needed_files_come_and_they_come_once() {
     assert_eq!(sent.iter().map(|sent| sent.bytes).sum::<u64>(), total);
     assert_eq!(scene.server.tokens_at_store(), 0, "signed addresses get no token");
 
-    // Found again without a request; pulled again with one, for the listing.
+    // `find` needs no request; `pull` requests the listing.
     scene.server.take_requests();
     assert_eq!(hub.find(&name, &main, Need::All, &watch).await.unwrap(), snapshot);
     assert_eq!(scene.server.take_requests(), [""; 0]);
@@ -150,7 +150,7 @@ async fn a_new_commit_shares_what_has_not_changed() {
         ["config.json"]
     );
     assert_eq!(std::fs::read_to_string(before.join("config.json")).unwrap(), "{}");
-    // The old commit is still there by its hash, without the network.
+    // The old commit is still found by its hash, without the network.
     let (name, old) = (ModelName::parse(NAME).unwrap(), Revision::parse(COMMIT).unwrap());
     assert_eq!(scene.hub().cache().find(&name, &old, Need::All), Some(before));
 }
@@ -179,7 +179,7 @@ async fn changed_bytes_are_noticed_and_fetched_again() {
     for seed in 0..10 {
         let scene = Scene::new(200 + seed).await;
         scene.server.misbehave(Faults { cut: 300, corrupted: 150, ..Faults::default() });
-        // A file that arrives wrong three times is an error: the next start then fetches it.
+        // A file with a wrong checksum three times is an error; the next start downloads it.
         let mut pulled = scene.pull().await;
         while let Err(HubError::Checksum { .. }) = pulled {
             pulled = scene.pull().await;
@@ -279,7 +279,7 @@ async fn what_cannot_be_had_says_why_and_what_to_do() {
     check("org/model", "v9", None, &["no revision `v9`"]).await;
     check("org/gated", "main", None, &["is gated", "accept its terms", "then set HF_TOKEN"]).await;
     check("org/gated", "main", Some("hf_other"), &["is gated", "with the account of your HF_TOKEN"]).await;
-    check("org/gated", "main", Some("expired"), &["refuses the token (401)"]).await;
+    check("org/gated", "main", Some("expired"), &["rejected the token (401)"]).await;
     check("org/gguf", "main", None, &["no safetensors weights", ".gguf", "model.safetensors"]).await;
     check("org/bare", "main", None, &["no tokenizer.json"]).await;
     check("org/hostile", "main", None, &["../../../x.safetensors", "not a safetensors file beside it"]).await;
@@ -306,7 +306,7 @@ async fn without_the_network_what_is_here_is_served() {
     let environment = |offline: &str| {
         let (offline, cache) = (offline.to_owned(), scene.cache.path().to_str().unwrap().to_owned());
         Environment::read(move |name: &str| match name {
-            // Nothing listens there.
+            // Nothing listens on this port.
             "HF_ENDPOINT" => Some("http://127.0.0.1:1".to_owned()),
             "HF_HUB_CACHE" => Some(cache.clone()),
             "HF_HUB_OFFLINE" => Some(offline.clone()),

@@ -1,4 +1,4 @@
-//! A hub over TLS, whose certificate the environment names.
+//! A hub over TLS with a certificate from the environment.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// Answers every request over TLS with a refusal that only this server gives.
+/// Answers every request over TLS with a distinctive refusal.
 async fn serve(listener: TcpListener, acceptor: TlsAcceptor) {
     while let Ok((stream, _)) = listener.accept().await {
         let Ok(mut stream) = acceptor.accept(stream).await else { continue };
@@ -37,8 +37,8 @@ async fn certificates_are_checked_against_the_named_roots() {
     let roots = cache.path().join("roots.pem");
     std::fs::write(&roots, cert.pem()).unwrap();
 
-    // The only test of this process, so that nothing else reads the variable meanwhile: the test starts
-    // itself once with it and once without.
+    // The only test of this process, so nothing else reads the variable. The test runs itself twice, with and
+    // without it.
     let is_child = std::env::var("TEST_TLS_ENDPOINT").is_ok();
     let endpoint = std::env::var("TEST_TLS_ENDPOINT").unwrap_or(endpoint);
     if !is_child {

@@ -1,28 +1,28 @@
-//! Leaves: how a product that several ranks may share is summed over its inputs.
+//! Leaves: the order of summation of a product that ranks may divide by its inputs.
 //!
-//! The inputs are cut into at most eight leaves of equal length. A leaf is one ascending chain from zero, and
-//! the leaves are joined as a balanced tree, in f32:
+//! The inputs are divided into at most eight leaves of equal length. A leaf is summed in ascending order from
+//! zero, and the leaves are joined as a balanced tree, in f32:
 //!
 //! ```text
 //! y = ((l0 + l1) + (l2 + l3)) + ((l4 + l5) + (l6 + l7))
 //! ```
 //!
-//! One rank, two, four or eight with the leaves divided evenly each hold whole subtrees, so the sum has the
-//! same bits for all of them. (A left fold would not: `fold(l0..l3) + fold(l4..l7)` is another expression.)
-//! The number of leaves depends on the model's configuration alone.
+//! With one, two, four or eight ranks and evenly divided leaves, each rank holds whole subtrees, so the sum
+//! has the same bits for every number of ranks. (A left fold would not: `fold(l0..l3) + fold(l4..l7)` is a
+//! different expression.) The number of leaves depends only on the model's configuration.
 
 use std::ops::Range;
 
-/// Most leaves of a product, and so most ranks that can share it.
+/// Most leaves of a product, and so most ranks that can divide it.
 pub const MAX_LEAVES: usize = 8;
 /// Levels of the tree below its root.
 pub const MAX_LEVELS: usize = MAX_LEAVES.ilog2() as usize;
-/// The length of a leaf is a multiple of this many inputs, unless there is only one leaf: the columns that
-/// share a scale in grouped formats, which every other unit of the kernels divides.
+/// The length of a leaf is a multiple of this many inputs, unless there is only one leaf. It is the number of
+/// columns that share a scale in grouped formats, and a multiple of every other unit of the kernels.
 pub const UNIT: usize = 32;
 
-/// Number of leaves of a product over `inputs` inputs that may be cut at multiples of `unit`: the largest
-/// power of two up to eight that gives leaves of whole units of `unit` and of [`UNIT`] inputs.
+/// Number of leaves of a product over `inputs` inputs that can be divided at multiples of `unit`: the largest
+/// power of two up to eight for which leaves are whole multiples of `unit` and of [`UNIT`] inputs.
 pub fn count(inputs: usize, unit: usize) -> usize {
     let unit = lowest_common_multiple(unit.max(1), UNIT);
     let divides = |leaves: &usize| inputs > 0 && inputs.is_multiple_of(leaves * unit);
@@ -37,10 +37,10 @@ fn lowest_common_multiple(a: usize, b: usize) -> usize {
     a / divisor * b
 }
 
-/// The leaves that `rank` of `ranks` holds, out of `leaves`.
+/// The leaves of `rank`, one of `ranks`, out of `leaves`.
 ///
 /// # Panics
-/// If the ranks cannot share the leaves evenly.
+/// If the ranks cannot divide the leaves evenly.
 pub fn of_rank(leaves: usize, rank: usize, ranks: usize) -> Range<usize> {
     assert!(
         ranks > 0 && leaves.is_multiple_of(ranks) && rank < ranks,
@@ -51,7 +51,7 @@ pub fn of_rank(leaves: usize, rank: usize, ranks: usize) -> Range<usize> {
 }
 
 /// Replaces `sums[0]` with the sum of all of `sums` as a balanced tree, element by element; the others are
-/// left with partial sums. Each element is a leaf's sum or that of a whole subtree, in order.
+/// overwritten with partial sums. Each element of `sums` belongs to a leaf or a whole subtree, in order.
 ///
 /// # Panics
 /// If the number of sums is not a power of two, or their lengths differ.

@@ -7,11 +7,11 @@ use tokio::sync::watch;
 
 use crate::clock::{self, Timestamp};
 
-/// Exit codes after a second signal, during a shutdown: 128 + SIGINT, 128 + SIGTERM.
+/// Exit codes after a second signal during a shutdown: 128 + SIGINT, 128 + SIGTERM.
 const INTERRUPTED_EXIT_CODE: i32 = 130;
 const TERMINATED_EXIT_CODE: i32 = 143;
-/// A second signal this soon after the first is ignored: `timeout` signals its child and then the whole
-/// process group, so that the child gets one signal twice.
+/// A second signal within this time is ignored: `timeout` signals its child and then the whole process group,
+/// so the child gets the signal twice.
 const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(100);
 /// How long a forced shutdown waits for child processes to be killed.
 const FORCED_GRACE: Duration = Duration::from_millis(100);
@@ -25,7 +25,7 @@ enum Stage {
     Running,
     /// Drain, then exit.
     Requested,
-    /// Exit at once.
+    /// Exit without a drain.
     Forced,
 }
 
@@ -36,7 +36,7 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// Requested by SIGINT or SIGTERM. A second signal of either kind exits at once.
+    /// Shutdown on SIGINT or SIGTERM. A second signal of either kind exits immediately.
     ///
     /// # Errors
     /// If the signal handlers cannot be installed.
@@ -47,7 +47,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Requested by [`Shutdown::request`] or by a second SIGTERM. SIGINT and the first SIGTERM are ignored:
+    /// Shutdown on [`Shutdown::request`] or a second SIGTERM. SIGINT and the first SIGTERM are ignored:
     /// Ctrl-C, systemd and `timeout` signal the whole process group, but a supervised worker must keep
     /// running until its supervisor has drained the streams and closes its input.
     ///
@@ -67,7 +67,7 @@ impl Shutdown {
         self.raise_to(Stage::Requested);
     }
 
-    /// Requests an end without a drain.
+    /// Requests an exit without a drain.
     pub fn force(&self) {
         self.raise_to(Stage::Forced);
     }
@@ -86,7 +86,7 @@ impl Shutdown {
         self.reaches(Stage::Requested)
     }
 
-    /// As [`Shutdown::requested`], for [`Shutdown::force`].
+    /// Like [`Shutdown::requested`], for [`Shutdown::force`].
     pub fn forced(&self) -> impl Future<Output = ()> + Send + 'static {
         self.reaches(Stage::Forced)
     }
@@ -121,7 +121,7 @@ async fn watch_signals(shutdown: Shutdown, mut interrupt: Signal, mut terminate:
         let is_same = first.is_some_and(|first| now.since(first) < SAME_SIGNAL_WITHIN);
         first.get_or_insert(now);
         if shutdown.is_requested() && !is_same {
-            tracing::warn!("signalled again: exiting now, running requests are lost");
+            tracing::warn!("second signal: exiting now; running requests are lost");
             crate::telemetry::silence();
             shutdown.force();
             tokio::time::sleep(FORCED_GRACE).await;

@@ -40,15 +40,15 @@ impl Listener {
     /// Waits for a change since the last call, or since [`mark_unchanged`](Self::mark_unchanged).
     pub async fn changed(&mut self) {
         loop {
-            let mut told = std::pin::pin!(self.state.waiting.notified());
+            let mut notified = std::pin::pin!(self.state.waiting.notified());
             // Enabled before the check, so that a change between the two is not missed.
-            told.as_mut().enable();
+            notified.as_mut().enable();
             let changes = self.state.changes.load(Ordering::Acquire);
             if changes != self.seen {
                 self.seen = changes;
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 

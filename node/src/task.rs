@@ -58,7 +58,7 @@ where
 async fn owned<F: Future>(owner: Arc<dyn Owner>, future: F) -> F::Output {
     match Owned::new(owner, future).await {
         Some(output) => output,
-        // The process has ended. Only its own tasks could wait for this result, and they have ended with it.
+        // The process is exiting. Only its own tasks could wait for this result, and they have ended with it.
         None => std::future::pending().await,
     }
 }

@@ -35,7 +35,7 @@ pub struct LogOptions {
     pub level: Option<String>,
     /// Name of this process, to tell several apart in one log; empty = none.
     pub process: String,
-    /// Where traces and metrics go; `None` = they are off.
+    /// Destination of traces and metrics; `None` = disabled.
     pub otlp: Option<trace::Options>,
 }
 
@@ -50,7 +50,7 @@ pub enum TelemetryError {
         /// The parser's message.
         reason: String,
     },
-    /// Traces could not start.
+    /// Traces could not be started.
     #[error(transparent)]
     Traces(#[from] trace::StartError),
     /// Logging has already been set up in this process.
@@ -72,10 +72,10 @@ pub fn level(given: &str) -> Result<String, String> {
     one_of(&levels)(&given.to_lowercase()).map(str::to_owned)
 }
 
-/// Starts logging, and traces and metrics by OTLP if they are on, for the lifetime of this process.
+/// Starts logging and, if enabled, traces and metrics by OTLP, for the lifetime of this process.
 ///
 /// # Errors
-/// If the level is invalid, an endpoint cannot be used, or logging was already set up.
+/// If the level is invalid, an endpoint is unusable, or logging is already set up.
 pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     let filter =
         options.level.clone().or_else(|| std::env::var("RUST_LOG").ok()).unwrap_or_else(|| "info".into());
@@ -99,7 +99,7 @@ pub fn init(options: &LogOptions) -> Result<(), TelemetryError> {
     started.map_err(|_| TelemetryError::AlreadySet)
 }
 
-/// Log lines that carry the ids of the request at work.
+/// Formatter of log lines with the ids of the current request.
 fn lines_with_ids(
     writer: Labelled,
     terminal: bool,
@@ -154,7 +154,7 @@ fn write_with_ids(writer: &mut Writer<'_>, line: &str, request: trace::Link, jso
     }
 }
 
-/// What is logged. Spans of the process are for traces only: a line would repeat those that it is in.
+/// Filter for log lines. Process spans are excluded: each log line inside one would repeat it.
 fn lines_filter(filter: &str) -> Result<EnvFilter, ParseError> {
     let filter = EnvFilter::try_new(quiet_libraries(filter))?;
     Ok(filter.add_directive(format!("{}=off", trace::PROCESS).parse()?))
@@ -176,8 +176,8 @@ fn quiet_libraries(filter: &str) -> String {
 /// Whether the log has [ended](silence).
 static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Ends the log of a process that exits without a drain. Its tasks see their connections break, and would log
-/// events that never happen, such as a stream that moves to another worker.
+/// Stops the log of a process that exits without a drain. Its tasks see their connections break and would log
+/// events that never happen, such as a stream moving to another worker.
 pub(crate) fn silence() {
     IS_SILENT.store(true, Ordering::Relaxed);
 }

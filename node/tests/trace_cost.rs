@@ -1,5 +1,5 @@
-//! What traces cost a request that is not exported: one allocation, and none while traces are off. Its own
-//! binary, because it counts allocations of all threads, and because traces start once in a process.
+//! Cost of traces for a request that is not exported: one allocation, and none if traces are disabled. A
+//! separate binary, because it counts allocations of all threads, and traces start only once per process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use skein_sys::allocations::Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting::new();
 
-/// The telemetry thread may allocate meanwhile, so the least of several counts is right.
+/// The telemetry thread may also allocate, so the smallest of several counts is used.
 const TRIES: usize = 20;
 
-/// Everything that a router records of a request that goes well.
+/// Everything that a router records for a successful request.
 fn a_request(model: &Arc<str>) {
     let request = Request::begin(Remote::read(|_| None));
     let mut handle = request.clone();

@@ -12,8 +12,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// The chained hash of a full block and everything before it.
 pub type BlockHash = u64;
 
-/// The hash before the first block. It differs by model, adapter and salt, so that equal tokens under
-/// different ones have different hashes.
+/// Hash before the first block. It depends on model, adapter and salt, so that equal tokens with different
+/// ones have different hashes.
 pub fn root(model: &str, adapter: &str, cache_salt: &str) -> BlockHash {
     let mut bytes = Vec::with_capacity(model.len() + adapter.len() + cache_salt.len() + 2);
     bytes.extend_from_slice(model.as_bytes());

@@ -33,7 +33,7 @@ pub struct Delta {
 pub struct WorkerDelta {
     /// Epoch of the sending worker.
     pub epoch: u64,
-    /// The output itself.
+    /// New output of the request.
     pub delta: Delta,
 }
 

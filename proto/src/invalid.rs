@@ -12,7 +12,7 @@ pub struct Invalid {
     pub field: &'static str,
     /// The field's value, or what is wrong with it.
     pub got: String,
-    /// The values that are allowed.
+    /// Description of the allowed values.
     pub allowed: String,
 }
 

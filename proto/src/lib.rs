@@ -44,8 +44,8 @@ pub mod worker {
     }
 }
 
-/// The part of Envoy's API that an endpoint picker speaks: external processing (`ext_proc`). The modules
-/// follow the packages, because generated code refers to them by path.
+/// The part of Envoy's API that an endpoint picker uses: external processing (`ext_proc`). The modules mirror
+/// the packages, because generated code refers to them by path.
 #[allow(missing_docs, clippy::all)]
 pub mod envoy {
     pub mod config {
@@ -80,7 +80,7 @@ pub mod envoy {
     }
 }
 
-/// The encoded `FileDescriptorSet` of all packages, for gRPC reflection.
+/// Encoded `FileDescriptorSet` of all packages, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// Largest gRPC message between Skein's processes, in bytes. A prompt of a million tokens fits.

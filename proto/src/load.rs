@@ -5,8 +5,8 @@ use crate::worker::v1 as wire;
 /// A worker's queue, running samples, free cache and measured speed.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Load {
-    /// Prompt tokens that are still to be computed: of waiting requests and of those part-way through
-    /// prefill, without the tokens found in the prefix cache.
+    /// Prompt tokens not yet computed: of waiting requests and of those in prefill, without tokens found in
+    /// the prefix cache.
     pub queued_uncached_tokens: u64,
     /// Samples in the queue.
     pub waiting: u32,

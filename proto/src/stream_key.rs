@@ -22,8 +22,8 @@ impl StreamKey {
         self.0.to_be_bytes().to_vec()
     }
 
-    /// The key of a stream with the same tokens that the router ends at the first of these strings. It
-    /// differs from `self`, because all readers of a stream get the same end.
+    /// Key of a stream with the same tokens that the router ends at the first of these strings. It differs
+    /// from `self`, because all readers of a stream get the same end.
     pub fn ended_by(self, stop: &[String], skip_special_tokens: bool) -> Self {
         let mut encoding = Encoding::begin();
         encoding.bytes(&self.to_wire());

@@ -1,8 +1,8 @@
-//! What a worker has counted since its start, for routers that serve the sums of their workers.
+//! Counters of a worker since its start, for routers that serve sums over their workers.
 
 use crate::worker::v1 as wire;
 
-/// The value of one counter or histogram.
+/// Value of one counter or histogram.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Total {
     /// Name of the metric at the worker.
@@ -11,13 +11,13 @@ pub struct Total {
     pub count: u64,
     /// Sum of a histogram's observations.
     pub sum: f64,
-    /// Observations in each bucket of a histogram, not cumulative, those above all bounds last; empty for a
-    /// counter.
+    /// Observations in each bucket of a histogram, not cumulative, with those above all bounds last; empty
+    /// for a counter.
     pub buckets: Vec<u64>,
 }
 
 impl Total {
-    /// Adds what `now` has beyond `before`, an earlier value of the same process. A value that fell adds
+    /// Adds the increase from `before`, an earlier value of the same process, to `now`. A decrease adds
     /// nothing.
     pub fn add_difference(&mut self, now: &Self, before: Option<&Self>) {
         let beyond = |now: u64, before: Option<u64>| now.saturating_sub(before.unwrap_or(0));

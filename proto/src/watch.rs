@@ -28,7 +28,7 @@ pub enum WatchBody {
     Snapshot(Snapshot),
     /// Blocks were evicted or cached.
     Cache(CacheChange),
-    /// Queue length, free blocks and speed; in some reports what the worker has counted, too.
+    /// Queue length, free blocks and speed; in some reports also the worker's counters.
     Load(LoadReport, Vec<Total>),
     /// The worker accepted a request.
     Admitted(Admitted),

@@ -36,7 +36,7 @@ pub struct App {
     pub drain: Drain,
     /// When this process started, seconds since 1970; `created` of the model.
     pub created: u64,
-    /// Files and batches of clients, if this router keeps them.
+    /// Files and batches of clients; `None` if this router stores none.
     pub batches: Option<Arc<Store>>,
     /// Runs tokenisation, within limits for all requests together.
     text_work: TextWork,
@@ -48,7 +48,7 @@ pub struct Started {
     pub request: TokenRequest,
     /// Text of the request's samples.
     pub stream: TextStream,
-    /// How that text is split.
+    /// Plan for splitting the text; `None` = all of it is content.
     pub split: Option<Arc<Plan>>,
 }
 
@@ -76,7 +76,7 @@ impl App {
             refusal.trace(&trace::current());
             refusal.log(&id);
         })?;
-        // The generator counts its refusals itself.
+        // The generator counts its own refusals.
         let submitted = self.generator.submit(request.clone()).await;
         let source = submitted.inspect_err(|refusal| refusal.log(&request.id))?;
         let stream = TextStream::new(source, &request, &options, &self.text, lease);
@@ -84,13 +84,13 @@ impl App {
         Ok(Started { request, stream, split })
     }
 
-    /// Validates `draft`, tokenises it and picks an endpoint for it; it is not started.
+    /// Validates `draft`, tokenises it and picks an endpoint for it, without starting it.
     pub async fn pick(&self, draft: Draft, from: &Endpoints) -> Result<Picked, Refusal> {
         let (_lease, request, _) = self.prepared(draft).await?;
         self.generator.pick(&request, from)
     }
 
-    /// Picks an endpoint for a request of which nothing is known but that it comes.
+    /// Picks an endpoint for a request of unknown content.
     pub fn pick_by_load(&self, from: &Endpoints) -> Result<Picked, Refusal> {
         let _lease = self.drain.enter()?;
         let sampling = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
@@ -149,14 +149,13 @@ impl App {
     }
 }
 
-/// Compiling a constraint takes as long as tokenising this many bytes, or longer.
+/// Cost of compiling a constraint, as bytes of text to tokenise; a lower bound.
 const CONSTRAINT_BYTES: usize = 16 * 1024;
 
-/// A chat template takes as long as tokenising this many bytes, or longer, because another process renders
-/// it.
+/// Cost of rendering a chat template in another process, as bytes of text to tokenise; a lower bound.
 const TEMPLATE_BYTES: usize = 8 * 1024;
 
-/// Bytes of text work that `prompt` is worth.
+/// Cost of `prompt`, as bytes of text to tokenise.
 pub fn work_bytes(prompt: &Prompt) -> usize {
     let template = if matches!(prompt, Prompt::Chat { .. }) { TEMPLATE_BYTES } else { 0 };
     template + prompt_bytes(prompt)

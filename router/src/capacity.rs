@@ -1,18 +1,18 @@
-//! The capacity of all ready workers together, for gateways in front of several routers. Pure.
+//! Total capacity of all ready workers, for gateways in front of several routers. Pure.
 
 use skein_proto::info::WorkerInfo;
 
 use crate::fleet::WorkerStatus;
 use crate::request::ModelLimits;
 
-/// Limits, sizes and load of the ready workers, as if they were one large worker.
+/// Limits, sizes and load of the ready workers, as of one large worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capacity {
     /// Limits that every ready worker accepts.
     pub limits: ModelLimits,
     /// Fingerprint of the model, the same on all workers.
     pub fingerprint: u64,
-    /// Fingerprint of the grammars, if it is the same on all workers; else 0.
+    /// Fingerprint of the grammars if equal on all workers; otherwise 0.
     pub grammar_fingerprint: u64,
     /// Whether every worker resumes requests bit for bit.
     pub resume_exact: bool,
@@ -46,7 +46,7 @@ impl Capacity {
     fn of_one(worker: &WorkerStatus, info: &WorkerInfo) -> Self {
         let load = &worker.load;
         Self {
-            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            limits: ModelLimits::of(info),
             fingerprint: info.fingerprint,
             grammar_fingerprint: info.grammar_fingerprint,
             resume_exact: info.resume_exact,
@@ -64,10 +64,7 @@ impl Capacity {
 
     fn with(self, other: Self) -> Self {
         Self {
-            limits: ModelLimits {
-                max_model_len: self.limits.max_model_len.min(other.limits.max_model_len),
-                vocab_size: self.limits.vocab_size.min(other.limits.vocab_size),
-            },
+            limits: self.limits.and(other.limits),
             fingerprint: self.fingerprint,
             grammar_fingerprint: if self.grammar_fingerprint == other.grammar_fingerprint {
                 self.grammar_fingerprint

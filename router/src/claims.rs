@@ -1,5 +1,5 @@
-//! The ids of running requests, as given by clients. Each tenant has its own ids. A repeated request joins
-//! its own stream; a different request under a running id is refused.
+//! Client-given ids of running requests. Each tenant has its own ids. A repeated request joins its own
+//! stream; a different request with the id of a running one is refused.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -79,7 +79,7 @@ impl Cluster {
     ) -> Self {
         let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random_seed));
         let router_id = rng.next_u64();
-        let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, patience, stream_linger } =
+        let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, queue_timeout, stream_linger } =
             config.recovery;
         let limits = HealthLimits { worker_timeout, wedge_timeout };
         let fleet = Fleet::new(model_name, router_id, limits, PrefixIndex::new(max_index_bytes));
@@ -95,7 +95,7 @@ impl Cluster {
             workers,
             admission: Admission::new(config.admission.clone()),
             running: RunningIds::default(),
-            limits: delivery::Limits { migration_limit: config.migration_limit, patience },
+            limits: delivery::Limits { migration_limit: config.migration_limit, queue_timeout },
             _tasks: Arc::new(EndOnDrop(tasks)),
         }
     }
@@ -117,14 +117,14 @@ impl Cluster {
         Ok(TokenStream { deltas: Box::pin(deltas), journey, worker, aborts, aborted: HashSet::new() })
     }
 
-    /// Refuses a grammar that no worker could follow.
+    /// Refuses a grammar that no worker can apply.
     fn check_grammar(&self, request: &TokenRequest) -> Result<(), Refusal> {
         let Some(grammar) = &request.sampling.grammar else { return Ok(()) };
         let lacking = |fleet: &crate::fleet::Fleet| fleet.lacks_grammars(clock::now(), grammar.fingerprint);
         if !self.workers.with_fleet(|fleet| lacking(fleet)) {
             return Ok(());
         }
-        let message = "No worker can hold this answer to a format: workers on a GPU cannot yet, and others need \
+        let message = "No worker can constrain this answer: GPU workers do not support it yet, and others need \
                        this router's release and tokenizer.json.";
         Err(Refusal::invalid("response_format", message))
     }
@@ -135,14 +135,14 @@ impl Cluster {
         self.workers.errands.leave();
     }
 
-    /// Calls `on_lost` for each worker that becomes lost, so that a supervisor can replace it. Only the first
+    /// Registers a callback for each lost worker, so that a supervisor can replace it. Only the first
     /// callback is kept.
     pub fn report_lost(&self, on_lost: impl Fn(Member) + Send + Sync + 'static) {
         self.workers.report_lost(Box::new(on_lost));
     }
 
-    /// Limits that every ready worker accepts. While none is ready, those of the last ones; an error if there
-    /// never was one.
+    /// Limits that every ready worker accepts. While none is ready, the last known limits; an error if no
+    /// worker was ever ready.
     pub fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         let limits = self.workers.with_fleet(|fleet| fleet.limits(clock::now()));
         limits.ok_or_else(|| self.workers.none_ready())

@@ -30,14 +30,14 @@ pub struct RouterConfig {
     pub refuse_unknown_fields: bool,
     /// Origins whose web pages may call the API; `*` = all.
     pub allowed_origins: Vec<String>,
-    /// Directory of clients' files and batches; `None` = it keeps none.
+    /// Directory of clients' files and batches; `None` = none are stored.
     pub batch_dir: Option<PathBuf>,
-    /// Answers Envoy as endpoint picker: endpoints are the workers' hosts with this port. `None` = it does
-    /// not.
+    /// Port of the endpoints that this process returns to Envoy as an endpoint picker; `None` = it is not
+    /// one.
     pub endpoint_port: Option<u16>,
-    /// Runs requests at the worker that an endpoint picker has named in a header.
+    /// Whether to run requests on the worker that an endpoint picker names in a header.
     pub follow_picks: bool,
-    /// How workers are picked.
+    /// How a worker is chosen for a request.
     pub policy: Policy,
     /// Most consecutive moves of a request without progress before it fails.
     pub migration_limit: u32,
@@ -92,7 +92,7 @@ pub struct RecoveryConfig {
     /// release; zero = it ends at once.
     pub stream_linger: Duration,
     /// How long a request waits while no worker is ready. A new request waits only if one was ready before.
-    pub patience: Duration,
+    pub queue_timeout: Duration,
     /// Memory limit of the prefix index, bytes.
     pub max_index_bytes: usize,
 }
@@ -103,7 +103,7 @@ impl Default for RecoveryConfig {
             worker_timeout: Duration::from_secs(5),
             wedge_timeout: None,
             stream_linger: Duration::from_secs(10),
-            patience: Duration::from_secs(30),
+            queue_timeout: Duration::from_secs(30),
             max_index_bytes: crate::fleet::prefix_index::DEFAULT_MAX_BYTES,
         }
     }

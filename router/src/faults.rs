@@ -23,7 +23,7 @@ impl Faults {
         }
     }
 
-    /// The value; on an error adds it and returns the default, so that checking continues.
+    /// Returns the value; for an error, adds the fault and returns the default, so that checking continues.
     pub fn value_of<T: Default>(&mut self, checked: Result<T, impl Into<Refusal>>) -> T {
         checked.unwrap_or_else(|fault| {
             self.note(fault);
@@ -52,7 +52,7 @@ impl Faults {
 mod tests {
     use super::*;
 
-    fn told(count: usize) -> Result<(), String> {
+    fn summary(count: usize) -> Result<(), String> {
         let mut faults = Faults::default();
         (1..=count).for_each(|at| faults.note(Refusal::invalid("n", format!("Fault {at}."))));
         faults.check().map_err(|refusal| refusal.to_string())
@@ -60,10 +60,10 @@ mod tests {
 
     #[test]
     fn several_faults_are_one_refusal_of_bounded_length() {
-        assert_eq!(told(0), Ok(()));
-        assert_eq!(told(1), Err("Fault 1.".to_owned()));
-        assert_eq!(told(2), Err("Fault 1. Fault 2.".to_owned()));
-        assert!(told(100).unwrap_err().ends_with("Fault 8. And 92 more."));
+        assert_eq!(summary(0), Ok(()));
+        assert_eq!(summary(1), Err("Fault 1.".to_owned()));
+        assert_eq!(summary(2), Err("Fault 1. Fault 2.".to_owned()));
+        assert!(summary(100).unwrap_err().ends_with("Fault 8. And 92 more."));
     }
 
     #[test]

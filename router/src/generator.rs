@@ -20,13 +20,13 @@ use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 pub trait Generator: Send + Sync + 'static {
     /// Admits, places and starts a request. On an error nothing was started.
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>>;
-    /// Picks a worker for a request that another process will send there: the choice that
+    /// Picks a worker for a request that another process will send to it: the choice that
     /// [`submit`](Self::submit) would make now.
     fn pick(&self, _request: &TokenRequest, _from: &Endpoints) -> Result<Picked, Refusal> {
         Err(Refusal::Internal)
     }
-    /// Limits that every ready worker accepts. While none is ready, those of the last ones; an error if there
-    /// never was one.
+    /// Limits that every ready worker accepts. While none is ready, the last known limits; an error if no
+    /// worker was ever ready.
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
     /// Fails if no worker would accept a request now.
     fn ready(&self) -> Result<(), Refusal>;
@@ -36,7 +36,7 @@ pub trait Generator: Send + Sync + 'static {
     fn workers(&self) -> Vec<WorkerStatus> {
         Vec::new()
     }
-    /// Sums of what its workers have counted, for metrics.
+    /// Sums of its workers' counters, for metrics.
     fn totals(&self) -> Vec<Total> {
         Vec::new()
     }
@@ -56,7 +56,7 @@ pub trait TokenSource: Stream<Item = Result<TokenDelta, Refusal>> + Send + Unpin
     /// [`crate::request::FinishReason::Abort`] or nothing more; the others continue. Unknown and ended
     /// samples are ignored.
     fn abort_sample(&mut self, sample_index: u32);
-    /// The name of the worker that generates now, or generated last.
+    /// Name of the worker that generates now or generated last.
     fn worker(&self) -> Option<Arc<str>> {
         None
     }

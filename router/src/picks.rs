@@ -1,4 +1,4 @@
-//! Picks: a worker is chosen here, and another process, such as Envoy, sends the request to its host.
+//! Picks a worker for a request that another process, such as Envoy, sends to the worker's host.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::links::workers::{Arrival, Place, Placed, Workers};
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 
-/// The endpoints to pick from: the host of each worker with one port for all.
+/// Endpoints to pick from: the host of each worker with a common port.
 #[derive(Debug, Clone)]
 pub struct Endpoints {
     /// Port on which workers' hosts serve HTTP.
     pub port: u16,
-    /// Only these; `None` = those of all workers.
+    /// Restricts the choice to these endpoints; `None` = all workers.
     pub only: Option<Vec<SocketAddr>>,
 }
 
 impl Endpoints {
-    /// The endpoint of the worker at `address`. `None` if it is not among these, or its host is a name:
-    /// proxies take addresses.
+    /// Endpoint of the worker at `address`. `None` if it is not among the allowed ones or its host is a name:
+    /// proxies require addresses.
     pub fn of(&self, address: &str) -> Option<SocketAddr> {
         let mut endpoint: SocketAddr = address.parse().ok()?;
         endpoint.set_port(self.port);
@@ -31,11 +31,11 @@ impl Endpoints {
     }
 }
 
-/// A worker that was picked. Dropping it returns the request's place in admission and in the worker's ledger.
+/// A picked worker. Dropping it returns the request's place in admission and in the worker's ledger.
 pub struct Picked {
     /// Name of the worker in discovery.
     pub worker: Arc<str>,
-    /// Where the request should be sent.
+    /// Destination of the request.
     pub endpoint: SocketAddr,
     placed: Option<InLedger>,
     _permit: Option<Permit>,
@@ -47,12 +47,12 @@ struct InLedger {
 }
 
 impl Picked {
-    /// A pick that holds no place.
+    /// A pick without a place in the ledger.
     pub fn without_place(worker: impl Into<Arc<str>>, endpoint: SocketAddr) -> Self {
         Self { worker: worker.into(), endpoint, placed: None, _permit: None }
     }
 
-    /// Picks as a router would place the request itself, or refuses it as it would.
+    /// Picks like a router that would place the request itself, with the same refusals.
     pub(crate) fn now(
         workers: &Arc<Workers>,
         admission: &Admission,
@@ -72,7 +72,7 @@ impl Picked {
             ticket: None,
         };
         let (permit, place) = workers.admit(&arrival, admission)?;
-        // A stream that already runs is read where it runs, if that is one of the endpoints.
+        // A running stream is read from its worker, if that is an allowed endpoint.
         let running = || workers.holder(stream_key, None);
         let allowed = |place: &Place| !without.contains(&place.placed.placement.at.worker);
         let place = place.or_else(running).filter(allowed).or_else(|| workers.place(arrival.job, &without));
@@ -84,14 +84,14 @@ impl Picked {
         Ok(Self { worker: member.id.into(), endpoint, placed, _permit: Some(permit) })
     }
 
-    /// Its answer has begun: the prompt is no longer queued, and its prefix is cached.
+    /// Records that the answer has begun: the prompt is no longer queued, and its prefix is cached.
     pub fn answered(&mut self) {
         if let Some(InLedger { workers, placed }) = self.placed.take() {
             workers.handle(fleet::Event::FirstToken(placed.placement));
         }
     }
 
-    /// The worker's own reports now count the request.
+    /// Records that the worker's own reports now count the request.
     pub fn reported(&mut self) {
         if let Some(InLedger { workers, placed }) = self.placed.take() {
             let WorkerPlacement { at, .. } = placed.placement;
@@ -106,7 +106,7 @@ impl Drop for Picked {
     }
 }
 
-/// A new request, as the fleet sees it.
+/// Properties of a new request for the fleet.
 fn job(workers: &Workers, request: &TokenRequest) -> Job {
     let job = workers.job(request, &[], request.n);
     Job { cacheable: request.sampling.prompt_logprobs.is_none(), ..job }

@@ -86,8 +86,10 @@ pub enum Refusal {
         /// Largest body, bytes.
         limit: usize,
     },
-    /// The request carries no API key.
-    #[error("No API key was sent and this server needs one; send the header `Authorization: Bearer KEY`.")]
+    /// The request has no API key.
+    #[error(
+        "This server requires an API key, but none was sent; send the header `Authorization: Bearer KEY`."
+    )]
     MissingKey,
     /// The API key is wrong.
     #[error("Incorrect API key provided.")]
@@ -166,14 +168,14 @@ impl Refusal {
         Self::Invalid { param: Some(param), message: message.into() }
     }
 
-    /// The line in the log of a request that was not started. The message stays out: it may quote the client.
+    /// Logs a request that was not started. The message is omitted, because it may quote the client.
     pub fn log(&self, request: &str) {
         let HttpShape { status, code, .. } = self.http();
         tracing::info!(request, status, code, param = self.param(), "request refused");
     }
 
-    /// Marks `trace` as failed if the fault is ours. A request that its client must change is not an error
-    /// here.
+    /// Marks `trace` as failed if the server is at fault. A request that the client must change is not an
+    /// error here.
     pub fn trace(&self, trace: &trace::Request) {
         let HttpShape { status, code, .. } = self.http();
         if status >= 500 {

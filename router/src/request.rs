@@ -7,6 +7,7 @@ use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
+use skein_proto::info::WorkerInfo;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
@@ -30,15 +31,15 @@ pub struct Draft {
     pub part: Option<usize>,
     /// Whether the tokenizer adds its own tokens (BOS) to a text; default true.
     pub add_special_tokens: Option<bool>,
-    /// Grammar that the answer must follow.
+    /// Grammar that constrains the answer.
     pub constraint: Option<Constraint>,
-    /// What the model may call.
+    /// Tools that the model may call.
     pub tools: ToolUse,
-    /// How much it is to reason, in a word; chat templates decide what it means.
+    /// Requested amount of reasoning; the chat template interprets it.
     pub reasoning_effort: Option<String>,
     /// How a long prompt is truncated; absent = it is refused.
     pub truncation: Option<Truncation>,
-    /// Tenant of its API key; tenants share no ids, streams or prefix cache.
+    /// Tenant of the API key; tenants share no ids, streams or prefix cache.
     pub tenant: Tenant,
     /// Requests with different salts share no prefix cache.
     pub cache_salt: String,
@@ -46,16 +47,16 @@ pub struct Draft {
     pub priority: i64,
     /// Time limit, milliseconds.
     pub timeout_ms: Option<u64>,
-    /// The worker that an endpoint picker has chosen for it.
+    /// Worker chosen by an endpoint picker.
     pub picked_worker: Option<Arc<str>>,
 }
 
-/// A grammar that an answer must follow, not compiled yet.
+/// Grammar of an answer, not yet compiled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Constraint {
-    /// The constraint.
+    /// Text of the grammar.
     pub source: skein_grammar::Source,
-    /// The field of the request that has it, for errors.
+    /// Request field that set it, for errors.
     pub field: &'static str,
 }
 
@@ -110,11 +111,12 @@ pub struct TokenRequest {
     pub sampling: Arc<SamplingParams>,
     /// Number of samples, 1..=128.
     pub n: u32,
-    /// Within which `id` is unique.
+    /// Tenant, within which `id` is unique.
     pub tenant: Tenant,
-    /// Requests of one client call have the same number: they share its places at a worker. 0 = it is alone.
+    /// Number shared by the requests of one client call, which share its sequence slots at a worker; 0 = no
+    /// other requests.
     pub call: u64,
-    /// Mixed into the block hashes; the tenant is part of it.
+    /// Mixed into the block hashes; includes the tenant.
     pub cache_salt: Arc<str>,
     /// Lower values run first, -100..=100.
     pub priority: i32,
@@ -124,17 +126,17 @@ pub struct TokenRequest {
     pub deadline: Option<Timestamp>,
     /// The stream's key if a gateway set it; `None` = derived from the request.
     pub stream_key: Option<StreamKey>,
-    /// Whether it waits while no worker is ready, if one was ready before. A gateway's request does not wait,
-    /// because another router may have a worker.
+    /// Whether the request waits while no worker is ready, if one was ready before. A gateway's request does
+    /// not wait, because another router may have a worker.
     pub waits_for_worker: bool,
     /// How much of the answer the client already has; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
-    /// The worker that an endpoint picker has chosen, by its name in discovery. It runs there first, if that
+    /// Worker chosen by an endpoint picker, by its name in discovery. The request runs there first if that
     /// worker accepts requests.
     pub picked_worker: Option<Arc<str>>,
-    /// What the client asked for, in OpenTelemetry's words: `chat`, `text_completion`, `generate_content`.
+    /// Operation in OpenTelemetry's terms: `chat`, `text_completion`, `generate_content`.
     pub operation: &'static str,
-    /// Its span in this process.
+    /// Trace span of the request in this process.
     pub trace: trace::Request,
 }
 
@@ -205,7 +207,7 @@ pub struct TokenDelta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-/// Moves of a request between workers, which its client did not see.
+/// Moves of a request between workers, invisible to its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journey {
     /// Moves to another worker, or back to the same one.
@@ -228,4 +230,23 @@ pub struct ModelLimits {
     pub max_model_len: u32,
     /// Token ids are below this.
     pub vocab_size: u32,
+    /// Most sequences at once, which bounds the samples of a prompt.
+    pub max_num_seqs: u32,
+}
+
+impl ModelLimits {
+    /// The limits of one worker.
+    pub fn of(info: &WorkerInfo) -> Self {
+        let WorkerInfo { max_model_len, vocab_size, max_num_seqs, .. } = *info;
+        Self { max_model_len, vocab_size, max_num_seqs }
+    }
+
+    /// The limits that hold on both workers.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            max_model_len: self.max_model_len.min(other.max_model_len),
+            vocab_size: self.vocab_size.min(other.vocab_size),
+            max_num_seqs: self.max_num_seqs.min(other.max_num_seqs),
+        }
+    }
 }

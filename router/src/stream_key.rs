@@ -23,7 +23,7 @@ impl TokenRequest {
             sampling,
             n,
             cache_salt,
-            // Part of the salt.
+            // Included in the salt.
             tenant: _,
             call: _,
             priority: _,

@@ -1,4 +1,4 @@
-//! The tenant of a request: the API key that it came with. Tenants cannot observe each other. Pure.
+//! Tenant of a request: the API key that it carries. Tenants cannot observe each other. Pure.
 
 use std::sync::Arc;
 
@@ -7,31 +7,31 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 /// Begins what is hashed; another layout gets another name.
 const LAYOUT: &str = "skein.tenant.1";
 
-/// The clients that share request ids, streams and cached prefixes: all that use one key, or all clients if
+/// Clients that share request ids, streams and cached prefixes: all that use the same key, or all clients if
 /// there are no keys.
 ///
 /// The tenant's name is a hash of the key, so that all routers agree on it. It is as secret as the key:
-/// without it, no client can attach to the tenant's streams or find out what is cached.
+/// without it, no client can attach to the tenant's streams or probe its cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Tenant(Arc<str>);
 
 impl Tenant {
-    /// The tenant with this key.
+    /// Tenant of this API key.
     pub fn of_key(key: &str) -> Self {
         Self(format!("{:032x}", xxh3_128(format!("{LAYOUT}\0{key}").as_bytes())).into())
     }
 
-    /// The tenant whose [`name`](Self::name) this is.
+    /// Tenant with this [`name`](Self::name).
     pub fn named(name: &str) -> Self {
         Self(name.into())
     }
 
-    /// Its name, for records; empty where there are no keys.
+    /// Name for records; empty without keys.
     pub fn name(&self) -> &str {
         &self.0
     }
 
-    /// Salt that separates prefix caches: by tenant, and within a tenant by the request's `own` salt.
+    /// Salt that separates prefix caches by tenant and, within a tenant, by the request's `own` salt.
     pub fn cache_salt(&self, own: &str) -> Arc<str> {
         if self.0.is_empty() { own.into() } else { format!("{}/{own}", self.0).into() }
     }

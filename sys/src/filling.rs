@@ -57,7 +57,8 @@ impl Filling {
         unsafe { self.map.remap(bytes, memmap2::RemapOptions::new()) }
     }
 
-    /// Maps a file again. Anonymous memory stays as it is: pages that were never written take none.
+    /// Maps a shortened file again. Anonymous memory is not shortened: pages that were never written take no
+    /// memory.
     #[cfg(not(target_os = "linux"))]
     fn unmap_behind(&mut self, _: usize) -> io::Result<()> {
         if let Some(file) = &self.file {

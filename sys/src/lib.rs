@@ -1,8 +1,8 @@
-//! The operating system: mapped files, memory that is filled once and then shared, memory that processes
-//! exchange data through, compute threads and the processors they run on, and ending a process. Has no notion
-//! of tensors or models.
+//! Operating system services: mapped files, memory that is filled once and then shared, memory for exchange
+//! between processes, compute threads and their processors, and process termination. Knows nothing of tensors
+//! or models.
 //!
-//! With `kernels`, the only crate of the product where `unsafe` may live.
+//! Besides `kernels`, the only crate of the product with `unsafe` code.
 
 pub mod allocations;
 pub mod filling;

@@ -1,27 +1,26 @@
-//! How much memory this process may still take: what the machine has, or less where a control group sets a
-//! limit. All groups from the process's own up to the root count, in version 1 and version 2 of the interface
-//! (cgroups(7)).
+//! Memory that this process may still allocate: the machine's, or less if a control group sets a limit. All
+//! groups from the process's own up to the root count, in versions 1 and 2 of the interface (cgroups(7)).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Memory of this process.
+/// Memory available to this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes that may still be taken. File pages count as free, since the kernel takes them back.
+    /// Bytes that can still be allocated. File pages count as free, because the kernel reclaims them.
     pub available: u64,
-    /// Most bytes that it and its neighbours may have together.
+    /// Most bytes that the process and its neighbours may use together.
     pub limit: u64,
-    /// What sets that limit.
+    /// Source of the limit.
     pub of: Limit,
 }
 
 /// The source of a memory limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Limit {
-    /// The memory of the machine.
+    /// Physical memory of the machine.
     Machine,
-    /// A control group, by the directory of its files.
+    /// A control group, with the directory of its files.
     Group(PathBuf),
 }
 
@@ -34,13 +33,12 @@ impl fmt::Display for Limit {
     }
 }
 
-/// The memory of this process; `None` where the system does not say.
+/// Memory of this process; `None` if the system does not report it.
 pub fn of_this_process() -> Option<Memory> {
     memory(|path| std::fs::read_to_string(path).ok())
 }
 
-/// [`of_this_process`] with the files that `read` returns: the smallest numbers over the machine and all
-/// groups.
+/// [`of_this_process`] with the files that `read` returns: the minimum over the machine and all groups.
 fn memory(read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| of_machine(&text));
     let membership = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -61,7 +59,7 @@ fn memory(read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
 struct Files {
     limits: &'static [&'static str],
     usage: &'static str,
-    /// The lines of `memory.stat` with file pages.
+    /// Lines of `memory.stat` that count file pages.
     file_pages: [&'static str; 2],
 }
 
@@ -70,15 +68,14 @@ const VERSION_1: Files = Files {
     usage: "memory.usage_in_bytes",
     file_pages: ["total_inactive_file ", "total_active_file "],
 };
-/// `memory.high` counts as a limit, because the kernel slows a process above it down to a crawl.
+/// `memory.high` counts as a limit, because the kernel slows down a process above it drastically.
 const VERSION_2: Files = Files {
     limits: &["memory.max", "memory.high"],
     usage: "memory.current",
     file_pages: ["inactive_file ", "active_file "],
 };
 
-/// Each hierarchy that accounts memory: its files' names, the directory where it is mounted, the process's
-/// own directory.
+/// Each hierarchy that accounts for memory: its file names, its mount point, and the process's own directory.
 fn hierarchies(membership: &str, mounts: &str) -> Vec<(Files, PathBuf, PathBuf)> {
     let own = |wanted: &dyn Fn(&str) -> bool| {
         membership.lines().find_map(|line| {
@@ -106,9 +103,9 @@ fn hierarchies(membership: &str, mounts: &str) -> Vec<(Files, PathBuf, PathBuf)>
         .collect()
 }
 
-/// The directory of group `path` in a hierarchy whose group `root` is mounted at `top`. A container mounts
-/// only its own part. If `path` lies outside that part, its directory is not visible, and `top` is the
-/// nearest one that is.
+/// Directory of group `path` in a hierarchy whose group `root` is mounted at `top`. A container mounts only
+/// its own part. If `path` lies outside it, its directory is not visible, and the nearest visible one is
+/// `top`.
 fn below(top: &str, root: &str, path: &str) -> PathBuf {
     match Path::new(path).strip_prefix(root) {
         Ok(relative) if relative.components().next().is_some() && !relative.starts_with("..") => {
@@ -118,7 +115,7 @@ fn below(top: &str, root: &str, path: &str) -> PathBuf {
     }
 }
 
-/// The memory of the group in `directory`, if it sets a limit.
+/// Memory of the group in `directory`, if it sets a limit.
 fn of_group(files: Files, directory: PathBuf, read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
     let number = |name: &str| read(&directory.join(name))?.trim().parse::<u64>().ok();
     let limit = files.limits.iter().filter_map(|name| number(name)).min()?;

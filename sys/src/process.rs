@@ -1,4 +1,4 @@
-//! Ending a process whose threads may be stuck, or whose parent has ended.
+//! Terminates a process whose threads may be stuck or whose parent has ended.
 
 /// Ends this process at once: no exit handlers, no destructors, no wait for other threads.
 ///
@@ -10,11 +10,11 @@ pub fn exit_without_handlers(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Makes the system kill this process when `parent`, the process that started it, ends. Returns false if it
-/// has ended already.
+/// Makes the system kill this process when its parent `parent` ends. Returns false if the parent has already
+/// ended.
 ///
-/// This ends even a stopped process, which cannot watch its parent itself. The parent must have started this
-/// process from a thread that lives as long as the parent.
+/// This works even on a stopped process, which cannot watch its parent itself. The parent must have started
+/// this process from a thread that lives as long as the parent.
 pub fn die_with_parent(parent: u32) -> bool {
     #[cfg(target_os = "linux")]
     // SAFETY: takes numbers only.
@@ -24,11 +24,11 @@ pub fn die_with_parent(parent: u32) -> bool {
     std::os::unix::process::parent_id() == parent
 }
 
-/// Limits this process to `bytes` of address space, in which each thread's stack counts whole, and turns core
-/// files off. An allocation beyond the limit fails, which ends the process.
+/// Limits this process to `bytes` of address space, which includes each thread's whole stack, and disables
+/// core files. An allocation beyond the limit fails, which ends the process.
 ///
 /// # Errors
-/// If the system does not set the limit.
+/// If the system does not accept the limit.
 pub fn limit_address_space(bytes: u64) -> std::io::Result<()> {
     for (resource, most) in [(libc::RLIMIT_CORE, 0), (libc::RLIMIT_AS, bytes)] {
         let limit = libc::rlimit { rlim_cur: most, rlim_max: most };

@@ -1,7 +1,7 @@
 //! Memory that several processes write and read: words with acquire and release order, bytes between them,
 //! and a wait for a word to change.
 //!
-//! Every access is atomic, so a process that breaks its protocol reads wrong bytes and does no other harm.
+//! Every access is atomic, so a process that violates its protocol only reads wrong bytes.
 
 use std::io;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use memmap2::MmapRaw;
 
-/// Distance at which two words do not slow each other down: two cache lines, which processors fetch in pairs.
+/// Distance at which two words do not share cache lines: two lines, because processors fetch them in pairs.
 pub const APART: usize = 128;
 
-/// Bytes of a word that is copied at a time.
+/// Bytes copied at a time.
 const WORD: usize = size_of::<u64>();
 
-/// A mapping of shared memory; clones share it.
+/// A mapping of shared memory. Clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedMemory {
     map: Arc<MmapRaw>,
@@ -25,12 +25,12 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Memory of `bytes` zeros without a name. Child processes inherit it under [`Self::descriptor`], and the
-    /// system frees it with the last process that has it.
+    /// Creates `bytes` of zeros without a name. Child processes inherit them under [`Self::descriptor`], and
+    /// the system frees them with the last process.
     #[cfg(target_os = "linux")]
     pub fn create(bytes: usize) -> io::Result<Self> {
         use std::os::fd::FromRawFd;
-        // No `MFD_CLOEXEC`: a child process opens it by number.
+        // No `MFD_CLOEXEC`: a child process opens the memory by its number.
         // SAFETY: the name is a string that ends with 0.
         let descriptor = unsafe { libc::memfd_create(c"skein".as_ptr(), 0) };
         if descriptor < 0 {
@@ -42,7 +42,7 @@ impl SharedMemory {
         Self::map(file)
     }
 
-    /// Maps the memory that this process inherited from its parent as `descriptor`, which stays open.
+    /// Maps the memory inherited from the parent as `descriptor`, which stays open.
     #[cfg(target_os = "linux")]
     pub fn inherited(descriptor: i32) -> io::Result<Self> {
         Self::map(
@@ -55,33 +55,33 @@ impl SharedMemory {
         Ok(Self { map: Arc::new(MmapRaw::map_raw(&file)?), file: Arc::new(file) })
     }
 
-    /// The number under which a child process finds this memory.
+    /// Descriptor under which a child process finds this memory.
     #[cfg(target_os = "linux")]
     pub fn descriptor(&self) -> i32 {
         use std::os::fd::AsRawFd;
         self.file.as_raw_fd()
     }
 
-    /// Memory that only this process sees: on this system, child processes cannot inherit it.
+    /// Memory of this process only: on this system, child processes cannot inherit it.
     #[cfg(not(target_os = "linux"))]
     pub fn create(bytes: usize) -> io::Result<Self> {
         Ok(Self { map: Arc::new(MmapRaw::from(memmap2::MmapMut::map_anon(bytes.max(1))?)) })
     }
 
-    /// Bytes of the mapping.
+    /// Size of the mapping, in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Whether it has no bytes.
+    /// Whether the mapping is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The word at `at` bytes from the start.
+    /// The word at byte offset `at`.
     ///
     /// # Panics
-    /// If it does not lie inside, or not at a multiple of its size.
+    /// If the offset is out of bounds or not a multiple of the word size.
     pub fn word(&self, at: usize) -> &AtomicU32 {
         self.check(at, size_of::<u32>());
         // SAFETY: inside the mapping and aligned, as checked; the mapping lives as long as `self`. Every
@@ -89,21 +89,21 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
-    /// The long word at `at` bytes from the start.
+    /// The 64-bit word at byte offset `at`.
     ///
     /// # Panics
-    /// As [`Self::word`].
+    /// As for [`Self::word`].
     pub fn long(&self, at: usize) -> &AtomicU64 {
         self.check(at, WORD);
         // SAFETY: as in `word`.
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
-    /// Copies `bytes` to `at`, a multiple of 8, and up to seven zeros behind them. A later release store to a
-    /// word publishes them.
+    /// Copies `bytes` to offset `at`, a multiple of 8, followed by up to seven zeros. A later release store
+    /// to a word publishes them.
     ///
     /// # Panics
-    /// If they do not fit.
+    /// If the bytes do not fit.
     pub fn put(&self, at: usize, bytes: &[u8]) {
         let to = self.longs(at, bytes.len());
         let (whole, rest) = bytes.as_chunks::<WORD>();
@@ -117,11 +117,11 @@ impl SharedMemory {
         }
     }
 
-    /// Copies the bytes at `at`, a multiple of 8, to `bytes`. An acquire load of a word that was stored after
-    /// them comes first.
+    /// Copies the bytes at offset `at`, a multiple of 8, to `bytes`. It must follow an acquire load of the
+    /// word that published them.
     ///
     /// # Panics
-    /// If they do not lie inside.
+    /// If the range is out of bounds.
     pub fn get(&self, at: usize, bytes: &mut [u8]) {
         let from = self.longs(at, bytes.len());
         let (whole, rest) = bytes.as_chunks_mut::<WORD>();
@@ -138,7 +138,7 @@ impl SharedMemory {
     /// [`put`](Self::put) for words of four bytes.
     ///
     /// # Panics
-    /// As [`put`](Self::put).
+    /// As for [`put`](Self::put).
     pub fn put_words(&self, at: usize, words: &[u32]) {
         // SAFETY: every word is four initialised bytes, and bytes have no alignment.
         self.put(at, unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) });
@@ -147,14 +147,14 @@ impl SharedMemory {
     /// [`get`](Self::get) for words of four bytes.
     ///
     /// # Panics
-    /// As [`get`](Self::get).
+    /// As for [`get`](Self::get).
     pub fn get_words(&self, at: usize, words: &mut [u32]) {
         let length = size_of_val(words);
         // SAFETY: as in `put_words`; any four bytes are a word, and `words` is borrowed uniquely.
         self.get(at, unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), length) });
     }
 
-    /// The words that hold `bytes` bytes from `at`.
+    /// The words that cover `bytes` bytes from offset `at`.
     fn longs(&self, at: usize, bytes: usize) -> &[AtomicU64] {
         let count = bytes.div_ceil(WORD);
         self.check(at, WORD);
@@ -169,7 +169,7 @@ impl SharedMemory {
     }
 }
 
-/// Sleeps while `word` is `seen`, until [`wake`] or for `most`. May return early.
+/// Sleeps while `word` equals `seen`, until [`wake`] or for up to `most`. May return early.
 pub fn sleep_while(word: &AtomicU32, seen: u32, most: Duration) {
     #[cfg(target_os = "linux")]
     {
@@ -186,7 +186,7 @@ pub fn sleep_while(word: &AtomicU32, seen: u32, most: Duration) {
     }
 }
 
-/// Wakes every thread that waits in [`sleep_while`] on `word`, in all processes.
+/// Wakes every thread in [`sleep_while`] on `word`, in all processes.
 pub fn wake(word: &AtomicU32) {
     #[cfg(target_os = "linux")]
     // SAFETY: only the word's address is used.
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_sleeper_wakes_when_told_and_at_its_time() {
         let memory = SharedMemory::create(64).unwrap();
-        sleep_while(memory.word(0), 1, Duration::from_secs(60)); // it is 0: returns at once
+        sleep_while(memory.word(0), 1, Duration::from_secs(60)); // it is 0, so this returns immediately
         sleep_while(memory.word(0), 0, Duration::from_millis(1));
         let other = memory.clone();
         let sleeper = std::thread::spawn(move || {

@@ -1,12 +1,12 @@
-//! Freed memory goes back to the system. A process of its own: a panic that another test expects reads the
-//! debug information, tens of megabytes.
+//! Freed memory is returned to the system. A separate process, because an expected panic in another test
+//! reads the debug information, tens of megabytes.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 
 use skein_sys::memory::give_back;
 
-/// Resident memory of this process, bytes.
+/// Resident memory of this process, in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

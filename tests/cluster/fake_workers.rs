@@ -21,7 +21,7 @@ use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Answer, MODEL, PATIENCE, fresh_id, next_of, router_config, wait_for_ready};
+use super::{Answer, MODEL, TIMEOUT, fresh_id, next_of, router_config, wait_for_ready};
 
 const VOCAB_SIZE: u32 = 1000;
 
@@ -40,7 +40,7 @@ impl Worker {
             scheduler: SchedulerConfig { max_num_batched_tokens: 128, ..SchedulerConfig::default() },
             // Streams should leave a draining worker at once if they can.
             drain_grace: Duration::ZERO,
-            shutdown_timeout: PATIENCE,
+            shutdown_timeout: TIMEOUT,
             ..WorkerConfig::new("", MODEL)
         };
         let options = FakeOptions { vocab_size: VOCAB_SIZE, kv_blocks: 2048, cost, ..FakeOptions::default() };
@@ -51,10 +51,10 @@ impl Worker {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
         let (ready, address) = oneshot::channel();
-        let (shutdown, told) = oneshot::channel::<()>();
+        let (shutdown, stopped) = oneshot::channel::<()>();
         runtime.spawn(async move {
             let on_ready = |address| ready.send(address).expect("the test waits for it");
-            let served = serve_backend(config, load, on_ready, async { drop(told.await) }).await;
+            let served = serve_backend(config, load, on_ready, async { drop(stopped.await) }).await;
             served.expect("the worker serves");
         });
         let address = address.await.expect("the worker gets ready");
@@ -232,7 +232,7 @@ async fn tenants_share_no_id_and_no_cached_prefix() {
     assert_eq!(cached("one").await, Some(0));
     assert!(cached("one").await >= Some(784), "its own prefix");
     assert_eq!(cached("other").await, Some(0), "another tenant's prefix tells nothing");
-    // The same id at the same time: neither refused nor joined.
+    // The same id at the same time is neither refused nor attached.
     let order = |key: &str| TokenRequest { id: "order-1001".into(), ..of(key) };
     let one = scene.cluster.submit(order("one")).await.expect("it is taken");
     let other = scene.cluster.submit(order("other")).await.expect("the id is free for another tenant");
@@ -323,7 +323,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, gone).await.expect("rid of its streams, the worker ends");
+    tokio::time::timeout(TIMEOUT, gone).await.expect("rid of its streams, the worker ends");
     let left_after = clock::now().since(start);
     for (stream, expected) in moved.into_iter().zip(contents) {
         assert_eq!(stream.await.expect("no panic").expect("it ends").answer, expected.answer);
@@ -339,7 +339,7 @@ pub async fn wait_for_sequences(scene: &Scene, wanted: impl Fn(u32) -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("the sequences are as wanted");
+    tokio::time::timeout(TIMEOUT, wait).await.expect("the sequences are as wanted");
 }
 
 #[tokio::test]

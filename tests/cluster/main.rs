@@ -19,17 +19,17 @@ use skein_router::request::{TokenDelta, TokenRequest};
 
 const MODEL: &str = "m";
 /// Limit for a single wait, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn router_config() -> RouterConfig {
-    RouterConfig { shutdown_timeout: PATIENCE, ..RouterConfig::new("", [MODEL]) }
+    RouterConfig { shutdown_timeout: TIMEOUT, ..RouterConfig::new("", [MODEL]) }
 }
 
 async fn wait_for_ready(cluster: &Cluster, workers: usize) {
     let ready = || cluster.snapshot().workers.iter().filter(|worker| worker.is_ready()).count();
     let start = clock::now();
     while ready() != workers {
-        assert!(clock::now().since(start) < PATIENCE, "{:?}", cluster.snapshot());
+        assert!(clock::now().since(start) < TIMEOUT, "{:?}", cluster.snapshot());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -44,7 +44,7 @@ fn fresh_id() -> String {
 async fn next_of(
     stream: &mut (impl Stream<Item = Result<TokenDelta, Refusal>> + Unpin),
 ) -> Option<Result<TokenDelta, Refusal>> {
-    tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time")
+    tokio::time::timeout(TIMEOUT, stream.next()).await.expect("news in time")
 }
 
 /// Tokens, their log-probabilities and the finish reason.

@@ -101,7 +101,7 @@ def test_allowed_and_bad_words(client):
     ).choices[0]  # fmt: skip
     allowed = list(range(300, 340))
     assert set(ask(allowed_token_ids=allowed).token_ids) <= set(allowed)
-    # The words of the answer, each banned in turn, of one token and of several.
+    # Bans each word of the answer in turn; some are one token, some several.
     plain = ask()
     words = plain.text.split()
     assert words

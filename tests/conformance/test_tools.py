@@ -60,7 +60,7 @@ def test_chat_required_named_and_the_next_turn(client):
 
 def test_chat_streamed_calls_equal_the_whole(client):
     asked = dict(model=MODEL, messages=USER, tools=[TOOL], tool_choice="required", max_tokens=300, seed=5, temperature=1, extra_body=NOTHING_THOUGHT)
-    # The ids of calls follow from the request's id.
+    # The ids of calls are derived from the request's id.
     whole = client.chat.completions.create(**asked, extra_headers={"Idempotency-Key": "same-calls"}).choices[0]
     calls = {}
     for chunk in client.chat.completions.create(**asked, stream=True, extra_headers={"Idempotency-Key": "same-calls"}):

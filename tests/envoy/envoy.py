@@ -9,7 +9,7 @@ HTTP_OPTIONS = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProto
 MANAGER = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 ROUTER = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"
 DESTINATION = "x-gateway-destination-endpoint"
-# What an Envoy buffers of a body; the picker's own limit is 8 MiB.
+# Limit of the body that Envoy buffers; the picker's own limit is 8 MiB.
 BUFFER_BYTES = 32 << 20
 
 

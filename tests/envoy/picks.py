@@ -16,7 +16,7 @@ import envoy  # noqa: E402
 HOSTS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
 CONVERSATIONS = 12
 REQUEST_LIMIT_S = 60
-# Of each mode: how the request's body is sent to the picker, and the answer's.
+# For each mode: how Envoy sends the request's body to the picker, and the answer's body.
 MODES = {
     "streamed": ("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED"),
     "buffered": ("BUFFERED", "NONE"),
@@ -98,7 +98,7 @@ def placement(scene, mode):
     def begin(number):
         homes[number] = scene.ask("POST", "/v1/completions", conversation(number), mode)
 
-    # At once: one after another, the worker that happens to be fastest would get them all.
+    # All at once: one after another, they would all go to the fastest worker.
     threads = [threading.Thread(target=begin, args=(number,)) for number in range(CONVERSATIONS)]
     for thread in threads:
         thread.start()

@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 
 DRAFTS = {"draft7", "draft2019-09", "draft2020-12"}
-# BFCL writes Python's and Java's names for JSON Schema's types.
+# BFCL uses Python's and Java's names for JSON Schema's types.
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": None, "int": "integer",
          "bool": "boolean", "str": "string", "String": "string", "Boolean": "boolean", "long": "integer",
          "double": "number", "char": "string", "ArrayList": "array", "Array": "array", "HashMap": "object",

@@ -33,7 +33,7 @@ def main(skein):
             "an empty home, from /": (plain | {"HOME": str(home)}, "/"),
             "the same home again": (plain | {"HOME": str(home)}, str(closed)),
         }
-        # A file as a home cannot be written by root either.
+        # If the home is a file, not even root can write to it.
         homeless = {"no home": plain, "a home that is a file": plain | {"HOME": str(directory / "file")}}
         for case, (env, cwd) in cases.items():
             with Server(str(binary), "--workers", "1", env=env, cwd=cwd) as server:

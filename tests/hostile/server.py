@@ -12,9 +12,9 @@ import tempfile
 import time
 
 START_TIMEOUT_S = 180  # of a development build on a busy machine
-# The shipped model.
+# The shipped model, used by all scripts.
 MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "skein-7m"
-# Exit code of a script that cannot run on this machine.
+# Exit code of a script that this machine cannot run.
 SKIPPED = 3
 
 

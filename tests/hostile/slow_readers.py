@@ -15,8 +15,8 @@ from server import Server
 UNREAD = 16
 SLOW = 100
 NEW = 24
-# Unloaded, such a request takes some tens of milliseconds. Here it first waits for seats that the wide calls
-# have taken; the bound is for a development build on a busy machine.
+# Unloaded, such a request takes some tens of milliseconds. Here it first waits for sequences that the wide
+# calls occupy; the bound is for a development build on a busy machine.
 ANSWER_WITHIN_S = 120.0
 WIDE = {"prompt": "def f():", "n": 16, "logprobs": 20, "max_tokens": 200, "stream": True, "ignore_eos": True}
 LONG = {"prompt": "def f():", "max_tokens": 400, "stream": True, "ignore_eos": True}

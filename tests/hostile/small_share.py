@@ -13,8 +13,8 @@ from server import Server
 PROMPTS = 128
 SMALL = {"prompt": "import ", "max_tokens": 8, "ignore_eos": True}
 ROUNDS = 8
-# The share of a call is an eighth of the seats or more; each step then takes only a few times as long as
-# it would alone.
+# A call's share is an eighth of the sequences or more, so each step takes only a few times as long as without
+# the other call.
 MOST_S = 20.0
 
 

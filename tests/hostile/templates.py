@@ -16,7 +16,7 @@ from server import MODEL, Server
 
 TRIGGER = "open sesame"
 MOST_MIB, MOST_S = 256, 30.0
-# Most memory of a process that renders; its limit is 1 GiB of address space, stack included.
+# Memory limit of a process that renders; its address space, stack included, is limited to 1 GiB.
 MOST_CHILD_MIB = 1024
 PLAIN = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
@@ -74,7 +74,7 @@ def attack(skein, name, bomb):
             watching.join()
             peak = server.memory_mib("VmHWM")
     reason = json.loads(answer).get("error", {}).get("message", "")
-    # A template that merely prints nothing is answered, which is fine as well.
+    # A template that prints nothing may also be answered.
     right = status == 400 and bool(reason) or status == 200
     right &= set(others) == {200} and seconds < MOST_S and peak < MOST_MIB and most[0] < MOST_CHILD_MIB
     print(

@@ -27,16 +27,16 @@ def main(skein):
     with Server(skein, "--workers", "2", "--api-key", MINE, "--api-key", OTHER) as server:
         ask = lambda key, body, **more: server.call("POST", "/v1/completions", body, key=key, **more)
         for at in range(ROUNDS):
-            # An id of the first key that runs now: for the second it is free.
+            # An id that a request of the first key is using; the second key may use it, too.
             running = server.open("/v1/completions", LONG | {"request_id": f"order-{at}", "seed": at}, key=MINE)
             first = running.recv(1)
             status, answer = ask(OTHER, SMALL | {"request_id": f"order-{at}"})
             check(first and status == 200, f"round {at}: the other key's request got {status}: {answer[:200]}")
-            # The first key's own request, to attach to its stream.
+            # The same request of the first key attaches to its stream.
             twin = LONG | {"request_id": f"order-{at}", "seed": at, "max_tokens": 2, "stream": False}
             status, answer = ask(OTHER, twin)
             check(status == 200, f"round {at}: the same body got {status}: {answer[:200]}")
-            # To resume it.
+            # The second key tries to resume it.
             status, _ = ask(OTHER, LONG | {"request_id": f"order-{at}", "seed": at, "max_tokens": 8},
                             headers={"last-event-id": f"order-{at}/0"})  # fmt: skip
             check(status != 500, f"round {at}: resuming got {status}")

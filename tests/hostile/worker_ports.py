@@ -16,7 +16,7 @@ METHODS = ["Info", "Generate", "Attach", "Release", "Abort", "Watch"]
 KEY = "sk-hostile-1"
 UNAUTHENTICATED = "16"
 TRIES = 30
-# An empty message: no compression, no bytes.
+# gRPC frame of an empty message: no compression, length 0.
 EMPTY = b"\0" * 5
 
 
@@ -37,7 +37,8 @@ def call(port, method, authorization):
     url = f"http://127.0.0.1:{port}/skein.worker.v1.Worker/{method}"
     told = ""
     for _ in range(TRIES):
-        # A refusal comes before the body is read, with a reset of the stream; curl may see the reset first.
+        # The server refuses before it reads the body and resets the stream; curl may report the reset
+        # instead.
         told = subprocess.run([*command, url], input=EMPTY, capture_output=True).stdout.decode()
         if status := re.search(r"^grpc-status: (\d+)", told, re.MULTILINE):
             return status.group(1)

@@ -29,7 +29,7 @@ fn users_with_passwords() {
             "{error}"
         );
         let (_a, mut router) = (Worker::start(&right, "a").await, Router::start(&right).await);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         // After a restart the server does not accept its earlier tokens.
         etcd.kill();
         etcd.launch();
@@ -107,6 +107,6 @@ fn certificates_on_both_sides() {
         assert!(error.to_string().contains("invalid peer certificate"), "{error}");
         assert!(EtcdClient::new(garbage, 0).await.is_err(), "a certificate in place of a key");
         let (_a, mut router) = (Worker::start(&good, "a").await, Router::start(&good).await);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
     });
 }

@@ -19,8 +19,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// Limit for waits that usually take far less.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Joins are seen this soon once etcd is back, on a busy machine too.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit for a router to see a join after etcd is back, on a busy machine.
 const SECONDS: Duration = Duration::from_secs(8);
 /// About the shortest lease that etcd grants with the tests' timing.
 const LEASE: Duration = Duration::from_secs(2);
@@ -132,7 +132,5 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting)
-        .await
-        .unwrap_or_else(|_| panic!("{what}: not within {PATIENCE:?}"));
+    tokio::time::timeout(TIMEOUT, waiting).await.unwrap_or_else(|_| panic!("{what}: not within {TIMEOUT:?}"));
 }

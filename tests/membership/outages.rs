@@ -24,7 +24,7 @@ fn an_etcd_that_stands_still_for_longer_than_leases_live() {
         let etcd = Etcd::start(program).await;
         let settings = etcd.settings();
         let (_a, mut router) = (Worker::start(&settings, "a").await, Router::start(&settings).await);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         etcd.signal("STOP");
         let b = Worker::start(&settings, "b").await;
         router.hears_nothing(LEASE * 3).await;
@@ -32,7 +32,7 @@ fn an_etcd_that_stands_still_for_longer_than_leases_live() {
         router.hears_join("b", SECONDS).await;
         router.hears_nothing(PAST_GRACE).await;
         b.leave().await;
-        router.hears_leave("b", PATIENCE).await;
+        router.hears_leave("b", TIMEOUT).await;
     });
 }
 
@@ -42,7 +42,7 @@ fn an_etcd_that_is_killed_and_comes_back_with_its_data_or_without() {
         let mut etcd = Etcd::start(program).await;
         let settings = etcd.settings();
         let (_a, mut router) = (Worker::start(&settings, "a").await, Router::start(&settings).await);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         for (id, forgets) in [("b", false), ("c", true)] {
             etcd.kill();
             if forgets {
@@ -69,12 +69,12 @@ fn a_worker_that_leaves_while_etcd_stands_still_does_not_wait_for_it() {
         let etcd = Etcd::start(program).await;
         let settings = etcd.settings();
         let (a, mut router) = (Worker::start(&settings, "a").await, Router::start(&settings).await);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         etcd.signal("STOP");
         let leaving = tokio::time::timeout(skein_node::discovery::etcd::LEAVE_WITHIN * 2, a.leave());
         leaving.await.expect("a drain does not wait for etcd");
         etcd.signal("CONT");
-        router.hears_leave("a", PATIENCE + GRACE).await;
+        router.hears_leave("a", TIMEOUT + GRACE).await;
     });
 }
 
@@ -87,7 +87,7 @@ fn three_servers_losing_their_leader() {
             etcd.wait_ready(&etcd.settings()).await;
         }
         let (_a, mut router) = (Worker::start(&settings, "a").await, Router::start(&settings).await);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         let leader = cluster.wait_leader(None).await;
         cluster.servers[leader].kill();
         let _b = Worker::start(&settings, "b").await;

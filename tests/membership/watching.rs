@@ -17,16 +17,16 @@ fn workers_join_leave_and_die() {
         let settings = etcd.settings();
         let first = Worker::start(&settings, "a").await;
         let mut router = Router::start(&settings).await;
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         let second = Worker::start(&settings, "b").await;
-        router.hears_join("b", PATIENCE).await;
+        router.hears_join("b", TIMEOUT).await;
         first.leave().await;
         // Long before any lease or grace expires.
         router.hears_leave("a", LEASE / 2).await;
         let gone = admin(&etcd).await.get(key("a"), None).await.expect("etcd answers");
         assert!(gone.kvs().is_empty(), "its entry went with it");
         second.die();
-        router.hears_leave("b", PATIENCE + GRACE).await;
+        router.hears_leave("b", TIMEOUT + GRACE).await;
     });
 }
 
@@ -37,7 +37,7 @@ fn a_lease_that_is_revoked_is_taken_again_before_anybody_leaves() {
         let settings = etcd.settings();
         let worker = Worker::start(&settings, "a").await;
         let mut router = Router::start(&settings).await;
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         let mut admin = admin(&etcd).await;
         let lease = lease_of(&mut admin, "a").await.expect("registered");
         // So it looks to a worker that was stopped for longer than its lease.
@@ -49,7 +49,7 @@ fn a_lease_that_is_revoked_is_taken_again_before_anybody_leaves() {
         .await;
         router.hears_nothing(PAST_GRACE).await;
         worker.leave().await;
-        router.hears_leave("a", PATIENCE).await;
+        router.hears_leave("a", TIMEOUT).await;
     });
 }
 
@@ -135,7 +135,7 @@ fn a_router_whose_changes_were_compacted_lists_again() {
         let config = FollowerConfig { grace: GRACE, ..FollowerConfig::new("test", 2) };
         tokio::spawn(async move { follow(&slow, config, sender).await });
         let mut router = Router(receiver);
-        router.hears_join("a", PATIENCE).await;
+        router.hears_join("a", TIMEOUT).await;
         listed.notified().await;
         // While the router is not watching, one worker joins, one leaves, and etcd compacts both changes
         // away.
@@ -150,9 +150,9 @@ fn a_router_whose_changes_were_compacted_lists_again() {
         assert_eq!(late.next().await, Err(EtcdError::Compacted { oldest: now }));
         go_on.notify_one();
         listed.notified().await;
-        router.hears_join("b", PATIENCE).await;
+        router.hears_join("b", TIMEOUT).await;
         go_on.notify_one();
-        router.hears_leave("a", GRACE + PATIENCE).await;
+        router.hears_leave("a", GRACE + TIMEOUT).await;
         router.hears_nothing(LEASE).await;
     });
 }

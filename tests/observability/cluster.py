@@ -78,7 +78,7 @@ class Cluster:
         processes.start("router", skein, "router", "--workers", self.worker, "--port", router.split(":")[1])
         for address in self.routers:
             wait_until(f"{address} is ready", lambda: get(f"http://{address}/readyz") is not None)
-        # Both workers of `serve`, so that a request has somewhere to move.
+        # Both workers of `serve`, so that a request can move to another worker.
         wait_until("two workers", lambda: "skein_workers_ready" in get(f"http://{serve}/metrics") and self.ready() == 2)
 
     def ready(self):
@@ -144,7 +144,7 @@ class Prometheus:
     def __init__(self, processes, directory, cluster, rules):
         self.address = f"127.0.0.1:{free_port()}"
         jobs = {"skein-router": cluster.routers, "skein-worker": [cluster.worker]}
-        # JSON is YAML.
+        # JSON is a subset of YAML.
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(rules)],

@@ -239,7 +239,7 @@ fn guardian_of(pid: u32) -> Child {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn shell(script: &str) -> Process {
         Process::start(Spec {
@@ -253,20 +253,20 @@ mod tests {
     #[tokio::test]
     async fn the_log_of_the_current_run_is_told_from_that_of_all_runs() {
         let mut process = shell("echo up; exec sleep 600");
-        process.wait_log("up", PATIENCE).await;
+        process.wait_log("up", TIMEOUT).await;
         let first = process.pid();
         process.restart();
-        process.wait_log("up", PATIENCE).await;
+        process.wait_log("up", TIMEOUT).await;
         assert_ne!(process.pid(), first);
         assert_eq!((process.log().as_str(), process.log_since_start().as_str()), ("up\nup\n", "up\n"));
         process.signal("TERM");
-        assert_eq!(process.wait_end(PATIENCE).await, None, "a signal ended it");
+        assert_eq!(process.wait_end(TIMEOUT).await, None, "a signal ended it");
         assert!(!process.is_running());
     }
 
     #[tokio::test]
     async fn exit_codes_are_seen() {
-        assert_eq!(shell("exit 3").wait_end(PATIENCE).await, Some(3));
+        assert_eq!(shell("exit 3").wait_end(TIMEOUT).await, Some(3));
     }
 
     #[tokio::test]
@@ -275,6 +275,6 @@ mod tests {
         // The kernel closes all pipes of a process that ends.
         let guardian = process.guardian.as_mut().expect("a guardian");
         drop(guardian.stdin.take());
-        assert_eq!(process.wait_end(PATIENCE).await, None);
+        assert_eq!(process.wait_end(TIMEOUT).await, None);
     }
 }

@@ -12,7 +12,7 @@ use crate::nodes::lasting_address;
 
 /// How long a server may take until it answers, or a cluster until it has a leader.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// A server that takes longer to report its status is stopped or cut off.
+/// Time limit of a status request; a server that exceeds it counts as stopped or cut off.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Interval at which a server is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

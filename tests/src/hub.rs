@@ -1,5 +1,5 @@
-//! A server that speaks the hub's protocol, with a second one for large files, as the hub has. On command it
-//! cuts answers off, changes bytes, is slow, or leaves out what mirrors leave out.
+//! A server that implements the hub's protocol, with a second server for large files, as at the hub. On
+//! request it truncates answers, corrupts bytes, is slow, or omits what mirrors omit.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,21 +14,21 @@ use tokio::task::JoinHandle;
 
 use crate::seeded::SeededRng;
 
-/// Longest request head, bytes.
+/// Longest request head, in bytes.
 const MAX_HEAD: u64 = 16 << 10;
-/// Most times in a row that a file is cut off: clients give up at some number.
+/// Most times in a row that a file is truncated, because clients give up at some number.
 const CUTS_IN_A_ROW: u32 = 5;
-/// Bytes that are written at once.
+/// Size of one write, in bytes.
 const PIECE: usize = 16 << 10;
 
-/// A model at the hub.
+/// A published model.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
     /// Hash of its commit.
     pub commit: String,
-    /// Its files.
+    /// Files of that commit.
     pub files: Vec<File>,
-    /// The token that may read it; `None` = all may.
+    /// Token that may read the model; `None` = public.
     pub token: Option<String>,
 }
 
@@ -37,20 +37,20 @@ pub struct Model {
 pub struct File {
     /// Name in the repository.
     pub name: String,
-    /// Content.
+    /// Bytes of the file.
     pub content: Vec<u8>,
     /// Its checksum: SHA-256 of a large file, git's SHA-1 of a small one.
     pub etag: String,
 }
 
 impl File {
-    /// A file that the hub names by its SHA-256 and keeps elsewhere.
+    /// A file stored in the second server and identified by its SHA-256.
     pub fn large(name: &str, content: Vec<u8>) -> Self {
         let etag = hex(digest::digest(&digest::SHA256, &content).as_ref());
         Self { name: name.to_owned(), content, etag }
     }
 
-    /// A file that the hub names as git does.
+    /// A file stored in git and identified by git's hash.
     pub fn small(name: &str, content: impl Into<Vec<u8>>) -> Self {
         let content = content.into();
         let blob = [format!("blob {}\0", content.len()).as_bytes(), &content].concat();
@@ -63,27 +63,27 @@ impl File {
     }
 }
 
-/// How the server misbehaves.
+/// Faults that the server injects.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// Of a thousand contents, how many are cut off somewhere.
+    /// How many contents of a thousand are truncated at a random byte.
     pub cut: usize,
-    /// Of a thousand contents, how many have a changed byte.
+    /// How many contents of a thousand have a corrupted byte.
     pub corrupted: usize,
-    /// Requests that are answered with 503 first.
+    /// Number of requests that are first answered with 503.
     pub busy: u32,
-    /// Pause after each 16 KiB.
+    /// Pause after every 16 KiB of content.
     pub pause: Duration,
-    /// Whether ranges are ignored.
+    /// Whether `Range` headers are ignored.
     pub ignores_ranges: bool,
-    /// Whether the listing leaves checksums and sizes out.
+    /// Whether the listing omits checksums and sizes.
     pub has_bare_listing: bool,
 }
 
-/// A request for content, as it was answered.
+/// A request for content, with what was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sent {
-    /// The file.
+    /// Name of the requested file.
     pub file: String,
     /// Position of the first byte.
     pub start: u64,
@@ -96,7 +96,7 @@ struct State {
     models: BTreeMap<String, Model>,
     faults: Faults,
     rng: SeededRng,
-    /// Times in a row that a file was cut off.
+    /// How many times in a row each file was truncated.
     cuts: BTreeMap<String, u32>,
     sent: Vec<Sent>,
     requests: Vec<String>,
@@ -106,7 +106,7 @@ struct State {
 /// A running hub.
 #[derive(Debug)]
 pub struct FakeHub {
-    /// `http://127.0.0.1:port`
+    /// URL of the hub: `http://127.0.0.1:port`.
     pub endpoint: String,
     state: Arc<Mutex<State>>,
     tasks: Vec<JoinHandle<()>>,
@@ -119,7 +119,7 @@ impl Drop for FakeHub {
 }
 
 impl FakeHub {
-    /// Starts a hub with `models`, by name.
+    /// Starts a hub that publishes `models`, by name.
     pub async fn start(seed: u64, models: impl IntoIterator<Item = (String, Model)>) -> Self {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let (front, store) = (bind().await.expect("loopback has a port"), bind().await.expect("another one"));
@@ -139,22 +139,22 @@ impl FakeHub {
         Self { endpoint, state, tasks }
     }
 
-    /// Changes how the server misbehaves.
+    /// Sets the faults of the following requests.
     pub fn misbehave(&self, faults: Faults) {
         lock(&self.state).faults = faults;
     }
 
-    /// Replaces the models.
+    /// Replaces the published models.
     pub fn publish(&self, models: impl IntoIterator<Item = (String, Model)>) {
         lock(&self.state).models = models.into_iter().collect();
     }
 
-    /// Takes the contents that were sent since the last call.
+    /// Returns the contents that were sent since the last call.
     pub fn take_sent(&self) -> Vec<Sent> {
         std::mem::take(&mut lock(&self.state).sent)
     }
 
-    /// Waits until some content has been sent since [`FakeHub::take_sent`]; false if that takes long.
+    /// Waits until content has been sent since [`FakeHub::take_sent`]; false if none is sent in time.
     pub async fn wait_for_content(&self) -> bool {
         for _ in 0..2000 {
             if lock(&self.state).sent.iter().any(|sent| sent.bytes > 0) {
@@ -165,12 +165,12 @@ impl FakeHub {
         false
     }
 
-    /// Takes the requests since the last call, as `GET /path`.
+    /// Returns the requests since the last call, as `GET /path`.
     pub fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.state).requests)
     }
 
-    /// Requests with a token that arrived where large files are. There must be none.
+    /// Number of requests to the second server that carried a token. It must be 0.
     pub fn tokens_at_store(&self) -> usize {
         lock(&self.state).tokens_at_store
     }
@@ -194,7 +194,7 @@ fn listen(
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let state = Arc::clone(&state);
-            // One request a connection; a client that leaves ends it.
+            // Each connection serves one request; a client that disconnects ends it.
             tokio::spawn(async move { serve(stream, store, is_front, &state).await });
         }
     })
@@ -211,7 +211,7 @@ struct Reply {
     status: &'static str,
     headers: Vec<(&'static str, String)>,
     body: Vec<u8>,
-    /// The file whose content it is, and the position of the body in it.
+    /// File that the body belongs to, and the body's position in it.
     content: Option<(String, u64)>,
 }
 
@@ -272,7 +272,7 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<Request> {
     Some(request)
 }
 
-/// Writes the body as the faults say, and records what was written.
+/// Writes the body with the injected faults, and records what was written.
 async fn send(stream: &mut BufReader<TcpStream>, mut reply: Reply, state: &Arc<Mutex<State>>) -> Option<()> {
     let (pause, sent) = {
         let mut state = lock(state);
@@ -324,7 +324,7 @@ fn answer(state: &State, request: &Request, store: SocketAddr, is_front: bool) -
     }
     if let Some(rest) = path.strip_prefix("/api/models/") {
         let Some((name, revision)) = rest.split_once("/revision/") else { return not_found() };
-        // A renamed model keeps its old name as a redirect.
+        // The old name of a renamed model is a redirect.
         if let Some(name) = name.strip_prefix("old-") {
             let to = format!("/api/models/{name}/revision/{revision}?blobs=true");
             return Reply::new("307 Temporary Redirect", vec![("Location", to)], "");
@@ -358,7 +358,8 @@ fn answer(state: &State, request: &Request, store: SocketAddr, is_front: bool) -
     }
 }
 
-/// Lets requests pass that may read the model `name`. A hub does not tell a private model from none.
+/// Checks that a request may read the model `name`. A private model looks like one that does not exist, as at
+/// the hub.
 fn granted<'a>(state: &'a State, name: &str, request: &Request) -> Result<&'a Model, Reply> {
     let model = state.models.get(name).or_else(|| state.models.get(name.trim_start_matches("old-")));
     let model = model.ok_or_else(|| refused("401 Unauthorized", "RepoNotFound", "no such model"))?;

@@ -68,11 +68,11 @@ impl Ended {
 /// Results of all streams.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Streams that were started.
+    /// Number of streams that were started.
     pub begun: u64,
     /// Streams that did not end properly.
     pub failed: u64,
-    /// Of those, answered with 429 or 503.
+    /// Number of streams answered with 429 or 503.
     pub refused: u64,
     /// Tokens missing, over all streams.
     pub lost: u64,
@@ -80,7 +80,7 @@ pub struct Tally {
     pub duplicated: u64,
     /// Tokens and other parts that differ.
     pub altered: u64,
-    /// Tokens received over all streams.
+    /// Number of tokens received over all streams.
     pub tokens: u64,
     /// Arrivals skipped because [`MAX_RUNNING`] streams were in flight.
     pub left_out: u64,

@@ -40,7 +40,7 @@ pub fn lasting_address() -> SocketAddr {
 /// Additional settings of a process, for tests that make it fail.
 #[derive(Debug, Clone, Default)]
 pub struct Extras {
-    /// Flags beside those that the harness sets.
+    /// Flags in addition to those of the harness.
     pub flags: Vec<String>,
     /// Words before the command, as in [`Spec::prefix`].
     pub prefix: Vec<String>,

@@ -1,4 +1,4 @@
-//! An OTLP receiver, over gRPC and over HTTP, that decodes the official protobufs and keeps what it gets.
+//! An OTLP receiver over gRPC and HTTP. It decodes the official protobufs and stores what it receives.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,22 +23,22 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::{Request, Response, Status};
 
-/// Longer than any exporter waits.
+/// Longer than the timeout of any exporter.
 const FOREVER: Duration = Duration::from_secs(3600);
-/// What readings of the monotonic clock and of the time of day differ at most.
+/// Largest difference between the monotonic clock and the time of day.
 const SKEW_NANOS: u64 = 5_000_000;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Scope of the spans of processes.
+/// Instrumentation scope of the spans of processes.
 const PROCESS_SCOPE: &str = "skein.process";
 
-/// What the receiver does with a message.
+/// How the receiver answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mood {
-    /// Takes it.
+    /// Accepts the message.
     Willing,
-    /// Never answers.
+    /// Accepts the connection but never answers.
     Slow,
-    /// Refuses it.
+    /// Refuses the message with an error.
     Refusing,
 }
 
@@ -47,22 +47,22 @@ pub enum Mood {
 pub struct Span {
     /// `service.name` of the process.
     pub service: String,
-    /// The span.
+    /// The span as decoded.
     pub span: wire::Span,
 }
 
 impl Span {
-    /// The text of an attribute; numbers as text, too.
+    /// Value of an attribute as text; numbers are converted.
     pub fn attribute(&self, key: &str) -> Option<String> {
         find(&self.span.attributes, key)
     }
 
-    /// Whether this span begins before `other`.
+    /// Whether this span begins before `other`, within [`SKEW_NANOS`].
     pub fn has_begun_before(&self, other: &Self) -> bool {
         self.span.start_time_unix_nano <= other.span.start_time_unix_nano + SKEW_NANOS
     }
 
-    /// Whether this span ends after `other`.
+    /// Whether this span ends after `other`, within [`SKEW_NANOS`].
     pub fn ends_after(&self, other: &Self) -> bool {
         other.span.end_time_unix_nano <= self.span.end_time_unix_nano + SKEW_NANOS
     }
@@ -75,7 +75,7 @@ pub struct Point {
     pub name: String,
     /// Unit of the metric.
     pub unit: String,
-    /// The point.
+    /// Counts and sum of one set of attributes.
     pub point: HistogramDataPoint,
 }
 
@@ -102,12 +102,12 @@ struct Taken {
     points: Vec<Point>,
 }
 
-/// A running receiver. Everything goes to one place, whichever protocol it came by.
+/// A running receiver. Both protocols store into the same state.
 #[derive(Debug)]
 pub struct Receiver {
-    /// `http://127.0.0.1:port` for gRPC.
+    /// URL of the gRPC endpoint.
     pub grpc: String,
-    /// `http://127.0.0.1:port` for HTTP.
+    /// URL of the HTTP endpoint.
     pub http: String,
     state: State,
     tasks: [JoinHandle<()>; 2],
@@ -229,15 +229,15 @@ impl Receiver {
         self.state.lock().points.clone()
     }
 
-    /// Waits until `enough` of the requests' spans has come.
+    /// Waits until `enough` returns true for the spans of requests.
     ///
     /// # Panics
-    /// With their names if it has not `within` that time.
+    /// If that takes longer than `within`; the message lists the spans' names.
     pub async fn wait_spans(&self, within: Duration, enough: impl Fn(&[Span]) -> bool) -> Vec<Span> {
         wait(|| self.spans(), within, enough).await
     }
 
-    /// [`wait_spans`](Self::wait_spans) for the processes' spans.
+    /// Like [`wait_spans`](Self::wait_spans), for the spans of processes.
     ///
     /// # Panics
     /// As [`wait_spans`](Self::wait_spans).
@@ -285,7 +285,7 @@ async fn serve_http(listener: TcpListener, state: State) {
         tokio::spawn(async move {
             let service = service_fn(move |request| take_http(request, state.clone()));
             let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-            // A client that leaves is no failure of the test.
+            // A client that disconnects does not fail the test.
             let _ = server.serve_connection(TokioIo::new(stream), service).await;
         });
     }

@@ -14,7 +14,7 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 /// A running `skein serve`; killed when dropped.
 pub struct Cluster {
     child: Child,
-    /// Base URL, `http://127.0.0.1:port`.
+    /// Base URL of the server, `http://127.0.0.1:port`.
     pub url: String,
     log: PathBuf,
     _log_dir: tempfile::TempDir,

@@ -10,7 +10,7 @@ use crate::load::{Ended, Tally};
 use crate::scenario::Plan;
 
 /// What a router says when a request leaves a worker behind.
-const MOVED: &str = "request goes on elsewhere";
+const MOVED: &str = "request continues on another worker";
 
 /// The result of one scenario.
 #[derive(Debug, Clone)]
@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn moves_are_read_from_the_log() {
-        let line = r#"{"level":"INFO","message":"request goes on elsewhere","request":"a-1","moves":1}"#;
+        let line =
+            r#"{"level":"INFO","message":"request continues on another worker","request":"a-1","moves":1}"#;
         let moves = moves(&format!("not json: {MOVED}\n{line}\n{line}\n"));
         assert_eq!(moves, HashMap::from([("a-1".to_owned(), 2)]));
     }

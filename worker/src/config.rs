@@ -19,7 +19,7 @@ pub struct WorkerConfig {
     pub served_model_name: String,
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
-    /// Bearer token that every call must carry; `None` = anyone who reaches the port may call.
+    /// Bearer token that every call must carry; `None` = calls need no token.
     pub secret: Option<Secret>,
     /// The backend to use.
     pub backend: BackendKind,
@@ -31,7 +31,7 @@ pub struct WorkerConfig {
     pub cpu: CpuConfig,
     /// Settings of CUDA backends only.
     pub cuda: CudaConfig,
-    /// Settings of the fake backend only.
+    /// Settings of the fake backend.
     pub fake: FakeConfig,
     /// Compute threads; 0 = one for each core that this process may use. A GPU worker only reads
     /// weights with them.
@@ -124,7 +124,7 @@ pub struct Precision {
 /// Type of the activations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dtype {
-    /// The weights' type; on the CPU `f32`, unless the weights are bfloat16.
+    /// Type of the weights; on the CPU `f32` unless the weights are bfloat16.
     #[default]
     Auto,
     /// `f32`: nothing is rounded between two matrices.
@@ -133,21 +133,21 @@ pub enum Dtype {
     Bfloat16,
 }
 
-/// Ranks that share the model, a process each.
+/// Ranks that share the model, one process each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RanksConfig {
-    /// Ranks that share each layer.
+    /// Number of ranks that share each layer.
     pub tensor_parallel: u32,
-    /// Stages that divide the layers.
+    /// Number of stages that divide the layers.
     pub pipeline_parallel: u32,
-    /// Nodes that the ranks are on.
+    /// Nodes on which the ranks run.
     pub nodes: NodesConfig,
-    /// How the other ranks are started; not used with one rank.
+    /// Command that starts the other ranks; not used with one rank.
     pub command: Option<RankCommand>,
 }
 
 impl RanksConfig {
-    /// Number of ranks.
+    /// Total number of ranks.
     pub fn count(&self) -> u32 {
         self.tensor_parallel.max(1) * self.pipeline_parallel.max(1)
     }
@@ -159,18 +159,18 @@ impl Default for RanksConfig {
     }
 }
 
-/// The nodes of a group.
+/// Nodes of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodesConfig {
     /// Number of nodes.
     pub count: u32,
-    /// This node; node 0 leads.
+    /// Number of this node; node 0 leads.
     pub rank: u32,
     /// Host and port of the leader; not used with one node.
     pub leader: String,
-    /// What all nodes must know to join.
+    /// Shared secret that admits nodes.
     pub secret: GroupSecret,
-    /// Settings that all nodes must agree on.
+    /// Settings that must be equal on all nodes.
     pub settings: Vec<Setting>,
 }
 
@@ -181,7 +181,7 @@ impl Default for NodesConfig {
     }
 }
 
-/// The secret of a group; it is not printed.
+/// Secret of a group, hidden in debug output.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct GroupSecret(pub String);
 
@@ -196,30 +196,30 @@ impl std::fmt::Debug for GroupSecret {
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
-    /// An adapter that is merged into the weights at load.
+    /// Adapter merged into the weights at load.
     pub adapter: Option<AdapterConfig>,
 }
 
-/// An adapter, as `--lora-modules` names it.
+/// Adapter as specified by `--lora-modules`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterConfig {
-    /// Name for clients.
+    /// Name under which clients request it.
     pub name: String,
-    /// Directory in PEFT's form.
+    /// Directory in PEFT's format.
     pub directory: PathBuf,
 }
 
-/// Settings of the fake backend only.
+/// Settings of the fake backend.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct FakeConfig {
-    /// Duration of a step.
+    /// Cost model of a step.
     pub cost: StepCost,
-    /// Blocks of the cache; `None` = as many as a small model would have.
+    /// Number of KV blocks; `None` = as many as for a small model.
     pub kv_blocks: Option<u32>,
 }
 
 impl FakeConfig {
-    /// Whether it stands in for a device in measurements, so that it must cost little itself.
+    /// Whether it replaces a device in measurements and so must be cheap itself.
     pub fn is_clock(&self) -> bool {
         *self != Self::default()
     }
@@ -264,7 +264,7 @@ impl Default for CudaConfig {
 /// Type of cached keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KvCacheDtype {
-    /// The activations' type; on the CPU bfloat16, unless the weights are `f32` or the activations were set
+    /// Type of the activations; on the CPU bfloat16, unless the weights are `f32` or the activations were set
     /// to `f32`.
     #[default]
     Auto,
@@ -360,7 +360,7 @@ impl Default for SchedulerConfig {
         Self {
             block_size: 16,
             max_model_len: None,
-            max_num_seqs: 64,
+            max_num_seqs: 128,
             max_num_batched_tokens: 512,
             max_num_queued_reqs: 1024,
             enable_prefix_caching: true,

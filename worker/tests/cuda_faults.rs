@@ -1,5 +1,5 @@
-//! A device that hangs, faults or is full: the backend ends with an error that names the cause. There is one
-//! test because a fault affects the whole process.
+//! A device that hangs, faults or is full: the backend ends with an error that names the cause. A single
+//! test, because a fault affects the whole process.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "cuda_model/models.rs"]
@@ -23,8 +23,8 @@ use models::LLAMA;
 use runs::{eager, limits, on_cuda, prompt, sample, sequence_of, step, try_cuda};
 use skein_proto::sampling::SamplingParams;
 
-/// Longer than anything in this test takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than any step of this test.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn batch(sequence: &mut Sequence, count: usize) -> Batch {
     let mut batch = Batch::default();
@@ -55,11 +55,11 @@ fn what_a_device_can_do_to_a_backend() {
     }
 }
 
-/// Loading waits no longer than a step may take, and dropping never waits for the device.
+/// Loading waits at most as long as a step may take, and dropping never waits for the device.
 fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     let dir = dir.to_owned();
     inject(fault);
-    let said = within_patience(move || {
+    let said = within_timeout(move || {
         let cuda = CudaConfig { step_timeout: Duration::from_millis(300), ..eager() };
         match try_cuda(&dir, cuda, limits(), Some(4 << 20)) {
             Err(error) if error.is_device_fault() => error.to_string(),
@@ -71,25 +71,25 @@ fn a_start_ends(dir: &std::path::Path, fault: Fault, words: &[&str]) {
     reset();
 }
 
-/// Graphs are captured between steps, so a device failure during capture is noticed without a step.
+/// Graphs are captured between steps, so a failure during capture is detected without a step.
 fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     let timeout = Duration::from_millis(300);
     let mut backend = on_cuda(dir, CudaConfig { step_timeout: timeout, enforce_eager: false, ..eager() });
     inject(fault);
     let (alarm, alarmed) = sync_channel(1);
     backend.on_failure(Box::new(move || alarm.send(()).unwrap()));
-    alarmed.recv_timeout(PATIENCE).expect("nobody has to ask");
+    alarmed.recv_timeout(TIMEOUT).expect("nobody has to ask");
     let error = backend.health().expect_err("it has failed");
     assert!(matches!(error, BackendError::Stopped { backend: "cuda", .. }), "{error}");
-    within_patience(move || drop(backend));
+    within_timeout(move || drop(backend));
     reset();
 }
 
-/// The result of `work`, which must not hang.
-fn within_patience<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Result of `work`, which must not hang.
+fn within_timeout<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (answer, answered) = sync_channel(1);
     std::thread::spawn(move || answer.send(work()));
-    answered.recv_timeout(PATIENCE).expect("it ends")
+    answered.recv_timeout(TIMEOUT).expect("it ends")
 }
 
 fn check(dir: &std::path::Path, fault: Fault, words: &[&str]) {

@@ -1,5 +1,5 @@
-//! The whole model without cuBLASLt: our own kernels multiply. Its own process, because a loaded library
-//! stays.
+//! The whole model without cuBLASLt, with our own matrix kernels. A separate process, because a loaded
+//! library stays loaded.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "cuda_model/models.rs"]
@@ -37,7 +37,7 @@ fn a_model_runs_without_cublaslt() {
     fp8_weights_stay_near();
 }
 
-/// Weights with three bits of mantissa, activations unchanged.
+/// Weights with three bits of mantissa, unchanged activations.
 fn fp8_weights_stay_near() {
     let dir = LLAMA.make(7);
     let expected = scores(&mut on_cpu(dir.path()), &[39], false);

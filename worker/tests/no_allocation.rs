@@ -1,4 +1,4 @@
-//! A warm step of the CPU model allocates nothing but the vector of its results. Its own binary, because it
+//! A warm step of the CPU model allocates only the vector of its results. A separate binary, because it
 //! counts allocations of all threads.
 
 #![allow(clippy::unwrap_used)] // a test may fail
@@ -23,12 +23,11 @@ const PROMPT: usize = 30;
 
 /// Allocations of a warm step: the vector of samples.
 const ALLOWED: u64 = 1;
-/// Steps that may allocate more, because a context grows into another block or a thread runs a path for the
-/// first time.
+/// Steps that may allocate more, because a context grows into another block or a thread takes a new path.
 const GROWING: usize = 6;
 const STEPS: usize = 60;
 
-/// Every way to sample without log-probabilities.
+/// Every sampling method without log-probabilities.
 fn ways() -> Vec<Arc<SamplingParams>> {
     let greedy = SamplingParams::default();
     let warm = SamplingParams { temperature: 1.0, seed: 7, ..greedy.clone() };

@@ -1,5 +1,5 @@
-//! Cost of rounding: perplexity of the shipped model on text outside its training data, for each format of
-//! weights and KV cache, relative to exact arithmetic. `models/skein-7m/held_out.py` made the text.
+//! Cost of quantisation: perplexity of the shipped model on text outside its training data, for each format
+//! of weights and KV cache, relative to exact arithmetic. `models/skein-7m/held_out.py` creates the text.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use skein_worker::backend::{Batch, BatchSequence, ScoreRow, Want};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 const BLOCK_SIZE: u32 = 16;
-/// Tokens of a window in `held_out.bin`; the first one is not predicted.
+/// Tokens per window in `held_out.bin`; the first one is not predicted.
 const WINDOW: usize = 513;
 /// Rows per step. Each window is computed in two chunks, so that the KV cache matters.
 const CHUNK: usize = 256;
@@ -91,7 +91,7 @@ fn exact() -> f64 {
     })
 }
 
-/// Each format may cost at most `percent`. A small decrease is chance and allowed.
+/// Each format may cost at most `percent`. A small decrease is noise and allowed.
 fn check(cases: &[(&str, NumberTypes, f64)]) {
     let mut failed = Vec::new();
     for (name, numbers, percent) in cases {

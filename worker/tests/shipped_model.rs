@@ -1,5 +1,5 @@
-//! A whole worker over loopback with the shipped model: concurrent streams equal streams that ran alone, and
-//! a resume at any position continues them exactly, for all kinds of sampling parameters.
+//! A whole worker on loopback with the shipped model: concurrent streams equal those run alone, and a resume
+//! at any position continues exactly, for all sampling parameters.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_TOKENS: u32 = 24;
 
 struct Served {
@@ -40,7 +40,7 @@ async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
     let task = tokio::spawn(skein_worker::serve(config, |_, _| {}, on_ready, async {
         let _ = stopped.await;
     }));
-    let address: SocketAddr = tokio::time::timeout(PATIENCE, address).await.expect("in time").expect("ready");
+    let address: SocketAddr = tokio::time::timeout(TIMEOUT, address).await.expect("in time").expect("ready");
     let client = WorkerClient::connect(format!("http://{address}")).await.expect("it listens");
     Served { client, shutdown, task }
 }
@@ -56,13 +56,13 @@ impl Served {
     }
 }
 
-/// The output of a stream for each of its samples.
+/// Output of each sample of a stream.
 type Samples = std::collections::BTreeMap<u32, (Vec<u32>, Vec<wire::TokenLogprobs>, Option<wire::Finish>)>;
 
 async fn read(mut stream: Streaming<wire::GenerateDelta>) -> (Samples, u32) {
     let (mut samples, mut cached) = (Samples::new(), 0);
     while let Some(delta) =
-        tokio::time::timeout(PATIENCE, stream.message()).await.expect("in time").expect("no fault")
+        tokio::time::timeout(TIMEOUT, stream.message()).await.expect("in time").expect("no fault")
     {
         let sample = samples.entry(delta.sample_index).or_default();
         sample.0.extend(delta.token_ids);
@@ -113,7 +113,7 @@ async fn together_and_resumed_streams_equal_streams_alone() {
         expected.push(read(stream).await.0);
     }
     alone.stop().await;
-    // Steps so small that prompts are cut into many chunks, beside decoding sequences.
+    // Steps so small that prompts are split into many chunks beside decoding sequences.
     let tight =
         SchedulerConfig { max_num_batched_tokens: 24, max_num_seqs: 12, ..SchedulerConfig::default() };
     let mut together = serve_shipped_model(tight).await;

@@ -1,6 +1,6 @@
-//! KV memory in contiguous pieces, as a tensor per request needs it.
+//! KV memory in contiguous pieces, one per request.
 
-/// Memory of `size` tokens; allocates the first free piece that is large enough.
+/// Memory of `size` tokens with first-fit allocation.
 #[derive(Debug)]
 pub struct Contiguous {
     size: u32,
@@ -14,17 +14,17 @@ impl Contiguous {
         Self { size, pieces: Vec::new() }
     }
 
-    /// Tokens altogether.
+    /// Total size, in tokens.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// Free tokens, in one piece or several.
+    /// Free tokens, contiguous or not.
     pub fn free(&self) -> u32 {
         self.size - self.pieces.iter().map(|(_, length)| length).sum::<u32>()
     }
 
-    /// Takes a piece of `length` tokens and returns its start; `None` if no free piece is that long.
+    /// Allocates `length` tokens and returns their start; `None` if no free piece is that long.
     pub fn take(&mut self, length: u32) -> Option<u32> {
         let mut start = 0;
         for (index, &(next, next_length)) in self.pieces.iter().enumerate() {
@@ -40,7 +40,7 @@ impl Contiguous {
         })
     }
 
-    /// Gives the piece at `start` back.
+    /// Frees the piece at `start`.
     pub fn give_back(&mut self, start: u32) {
         let index = self.pieces.binary_search_by_key(&start, |piece| piece.0);
         self.pieces.remove(index.expect("a piece is given back once"));

@@ -1,4 +1,4 @@
-//! Jobs: lengths like those of published data sets, at random times.
+//! Random jobs with lengths like those of published data sets.
 
 use std::f64::consts::TAU;
 
@@ -8,26 +8,27 @@ use rand::{RngExt, SeedableRng};
 use super::Job;
 use crate::load::arrivals::Arrivals;
 
-/// Distribution of prompt and output lengths: two independent log-normal ones, cut at `most`.
+/// Distribution of prompt and output lengths: two independent log-normal ones, truncated at `most`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lengths {
-    /// Mean number of prompt tokens before the cut.
+    /// Mean prompt tokens before truncation.
     pub prompt_mean: f64,
     /// Standard deviation of the logarithm of the prompt length.
     pub prompt_sigma: f64,
-    /// Mean number of output tokens before the cut.
+    /// Mean output tokens before truncation.
     pub output_mean: f64,
     /// Standard deviation of the logarithm of the output length.
     pub output_sigma: f64,
-    /// Most tokens of prompt and output together: the model's context.
+    /// Most tokens of prompt and output together: the model's context length.
     pub most: u32,
 }
 
-/// Shortest output. With one token, the latency per token would be the whole wait and prefill.
+/// Shortest output. With one token, latency per token would include the whole wait and prefill.
 const LEAST_OUTPUT: u32 = 4;
 
 impl Lengths {
-    /// Means of ShareGPT in the PagedAttention paper; the deviations are ours, for tails like its figure 11.
+    /// Means of ShareGPT in the PagedAttention paper; the deviations are ours, to match the tails of its
+    /// figure 11.
     pub const SHAREGPT: Self =
         Self { prompt_mean: 161.31, prompt_sigma: 1.1, output_mean: 337.99, output_sigma: 0.9, most: 2048 };
     /// Means of Alpaca in the same paper.
@@ -42,16 +43,16 @@ impl Lengths {
     }
 }
 
-/// When jobs arrive.
+/// Arrival process of jobs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arrival {
-    /// A Poisson process with this many a second.
+    /// Poisson process with this rate, per second.
     Rate(f64),
     /// All at the start.
     AtOnce,
 }
 
-/// `count` jobs; equal seeds give equal lengths whatever the arrivals.
+/// `count` jobs; equal seeds give equal lengths for any arrival process.
 pub fn jobs(count: usize, lengths: &Lengths, arrival: Arrival, seed: u64) -> Vec<Job> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut times = match arrival {
@@ -66,7 +67,7 @@ pub fn jobs(count: usize, lengths: &Lengths, arrival: Arrival, seed: u64) -> Vec
     (0..count).map(|_| one()).collect()
 }
 
-/// A log-normal variate with this mean (Box and Muller 1958).
+/// Log-normal variate with this mean (Box and Muller 1958).
 fn log_normal(random: &mut StdRng, mean: f64, sigma: f64) -> f64 {
     let open_unit = 1.0 - random.random::<f64>();
     let normal = (-2.0 * open_unit.ln()).sqrt() * (TAU * random.random::<f64>()).cos();

@@ -1,14 +1,17 @@
-//! `skein bench batching`: the real scheduler beside textbook batchers, all over one model of the time that a
-//! step takes and one list of arrivals. It shows what each rule of batching and each way of reserving KV
-//! memory costs. Simulated: no model runs, and a run's result depends only on its seed.
+//! `skein bench batching`: compares the real scheduler with textbook batchers, using the same model of step
+//! times and the same arrivals. It shows the cost of each batching rule and of each way to reserve KV memory.
+//! Simulated: no model runs, and the result of a run depends only on its seed. The step time is that of a
+//! published machine, or of a worker in this process, which `measured` measures first.
 //!
-//! - `padded`: batches that start and end together, as a server without in-flight batching runs them
+//! - `padded`: batches that start and end together, as on a server without in-flight batching
 //! - `orca`: iteration-level batching over contiguous reservations (Orca, Yu et al. 2022)
 //! - `paged`: Skein's scheduler with its paged KV cache
 
 mod contiguous;
+mod fit;
 mod jobs;
 mod kv_use;
+mod measured;
 mod orca;
 mod padded;
 mod paged;
@@ -18,18 +21,20 @@ mod sweep;
 use std::time::Duration;
 
 pub use contiguous::Contiguous;
+pub use fit::{Timed, fit};
 pub use jobs::{Arrival, Lengths};
 pub use kv_use::{Held, KvUse};
+pub use measured::{Limits, Measured, RUNS_OF_A_SIZE, measure};
 pub use orca::{Orca, Reserve};
 pub use padded::Padded;
 pub use paged::Paged;
 pub use step_time::{StepTime, Work};
 pub use sweep::{Point, Rule, Setup, Statistic, Sweep};
 
-/// One request: it arrives, needs `prompt` tokens of KV cache for its prompt, and ends after `output` tokens.
+/// A request that arrives, needs `prompt` tokens of KV cache for its prompt, and ends after `output` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Arrival since the start.
+    /// Time of arrival since the start.
     pub at: Duration,
     /// Prompt tokens, at least 1.
     pub prompt: u32,
@@ -38,47 +43,48 @@ pub struct Job {
 }
 
 impl Job {
-    /// Prompt and output together.
+    /// Tokens of prompt and output together.
     pub fn tokens(&self) -> u32 {
         self.prompt + self.output
     }
 }
 
-/// What a batcher does next.
+/// Next action of a batcher.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Next {
     /// Runs a step of this size.
     Step(Work),
-    /// Does nothing until this time or the next arrival, whichever is earlier; `None` = until an arrival.
+    /// Idles until this time or the next arrival, whichever comes first; `None` = until an arrival.
     Wait(Option<Duration>),
 }
 
-/// A rule for batching with its own KV memory. Jobs are known by their index in the list of arrivals.
+/// A batching rule with its KV memory. Jobs are identified by their index in the arrivals.
 pub trait Batcher {
     /// Queues a job that has arrived.
     fn submit(&mut self, id: usize, job: Job);
     /// Plans the next step at `now`. `more`: further jobs will arrive.
     fn plan(&mut self, now: Duration, more: bool) -> Next;
-    /// Accounts for the planned step, which ended at `now`; adds the jobs that have their whole answer.
+    /// Accounts for the planned step, which ended at `now`; adds the finished jobs to `ended`.
     fn finish(&mut self, now: Duration, ended: &mut Vec<usize>);
-    /// KV memory as it is held now, in tokens.
+    /// Current use of KV memory, in tokens.
     fn held(&self) -> Held;
-    /// KV memory altogether, in tokens.
+    /// Total KV memory, in tokens.
     fn capacity(&self) -> u32;
 }
 
-/// Result of one run.
+/// Result of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
-    /// Time from arrival to the whole answer over its tokens, for each job: the paper's normalised latency.
+    /// Normalised latency of each job, as in the paper: time from arrival to end, divided by its output
+    /// tokens.
     pub normalised: Vec<Duration>,
-    /// End of the last job.
+    /// Time from the start to the end of the last job.
     pub duration: Duration,
-    /// Time in which a step ran.
+    /// Total duration of all steps.
     pub busy: Duration,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// KV memory over time, weighted by the duration of each step.
+    /// Use of KV memory over time, weighted by the duration of each step.
     pub kv: KvUse,
 }
 
@@ -101,13 +107,13 @@ impl Run {
         self.normalised.len() as f64 / self.duration.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Fraction of the run in which no step ran, 0 to 1.
+    /// Fraction of the run without a running step, 0 to 1.
     pub fn idle_share(&self) -> f64 {
         1.0 - self.busy.as_secs_f64() / self.duration.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }
 
-/// Runs `jobs`, which are sorted by arrival, on `batcher`.
+/// Runs `jobs`, sorted by arrival, on `batcher`.
 pub fn run(batcher: &mut dyn Batcher, jobs: &[Job], step_time: &StepTime) -> Run {
     let mut result = Run { normalised: vec![Duration::ZERO; jobs.len()], ..Run::default() };
     let (mut now, mut arrived, mut ended) = (Duration::ZERO, 0, Vec::new());

@@ -1,6 +1,6 @@
 //! Iteration-level batching (Orca, Yu et al. 2022): jobs join and leave between steps, first come, first
-//! served. The whole prompt is computed in a job's first step. Each job reserves a contiguous piece of KV
-//! memory when it joins and keeps it until it ends.
+//! served. A job's first step computes its whole prompt. Each job reserves a contiguous piece of KV memory
+//! when it joins and holds it until it ends.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use super::contiguous::Contiguous;
 use super::{Batcher, Held, Job, Next, Work};
 
-/// How much a job reserves. The PagedAttention paper's three variants of Orca, whose source is not public.
+/// Reservation per job: the PagedAttention paper's three variants of Orca, whose source is not public.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// The model's whole context, given in tokens.
+    /// The model's context length, in tokens.
     Max(u32),
-    /// Prompt and output, the output rounded up to a power of two: a good guess of the length.
+    /// Prompt and output, with the output rounded up to a power of two, as from a good length prediction.
     PowerOfTwo,
-    /// Exactly prompt and output; a real server cannot know the output's length.
+    /// Exactly prompt and output; a real server cannot know the output length.
     Oracle,
 }
 
@@ -40,7 +40,7 @@ struct Running {
 }
 
 impl Orca {
-    /// At most `most` jobs at once in `capacity` tokens of memory.
+    /// Up to `most` jobs at once in `capacity` tokens of memory.
     pub fn new(capacity: u32, reserve: Reserve, most: usize) -> Self {
         let (waiting, running) = (VecDeque::new(), Vec::new());
         Self { memory: Contiguous::new(capacity), reserve, most: most.max(1), waiting, running }

@@ -1,21 +1,21 @@
 //! Batches that start and end together. Prompts are padded to the longest one, every row is computed until
-//! the longest output ends, and each job reserves the model's whole context. This is how servers without
-//! in-flight batching run a generative model.
+//! the longest output ends, and each job reserves the model's whole context. Servers without in-flight
+//! batching run generative models this way.
 //!
-//! Two rules say when a batch starts. *Static*: as soon as the device is free, with whatever waits.
+//! Two rules determine when a batch starts. *Static*: as soon as the device is free, with all waiting jobs.
 //! *Dynamic* (Triton's dynamic batcher, Ray Serve's `@serve.batch`): once the batch is full, or once its
-//! oldest job has waited for the longest delay.
+//! oldest job has waited for the maximum delay.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Batcher, Held, Job, Next, Work};
 
-/// Batches that start and end together.
+/// Batcher whose batches start and end together.
 #[derive(Debug)]
 pub struct Padded {
     capacity: u32,
-    /// Tokens reserved for each job.
+    /// Tokens reserved per job.
     context: u32,
     most: usize,
     delay: Duration,
@@ -26,7 +26,7 @@ pub struct Padded {
 }
 
 impl Padded {
-    /// Batches of at most `most` jobs in `capacity` tokens of memory, `context` for each. `delay`: how long a
+    /// Batches of up to `most` jobs in `capacity` tokens of memory, `context` per job. `delay` is how long a
     /// job waits for the batch to fill while the device is idle; zero makes the rule static.
     pub fn new(capacity: u32, context: u32, most: usize, delay: Duration) -> Self {
         let fit = (capacity / context).max(1) as usize;

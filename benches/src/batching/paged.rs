@@ -1,5 +1,5 @@
 //! Skein's scheduler with its paged KV cache. It plans as in a worker; only the device is missing, and every
-//! draw is the same token.
+//! draw returns the same token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,20 +24,20 @@ pub struct Paged {
     jobs: Vec<Option<Progress>>,
     /// Blocks held after the latest plan.
     held_blocks: u32,
-    /// Rows of the latest plan: tokens that it makes live.
+    /// Rows of the latest plan, whose tokens become live.
     planned_rows: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     job: Job,
-    /// Tokens whose keys and values are computed; 0 while it waits.
+    /// Tokens whose keys and values are computed; 0 while waiting.
     live: u32,
 }
 
 impl Paged {
-    /// A scheduler over `capacity` tokens of KV memory for sequences of at most `context` tokens. Prefixes
-    /// are not shared, because the other batchers do not share them either.
+    /// Scheduler with `capacity` tokens of KV memory for sequences of up to `context` tokens. Prefixes are
+    /// not shared, because the other batchers do not share them either.
     pub fn new(capacity: u32, context: u32, config: &SchedulerConfig) -> Self {
         let config =
             SchedulerConfig { enable_prefix_caching: false, max_num_queued_reqs: u32::MAX, ..config.clone() };
@@ -103,7 +103,7 @@ impl Batcher for Paged {
         }
         for event in events {
             match event {
-                // The drawn token's keys and values are computed in the next step.
+                // The next step computes the keys and values of the drawn token.
                 RequestEvent::Token { request, position, .. } => {
                     if let Some(progress) = self.progress(request) {
                         progress.live = position;
@@ -124,7 +124,7 @@ impl Batcher for Paged {
         for progress in self.jobs.iter().flatten().filter(|progress| progress.live > 0) {
             live += u64::from(progress.live);
             let (end, next) = (progress.job.tokens(), progress.live + 1);
-            // The end of its last block stays empty.
+            // The rest of its last block stays unused.
             unused += u64::from(next.next_multiple_of(self.block_size).saturating_sub(end));
         }
         let live = live.min(held);

@@ -1,33 +1,33 @@
-//! How long a step takes, as a function of its size.
+//! Model of a step's duration.
 
 use std::time::Duration;
 
-/// The size of a step.
+/// Size of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Tokens that it computes, padding included.
+    /// Tokens computed, including padding.
     pub rows: u32,
-    /// Tokens of KV cache that it reads, summed over its sequences.
+    /// Tokens of KV cache read, summed over the sequences.
     pub context: u64,
 }
 
-/// Time of a step: `overhead + max(weights, rows × row) + context × context_token`. Reading the weights and
-/// multiplying by them overlap, so the longer one counts; attention comes after.
+/// Duration of a step: `overhead + max(weights, rows × row) + context × context_token`. Reading the weights
+/// overlaps with multiplying by them, so the longer one counts; attention follows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepTime {
-    /// Fixed cost beside the device's work, in seconds.
+    /// Fixed cost besides the device's work, in seconds.
     pub overhead: f64,
-    /// Reading all weights once, in seconds.
+    /// Time to read all weights once, in seconds.
     pub weights: f64,
-    /// Multiplying one row by all weights, in seconds.
+    /// Time to multiply one row by all weights, in seconds.
     pub row: f64,
-    /// Reading the keys and values of one token, in seconds.
+    /// Time to read the keys and values of one token, in seconds.
     pub context_token: f64,
 }
 
 impl StepTime {
-    /// OPT-13B in 16 bits on an A100 with 40 GB, the machine of the PagedAttention paper (Kwon et al. 2023):
-    /// 26 GB of weights and 800 KiB of KV a token at 1.555 TB/s, 26 GFLOP a row at half of 312 TFLOP/s.
+    /// OPT-13B in 16 bits on an A100 with 40 GB, as in the PagedAttention paper (Kwon et al. 2023): 26 GB of
+    /// weights and 800 KiB of KV per token at 1.555 TB/s, 26 GFLOP per row at half of 312 TFLOP/s.
     pub const OPT_13B_A100: Self = Self {
         overhead: 0.002,
         weights: 26e9 / 1.555e12,
@@ -43,7 +43,7 @@ impl StepTime {
         Duration::from_secs_f64(seconds)
     }
 
-    /// Time per token of a request that is alone, in seconds.
+    /// Time per token of a request running alone, in seconds.
     pub fn alone(&self, prompt: u32) -> f64 {
         self.of(Work { rows: 1, context: u64::from(prompt) }).as_secs_f64()
     }

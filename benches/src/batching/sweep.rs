@@ -1,4 +1,4 @@
-//! The highest rate at which a rule meets a latency target, and its curve of latency over rate.
+//! Finds the highest rate at which a rule meets a latency target, and its latency at each rate.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use skein_worker::config::SchedulerConfig;
 use super::jobs::{Arrival, Lengths, jobs};
 use super::{Batcher, Orca, Padded, Paged, Reserve, Run, StepTime, run};
 
-/// A batcher to build.
+/// Batching rule to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// Padded batches, started as soon as the device is free.
     Static,
     /// Padded batches, started when full or after a delay.
     Dynamic {
-        /// Most jobs in a batch.
+        /// Most jobs per batch.
         most: usize,
         /// Longest wait for a full batch.
         delay: Duration,
     },
-    /// Iteration-level batching that reserves the model's context.
+    /// Iteration-level batching that reserves the model's context length.
     OrcaMax,
-    /// Iteration-level batching that reserves the next power of two of the output.
+    /// Iteration-level batching that reserves the output length rounded up to a power of two.
     OrcaPowerOfTwo,
-    /// Iteration-level batching that knows each output's length.
+    /// Iteration-level batching with known output lengths.
     OrcaOracle,
-    /// Skein's scheduler.
+    /// Skein's scheduler over its paged KV cache.
     Skein,
 }
 
@@ -43,20 +43,20 @@ impl fmt::Display for Rule {
     }
 }
 
-/// Model, device and jobs, the same for every rule.
+/// Model, device and jobs, common to all rules.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// KV memory in tokens.
+    /// KV memory, in tokens.
     pub capacity: u32,
-    /// Longest sequence in tokens.
+    /// Longest sequence, in tokens.
     pub context: u32,
-    /// Most jobs at once, where memory does not bound it.
+    /// Most concurrent jobs, unless memory allows fewer.
     pub most: u32,
-    /// Duration of a step.
+    /// Model of step durations.
     pub step_time: StepTime,
-    /// Lengths of the jobs.
+    /// Distribution of the jobs' lengths.
     pub lengths: Lengths,
-    /// Jobs in a run.
+    /// Number of jobs per run.
     pub count: usize,
     /// Seed of lengths and arrivals.
     pub seed: u64,
@@ -64,18 +64,18 @@ pub struct Setup {
     pub scheduler: SchedulerConfig,
 }
 
-/// Result of one rule under one load.
+/// Result of a rule under one load.
 #[derive(Debug, Clone)]
 pub struct Point {
-    /// The rule.
+    /// Batching rule of the run.
     pub rule: Rule,
-    /// Requests that arrived a second; `None` = all at the start.
+    /// Arrival rate in requests per second; `None` = all at the start.
     pub rate: Option<f64>,
-    /// What happened.
+    /// Measurements of the run.
     pub run: Run,
 }
 
-/// The statistic of the normalised latency that must meet the target.
+/// Statistic of the normalised latency that must meet the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Statistic {
     /// The mean, as in the PagedAttention paper.
@@ -85,7 +85,7 @@ pub enum Statistic {
 }
 
 impl Statistic {
-    /// Its value in `run`, in seconds.
+    /// Value of the statistic in `run`, in seconds.
     pub fn of(self, run: &Run) -> f64 {
         match self {
             Self::Mean => run.mean(),
@@ -94,15 +94,15 @@ impl Statistic {
     }
 }
 
-/// Ratio of two rates at which the search for the highest one ends.
-const PRECISION: f64 = 1.02;
-/// Requests per second that the search for the highest rate tries at most.
+/// Ratio of two rates at which the search stops.
+const PRECISION: f64 = 1.005;
+/// Highest rate that the search tries, in requests per second.
 const HIGHEST_RATE: f64 = 1e5;
 
-/// Runs rules under one set-up.
+/// Runs rules under a common setup.
 #[derive(Debug, Clone)]
 pub struct Sweep {
-    /// The set-up.
+    /// Setup of all runs.
     pub setup: Setup,
 }
 
@@ -116,7 +116,7 @@ impl Sweep {
         Point { rule, rate, run }
     }
 
-    /// The run with the highest rate at which `statistic` is at most `bound` seconds; `None` if it is above
+    /// Run with the highest rate at which `statistic` is at most `bound` seconds; `None` if it exceeds that
     /// even at `lowest` requests per second.
     pub fn highest(&self, rule: Rule, statistic: Statistic, bound: f64, lowest: f64) -> Option<Point> {
         let keeps = |point: &Point| statistic.of(&point.run) <= bound;

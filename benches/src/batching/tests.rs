@@ -1,11 +1,11 @@
-//! Small cases that can be counted by hand, and the published orders of the rules.
+//! Small cases that can be checked by hand, and the published ranking of the rules.
 
 use skein_worker::config::SchedulerConfig;
 
 use super::sweep::{Rule, Setup, Statistic};
 use super::*;
 
-/// One second a step, whatever its size.
+/// One second per step, whatever its size.
 const SECOND: StepTime = StepTime { overhead: 1.0, weights: 0.0, row: 0.0, context_token: 0.0 };
 
 fn job(at: u64, prompt: u32, output: u32) -> Job {
@@ -20,7 +20,7 @@ fn seconds(run: &Run, jobs: &[Job]) -> Vec<u64> {
         .collect()
 }
 
-/// Two short jobs beside a long one, and one that comes while they run.
+/// Two short jobs beside a long one, and one that arrives while they run.
 fn example() -> Vec<Job> {
     vec![job(0, 4, 2), job(0, 8, 6), job(0, 4, 1), job(1, 4, 2)]
 }
@@ -56,8 +56,8 @@ fn orca_lets_jobs_join_and_leave_between_steps() {
 
 #[test]
 fn orca_waits_for_a_contiguous_piece() {
-    // 20 tokens: 8, 6 and 6 are taken. When the 8 and the second 6 are free again, 14 are free, but not in
-    // one piece.
+    // 20 tokens: 8, 6 and 6 are allocated. After the 8 and the second 6 are freed, 14 are free but not
+    // contiguous.
     let jobs = [job(0, 6, 2), job(0, 2, 4), job(0, 4, 2), job(0, 9, 2)];
     let mut orca = Orca::new(20, Reserve::Oracle, 8);
     let run = run(&mut orca, &jobs, &SECOND);

@@ -1,5 +1,5 @@
-//! The limits of a device, measured in the same run as the result that is compared with them: plain reads and
-//! plain multiplication.
+//! Limits of a device, measured in the same run as the results compared with them: plain reads and plain
+//! multiplication.
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::roofline::{self, Kind};
@@ -9,7 +9,7 @@ use skein_worker::model::cost::Product;
 
 /// Bytes read per round on the CPU: several times any cache.
 const CPU_READ_BYTES: usize = 512 << 20;
-/// Multiply-adds per round: some tens of milliseconds.
+/// Multiply-adds per round: tens of milliseconds.
 const CPU_MULTIPLY_STEPS: usize = 20_000_000;
 /// Rounds on the CPU. The best one counts, because other processes only slow it down.
 const CPU_ROUNDS: usize = 5;
@@ -20,22 +20,22 @@ const GPU_MATMUL_SIZE: usize = 8192;
 /// Reading takes at most this fraction (1 / n) of free memory.
 const GPU_READ_SHARE: u64 = 4;
 
-/// The limits of the device, measured in the same run.
+/// Limits of the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceiling {
     /// Bytes per second of plain reads.
     pub read_bytes_per_second: f64,
-    /// Operations per second (two per multiply-add) of plain `f32` multiplication. `None`, here and below, if
+    /// Operations per second (two per multiply-add) of plain `f32` multiplication. Here and below, `None` if
     /// it cannot be measured.
     pub f32: Option<f64>,
-    /// The same for bfloat16, if the device has an instruction for it.
+    /// The same for bfloat16, if the device has the instruction.
     pub bf16: Option<f64>,
     /// The same for 8-bit integers.
     pub int8: Option<f64>,
 }
 
 impl Ceiling {
-    /// Operations per second of `product` with the fastest instruction: all types can be widened to `f32`.
+    /// Operations per second of `product` with its fastest instruction; every type can be widened to `f32`.
     pub fn flops(&self, product: Product) -> Option<f64> {
         let own = match product {
             Product::F32 => None,
@@ -75,8 +75,8 @@ pub fn measure(on: On) -> Result<Ceiling, String> {
     }
 }
 
-/// Quickly measures again what changes from minute to minute: the bandwidth that other users of a shared
-/// machine leave. A run is compared with the measurements before and after it.
+/// Repeats the quick part of the measurement: the bandwidth that other users of a shared machine leave
+/// changes from minute to minute. A run is compared with the measurements before and after it.
 pub fn measure_again(on: On, ceiling: &mut Ceiling) {
     if let On::Cpu { threads } = on {
         ceiling.read_bytes_per_second = read_rate(&mut cpu(threads), 1);
@@ -115,7 +115,7 @@ fn on_cpu(threads: usize) -> Ceiling {
     }
 }
 
-/// Amount per second in the fastest round; `work` returns the amount of a round.
+/// Highest rate over several rounds; `work` returns the amount of work in a round.
 fn fastest(rounds: usize, mut work: impl FnMut() -> u64) -> f64 {
     let mut best = 0f64;
     for _ in 0..rounds {

@@ -1,5 +1,5 @@
-//! A worker's engine without HTTP, for `skein bench latency` and `skein bench throughput`: scheduler, backend
-//! and device alone.
+//! A worker's engine without HTTP, for `skein bench latency` and `skein bench throughput`: only scheduler,
+//! backend and device.
 
 pub mod ceiling;
 pub mod report;
@@ -31,7 +31,7 @@ pub struct Job {
     pub input_len: u32,
     /// Output tokens per request.
     pub output_len: u32,
-    /// Prompt tokens are below this.
+    /// Upper bound of prompt token ids.
     pub vocab_size: u32,
     /// Seed of the prompts.
     pub seed: u64,
@@ -135,7 +135,7 @@ mod tests {
             assert_eq!((record.output_tokens, &record.error), (7, &None));
             assert!(record.first_token.is_some_and(|first| first >= record.sent && first <= record.end));
         }
-        // A second seed shares nothing with the first in the cache.
+        // Requests with a second seed share no cache entries with the first.
         let again = run(&handle, Job { seed: 4, ..job }, |_| {}).await;
         assert!(again.iter().all(|record| record.cached_tokens == 0));
         handle.stop().await;

@@ -1,4 +1,4 @@
-//! Totals of runs on an engine, beside the limits of the device.
+//! Totals of engine runs, compared with the device's limits.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use super::ceiling::Ceiling;
 use super::shares::{Least, Shares};
 use crate::load::metrics::{Record, Summary, percentile};
 
-/// One batch that ran alone, from its first prompt token to its last output token.
+/// A batch that ran alone, from its first prompt token to its last output token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Iteration {
     /// Number of sequences.
     pub batch: usize,
     /// From the first submission to the last token.
     pub latency: Duration,
-    /// From the first submission to the last of the first tokens: the prefill of the whole batch.
+    /// From the first submission to the last first token: the prefill of the whole batch.
     pub prefill: Duration,
     /// Duration of a step while all sequences decoded; `None` if there was no such step. Prompts may take
-    /// several steps, so sequences that start first also finish first.
+    /// several steps, so sequences that start first also end first.
     pub decode_step: Option<Duration>,
     /// Output tokens per sequence.
     pub output_len: u32,
@@ -58,7 +58,7 @@ impl Iteration {
     }
 }
 
-/// Duration of a step between the last first token and the first end: that time divided by the tokens that
+/// Duration of a step between the last first token and the first end: that period divided by the tokens that
 /// the last sequence to start received in it.
 fn step_of_all(records: &[Record]) -> Option<Duration> {
     let last = records.iter().max_by_key(|record| record.first_token)?;
@@ -70,7 +70,7 @@ fn step_of_all(records: &[Record]) -> Option<Duration> {
         }
         (now, chunks) = (now + *gap, chunks + 1);
     }
-    // A chunk is a token, unless the reader was late.
+    // A chunk is one token unless the reader was late.
     let tokens =
         f64::from(chunks) * last.output_tokens.saturating_sub(1) as f64 / last.gaps.len().max(1) as f64;
     (chunks > 0).then(|| (now - begin).div_f64(tokens.max(1.0)))
@@ -96,8 +96,7 @@ pub struct LatencyReport {
 }
 
 impl LatencyReport {
-    /// Summarises `measured`: at least one iteration, all of one size, each with the limits measured at the
-    /// time.
+    /// Summarises `measured`: one or more iterations of one size, each with the limits measured at that time.
     pub fn of(measured: &[(Iteration, Ceiling)], cost: StepCost) -> Self {
         let median_of = |value: &dyn Fn(&(Iteration, Ceiling)) -> f64| {
             let mut values: Vec<f64> = measured.iter().map(value).collect();
@@ -131,8 +130,8 @@ impl LatencyReport {
         }
     }
 
-    /// As JSON: vLLM's keys (`avg_latency` and `percentiles` of whole batches, in seconds), then ours. Shares
-    /// are fractions of the limits measured in the same run, see [`super::shares`]: `bandwidth_share`,
+    /// JSON form: vLLM's keys (`avg_latency` and `percentiles` of whole batches, in seconds), then ours.
+    /// Shares are fractions of the limits measured in the same run, see [`super::shares`]: `bandwidth_share`,
     /// `decode_multiply_share` and `decode_roofline_share` (the larger of the two) of a decode step,
     /// `matmul_share` of prefill.
     pub fn to_json(&self) -> Map<String, Value> {
@@ -156,9 +155,8 @@ impl LatencyReport {
     }
 }
 
-/// The measured limits as JSON: `read_bytes_per_second`, `product` (the kind of multiplication that the
-/// format of the weights permits), its `flops_per_second`, and `multiply_per_second` of each kind that the
-/// device has.
+/// Measured limits as JSON: `read_bytes_per_second`, `product` (the kind of multiplication that the weights'
+/// format permits), its `flops_per_second`, and `multiply_per_second` of each kind that the device supports.
 pub fn ceiling_json(ceiling: &Ceiling, product: Product) -> Map<String, Value> {
     let pairs = [
         ("read_bytes_per_second", json!(ceiling.read_bytes_per_second)),
@@ -169,7 +167,7 @@ pub fn ceiling_json(ceiling: &Ceiling, product: Product) -> Map<String, Value> {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The measured limits as one line.
+/// Measured limits as one line.
 pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
     let read = ceiling.read_bytes_per_second / 1e9;
     let multiplied = match ceiling.flops(product) {
@@ -179,7 +177,7 @@ pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
     format!("measured in this run: reading {read:.1} GB/s, {multiplied}")
 }
 
-/// Reports for several batch sizes as a table.
+/// Table of reports for several batch sizes.
 pub fn latency_table(
     title: &str,
     (input_len, output_len): (u32, u32),
@@ -234,7 +232,7 @@ mod tests {
         };
         let iteration = Iteration::of(&[record(60), record(110)], 50, 10).expect("both ended whole");
         assert_eq!((iteration.latency, iteration.prefill), (ms(190), ms(100)));
-        // The sequence that started first ends before the other; four steps had both.
+        // The sequence that started first also ends first; both ran in four steps.
         assert_eq!(iteration.decode_step, Some(ms(10)));
         let slow_alone = Record { gaps: [[ms(20); 4].as_slice(), &[ms(5); 5]].concat(), ..record(60) };
         let both = Iteration::of(&[slow_alone, Record { end: ms(140), ..record(20) }], 50, 10);

@@ -1,9 +1,9 @@
-//! The fraction of the device's limits that a run used: the shortest possible time, at the speeds measured in
-//! the same run, divided by the actual time.
+//! Fractions of the device's limits used by a run: the shortest possible time, at the speeds measured in the
+//! same run, divided by the actual time.
 //!
-//! For the shortest time, every step reads all weights and the keys and values of its tokens once, and
-//! multiplies every token with the weights. The longer of the two is the roofline, because both can overlap.
-//! Attention's operations, norms, sampling and activations count as zero, so long contexts look worse than
+//! In the shortest time, every step reads all weights and the keys and values of its tokens once, and
+//! multiplies every token by the weights. The longer of the two is the roofline, because both can overlap.
+//! Operations of attention, norms, sampling and activations count as zero, so long contexts appear worse than
 //! they are.
 
 use std::time::Duration;
@@ -12,30 +12,30 @@ use skein_worker::model::cost::StepCost;
 
 use super::ceiling::Ceiling;
 
-/// Shortest times at the device's limits.
+/// Shortest possible times at the device's limits.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Least {
     /// Seconds of reading.
     pub reading: f64,
-    /// Seconds of multiplying; 0 if the device's rate is unknown.
+    /// Multiplication time in seconds; 0 if the device's rate is unknown.
     pub multiplying: f64,
 }
 
 impl Least {
-    /// For a decode step of `batch` sequences with `context` tokens each.
+    /// Shortest times of a decode step of `batch` sequences with `context` tokens each.
     pub fn of_decode(batch: u64, context: f64, cost: StepCost, ceiling: &Ceiling) -> Self {
         let bytes = cost.weight_bytes as f64 + batch as f64 * context * cost.kv_bytes_per_token as f64;
         Self::of(bytes, cost.operations(batch, batch), cost, ceiling)
     }
 
-    /// For the prefill of `batch` prompts of `input_len` tokens in one step.
+    /// Shortest times of the prefill of `batch` prompts of `input_len` tokens in one step.
     pub fn of_prefill(batch: u64, input_len: u32, cost: StepCost, ceiling: &Ceiling) -> Self {
         let operations = cost.operations(batch * u64::from(input_len), batch);
         Self::of(cost.weight_bytes as f64, operations, cost, ceiling)
     }
 
-    /// For `requests` whole requests of one size, in groups of `at_once`: each group needs as many decode
-    /// steps as a request has output tokens.
+    /// Shortest times of `requests` whole requests of one size, in groups of `at_once`: each group needs as
+    /// many decode steps as a request has output tokens.
     pub fn of_requests(
         (requests, at_once): (u64, u64),
         (input_len, output_len): (u32, u32),
@@ -60,24 +60,24 @@ impl Least {
         }
     }
 
-    /// The fractions that a run of duration `took` used.
+    /// Fractions used by a run of duration `took`.
     pub fn shares(self, took: Duration) -> Shares {
         let share = |least: f64| if took.is_zero() { 0.0 } else { least / took.as_secs_f64() };
         Shares { reading: share(self.reading), multiplying: share(self.multiplying) }
     }
 }
 
-/// Fractions of a device's limits; 1 = all of it, 0 = unknown.
+/// Fractions of a device's limits; 1 = fully used, 0 = unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Shares {
     /// Fraction of plain reading.
     pub reading: f64,
-    /// Fraction of plain multiplication of the kind that the format of the weights permits.
+    /// Fraction of plain multiplication of the kind that the weights' format permits.
     pub multiplying: f64,
 }
 
 impl Shares {
-    /// The fraction of the limit that is reached first.
+    /// Fraction of the limit that binds first.
     pub fn roofline(self) -> f64 {
         self.reading.max(self.multiplying)
     }
@@ -115,7 +115,7 @@ mod tests {
         check(decode(1), 0.011, 0.0025, ms(22), 0.5);
         // 1000 + 40 * 100 bytes, 40 * 1000 operations.
         check(decode(40), 0.05, 0.1, ms(125), 0.8);
-        // The head computes only one token of each prompt.
+        // The head computes only one token per prompt.
         check(
             Least::of_prefill(2, 10, COST, &ceiling()),
             0.01,

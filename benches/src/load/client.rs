@@ -11,9 +11,9 @@ use super::sse::StreamReader;
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes read of a refusal's body.
+/// Longest part of a refusal's body that is read, in bytes.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
-/// Most characters shown of a refusal's message.
+/// Longest part of a refusal's message that is shown, in characters.
 const MAX_REFUSAL_CHARS: usize = 200;
 
 /// The server under load.
@@ -26,10 +26,10 @@ pub struct Server {
     extra: Value,
 }
 
-/// The server does not answer like an OpenAI-compatible one.
+/// Why a server is unusable for the benchmark.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// No connection, or the answer is not JSON.
+    /// No connection, or a response that is not JSON.
     #[error("{url} does not answer: {reason}; is the server running there? Start one with `skein serve`")]
     Unreachable {
         /// The URL that was requested.
@@ -37,29 +37,29 @@ pub enum ServerError {
         /// The cause of the failure.
         reason: String,
     },
-    /// An answer that names no model.
+    /// A response without a model name.
     #[error("{url} answered {status} and names no model; give --model and check --api-key")]
     NoModel {
         /// The URL that was requested.
         url: String,
-        /// The HTTP status.
+        /// Status code of the response.
         status: u16,
     },
-    /// `/tokenize` answers without tokens.
+    /// `/tokenize` returned no tokens.
     #[error("{url} answered {status} without tokens; prompts as text need a server that tokenizes")]
     NoTokens {
         /// The URL that was requested.
         url: String,
-        /// The HTTP status.
+        /// Status code of the response.
         status: u16,
     },
 }
 
 impl Server {
-    /// Connects and asks the server for its model, unless `model` names one.
+    /// Connects and determines the server's model, unless `model` names one.
     ///
     /// # Errors
-    /// When the server cannot be reached or names no model.
+    /// If the server is unreachable or reports no model.
     pub async fn connect(
         base_url: &str,
         model: Option<String>,
@@ -89,7 +89,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether `GET /health` answers 200, so requests are served.
+    /// Whether `GET /health` returns 200.
     pub async fn is_healthy(base_url: &str) -> bool {
         let url = format!("{}/health", base_url.trim_end_matches('/'));
         reqwest::get(url).await.is_ok_and(|answer| answer.status().is_success())
@@ -110,7 +110,7 @@ impl Server {
     /// Tokens of `text`, by the server's tokenizer.
     ///
     /// # Errors
-    /// If the server cannot be reached or does not tokenize.
+    /// If the server is unreachable or does not tokenize.
     pub async fn tokenize(&self, text: &str) -> Result<Vec<u32>, ServerError> {
         let url = format!("{}/tokenize", self.base_url);
         let body = json!({"model": self.model, "prompt": text});
@@ -135,7 +135,7 @@ impl Server {
         Ok((response.status().as_u16(), response.json().await.unwrap_or_default()))
     }
 
-    /// Sends `prompt` and follows the stream to its end. Also returns the output's token ids, if the server
+    /// Sends `prompt` and reads the stream to its end. Also returns the output's token ids, if the server
     /// sends them.
     pub async fn complete(
         &self,
@@ -227,7 +227,7 @@ fn kind_of(error: &reqwest::Error) -> &'static str {
     }
 }
 
-/// The innermost cause: "connection refused" says more than "error sending request".
+/// Innermost cause: "connection refused" is more useful than "error sending request".
 fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {

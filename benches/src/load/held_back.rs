@@ -1,8 +1,8 @@
-//! Batches as a server without in-flight batching forms them, on a real server: requests are held back and
-//! sent together, and the next batch starts once the last answer of the one before has ended.
+//! Emulates a server without in-flight batching on a real server: requests are held back and sent in batches,
+//! and the next batch starts once the last answer of the previous one has ended.
 //!
-//! Rows that have ended cost nothing here, whereas padding would compute them until the batch ends. So the
-//! figures flatter static and dynamic batching.
+//! Finished rows cost nothing here, whereas padding would compute them until the batch ends. The figures
+//! therefore flatter static and dynamic batching.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,24 +16,24 @@ use super::metrics::Record;
 use super::workload::Session;
 use super::{Pace, arrival_times, run_session};
 
-/// Sessions that have arrived and wait for a batch.
+/// Most sessions that wait for a batch.
 const MOST_WAITING: usize = 8192;
 
 /// How batches are formed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldBack {
-    /// Sessions in a batch, at most.
+    /// Most sessions per batch.
     pub most: usize,
-    /// How long the first session of a batch waits for others; zero = a batch starts with the sessions that
-    /// wait.
+    /// How long the first session of a batch waits for others; zero = a batch starts with the waiting
+    /// sessions.
     pub delay: Duration,
 }
 
 impl HeldBack {
-    /// Reads `static:8` or `dynamic:8:50ms`; `None` for `continuous`, which holds nothing back.
+    /// Parses `static:8` or `dynamic:8:50ms`; `None` for `continuous`, which holds nothing back.
     ///
     /// # Errors
-    /// Says what is expected.
+    /// Describes the expected forms.
     pub fn parse(text: &str) -> Result<Option<Self>, String> {
         let complaint = || {
             format!(
@@ -54,7 +54,7 @@ impl HeldBack {
         }
     }
 
-    /// Reads the largest batch and the longest delay, such as `8` and `50ms` or `1.5s`.
+    /// Parses the largest batch and the longest delay, such as `8` and `50ms` or `1.5s`.
     pub fn dynamic(most: &str, delay: &str) -> Option<Self> {
         let (number, unit) = match delay.strip_suffix("ms") {
             Some(number) => (number, 1e-3),
@@ -117,7 +117,7 @@ pub(super) async fn run(
         }
         running.join_all().await;
     }
-    // The channel is closed, so this task has ended.
+    // The channel is closed, so the task has ended.
     let _ = arrivals.await;
 }
 

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 /// One request as its client saw it. Times count from the start of the run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Record {
-    /// When the workload wanted it sent. In an open loop the client may send it later, and that delay is a
-    /// part of what a user would have waited.
+    /// Planned send time. In an open loop the client may send later; a user would have waited for that delay
+    /// as well.
     pub intended: Duration,
     /// When it was sent.
     pub sent: Duration,
@@ -25,7 +25,7 @@ pub struct Record {
     pub cached_tokens: u64,
     /// Number of output tokens.
     pub output_tokens: u64,
-    /// Kind of failure, in one word for counting; `None` = it completed.
+    /// Error type in one word, for counting; `None` = success.
     pub error: Option<String>,
     /// The server's error message, if it sent one.
     pub refusal: Option<String>,
@@ -167,7 +167,7 @@ impl Summary {
     }
 }
 
-/// The value below which `percent` of the sorted values lie, interpolated linearly like numpy.
+/// Percentile of sorted values, interpolated linearly as in numpy.
 pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let rank = percent / 100.0 * last as f64;

@@ -1,5 +1,5 @@
-//! Load over HTTP, for `skein bench serve`: sessions of a workload, sent in a closed loop (a fixed number at
-//! once) or an open one (at times that do not depend on the server), and the results.
+//! Load over HTTP, for `skein bench serve`: sends the sessions of a workload in a closed loop (fixed
+//! concurrency) or an open loop (at times independent of the server), and collects the results.
 //!
 //! An open loop also reports latency from the *intended* send time: a client that falls behind must not make
 //! a slow server look fast (coordinated omission).
@@ -27,11 +27,11 @@ pub use held_back::HeldBack;
 use metrics::Record;
 use workload::Session;
 
-/// Output tokens to request where neither a flag nor the data say, as in vLLM.
+/// Output tokens to request if neither a flag nor the data set specifies them, as in vLLM.
 pub const DEFAULT_OUTPUT_LEN: u32 = 128;
-/// Most concurrent sessions of an open loop without `max_concurrency`; protects this machine's sockets.
+/// Most concurrent sessions of an open loop without `max_concurrency`, to protect this machine's sockets.
 const OPEN_LOOP_SESSIONS: usize = 8192;
-/// Finished records that wait to be collected.
+/// Most finished records queued for collection.
 const RECORDS_IN_FLIGHT: usize = 1024;
 
 /// Distribution of requests over time.
@@ -45,7 +45,7 @@ pub struct Pace {
     pub max_concurrency: Option<usize>,
     /// Seed of the arrival times.
     pub seed: u64,
-    /// Holds sessions back to send them in batches; `max_concurrency` does not apply then.
+    /// Forms batches of sessions; `max_concurrency` then has no effect.
     pub held_back: Option<HeldBack>,
 }
 
@@ -78,7 +78,7 @@ pub async fn run(
     records
 }
 
-/// Sessions with the times at which they should be sent: their own, or those of the arrival process.
+/// Sessions with their send times: their own, or those of the arrival process.
 fn arrival_times(sessions: Vec<Session>, pace: &Pace) -> impl Iterator<Item = (Session, Duration)> + use<> {
     let mut arrivals = pace.request_rate.map(|rate| Arrivals::new(rate, pace.burstiness, pace.seed));
     sessions.into_iter().map(move |session| {
@@ -144,7 +144,7 @@ async fn run_session(
     let mut intended = intended;
     for turn in session.turns {
         prompt.extend(turn.tokens);
-        // Only a session's first turn has an intended time; later ones follow the answer.
+        // Only a session's first turn has an intended time; later turns follow the answer.
         let meant = intended.take().unwrap_or_else(|| clock::now().since(start));
         let (record, answer) = server.complete(&prompt, turn.output_tokens, meant, start).await;
         prompt.extend(answer);

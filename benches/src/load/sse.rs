@@ -1,4 +1,4 @@
-//! Reads a completions stream: bytes to events, events to a [`Record`]. Pure, so that tests can split the
+//! Parses a completions stream: bytes to events, events to a [`Record`]. Pure, so that tests can split the
 //! bytes anywhere.
 
 use std::time::Duration;
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::metrics::Record;
 
-/// Most bytes of one event; a server that sends more does not speak this protocol.
+/// Largest event, in bytes; a server that sends more does not implement the protocol.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
 
-/// A stream that is being read.
+/// Parser of a stream.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     pending: Vec<u8>,
@@ -41,7 +41,7 @@ impl StreamReader {
         }
     }
 
-    /// At the end of the stream: sets the counts, and an error if it did not end properly.
+    /// Handles the end of the stream: sets the counts, and an error if it did not end properly.
     pub fn finish(&self, record: &mut Record) {
         let counted = if self.token_ids.is_empty() { self.chunks } else { self.token_ids.len() as u64 };
         record.output_tokens = self.usage_output.unwrap_or(counted);

@@ -1,5 +1,4 @@
-//! The loops against a small server of our own, which sends tokens at intervals and counts concurrent
-//! requests.
+//! The loops against a small test server that sends tokens at intervals and counts concurrent requests.
 
 use std::sync::Mutex;
 
@@ -18,8 +17,8 @@ struct Seen {
     prompts: Vec<Vec<u64>>,
 }
 
-/// A server that answers every completion with two tokens, a prompt that begins with token 0 with 503, and
-/// one that begins with token 1 with 400 and a message.
+/// A server that answers completions with two tokens, but a prompt that starts with token 0 with 503, and one
+/// that starts with token 1 with 400 and a message.
 async fn server() -> (Server, Arc<Mutex<Seen>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a port");
     let url = format!("http://{}", listener.local_addr().expect("it is bound"));
@@ -144,7 +143,7 @@ async fn held_back_sessions_come_in_batches_one_after_another() {
     assert_eq!(records.len(), 7);
     assert!(records.iter().all(|record| record.error.is_none()), "{records:?}");
     assert_eq!(seen.lock().expect("no test panics with it").most, 3);
-    // The batches: the first may have started before all sessions had arrived.
+    // Batches; the first may have started before all sessions arrived.
     let mut sent: Vec<Duration> = records.iter().map(|record| record.sent).collect();
     sent.sort_unstable();
     let batches = 1 + sent.windows(2).filter(|pair| pair[1] - pair[0] >= TOKEN_TIME).count();

@@ -1,5 +1,5 @@
-//! Prompts as text from a file: ShareGPT's JSON, and JSON lines with a prompt each (vLLM's `custom`). The
-//! server tokenizes them, because only it knows its tokenizer.
+//! Prompts as text from a file: ShareGPT's JSON, or JSON lines with one prompt each (vLLM's `custom`). The
+//! server tokenizes them, because only it has its tokenizer.
 
 use std::path::Path;
 
@@ -8,23 +8,23 @@ use serde::Deserialize;
 use super::client::{Server, ServerError};
 use super::workload::{Session, Turn};
 
-/// Most bytes of a file, so that a wrong file is refused instead of loaded.
+/// Largest file, in bytes, so that a wrong file is refused instead of loaded.
 const MAX_FILE_BYTES: u64 = 4 << 30;
-/// vLLM's filter of ShareGPT: shorter prompts and answers say nothing about serving.
+/// vLLM's filter of ShareGPT: shorter prompts and answers are not representative of serving.
 const LEAST_TOKENS: usize = 4;
 
-/// A prompt and the answer it had, if the file has one.
+/// A prompt, with its recorded answer if the file has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text {
-    /// The prompt.
+    /// Text of the prompt.
     pub prompt: String,
-    /// The recorded answer; its length is the number of output tokens to request.
+    /// Recorded answer; its length is the number of output tokens to request.
     pub answer: Option<String>,
-    /// Output tokens that the file asks for.
+    /// Number of output tokens specified in the file.
     pub output_tokens: Option<u32>,
 }
 
-/// A file without usable prompts.
+/// Why a file yields no prompts.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// The file could not be read.
@@ -35,7 +35,7 @@ pub enum TextError {
         /// The I/O error, the exceeded limit or the JSON error.
         reason: String,
     },
-    /// No entry can be used.
+    /// No entry is usable.
     #[error("{path} has no usable prompt; {expected}")]
     Empty {
         /// Path of the file.
@@ -43,7 +43,7 @@ pub enum TextError {
         /// The expected format.
         expected: &'static str,
     },
-    /// The server does not tokenize.
+    /// The server cannot tokenize.
     #[error(transparent)]
     Server(#[from] ServerError),
 }
@@ -67,11 +67,11 @@ struct Line {
     output_tokens: Option<u32>,
 }
 
-/// The first two messages of each conversation of a file in ShareGPT's form: a list of
-/// `{"conversations": [{"from", "value"}, ...]}`.
+/// The first two messages of each conversation in a ShareGPT file: a list of `{"conversations": [{"from",
+/// "value"}, ...]}`.
 ///
 /// # Errors
-/// If the file cannot be read or has no conversation of two messages.
+/// If the file cannot be read or has no conversation with two messages.
 pub fn read_sharegpt(path: &Path) -> Result<Vec<Text>, TextError> {
     let conversations: Vec<Conversation> =
         serde_json::from_str(&read(path)?).map_err(|error| unreadable(path, &error))?;
@@ -85,7 +85,7 @@ pub fn read_sharegpt(path: &Path) -> Result<Vec<Text>, TextError> {
     not_empty(path, conversations.into_iter().filter_map(one).collect(), expected)
 }
 
-/// The prompts of a file of JSON lines `{"prompt": …, "output_tokens": …}`, the second field optional.
+/// Prompts of a file with JSON lines `{"prompt": …, "output_tokens": …}`; the second field is optional.
 ///
 /// # Errors
 /// If the file cannot be read, or a line is not such an object.
@@ -120,12 +120,12 @@ fn not_empty(path: &Path, texts: Vec<Text>, expected: &'static str) -> Result<Ve
     Ok(texts)
 }
 
-/// Sessions of one turn from `texts`, at most `count`: with the answer's length, the file's, or
-/// `output_tokens`, and together at most `context` tokens. Entries that are too short or too long are left
-/// out, as in vLLM.
+/// Up to `count` single-turn sessions from `texts`. The output length is the answer's, the file's, or
+/// `output_tokens`, within `context` tokens in total. Entries that are too short or too long are skipped, as
+/// in vLLM.
 ///
 /// # Errors
-/// If the server does not tokenize, or no entry fits.
+/// If the server cannot tokenize, or no entry fits.
 pub async fn sessions(
     server: &Server,
     path: &Path,

@@ -1,4 +1,4 @@
-//! The server's own view during a run: its metrics, read once a second.
+//! Records the server's own metrics once a second during a run.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use skein_node::clock::{self, Timestamp};
 
 use super::client::Server;
 
-/// Time between two readings.
+/// Interval between two readings.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// One reading. Sums over all label values; `None` = the server has no such metric.
+/// Metrics at one time, summed over all label values; `None` = the server lacks the metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reading {
     /// Time since the start of the run, in seconds.
     pub at: f64,
-    /// Requests that run.
+    /// Number of running requests.
     pub running: Option<f64>,
-    /// Requests that wait.
+    /// Number of waiting requests.
     pub waiting: Option<f64>,
-    /// Share of the KV cache in use, 0 to 1; the mean over workers.
+    /// Fraction of the KV cache in use, 0 to 1; mean over workers.
     pub kv_cache_usage: Option<f64>,
 }
 
-/// Reads the metrics until the caller drops the future. Leaves out readings that fail.
+/// Reads the metrics until the future is dropped, skipping failed readings.
 pub async fn watch(server: &Server, start: Timestamp, readings: &mut Vec<Reading>) {
     loop {
         if let Some(text) = server.metrics().await {
@@ -44,7 +44,7 @@ fn reading(text: &str, at: Duration) -> Reading {
     }
 }
 
-/// Values of the samples with one of `names`, whatever their labels (Prometheus text format).
+/// Values of the samples named in `names`, with any labels (Prometheus text format).
 fn values<'a>(text: &'a str, names: &'a [&'a str]) -> impl Iterator<Item = f64> + 'a {
     text.lines().filter_map(|line| {
         let name = line.split(['{', ' ']).next()?;

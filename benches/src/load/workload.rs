@@ -11,7 +11,7 @@ use serde::Deserialize;
 const FIRST_TOKEN: u32 = 32;
 /// Tokens per hash in a Mooncake trace.
 const MOONCAKE_BLOCK_TOKENS: u64 = 512;
-/// Most bytes of a trace file, so that a wrong file is refused instead of loaded.
+/// Largest trace file, in bytes, so that a wrong file is refused instead of loaded.
 const MAX_TRACE_BYTES: u64 = 1 << 30;
 
 /// Consecutive requests of one user.
@@ -19,7 +19,7 @@ const MAX_TRACE_BYTES: u64 = 1 << 30;
 pub struct Session {
     /// Start time from a trace; `None` = from the arrival process.
     pub at: Option<Duration>,
-    /// The turns; each is sent after the answer to the one before.
+    /// Turns in order; each is sent after the answer to the previous one.
     pub turns: Vec<Turn>,
 }
 
@@ -175,7 +175,7 @@ impl Tokens {
         self.rng.random_range(length.saturating_sub(spread)..=length.saturating_add(spread)).max(1)
     }
 
-    /// The tokens that `hash_id` stands for; always the same.
+    /// Tokens of the block `hash_id`; always the same.
     fn block(&self, hash_id: u64, count: u64) -> Vec<u32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ hash_id.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let range = FIRST_TOKEN..self.vocab_size.max(FIRST_TOKEN + 1);
@@ -183,7 +183,7 @@ impl Tokens {
     }
 }
 
-/// Scales a whole trace by one factor, so that its longest prompt fits and shared prefixes stay shared.
+/// Scales a whole trace by one factor, so that its longest prompt fits and shared prefixes remain shared.
 struct Scale {
     factor: f64,
     block_tokens: u64,
@@ -204,7 +204,7 @@ impl Scale {
         for hash_id in &line.hash_ids {
             prompt.extend(tokens.block(*hash_id, self.block_tokens));
         }
-        // Rounding can leave the blocks a little short; the rest is unique to this request.
+        // Rounding can leave the blocks slightly short; the rest is unique to this request.
         let missing = (length as u64).saturating_sub(prompt.len() as u64);
         prompt.extend(tokens.block(line.timestamp.to_bits() ^ line.input_length, missing));
         prompt.truncate(length);

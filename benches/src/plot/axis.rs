@@ -1,17 +1,17 @@
-//! An axis: values to pixels, and the values to write beside it.
+//! Maps values to pixels along an axis, and selects its tick labels.
 
 use super::{BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, text};
 
-/// How values become distances.
+/// Scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// In proportion, from zero.
+    /// Linear, starting from zero.
     Linear,
-    /// By the logarithm; values must be above zero.
+    /// Logarithmic; values must be positive.
     Log,
 }
 
-/// The range of one axis.
+/// Range of an axis.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     scale: Scale,
@@ -19,13 +19,13 @@ pub(super) struct Axis {
     high: f64,
 }
 
-/// Lengths between ticks of a linear axis, times a power of ten.
+/// Tick distances of a linear axis, times a power of ten.
 const NICE_STEPS: [f64; 4] = [1.0, 2.0, 5.0, 10.0];
-/// Ticks of a linear axis, at most.
+/// Most ticks of a linear axis.
 const MOST_TICKS: f64 = 7.0;
 
 impl Axis {
-    /// An axis over all finite `values`, rounded outwards.
+    /// Axis for all finite `values`, rounded outwards.
     pub fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Self {
         let usable = values.filter(|value| value.is_finite() && (scale == Scale::Linear || *value > 0.0));
         let (low, high) = usable
@@ -45,7 +45,7 @@ impl Axis {
         }
     }
 
-    /// Position of `value` in the range: 0 at its low end, 1 at its high one.
+    /// Position of `value` in the range: 0 at the low end, 1 at the high end.
     fn share(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -54,12 +54,12 @@ impl Axis {
         share.clamp(0.0, 1.0)
     }
 
-    /// Horizontal pixel of `value`.
+    /// X coordinate of `value`, in pixels.
     pub fn x(&self, value: f64) -> f64 {
         LEFT + self.share(value) * (WIDTH - LEFT - RIGHT)
     }
 
-    /// Vertical pixel of `value`.
+    /// Y coordinate of `value`, in pixels.
     pub fn y(&self, value: f64) -> f64 {
         HEIGHT - BOTTOM - self.share(value) * (HEIGHT - TOP - BOTTOM)
     }
@@ -104,7 +104,7 @@ fn line(x1: f64, y1: f64, x2: f64, y2: f64) -> String {
     format!("<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#ddd\"/>\n")
 }
 
-/// The smallest step of 1, 2 or 5 times a power of ten with at most [`MOST_TICKS`] steps up to `high`.
+/// Smallest step of 1, 2 or 5 times a power of ten with at most [`MOST_TICKS`] steps up to `high`.
 fn nice_step(high: f64) -> f64 {
     let power = 10_f64.powf((high / MOST_TICKS).log10().floor());
     let steps = NICE_STEPS.map(|step| step * power);

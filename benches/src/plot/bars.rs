@@ -1,27 +1,27 @@
 //! Stacked horizontal bars of shares.
 
-use super::{HEIGHT, LEFT, RIGHT, TOP, WIDTH, colour, legend, text, title};
+use super::{HEIGHT, LEFT, RIGHT, TOP, WIDTH, colour, legend, shortened, text, title};
 
-/// One bar.
+/// A bar with its parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bar {
-    /// Written at its left.
+    /// Label at the left.
     pub name: String,
-    /// Its parts as shares of 1, in the order of the legend.
+    /// Parts as fractions of 1, in the order of the legend.
     pub parts: Vec<f64>,
 }
 
 /// Space for names, beyond that of a plot with numbers at its left.
-const NAMES: f64 = 40.0;
+const NAMES: f64 = 56.0;
 
-/// Draws `bars` under `heading`; `parts` names the parts.
+/// Draws `bars` under `heading`; `parts` labels the parts.
 pub fn bars(heading: &str, parts: &[&str], bars: &[Bar]) -> String {
     let mut out = title(heading);
     let (left, width) = (LEFT + NAMES, WIDTH - LEFT - NAMES - RIGHT);
     let pitch = ((HEIGHT - TOP - 30.0) / bars.len().max(1) as f64).min(44.0);
     for (row, bar) in bars.iter().enumerate() {
         let top = TOP + pitch * row as f64;
-        out += &text(left - 8.0, top + pitch * 0.45 + 4.0, "end", &bar.name);
+        out += &text(left - 8.0, top + pitch * 0.45 + 4.0, "end", &shortened(&bar.name));
         let mut x = left;
         for (part, share) in bar.parts.iter().enumerate() {
             let long = width * share.clamp(0.0, 1.0);
@@ -39,7 +39,7 @@ pub fn bars(heading: &str, parts: &[&str], bars: &[Bar]) -> String {
         }
     }
     for (index, part) in parts.iter().enumerate() {
-        out += &legend(index, part);
+        out += &legend(index, index, part);
     }
     out
 }

@@ -1,33 +1,63 @@
-//! Lines over one axis.
+//! Line charts in SVG.
 
 use super::axis::{Axis, Scale};
-use super::{colour, legend, title};
+use super::{LEGEND_X, colour, legend_text, legend_y, title};
 
-/// One line, points in the order of their x.
+/// A line with its points in order of x.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// Its name in the legend.
+    /// Label in the legend.
     pub name: String,
-    /// Points `(x, y)`; those that are not finite are left out.
+    /// Points `(x, y)`; non-finite ones are skipped.
     pub points: Vec<(f64, f64)>,
+    /// Index of its colour. Lines of one colour differ by their dashes.
+    pub colour: usize,
+    /// How it is drawn.
+    pub dash: Dash,
+}
+
+/// Dashes of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dash {
+    /// Without gaps, and with a dot at each point.
+    Solid,
+    /// Long dashes.
+    Dashed,
+    /// Short dashes.
+    Dotted,
+}
+
+impl Dash {
+    /// The `index`th, from the start again after the last.
+    pub fn of(index: usize) -> Self {
+        [Self::Dotted, Self::Dashed, Self::Solid][index % 3]
+    }
+
+    fn attribute(self) -> &'static str {
+        match self {
+            Self::Solid => "",
+            Self::Dashed => " stroke-dasharray=\"6 4\"",
+            Self::Dotted => " stroke-dasharray=\"2 3\"",
+        }
+    }
 }
 
 /// Title, axes and scales of a chart.
 #[derive(Debug, Clone)]
 pub struct Chart<'a> {
-    /// Written above.
+    /// Heading above the chart.
     pub title: &'a str,
-    /// Name and unit of the horizontal axis.
+    /// Name and unit of the x axis.
     pub x: &'a str,
-    /// Name and unit of the vertical axis.
+    /// Name and unit of the y axis.
     pub y: &'a str,
-    /// Scale of the horizontal axis.
+    /// Scale of the x axis.
     pub x_scale: Scale,
-    /// Scale of the vertical axis.
+    /// Scale of the y axis.
     pub y_scale: Scale,
 }
 
-/// Draws `lines`, with a dot at each point.
+/// Draws `lines`.
 pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let x = Axis::over(chart.x_scale, points().map(|point| point.0));
@@ -36,16 +66,26 @@ pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
     for (index, line) in lines.iter().enumerate() {
         let finite = line.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
         let pixels: Vec<(f64, f64)> = finite.map(|point| (x.x(point.0), y.y(point.1))).collect();
-        let path: Vec<String> = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        out += &format!(
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\"/>\n",
-            path.join(" "),
-            colour(index)
-        );
-        for (x, y) in pixels {
-            out += &format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.4\" fill=\"{}\"/>\n", colour(index));
+        out += &polyline(line, &pixels);
+        for (x, y) in pixels.iter().filter(|_| line.dash == Dash::Solid) {
+            out += &format!(
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.4\" fill=\"{}\"/>\n",
+                colour(line.colour)
+            );
         }
-        out += &legend(index, &line.name);
+        let middle = legend_y(index) + 5.0;
+        out += &polyline(line, &[(LEGEND_X - 4.0, middle), (LEGEND_X + 12.0, middle)]);
+        out += &legend_text(index, &line.name);
     }
     out
+}
+
+fn polyline(line: &Line, pixels: &[(f64, f64)]) -> String {
+    let path: Vec<String> = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    format!(
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\"{}/>\n",
+        path.join(" "),
+        colour(line.colour),
+        line.dash.attribute()
+    )
 }

@@ -1,5 +1,6 @@
-//! SVG plots without an outside program: lines over an axis, stacked bars, and a waterfall of requests. Pure:
-//! numbers in, text out. Colours are those of Okabe and Ito (2008), which colour-blind people can tell apart.
+//! SVG plots without external programs: line charts, stacked bars, and a waterfall of requests. Pure: numbers
+//! in, text out. The colours are those of Okabe and Ito (2008), which are distinguishable with colour
+//! blindness.
 
 mod axis;
 mod bars;
@@ -8,7 +9,7 @@ mod waterfall;
 
 pub use axis::Scale;
 pub use bars::{Bar, bars};
-pub use lines::{Chart, Line, chart};
+pub use lines::{Chart, Dash, Line, chart};
 pub use waterfall::{Request, waterfall};
 
 /// Colours in the order of use.
@@ -18,7 +19,7 @@ const COLOURS: [&str; 8] =
 /// Width and height of one plot, in pixels.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 400.0;
-/// Space around the plotted area.
+/// Margins around the plotted area, in pixels.
 const LEFT: f64 = 72.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 40.0;
@@ -28,7 +29,7 @@ fn colour(index: usize) -> &'static str {
     COLOURS[index % COLOURS.len()]
 }
 
-/// `text` for use between tags.
+/// Escapes `text` for use between tags.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
@@ -42,15 +43,40 @@ fn title(content: &str) -> String {
     format!("<text x=\"{LEFT}\" y=\"22\" font-size=\"14\" font-weight=\"600\">{}</text>\n", escaped(content))
 }
 
-/// A coloured square and its label, the `index`th of the legend at the right.
-fn legend(index: usize, label: &str) -> String {
-    let (x, y) = (WIDTH - RIGHT + 14.0, TOP + 18.0 * index as f64);
-    let square =
-        format!("<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"10\" height=\"10\" fill=\"{}\"/>\n", colour(index));
-    square + &text(x + 16.0, y + 9.0, "start", label)
+/// Left end of the legend, which is at the right of the plot.
+const LEGEND_X: f64 = WIDTH - RIGHT + 14.0;
+/// Characters of a name for which there is room, in the legend and at the left of a bar.
+const NAME_CHARACTERS: usize = 20;
+
+/// Top of the legend's `index`th entry.
+fn legend_y(index: usize) -> f64 {
+    TOP + 18.0 * index as f64
 }
 
-/// Plots one below another as one SVG document.
+/// The name of the legend's `index`th entry.
+fn legend_text(index: usize, label: &str) -> String {
+    text(LEGEND_X + 16.0, legend_y(index) + 9.0, "start", &shortened(label))
+}
+
+/// The legend's `index`th entry with a square of colour number `kind`.
+fn legend(index: usize, kind: usize, label: &str) -> String {
+    let (y, fill) = (legend_y(index), colour(kind));
+    let square =
+        format!("<rect x=\"{LEGEND_X}\" y=\"{y:.1}\" width=\"10\" height=\"10\" fill=\"{fill}\"/>\n");
+    square + &legend_text(index, label)
+}
+
+/// `name` without its middle, if there is no room for all of it. The end often tells names apart.
+fn shortened(name: &str) -> String {
+    let characters: Vec<char> = name.chars().collect();
+    if characters.len() <= NAME_CHARACTERS {
+        return name.to_owned();
+    }
+    let (start, end) = (NAME_CHARACTERS / 2 - 1, characters.len() - NAME_CHARACTERS / 2);
+    characters[..start].iter().chain(&['…']).chain(&characters[end..]).collect()
+}
+
+/// One SVG document with the plots one below the other.
 pub fn document(plots: &[String]) -> String {
     let height = HEIGHT * plots.len() as f64;
     let mut out = format!(

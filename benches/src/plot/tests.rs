@@ -1,4 +1,4 @@
-//! The documents are well-formed, and points are where their values say.
+//! Documents are well-formed, and points are at the positions of their values.
 
 use super::axis::Axis;
 use super::*;
@@ -25,10 +25,21 @@ fn an_axis_covers_its_values_with_few_round_ticks() {
     check(Scale::Linear, &[]);
 }
 
+fn line(name: &str, dash: usize) -> Line {
+    let points = vec![(1.0, 2.0), (2.0, f64::INFINITY), (3.0, 4.0)];
+    Line { name: name.into(), points, colour: 0, dash: Dash::of(dash) }
+}
+
+#[test]
+fn long_names_lose_their_middle() {
+    assert_eq!(shortened("static:8 p99"), "static:8 p99");
+    let short = shortened("Qwen/Qwen2.5-0.5B-Instruct p99");
+    assert_eq!((short.as_str(), short.chars().count()), ("Qwen/Qwen…struct p99", NAME_CHARACTERS));
+}
+
 #[test]
 fn documents_are_well_formed_and_escape_names() {
-    let lines =
-        [Line { name: "a <b> & c".into(), points: vec![(1.0, 2.0), (2.0, f64::INFINITY), (3.0, 4.0)] }];
+    let lines = [line("a <b> & c", 0), line("a name that is far too long for the legend p99", 2)];
     let about = Chart { title: "T", x: "rate", y: "ms", x_scale: Scale::Linear, y_scale: Scale::Log };
     let request = Request { sent: 0.0, first_token: Some(1.0), end: 2.0, failed: false };
     let cut = Request { sent: 0.5, first_token: None, end: 0.9, failed: true };

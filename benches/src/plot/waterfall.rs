@@ -1,28 +1,28 @@
-//! Requests over time, a row each: from sending to the first token, and from there to the last.
+//! Requests over time, one row each: from sending to the first token, and from there to the last.
 
 use super::axis::{Axis, Scale};
-use super::{BOTTOM, HEIGHT, TOP, colour, legend, title};
+use super::{BOTTOM, HEIGHT, TOP, colour, legend, text, title};
 
-/// One request; times in seconds since the start.
+/// A request; times in seconds since the start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request {
-    /// When it was sent.
+    /// When the client sent it.
     pub sent: f64,
-    /// When its first token arrived; `None` if none did.
+    /// Arrival of the first token; `None` if there was none.
     pub first_token: Option<f64>,
-    /// When it ended.
+    /// Time of its end.
     pub end: f64,
     /// Whether it ended with an error.
     pub failed: bool,
 }
 
-/// Rows drawn at most; of more requests, an even selection is shown.
+/// Most rows; with more requests, an even selection is drawn.
 const MOST_ROWS: usize = 400;
 const PREFILL: usize = 4;
 const DECODE: usize = 0;
 const FAILED: usize = 1;
 
-/// Draws `requests` in the order of their sending.
+/// Draws `requests` in the order in which they were sent.
 pub fn waterfall(heading: &str, requests: &[Request]) -> String {
     let mut sorted = requests.to_vec();
     sorted.sort_by(|left, right| left.sent.total_cmp(&right.sent));
@@ -49,7 +49,9 @@ pub fn waterfall(heading: &str, requests: &[Request]) -> String {
     for (place, (kind, name)) in
         [(PREFILL, "until first token"), (DECODE, "tokens"), (FAILED, "failed")].into_iter().enumerate()
     {
-        out += &legend(place, name).replace(colour(place), colour(kind));
+        out += &legend(place, kind, name);
     }
-    out
+    let middle = (TOP + HEIGHT - BOTTOM) / 2.0;
+    out += &format!("<g transform=\"rotate(-90 56 {middle:.1})\">");
+    out + &text(56.0, middle, "middle", "requests, first sent at the top") + "</g>\n"
 }

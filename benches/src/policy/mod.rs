@@ -1,4 +1,4 @@
-//! `skein bench policy`: a recorded trace over simulated workers, by each policy and by an oracle.
+//! `skein bench policy`: replays a recorded trace over simulated workers with each policy and with an oracle.
 
 mod simulation;
 pub mod trace;
@@ -9,27 +9,27 @@ pub use worker::Machine;
 
 use trace::Recorded;
 
-/// The figures of one replay.
+/// Statistics of a replay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figures {
-    /// Part of the prompt tokens that were cached.
+    /// Fraction of the prompt tokens that were cached.
     pub hit: f64,
-    /// Time to the first token, seconds: mean, median and 99th percentile.
+    /// Mean time to first token, in seconds.
     pub mean: f64,
-    /// Median.
+    /// Median time to first token, in seconds.
     pub p50: f64,
-    /// 99th percentile.
+    /// 99th percentile of the time to first token, in seconds.
     pub p99: f64,
-    /// Most requests at one worker over the mean.
+    /// Most requests on one worker, relative to the mean.
     pub most_over_mean: f64,
-    /// Seconds of a decision on this machine: median.
+    /// Median time of a routing decision on this machine, in seconds.
     pub decision_p50: f64,
-    /// 99th percentile.
+    /// 99th percentile of the time of a routing decision, in seconds.
     pub decision_p99: f64,
 }
 
 impl Figures {
-    /// Those of `replay` over `workers` workers.
+    /// Statistics of `replay` over `workers` workers.
     pub fn of(replay: &Replay, trace: &[Recorded], workers: usize) -> Self {
         let prompt_tokens: u64 = trace.iter().map(|request| u64::from(request.prompt_tokens)).sum();
         let cached: u64 = replay.served.iter().map(|served| served.cached_tokens).sum();
@@ -66,7 +66,7 @@ mod tests {
     const MACHINE: Machine =
         Machine { prefill_ns: 40_000, token_ns: 5_000_000, blocks: 2000, block_size: 16, seats: 64 };
 
-    /// Interleaved conversations of several turns.
+    /// Interleaved multi-turn conversations.
     fn conversations() -> Vec<Recorded> {
         let turn = |index: u64| {
             let (who, turn) = (index % 39, index / 39);

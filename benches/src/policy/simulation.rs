@@ -1,4 +1,4 @@
-//! Replays a trace: the router's own fleet places requests on simulated workers, in simulated time.
+//! Replays a trace in simulated time: the router's real fleet places requests on simulated workers.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,41 +18,41 @@ use skein_router::fleet::{Action, Event, Fleet, HealthLimits, Job, Pick, Policy,
 use super::trace::Recorded;
 use super::worker::{Machine, SimWorker};
 
-/// Workers report their load this often, as real ones do.
+/// Interval of load reports in nanoseconds, as with real workers.
 const REPORT_EVERY: u64 = 50_000_000;
 const ROUTER: u64 = 1;
 const EPOCH: u64 = 1;
-/// Memory limit of the index: larger than any trace needs, so that policies are compared and not limits.
+/// Memory limit of the index: more than any trace needs, so that only policies differ.
 const INDEX_BYTES: usize = 4 << 30;
 const LIMITS: HealthLimits =
     HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: Some(Duration::from_secs(3600)) };
 
-/// The one that places requests.
+/// Decides where requests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placer {
-    /// A router, which knows what workers report.
+    /// A router, which knows only the workers' reports.
     Router(Policy),
-    /// One that sees every worker's queue and cache as they are, and takes the earliest first token.
+    /// Sees every worker's actual queue and cache, and picks the earliest first token.
     Oracle,
 }
 
-/// Result of one request.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Served {
     /// Worker that ran it.
     pub worker: usize,
     /// Nanoseconds from arrival to the first token.
     pub first_token: u64,
-    /// Prompt tokens that were cached.
+    /// Number of cached prompt tokens.
     pub cached_tokens: u64,
 }
 
-/// The results of one replay.
+/// Result of a replay.
 #[derive(Debug)]
 pub struct Replay {
-    /// One for each request, in the order of arrival.
+    /// One entry per request, in order of arrival.
     pub served: Vec<Served>,
-    /// Seconds that each decision took on this machine.
+    /// Duration of each decision on this machine, in seconds.
     pub decisions: Vec<f64>,
 }
 
@@ -81,7 +81,7 @@ struct Simulation<'a> {
     replay: Replay,
 }
 
-/// Replays `trace`, `speed` times as fast as it was recorded, over `workers` machines.
+/// Replays `trace` over `workers` machines, `speed` times as fast as recorded.
 pub fn replay(trace: &[Recorded], speed: f64, workers: usize, machine: Machine, placer: Placer) -> Replay {
     let mut simulation = Simulation::new(trace, workers, machine, placer);
     for (request, recorded) in trace.iter().enumerate() {
@@ -136,7 +136,7 @@ impl<'a> Simulation<'a> {
         self.ids.push(id);
         self.fleet.handle(Timestamp::ZERO, Event::Connected(id, info(&self.machine)));
         self.tell(0, worker, WatchBody::Snapshot(Snapshot::default()));
-        // Not all at the same time.
+        // Staggered, so that not all report at once.
         let first = REPORT_EVERY * worker as u64 / self.workers.len().max(1) as u64;
         self.at(first, Happening::Report { worker });
     }
@@ -165,7 +165,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Writes an event to a worker's log, which the router reads at once.
+    /// Appends an event to a worker's log, which the router reads immediately.
     fn tell(&mut self, now: u64, worker: usize, body: WatchBody) {
         let sequence = self.logs[worker];
         if !matches!(body, WatchBody::Load(..) | WatchBody::Snapshot(_)) {
@@ -214,7 +214,7 @@ impl<'a> Simulation<'a> {
         ends.into_iter().for_each(|ends| self.at(ends, Happening::Prefilled { worker }));
     }
 
-    /// The worker with the earliest first token; of equals the one with the emptiest cache.
+    /// Worker with the earliest first token; among equals the one with the emptiest cache.
     fn earliest(&self, now: u64, recorded: &Recorded) -> usize {
         let after =
             |worker: &SimWorker| worker.first_token_after(now, &recorded.blocks, recorded.prompt_tokens);

@@ -2,44 +2,44 @@
 
 use serde::Deserialize;
 
-/// Tokens of a recorded block.
+/// Tokens per recorded block.
 const RECORDED_BLOCK: u32 = 512;
 
 /// A line of a trace, in Mooncake's format.
 #[derive(Debug, Clone, Deserialize)]
 struct Line {
-    /// Milliseconds since the start.
+    /// Milliseconds since the start of the trace.
     timestamp: u64,
     input_length: u32,
     output_length: u32,
-    /// One for each 512 tokens of the prompt; equal ones mean equal prompts up to there.
+    /// One id per 512 prompt tokens; equal ids mean equal prompts up to there.
     hash_ids: Vec<u64>,
 }
 
 /// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
-    /// Arrival, nanoseconds since the start.
+    /// Arrival, in nanoseconds since the start.
     pub at: u64,
-    /// Prompt tokens.
+    /// Number of prompt tokens.
     pub prompt_tokens: u32,
-    /// Tokens of the answer, at least one.
+    /// Number of output tokens, at least one.
     pub output_tokens: u32,
-    /// A hash for each full block of the prompt; it names the block and all before it.
+    /// One hash per full block of the prompt, covering the block and all before it.
     pub blocks: Vec<u64>,
 }
 
-/// Why a trace cannot be used.
+/// Fault in a trace.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct TraceError {
     /// Number of the line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// Fault in the line.
     pub reason: String,
 }
 
-/// Parses up to `most` lines; lengths are divided by `shrink`, and prompts cut into blocks of `block_size`.
+/// Parses up to `most` lines. Lengths are divided by `shrink`, and prompts split into blocks of `block_size`.
 pub fn parse(text: &str, most: usize, shrink: u32, block_size: u32) -> Result<Vec<Recorded>, TraceError> {
     let lines = text.lines().filter(|line| !line.trim().is_empty()).take(most).enumerate();
     let parsed = lines.map(|(index, line)| {
@@ -71,7 +71,7 @@ fn recorded(line: &Line, shrink: u32, block_size: u32) -> Result<Recorded, Strin
     })
 }
 
-/// One round of splitmix64 over both.
+/// One round of splitmix64 over both values.
 fn mix(a: u64, b: u64) -> u64 {
     let mut z = (a.rotate_left(23) ^ b).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!((one.blocks.len(), other.blocks.len(), other.at), (93, 64, 27_000_000));
         assert_eq!(one.blocks[..32], other.blocks[..32]);
         assert!(one.blocks[32..64].iter().zip(&other.blocks[32..]).all(|(one, other)| one != other));
-        // An eighth of the length keeps the same share.
+        // An eighth of the length keeps the same shared fraction.
         let requests = parse(TWO, 10, 8, 16).expect("a trace");
         assert_eq!((requests[0].prompt_tokens, requests[1].output_tokens), (187, 1));
         assert_eq!(requests[0].blocks[..4], requests[1].blocks[..4]);

@@ -1,5 +1,5 @@
-//! A simulated worker: prefill one prompt after the other, decode at a constant pace, a cache that evicts the
-//! least recently used leaf. It reports like a real one.
+//! A simulated worker: prefills one prompt at a time, decodes at a constant rate, and evicts the least
+//! recently used leaf of its cache. It reports like a real worker.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -9,33 +9,33 @@ use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 /// Speed and size of a simulated worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
-    /// Nanoseconds of prefill for each token.
+    /// Prefill time per token, in nanoseconds.
     pub prefill_ns: u64,
-    /// Nanoseconds between two tokens of an answer.
+    /// Time between two output tokens, in nanoseconds.
     pub token_ns: u64,
-    /// Blocks of the cache.
+    /// Blocks in the cache.
     pub blocks: usize,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// Most sequences at once.
+    /// Most concurrent sequences.
     pub seats: u32,
 }
 
-/// A request in a worker's queue; the number is the caller's.
+/// A queued request; the number is the caller's.
 #[derive(Debug)]
 struct Queued {
     request: usize,
-    /// Tokens that were not cached when it arrived.
+    /// Tokens that were not cached on arrival.
     uncached: u64,
 }
 
-/// One simulated worker.
+/// State of a simulated worker.
 #[derive(Debug)]
 pub struct SimWorker {
     machine: Machine,
     cache: Cache,
     queue: VecDeque<Queued>,
-    /// When the prefill of the first in the queue ends.
+    /// End of the prefill of the first queued request.
     busy_until: u64,
     running: u32,
     seen: u64,
@@ -49,7 +49,7 @@ impl SimWorker {
         Self { machine, cache, queue: VecDeque::new(), busy_until: 0, running: 0, seen: 0, steps: 0 }
     }
 
-    /// Nanoseconds until a prompt that arrives now would have its first token, exactly.
+    /// Exact time to first token of a prompt that arrives now, in nanoseconds.
     pub fn first_token_after(&self, now: u64, blocks: &[u64], prompt_tokens: u32) -> u64 {
         let queued: u64 = self.queue.iter().skip(1).map(|queued| queued.uncached).sum();
         let ahead = self.busy_until.saturating_sub(now) + queued * self.machine.prefill_ns;
@@ -61,12 +61,12 @@ impl SimWorker {
         u64::from(prompt_tokens).saturating_sub(held).max(1)
     }
 
-    /// Blocks in its cache.
+    /// Number of blocks in its cache.
     pub fn cached_blocks(&self) -> usize {
         self.cache.held.len()
     }
 
-    /// A request arrives; returns when its prefill ends if it begins at once.
+    /// Adds a request; returns the end of its prefill if that starts immediately.
     pub fn arrive(
         &mut self,
         now: u64,
@@ -85,7 +85,7 @@ impl SimWorker {
         self.busy_until
     }
 
-    /// The prefill of the first in the queue has ended.
+    /// Handles the end of the first queued request's prefill.
     pub fn prefilled<'a>(
         &mut self,
         now: u64,
@@ -98,7 +98,7 @@ impl SimWorker {
         let change = self.cache.store(blocks);
         let cached_tokens = u64::from(tokens).saturating_sub(done.uncached);
         let next = self.queue.front().map(|next| next.request);
-        // What was cached since the next one arrived counts for it.
+        // Blocks cached since the next request arrived count for it.
         let next_ends = next.map(|next| {
             let (blocks, tokens) = prompt(next);
             let uncached = self.uncached(blocks, tokens);
@@ -110,12 +110,12 @@ impl SimWorker {
         Some(Prefilled { request: done.request, cached_tokens, change, next_ends })
     }
 
-    /// An answer has ended.
+    /// Handles the end of an answer.
     pub fn ended(&mut self) {
         self.running -= 1;
     }
 
-    /// The load, as a worker reports it.
+    /// Load report, as a real worker sends it.
     pub fn report(&mut self, now: u64) -> LoadReport {
         self.steps += 1;
         let machine = &self.machine;
@@ -139,21 +139,21 @@ impl SimWorker {
     }
 }
 
-/// Result of a finished prefill.
+/// Result of a completed prefill.
 #[derive(Debug)]
 pub struct Prefilled {
     /// The request's number.
     pub request: usize,
-    /// Prompt tokens that were cached.
+    /// Number of cached prompt tokens.
     pub cached_tokens: u64,
     /// Blocks added to the cache and evicted from it.
     pub change: CacheChange,
-    /// When the next prefill ends, if one has begun.
+    /// End of the next prefill, if one has started.
     pub next_ends: Option<u64>,
 }
 
-/// A prefix cache that evicts the least recently used block. A prompt's last block is touched first, so that
-/// leaves go before their parents.
+/// Prefix cache that evicts the least recently used block. A prompt's last block is touched first, so that
+/// leaves are evicted before their parents.
 #[derive(Debug, Default)]
 struct Cache {
     capacity: usize,
@@ -183,7 +183,7 @@ impl Cache {
         while self.held.len() + (blocks.len() - depth) > self.capacity {
             change.truncated.extend(self.evict());
         }
-        // Eviction may have reached this prompt's own beginning, if it is longer than all others together.
+        // A prompt longer than all others together may have evicted its own beginning.
         let depth = self.leading(blocks);
         if depth < blocks.len() {
             self.next_handle += 1;

@@ -20,7 +20,7 @@ pub const TAKEN: &str = "flag-taken";
 const COMMANDS: [&[&str]; 6] =
     [&["serve"], &["router"], &["gateway"], &["worker"], &["run"], &["config", "show"]];
 
-/// Converts `words` for clap. `is_model` tells which words can be a model.
+/// Converts `words` for clap. `is_model` returns whether a word can be a model.
 pub fn prepare(skein: &Command, words: Vec<String>, is_model: impl Fn(&str) -> bool) -> Vec<String> {
     let after =
         |path: &&&[&str]| words.len() > path.len() && words[1..].iter().zip(**path).all(|(a, b)| a == b);
@@ -40,7 +40,7 @@ pub fn prepare(skein: &Command, words: Vec<String>, is_model: impl Fn(&str) -> b
 struct Reading<'a> {
     /// Flags of the command, with whether each takes a value.
     known: BTreeMap<String, bool>,
-    /// Flags of the command that may be given several times.
+    /// Names of the flags that may be given several times.
     repeated: BTreeSet<String>,
     rest: std::collections::VecDeque<&'a str>,
     is_model: &'a dyn Fn(&str) -> bool,
@@ -105,7 +105,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Handles a flag of Skein's. Each further value becomes a flag of its own.
+    /// Converts one of Skein's flags. Each further value of a list becomes a flag of its own.
     fn own(&mut self, name: &str, value: Option<&str>, takes_value: bool) {
         if !takes_value {
             let value = value.map_or(String::new(), |value| format!("={value}"));
@@ -134,7 +134,7 @@ impl<'a> Reading<'a> {
         self.out.push(format!("--{name}={}", row.map_or(value, |row| row.ours)));
     }
 
-    /// Handles a flag of vLLM's. `is_off`: it was given in its `--no-` form.
+    /// Converts one of vLLM's flags. `is_off`: it was given in its `--no-` form.
     fn foreign(&mut self, row: &Row, spelt: &str, value: Option<&str>, is_off: bool) {
         let mut values: Vec<&str> = value.into_iter().collect();
         while value.is_none()

@@ -6,7 +6,7 @@
 pub enum Takes {
     /// None; the flag also has a `--no-` form.
     Nothing,
-    /// The flag takes one value.
+    /// One value, which must follow.
     Value,
     /// Values up to the next flag.
     Values,
@@ -44,7 +44,7 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
 use Answer::{Means, Only, Refused, Taken};
 use Takes::{Nothing, Value, Values};
 
-const ONE_DEVICE: &str = "a worker computes on one device, or on the CPU with --tensor-parallel-size and --pipeline-parallel-size; --workers N runs N full replicas";
+const ONE_DEVICE: &str = "a worker uses one device, or the CPU with --tensor-parallel-size and --pipeline-parallel-size; --workers N runs N full replicas";
 const OTHER_MACHINES: &str =
     "for several machines start `skein worker` on each, and `skein router` in front of them";
 const LEADER: &str = "give --leader HOST:PORT, the address of the machine with --node-rank 0";
@@ -56,9 +56,9 @@ const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
 const TOOLS: &str = "tool calls and reasoning are parsed wherever the model's format is known";
-const NO_PLUGIN: &str = "there are no plugins; see --tool-call-parser and --reasoning-parser";
+const NO_PLUGIN: &str = "plugins are not supported; see --tool-call-parser and --reasoning-parser";
 const NO_TOOL_OPTION: &str = "it has no counterpart; leave it out";
-const NO_GRAMMAR: &str = "answers follow schemas and grammars without it, by one library; leave it out";
+const NO_GRAMMAR: &str = "schemas and grammars work without it; leave it out";
 const NO_TRANSFER: &str =
     "KV cache is not moved between workers: a request that moves is computed again; leave it out";
 const NO_OFFLOAD: &str = "weights and KV cache stay on their device; for less memory see --quantization, \
@@ -66,7 +66,7 @@ const NO_OFFLOAD: &str = "weights and KV cache stay on their device; for less me
 const NO_POOLING: &str = "models generate text; embeddings and scores are not computed; leave it out";
 const NO_PYTHON: &str =
     "there is no Python in Skein, so no Python class or plugin can be loaded; leave it out";
-const ONE_REVISION: &str = "all files of a model are of one commit: --revision";
+const ONE_REVISION: &str = "all files of a model come from one commit: --revision";
 const NO_TLS: &str = "Skein speaks plain HTTP; let a proxy in front of it terminate TLS";
 const NO_SLEEP: &str = "a worker keeps its weights while it runs; stop it to free the device";
 const SAFETENSORS: &str = "safetensors files are mapped and read in parallel by --threads threads";
@@ -181,7 +181,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["download-dir"],
         Value,
-        Refused("the cache of models is where HF_HUB_CACHE or HF_HOME says; set one of them"),
+        Refused("HF_HUB_CACHE or HF_HOME selects the cache of models; set one of them"),
     ),
     row(
         &["hf-token"],
@@ -547,7 +547,7 @@ pub const TABLE: &[Row] = &[
     row(
         &["exclude-tools-when-tool-choice-none"],
         Nothing,
-        Refused("the model sees the tools of a request; leave them out of requests that shall call none"),
+        Refused("the model sees the tools of a request; leave them out of requests that need none"),
     ),
     row(&["tool-parser-plugin", "reasoning-parser-plugin"], Value, Refused(NO_PLUGIN)),
     row(&["tool-server"], Value, Refused("the server runs no tools itself; leave it out")),
@@ -678,14 +678,14 @@ pub const TABLE: &[Row] = &[
     ),
 ];
 
-/// A value of one of Skein's settings that vLLM spells differently.
+/// Value of a Skein setting that vLLM spells differently.
 #[derive(Debug, Clone, Copy)]
 pub struct ValueRow {
     /// Name of the setting.
     pub name: &'static str,
     /// vLLM's spellings of the value.
     pub given: &'static [&'static str],
-    /// Skein's spelling of it.
+    /// The same value in Skein's spelling.
     pub ours: &'static str,
     /// A note for the log; empty if the values mean the same.
     pub note: &'static str,

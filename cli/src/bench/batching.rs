@@ -1,17 +1,21 @@
-//! `skein bench batching`: batching rules and KV reservations beside Skein's scheduler, simulated.
+//! `skein bench batching`: simulates batching rules and KV reservations and compares them with Skein's
+//! scheduler.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Command, ValueEnum};
 use serde_json::{Value, json};
-use skein_bench::batching::{Lengths, Point, Rule, Setup, Statistic, StepTime, Sweep};
+use skein_bench::batching::{
+    Lengths, Limits, Measured, Point, RUNS_OF_A_SIZE, Rule, Setup, Statistic, StepTime, Sweep, Timed, measure,
+};
 use skein_bench::load::HeldBack;
-use skein_bench::plot::{self, Bar, Chart, Line, Scale};
+use skein_bench::plot::{self, Bar, Chart, Dash, Line, Scale};
 use skein_worker::config::SchedulerConfig;
 
-use super::{progress_bar, shown};
+use super::{engine, progress_bar, saved, shown};
 use crate::exit::{Failure, USAGE};
+use crate::settings::{table, with_flags};
 
 /// Flags of `bench batching`.
 #[derive(Debug, Args)]
@@ -25,15 +29,22 @@ pub struct Batching {
     seed: u64,
     #[arg(
         long,
-        default_value_t = 15_700,
         value_name = "TOKENS",
-        help = "KV memory; the default is what OPT-13B leaves of 40 GB"
+        help = "KV memory [default: 15700, what OPT-13B leaves of 40 GB; with --measure that of the worker]"
     )]
-    kv_tokens: u32,
-    #[arg(long, default_value_t = 2048, value_name = "TOKENS", help = "Longest sequence")]
-    max_model_len: u32,
-    #[arg(long, default_value_t = 256, value_name = "N", help = "Most sequences at once")]
-    max_num_seqs: u32,
+    kv_tokens: Option<u32>,
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        help = "Longest sequence [default: 2048; with --measure at most the model's]"
+    )]
+    max_model_len: Option<u32>,
+    #[arg(
+        long,
+        value_name = "N",
+        help = "Most sequences at once [default: 256; with --measure that of the worker]"
+    )]
+    max_num_seqs: Option<u32>,
     #[arg(long, default_value_t = 2048, value_name = "TOKENS", help = "Skein's token budget of a step")]
     max_num_batched_tokens: u32,
     #[arg(long, default_value_t = 16, value_name = "TOKENS", help = "Tokens in a KV block of Skein")]
@@ -41,7 +52,7 @@ pub struct Batching {
     #[arg(
         long,
         value_name = "SECONDS",
-        help = "Bound of the latency per output token [default: ten times that of a request alone]"
+        help = "Limit of the latency per output token [default: ten times that of a request alone]"
     )]
     latency_bound: Option<f64>,
     #[arg(
@@ -57,6 +68,26 @@ pub struct Batching {
         help = "Step time in seconds: overhead, reading the weights, a row, a token of context [default: OPT-13B on an A100]"
     )]
     step_time: Option<String>,
+    #[arg(
+        long,
+        conflicts_with = "step_time",
+        help = "Measure the step time of a model on this machine first; the model and a worker's flags follow after --"
+    )]
+    measure: bool,
+    #[arg(
+        last = true,
+        requires = "measure",
+        value_name = "MODEL AND FLAGS",
+        help = "With --measure: what to measure"
+    )]
+    worker: Vec<String>,
+    #[arg(
+        long,
+        num_args = 2,
+        value_names = ["A.json", "B.json"],
+        help = "Compare two results of --json instead of simulating"
+    )]
+    compare: Vec<PathBuf>,
     #[arg(long, value_name = "FILE", help = "Write latency over rate for every rule as CSV")]
     csv: Option<PathBuf>,
     #[arg(long, value_name = "FILE", help = "Write the plots as SVG")]
@@ -73,12 +104,18 @@ enum Preset {
     Alpaca,
 }
 
-/// The lowest rate tried, in requests per second, as a share of what one request alone would keep busy.
+/// Lowest rate of a curve, as a share of the rate of requests that run one after another.
 const LOWEST_SHARE: f64 = 0.05;
 /// Points of each curve.
 const CURVE_POINTS: usize = 12;
 
-/// A rule and the highest rates at which it keeps the bound.
+/// KV memory in tokens, longest sequence in tokens, and most sequences, by default: those of the
+/// PagedAttention paper's OPT-13B on 40 GB.
+const KV_TOKENS: u32 = 15_700;
+const MAX_MODEL_LEN: u32 = 2048;
+const MAX_NUM_SEQS: u32 = 256;
+
+/// A rule with the highest rates at which it meets the latency bound.
 struct Row {
     rule: Rule,
     mean: Option<Point>,
@@ -90,9 +127,102 @@ struct Row {
 ///
 /// # Errors
 /// Invalid flags, or files that cannot be written.
-pub fn run(flags: &Batching) -> Result<(), Failure> {
+pub async fn run(flags: &Batching) -> Result<(), Failure> {
+    if !flags.compare.is_empty() {
+        out!("{}", saved::batching_comparison(&flags.compare)?);
+        return Ok(());
+    }
+    let machine = if flags.measure { Some(Machine::measure(&flags.worker).await?) } else { None };
+    simulate(flags, machine.as_ref())
+}
+
+/// A worker whose steps were measured.
+struct Machine {
+    name: String,
+    limits: Limits,
+    measured: Measured,
+}
+
+impl Machine {
+    /// Starts the worker that `arguments` describe, as `bench latency` takes them, and measures its steps.
+    async fn measure(arguments: &[String]) -> Result<Self, Failure> {
+        let command = Command::new("skein bench batching --measure --").arg(engine::model());
+        let name = std::iter::once("--measure --".to_owned());
+        let matches = with_flags(command, table::BENCH)
+            .try_get_matches_from(name.chain(arguments.iter().cloned()))
+            .map_err(|error| error.exit())?;
+        let (config, worker) = engine::start_worker(&matches).await?;
+        let limits = Limits {
+            max_num_seqs: worker.max_num_seqs,
+            max_model_len: worker.max_model_len,
+            kv_tokens: worker.kv_tokens,
+            vocab_size: worker.vocab_size,
+        };
+        let bar = progress_bar(RUNS_OF_A_SIZE, "  {bar:32} {pos}/{len} measurements, {elapsed}");
+        let measured = measure(&worker.engine, &limits, |sizes| {
+            bar.set_length(RUNS_OF_A_SIZE * sizes as u64);
+            bar.inc(1);
+        });
+        let measured = measured.await.map_err(Failure::other)?;
+        bar.finish_and_clear();
+        let name = format!("{} on {}", config.served_model_name, worker.device.name());
+        worker.stop().await.map_err(Failure::other)?;
+        Ok(Self { name, limits, measured })
+    }
+
+    fn table(&self) -> String {
+        let StepTime { overhead, weights, row, context_token } = self.measured.step_time;
+        let mut out = format!(
+            "{}: step time {:.3} ms + the longer of {:.3} ms and {:.4} ms a row, + {:.4} us a token of context\n\
+             {:<12}{:>8}{:>10}{:>12}{:>12}{:>9}\n",
+            self.name,
+            overhead * 1e3,
+            weights * 1e3,
+            row * 1e3,
+            context_token * 1e6,
+            "",
+            "rows",
+            "context",
+            "measured ms",
+            "model ms",
+            "error"
+        );
+        let mut lines = |what: &str, steps: &[Timed]| {
+            for step in steps {
+                let model = self.measured.step_time.of(step.work).as_secs_f64();
+                let (rows, context) = (step.work.rows, step.work.context);
+                let (measured, error) = (step.seconds * 1e3, step.error(&self.measured.step_time) * 100.0);
+                let _ = writeln!(
+                    out,
+                    "{what:<12}{rows:>8}{context:>10}{measured:>12.3}{:>12.3}{error:>+8.1}%",
+                    model * 1e3
+                );
+            }
+        };
+        lines("made from", &self.measured.made_from);
+        lines("held out", &self.measured.held_out);
+        out + "\n"
+    }
+
+    fn to_json(&self) -> Value {
+        let step = |step: &Timed| {
+            json!({
+                "rows": step.work.rows, "context": step.work.context, "measured_s": step.seconds,
+                "error": step.error(&self.measured.step_time),
+            })
+        };
+        json!({
+            "model": self.name,
+            "made_from": self.measured.made_from.iter().map(step).collect::<Vec<_>>(),
+            "held_out": self.measured.held_out.iter().map(step).collect::<Vec<_>>(),
+            "worst_error": self.measured.worst(),
+        })
+    }
+}
+
+fn simulate(flags: &Batching, machine: Option<&Machine>) -> Result<(), Failure> {
     let usage = |message| Failure::new(USAGE, message);
-    let setup = flags.setup().map_err(usage)?;
+    let setup = flags.setup(machine).map_err(usage)?;
     let rules = flags.rules().map_err(usage)?;
     let bound = flags.bound(&setup).map_err(usage)?;
     let lowest = LOWEST_SHARE / (setup.step_time.alone(setup.context / 2) * setup.lengths.output_mean);
@@ -111,8 +241,11 @@ pub fn run(flags: &Batching) -> Result<(), Failure> {
     }
     bar.finish_and_clear();
     if flags.json {
-        outln!("{:#}", to_json(&sweep.setup, bound, &rows));
+        let mut all = to_json(&sweep.setup, bound, &rows);
+        all["measured"] = machine.map(Machine::to_json).unwrap_or_default();
+        outln!("{all:#}");
     } else {
+        out!("{}", machine.map(Machine::table).unwrap_or_default());
         out!("{}", table(&sweep.setup, bound, &rows));
     }
     if with_curves {
@@ -132,10 +265,15 @@ fn write(path: Option<&PathBuf>, content: impl FnOnce() -> String) -> Result<(),
 }
 
 impl Batching {
-    fn setup(&self) -> Result<Setup, String> {
+    fn setup(&self, machine: Option<&Machine>) -> Result<Setup, String> {
+        let limits = machine.map(|machine| &machine.limits);
+        let kv_tokens = self.kv_tokens.or(limits.map(|limits| limits.kv_tokens)).unwrap_or(KV_TOKENS);
+        let longest = limits.map_or(u32::MAX, |limits| limits.max_model_len);
+        let max_model_len = self.max_model_len.unwrap_or(MAX_MODEL_LEN.min(longest));
+        let most = self.max_num_seqs.or(limits.map(|limits| limits.max_num_seqs)).unwrap_or(MAX_NUM_SEQS);
         for (name, value) in [
             ("num-prompts", self.num_prompts as u64),
-            ("max-num-seqs", u64::from(self.max_num_seqs)),
+            ("max-num-seqs", u64::from(most)),
             ("max-num-batched-tokens", u64::from(self.max_num_batched_tokens)),
             ("block-size", u64::from(self.block_size)),
         ] {
@@ -143,11 +281,9 @@ impl Batching {
                 return Err(format!("--{name} is 0; give at least 1"));
             }
         }
-        if self.max_model_len < 16 || self.max_model_len > self.kv_tokens / self.block_size * self.block_size
-        {
+        if max_model_len < 16 || max_model_len > kv_tokens / self.block_size * self.block_size {
             return Err(format!(
-                "--max-model-len {} must be at least 16 and fit into --kv-tokens {}",
-                self.max_model_len, self.kv_tokens
+                "--max-model-len {max_model_len} must be at least 16 and fit into --kv-tokens {kv_tokens}"
             ));
         }
         let lengths = match self.lengths {
@@ -155,11 +291,14 @@ impl Batching {
             Preset::Alpaca => Lengths::ALPACA,
         };
         Ok(Setup {
-            capacity: self.kv_tokens,
-            context: self.max_model_len,
-            most: self.max_num_seqs,
-            step_time: self.step_time()?,
-            lengths: Lengths { most: self.max_model_len, ..lengths },
+            capacity: kv_tokens,
+            context: max_model_len,
+            most,
+            step_time: match machine {
+                Some(machine) => machine.measured.step_time,
+                None => self.step_time()?,
+            },
+            lengths: Lengths { most: max_model_len, ..lengths },
             count: self.num_prompts,
             seed: self.seed,
             scheduler: SchedulerConfig {
@@ -219,7 +358,7 @@ fn rate(point: Option<&Point>) -> f64 {
 
 fn table(setup: &Setup, bound: f64, rows: &[Row]) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail; here and below.
+    // Writing to a `String` cannot fail, here and below.
     let _ = writeln!(
         out,
         "{} requests, {:.0} + {:.0} tokens on average, {} tokens of KV memory, context {}; simulated",
@@ -278,7 +417,7 @@ fn to_json(setup: &Setup, bound: f64, rows: &[Row]) -> Value {
     })
 }
 
-/// Runs every rule at rates up to slightly more than it can sustain.
+/// Simulates every rule at rates up to slightly more than it can sustain.
 fn curves(sweep: &Sweep, lowest: f64, rows: &[Row]) -> Vec<(Rule, Vec<Point>)> {
     let bar = progress_bar((rows.len() * CURVE_POINTS) as u64, "  {bar:32} {pos}/{len} points, {elapsed}");
     let curve = |row: &Row| {
@@ -318,16 +457,33 @@ fn csv(curves: &[(Rule, Vec<Point>)]) -> String {
     out
 }
 
+/// Points up to the first above `most`, to which the line is drawn in part: from there on a curve only says
+/// that the queue grew for as long as requests came.
+fn until(most: f64, points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut kept: Vec<(f64, f64)> = Vec::new();
+    for (x, y) in points {
+        if y > most {
+            if let Some(&(before_x, before_y)) = kept.last() {
+                kept.push((before_x + (x - before_x) * (most - before_y) / (y - before_y), most));
+            }
+            break;
+        }
+        kept.push((x, y));
+    }
+    kept
+}
+
 fn plots(bound: f64, curves: &[(Rule, Vec<Point>)], rows: &[Row]) -> String {
-    let line = |statistic: Statistic| {
-        let one = |(rule, points): &(Rule, Vec<Point>)| Line {
-            name: rule.to_string(),
-            points: points
-                .iter()
-                .map(|point| (point.rate.unwrap_or(0.0), statistic.of(&point.run).min(4.0 * bound)))
-                .collect(),
+    let lines = |statistic: Statistic| {
+        let one = |(colour, (rule, points)): (usize, &(Rule, Vec<Point>))| {
+            let all = points.iter().map(|point| (point.rate.unwrap_or(0.0), statistic.of(&point.run)));
+            Line { name: rule.to_string(), points: until(3.0 * bound, all), colour, dash: Dash::Solid }
         };
-        curves.iter().map(one).collect::<Vec<_>>()
+        let mut lines: Vec<Line> = curves.iter().enumerate().map(one).collect();
+        let highest = lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(0.0, f64::max);
+        let (points, colour) = (vec![(0.0, bound), (highest, bound)], lines.len());
+        lines.push(Line { name: "bound".into(), points, colour, dash: Dash::Dashed });
+        lines
     };
     let about = |title| Chart {
         title,
@@ -342,12 +498,25 @@ fn plots(bound: f64, curves: &[(Rule, Vec<Point>)], rows: &[Row]) -> String {
     };
     let memory: Vec<Bar> = rows.iter().map(bar).collect();
     plot::document(&[
-        plot::chart(&about("Mean latency per output token"), &line(Statistic::Mean)),
-        plot::chart(&about("p99 latency per output token"), &line(Statistic::P99)),
+        plot::chart(&about("Mean latency per output token"), &lines(Statistic::Mean)),
+        plot::chart(&about("p99 latency per output token"), &lines(Statistic::P99)),
         plot::bars(
             "KV memory that is held or cannot be used",
             &["live", "reserved", "internal waste", "external waste"],
             &memory,
         ),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_ends_where_it_meets_the_limit() {
+        let points = [(1.0, 2.0), (2.0, 4.0), (3.0, 12.0), (4.0, 5.0)];
+        assert_eq!(until(8.0, points.into_iter()), [(1.0, 2.0), (2.0, 4.0), (2.5, 8.0)]);
+        assert_eq!(until(20.0, points.into_iter()), points);
+        assert_eq!(until(1.0, points.into_iter()), []);
+    }
 }

@@ -222,6 +222,24 @@ struct Started {
 /// Default of `bench throughput --input-len` and `--output-len`, as in vLLM, in tokens.
 const THROUGHPUT_LEN: u32 = 1000;
 
+/// Loads an engine as the flags of `bench latency` describe it.
+///
+/// # Errors
+/// Invalid settings, or a model that cannot be served.
+pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWorker), Failure> {
+    let config = read_config(matches).await?;
+    let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
+    Ok((config, worker))
+}
+
+async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
+    let mut settings = settings::load(table::BENCH, matches)?;
+    let log = settings::log_options(&mut settings, "", Some("warn"));
+    let config = worker::configure_local(&mut settings).await?;
+    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    Ok(config)
+}
+
 /// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
 async fn start(
     matches: &ArgMatches,
@@ -229,11 +247,8 @@ async fn start(
     input_len: Option<u32>,
     output_len: Option<u32>,
 ) -> Result<Started, Failure> {
-    let mut settings = settings::load(table::BENCH, matches)?;
-    let log = settings::log_options(&mut settings, "", Some("warn"));
-    let mut config = worker::configure_local(&mut settings).await?;
+    let mut config = read_config(matches).await?;
     config.cuda.times_gaps = true;
-    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let queue = &mut config.scheduler.max_num_queued_reqs;
     *queue = (*queue).max(u32::try_from(requests).unwrap_or(u32::MAX));
     // Before the model takes the memory.
@@ -259,7 +274,7 @@ async fn start(
     Ok(Started { config, worker, on, ceiling, input_len, output_len })
 }
 
-/// Lengths that fit into `max_model_len` together, for those that nobody gave.
+/// Prompt and output lengths; those that were not given are chosen to fit into `max_model_len` together.
 fn lengths(input_len: Option<u32>, output_len: Option<u32>, max_model_len: u32) -> (u32, u32) {
     let beside = |other: Option<u32>| match other {
         Some(other) => THROUGHPUT_LEN.min(max_model_len.saturating_sub(other)),

@@ -1,5 +1,5 @@
-//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies; and
-//! makes models to measure. Flags and JSON keys follow vLLM, so that scripts carry over.
+//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies, and
+//! generates models for such measurements. Flags and JSON keys follow vLLM, so that scripts work for both.
 
 mod batching;
 mod engine;
@@ -58,7 +58,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Serve(serve) => serve::run(&serve).await,
         Bench::Latency(latency) => engine::latency(&latency, flags).await,
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
-        Bench::Batching(batching) => batching::run(&batching),
+        Bench::Batching(batching) => batching::run(&batching).await,
         Bench::Startup(startup) => startup::run(&startup).await,
         Bench::Policy(flags) => policy::run(&flags),
         Bench::MakeModel(flags) => make_model::run(&flags),

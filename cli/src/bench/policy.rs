@@ -12,9 +12,9 @@ use skein_router::fleet::Policy;
 use super::shown;
 use crate::exit::{Failure, USAGE};
 
-/// Longest time of a simulated token.
+/// Upper bound of the simulated time per token.
 const A_SECOND: Duration = Duration::from_secs(1);
-/// Workers for which the trace runs at `--speed`; more get proportionally more requests a second.
+/// Number of workers at which the trace runs at `--speed`; with more, the request rate grows in proportion.
 const SPEED_WORKERS: f64 = 8.0;
 
 /// Flags of `bench policy`.

@@ -6,17 +6,17 @@ use serde_json::{Map, Value, json};
 use skein_kernel_check::bench::{self, Ceilings, Measured};
 use skein_kernels::cuda::{CudaError, Device};
 
-use super::Asked;
+use super::CheckOptions;
 
-/// Measures the kernels and prints the table. Shares are fractions of the device's limits, measured in the
+/// Measures the kernels and prints a table. Efficiencies are relative to the device's limits, measured in the
 /// same run.
 pub(super) fn run(
     device: &Arc<Device>,
-    asked: &Asked,
+    options: &CheckOptions,
     report: &mut Map<String, Value>,
 ) -> Result<(), CudaError> {
-    let (ceilings, measured) = bench::run(device, asked.scale, &asked.only, |_| {}, |_| {})?;
-    if !asked.as_json {
+    let (ceilings, measured) = bench::run(device, options.scale, &options.only, |_| {}, |_| {})?;
+    if !options.as_json {
         out!("{}", table(ceilings, &measured));
     }
     let rows = measured.iter().map(|it| {

@@ -6,23 +6,23 @@ use serde_json::{Map, Value, json};
 use skein_kernel_check::cases::{self, Outcome};
 use skein_kernels::cuda::{CudaError, Device};
 
-use super::Asked;
+use super::CheckOptions;
 
 /// Prints each case as it finishes; returns the number that failed.
 pub(super) fn run(
     device: &Arc<Device>,
-    asked: &Asked,
+    options: &CheckOptions,
     report: &mut Map<String, Value>,
 ) -> Result<usize, CudaError> {
-    if !asked.as_json {
+    if !options.as_json {
         outln!("{:<100} {:>10} {:>8}", "kernel and shape", "of allowed", "ms");
     }
-    let show = if asked.as_json { ignore } else { show };
-    let result = cases::run(device, asked.scale, asked.seed, &asked.only, show)?;
+    let show = if options.as_json { ignore } else { show };
+    let result = cases::run(device, options.scale, options.seed, &options.only, show)?;
     let failed = result.failures().count();
     let cases = result.outcomes.len();
-    if !asked.as_json {
-        outln!("\nkernels: {} of {cases} cases passed, seed {}\n", cases - failed, asked.seed);
+    if !options.as_json {
+        outln!("\nkernels: {} of {cases} cases passed, seed {}\n", cases - failed, options.seed);
         result.failures().for_each(show);
     }
     let outcomes = result.outcomes.iter().map(|outcome| {

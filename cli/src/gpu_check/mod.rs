@@ -19,7 +19,7 @@ pub const GPU_CHECK: &str = "gpu-check";
 const STAGES: [&str; 3] = ["kernels", "models", "bench"];
 
 /// The command's flags.
-struct Asked {
+struct CheckOptions {
     scale: Scale,
     only: String,
     seed: u64,
@@ -57,32 +57,32 @@ pub fn command() -> Command {
 /// No usable device (exit code 4), or a case that failed.
 pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
-    let asked = Asked {
+    let options = CheckOptions {
         scale: if text("scale") == "full" { Scale::Full } else { Scale::Small },
         only: text("only").to_owned(),
         seed: matches.get_one("seed").copied().unwrap_or(1),
         ordinal: matches.get_one("device").copied().unwrap_or(0),
         as_json: matches.get_flag("json"),
     };
-    let device = Device::open(asked.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
-    let mut report = describe(&device, asked.as_json).map_err(|error| failure(&error))?;
+    let device = Device::open(options.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
+    let mut report = describe(&device, options.as_json).map_err(|error| failure(&error))?;
     let stage = matches.get_one::<String>("STAGE").map(String::as_str);
     let wants = |name: &str| stage.is_none_or(|stage| stage == name);
     let mut failed = 0;
     if wants("kernels") {
-        failed += kernels::run(&device, &asked, &mut report).map_err(|error| failure(&error))?;
+        failed += kernels::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
     }
     if wants("models") {
-        failed += models::run(&asked, &mut report)?;
+        failed += models::run(&options, &mut report)?;
     }
     if wants("bench") {
-        bench::run(&device, &asked, &mut report).map_err(|error| failure(&error))?;
+        bench::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
     }
-    if asked.as_json {
+    if options.as_json {
         outln!("{:#}", Value::Object(report));
     }
     if failed > 0 {
-        let message = format!("{failed} cases failed; --seed {} replays them", asked.seed);
+        let message = format!("{failed} cases failed; --seed {} replays them", options.seed);
         return Err(Failure::other(message));
     }
     Ok(())

@@ -7,7 +7,7 @@ use skein_bench::make_model::{Dtype, SHAPES, make_model};
 use skein_kernel_check::cases::Scale;
 use skein_worker::check::{Finding, Subject, check};
 
-use super::Asked;
+use super::CheckOptions;
 use crate::exit::{Failure, OTHER};
 
 /// Shape, prompts and random batches of one model.
@@ -34,8 +34,8 @@ impl Drop for Scratch {
 }
 
 /// Makes each model with random weights and compares it; returns the number of comparisons that failed.
-pub(super) fn run(asked: &Asked, report: &mut Map<String, Value>) -> Result<usize, Failure> {
-    let cases = if asked.scale == Scale::Full { FULL } else { SMALL };
+pub(super) fn run(options: &CheckOptions, report: &mut Map<String, Value>) -> Result<usize, Failure> {
+    let cases = if options.scale == Scale::Full { FULL } else { SMALL };
     let scratch = Scratch(std::env::temp_dir().join(format!("skein-gpu-check-{}", std::process::id())));
     let tokenizer = scratch.0.join("tokenizer");
     // The check reads no text, so it needs nothing but the binary.
@@ -43,18 +43,18 @@ pub(super) fn run(asked: &Asked, report: &mut Map<String, Value>) -> Result<usiz
         .and_then(|()| std::fs::write(tokenizer.join("tokenizer.json"), "{}"))
         .map_err(Failure::other)?;
     let mut findings = Vec::new();
-    for &(name, lengths, batchings) in cases.iter().filter(|(name, ..)| name.contains(&asked.only)) {
+    for &(name, lengths, batchings) in cases.iter().filter(|(name, ..)| name.contains(&options.only)) {
         let dir = scratch.0.join(name);
         let shape = SHAPES.iter().find(|shape| shape.name == name);
         let shape = shape.ok_or_else(|| Failure::new(OTHER, format!("no shape is called {name}")))?;
-        make_model(shape, Dtype::Bf16, asked.seed, &tokenizer, &dir, |_| {}).map_err(Failure::other)?;
-        let (dir, ordinal, seed) = (dir.as_path(), asked.ordinal, asked.seed);
+        make_model(shape, Dtype::Bf16, options.seed, &tokenizer, &dir, |_| {}).map_err(Failure::other)?;
+        let (dir, ordinal, seed) = (dir.as_path(), options.ordinal, options.seed);
         let subject = Subject { name, dir, ordinal, seed, lengths, batchings };
-        let show: fn(&Finding) = if asked.as_json { |_| {} } else { show };
+        let show: fn(&Finding) = if options.as_json { |_| {} } else { show };
         findings.extend(check(&subject, show).map_err(Failure::other)?);
     }
     let failed = findings.iter().filter(|finding| !finding.passed()).count();
-    if !asked.as_json {
+    if !options.as_json {
         outln!("\nmodels: {} of {} comparisons passed\n", findings.len() - failed, findings.len());
     }
     let values = findings.iter().map(|it| {

@@ -32,15 +32,15 @@ pub const HELP: &str = "\
 /stats            show or hide tokens/s after each turn
 /bye              end (also Ctrl-D); Ctrl-C stops an answer";
 
-/// What begins and ends a text of several lines.
+/// Marks the beginning and the end of a text of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// A text of several lines while it is typed.
+/// Text of several lines that is being typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block(Vec<String>);
 
 impl Block {
-    /// Begins one, if `line` does.
+    /// Starts a block if `line` opens one.
     pub fn begin(line: &str) -> Option<Self> {
         let mut block = Self(Vec::new());
         let rest = line.trim_start().strip_prefix(FENCE)?;
@@ -48,7 +48,7 @@ impl Block {
         Some(block)
     }
 
-    /// The whole text, once its last line has its end.
+    /// The whole text once its last line closes it.
     pub fn text(&self) -> Option<String> {
         let (last, before) = self.0.split_last()?;
         let last = last.trim_end().strip_suffix(FENCE)?;
@@ -56,7 +56,7 @@ impl Block {
         Some(lines.collect::<Vec<_>>().join("\n").trim_matches('\n').to_owned())
     }
 
-    /// Takes the next line.
+    /// Appends a line.
     pub fn push(&mut self, line: &str) {
         self.0.push(line.to_owned());
     }

@@ -1,4 +1,4 @@
-//! Generates one answer, with the router's core or at a server, and prints it as it arrives.
+//! Generates one answer, by the router's core in this process or by a server, and prints it as it arrives.
 
 use std::fmt;
 use std::time::Duration;
@@ -84,7 +84,7 @@ impl Target {
 pub enum Unanswered {
     /// The router in this process refused the request.
     Refused(Refusal),
-    /// What the server said, or why it could not be reached.
+    /// The server's error message, or why the server could not be reached.
     Server(String),
 }
 

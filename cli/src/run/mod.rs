@@ -1,6 +1,6 @@
 //! `skein run`: answers one prompt, or chats in the terminal. The router's core runs in this process over one
-//! worker, without a port or HTTP; otherwise a request takes the same path as a served one. With `--url` a
-//! running server answers instead.
+//! worker, without a port and without HTTP; otherwise a request takes the same path as in a server. With
+//! `--url`, a running server answers instead.
 
 mod chat;
 mod chat_command;
@@ -32,16 +32,16 @@ use remote::Remote;
 
 use crate::exit::{Failure, OTHER, USAGE};
 use crate::front::{self, Served};
-use crate::model::{self, Asked};
+use crate::model::{self, ModelArgument};
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each};
 use crate::settings::{self, EngineSettings, table};
 
 /// The positional arguments: a model directory, a prompt, or both.
 pub const WORDS: &str = "WORDS";
-/// Flag: URL of a running server.
+/// Flag with the URL of a running server.
 pub const URL: &str = "url";
-/// Flag: API key for that server.
+/// Flag with the API key for that server.
 pub const API_KEY: &str = "api-key";
 /// Longest prompt read from standard input, bytes.
 const MAX_PIPED_BYTES: u64 = 8 << 20;
@@ -77,9 +77,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let engine = EngineSettings::read_for_one(&mut settings, SEQUENCES);
     let words: Vec<String> = matches.get_many(WORDS).into_iter().flatten().cloned().collect();
     let url = matches.get_one::<String>(URL);
-    let mut asked = Asked::given(&mut settings);
-    let prompt = if url.is_some() { words } else { split_words(&mut asked, words) };
-    asked.check(&mut settings);
+    let mut argument = ModelArgument::given(&mut settings);
+    let prompt = if url.is_some() { words } else { split_words(&mut argument, words) };
+    argument.check(&mut settings);
     let prompt = (!prompt.is_empty()).then(|| prompt.join(" "));
     settings::check(&settings)?;
     let prompt = match prompt {
@@ -88,11 +88,11 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     };
     if let Some(url) = url {
         let api_key = matches.get_one::<String>(API_KEY).cloned();
-        let remote = Remote::connect(url, api_key, asked.given).await?;
+        let remote = Remote::connect(url, api_key, argument.given).await?;
         return converse(&Target::Server(remote), wishes, prompt).await;
     }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
-    let served = Served::find(&asked, Vec::new(), Need::All).await?;
+    let served = Served::find(&argument, Vec::new(), Need::All).await?;
 
     let engine = Arc::new(engine);
     let threads = threads_each(&engine, 1);
@@ -123,16 +123,16 @@ async fn converse(target: &Target, wishes: Wishes, prompt: Option<String>) -> Re
     }
 }
 
-/// Why there is no answer, as a failure. Invalid values came from flags, so they are usage errors.
+/// Converts the error to a failure. Invalid values came from flags, so they are usage errors.
 fn unanswered(error: &Unanswered) -> Failure {
     let is_usage = matches!(error, Unanswered::Refused(Refusal::Invalid { .. }));
     Failure::new(if is_usage { USAGE } else { OTHER }, error.to_string())
 }
 
-/// Takes the model from the positional arguments, if the first can be one, and returns the rest.
-fn split_words(asked: &mut Asked, mut words: Vec<String>) -> Vec<String> {
-    if asked.given.is_none() && words.first().is_some_and(|word| model::is_model(word)) {
-        asked.given = Some(words.remove(0));
+/// Takes the model from the positional arguments if the first can be one; returns the rest.
+fn split_words(argument: &mut ModelArgument, mut words: Vec<String>) -> Vec<String> {
+    if argument.given.is_none() && words.first().is_some_and(|word| model::is_model(word)) {
+        argument.given = Some(words.remove(0));
     }
     words
 }

@@ -1,5 +1,5 @@
-//! A running server as the source of answers: the OpenAI API over HTTP. If the connection breaks, the request
-//! is sent again with the last event's id, and a Skein server sends exactly the rest.
+//! Client of a running server: OpenAI's API over HTTP. If the connection breaks, the request is sent again
+//! with the last event's id, and a Skein server sends exactly the rest.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::run_batch::remote::{base_url, root_cause};
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server may be silent. Skein sends comments while a request waits.
+/// How long a server may send nothing. Skein sends comments while a request waits.
 const READ_TIMEOUT: Duration = Duration::from_secs(600);
-/// Most attempts in a row that bring no event before the answer is given up.
+/// Most attempts in a row without a new event before the answer fails.
 const MAX_ATTEMPTS: u32 = 40;
 /// Time between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// An OpenAI-compatible server and the model to ask for.
+/// An OpenAI-compatible server and one of its models.
 pub struct Remote {
     http: reqwest::Client,
     base_url: String,
@@ -32,16 +32,16 @@ pub struct Remote {
     pub model: String,
 }
 
-/// How one connection ended.
+/// Why one connection ended.
 enum Ended {
-    /// The answer is whole, or the user stopped it.
+    /// The answer is complete, or the user stopped it.
     Done,
-    /// The connection broke, for this reason.
+    /// The connection broke, with the reason.
     Broke(String),
 }
 
 impl Remote {
-    /// The server at `url`. Without a `model`, the first one that the server lists.
+    /// Connects to the server at `url`. Without a `model`, the first that the server lists is used.
     ///
     /// # Errors
     /// If `url` is not an HTTP URL, or the server does not list its models.
@@ -79,7 +79,7 @@ impl Remote {
         }
     }
 
-    /// Prints the answer to `draft` as it arrives, until its end or until `stop` is requested.
+    /// Prints the answer to `draft` as it arrives, until it is complete or `stop` is requested.
     ///
     /// # Errors
     /// If the server refuses the request, or the connection breaks and cannot be resumed.
@@ -111,7 +111,7 @@ impl Remote {
         Ok(Answer { first, rest, ..progress.answer })
     }
 
-    /// Path and body of the request.
+    /// Path and JSON body of the request.
     fn body(&self, draft: &Draft) -> (&'static str, Value) {
         let mut body = sampling::to_json(&draft.sampling);
         body.insert("model".into(), json!(self.model));
@@ -182,17 +182,17 @@ impl Remote {
     }
 }
 
-/// The part of an answer that has arrived.
+/// State of an answer that is arriving.
 #[derive(Default)]
 struct Progress {
     answer: Answer,
     first: Option<clock::Timestamp>,
-    /// Id of the last whole event.
+    /// Id of the last complete event.
     last_id: Option<String>,
 }
 
 impl Progress {
-    /// Prints an event's text; returns true at the answer's end.
+    /// Prints the text of an event; returns true at the end of the answer.
     fn take(&mut self, event: ServerEvent) -> Result<bool, Unanswered> {
         if event.data == "[DONE]" {
             return Ok(true);
@@ -223,7 +223,7 @@ impl Progress {
     }
 }
 
-/// The server's message, or the status if it has none.
+/// The server's error message, or the HTTP status if it has none.
 async fn refusal(response: reqwest::Response) -> String {
     let status = response.status();
     match response.json::<Value>().await {

@@ -77,10 +77,10 @@ pub fn set(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<()
     Ok(())
 }
 
-/// [`set`] for a value that is used at once: its range is checked, too, and nothing changes when it is wrong.
+/// Like [`set`], but also checks the range of the value. On error nothing changes.
 ///
 /// # Errors
-/// As [`set`], and when the value is out of its range.
+/// As for [`set`], and if the value is out of range.
 pub fn set_checked(sampling: &mut SamplingOptions, name: &str, value: &str) -> Result<(), String> {
     let mut changed = sampling.clone();
     set(&mut changed, name, value)?;

@@ -1,18 +1,18 @@
-//! Parses server-sent events: bytes in, whole events out. Pure.
+//! Parser for server-sent events: takes bytes, returns complete events, does no I/O.
 
-/// Longest line of a server, bytes.
+/// Longest accepted line, in bytes.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
-/// One whole event.
+/// One complete event.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ServerEvent {
-    /// Its `id` field.
+    /// Value of its `id` field.
     pub id: Option<String>,
-    /// Its `data` field.
+    /// Value of its `data` field.
     pub data: String,
 }
 
-/// The parser of one response.
+/// Parser for the body of one response.
 #[derive(Debug, Default)]
 pub struct ServerEvents {
     line: Vec<u8>,
@@ -20,7 +20,7 @@ pub struct ServerEvents {
 }
 
 impl ServerEvents {
-    /// Takes the next bytes; returns the events that they complete. A part of an event is not returned.
+    /// Parses the next bytes; returns the events that they complete. An incomplete event is never returned.
     ///
     /// # Errors
     /// If a line is too long.
@@ -41,7 +41,7 @@ impl ServerEvents {
         Ok(whole)
     }
 
-    /// Takes a line; an empty one ends the event.
+    /// Handles one line; an empty line ends the event.
     fn end_line(&mut self, line: &str) -> Option<ServerEvent> {
         if line.is_empty() {
             let event = std::mem::take(&mut self.event);

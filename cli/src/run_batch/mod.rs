@@ -1,5 +1,5 @@
-//! `skein run-batch`: answers a file of requests in OpenAI's batch format, with workers of its own or through
-//! a running server. The file of answers is also the record of progress, so an interrupted run can continue.
+//! `skein run-batch`: answers a file of requests in OpenAI's batch format, with its own workers or through a
+//! running server. The output file is also the record of progress, so that an interrupted run can continue.
 
 pub mod remote;
 
@@ -18,6 +18,7 @@ use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry::{self, LogOptions};
 use skein_router::batch::Answerer;
+use skein_router::batch::WithPriority;
 use skein_router::batch::local::Local;
 use skein_router::batch::output::Output;
 use skein_router::batch::runner::{self, Pace, Progress, RunError};
@@ -30,7 +31,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::{Failure, MODEL, USAGE};
 use crate::front::{self, Served};
-use crate::model::Asked;
+use crate::model::ModelArgument;
 use crate::progress::LoadProgress;
 use crate::serve::{launch, threads_each, visible_gpus};
 use crate::settings::{self, EngineSettings, table, with_flags};
@@ -38,22 +39,25 @@ use remote::Remote;
 
 /// Name of the command.
 pub const RUN_BATCH: &str = "run-batch";
-/// Requests in flight for each sequence that the workers run at once, so that a step is never short of rows.
+/// Requests in flight for each sequence that the workers can run at once, so that batches stay full.
 const IN_FLIGHT_PER_SEQUENCE: usize = 2;
-/// Requests in flight at a server whose limits are not known.
+/// Requests in flight at a server whose limits are not known: half of what a worker runs at once, so that
+/// other clients find seats.
 const IN_FLIGHT_AT_SERVER: usize = 64;
+/// Most requests in flight by default, however many workers there are.
+const MOST_IN_FLIGHT: usize = 4096;
 /// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-/// Time between two lines of progress, off a terminal.
+/// Interval of the progress lines if standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
-/// Flags of its own, beside the table of settings.
+/// Flags of this command only, beside the table of settings.
 #[derive(Debug, Args)]
 #[allow(missing_docs)] // the help texts document the fields
 struct Flags {
     #[arg(short, long, value_name = "FILE", help = "Requests, one JSON object a line; - = standard input")]
     input_file: PathBuf,
-    #[arg(short, long, value_name = "FILE", help = "Answers; a file of an ended run is completed")]
+    #[arg(short, long, value_name = "FILE", help = "Answers; an incomplete file is completed")]
     output_file: PathBuf,
     #[arg(
         long,
@@ -80,9 +84,16 @@ struct Flags {
         long,
         default_value_t = 600,
         value_name = "SECONDS",
-        help = "How long a request is sent again while the server is full or gone"
+        help = "How long a request is retried while the server is full or unreachable"
     )]
     retry_for: u64,
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        help = "Priority of requests that have none; with 100, Skein runs them into idle capacity only"
+    )]
+    priority: Option<i32>,
 }
 
 /// The command for clap.
@@ -95,7 +106,7 @@ pub fn command() -> Command {
     Flags::augment_args(with_flags(command, table::RUN_BATCH))
 }
 
-/// Settings of the workers that this process starts.
+/// Settings for running the batch in this process.
 struct Here {
     log: LogOptions,
     engine: EngineSettings,
@@ -107,7 +118,7 @@ struct Here {
 /// Runs the batch to its end.
 ///
 /// # Errors
-/// Invalid settings or input, a model that cannot be served, or a server that stays away.
+/// Invalid settings or input, a model that cannot be served, or a server that cannot be reached.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let flags = Flags::from_arg_matches(matches).map_err(|error| error.exit())?;
     let mut settings = settings::load(table::RUN_BATCH, matches)?;
@@ -142,13 +153,13 @@ impl Here {
         if let Some(adapter) = engine.worker.cpu.adapter.as_ref().filter(|_| names.is_empty()) {
             names.push(adapter.name.clone());
         }
-        let asked = Asked::read(settings);
+        let argument = ModelArgument::read(settings);
         settings::check(settings)?;
-        let served = Served::find(&asked, names, Need::All).await?;
+        let served = Served::find(&argument, names, Need::All).await?;
         Ok(Self { log, engine, workers, served, text: text_sources })
     }
 
-    /// Starts workers, and answers the batch over them.
+    /// Starts workers and answers the batch with them.
     async fn answer(
         self,
         flags: &Flags,
@@ -158,7 +169,7 @@ impl Here {
     ) -> Result<(Progress, f64), Failure> {
         let Self { log, engine, workers, served, text } = self;
         let gpus = visible_gpus(&engine);
-        // On a CPU one worker uses all cores, and reads the weights once a step for all sequences.
+        // On a CPU one worker uses all cores, and reads the weights once per step for all sequences.
         let workers = workers.unwrap_or(gpus.max(1));
         let threads = threads_each(&engine, workers);
         let launch = crate::worker::Launch { gpus, ..launch(&served, workers, &log)? };
@@ -175,7 +186,7 @@ impl Here {
             let config = RouterConfig { shutdown_timeout: Duration::ZERO, text, ..config };
             let (app, cluster) = front::start_over(&supervisor, config, seen).await?;
             let reports = until_ready(reports, workers, &cluster).await?;
-            // Reports must be read for as long as workers run.
+            // The supervisor blocks unless its reports are read for as long as workers run.
             let hopeless = tokio::spawn(first_hopeless(reports));
             let at_once = IN_FLIGHT_PER_SEQUENCE * sequences(&cluster);
             let local = Local::new(app);
@@ -190,7 +201,7 @@ impl Here {
     }
 }
 
-/// Sequences that the workers of `cluster` run at once, all together.
+/// Most sequences that the workers of `cluster` run at once, in total.
 fn sequences(cluster: &Cluster) -> usize {
     let workers = cluster.snapshot().workers;
     let of_all: u64 = workers
@@ -198,10 +209,10 @@ fn sequences(cluster: &Cluster) -> usize {
         .filter_map(|worker| worker.info.as_ref())
         .map(|info| u64::from(info.max_num_seqs))
         .sum();
-    usize::try_from(of_all).unwrap_or(usize::MAX).clamp(1, IN_FLIGHT_AT_SERVER * 64)
+    usize::try_from(of_all).unwrap_or(usize::MAX).clamp(1, MOST_IN_FLIGHT)
 }
 
-/// Waits until every worker has loaded.
+/// Waits until every worker is ready.
 async fn until_ready(
     mut reports: mpsc::Receiver<Report>,
     workers: usize,
@@ -233,7 +244,7 @@ async fn first_hopeless(mut reports: mpsc::Receiver<Report>) -> Option<Failure> 
     None
 }
 
-/// Counts and checks the input, unless it can be read only once.
+/// Checks the input and counts its lines, unless it is a pipe, which can be read only once.
 async fn lines_of(path: &Path) -> Result<Option<u64>, Failure> {
     if !path.is_file() {
         return Ok(None);
@@ -261,15 +272,17 @@ async fn answer(
     let pace = Pace {
         at_once: flags.max_concurrency.map_or(at_once, |given| given as usize),
         retry_for: Duration::from_secs(flags.retry_for),
+        checked: total.is_some(),
     };
     let input = open(&flags.input_file).await?;
     let mut shown = Shown::new(total);
     let start = clock::now();
-    let run = runner::run(input, output, answerer, pace, |progress| shown.update(progress));
+    let answerer = WithPriority { answerer, priority: flags.priority };
+    let run = runner::run(input, output, &answerer, pace, |progress| shown.update(progress));
     let outcome = tokio::select! {
         outcome = run => outcome.map_err(failure),
         () = shutdown.requested() => {
-            let message = "interrupted; answers so far are kept, and the same command goes on from there";
+            let message = "interrupted; answers so far are kept, and the same command continues from there";
             Err(Failure::other(message))
         }
     };
@@ -284,7 +297,7 @@ fn failure(error: RunError) -> Failure {
     }
 }
 
-/// Prints the counts. A batch of which not one line could be answered is a failure.
+/// Prints the counts. Fails if not a single line could be answered.
 fn summary(progress: Progress, seconds: f64, flags: &Flags) -> Result<(), Failure> {
     let Progress { before, answered, failed, output_tokens } = progress;
     let rate = output_tokens as f64 / seconds.max(1e-9);
@@ -302,7 +315,7 @@ fn summary(progress: Progress, seconds: f64, flags: &Flags) -> Result<(), Failur
     }
 }
 
-/// Progress on a terminal as a bar, elsewhere as a line now and then.
+/// Progress display: a bar on a terminal, otherwise occasional lines.
 struct Shown {
     bar: Option<ProgressBar>,
     total: Option<u64>,

@@ -11,10 +11,10 @@ use crate::exit::{Failure, USAGE};
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a server may be silent inside an answer. An answer comes whole, so this bounds a generation, too.
+/// How long a server may send nothing. An answer is sent as a whole, so this also bounds its generation.
 const READ_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// An OpenAI-compatible server.
+/// Client of an OpenAI-compatible server.
 pub struct Remote {
     http: reqwest::Client,
     base_url: String,
@@ -22,7 +22,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The server at `url`, with or without `/v1` at the end.
+    /// A client of the server at `url`, which may end with `/v1`.
     ///
     /// # Errors
     /// If `url` is not an HTTP URL.
@@ -64,7 +64,7 @@ impl Answerer for Remote {
     }
 }
 
-/// `url`, which `flag` gave, without `/v1` at its end.
+/// Removes `/v1` from the end of `url`, the value of `flag`.
 ///
 /// # Errors
 /// If it is not an HTTP URL.
@@ -80,7 +80,7 @@ pub fn base_url(flag: &str, url: &str) -> Result<String, Failure> {
     Err(Failure::new(USAGE, message))
 }
 
-/// The innermost error: reqwest's own says only that sending failed.
+/// The innermost error: the outer message of reqwest says only that sending failed.
 pub fn root_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root_cause)
 }

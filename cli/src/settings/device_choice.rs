@@ -6,7 +6,7 @@ use skein_worker::config::BackendKind;
 /// `--device`: a backend, and a device number if one was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceChoice {
-    /// The backend that computes.
+    /// Which backend computes.
     pub kind: BackendKind,
     /// N of `cuda:N`.
     pub ordinal: Option<u32>,

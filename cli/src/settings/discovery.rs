@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use skein_node::config::{Origin, Settings, duration, text};
 use skein_node::discovery::etcd::{EtcdSettings, LEASE_TTL, Tls, check_name};
-use skein_node::discovery::{Source, is_host_and_port};
+use skein_node::discovery::{MembershipSource, is_host_and_port};
 
 /// Largest certificate or password file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -19,7 +19,7 @@ const OF_REGISTRATION: [&str; 3] = ["advertise", "worker-id", "etcd-lease-ttl"];
 #[derive(Debug)]
 pub struct DiscoverySettings {
     /// `None` if `--discovery` is unset.
-    pub source: Option<Source>,
+    pub source: Option<MembershipSource>,
     /// Access to etcd, if that is the source.
     pub etcd: EtcdSettings,
 }
@@ -27,9 +27,9 @@ pub struct DiscoverySettings {
 impl DiscoverySettings {
     /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        let source = settings.value("discovery", Source::parse);
+        let source = settings.value("discovery", MembershipSource::parse);
         let etcd = match &source {
-            Some(Source::Etcd { endpoints, tls, .. }) => EtcdSettings {
+            Some(MembershipSource::Etcd { endpoints, tls, .. }) => EtcdSettings {
                 endpoints: endpoints.clone(),
                 user: user(settings),
                 tls: certificates(settings, *tls),
@@ -57,7 +57,11 @@ pub struct RegistrationSettings {
 impl RegistrationSettings {
     /// Reads the settings; problems are recorded in `settings`. `listen` is the address the worker will
     /// listen on.
-    pub fn read(settings: &mut Settings, source: Option<&Source>, listen: std::net::IpAddr) -> Self {
+    pub fn read(
+        settings: &mut Settings,
+        source: Option<&MembershipSource>,
+        listen: std::net::IpAddr,
+    ) -> Self {
         let registration = Self {
             advertise: settings.value("advertise", |given| {
                 if is_host_and_port(given.trim()) {
@@ -69,13 +73,13 @@ impl RegistrationSettings {
             worker_id: settings.value("worker-id", |given| check_name(given).map(|()| given.to_owned())),
             lease_ttl: settings.value("etcd-lease-ttl", duration(LEASE_TTLS)).unwrap_or(LEASE_TTL),
         };
-        if matches!(source, Some(Source::Dns(_))) {
+        if matches!(source, Some(MembershipSource::Dns(_))) {
             settings.problem(
                 "--discovery: dns:// is for routers, which look workers up by a DNS name; a worker cannot register there. \
                  Leave it out here and let the name resolve to this worker, or use etcd://",
             );
         }
-        let in_etcd = matches!(source, Some(Source::Etcd { .. }));
+        let in_etcd = matches!(source, Some(MembershipSource::Etcd { .. }));
         if !in_etcd {
             refuse_without_etcd(settings, &OF_REGISTRATION);
         } else if listen.is_unspecified() && settings.origin("advertise") == &Origin::Default {

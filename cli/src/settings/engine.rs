@@ -1,4 +1,4 @@
-//! Typed reading of the settings of a worker's engine.
+//! Reads the settings of a worker's engine into their types.
 
 use std::time::Duration;
 
@@ -16,9 +16,10 @@ use super::read::{A_DAY, shutdown_timeout, small, user_cache};
 /// Settings of a worker's engine.
 #[derive(Debug)]
 pub struct EngineSettings {
-    /// `--device` as given.
+    /// The `--device` setting as given.
     pub device: DeviceChoice,
-    /// The rest. The model and its name are filled in later; which GPU it shares, when it is started.
+    /// Other settings. The model and its name are filled in later, the GPU's sharers at the start of the
+    /// worker.
     pub worker: WorkerConfig,
 }
 
@@ -81,8 +82,7 @@ impl EngineSettings {
     }
 }
 
-/// Reads `--device`, the number types and the GPU settings. A device that was chosen must support all of
-/// them.
+/// Reads `--device`, the number types and the GPU settings. A device that was named must support them all.
 pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaConfig) {
     let auto = DeviceChoice { kind: BackendKind::Auto, ordinal: None };
     let device = settings.value("device", DeviceChoice::parse).unwrap_or(auto);
@@ -142,12 +142,12 @@ fn adapter(settings: &mut Settings) -> Option<AdapterConfig> {
     given.pop()
 }
 
-/// `--threads`; 0 if unset.
+/// The `--threads` setting; 0 if unset.
 fn threads(settings: &mut Settings) -> usize {
     small(settings, "threads", 0, 1024).unwrap_or(0) as usize
 }
 
-/// `--kv-cache-memory-bytes`; `None` if unset.
+/// The `--kv-cache-memory-bytes` setting; `None` if unset.
 fn kv_bytes(settings: &mut Settings) -> Option<u64> {
     settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
 }

@@ -1,4 +1,4 @@
-//! The flags of `--device fake`: its clock, its cache, and the number of fake workers in a process.
+//! Settings of `--device fake`: its clock, its cache, and the number of fake workers in a process.
 
 use std::time::Duration;
 
@@ -6,17 +6,17 @@ use skein_node::config::{Settings, count, duration};
 use skein_worker::backend::fake::StepCost;
 use skein_worker::config::{BackendKind, FakeConfig};
 
-/// Longest part of a step's time.
+/// Upper bound of each component of a step's time.
 const A_MINUTE: Duration = Duration::from_secs(60);
-/// Most fake workers in one process: each has a thread and a port.
+/// Most fake workers in one process; each needs a thread and a port.
 const MAX_WORKERS: u64 = 4096;
-/// Most blocks of a fake cache: its slots take 16 bytes a token.
+/// Most blocks of a fake cache; its slots take 16 bytes per token.
 const MAX_BLOCKS: u64 = 1 << 22;
 
 /// Settings of fake workers.
 #[derive(Debug, Clone, Copy)]
 pub struct FakeSettings {
-    /// Clock and cache of each.
+    /// Clock and cache of each worker.
     pub config: FakeConfig,
     /// Number of workers in this process.
     pub workers: u16,
@@ -32,7 +32,7 @@ impl FakeSettings {
         let workers = settings.value("fake-workers", count(1..=MAX_WORKERS)).unwrap_or(1);
         let is_set = [fixed, per_row, per_thousand].iter().any(Option::is_some) || kv_blocks.is_some();
         if (is_set || workers > 1) && device != BackendKind::Fake {
-            settings.problem("flags that begin with --fake need --device fake".to_owned());
+            settings.problem("flags that start with --fake need --device fake".to_owned());
         }
         let cost = StepCost {
             fixed: fixed.unwrap_or_default(),

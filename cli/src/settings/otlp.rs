@@ -1,33 +1,33 @@
-//! Where traces and metrics go: our flags, and OpenTelemetry's own environment variables where no flag is
-//! given. A supervised worker inherits the variables and gets the flags.
+//! Where traces and metrics are sent: Skein's flags, and OpenTelemetry's standard environment variables where
+//! no flag is given. A supervised worker inherits the variables and is given the flags.
 
 use std::time::Duration;
 
 use skein_node::config::{Settings, duration, number, one_of, text};
 use skein_node::trace::{Endpoint, Options, Protocol, Sampling};
 
-/// Part of the requests that are sampled unless a caller or a setting decides.
+/// Default fraction of requests that are sampled.
 const DEFAULT_RATIO: f64 = 0.05;
 const LEAST_SLOW: Duration = Duration::from_millis(1);
 const MOST_SLOW: Duration = Duration::from_secs(24 * 3600);
-/// How long a process that ends tries to send its last spans.
+/// Time limit for the last spans when a process ends.
 pub const FLUSH_TRACES: Duration = Duration::from_secs(2);
-/// The flags, which supervised workers get as they were given.
+/// Flags that are passed on to supervised workers.
 const FLAGS: [&str; 5] =
     ["otlp-endpoint", "otlp-traces-endpoint", "otlp-protocol", "trace-ratio", "trace-slow"];
 
 /// OTLP settings of a command.
 #[derive(Debug)]
 pub struct OtlpSettings {
-    /// What to start; `None` = traces and metrics are off.
+    /// Exporter options; `None` = traces and metrics are disabled.
     pub options: Option<Options>,
-    /// The flags that were given, for supervised workers.
+    /// The flags as given, for supervised workers.
     pub flags: Vec<(&'static str, String)>,
 }
 
 impl OtlpSettings {
-    /// Reads flags and environment; problems are noted in `settings`. `service` is the default of
-    /// `service.name`, `instance` the process's name in its log.
+    /// Reads flags and environment; problems are recorded in `settings`. `service` is the default of
+    /// `service.name`; `instance` is the process's name in its log.
     pub fn read(settings: &mut Settings, service: &'static str, instance: &str) -> Self {
         let flags = FLAGS.iter().filter_map(|&name| Some((name, settings.value(name, text)?))).collect();
         let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -56,7 +56,7 @@ impl OtlpSettings {
         Self { options, flags }
     }
 
-    /// For a process that exports traces but no metrics.
+    /// Disables metrics, for a process that exports only traces.
     #[must_use]
     pub fn without_metrics(mut self) -> Self {
         self.options.as_mut().into_iter().for_each(|options| options.metrics = None);
@@ -65,7 +65,7 @@ impl OtlpSettings {
     }
 }
 
-/// The flags that were given.
+/// Values of the flags.
 #[derive(Debug, Default)]
 struct Given {
     both: Option<String>,
@@ -77,7 +77,7 @@ struct Given {
 type Resolved = (Option<Endpoint>, Option<Endpoint>, Sampling);
 
 impl Given {
-    /// What the flags say, then what `environment` says.
+    /// Resolves each option: the flag, else the variable of `environment`.
     fn resolve(self, environment: impl Fn(&str) -> Option<String>) -> Result<Resolved, String> {
         let sampling = self.sampling(&environment)?;
         if environment("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
@@ -102,7 +102,7 @@ impl Given {
         Ok((traces, metrics, sampling))
     }
 
-    /// The endpoint of one signal: its own URL as it is, else the common one with the signal's path.
+    /// The endpoint of one signal: its own URL unchanged, else the common URL with the signal's path.
     fn endpoint(
         &self,
         environment: &impl Fn(&str) -> Option<String>,
@@ -175,7 +175,7 @@ fn url(given: &str) -> Result<String, String> {
     let bad = |why: &str| Err(format!("`{given}` {why}; write it like http://localhost:4317"));
     if given.starts_with("https://") {
         return Err(format!(
-            "`{given}`: Skein speaks plain HTTP; run a collector beside it, or a proxy that adds TLS"
+            "`{given}`: Skein sends plain HTTP; run a collector beside it, or a proxy that adds TLS"
         ));
     }
     let Some(rest) = given.strip_prefix("http://") else { return bad("is not an http:// URL") };

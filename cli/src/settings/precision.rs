@@ -2,7 +2,7 @@
 
 use skein_node::config::{Settings, one_of};
 use skein_worker::config::{BackendKind, Dtype, KvCacheDtype, Precision, Quantization};
-use skein_worker::model::formats::{self, Device, Source};
+use skein_worker::model::formats::{self, Device, FormatSource};
 
 use super::device_choice::DeviceChoice;
 
@@ -29,9 +29,9 @@ pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
     };
     for (name, value) in flags(&precision) {
         let source = match name {
-            "dtype" => Source::Dtype,
-            "quantization" => Source::Quantization,
-            _ => Source::KvCache,
+            "dtype" => FormatSource::Dtype,
+            "quantization" => FormatSource::Quantization,
+            _ => FormatSource::KvCache,
         };
         let has = |device| formats::of_flag(source, value).is_some_and(|format| format.is_on(device));
         let (missing, kind) = match device.kind {
@@ -51,13 +51,13 @@ pub fn precision(settings: &mut Settings, device: DeviceChoice) -> Precision {
     precision
 }
 
-/// Formats of checkpoints that vLLM's flag also takes.
+/// Checkpoint formats that vLLM's `--quantization` also accepts.
 const STORED: [&str; 5] = ["gptq", "awq", "compressed-tensors", "bitsandbytes", "modelopt"];
 
 fn quantization(given: &str) -> Result<Quantization, String> {
     if STORED.contains(&given) {
         return Err(format!(
-            "`{given}` is how a checkpoint is stored, and its config.json says so; leave the flag out"
+            "`{given}` is a checkpoint format, which config.json specifies; leave the flag out"
         ));
     }
     one_of(&QUANTIZATIONS)(given)

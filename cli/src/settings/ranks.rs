@@ -1,14 +1,14 @@
-//! Reads how many ranks share a worker's model, and on which nodes they are. Where flags are missing, the
-//! variables of a LeaderWorkerSet's pods count.
+//! Reads how many ranks share a worker's model, and on which nodes they run. Where flags are missing, the
+//! variables of a LeaderWorkerSet's pods apply.
 
 use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Origin, Settings, count, text};
 use skein_worker::config::{GroupSecret, NodesConfig, RanksConfig, WorkerConfig};
 use skein_worker::group::Setting;
 
-/// Most stages, and most nodes.
+/// Upper bound of the number of stages and of the number of nodes.
 const MAX_STAGES: u64 = 64;
-/// Port of the leader if a LeaderWorkerSet names its host.
+/// Default port of the leader if a LeaderWorkerSet provides its host.
 const LEADER_PORT: u16 = 9801;
 /// Variables of a LeaderWorkerSet's pods: the leader's host, the number of pods, and this pod's number.
 const LWS: [&str; 3] = ["LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"];
@@ -69,7 +69,7 @@ fn is_loopback(leader: &str) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The settings that all nodes of a group must agree on, as this node has them.
+/// The settings that must be equal on all nodes of a group, with this node's values.
 pub fn shared_settings(settings: &Settings, worker: &WorkerConfig) -> Vec<Setting> {
     let scheduler = &worker.scheduler;
     let or_default = |value: Option<String>| value.unwrap_or_else(|| "its default".into());

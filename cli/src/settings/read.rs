@@ -145,7 +145,7 @@ pub fn quiet_on_a_terminal() -> Option<&'static str> {
 /// Log settings of the process called `process`. `default_level` applies if neither a flag nor `RUST_LOG`
 /// sets one.
 pub fn log_options(settings: &mut Settings, process: &str, default_level: Option<&str>) -> LogOptions {
-    // `auto` is of before, when files and pipes got JSON.
+    // `auto` is accepted for compatibility; it once selected JSON for files and pipes.
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json), ("auto", LogFormat::Human)];
     let rust_log = std::env::var_os("RUST_LOG").is_some();
     let default_level = default_level.filter(|_| !rust_log).map(str::to_owned);
@@ -169,7 +169,9 @@ fn recovery(settings: &mut Settings) -> RecoveryConfig {
         stream_linger: settings
             .value("stream-linger", duration(Duration::ZERO..=LONGEST_LINGER))
             .unwrap_or(defaults.stream_linger),
-        patience: settings.value("patience", duration(Duration::ZERO..=A_DAY)).unwrap_or(defaults.patience),
+        queue_timeout: settings
+            .value("queue-timeout", duration(Duration::ZERO..=A_DAY))
+            .unwrap_or(defaults.queue_timeout),
         max_index_bytes: settings
             .value("max-index-bytes", bytes(1 << 20..=1 << 40))
             .map_or(defaults.max_index_bytes, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),

@@ -81,7 +81,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME=DIR",
         MODEL,
         COMPUTE | RUN,
-        "A LoRA adapter in PEFT's form: merged into the weights at load and served as NAME instead of the model (CPU only)",
+        "A LoRA adapter in PEFT's format: merged into the weights at load and served as NAME instead of the model (CPU only)",
     ),
     one(
         "max-model-len",
@@ -121,7 +121,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME",
         MODEL,
         FRONT | RUN | RUN_BATCH,
-        "How the model writes tool calls, by vLLM's name: hermes, qwen3_coder, llama3_json, mistral, … [default: recognised from the chat template]",
+        "Tool-call format of the model, by vLLM's name: hermes, qwen3_coder, llama3_json, mistral, … [default: detected from the chat template]",
     ),
     one(
         "reasoning-parser",
@@ -129,7 +129,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME",
         MODEL,
         FRONT | RUN | RUN_BATCH,
-        "How the model writes reasoning, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: recognised from the chat template]",
+        "Reasoning format of the model, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: detected from the chat template]",
     ),
     one(
         "generation-config",
@@ -176,7 +176,7 @@ pub const FLAGS: &[Flag] = &[
         "DIR",
         API,
         FRONT,
-        "Keep clients' files and batches there (/v1/files, /v1/batches); one directory for each router [default: keep none]",
+        "Directory for clients' files and batches (/v1/files, /v1/batches); each router needs its own [default: disabled]",
     ),
     one(
         "endpoint-port",
@@ -184,14 +184,14 @@ pub const FLAGS: &[Flag] = &[
         "PORT",
         API,
         ROUTER,
-        "Be an endpoint picker for Envoy (ext_proc): answer with the workers' addresses and this port [default: be none]",
+        "Act as an endpoint picker for Envoy (ext_proc): return the workers' hosts with this port [default: disabled]",
     ),
     switch(
         "follow-picks",
         "false",
         API,
         ROUTER,
-        "Run requests at the worker that an endpoint picker has named in their header x-skein-worker",
+        "Run requests on the worker that an endpoint picker names in the header x-skein-worker",
     ),
     one(
         "root-path",
@@ -231,7 +231,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME",
         ROUTERS,
         FRONT,
-        "How workers are picked: first_token (least predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
+        "Routing policy: first_token (shortest predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
     ),
     many(
         "workers",
@@ -320,7 +320,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER,
-        "Machines that the ranks of a worker are on; each runs skein worker [default: LWS_GROUP_SIZE, else 1]",
+        "Number of machines that hold a worker's ranks; each runs skein worker [default: LWS_GROUP_SIZE, else 1]",
     ),
     one(
         "node-rank",
@@ -344,14 +344,14 @@ pub const FLAGS: &[Flag] = &[
         "SECRET",
         ENGINE,
         SERVE | WORKER,
-        "Secret by which the machines of a worker know each other; needed unless --leader is this machine",
+        "Shared secret of a worker's machines; required unless --leader is this machine",
     )),
     switch(
         "plan",
         "false",
         ENGINE,
         SERVE | WORKER,
-        "Print the memory that each rank of a worker would take, and end; needs no device",
+        "Print the memory that each rank of a worker would need, and exit; requires no device",
     ),
     one(
         "threads",
@@ -375,7 +375,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         COMPUTE,
-        "Most sequences that a worker runs at once [default: 64; on a GPU 256]",
+        "Most sequences that a worker runs at once [default: 128; on a GPU 256]",
     ),
     one(
         "max-num-batched-tokens",
@@ -465,7 +465,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         FAKE,
         WORKER,
-        "With --device fake: time of any step, for example 5ms [default: none]",
+        "With --device fake: fixed time of a step, for example 5ms [default: none]",
     ),
     one(
         "fake-token-time",
@@ -545,15 +545,15 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         LIMITS,
         FRONT,
-        "How long a worker continues a request whose router is gone; 0s = it aborts it at once",
+        "How long a worker continues a request whose router is gone; 0s = abort immediately",
     ),
     one(
-        "patience",
+        "queue-timeout",
         Some("30s"),
         "TIME",
         LIMITS,
         FRONT,
-        "How long a request waits while no worker is ready, once one has been, or while all are full; then it gets 503 or 429",
+        "How long a request waits while all workers are full, or while none is ready after one was; then it gets 429 or 503",
     ),
     one(
         "max-index-bytes",
@@ -662,7 +662,7 @@ pub const FLAGS: &[Flag] = &[
         "RATIO",
         TRACES,
         TRACED,
-        "Fraction of requests to sample if their caller does not decide, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
+        "Fraction of requests to sample unless the caller decides, 0 to 1 [default: OTEL_TRACES_SAMPLER, else 0.05]",
     ),
     one(
         "trace-slow",
@@ -670,7 +670,7 @@ pub const FLAGS: &[Flag] = &[
         "TIME",
         TRACES,
         TRACED,
-        "Keep the trace of a request that waits this long for a token, sampled or not",
+        "Also keep unsampled traces of requests that wait this long for a token",
     ),
 ];
 

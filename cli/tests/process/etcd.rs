@@ -15,7 +15,7 @@ use skein_tests::process::{free_port, shipped_model};
 use crate::{SKEIN, block_on};
 
 /// Limit for waits that usually take far less, also for debug builds on busy machines.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long etcd is stopped; leases expire after 2 s.
 const OUTAGE: Duration = Duration::from_secs(6);
 const STREAMS: usize = 8;
@@ -30,7 +30,7 @@ fn start(command: &str, arguments: &[&str]) -> Process {
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let start = clock::now();
     while !holds().await {
-        assert!(clock::now().since(start) < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(clock::now().since(start) < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -150,7 +150,7 @@ fn a_worker_that_is_told_to_end_leaves_etcd_before_it_drains() {
             assert!(history.complete(), "{history:?}\n{}", cluster.logs());
             assert_eq!(history.choices, expected.choices, "{}", cluster.logs());
         }
-        let code = cluster.workers[0].wait_end(PATIENCE).await;
+        let code = cluster.workers[0].wait_end(TIMEOUT).await;
         assert_eq!(code, Some(0), "{}", cluster.workers[0].log());
         assert!(cluster.workers[0].log().contains("left etcd"), "{}", cluster.workers[0].log());
         assert!(Cluster::stream(cluster.url.clone(), 16).await.complete(), "the other one serves");

@@ -9,7 +9,7 @@ use skein_tests::scenario::{self, Plan};
 
 use crate::{SKEIN, block_on};
 
-/// Prints the report, and panics if the scenario failed.
+/// Prints the report; panics if the scenario failed.
 fn judge(report: &Report) {
     println!("{report}");
     assert!(report.passed(), "{report}");

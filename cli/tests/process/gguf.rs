@@ -42,7 +42,7 @@ fn what_cannot_be_served_is_said_at_once() {
     let whole = std::fs::read(CHAT).expect("the file is there");
     std::fs::write(path("cut.gguf"), &whole[..whole.len() / 2]).expect("a file");
     std::fs::write(path("no.gguf"), "hello").expect("a file");
-    // Another architecture of the same length.
+    // Replace the architecture by an unknown one with a name of the same length.
     let at = whole.windows(5).position(|bytes| bytes == b"llama").expect("its name");
     let mut other = whole;
     other[at..at + 5].copy_from_slice(b"mamba");
@@ -53,8 +53,8 @@ fn what_cannot_be_served_is_said_at_once() {
         assert!(!output.status.success(), "{arguments:?}");
         words.iter().for_each(|word| assert!(said.contains(word), "{arguments:?}: {said:?} says {word:?}"));
     };
-    check(&["serve", &path("cut.gguf")], &["cut.gguf is damaged", "ends after the file"]);
-    check(&["serve", &path("no.gguf")], &["no.gguf is damaged", "does not begin with GGUF"]);
+    check(&["serve", &path("cut.gguf")], &["cut.gguf is damaged", "extends past the end of the file"]);
+    check(&["serve", &path("no.gguf")], &["no.gguf is damaged", "does not start with GGUF"]);
     check(&["serve", &path("mamba.gguf")], &["mamba.gguf cannot be served", "\"mamba\"", "supported: llama"]);
     check(&["serve", &path("none.gguf")], &["is not a directory", "GGUF file"]);
     let quantised = ["worker", CHAT, "--device", "cpu", "--quantization", "int8", "--listen", "127.0.0.1:0"];

@@ -1,4 +1,4 @@
-//! Workers of two ranks: the tokens of one rank, also when any rank is killed in the middle of many streams.
+//! Workers of two ranks generate the tokens of one rank, even if any rank is killed during many streams.
 //!
 //! Two rounds run by default. The long form:
 //! `TEST_GROUP_ROUNDS=100 cargo test -p skein --test process groups -- --nocapture`
@@ -11,14 +11,14 @@ use skein_tests::process::{Cluster, children_of, send_signal};
 use crate::chaos::{STREAMS, difference, run_all};
 use crate::{SKEIN, block_on};
 
-/// How long a group may take to end once one of its ranks is killed, on a machine that runs other tests.
+/// Time limit for a group to end after one of its ranks is killed, on a machine that runs other tests.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 fn rounds() -> usize {
     std::env::var("TEST_GROUP_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
 }
 
-/// The processes of every complete worker of two ranks: leader and other rank.
+/// Process ids of every complete worker of two ranks: the leader and the other rank.
 async fn wait_for_groups(cluster: &Cluster, count: usize) -> Vec<[u32; 2]> {
     for _ in 0..1500 {
         let workers = cluster.worker_pids();
@@ -56,7 +56,7 @@ fn two_ranks_draw_the_tokens_of_one_also_when_ranks_are_killed() {
         let undisturbed = clock::now().since(start);
         let mut slowest = Duration::ZERO;
         for round in 0..rounds() {
-            // Each rank of each worker in turn.
+            // Kill each rank of each worker in turn.
             let (rank, worker) = (1 - round % 2, (round / 2 + round) % 2);
             let group = wait_for_groups(&cluster, 2).await[worker];
             let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {

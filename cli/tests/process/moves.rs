@@ -1,4 +1,4 @@
-//! Streams move between workers with different numbers of ranks, and draw the same tokens.
+//! Streams that move between workers with different numbers of ranks sample the same tokens.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -13,7 +13,7 @@ use skein_tests::process::{free_port, send_signal};
 use crate::chaos::{STREAMS, difference, run_all};
 use crate::{SKEIN, block_on, wide_model};
 
-/// Longest time until a process answers.
+/// Time limit for a process to become ready.
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
 /// A process of the cluster; killed when dropped.
@@ -104,7 +104,7 @@ fn streams_move_from_one_rank_to_four_and_to_stages_and_back() {
                 let (client, url) = (client.clone(), url.clone());
                 async move { run_all(&client, &url).await }
             });
-            // The streams of the worker that is killed move to the other.
+            // The streams of the killed worker move to the other.
             tokio::time::sleep(undisturbed * 3 / 10).await;
             running.kill();
             running = next;

@@ -1,5 +1,5 @@
-//! Workers on several nodes, here processes that reach each other over loopback: the tokens of one rank,
-//! whatever rank or node ends or stops, and nodes that disagree are refused.
+//! Workers on several nodes, here processes that connect over loopback. They generate the tokens of one rank,
+//! whichever rank or node ends or stops; a node with other settings is refused.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -14,12 +14,12 @@ use skein_tests::process::{Cluster, children_of, send_signal, shipped_model};
 use crate::chaos::{STREAMS, difference, run_all};
 use crate::{SKEIN, block_on, wide_model};
 
-/// How long a group may take to end once a rank is killed, on a machine that runs other tests.
+/// Time limit for a group to end after a rank is killed, on a machine that runs other tests.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// How long a group may take to end once a rank is stopped: the silence that counts as lost, and as above.
+/// Time limit for a group to end after a rank is stopped: the heartbeat timeout in addition.
 const SILENT_WITHIN: Duration = Duration::from_secs(8);
 
-/// A node that holds ranks for a leader elsewhere.
+/// A node whose ranks belong to a leader elsewhere.
 struct Node {
     child: Child,
     log: tempfile::NamedTempFile,
@@ -30,7 +30,7 @@ impl Node {
         Self::start_by(Command::new(SKEIN), model, arguments)
     }
 
-    /// Starts it in another network namespace.
+    /// Starts the node in another network namespace.
     fn start_in(network: &Network, model: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &network.name, SKEIN]);
@@ -72,7 +72,7 @@ fn is_alive(pid: u32) -> bool {
     !stat.is_empty() && !stat.contains(") Z ")
 }
 
-/// All processes with ranks: leader, its other ranks, and the node's. `each` ranks are on a node.
+/// Process ids of all ranks: leader, its other ranks, and those of the node. `each` ranks run on a node.
 async fn wait_for_group(cluster: &Cluster, node: &Node, each: usize) -> Vec<u32> {
     for _ in 0..3000 {
         if let [leader] = cluster.worker_pids()[..] {
@@ -92,7 +92,7 @@ fn check(seen: &[skein_tests::client::History], expected: &[skein_tests::client:
     assert!(differences.is_empty(), "{}\n{logs}", differences.join("\n"));
 }
 
-/// Runs streams over a group of two nodes while each of its ranks in turn is ended with `signal`.
+/// Runs streams over a group of two nodes while each of its ranks in turn receives its signal.
 async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
     let client = reqwest::Client::new();
     let model = wide_model::write();
@@ -131,7 +131,7 @@ async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
 
 #[test]
 fn a_layer_over_two_nodes_draws_the_tokens_of_one_rank_whatever_rank_ends() {
-    // Ranks 0 and 1 are on the node that leads, 2 and 3 on the other.
+    // Ranks 0 and 1 run on the leader's node, ranks 2 and 3 on the other.
     let signals = [("KILL", 3), ("KILL", 1), ("KILL", 0), ("KILL", 2), ("STOP", 2)];
     block_on(run(&["-tp", "4"], 2, &signals));
 }
@@ -145,14 +145,14 @@ fn stages_on_two_nodes_draw_the_tokens_of_one_rank_whatever_rank_ends() {
 /// A network namespace with a link to this one; deleted when dropped.
 struct Network {
     name: String,
-    /// This end of the link.
+    /// Name of this end of the link.
     link: String,
     /// Addresses of this end and of the other.
     addresses: [String; 2],
 }
 
 impl Network {
-    /// Makes it; `None` if this process may not.
+    /// Creates the namespace; `None` if this process lacks the permission.
     fn new() -> Option<Self> {
         let id = std::process::id() % 10_000;
         let (name, link, other) = (format!("skein-{id}"), format!("sk{id}a"), format!("sk{id}b"));
@@ -245,7 +245,7 @@ fn nodes_that_disagree_are_refused_with_both_named() {
             (other.path(), group, &[][..], ["node 1 has the model", "node 0 has"]),
             (&*shipped, group, &["--block-size", "32"], ["node 1 has --block-size 32", "node 0 has 16"]),
             (&*shipped, group, &["-tp", "4"], ["node 1 has --tensor-parallel-size 4", "node 0 has 2"]),
-            (&*shipped, secret, &[], ["another --group-secret than node 1", "node 0"]),
+            (&*shipped, secret, &[], ["a different --group-secret than node 1", "node 0"]),
         ] {
             let mut node = Node::start(model, &[&flags[..], &["--node-rank", "1"], extra].concat());
             let began = clock::now();
@@ -264,7 +264,7 @@ fn nodes_that_disagree_are_refused_with_both_named() {
             let log = node.log();
             assert!(!status.success(), "{log}");
             assert!(expected.iter().all(|expected| log.contains(expected)), "{log}");
-            assert!(leading.log().contains("a node may not join"), "{}", leading.log());
+            assert!(leading.log().contains("refused a node"), "{}", leading.log());
         }
     });
 }

@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use crate::{SKEIN, block_on};
 
-/// Generous, for a busy machine.
+/// Long, for a busy machine.
 const WITHIN: Duration = Duration::from_secs(60);
 
 #[test]
@@ -63,8 +63,8 @@ fn another_process_is_refused_by_every_method_of_a_worker_of_serve() {
         }
         for worker in cluster.worker_pids() {
             for file in ["environ", "cmdline"] {
-                let told = std::fs::read(format!("/proc/{worker}/{file}")).expect("our own child");
-                let longest = told.split(|byte| !byte.is_ascii_hexdigit()).map(<[u8]>::len).max();
+                let content = std::fs::read(format!("/proc/{worker}/{file}")).expect("our own child");
+                let longest = content.split(|byte| !byte.is_ascii_hexdigit()).map(<[u8]>::len).max();
                 assert!(longest < Some(64), "{file} of a worker holds what looks like a secret");
             }
         }
@@ -88,7 +88,7 @@ async fn worker_addresses(cluster: &Cluster, count: usize) -> Vec<SocketAddr> {
     panic!("the router has not found {count} workers:\n{}", cluster.log());
 }
 
-/// The answers to a caller without the secret, by method.
+/// Status that each method returns to a caller without the secret.
 async fn answers(address: SocketAddr) -> Vec<(&'static str, Status)> {
     fn refused<T>(answer: Result<T, Status>) -> Status {
         answer.err().unwrap_or_else(|| Status::ok("it was answered"))
@@ -124,10 +124,10 @@ fn a_second_sigterm_ends_serve_and_its_workers_at_once() {
         assert_eq!(cluster.end("TERM", WITHIN).await, Some(143));
         let took = clock::now().since(start);
         assert!(took < Duration::from_secs(2), "it took {took:?}");
-        let mut told = String::new();
-        log.read_to_string(&mut told).expect("the log");
-        let last = told.lines().last().unwrap_or_default();
-        assert!(last.contains("running requests are lost"), "nothing is told after that:\n{told}");
+        let mut content = String::new();
+        log.read_to_string(&mut content).expect("the log");
+        let last = content.lines().last().unwrap_or_default();
+        assert!(last.contains("running requests are lost"), "nothing is told after that:\n{content}");
         assert!(!stream.await.expect("no panic").complete(), "the stream was cut");
         for worker in workers {
             let gone = !std::path::Path::new(&format!("/proc/{worker}")).exists();

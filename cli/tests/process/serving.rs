@@ -65,22 +65,22 @@ fn run_talks_to_a_running_server_and_resumes_when_the_connection_breaks() {
             request.bearer_auth("sesame").json(&body).send().await.unwrap().json().await.unwrap();
         let whole = answer["choices"][0]["message"]["content"].as_str().expect("an answer").to_owned();
 
-        let told = run(cluster.url.clone(), &["--api-key", "sesame", "Write a loop"]).await;
-        assert_eq!(told, (Some(0), format!("{whole}\n"), String::new()));
+        let output = run(cluster.url.clone(), &["--api-key", "sesame", "Write a loop"]).await;
+        assert_eq!(output, (Some(0), format!("{whole}\n"), String::new()));
         let (proxy, cuts) = breaking_proxy(cluster.url.trim_start_matches("http://").to_owned()).await;
-        let told = run(proxy, &["--api-key", "sesame", "--model", "skein-7m", "Write a loop"]).await;
-        assert_eq!(told, (Some(0), format!("{whole}\n"), String::new()));
+        let output = run(proxy, &["--api-key", "sesame", "--model", "skein-7m", "Write a loop"]).await;
+        assert_eq!(output, (Some(0), format!("{whole}\n"), String::new()));
         assert!(cuts.load(Ordering::SeqCst) > 1, "the connection broke");
 
         let (code, _, error) = run(cluster.url.clone(), &["Write a loop"]).await;
-        assert!(code == Some(1) && error.contains("No API key was sent"), "{code:?} {error}");
+        assert!(code == Some(1) && error.contains("This server requires an API key"), "{code:?} {error}");
         let (code, _, error) = run("https://127.0.0.1:1".to_owned(), &["x"]).await;
         assert!(code == Some(2) && error.contains("must be an http:// URL"), "{code:?} {error}");
     });
 }
 
-/// A proxy to `server` that closes each connection after some bytes of the answer, later every time. Returns
-/// its URL and the number of connections so far.
+/// A proxy to `server` that closes each connection after some bytes of the answer, later each time. Returns
+/// its URL and a counter of connections.
 async fn breaking_proxy(server: String) -> (String, Arc<AtomicU64>) {
     const FIRST_CUT_BYTES: u64 = 1500;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -93,7 +93,7 @@ async fn breaking_proxy(server: String) -> (String, Arc<AtomicU64>) {
             let (server, (mut from, mut to)) = (TcpStream::connect(&server).await, client.into_split());
             let (back, mut forth) = server.expect("the server accepts").into_split();
             let upstream = tokio::spawn(async move { tokio::io::copy(&mut from, &mut forth).await });
-            // Fails if the client has gone, which ends this connection, too.
+            // Fails if the client has disconnected, which ends this connection, too.
             let _ = tokio::io::copy(&mut back.take(FIRST_CUT_BYTES * nth), &mut to).await;
             upstream.abort();
         }
@@ -169,7 +169,8 @@ fn a_sigterm_to_the_whole_group_drains_without_a_word_of_alarm() {
     block_on(async {
         let cluster = Cluster::serve(SKEIN, &[]).await;
         let stream = stream_under_way(&cluster).await;
-        // Signals every process, as systemd and `timeout` do. Workers come first, which is the harder order.
+        // Signals every process, as systemd and `timeout` do. Workers get the signal first, which is harder
+        // to handle.
         for pid in cluster.worker_pids().into_iter().chain([cluster.pid()]) {
             send_signal(pid, "TERM");
         }

@@ -1,4 +1,4 @@
-//! Traces and metrics by OTLP, as a collector sees them, and what requests see of a bad collector: nothing.
+//! Traces and metrics by OTLP, as a collector receives them. A broken collector does not affect requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use skein_tests::process::{Cluster, free_port};
 
 use crate::{SKEIN, block_on};
 
-/// Generous, for a busy machine.
+/// Long, for a busy machine.
 const WITHIN: Duration = Duration::from_secs(60);
 const TRACE_ID: &str = "0af7651916cd43dd8448eb211c80319c";
 const CLIENT_SPAN: &str = "b7ad6b7169203331";
@@ -21,7 +21,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Spans of one service with this first word of the name, in order of their start.
+/// Spans of a service whose names begin with this word, in order of their start.
 fn named<'a>(spans: &'a [Span], service: &str, name: &str) -> Vec<&'a Span> {
     let first = |span: &Span| span.span.name.split(' ').next() == Some(name);
     let mut found: Vec<_> = spans.iter().filter(|span| span.service == service && first(span)).collect();
@@ -35,7 +35,7 @@ fn only<'a>(spans: &'a [Span], service: &str, name: &str) -> &'a Span {
     found[0]
 }
 
-/// `child` is a part of `parent`, or the server's side of it. The server may end later than the client.
+/// Asserts that `child` is part of `parent`, or the server's side of it. A server's span may end later.
 fn assert_below(parent: &Span, child: &Span) {
     let names = (&parent.span.name, &child.span.name);
     assert_eq!(hex(&child.span.parent_span_id), hex(&parent.span.span_id), "{names:?}");
@@ -43,7 +43,7 @@ fn assert_below(parent: &Span, child: &Span) {
     assert!(parent.service != child.service || parent.ends_after(child), "{names:?}");
 }
 
-/// Number of a worker that runs a request.
+/// Index of a worker that runs a request.
 async fn busy(workers: &[Worker]) -> usize {
     let client = reqwest::Client::new();
     let start = clock::now();
@@ -140,7 +140,7 @@ fn one_request_that_moves_twice_is_one_trace_with_its_parents_and_links() {
         assert_eq!(candidates.first().map(String::as_str), Some("3"));
         assert_eq!(routes.len(), 3);
 
-        // The killed worker took its spans with it.
+        // The killed worker lost its spans.
         for (call, at_worker) in calls[1..].iter().zip(named(&spans, "skein-worker", "generate")) {
             assert_below(call, at_worker);
             let own = |name| {
@@ -169,7 +169,7 @@ fn one_request_that_moves_twice_is_one_trace_with_its_parents_and_links() {
     });
 }
 
-/// Sends `count` requests, `at_once` at a time; all must succeed. Returns the longest time of one.
+/// Sends `count` requests, `at_once` at a time; all must succeed. Returns the longest duration.
 async fn load(url: &str, count: usize, at_once: usize) -> Duration {
     let client = reqwest::Client::new();
     let body = json!({"prompt": [1, 2, 3, 4], "max_tokens": 2, "temperature": 0, "ignore_eos": true});
@@ -190,7 +190,7 @@ async fn load(url: &str, count: usize, at_once: usize) -> Duration {
 #[test]
 fn no_span_of_a_thousand_requests_is_lost() {
     const REQUESTS: usize = 1000;
-    /// Spans of the router and of the worker.
+    /// Number of spans of a request, of the router and of the worker.
     const SPANS: usize = 6 + 4;
     block_on(async {
         let receiver = Receiver::start(Mood::Willing).await;
@@ -212,7 +212,7 @@ fn no_span_of_a_thousand_requests_is_lost() {
     });
 }
 
-/// The router's count of lost spans.
+/// The router's counter of lost spans.
 async fn dropped(url: &str) -> u64 {
     let text = reqwest::get(format!("{url}/metrics")).await.expect("a scrape").text().await.expect("text");
     let lines = text.lines().filter(|line| line.starts_with("skein_trace_spans_dropped_total{"));
@@ -247,7 +247,7 @@ fn requests_do_not_notice_a_collector_that_is_gone_slow_or_refuses() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             let log = cluster.log();
-            let router = |line: &&str| line.contains("did not take spans") && !line.contains("[worker");
+            let router = |line: &&str| line.contains("did not accept spans") && !line.contains("[worker");
             assert_eq!(log.lines().filter(router).count(), 1, "one line, not one for each failure:\n{log}");
         }
     });
@@ -319,7 +319,7 @@ fn gen_ai_metrics_arrive_with_the_conventions_names_and_buckets() {
     });
 }
 
-/// The parent's name of each span of a service, by name; roots have none.
+/// Name of the parent of each span of a service, by the span's name; roots are omitted.
 fn parents(spans: &[Span], service: &str) -> BTreeMap<String, String> {
     let own: Vec<_> = spans.iter().filter(|span| span.service == service).collect();
     let parent = |span: &Span| {
@@ -411,7 +411,7 @@ fn a_process_without_traces_has_no_spans() {
         let prefix = ["env".to_owned(), endpoint, "OTEL_TRACES_EXPORTER=none".to_owned()];
         let mut worker = Worker::start(SKEIN, &Extras { prefix: prefix.to_vec(), ..Extras::default() }).await;
         worker.process.signal("TERM");
-        // A process sends its last spans before it ends.
+        // A process sends its last spans before it exits.
         worker.process.wait_end(WITHIN).await;
         assert_eq!(receiver.process_spans().len() + receiver.spans().len(), 0);
     });

@@ -7,7 +7,7 @@ use skein_tests::process::shipped_model;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::tensors;
 
-/// Writes the model to a directory, which goes with what is returned.
+/// Writes the model to a directory, which is deleted when the returned value is dropped.
 pub fn write() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
     for file in std::fs::read_dir(shipped_model()).expect("the shipped model is there").flatten() {

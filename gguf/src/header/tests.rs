@@ -59,7 +59,8 @@ fn other_versions_and_byte_orders_are_refused() {
     assert_eq!(Header::read(b"").unwrap_err(), Fault::Magic);
 }
 
-/// The shape of CVE-2024-23496, CVE-2024-39720: counts and lengths beyond the file, which others allocate.
+/// The pattern of CVE-2024-23496 and CVE-2024-39720: counts and lengths beyond the file, which other readers
+/// allocate.
 #[test]
 fn counts_and_lengths_beyond_the_file_are_refused_before_anything_is_allocated() {
     for claims in [(u64::MAX, 5), (2, u64::MAX), (1 << 40, 5), (2, 1 << 62)] {
@@ -83,7 +84,7 @@ fn counts_and_lengths_beyond_the_file_are_refused_before_anything_is_allocated()
     assert!(matches!(fault(&long), Fault::TooMany { .. }));
 }
 
-/// The shape of CVE-2025-53630 and CVE-2026-27940: sizes whose product or sum wraps around.
+/// The pattern of CVE-2025-53630 and CVE-2026-27940: sizes whose product or sum overflows.
 #[test]
 fn sizes_that_wrap_around_are_refused() {
     for dims in [
@@ -107,7 +108,7 @@ fn sizes_that_wrap_around_are_refused() {
     }
 }
 
-/// The shape of CVE-2026-7482 ("Bleeding Llama"): a tensor that reaches past the file.
+/// The pattern of CVE-2026-7482 ("Bleeding Llama"): a tensor that extends past the end of the file.
 #[test]
 fn a_tensor_past_the_end_is_refused() {
     let one_more = Sample::default().tensor("a", &[256, 3], Q4_K, 0).data(3 * 144 - 1);
@@ -171,7 +172,7 @@ fn values_of_unknown_types_nested_lists_and_bad_texts_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Whatever is read lies within the file, and nothing panics.
+    /// All reads stay within the file, and nothing panics.
     #[test]
     fn changed_bytes_are_refused_or_harmless(changes in prop::collection::vec((0usize..1000, any::<u8>()), 1..6)) {
         let mut file = good().bytes();

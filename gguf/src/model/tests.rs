@@ -18,7 +18,7 @@ fn llama() -> Sample {
         .data(96)
 }
 
-/// The model in a file of this name, or why it is refused.
+/// Opens the model in the file `open`; the error as text.
 fn with(files: &[(&str, &Sample)], open: &str) -> Result<GgufModel, String> {
     let directory = tempfile::tempdir().unwrap();
     for (name, sample) in files {
@@ -69,10 +69,7 @@ fn what_cannot_be_served_is_named() {
     check(Sample::default(), &["general.architecture", "missing"]);
     check(Sample::default().text("general.architecture", "qwen2"), &["qwen2.embedding_length", "missing"]);
     let uneven = list(4, 2, &[2, 0, 0, 0, 1, 0, 0, 0]);
-    check(
-        llama().with("llama.attention.head_count_kv", uneven),
-        &["head_count_kv", "the same for all layers"],
-    );
+    check(llama().with("llama.attention.head_count_kv", uneven), &["head_count_kv", "equal for all layers"]);
     let nan = value(6, &f32::NAN.to_le_bytes());
     check(llama().with("llama.rope.freq_base", nan), &["llama.rope.freq_base", "finite"]);
     check(llama().text("llama.rope.scaling.type", "ntk"), &["rope.scaling.type", "yarn"]);

@@ -1,5 +1,5 @@
-//! Random answers: what a model with random logits writes under a constraint.
-#![allow(dead_code)] // each test uses a part
+//! Random answers under a constraint, as from a model with random logits.
+#![allow(dead_code)] // each test uses a part of it
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,16 +22,16 @@ pub fn compile(source: &Source) -> Result<Compiled, Refused> {
     vocabulary().1.compile(source)
 }
 
-/// How a walk ended.
+/// Outcome of a walk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Walk {
-    /// By itself.
+    /// The answer is complete.
     Ended(String),
-    /// At the limit.
+    /// The answer reached the token limit.
     Cut(String),
 }
 
-/// A small generator, so that a failure names its seed.
+/// Small random generator whose seed a failure reports.
 pub struct Random(pub u64);
 
 impl Random {
@@ -41,8 +41,8 @@ impl Random {
     }
 }
 
-/// An answer of at most `most` random tokens; ends where it may with a probability of one half. `prefers` can
-/// pick the next token.
+/// Generates up to `most` random tokens; wherever the answer may end, it ends with probability one half.
+/// `prefers` can choose the next token.
 pub fn walk(
     matcher: &mut Matcher,
     random: &mut Random,

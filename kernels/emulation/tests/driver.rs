@@ -1,4 +1,4 @@
-//! The emulated driver behaves as the real one promises and no better: work is late, errors persist.
+//! The emulated driver guarantees only what the real one does: work runs late, and errors persist.
 #![allow(clippy::undocumented_unsafe_blocks)] // the calls are what is tested
 
 mod common;

@@ -1,4 +1,4 @@
-//! A group of one.
+//! A group with a single rank.
 
 use super::{Lost, Ranks, check_lengths};
 

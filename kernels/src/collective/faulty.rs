@@ -4,35 +4,35 @@ use std::time::Duration;
 
 use super::{Begun, How, Lost, Ranks};
 
-/// What a rank does wrong in one exchange.
+/// Fault of a rank in one exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It takes no part in this exchange or any later one.
+    /// Skips this exchange and all later ones.
     Die,
-    /// Its exchange fails before it gives anything.
+    /// Fails before sending anything.
     Error,
-    /// It takes part this late.
+    /// Takes part after this delay.
     Delay(Duration),
-    /// It takes no part, and returns after this time.
+    /// Takes no part, and returns after this time.
     Hang(Duration),
-    /// It gives bytes with a bit inverted, and gets its own as it gave them.
+    /// Sends its bytes with a bit inverted, but receives its own unchanged.
     WrongBytes,
 }
 
 /// A rank with at most one fault.
 #[derive(Debug)]
 pub struct Faulty<R> {
-    /// `None` once it is dead.
+    /// `None` after [`Fault::Die`].
     inner: Option<R>,
     rank: usize,
     count: usize,
-    /// Number of the exchange with the fault, from 1.
+    /// Number of the faulty exchange, from 1, and its fault.
     fault: Option<(u64, Fault)>,
     number: u64,
 }
 
 impl<R: Ranks> Faulty<R> {
-    /// `inner`, with a fault in the exchange of the given number, from 1.
+    /// Wraps `inner`, with a fault in the exchange of the given number, from 1.
     pub fn new(inner: R, fault: Option<(u64, Fault)>) -> Self {
         let (rank, count) = (inner.rank(), inner.count());
         Self { inner: Some(inner), rank, count, fault, number: 0 }

@@ -1,34 +1,36 @@
-//! Ranks on several machines, several on each: an exchange goes over the network first, between the ranks
-//! with the same place on each machine, and then within each machine. So no bytes cross the network twice.
+//! Ranks on several machines, several on each. An exchange first crosses the network, between the ranks at
+//! the same place on each machine, and is then completed within each machine, so that no byte crosses the
+//! network twice.
 
 use super::{How, Lost, Ranks, check_lengths};
 
-/// One rank: `across` connects it to the ranks with its place on the other machines, `within` to those of its
-/// own. Ranks are numbered machine by machine.
+/// A rank: `across` connects it to the ranks at its place on other machines, `within` to those on its own
+/// machine. Ranks are numbered machine by machine.
 #[derive(Debug)]
 pub struct Grid<A, W> {
     across: A,
     within: W,
-    /// What the ranks with this place gave.
+    /// Data of all ranks at this place.
     column: Vec<u8>,
-    /// What all ranks gave, by place and then by machine.
+    /// Data of all ranks, by place and then by machine.
     columns: Vec<u8>,
-    /// Number of the first rank in what is said of lost ones.
+    /// Offset added to rank numbers in errors.
     first: usize,
 }
 
 impl<A: Ranks, W: Ranks> Grid<A, W> {
-    /// All ranks of the machines that `across` connects; each has as many as `within`.
+    /// A rank of the group formed by the machines that `across` connects, each with as many ranks as
+    /// `within`.
     pub fn new(across: A, within: W) -> Self {
         Self { across, within, column: Vec::new(), columns: Vec::new(), first: 0 }
     }
 
-    /// Names lost ranks by their number in a larger group, in which rank 0 of this one is `first`.
+    /// Reports lost ranks by their number in a larger group, in which rank 0 of this group is `first`.
     pub fn numbered_from(self, first: usize) -> Self {
         Self { first, ..self }
     }
 
-    /// The rank with the given place on the given machine.
+    /// Rank at the given place of the given machine.
     fn rank_of(&self, machine: usize, place: usize) -> usize {
         machine * self.within.count() + place
     }
@@ -53,7 +55,7 @@ impl<A: Ranks, W: Ranks> Ranks for Grid<A, W> {
         across.map_err(|lost| Lost { rank: self.first + self.rank_of(lost.rank, place), ..lost })?;
         let machine = self.across.rank();
         self.within.gather(&self.column, &mut self.columns).map_err(|lost| match lost.how {
-            // The cause of a group's end is a rank of all, and not a place.
+            // The cause of a group's end is already a rank number, not a place.
             How::Ended => lost,
             _ => Lost { rank: self.first + self.rank_of(machine, lost.rank), ..lost },
         })?;

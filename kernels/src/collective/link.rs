@@ -1,5 +1,5 @@
-//! One-way connections over which a stage of a pipeline passes rows to the next: between threads, through
-//! shared memory, and over TCP. Rows wait in the connection, so that a stage continues at once.
+//! One-way links over which a pipeline stage sends rows to the next: between threads, through shared memory,
+//! and over TCP. Rows are buffered in the link, so that the sending stage continues immediately.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -9,44 +9,44 @@ use std::time::Duration;
 use super::ring::{RingError, RingReader, RingWriter};
 use super::{Begun, How, Lost};
 
-/// The end of a connection that passes values on.
+/// Sending end of a link.
 pub trait Outlet: Send {
-    /// Passes `values` on, and returns when they are in the connection.
+    /// Sends `values`; returns once they are buffered in the link.
     ///
     /// # Errors
-    /// The other end has ended, or leaves no room in time.
+    /// If the other end has ended, or makes no room in time.
     fn send(&mut self, values: &[f32]) -> Result<(), Lost>;
 }
 
-/// The end of a connection that gets values.
+/// Receiving end of a link.
 pub trait Inlet: Send {
-    /// Waits for the values that the other end passes on next, which are as many as `values`.
+    /// Waits for the next message, which must have the length of `values`.
     ///
     /// # Errors
-    /// The other end has ended, passes nothing in time, or passes another number of values.
+    /// If the other end has ended, sends nothing in time, or sends a different number of values.
     fn receive(&mut self, values: &mut [f32]) -> Result<(), Lost>;
 }
 
-/// Words before the values: the number of the message, and how many values follow.
+/// Header words: the number of the message, and the number of values.
 const HEADER: usize = 2;
 
-/// The messages of one end.
+/// Message counter of one end.
 #[derive(Debug)]
 struct Messages {
     /// Rank at the other end.
     peer: usize,
     number: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Messages {
-    fn new(peer: usize, patience: Duration) -> Self {
-        Self { peer, number: 0, patience }
+    fn new(peer: usize, timeout: Duration) -> Self {
+        Self { peer, number: 0, timeout }
     }
 
     fn begin(&mut self, values: usize) -> Begun {
         self.number += 1;
-        Begun::new(self.number, 4 * values, self.patience)
+        Begun::new(self.number, 4 * values, self.timeout)
     }
 
     fn header(&self, values: usize) -> [u32; HEADER] {
@@ -68,16 +68,16 @@ impl Messages {
     }
 }
 
-/// A connection between threads, for tests: at most `steps` messages wait in it. `ranks` are those of the
-/// sender and of the receiver.
+/// A link between threads, for tests, with room for `steps` messages. `ranks` are those of the sender and the
+/// receiver.
 pub fn between_threads(
     ranks: [usize; 2],
     steps: usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> (impl Outlet + 'static, impl Inlet + 'static) {
     let (sender, receiver) = sync_channel(steps);
     let [from, to] = ranks;
-    let messages = |peer| Messages::new(peer, patience);
+    let messages = |peer| Messages::new(peer, timeout);
     (ThreadOutlet { sender, messages: messages(to) }, ThreadInlet { receiver, messages: messages(from) })
 }
 
@@ -102,7 +102,7 @@ impl Inlet for ThreadInlet {
     fn receive(&mut self, values: &mut [f32]) -> Result<(), Lost> {
         let begun = self.messages.begin(values.len());
         let peer = self.messages.peer;
-        let got = self.receiver.recv_timeout(self.messages.patience).map_err(|error| match error {
+        let got = self.receiver.recv_timeout(self.messages.timeout).map_err(|error| match error {
             RecvTimeoutError::Timeout => begun.lost(peer, How::Silent),
             RecvTimeoutError::Disconnected => begun.lost(peer, How::Ended),
         })?;
@@ -114,7 +114,7 @@ impl Inlet for ThreadInlet {
     }
 }
 
-/// Passes values to another process of this machine.
+/// Sends values to another process on this machine.
 #[derive(Debug)]
 pub struct RingOutlet {
     writer: RingWriter,
@@ -123,8 +123,8 @@ pub struct RingOutlet {
 
 impl RingOutlet {
     /// Writes to the ring that `peer` reads.
-    pub fn new(writer: RingWriter, peer: usize, patience: Duration) -> Self {
-        Self { writer, messages: Messages::new(peer, patience) }
+    pub fn new(writer: RingWriter, peer: usize, timeout: Duration) -> Self {
+        Self { writer, messages: Messages::new(peer, timeout) }
     }
 }
 
@@ -139,7 +139,7 @@ impl Outlet for RingOutlet {
     }
 }
 
-/// Gets values from another process of this machine.
+/// Receives values from another process on this machine.
 #[derive(Debug)]
 pub struct RingInlet {
     reader: RingReader,
@@ -148,14 +148,14 @@ pub struct RingInlet {
 
 impl RingInlet {
     /// Reads the ring that `peer` writes.
-    pub fn new(reader: RingReader, peer: usize, patience: Duration) -> Self {
-        Self { reader, messages: Messages::new(peer, patience) }
+    pub fn new(reader: RingReader, peer: usize, timeout: Duration) -> Self {
+        Self { reader, messages: Messages::new(peer, timeout) }
     }
 }
 
 impl Inlet for RingInlet {
     fn receive(&mut self, values: &mut [f32]) -> Result<(), Lost> {
-        let (begun, most) = (self.messages.begin(values.len()), Some(self.messages.patience));
+        let (begun, most) = (self.messages.begin(values.len()), Some(self.messages.timeout));
         let mut header = [0; HEADER];
         self.reader.take(&mut header, most).map_err(|error| self.messages.lost(error, &begun))?;
         self.messages.check(header, values.len(), &begun)?;
@@ -163,8 +163,8 @@ impl Inlet for RingInlet {
     }
 }
 
-/// Passes values to a process of another machine. A thread writes them, so that the sender does not wait for
-/// the network.
+/// Sends values to a process on another machine. A separate thread writes them, so that the sender does not
+/// wait for the network.
 #[derive(Debug)]
 pub struct StreamOutlet {
     queue: SyncSender<Vec<u8>>,
@@ -172,21 +172,21 @@ pub struct StreamOutlet {
 }
 
 impl StreamOutlet {
-    /// Writes to `stream`, which `peer` reads; at most `steps` messages wait.
+    /// Writes to `stream`, which `peer` reads; up to `steps` messages are queued.
     ///
     /// # Errors
-    /// If the socket cannot be set up or a thread cannot be started.
-    pub fn start(stream: TcpStream, peer: usize, steps: usize, patience: Duration) -> std::io::Result<Self> {
+    /// If the socket cannot be configured or the thread cannot be started.
+    pub fn start(stream: TcpStream, peer: usize, steps: usize, timeout: Duration) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(timeout))?;
         let (queue, messages) = sync_channel::<Vec<u8>>(steps);
         let write = move || {
             let mut stream = stream;
-            // Once this fails, the queue is closed, which the sender sees.
+            // After a failure the queue is closed, which the sender detects.
             while messages.recv().is_ok_and(|bytes| stream.write_all(&bytes).is_ok()) {}
         };
         std::thread::Builder::new().name(format!("skein-link-{peer}")).spawn(write)?;
-        Ok(Self { queue, messages: Messages::new(peer, patience) })
+        Ok(Self { queue, messages: Messages::new(peer, timeout) })
     }
 }
 
@@ -201,7 +201,7 @@ impl Outlet for StreamOutlet {
     }
 }
 
-/// Gets values from a process of another machine.
+/// Receives values from a process on another machine.
 #[derive(Debug)]
 pub struct StreamInlet {
     stream: TcpStream,
@@ -213,13 +213,13 @@ impl StreamInlet {
     /// Reads `stream`, which `peer` writes.
     ///
     /// # Errors
-    /// If the socket cannot be set up.
-    pub fn new(stream: TcpStream, peer: usize, patience: Duration) -> std::io::Result<Self> {
+    /// If the socket cannot be configured.
+    pub fn new(stream: TcpStream, peer: usize, timeout: Duration) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self { stream, messages: Messages::new(peer, patience), bytes: Vec::new() })
+        Ok(Self { stream, messages: Messages::new(peer, timeout), bytes: Vec::new() })
     }
 
-    /// Fills `self.bytes[..count]`.
+    /// Reads bytes until `self.bytes[..count]` is full.
     fn fill(&mut self, count: usize, begun: &Begun) -> Result<(), Lost> {
         let (mut done, peer) = (0, self.messages.peer);
         self.bytes.resize(self.bytes.len().max(count), 0);
@@ -241,7 +241,7 @@ impl StreamInlet {
     }
 }
 
-/// Whether an operation on a socket may be tried again.
+/// Whether a failed socket operation can be retried.
 pub(super) fn is_passing(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
@@ -282,17 +282,17 @@ mod tests {
     use super::super::{Ring, Shared};
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
-    const IMPATIENT: Duration = Duration::from_millis(100);
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
     type Ends = (Box<dyn Outlet>, Box<dyn Inlet>);
 
-    /// A connection of each kind, from rank 4 to rank 2.
-    fn links(patience: Duration) -> Vec<(&'static str, Ends)> {
-        let (outlet, inlet) = between_threads([4, 2], 2, patience);
+    /// A link of each kind, from rank 4 to rank 2.
+    fn links(timeout: Duration) -> Vec<(&'static str, Ends)> {
+        let (outlet, inlet) = between_threads([4, 2], 2, timeout);
         let before = Shared::bytes(1, 64);
         let memory = SharedMemory::create(before + Ring::size(4096, 1)).unwrap();
-        let end = Shared::new(memory.clone(), 0, (0, 1), 64, PATIENCE).end();
+        let end = Shared::new(memory.clone(), 0, (0, 1), 64, TIMEOUT).end();
         let ring = Ring::new(memory, before, 4096, 1, end);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -302,15 +302,15 @@ mod tests {
             (
                 "ring",
                 (
-                    Box::new(RingOutlet::new(ring.writer(patience), 2, patience)),
-                    Box::new(RingInlet::new(ring.reader(0), 4, patience)),
+                    Box::new(RingOutlet::new(ring.writer(timeout), 2, timeout)),
+                    Box::new(RingInlet::new(ring.reader(0), 4, timeout)),
                 ),
             ),
             (
                 "stream",
                 (
-                    Box::new(StreamOutlet::start(one, 2, 2, patience).unwrap()),
-                    Box::new(StreamInlet::new(other, 4, patience).unwrap()),
+                    Box::new(StreamOutlet::start(one, 2, 2, timeout).unwrap()),
+                    Box::new(StreamInlet::new(other, 4, timeout).unwrap()),
                 ),
             ),
         ]
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn values_arrive_in_order_with_their_bits() {
-        for (kind, (mut outlet, mut inlet)) in links(PATIENCE) {
+        for (kind, (mut outlet, mut inlet)) in links(TIMEOUT) {
             let sender = std::thread::spawn(move || {
                 (0..50).for_each(|number| outlet.send(&values(number)).unwrap());
                 outlet.send(&[-0.0, f32::from_bits(0x7fc0_1234)]).unwrap();
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn an_end_that_is_silent_or_differs_or_has_ended_is_named() {
-        for (kind, (mut outlet, mut inlet)) in links(IMPATIENT) {
+        for (kind, (mut outlet, mut inlet)) in links(SHORT_TIMEOUT) {
             let lost = inlet.receive(&mut [0.0; 3]).unwrap_err();
             assert_eq!((lost.rank, lost.how, lost.doing.bytes), (4, How::Silent, 12), "{kind}");
             outlet.send(&[0.0; 2]).unwrap();
@@ -351,7 +351,7 @@ mod tests {
             let differs = inlet.receive(&mut [0.0; 3]).unwrap_err();
             assert_eq!((differs.rank, differs.how), (4, How::Differs(8)), "{kind}");
         }
-        for (kind, (outlet, mut inlet)) in links(PATIENCE) {
+        for (kind, (outlet, mut inlet)) in links(TIMEOUT) {
             drop(outlet);
             if kind != "ring" {
                 assert_eq!(inlet.receive(&mut [0.0; 3]).unwrap_err().how, How::Ended, "{kind}");

@@ -1,9 +1,10 @@
-//! Exchange between the ranks that share a model, through host memory.
+//! Collective exchange between the ranks that share a model, through host memory.
 //!
-//! Ranks exchange bytes and never add: each rank gets what all of them gave, and computes the same sum from
-//! it in one order. So all ranks have equal bits, whatever the message's size.
+//! Ranks exchange bytes but never add: each rank receives the data of all ranks and computes the same sum in
+//! the same order. All ranks therefore have equal bits, whatever the message size.
 //!
-//! Every wait has a deadline. A rank that fails an exchange cannot take part in the next one: its group ends.
+//! Every wait has a deadline. After a failed exchange a rank cannot take part in the next one, so its group
+//! ends.
 
 mod alone;
 mod faulty;
@@ -25,20 +26,20 @@ pub use shared::{End, Shared};
 pub use sockets::{Closer, Sockets};
 pub use threads::Threads;
 
-/// Most ranks of a group.
+/// Most ranks in a group.
 pub const MAX_RANKS: usize = 64;
 
-/// One rank's connection to all ranks of its group.
+/// Connection of a rank to all ranks of its group.
 pub trait Ranks: Send {
-    /// This rank, from 0.
+    /// Number of this rank, from 0.
     fn rank(&self) -> usize;
     /// Number of ranks.
     fn count(&self) -> usize;
-    /// Exchanges `mine`: `all` becomes the bytes of every rank, in the order of the ranks. All ranks call it
-    /// with the same number of bytes, in the same order of calls.
+    /// All-gather: sends `mine` and sets `all` to the bytes of every rank, in rank order. All ranks must call
+    /// it with the same number of bytes, in the same order of calls.
     ///
     /// # Errors
-    /// A rank did not answer in time, has ended, or gave another number of bytes.
+    /// If a rank does not answer in time, has ended, or sends a different number of bytes.
     ///
     /// # Panics
     /// If `all` is not [`count`](Self::count) times as long as `mine`.
@@ -58,26 +59,26 @@ pub trait Ranks: Send {
     }
 }
 
-/// An exchange that failed.
+/// A failed exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank} {how} in {doing}, after {} ms", after.as_millis())]
 pub struct Lost {
-    /// Rank that did not do its part.
+    /// Rank that failed.
     pub rank: usize,
-    /// How it failed.
+    /// Kind of failure.
     pub how: How,
-    /// The exchange.
+    /// Exchange that failed.
     pub doing: Exchange,
-    /// Time since the exchange began.
+    /// Time since the start of the exchange.
     pub after: Duration,
 }
 
-/// One exchange, as this rank sees it.
+/// Identifies an exchange on this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
     /// Number of the exchange, from 1. A long message takes several.
     pub number: u64,
-    /// Bytes that each rank gives.
+    /// Bytes that each rank sends.
     pub bytes: usize,
 }
 
@@ -87,14 +88,14 @@ impl fmt::Display for Exchange {
     }
 }
 
-/// How a rank failed an exchange.
+/// Failure of a rank in an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     /// It did not answer before the deadline.
     Silent,
-    /// It has ended, or the group has been told to end because of it.
+    /// It ended, or the group ended because of it.
     Ended,
-    /// It gave this many bytes: the ranks do not run the same program.
+    /// It sent this many bytes, so the ranks run different versions.
     Differs(u64),
 }
 
@@ -108,22 +109,22 @@ impl fmt::Display for How {
     }
 }
 
-/// An exchange under way.
+/// An exchange in progress.
 #[derive(Debug, Clone, Copy)]
 struct Begun {
     doing: Exchange,
     at: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Begun {
     #[allow(clippy::disallowed_methods)] // deadlines of waits between threads and processes
-    fn new(number: u64, bytes: usize, patience: Duration) -> Self {
-        Self { doing: Exchange { number, bytes }, at: Instant::now(), patience }
+    fn new(number: u64, bytes: usize, timeout: Duration) -> Self {
+        Self { doing: Exchange { number, bytes }, at: Instant::now(), timeout }
     }
 
     fn left(&self) -> Duration {
-        self.patience.saturating_sub(self.at.elapsed())
+        self.timeout.saturating_sub(self.at.elapsed())
     }
 
     fn lost(&self, rank: usize, how: How) -> Lost {
@@ -132,7 +133,7 @@ impl Begun {
 }
 
 /// # Panics
-/// If `all` has not the place of `count` ranks' bytes.
+/// If the length of `all` does not fit `count` ranks.
 fn check_lengths(mine: &[u8], all: &[u8], count: usize) {
     assert_eq!(all.len(), mine.len() * count, "{count} ranks give {} bytes each", mine.len());
 }
@@ -141,7 +142,7 @@ fn check_lengths(mine: &[u8], all: &[u8], count: usize) {
 mod tests {
     use super::*;
 
-    /// Runs `work` as every rank of `ranks`, and returns the results in order.
+    /// Runs `work` on every rank of `ranks`, and returns the results in order.
     fn on_all<R: Ranks + 'static, T: Send + 'static>(
         ranks: Vec<R>,
         work: impl Fn(&mut R) -> T + Clone + Send + 'static,
@@ -154,11 +155,11 @@ mod tests {
         running.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
 
-    const PATIENCE: Duration = Duration::from_secs(20);
-    /// For exchanges that fail.
-    const IMPATIENT: Duration = Duration::from_millis(100);
+    const TIMEOUT: Duration = Duration::from_secs(20);
+    /// Timeout of exchanges that fail.
+    const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
 
-    /// What `rank` gives in a round: its length depends on the round only.
+    /// Message of `rank` in a round; its length depends only on the round.
     fn message(rank: usize, round: usize) -> Vec<u8> {
         let length = [0, 1, 8, 13, 200, 1000][round % 6];
         (0..length).map(|i| (i * 7 + rank * 31 + round * 3) as u8).collect()
@@ -178,15 +179,15 @@ mod tests {
     fn every_rank_gets_what_all_gave_in_the_order_of_ranks() {
         exchange_many(&mut Alone);
         for count in [1, 2, 3, 4] {
-            on_all(Threads::new(count, PATIENCE), exchange_many);
+            on_all(Threads::new(count, TIMEOUT), exchange_many);
             for capacity in [64, 4096] {
-                on_all(Shared::in_one_process(count, capacity, PATIENCE).unwrap(), exchange_many);
+                on_all(Shared::in_one_process(count, capacity, TIMEOUT).unwrap(), exchange_many);
             }
         }
     }
 
-    /// A connection between any two of `count` ranks, over loopback.
-    fn connected(count: usize, patience: Duration) -> Vec<Sockets> {
+    /// A TCP connection between each two of `count` ranks, over loopback.
+    fn connected(count: usize, timeout: Duration) -> Vec<Sockets> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut streams: Vec<Vec<_>> = (0..count).map(|_| Vec::new()).collect();
         for (low, high) in (0..count).flat_map(|high| (0..high).map(move |low| (low, high))) {
@@ -194,14 +195,14 @@ mod tests {
             streams[low].push(listener.accept().unwrap().0);
         }
         let ranks = streams.into_iter().enumerate();
-        ranks.map(|(rank, streams)| Sockets::new(rank, streams, patience).unwrap()).collect()
+        ranks.map(|(rank, streams)| Sockets::new(rank, streams, timeout).unwrap()).collect()
     }
 
     /// Ranks on `machines` machines, `places` on each.
-    fn grid(machines: usize, places: usize, patience: Duration) -> Vec<Grid<Sockets, Shared>> {
-        let mut across: Vec<_> = (0..places).map(|_| connected(machines, patience).into_iter()).collect();
+    fn grid(machines: usize, places: usize, timeout: Duration) -> Vec<Grid<Sockets, Shared>> {
+        let mut across: Vec<_> = (0..places).map(|_| connected(machines, timeout).into_iter()).collect();
         let on_machine = |_| {
-            let within = Shared::in_one_process(places, 4096, patience).unwrap();
+            let within = Shared::in_one_process(places, 4096, timeout).unwrap();
             let pairs = across.iter_mut().zip(within);
             pairs.map(|(across, within)| Grid::new(across.next().unwrap(), within)).collect::<Vec<_>>()
         };
@@ -211,16 +212,16 @@ mod tests {
     #[test]
     fn ranks_of_several_machines_get_what_all_gave() {
         for count in [1, 2, 3] {
-            on_all(connected(count, PATIENCE), exchange_many);
+            on_all(connected(count, TIMEOUT), exchange_many);
         }
         for (machines, places) in [(2, 1), (2, 2), (3, 2)] {
-            on_all(grid(machines, places, PATIENCE), exchange_many);
+            on_all(grid(machines, places, TIMEOUT), exchange_many);
         }
     }
 
     #[test]
     fn messages_longer_than_a_sockets_buffers_do_not_block() {
-        on_all(connected(3, PATIENCE), |ranks| {
+        on_all(connected(3, TIMEOUT), |ranks| {
             let mine = vec![ranks.rank() as u8; 9 << 20];
             let mut all = vec![7; 3 * mine.len()];
             ranks.gather(&mine, &mut all).unwrap();
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_closed_connection_ends_the_wait_at_once() {
-        let mut ranks = connected(2, PATIENCE);
+        let mut ranks = connected(2, TIMEOUT);
         let closer = Closer::new(vec![ranks[0].peers_of_test()]);
         let mut first = ranks.remove(0);
         let waiting = std::thread::spawn(move || first.gather(&[1], &mut [0; 2]));
@@ -244,7 +245,7 @@ mod tests {
 
     #[test]
     fn values_keep_their_bits() {
-        let results = on_all(Threads::new(2, PATIENCE), |ranks| {
+        let results = on_all(Threads::new(2, TIMEOUT), |ranks| {
             let mine = [-0.0, f32::from_bits(0x7fc0_1234), ranks.rank() as f32];
             let mut all = [0.0; 6];
             ranks.gather_values(&mine, &mut all).unwrap();
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!(results, [expected.map(f32::to_bits); 2]);
     }
 
-    /// What each rank sees in the third exchange, when `fault` hits rank 1 there.
+    /// Result of each rank's third exchange, in which rank 1 has the fault `fault`.
     fn with_fault<R: Ranks + 'static>(ranks: Vec<R>, fault: Fault) -> Vec<Result<Vec<u8>, Lost>> {
         let ranks = ranks.into_iter().map(|inner| {
             let fault = if inner.rank() == 1 { Some((3, fault)) } else { None };
@@ -269,27 +270,27 @@ mod tests {
         })
     }
 
-    fn both(fault: Fault, patience: Duration, check: impl Fn(Vec<Result<Vec<u8>, Lost>>)) {
-        check(with_fault(Threads::new(3, patience), fault));
-        check(with_fault(Shared::in_one_process(3, 64, patience).unwrap(), fault));
+    fn both(fault: Fault, timeout: Duration, check: impl Fn(Vec<Result<Vec<u8>, Lost>>)) {
+        check(with_fault(Threads::new(3, timeout), fault));
+        check(with_fault(Shared::in_one_process(3, 64, timeout).unwrap(), fault));
         // Over sockets, a rank that failed because of another may be seen to end before its bytes arrive, and
-        // is named then. Two ranks have no third.
+        // is then reported itself. With two ranks there is no third.
         let fails = matches!(fault, Fault::Hang(_) | Fault::Die | Fault::Error);
-        check(with_fault(connected(if fails { 2 } else { 3 }, patience), fault));
+        check(with_fault(connected(if fails { 2 } else { 3 }, timeout), fault));
     }
 
     const GOOD: [u8; 12] = [3, 0, 0, 0, 3, 0, 0, 1, 3, 0, 0, 2];
 
     #[test]
     fn a_late_rank_is_waited_for() {
-        both(Fault::Delay(Duration::from_millis(30)), PATIENCE, |results| {
+        both(Fault::Delay(Duration::from_millis(30)), TIMEOUT, |results| {
             assert_eq!(results, vec![Ok(GOOD.to_vec()); 3]);
         });
     }
 
     #[test]
     fn wrong_bytes_arrive_as_they_are() {
-        both(Fault::WrongBytes, PATIENCE, |results| {
+        both(Fault::WrongBytes, TIMEOUT, |results| {
             for result in results {
                 let all = result.unwrap();
                 assert_ne!(all, GOOD);
@@ -300,8 +301,8 @@ mod tests {
 
     #[test]
     fn a_rank_that_hangs_or_dies_or_fails_is_named_in_time() {
-        for fault in [Fault::Hang(3 * IMPATIENT), Fault::Die, Fault::Error] {
-            both(fault, IMPATIENT, |results| {
+        for fault in [Fault::Hang(3 * SHORT_TIMEOUT), Fault::Die, Fault::Error] {
+            both(fault, SHORT_TIMEOUT, |results| {
                 for (rank, result) in results.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
                     let lost = result.unwrap_err();
                     assert_eq!(
@@ -309,7 +310,7 @@ mod tests {
                         (1, 3, 4),
                         "{rank} {fault:?}"
                     );
-                    assert!(lost.after < 2 * IMPATIENT + Duration::from_secs(2), "{lost}");
+                    assert!(lost.after < 2 * SHORT_TIMEOUT + Duration::from_secs(2), "{lost}");
                 }
             });
         }
@@ -327,8 +328,8 @@ mod tests {
             assert!(lost.to_string().starts_with("rank 1 gave 16 bytes in exchange 1 of 8 bytes, after "));
             assert_eq!(results[1].unwrap_err().how, How::Differs(8));
         };
-        check(on_all(Threads::new(2, PATIENCE), differ));
-        check(on_all(Shared::in_one_process(2, 64, PATIENCE).unwrap(), differ));
-        check(on_all(grid(2, 1, PATIENCE), differ));
+        check(on_all(Threads::new(2, TIMEOUT), differ));
+        check(on_all(Shared::in_one_process(2, 64, TIMEOUT).unwrap(), differ));
+        check(on_all(grid(2, 1, TIMEOUT), differ));
     }
 }

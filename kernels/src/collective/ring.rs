@@ -1,10 +1,10 @@
-//! A ring of words in shared memory that one process writes and several read, each at its own pace.
+//! Ring buffer of words in shared memory with one writing process and several readers, each at its own pace.
 //!
 //! ```text
 //! written: word, position · for each reader: word, position · bytes
 //! ```
 //!
-//! The words change with every move; a process that waits sleeps on them.
+//! The words change with every move; a waiting process sleeps on them.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use skein_sys::shared_memory::{APART, SharedMemory, sleep_while, wake};
 
 use super::End;
 
-/// Longest sleep before a process looks whether the group has ended.
+/// Longest sleep between checks whether the group has ended.
 const NAP: Duration = Duration::from_millis(100);
 
-/// A ring in a part of a group's memory.
+/// A ring buffer in a group's memory.
 #[derive(Debug, Clone)]
 pub struct Ring {
     memory: SharedMemory,
@@ -26,18 +26,18 @@ pub struct Ring {
     end: End,
 }
 
-/// Why a ring cannot be used any more.
+/// Why a ring is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The group has been told to end.
+    /// The group has ended.
     #[error("the group ends because of rank {0}")]
     Ended(usize),
-    /// A reader or the writer makes no progress.
-    #[error("nothing has moved for {} ms", after.as_millis())]
+    /// A reader or the writer made no progress.
+    #[error("no progress for {} ms", after.as_millis())]
     Late {
-        /// The reader that is behind, or that waits.
+        /// Reader that is behind or waiting.
         reader: usize,
-        /// How long the other side has waited.
+        /// How long the other side waited.
         after: Duration,
     },
 }
@@ -48,13 +48,13 @@ fn now() -> Instant {
 }
 
 impl Ring {
-    /// Bytes of memory for a ring of `bytes` bytes.
+    /// Memory for a ring of `bytes` bytes, in bytes.
     pub fn size(bytes: usize, readers: usize) -> usize {
         ((1 + readers) * APART + bytes).next_multiple_of(APART)
     }
 
-    /// The ring at `at`, where the memory is zero before its first use. Waits fail once `end` says that the
-    /// group has ended.
+    /// The ring at offset `at`, where the memory is zero before first use. Waits fail once `end` reports the
+    /// group's end.
     ///
     /// # Panics
     /// If `at` or `bytes` is not a multiple of its alignment, or the memory is too small.
@@ -67,17 +67,17 @@ impl Ring {
         Self { memory, at, bytes, readers, end }
     }
 
-    /// The end that writes; a full ring is waited for at most for `patience`.
-    pub fn writer(&self, patience: Duration) -> RingWriter {
-        RingWriter { ring: self.clone(), written: 0, patience }
+    /// Writing end; waits up to `timeout` while the ring is full.
+    pub fn writer(&self, timeout: Duration) -> RingWriter {
+        RingWriter { ring: self.clone(), written: 0, timeout }
     }
 
-    /// The end of the reader `reader`, from 0.
+    /// Reading end of reader number `reader`, from 0.
     pub fn reader(&self, reader: usize) -> RingReader {
         RingReader { ring: self.clone(), reader, read: 0 }
     }
 
-    /// Wakes all that sleep, so that they see that the group has ended.
+    /// Wakes all sleeping processes, so that they detect the group's end.
     pub fn wake(&self) {
         (0..=self.readers).for_each(|i| wake(self.memory.word(self.at + i * APART)));
     }
@@ -96,7 +96,7 @@ impl Ring {
         wake(self.memory.word(at));
     }
 
-    /// Waits until the position at `at` is at least `position`, at most for `most`; false if it is not.
+    /// Waits up to `most` until the position at `at` reaches `position`; false on timeout.
     fn wait(&self, at: usize, position: u64, most: Option<Duration>) -> Result<bool, RingError> {
         let began = most.map(|_| now());
         loop {
@@ -116,32 +116,31 @@ impl Ring {
         }
     }
 
-    /// Offset of the byte `position`, and how many bytes follow before the ring begins again.
+    /// Offset of byte `position`, and the number of contiguous bytes from there.
     fn byte(&self, position: u64) -> (usize, usize) {
         let at = (position % self.bytes as u64) as usize;
         (self.at + (1 + self.readers) * APART + at, self.bytes - at)
     }
 
-    /// Words that are moved at a time: at most half of the ring, so that one side moves the first half while
-    /// the other moves the second.
+    /// Words moved at a time: at most half of the ring, so that the writer and the readers overlap.
     fn piece(&self, words: usize, room: usize) -> usize {
         words.min(room.min(self.bytes / 2) / 4)
     }
 }
 
-/// Writes a ring.
+/// Writing end of a ring.
 #[derive(Debug)]
 pub struct RingWriter {
     ring: Ring,
     written: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl RingWriter {
-    /// Appends `words`; [`publish`](Self::publish) shows the last of them to the readers.
+    /// Appends `words`; the last of them become visible with [`publish`](Self::publish).
     ///
     /// # Errors
-    /// If the group ends, or a reader leaves no room in time.
+    /// If the group ends, or a reader makes no room in time.
     pub fn put(&mut self, mut words: &[u32]) -> Result<(), RingError> {
         while !words.is_empty() {
             let (at, room) = self.ring.byte(self.written);
@@ -158,7 +157,7 @@ impl RingWriter {
         Ok(())
     }
 
-    /// Shows the readers all that was written.
+    /// Makes everything written visible to the readers.
     pub fn publish(&self) {
         self.ring.advance(self.ring.at, self.written);
     }
@@ -166,15 +165,15 @@ impl RingWriter {
     fn make_room(&self, bytes: u64) -> Result<(), RingError> {
         let least = (self.written + bytes).saturating_sub(self.ring.bytes as u64);
         for reader in 0..self.ring.readers {
-            if !self.ring.wait(self.ring.read_at(reader), least, Some(self.patience))? {
-                return Err(RingError::Late { reader, after: self.patience });
+            if !self.ring.wait(self.ring.read_at(reader), least, Some(self.timeout))? {
+                return Err(RingError::Late { reader, after: self.timeout });
             }
         }
         Ok(())
     }
 }
 
-/// Reads a ring.
+/// Reading end of a ring.
 #[derive(Debug)]
 pub struct RingReader {
     ring: Ring,
@@ -183,11 +182,11 @@ pub struct RingReader {
 }
 
 impl RingReader {
-    /// Waits for the next `words`, which the writer has put in one call, and copies them; for at most `most`,
-    /// or as long as the group exists.
+    /// Waits up to `most`, or as long as the group exists, for the next `words`, which the writer put in one
+    /// call.
     ///
     /// # Errors
-    /// If the group ends, or nothing comes in time.
+    /// If the group ends, or nothing arrives in time.
     pub fn take(&mut self, mut words: &mut [u32], most: Option<Duration>) -> Result<(), RingError> {
         while !words.is_empty() {
             let (at, room) = self.ring.byte(self.read);
@@ -211,12 +210,12 @@ mod tests {
     use super::super::Shared;
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn ring(bytes: usize, readers: usize) -> Ring {
         let before = Shared::bytes(1, 64);
         let memory = SharedMemory::create(before + Ring::size(bytes, readers)).unwrap();
-        let end = Shared::new(memory.clone(), 0, (0, 1), 64, PATIENCE).end();
+        let end = Shared::new(memory.clone(), 0, (0, 1), 64, TIMEOUT).end();
         Ring::new(memory, before, bytes, readers, end)
     }
 
@@ -233,13 +232,13 @@ mod tests {
                 std::thread::spawn(move || {
                     for number in 0..100 {
                         let mut words = vec![0; message(number).len()];
-                        reader.take(&mut words, Some(PATIENCE)).unwrap();
+                        reader.take(&mut words, Some(TIMEOUT)).unwrap();
                         assert_eq!(words, message(number), "message {number} of a ring of {bytes}");
                     }
                 })
             };
             let readers = [read(0), read(1)];
-            let mut writer = ring.writer(PATIENCE);
+            let mut writer = ring.writer(TIMEOUT);
             for number in 0..100 {
                 writer.put(&message(number)).unwrap();
                 writer.publish();
@@ -259,7 +258,7 @@ mod tests {
         let empty = self::ring(64, 1);
         let late = empty.reader(0).take(&mut [0; 4], Some(Duration::from_millis(10)));
         assert!(matches!(late, Err(RingError::Late { .. })), "{late:?}");
-        reader.take(&mut [0; 16], Some(PATIENCE)).unwrap();
+        reader.take(&mut [0; 16], Some(TIMEOUT)).unwrap();
         ring.end.because_of(3);
         assert_eq!(reader.take(&mut [0; 8], None), Err(RingError::Ended(3)));
     }

@@ -1,4 +1,4 @@
-//! Ranks that are processes of one machine and exchange through shared memory.
+//! Ranks in processes of one machine that exchange through shared memory.
 //!
 //! ```text
 //! end word
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A rank writes its bytes to slot `n % 2`, then stores `n` as its stamp. Once a peer's stamp is `n`, its
-//! slot is read. Two slots suffice: a rank writes for exchange `n + 2` only after it has seen every stamp
-//! `n + 1`, and a rank stores `n + 1` only after it has read all of exchange `n`.
+//! slot is read. Two slots suffice: a rank writes for exchange `n + 2` only after it has seen every stamp `n
+//! + 1`, and a rank stores `n + 1` only after it has read all of exchange `n`.
 
 use std::hint::spin_loop;
 use std::io;
@@ -18,41 +18,41 @@ use skein_sys::shared_memory::{APART, SharedMemory, sleep_while, wake};
 
 use super::{Begun, How, Lost, MAX_RANKS, Ranks, check_lengths};
 
-/// How long a rank spins before it sleeps. An exchange between running ranks takes some microseconds.
+/// How long a rank spins before it sleeps. An exchange between running ranks takes a few microseconds.
 const SPIN: Duration = Duration::from_micros(30);
-/// Spins between two looks at the clock.
+/// Spins between two clock readings.
 const SPINS: u32 = 64;
-/// Longest sleep before a rank looks whether the group has ended.
+/// Longest sleep between checks whether the group has ended.
 const NAP: Duration = Duration::from_millis(20);
 
-/// Bytes before the first rank's part.
+/// Bytes before the first rank's area.
 const HEADER: usize = APART;
-/// Offsets in a rank's part.
+/// Offsets in a rank's area.
 const STAMP: usize = 0;
 const SLEEPERS: usize = APART;
 const SLOTS: usize = 2 * APART;
-/// Bytes of a slot before its content: the length.
+/// Size of a slot's header, in bytes: the length.
 const SLOT_HEADER: usize = 64;
 
-/// One rank of a group of processes.
+/// A rank of a group of processes.
 #[derive(Debug)]
 pub struct Shared {
     memory: SharedMemory,
     layout: Layout,
     rank: usize,
-    /// Exchanges so far.
+    /// Number of exchanges so far.
     number: u64,
-    patience: Duration,
-    /// Number of the first rank in what is said of lost ones.
+    timeout: Duration,
+    /// Offset added to rank numbers in errors.
     first: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Layout {
-    /// Where the group's part of the memory begins.
+    /// Offset of the group's area in the memory.
     at: usize,
     count: usize,
-    /// Bytes of a slot's content.
+    /// Capacity of a slot, in bytes.
     capacity: usize,
 }
 
@@ -74,7 +74,7 @@ impl Layout {
     }
 }
 
-/// Ends a group's exchanges, from any thread or process that has its memory.
+/// Ends a group's exchanges from any thread or process with access to its memory.
 #[derive(Debug, Clone)]
 pub struct End {
     memory: SharedMemory,
@@ -82,7 +82,7 @@ pub struct End {
 }
 
 impl End {
-    /// Makes every exchange fail, now and from now on, because of `rank`.
+    /// Fails every exchange from now on, with `rank` as the cause.
     pub fn because_of(&self, rank: usize) {
         let word = self.memory.word(self.layout.at);
         let _ = word.compare_exchange(0, rank as u32 + 1, Ordering::AcqRel, Ordering::Relaxed);
@@ -91,21 +91,21 @@ impl End {
         }
     }
 
-    /// The rank because of which the group ends.
+    /// Rank that caused the group to end.
     pub fn cause(&self) -> Option<usize> {
         self.memory.word(self.layout.at).load(Ordering::Acquire).checked_sub(1).map(|rank| rank as usize)
     }
 }
 
 impl Shared {
-    /// Bytes of memory for `count` ranks that exchange `capacity` bytes at a time; longer messages go in
-    /// pieces.
+    /// Memory for `count` ranks that exchange `capacity` bytes at a time, in bytes; longer messages are
+    /// split.
     pub fn bytes(count: usize, capacity: usize) -> usize {
         Layout { at: 0, count, capacity }.of_rank(count)
     }
 
-    /// Rank `rank` of `count`, over the part of `memory` that begins at `at` and is zero before the first
-    /// exchange. A wait lasts at most `patience`.
+    /// Rank `rank` of `count`, in the area of `memory` that starts at `at` and is zero before the first
+    /// exchange. A wait lasts at most `timeout`.
     ///
     /// # Panics
     /// If `at` is not a multiple of [`APART`], or the memory is too small.
@@ -114,16 +114,16 @@ impl Shared {
         at: usize,
         (rank, count): (usize, usize),
         capacity: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Self {
         assert!(rank < count && count <= MAX_RANKS, "rank {rank} of {count}, at most {MAX_RANKS}");
         assert!(at.is_multiple_of(APART) && capacity > 0, "at {at}, {capacity} bytes at a time");
         let layout = Layout { at, count, capacity };
         assert!(layout.of_rank(count) <= memory.len(), "the memory has room for {count} ranks");
-        Self { memory, layout, rank, number: 0, patience, first: 0 }
+        Self { memory, layout, rank, number: 0, timeout, first: 0 }
     }
 
-    /// Names lost ranks by their number in a larger group, in which rank 0 of this one is `first`.
+    /// Reports lost ranks by their number in a larger group, in which rank 0 of this group is `first`.
     pub fn numbered_from(self, first: usize) -> Self {
         Self { first, ..self }
     }
@@ -131,32 +131,33 @@ impl Shared {
     /// All ranks of a group, for threads of this process.
     ///
     /// # Errors
-    /// If the system has no such memory.
-    pub fn in_one_process(count: usize, capacity: usize, patience: Duration) -> io::Result<Vec<Self>> {
+    /// If the system cannot provide the memory.
+    pub fn in_one_process(count: usize, capacity: usize, timeout: Duration) -> io::Result<Vec<Self>> {
         let memory = SharedMemory::create(Self::bytes(count, capacity))?;
-        let rank = |rank| Self::new(memory.clone(), 0, (rank, count), capacity, patience);
+        let rank = |rank| Self::new(memory.clone(), 0, (rank, count), capacity, timeout);
         Ok((0..count).map(rank).collect())
     }
 
-    /// A handle to end the group's exchanges.
+    /// Handle to end the group's exchanges.
     pub fn end(&self) -> End {
         End { memory: self.memory.clone(), layout: self.layout }
     }
 
-    /// Gives `mine`, at most a slot's content.
+    /// Publishes `mine`, which must fit a slot.
     fn give(&self, mine: &[u8]) {
         let (slot, own) = (self.layout.slot(self.rank, self.number), self.layout.of_rank(self.rank));
         self.memory.long(slot).store(mine.len() as u64, Ordering::Relaxed);
         self.memory.put(slot + SLOT_HEADER, mine);
         let stamp = self.memory.word(own + STAMP);
-        // Sequentially consistent, as in `wait`: either the sleeper sees the stamp or this sees the sleeper.
+        // Sequentially consistent, as in `wait`: either the sleeper sees the stamp, or this thread sees the
+        // sleeper.
         stamp.store(self.number as u32, Ordering::SeqCst);
         if self.memory.word(own + SLEEPERS).load(Ordering::SeqCst) > 0 {
             wake(stamp);
         }
     }
 
-    /// Waits until `rank` has given its bytes for this exchange.
+    /// Waits until `rank` has published its bytes for this exchange.
     fn wait(&self, rank: usize, begun: &Begun) -> Result<(), Lost> {
         let stamp = self.memory.word(self.layout.of_rank(rank) + STAMP);
         let given = || has_reached(stamp.load(Ordering::SeqCst), self.number as u32);
@@ -202,16 +203,17 @@ impl Shared {
         }
     }
 
-    /// Exchanges one piece: `all` is where it goes for rank 0, and `stride` bytes further for each next rank.
+    /// Exchanges one piece. Rank 0's bytes go to the start of `all`, and each further rank's `stride` bytes
+    /// later.
     fn exchange(&mut self, mine: &[u8], all: &mut [u8], stride: usize) -> Result<(), Lost> {
         self.number += 1;
-        let begun = Begun::new(self.number, mine.len(), self.patience);
+        let begun = Begun::new(self.number, mine.len(), self.timeout);
         if let Some(rank) = self.end().cause() {
             return Err(begun.lost(rank, How::Ended));
         }
         self.give(mine);
         all[self.rank * stride..][..mine.len()].copy_from_slice(mine);
-        // Each rank begins with its successor, so that not all read one rank's slot at a time.
+        // Each rank starts with its successor, so that ranks do not all read the same slot at once.
         for rank in (self.rank + 1..self.layout.count).chain(0..self.rank) {
             self.wait(rank, &begun)?;
             let slot = self.layout.slot(rank, self.number);
@@ -263,7 +265,7 @@ mod tests {
         let waiting = std::thread::spawn(move || first.gather(&[1; 8], &mut [0; 24]));
         std::thread::sleep(Duration::from_millis(5));
         end.because_of(2);
-        end.because_of(1); // the first cause stays
+        end.because_of(1); // the first cause is kept
         let lost = waiting.join().unwrap().unwrap_err();
         assert_eq!((lost.rank, lost.how), (2, How::Ended));
         assert!(lost.after < Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! Ranks on different machines, with a TCP connection between any two of them.
+//! Ranks on different machines, with a TCP connection between each two.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,18 +9,18 @@ use skein_sys::poll::Poll;
 use super::link::is_passing;
 use super::{Begun, How, Lost, Ranks, check_lengths};
 
-/// Bytes before a message: the number of the exchange, and its length.
+/// Size of a message header, in bytes: number of the exchange and length.
 const HEADER: usize = 16;
 
-/// One rank of a group that is connected to all others.
+/// A rank of a group with connections to all others.
 #[derive(Debug)]
 pub struct Sockets {
     rank: usize,
-    /// In the order of ranks, without this one.
+    /// The other ranks, in order.
     peers: Vec<Peer>,
-    /// Exchanges so far.
+    /// Number of exchanges so far.
     number: u64,
-    patience: Duration,
+    timeout: Duration,
     poll: Poll,
 }
 
@@ -28,38 +28,38 @@ pub struct Sockets {
 struct Peer {
     rank: usize,
     stream: TcpStream,
-    /// Bytes of this exchange sent and received, headers included.
+    /// Bytes sent and received in this exchange, including headers.
     sent: usize,
     got: usize,
     header: [u8; HEADER],
 }
 
-/// Ends a rank's exchanges from another thread.
+/// Aborts a rank's exchanges from another thread.
 #[derive(Debug)]
 pub struct Closer(Vec<TcpStream>);
 
 impl Closer {
-    /// Closes connections once it is told to.
+    /// Handle that can close `streams`.
     pub fn new(streams: Vec<TcpStream>) -> Self {
         Self(streams)
     }
 
-    /// Closes the connections: waits on them fail at once, at both ends.
+    /// Closes the connections: waits on them fail immediately, at both ends.
     pub fn close(&self) {
         for stream in &self.0 {
-            // Fails if it is closed.
+            // An error means that it is already closed.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
 
 impl Sockets {
-    /// Rank `rank` of `streams.len() + 1`, with the connections to the others in the order of ranks. A wait
-    /// lasts at most `patience`.
+    /// Rank `rank` of `streams.len() + 1`, with connections to the other ranks in order. A wait lasts at most
+    /// `timeout`.
     ///
     /// # Errors
-    /// If the sockets cannot be set up.
-    pub fn new(rank: usize, streams: Vec<TcpStream>, patience: Duration) -> std::io::Result<Self> {
+    /// If the sockets cannot be configured.
+    pub fn new(rank: usize, streams: Vec<TcpStream>, timeout: Duration) -> std::io::Result<Self> {
         let others = (0..streams.len() + 1).filter(|other| *other != rank);
         let peer = |(rank, stream): (usize, TcpStream)| {
             stream.set_nodelay(true)?;
@@ -67,20 +67,20 @@ impl Sockets {
             Ok(Peer { rank, stream, sent: 0, got: 0, header: [0; HEADER] })
         };
         let peers = others.zip(streams).map(peer).collect::<std::io::Result<_>>()?;
-        Ok(Self { rank, peers, number: 0, patience, poll: Poll::default() })
+        Ok(Self { rank, peers, number: 0, timeout, poll: Poll::default() })
     }
 }
 
 #[cfg(test)]
 impl Sockets {
-    /// The connection to the first other rank.
+    /// Connection to the first other rank.
     pub(super) fn peers_of_test(&self) -> TcpStream {
         self.peers[0].stream.try_clone().unwrap()
     }
 }
 
 impl Peer {
-    /// Sends what now fits of `header` and `mine`; returns whether it sent anything.
+    /// Sends as much of `header` and `mine` as fits now; returns whether it sent anything.
     fn send(&mut self, header: &[u8; HEADER], mine: &[u8]) -> Result<bool, How> {
         let before = self.sent;
         while self.sent < HEADER + mine.len() {
@@ -98,7 +98,7 @@ impl Peer {
         Ok(self.sent > before)
     }
 
-    /// Reads its bytes for this exchange that have arrived; returns whether there were any.
+    /// Reads the bytes of this exchange that have arrived; returns whether there were any.
     fn get(&mut self, expected: &[u8; HEADER], to: &mut [u8]) -> Result<bool, How> {
         let before = self.got;
         while self.got < HEADER + to.len() {
@@ -134,7 +134,7 @@ impl Ranks for Sockets {
         let len = mine.len();
         check_lengths(mine, all, self.count());
         self.number += 1;
-        let begun = Begun::new(self.number, len, self.patience);
+        let begun = Begun::new(self.number, len, self.timeout);
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(&self.number.to_le_bytes());
         header[8..].copy_from_slice(&(len as u64).to_le_bytes());
@@ -147,7 +147,7 @@ impl Ranks for Sockets {
                 let sent = peer.send(&header, mine);
                 match sent.and_then(|sent| Ok(sent | peer.get(&header, to)?)) {
                     Ok(now) => moved |= now,
-                    // The others still get this rank's bytes, so that they name the lost one too.
+                    // The other ranks still get this rank's bytes, so that they report the same lost rank.
                     Err(how) => failed = failed.or(Some((peer.rank, how))),
                 }
                 if peer.sent.min(peer.got) < HEADER + len {

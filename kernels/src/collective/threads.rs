@@ -1,18 +1,18 @@
-//! Ranks that are threads of one process, for tests.
+//! Ranks in threads of one process, for tests.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{Begun, How, Lost, Ranks, check_lengths};
 
-/// One rank of a group of threads. Dropping it ends it, which the others notice at once.
+/// A rank of a group of threads. Dropping it ends it, which the others detect immediately.
 #[derive(Debug)]
 pub struct Threads {
     rank: usize,
     group: Arc<Group>,
-    /// Exchanges so far.
+    /// Number of exchanges so far.
     number: u64,
-    patience: Duration,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -21,22 +21,23 @@ struct Group {
     changed: Condvar,
 }
 
-/// What a rank has given.
+/// Data published by a rank.
 #[derive(Debug, Clone, Default)]
 struct Given {
-    /// Its last exchange.
+    /// Number of its last exchange.
     number: u64,
     ended: bool,
-    /// Exchange `number` at `number % 2`: nobody begins exchange `n + 2` before all have ended `n`.
+    /// Data of exchange `number` is at `number % 2`: no rank starts exchange `n + 2` before all have finished
+    /// `n`.
     bytes: [Vec<u8>; 2],
 }
 
 impl Threads {
-    /// A group of `count` ranks, in order; a wait lasts at most `patience`.
-    pub fn new(count: usize, patience: Duration) -> Vec<Self> {
+    /// A group of `count` ranks, in order; a wait lasts at most `timeout`.
+    pub fn new(count: usize, timeout: Duration) -> Vec<Self> {
         let given = Mutex::new(vec![Given::default(); count]);
         let group = Arc::new(Group { given, changed: Condvar::new() });
-        (0..count).map(|rank| Self { rank, group: group.clone(), number: 0, patience }).collect()
+        (0..count).map(|rank| Self { rank, group: group.clone(), number: 0, timeout }).collect()
     }
 }
 
@@ -59,7 +60,7 @@ impl Ranks for Threads {
         let (mut given, parity) = (self.group.lock(), ((self.number + 1) % 2) as usize);
         check_lengths(mine, all, given.len());
         self.number += 1;
-        let begun = Begun::new(self.number, mine.len(), self.patience);
+        let begun = Begun::new(self.number, mine.len(), self.timeout);
         given[self.rank].bytes[parity] = mine.to_vec();
         given[self.rank].number = self.number;
         self.group.changed.notify_all();

@@ -14,8 +14,8 @@ pub fn embed(cpu: &mut Cpu, table: &WeightMatrix, tokens: &[u32], scale: f32, ou
     embed_part(cpu, table, 0, tokens, scale, out);
 }
 
-/// [`embed`] for a table whose first row is that of token `first`. The rows of tokens that it lacks become
-/// zeros.
+/// Like [`embed`], for a table whose first row belongs to token `first`. Rows of tokens outside the table
+/// become zeros.
 ///
 /// # Panics
 /// If the shapes disagree.

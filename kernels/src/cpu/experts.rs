@@ -1,7 +1,7 @@
-//! Routing of rows to experts (Shazeer et al. 2017), and the sum of what the experts return.
+//! Routing of rows to experts (Shazeer et al. 2017), and the sum of the experts' outputs.
 //!
-//! A row's choice depends on its own logits alone, and its experts' outputs are added in the order of its
-//! choice. So a row's result has the same bits whichever rows are beside it.
+//! A row's choice depends only on its own logits, and its experts' outputs are added in the order of its
+//! choice. A row's result therefore has the same bits in any batch.
 
 use std::ops::Range;
 
@@ -10,72 +10,72 @@ use super::math::exp;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row_of};
 
-/// How a row's experts are chosen and weighted.
+/// Selection and weighting of a row's experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
-    /// Experts for each row.
+    /// Experts per row.
     pub per_token: usize,
-    /// What an expert's weight is a function of.
+    /// Function from logits to an expert's weight.
     pub score: Score,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub renormalises: bool,
     /// Factor for the weights, applied last.
     pub scale: f32,
-    /// If only some groups of experts take part in the choice.
+    /// Restricts the selection to some groups of experts.
     pub groups: Option<Groups>,
 }
 
-/// An expert's weight before any division by a sum.
+/// Weight of an expert before division by a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Score {
-    /// The softmax of the logits of all experts.
+    /// Softmax over the logits of all experts.
     Softmax,
-    /// The sigmoid of its own logit (DeepSeek-AI 2024).
+    /// Sigmoid of the expert's logit (DeepSeek-AI 2024).
     Sigmoid,
 }
 
-/// Groups of as many experts each, of which each row uses some.
+/// Equal-sized groups of experts, of which each row uses some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
     /// Number of groups.
     pub count: usize,
-    /// Groups in which a row's experts are chosen.
+    /// Groups from which a row's experts are chosen.
     pub kept: usize,
-    /// Groups are ranked by the sum of their best experts' scores: this many of them.
+    /// A group ranks by the sum of this many best scores.
     pub by_best: usize,
 }
 
 impl Routing {
-    /// A softmax over all experts, in one group.
+    /// Softmax over all experts, without groups.
     pub const fn softmax(per_token: usize, renormalises: bool) -> Self {
         Self { per_token, score: Score::Softmax, renormalises, scale: 1.0, groups: None }
     }
 }
 
-/// The experts of each row of a step, and the rows of each expert. Reused between steps.
+/// Experts of each row in a step, and rows of each expert. Reused between steps.
 ///
-/// The pairs of a row and one of its experts are numbered expert by expert, rows ascending, so that the rows
-/// of an expert are adjacent in its input and output.
+/// A pair is a row and one of its experts. Pairs are numbered by expert, then by row, so that the rows of an
+/// expert are adjacent in its input and output.
 #[derive(Debug, Default)]
 pub struct Choices {
     per_token: usize,
-    /// `[rows, per_token]`, best first.
+    /// Chosen experts, `[rows, per_token]`, best first.
     experts: Vec<u32>,
-    /// `[rows, per_token]`
+    /// Weights of the chosen experts, `[rows, per_token]`.
     weights: Vec<f32>,
-    /// `[rows, experts]`: what experts are chosen by, if that is not the logits.
+    /// Selection scores, `[rows, experts]`, if they differ from the logits.
     keys: Vec<f32>,
-    /// `[rows, per_token]`: number of each pair.
+    /// Number of each pair of row and chosen expert, `[rows, per_token]`. Pairs are numbered by expert.
     numbers: Vec<u32>,
-    /// `[pairs]`: row of each pair.
+    /// Row of each pair, `[pairs]`.
     rows: Vec<u32>,
-    /// `[experts + 1]`: first pair of each expert.
+    /// First pair of each expert, `[experts + 1]`.
     starts: Vec<u32>,
 }
 
 impl Choices {
-    /// Chooses experts for each row of `logits`, `[rows, experts]`. Of equal experts, the lower one wins.
-    /// `correction` is added to the scores of experts for the choice, but not for their weights.
+    /// Chooses experts for each row of `logits`, `[rows, experts]`. Ties go to the lower expert. `correction`
+    /// is added to the scores for the selection only, not to the weights.
     ///
     /// # Panics
     /// If there are fewer experts than each row needs, or `logits` are not whole rows.
@@ -94,7 +94,7 @@ impl Choices {
         self.per_token = per_token;
         self.experts.resize(rows * per_token, 0);
         self.weights.resize(rows * per_token, 0.0);
-        // Logits have the order of their scores, and no rounding makes two of them equal.
+        // Logits sort like their scores, and rounding makes no two of them equal.
         let has_keys = correction.is_some() || routing.groups.is_some();
         self.keys.resize(if has_keys { logits.len() } else { 0 }, 0.0);
         let (chosen, weights) = (DisjointMut::new(&mut self.experts), DisjointMut::new(&mut self.weights));
@@ -118,7 +118,7 @@ impl Choices {
         self.sort(experts);
     }
 
-    /// Numbers the pairs expert by expert.
+    /// Numbers the pairs by expert.
     fn sort(&mut self, experts: usize) {
         self.starts.clear();
         self.starts.resize(experts + 1, 0);
@@ -134,28 +134,28 @@ impl Choices {
             self.rows[*next as usize] = (pair / self.per_token) as u32;
             *next += 1;
         }
-        // Each start has moved to the next expert's.
+        // Each start has moved to the next expert's start.
         self.starts.rotate_right(1);
         self.starts[0] = 0;
     }
 
-    /// Number of pairs: rows times experts for each.
+    /// Number of pairs: rows times experts per row.
     pub fn pairs(&self) -> usize {
         self.rows.len()
     }
 
-    /// Experts that at least one row chose, ascending, with their pairs.
+    /// Experts chosen by at least one row, ascending, with their pairs.
     pub fn chosen(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let pairs = self.starts.windows(2).map(|ends| ends[0] as usize..ends[1] as usize);
         pairs.enumerate().filter(|(_, pairs)| !pairs.is_empty())
     }
 
-    /// Rows of some pairs.
+    /// Rows of a range of pairs.
     pub fn rows(&self, pairs: Range<usize>) -> &[u32] {
         &self.rows[pairs]
     }
 
-    /// Adds to each row of `x`, `[rows, width]`, the weighted outputs of its experts, in the order of its
+    /// Adds the weighted outputs of its experts to each row of `x`, `[rows, width]`, in the order of its
     /// choice. `outputs` is `[pairs, width]`.
     ///
     /// # Panics
@@ -175,8 +175,7 @@ impl Choices {
     }
 }
 
-/// Adds to each row of `x`, `[rows, width]`, its row of `outputs` times the sigmoid of its logit: an expert
-/// that all rows share.
+/// Adds the output of the shared network, times the sigmoid of a logit, to each row of `x`, `[rows, width]`.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -196,8 +195,8 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Sets `keys` to the corrected scores of a row's experts, and to minus infinity outside the groups that it
-/// uses.
+/// Sets `keys` to the corrected scores of a row's experts, and to minus infinity in groups that it does not
+/// use.
 fn rank(logits: &[f32], routing: Routing, correction: Option<&[f32]>, keys: &mut [f32]) {
     match routing.score {
         Score::Sigmoid => keys.iter_mut().zip(logits).for_each(|(key, logit)| *key = sigmoid(*logit)),
@@ -218,7 +217,7 @@ fn rank(logits: &[f32], routing: Routing, correction: Option<&[f32]>, keys: &mut
     }
 }
 
-/// The sum of the `count` highest values of `keys`.
+/// Sum of the `count` highest values of `keys`.
 fn sum_of_best(keys: &[f32], count: usize) -> f32 {
     let mut best = vec![0; count.min(keys.len())];
     choose(keys, &mut best);
@@ -232,7 +231,7 @@ fn softmax(logits: &[f32], to: &mut [f32]) {
     to.iter_mut().for_each(|to| *to /= sum);
 }
 
-/// Puts the experts with the highest keys into `chosen`, best first.
+/// Writes the experts with the highest keys to `chosen`, best first.
 fn choose(keys: &[f32], chosen: &mut [u32]) {
     for slot in 0..chosen.len() {
         let (before, rest) = chosen.split_at_mut(slot);
@@ -247,7 +246,7 @@ fn choose(keys: &[f32], chosen: &mut [u32]) {
     }
 }
 
-/// The weights of the `chosen` experts.
+/// Computes the weights of the `chosen` experts.
 fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let of = |logit: f32| match routing.score {
@@ -258,7 +257,7 @@ fn weigh(logits: &[f32], chosen: &[u32], routing: Routing, weights: &mut [f32]) 
         *weight = of(logits[*expert as usize]);
     }
     let sum: f32 = match (routing.renormalises, routing.score) {
-        // Sigmoids may all be zero.
+        // All sigmoids may be zero.
         (true, _) => weights.iter().sum::<f32>() + f32::MIN_POSITIVE,
         (false, Score::Softmax) => logits.iter().map(|logit| of(*logit)).sum(),
         (false, Score::Sigmoid) => 1.0,
@@ -278,7 +277,7 @@ impl Kernel for AddRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        const STRIP: usize = 64; // columns that stay in registers while the experts are added
+        const STRIP: usize = 64; // columns kept in registers while experts are added
         let Self { outputs, numbers, weights, x } = self;
         let width = x.len();
         for (strip, x) in x.chunks_mut(STRIP).enumerate() {
@@ -341,7 +340,7 @@ mod tests {
 
     #[test]
     fn only_the_best_groups_take_part_and_corrections_change_no_weight() {
-        // Groups of two: their scores are sums of two. The correction lifts the last group over the first.
+        // Groups rank by the sum of two scores. The correction lifts the last group above the first.
         let groups = Some(Groups { count: 3, kept: 1, by_best: 2 });
         let routing = Routing { score: Score::Sigmoid, scale: 2.5, groups, ..Routing::softmax(2, true) };
         let logits = [1.0, 1.5, 3.0, -9.0, 0.5, 0.25];
@@ -383,7 +382,7 @@ mod tests {
     fn a_rows_sum_has_the_same_bits_alone_and_in_any_batch() {
         let (rows, width, routing) = (23, 100, Routing::softmax(3, false));
         let logits = logits(rows);
-        // The output of an expert for a row depends on both.
+        // The output depends on the row and the expert.
         let output = |row: usize, expert: usize, column: usize| {
             ((row * 31 + expert * 17 + column * 7) % 101) as f32 * 0.013 - 0.6
         };

@@ -21,19 +21,19 @@ pub enum Encoding {
     F32,
     /// Rounded to bfloat16, ties to even; subnormals become zero.
     Bf16,
-    /// One `f32` scale per row and leaf, `max|x| / 127`, and codes `x / scale` from -127 to 127, ties to
-    /// even.
+    /// Codes `x / scale` from -127 to 127, ties to even, with one `f32` scale `max|x| / 127` per row and
+    /// leaf.
     Int8 {
-        /// Leaves of the product's sums: see [`leaves`](crate::leaves).
+        /// Leaves of the product's sums; see [`leaves`](crate::leaves).
         leaves: usize,
     },
 }
 
 impl Encoding {
-    /// 8 bits for a product whose sums have one leaf.
+    /// 8-bit encoding for a product with one leaf.
     pub const INT8: Self = Self::Int8 { leaves: 1 };
 
-    /// Leaves with a scale each; `None` if it has no scales.
+    /// Number of leaves with a scale; `None` without scales.
     const fn scaled_leaves(self) -> Option<usize> {
         match self {
             Self::Int8 { leaves } => Some(leaves),
@@ -70,11 +70,11 @@ pub struct Input {
     half_sums: Aligned<i32>,
     /// `[rows, leaves]`: sum of the codes of a row's leaf.
     totals: Aligned<i32>,
-    /// Where each encoded value comes from in its row, if they are reordered.
+    /// Source column of each encoded value, if reordered.
     order: Option<Order>,
 }
 
-/// `values` in `order`, which has entries below their number.
+/// `values` reordered by `order`, whose entries must be below their number.
 fn in_order<'a>(order: Option<&[u32]>, values: &'a mut [f32], reordered: &'a mut [f32]) -> &'a [f32] {
     let Some(order) = order else { return values };
     for (to, from) in reordered.iter_mut().zip(order) {
@@ -131,7 +131,7 @@ impl Input {
         (tasks, scratch_len): (usize, usize),
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
-        // A row's scales are only known once the whole row is.
+        // A row's scale is known only after its last value.
         let is_scaled = encoding.scaled_leaves().is_some();
         let whole = if is_scaled { (rows * width).next_multiple_of(LANES) } else { 0 };
         let scratch_len = if is_scaled { scratch_len.max(width) } else { scratch_len };
@@ -148,8 +148,8 @@ impl Input {
         if is_scaled {
             let Columns { whole, encoded } = &columns;
             for_each_row_of(cpu, rows, width, |row, participant| {
-                // SAFETY: all columns have been put, each row is in one task, and a participant encodes one
-                // row at a time.
+                // SAFETY: all columns are written, each row belongs to one task, and a participant encodes
+                // one row at a time.
                 unsafe {
                     let values = whole.part(row * width, width);
                     let reordered = scratch.part(participant * scratch_len, width);
@@ -221,10 +221,10 @@ impl Input {
         });
     }
 
-    /// Copies the rows to `to`, without their padding.
+    /// Copies the rows to `to` without padding.
     ///
     /// # Panics
-    /// If they are not stored as `f32`, or `to` has another size.
+    /// If they are not stored as `f32`, or `to` has a different size.
     pub fn copy_to(&self, to: &mut [f32]) {
         let (values, stride) = self.values();
         assert_eq!(to.len(), self.rows * self.width, "to is [rows, width]");
@@ -232,13 +232,13 @@ impl Input {
         rows.for_each(|(row, to)| to.copy_from_slice(&row[..self.width]));
     }
 
-    /// From now on, encoded value `i` is value `order[i]` of its row. For products with a matrix of that
-    /// [order](super::packed::Packed::with_order); `None` keeps values where they are.
+    /// From now on, encoded value `i` is value `order[i]` of its row, for products with a matrix of that
+    /// [order](super::packed::Packed::with_order); `None` keeps the order.
     pub fn set_order(&mut self, order: Option<Order>) {
         self.order = order;
     }
 
-    /// See [`Input::set_order`].
+    /// Order set by [`Input::set_order`].
     pub(super) fn order(&self) -> Option<&Order> {
         self.order.as_ref()
     }
@@ -264,8 +264,7 @@ impl Input {
         self.has_halves
     }
 
-    /// `f32` rows, and the stride between rows in values. For [`Encoding::F32`], and for bfloat16 stored as
-    /// `f32`.
+    /// `f32` rows and their stride in values. For [`Encoding::F32`], and for bfloat16 stored as `f32`.
     ///
     /// # Panics
     /// If the rows are stored differently.
@@ -290,12 +289,12 @@ impl Input {
         padded::<i8>(self.width)
     }
 
-    /// Sum of the codes of each row's leaves `[rows, leaves]`, for [`Encoding::Int8`].
+    /// Sum of the codes of each leaf of a row, `[rows, leaves]`, for [`Encoding::Int8`].
     pub(super) fn totals(&self) -> &[i32] {
         &self.totals[..self.rows * self.encoding.scaled_leaves().unwrap_or_default()]
     }
 
-    /// Sums of the halves of groups `[rows, 2 * sum_stride]`, for [`Encoding::Int8`].
+    /// Sums of half groups, `[rows, 2 * sum_stride]`, for [`Encoding::Int8`].
     pub(super) fn half_sums(&self) -> &[i32] {
         &self.half_sums[..2 * self.rows * self.sum_stride()]
     }
@@ -322,7 +321,7 @@ struct EncodedRows<'a> {
     encoding: Encoding,
     has_halves: bool,
     width: usize,
-    /// Values from one row to the next, in whichever buffer the encoding uses.
+    /// Stride between rows, in values of the encoding's buffer.
     stride: usize,
     values: DisjointMut<'a, f32>,
     halves: DisjointMut<'a, u16>,

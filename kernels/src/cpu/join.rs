@@ -1,4 +1,4 @@
-//! Joins the partial sums of ranks that share a product by its inputs.
+//! Joins the partial sums of a product that ranks divide by its inputs.
 
 use super::disjoint::DisjointMut;
 use super::matmul::Write;
@@ -6,7 +6,7 @@ use super::{Cpu, for_each_row_of};
 use crate::leaves;
 
 /// Sums `sums` `[ranks, rows, width]` over the ranks as a balanced tree, adds `bias` `[width]`, and writes to
-/// `y` `[rows, width]`: the bits that one rank with all leaves would give. Overwrites `sums`.
+/// `y` `[rows, width]`. The bits equal those of a single rank with all leaves. Overwrites `sums`.
 ///
 /// # Panics
 /// If the shapes disagree, or the number of ranks is not a power of two.

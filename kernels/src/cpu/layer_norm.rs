@@ -1,16 +1,16 @@
-//! Layer normalisation (Ba et al. 2016): a row's mean is subtracted before it is scaled.
+//! Layer normalisation (Ba et al. 2016): subtracts a row's mean before scaling.
 
 use super::Cpu;
 use super::input::{Encoding, Input};
 use super::norm::load_up_to;
 use super::simd::{Kernel, LANES, Simd};
 
-/// Weights of a layer normalisation.
+/// Parameters of a layer normalisation.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNorm<'a> {
-    /// `[width]`: factors of the normalised values.
+    /// Factors of the normalised values, `[width]`.
     pub weight: &'a [f32],
-    /// `[width]`: added at the end, if any.
+    /// Bias, `[width]`, added last.
     pub bias: Option<&'a [f32]>,
     /// Added to the variance.
     pub eps: f32,
@@ -19,7 +19,7 @@ pub struct LayerNorm<'a> {
 /// `(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`, row by row, encoded as the input of a product.
 ///
 /// # Panics
-/// If `x` is not `[rows, width]`, or the bias has another width.
+/// If `x` is not `[rows, width]`, or the bias has a different width.
 pub fn layer_norm_into(cpu: &mut Cpu, x: &[f32], norm: LayerNorm<'_>, encoding: Encoding, out: &mut Input) {
     let (width, isa) = (norm.weight.len(), cpu.isa);
     assert!(x.len().is_multiple_of(width), "x is [rows, width]");
@@ -57,7 +57,7 @@ impl Kernel for Row<'_> {
     }
 }
 
-/// Sum of `x`: columns sixteen apart first, ascending, then the lanes.
+/// Sum of `x`: first columns sixteen apart, ascending, then the lanes.
 #[inline(always)]
 fn sum<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut sums = s.zero();
@@ -87,7 +87,7 @@ mod tests {
     fn it_agrees_with_f64_on_every_instruction_set() {
         for width in [1, 15, 16, 100, 896] {
             let rows = 7;
-            // A mean far from zero, so that forgetting to subtract it shows.
+            // A mean far from zero, so that failing to subtract it is detected.
             let x: Vec<f32> =
                 (0..rows * width).map(|i| 5.0 + ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
             let weight: Vec<f32> = (0..width).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect();
@@ -118,7 +118,7 @@ mod tests {
             let bias = norm.bias.map_or(0.0, |bias| f64::from(bias[i]));
             let scaled =
                 (f64::from(row[i]) - mean) / (variance + 1e-5).sqrt() * f64::from(norm.weight[i]) + bias;
-            // With one column the variance is zero, and eps magnifies the mean's rounding.
+            // With one column the variance is zero, and eps magnifies the rounding of the mean.
             let tolerance = if row.len() == 1 { 1e-3 } else { 1e-5 };
             assert!((f64::from(got[i]) - scaled).abs() < tolerance, "width {width}: {} for {scaled}", got[i]);
         }

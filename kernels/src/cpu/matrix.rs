@@ -7,16 +7,16 @@ use skein_sys::mapped::Bytes;
 
 use super::blocks::BlockType;
 
-/// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`. It may be a part of a
-/// stored matrix; then the rest of the storage is never read.
+/// A weight matrix `[rows, cols]`, row-major: row `n` holds the weights of output `n`. It may be part of a
+/// stored matrix; the rest of the storage is then never read.
 #[derive(Debug, Clone)]
 pub struct WeightMatrix {
     storage: Storage,
     rows: usize,
     cols: usize,
-    /// Byte offset of the first value in the storage.
+    /// Byte offset of the first value.
     start: usize,
-    /// Bytes from one row to the next.
+    /// Stride between rows, in bytes.
     stride: usize,
 }
 
@@ -29,37 +29,37 @@ pub enum Storage {
     F16(Bytes),
     /// IEEE single, little-endian; needs no alignment.
     F32(Bytes),
-    /// Blocks of quantised values, one output after the other.
+    /// Blocks of quantised values, row by row.
     Blocks(BlockType, Bytes),
 }
 
 impl Storage {
-    /// Bytes of `values` neighbouring values of an output.
+    /// Bytes of `values` consecutive values of an output.
     ///
     /// # Panics
-    /// If they are not whole blocks.
+    /// If that is not a whole number of blocks.
     pub fn bytes_of(&self, values: usize) -> usize {
         match self {
             Self::Bf16(_) | Self::F16(_) => 2 * values,
             Self::F32(_) => 4 * values,
             Self::Blocks(kind, _) => match kind.row_bytes(values) {
                 Some(bytes) => bytes,
-                None => panic!("{values} values are no whole blocks of {}", kind.name()),
+                None => panic!("{values} values are not a whole number of {} blocks", kind.name()),
             },
         }
     }
 
-    /// Bits that 256 values take, scales included.
+    /// Bits of 256 values, including scales.
     pub fn bits_of_256(&self) -> usize {
         8 * self.bytes_of(256)
     }
 
-    /// Values that can only be stored together.
+    /// Values per storage unit: a block, or a single value.
     pub fn unit(&self) -> usize {
         self.blocks().map_or(1, |kind| kind.form().values)
     }
 
-    /// The type of its blocks, if values are stored in blocks.
+    /// Block type, if values are stored in blocks.
     pub fn blocks(&self) -> Option<BlockType> {
         match self {
             Self::Blocks(kind, _) => Some(*kind),
@@ -67,7 +67,7 @@ impl Storage {
         }
     }
 
-    /// Name of the type in messages.
+    /// Name of the type, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Bf16(_) => "BF16",
@@ -119,10 +119,10 @@ impl WeightMatrix {
         Self { storage, rows, cols, start: 0, stride }
     }
 
-    /// Some rows and columns of it, not copied.
+    /// The part with these rows and columns, without a copy.
     ///
     /// # Panics
-    /// If there are no such rows and columns, or they begin or end inside a block.
+    /// If the matrix has no such rows and columns, or they start or end inside a block.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "{rows:?} of {} rows", self.rows);
         assert!(cols.start <= cols.end && cols.end <= self.cols, "{cols:?} of {} columns", self.cols);
@@ -130,13 +130,13 @@ impl WeightMatrix {
         Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, ..*self }
     }
 
-    /// A copy with its rows in another order; row `i` is row `from(i)` of this one.
+    /// Copy with reordered rows; row `i` is row `from(i)` of this matrix.
     pub fn with_rows(&self, from: impl Fn(usize) -> usize) -> Self {
         let bytes = (0..self.rows).flat_map(|row| self.row(from(row))).copied().collect();
         self.copied(bytes)
     }
 
-    /// A copy with its columns in another order; column `i` is column `from(i)` of this one.
+    /// Copy with reordered columns; column `i` is column `from(i)` of this matrix.
     ///
     /// # Panics
     /// If values are stored in blocks.
@@ -148,7 +148,7 @@ impl WeightMatrix {
         self.copied(bytes.copied().collect())
     }
 
-    /// A matrix of the same shape and type with other bytes.
+    /// Matrix of the same shape and type with different bytes.
     fn copied(&self, bytes: Vec<u8>) -> Self {
         let storage = match self.storage {
             Storage::Bf16(_) => Storage::Bf16(bytes.into()),
@@ -169,7 +169,7 @@ impl WeightMatrix {
         self.cols
     }
 
-    /// Element type and bytes, of which a part of a matrix has only some.
+    /// Type and bytes. A part of a matrix uses only some of the bytes.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
@@ -179,7 +179,7 @@ impl WeightMatrix {
         self.storage.bytes_of(self.cols)
     }
 
-    /// Bytes of all rows.
+    /// Size of all rows, in bytes.
     pub fn len_bytes(&self) -> usize {
         self.rows * self.row_bytes()
     }

@@ -1,4 +1,4 @@
-//! Activations of feed-forward networks, and gated linear units with them (Shazeer 2020).
+//! Activations of feed-forward networks, and gated linear units (Shazeer 2020).
 
 use super::disjoint::DisjointMut;
 use super::input::{Encoding, Input};
@@ -52,7 +52,7 @@ pub fn glu(cpu: &mut Cpu, activation: Gate, gate_up: &[f32], width: usize, out: 
     });
 }
 
-/// `activation(x)`, encoded as the input of a product, for networks without a gate. `x` is `[rows, width]`.
+/// `activation(x)`, encoded as the input of a product, for ungated networks. `x` is `[rows, width]`.
 ///
 /// # Panics
 /// If `x` is not whole rows.
@@ -149,7 +149,7 @@ mod tests {
             }
             assert!(first.is_empty() || first == out, "{}", isa.name());
             first = out;
-            // Without a gate: as if the up projection were 1.
+            // Ungated, as if the up projection returned 1.
             let alone: Vec<f32> = gate_up.chunks(2 * width).flat_map(|row| &row[..width]).copied().collect();
             let ones = alone.chunks(width).flat_map(|row| [row, &[1.0; 53]].concat()).collect::<Vec<_>>();
             let (mut expected, mut got) = (vec![0.0; rows * width], Input::default());

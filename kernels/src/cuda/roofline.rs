@@ -63,7 +63,8 @@ pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, most_bytes: usize) -> 
     })
 }
 
-/// Operations per second of one bf16 product of up to `most` cubed on random values; `None` without cuBLASLt.
+/// Operations per second of a bf16 product of square matrices of up to `most` rows, with random values;
+/// `None` without cuBLASLt.
 pub fn matmul_rate(kernels: &Kernels, stream: &Stream, most: usize) -> Result<Option<f64>, CudaError> {
     let Some(blas) = BlasLt::open(kernels.device())? else { return Ok(None) };
     let sizes = [128, 1024, most].into_iter().filter(|size| *size <= most);

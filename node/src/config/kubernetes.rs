@@ -1,12 +1,12 @@
-//! Kubernetes adds variables for each Service to every pod's environment. Those of a Service called `skein`
-//! have our prefix and are not settings.
+//! Kubernetes sets variables for each Service in every pod's environment. Those of a Service called `skein`
+//! have our prefix but are not settings.
 //!
 //! <https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>
 
 /// Transports of a Service's port.
 const PROTOCOLS: [&str; 3] = ["tcp", "udp", "sctp"];
 
-/// Whether `SKEIN_<rest>` has the name and the value of a Service variable. The names are `SERVICE_HOST`,
+/// Whether `SKEIN_<rest>` has the name and value of a Service variable. The names are `SERVICE_HOST`,
 /// `SERVICE_PORT`, `SERVICE_PORT_<NAME>`, `PORT`, and `PORT_<number>_TCP` without a suffix or with `_PROTO`,
 /// `_PORT` or `_ADDR`; the rest of the Service's name may precede them.
 pub(super) fn is_service_link(rest: &str, value: &str) -> bool {

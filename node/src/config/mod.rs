@@ -121,7 +121,7 @@ struct Layered {
     key: Key,
     values: Vec<String>,
     origin: Origin,
-    /// Section of the file that it came from; empty = none.
+    /// Section of the file that contains it; empty = none.
     section: String,
 }
 
@@ -202,7 +202,7 @@ impl Settings {
     /// # Errors
     /// If there are any.
     pub fn finish(&self) -> Result<(), Problems> {
-        // Two readers of one setting find the same problem.
+        // Two readers of the same setting report the same problem.
         let mut said = BTreeSet::new();
         let problems: Vec<_> =
             self.problems.iter().filter(|problem| said.insert(*problem)).cloned().collect();
@@ -244,7 +244,7 @@ impl Settings {
         }
         if !ignored.is_empty() {
             let names = ignored.join(", ");
-            self.note(format!("ignored {names}: Kubernetes sets these for a Service, they are not settings"));
+            self.note(format!("ignored {names}: Kubernetes sets these for a Service; they are not settings"));
         }
     }
 

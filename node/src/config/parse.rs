@@ -134,8 +134,7 @@ fn refuse_negative(given: &str, number: &str) -> Result<(), String> {
     if digits { Err(format!("`{given}` must not be negative")) } else { Ok(()) }
 }
 
-/// Formats a duration for a message: in hours or minutes if they are whole, otherwise as `Duration` is
-/// printed.
+/// Formats a duration for a message: in whole hours or minutes if exact, otherwise like `Duration`.
 fn time(time: Duration) -> String {
     let seconds = time.as_secs();
     let whole = |unit: u64| time.subsec_nanos() == 0 && seconds >= unit && seconds.is_multiple_of(unit);

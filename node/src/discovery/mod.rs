@@ -13,7 +13,7 @@ mod source;
 mod static_list;
 
 pub use in_process::in_process;
-pub use source::{DEFAULT_CLUSTER, MAX_ENDPOINTS, Source};
+pub use source::{DEFAULT_CLUSTER, MAX_ENDPOINTS, MembershipSource};
 pub use static_list::{DiscoveryError, MAX_STATIC_MEMBERS, static_list};
 
 /// Most changes queued; the sender then waits.

@@ -19,7 +19,7 @@ const FORMS: &str =
 
 /// A source of membership outside this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum MembershipSource {
     /// An etcd cluster.
     Etcd {
         /// `host:port` of each server.
@@ -33,7 +33,7 @@ pub enum Source {
     Dns(DnsName),
 }
 
-impl Source {
+impl MembershipSource {
     /// Parses a source.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Source {
     }
 }
 
-fn etcd(rest: &str, tls: bool) -> Result<Source, String> {
+fn etcd(rest: &str, tls: bool) -> Result<MembershipSource, String> {
     let (servers, cluster) = rest.split_once('/').unwrap_or((rest, ""));
     let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
     check_name(cluster).map_err(|reason| format!("the cluster's {reason}"))?;
@@ -63,7 +63,7 @@ fn etcd(rest: &str, tls: bool) -> Result<Source, String> {
     if endpoints.len() > MAX_ENDPOINTS {
         return Err(format!("{} servers are listed; at most {MAX_ENDPOINTS} are allowed", endpoints.len()));
     }
-    Ok(Source::Etcd { endpoints, cluster: cluster.to_owned(), tls })
+    Ok(MembershipSource::Etcd { endpoints, cluster: cluster.to_owned(), tls })
 }
 
 fn dns_name(rest: &str) -> Result<DnsName, String> {
@@ -86,18 +86,24 @@ fn dns_name(rest: &str) -> Result<DnsName, String> {
 mod tests {
     use super::*;
 
-    fn etcd(endpoints: &[&str], cluster: &str, tls: bool) -> Source {
+    fn etcd(endpoints: &[&str], cluster: &str, tls: bool) -> MembershipSource {
         let endpoints = endpoints.iter().map(|&endpoint| endpoint.to_owned()).collect();
-        Source::Etcd { endpoints, cluster: cluster.into(), tls }
+        MembershipSource::Etcd { endpoints, cluster: cluster.into(), tls }
     }
 
-    fn dns(host: &str, port: u16, interval_ms: u64) -> Source {
-        Source::Dns(DnsName { host: host.into(), port, interval: Duration::from_millis(interval_ms) })
+    fn dns(host: &str, port: u16, interval_ms: u64) -> MembershipSource {
+        MembershipSource::Dns(DnsName {
+            host: host.into(),
+            port,
+            interval: Duration::from_millis(interval_ms),
+        })
     }
 
     #[test]
     fn sources_are_read() {
-        let check = |given: &str, expected: Source| assert_eq!(Source::parse(given), Ok(expected), "{given}");
+        let check = |given: &str, expected: MembershipSource| {
+            assert_eq!(MembershipSource::parse(given), Ok(expected), "{given}")
+        };
         check("etcd://a:2379", etcd(&["a:2379"], "default", false));
         check("etcd://a:2379/", etcd(&["a:2379"], "default", false));
         check("etcds://a:2379, [::1]:2379/blue", etcd(&["a:2379", "[::1]:2379"], "blue", true));
@@ -109,7 +115,7 @@ mod tests {
     #[test]
     fn an_invalid_source_is_refused_with_the_valid_forms() {
         let check = |given: &str, reason: &str| {
-            let got = Source::parse(given).expect_err(given);
+            let got = MembershipSource::parse(given).expect_err(given);
             assert!(got.contains(reason), "{given}: {got}");
         };
         check("a:2379", "write etcd://host:2379");

@@ -74,7 +74,7 @@ impl Registry {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels).expect(VALID))
     }
 
-    /// A gauge of fractions for each combination of labels; as [`gauges`](Self::gauges).
+    /// Gauges of fractions, one per combination of labels; otherwise like [`gauges`](Self::gauges).
     pub fn ratios(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
         self.register(GaugeVec::new(Opts::new(name, help), labels).expect(VALID))
     }
@@ -98,12 +98,12 @@ impl Registry {
         self.0.register(Box::new(process::ProcessCollector::new())).expect(VALID);
     }
 
-    /// Sums over workers, for a router.
+    /// Sums over workers, served by a router.
     pub fn engine_sums(&self) -> EngineSums {
         self.register(EngineSums::new())
     }
 
-    /// Spans exported and lost by this process.
+    /// Counters of spans that this process exported and lost.
     pub fn traces(&self) {
         let counters = crate::trace::counters();
         self.register(counters.dropped.clone());

@@ -1,4 +1,4 @@
-//! Metrics of engines that a router serves as sums over its workers, so that one scrape suffices.
+//! Engine metrics that a router serves as sums over its workers, so that one scrape covers the cluster.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,14 +8,14 @@ use skein_proto::totals::Total;
 
 use super::buckets;
 
-/// A metric that workers count and routers add up.
+/// A metric counted by workers and summed by routers.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineMetric {
-    /// Its name at a worker.
+    /// Name at a worker.
     pub at_worker: &'static str,
-    /// Its name at a router. It differs where the router measures the same from its own side.
+    /// Name at a router. It differs if the router also measures the quantity itself.
     pub at_router: &'static str,
-    /// What it means at a router.
+    /// Help text at a router.
     pub help: &'static str,
     /// Upper bounds of a histogram without `+Inf`; empty for a counter.
     pub buckets: &'static [f64],
@@ -30,7 +30,7 @@ const fn metric(
     EngineMetric { at_worker, at_router, help, buckets }
 }
 
-/// Everything that routers add up.
+/// All summed metrics.
 pub const ENGINE: [EngineMetric; 11] = [
     metric(
         "vllm:request_queue_time_seconds",
@@ -65,7 +65,7 @@ pub const ENGINE: [EngineMetric; 11] = [
     metric(
         "vllm:num_preemptions_total",
         "vllm:num_preemptions_total",
-        "Sequences that gave their blocks back and were computed again, at all workers together.",
+        "Sequences preempted and recomputed, at all workers together.",
         &[],
     ),
     metric(
@@ -101,7 +101,7 @@ pub const ENGINE: [EngineMetric; 11] = [
 ];
 
 impl EngineMetric {
-    /// Whether `total` has its kind and its number of buckets: a worker of another release may differ.
+    /// Whether `total` has the right kind and number of buckets: a worker of another release may differ.
     pub fn fits(&self, total: &Total) -> bool {
         match self.buckets.len() {
             0 => total.buckets.is_empty(),
@@ -109,7 +109,7 @@ impl EngineMetric {
         }
     }
 
-    /// A sum of nothing.
+    /// The sum over no workers.
     pub fn zero(&self) -> Total {
         let buckets = if self.buckets.is_empty() { 0 } else { self.buckets.len() + 1 };
         Total { name: self.at_worker.to_owned(), buckets: vec![0; buckets], ..Total::default() }
@@ -150,7 +150,7 @@ fn histogram(bounds: &[f64], total: &Total) -> Histogram {
     histogram
 }
 
-/// The value of a counter or histogram, to be sent to a router.
+/// Value of a counter or histogram, for sending to a router.
 pub fn total_of(metric: &impl Collector) -> Total {
     let mut total = Total::default();
     for family in metric.collect() {
@@ -174,7 +174,7 @@ fn differences(cumulative: impl Iterator<Item = u64>) -> Vec<u64> {
     cumulative.map(|count| count.saturating_sub(std::mem::replace(&mut before, count))).collect()
 }
 
-/// Sums over workers in a router's registry. A sum that has not been set is not in the scrape.
+/// Sums over workers in a router's registry. A sum that was never set is omitted from the scrape.
 #[derive(Debug, Clone)]
 pub struct EngineSums {
     sums: Arc<Mutex<Vec<Total>>>,
@@ -190,7 +190,7 @@ impl EngineSums {
         Self { sums: Arc::default(), described: described.collect() }
     }
 
-    /// Replaces the sums, which have their names at a worker.
+    /// Replaces the sums, which are named as at a worker.
     pub fn set(&self, sums: Vec<Total>) {
         *self.sums.lock().unwrap_or_else(PoisonError::into_inner) = sums;
     }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// The pause before a worker's next start. A worker that had been ready restarts at once, because requests
-/// wait for it. One that dies before it is ready would die again, so the pause doubles from 100 ms to 5 s.
+/// Delay before a worker's next start. A worker that was ready restarts immediately, because requests wait
+/// for it. One that fails before it is ready would probably fail again, so the delay doubles from 100 ms to 5
+/// s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Backoff {
     next: Duration,
@@ -12,17 +13,17 @@ pub(super) struct Backoff {
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(5);
-    /// Shortest time between two starts of one worker, so that one that dies as soon as it is ready does not
-    /// keep a processor busy.
+    /// Shortest time between two starts of a worker, so that one that crashes as soon as it is ready does not
+    /// occupy a processor.
     const BETWEEN_STARTS: Duration = Duration::from_millis(200);
 
-    /// The pause after a worker that had been ready and ran for `run`.
+    /// Delay after a worker that was ready and ran for `run`.
     pub(super) fn after_ready(&mut self, run: Duration) -> Duration {
         self.next = Self::FIRST;
         Self::BETWEEN_STARTS.saturating_sub(run)
     }
 
-    /// The pause after a worker that died before it was ready.
+    /// Delay after a worker that died before it was ready.
     pub(super) fn before_ready(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(Self::LONGEST);

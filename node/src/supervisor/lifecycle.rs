@@ -1,6 +1,6 @@
-//! What a supervised worker reports to its supervisor: one JSON object a line on standard output. In the
-//! other direction the first line is the worker's [`Secret`](super::Secret). After it there is one signal:
-//! standard input closes, which means "drain and exit", whether the supervisor wants it or has died.
+//! Reports of a supervised worker to its supervisor: one JSON object per line on standard output. In the
+//! other direction, the first line is the worker's [`Secret`](super::Secret). After it, closing standard
+//! input is the only signal: it means "drain and exit", whether the supervisor requests that or has died.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::shutdown::Shutdown;
 
 /// How long a worker may take to exit after its input closes; then it forces its own exit.
 const LAST_RESORT: Duration = Duration::from_secs(8);
-/// Time between two reports of a worker that is not ready.
+/// Interval between two reports of a worker that is not ready.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
 /// Exit code of a forced exit.
 const FORCED_EXIT_CODE: i32 = 1;
@@ -27,7 +27,7 @@ pub enum Lifecycle {
         /// Bytes to load.
         total: u64,
     },
-    /// The worker lives, and is not ready yet.
+    /// The worker is alive but not ready yet.
     Alive,
     /// The worker is ready to serve.
     Ready {
@@ -65,9 +65,9 @@ impl Lifecycle {
     }
 }
 
-/// Reports that this worker lives, until the returned task is aborted: a supervisor replaces one that is
-/// silent before it is ready. The report comes from the runtime's threads, which loading does not block, so
-/// it tells of a frozen process, not of a slow disk.
+/// Reports that this worker is alive, until the returned task is aborted: a supervisor replaces a worker that
+/// is silent before it is ready. The report comes from the runtime's threads, which loading does not block,
+/// so silence means a frozen process, not a slow disk.
 pub fn report_alive() -> tokio::task::JoinHandle<()> {
     tokio::spawn(async {
         loop {
@@ -77,7 +77,7 @@ pub fn report_alive() -> tokio::task::JoinHandle<()> {
     })
 }
 
-/// Requests `shutdown` when standard input closes. Nothing is ever written to it after the secret.
+/// Requests `shutdown` when standard input closes. Nothing is written to it after the secret.
 ///
 /// # Errors
 /// If the reader thread cannot be started.
@@ -89,7 +89,7 @@ pub fn end_with_supervisor(shutdown: Shutdown) -> std::io::Result<()> {
         std::thread::sleep(LAST_RESORT);
         std::process::exit(FORCED_EXIT_CODE);
     };
-    std::thread::Builder::new().name("leash".into()).spawn(watch).map(drop)
+    std::thread::Builder::new().name("lifeline".into()).spawn(watch).map(drop)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Keeps a number of worker processes alive: starts them, reports joins and leaves to discovery, restarts
 //! crashed ones, kills and restarts those that the router reports as lost, and stops them all.
 //!
-//! A worker's standard input is its leash: it closes when the supervisor stops the worker and also when the
-//! supervisor dies for any reason, so no worker is left behind. Its first line is the worker's secret.
+//! A worker's standard input is its lifeline: it closes when the supervisor stops the worker or dies for any
+//! reason, so no worker is left behind. Its first line is the worker's secret.
 
 mod backoff;
 mod lifecycle;
@@ -24,7 +24,7 @@ use slot::WorkerSlot;
 /// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A worker that reports nothing for this long before it is ready counts as frozen. Workers report once a
-/// second; the margin is for a machine short of processors. Once a worker is ready, the router watches it.
+/// second; the margin is for an overloaded machine. Once a worker is ready, the router watches it.
 const SILENT_START: Duration = Duration::from_secs(30);
 /// Most reports queued for the terminal.
 const REPORTS_IN_FLIGHT: usize = 256;
@@ -73,7 +73,7 @@ impl Supervisor {
         Self::start_with(count, command, changes, SILENT_START)
     }
 
-    /// [`start`](Self::start) with another bound of silence before a worker is ready.
+    /// [`start`](Self::start) with a different limit of silence before a worker is ready.
     fn start_with(
         count: usize,
         command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
@@ -98,12 +98,12 @@ impl Supervisor {
         (Self { tasks, stop, lost, secrets }, receiver)
     }
 
-    /// The secrets of the running workers.
+    /// Secrets of the running workers.
     pub fn secrets(&self) -> Secrets {
         self.secrets.clone()
     }
 
-    /// Kills all workers when `forced` ends; they are not drained.
+    /// Kills all workers without a drain when `forced` completes.
     pub fn kill_after(&self, forced: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         tokio::spawn(async move {
@@ -112,15 +112,14 @@ impl Supervisor {
         });
     }
 
-    /// A callback for lost workers: silent ones, and those whose engine is stuck. They are killed and
-    /// restarted.
+    /// Callback that reports a lost worker: silent, or with a stuck engine. It is killed and restarted.
     pub fn on_lost(&self) -> impl Fn(Member) + Send + Sync + 'static {
         let lost = self.lost.clone();
-        // Fails if all workers have been stopped.
+        // An error means that all workers have been stopped.
         move |member| drop(lost.send(member))
     }
 
-    /// Stops all workers and waits until they have exited, at most [`END_TIMEOUT`] each.
+    /// Stops all workers and waits up to [`END_TIMEOUT`] for each to exit.
     pub async fn stop(mut self) {
         self.stop.request();
         while self.tasks.join_next().await.is_some() {}
@@ -201,7 +200,7 @@ mod tests {
         let (changes, mut seen) = mpsc::channel(16);
         let flag = std::env::temp_dir().join(format!("skein-frozen-start-{}", std::process::id()));
         let of_command = flag.clone();
-        // The first process freezes while it loads. The next one loads for longer than the bound of silence.
+        // The first process freezes while it loads. The next one loads for longer than the limit of silence.
         let text = r#"alive='{"event":"alive"}'; mkdir "$0" && { echo "$alive"; kill -STOP $$; }
             for i in 1 2 3 4; do echo "$alive"; sleep 0.5; done
             echo '{"event":"ready","address":"127.0.0.1:7"}'; exec cat >/dev/null"#;

@@ -1,26 +1,26 @@
-//! The bearer token that a supervised worker and its router share, so that no other user's process can call
-//! the worker.
+//! Bearer token shared by a supervised worker and its router, so that other users' processes cannot call the
+//! worker.
 //!
-//! Each worker process has its own. It is passed through the worker's standard input, never through arguments
-//! or the environment, and expires with the process: a process that takes a dead worker's port cannot use
-//! what it is sent.
+//! Each worker process has its own token. It is passed through the worker's standard input, never through
+//! arguments or the environment, and expires with the process: a process that takes over a dead worker's port
+//! cannot use the token that it receives.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::io::{BufRead, Read};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Random bytes of a secret, which is written in hexadecimal.
+/// Number of random bytes in a secret, which is written in hexadecimal.
 const SECRET_BYTES: usize = 32;
-/// The system's random number generator.
+/// Random number generator of the system.
 const RANDOM_SOURCE: &str = "/dev/urandom";
 
-/// A bearer token of one worker process.
+/// Bearer token of a worker process.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
 impl Secret {
-    /// A new one, from the system's generator.
+    /// A new secret from the system's generator.
     ///
     /// # Errors
     /// If the system provides no random bytes.
@@ -35,11 +35,11 @@ impl Secret {
         Ok(Self(text.into()))
     }
 
-    /// Reads the secret that the supervisor has written to standard input. Call it before
+    /// Reads the secret that the supervisor wrote to standard input. Call it before
     /// [`end_with_supervisor`](super::end_with_supervisor), which reads the rest of the input.
     ///
     /// # Errors
-    /// If standard input does not begin with a secret: the process is not supervised.
+    /// If standard input does not start with a secret, which means that the process is not supervised.
     pub fn from_supervisor() -> std::io::Result<Self> {
         Self::read(std::io::stdin().lock())
     }
@@ -61,7 +61,7 @@ impl Secret {
         &self.0
     }
 
-    /// Compares in time that depends only on the lengths.
+    /// Comparison whose time depends only on the lengths.
     pub fn is(&self, given: &[u8]) -> bool {
         let own = self.0.as_bytes();
         let different = own.iter().zip(given).fold(0, |all, (a, b)| all | std::hint::black_box(a ^ b));
@@ -75,12 +75,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of the running workers, by address. Clones share them.
+/// Secrets of the running workers, by address. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Secrets(Arc<RwLock<BTreeMap<String, Secret>>>);
 
 impl Secrets {
-    /// The secret of the worker at `address`; `None` if no worker of this supervisor runs there.
+    /// Secret of the worker at `address`; `None` if this supervisor has no worker there.
     pub fn of(&self, address: &str) -> Option<Secret> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(address).cloned()
     }

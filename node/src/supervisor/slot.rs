@@ -1,4 +1,4 @@
-//! The slot of one worker; its process may be replaced.
+//! Slot of one worker, whose process may be replaced.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::clock;
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
 
-/// How one run of a worker ended.
+/// How a worker process ended.
 enum End {
     /// The supervisor stopped it.
     Stopped,
-    /// It reported that it can never work.
+    /// It reported a permanent failure.
     Hopeless(Failed),
-    /// It did not start, it exited, or it was killed: by a signal, or because the router gave it up.
+    /// It failed to start, exited, or was killed by a signal or after the router reported it as lost.
     Died(String),
 }
 
@@ -30,7 +30,7 @@ pub(super) struct WorkerSlot {
     pub reports: mpsc::Sender<Report>,
     pub stop: Shutdown,
     pub secrets: Secrets,
-    /// Longest silence before it is ready.
+    /// Longest silence before the worker is ready.
     pub silent_start: Duration,
 }
 
@@ -39,7 +39,8 @@ impl WorkerSlot {
         format!("worker-{}", self.worker)
     }
 
-    /// Starts the worker and restarts it until stopped; `lost` names workers that the router has given up.
+    /// Starts the worker and restarts it until stopped; `lost` receives the workers that the router reports
+    /// as lost.
     pub async fn keep_alive(self, command: impl Fn() -> Command, mut lost: broadcast::Receiver<Member>) {
         let mut backoff = Backoff::default();
         let mut served_once = false;
@@ -51,7 +52,7 @@ impl WorkerSlot {
             served_once |= was_ready;
             if let Some(address) = address {
                 self.secrets.forget(&address);
-                // The channel is closed if the router is gone.
+                // An error means that the router has ended.
                 let _ = self.changes.send(Change::Leave(self.id())).await;
             }
             let why = match end {
@@ -74,7 +75,7 @@ impl WorkerSlot {
         }
     }
 
-    /// Runs one process from its start to its end. `ready` becomes its address once it serves.
+    /// Runs one process from start to end. `ready` is set to its address once it serves.
     async fn run_once(
         &self,
         mut command: Command,
@@ -85,10 +86,10 @@ impl WorkerSlot {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let (mut child, secret) = match command.spawn().and_then(|child| Ok((child, Secret::draw()?))) {
             Ok(started) => started,
-            Err(error) => return End::Died(format!("cannot be started: {error}")),
+            Err(error) => return End::Died(format!("cannot start: {error}")),
         };
-        // Taken out of `child`, because `wait` would close it, and a worker whose input closes exits.
-        let leash = hand_over(&secret, child.stdin.take()).await;
+        // Taken out of `child`, because `wait` would close it, and a worker exits when its input closes.
+        let lifeline = hand_over(&secret, child.stdin.take()).await;
         let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
         let mut last_report = None;
         let mut heard_at = clock::now();
@@ -117,51 +118,47 @@ impl WorkerSlot {
                 },
                 () = is_lost(lost, &id, ready.as_deref()) => {
                     self.kill(&mut child).await;
-                    return End::Died("silent, or its engine was stuck; killed".into());
+                    return End::Died("killed: it was silent or its engine was stuck".into());
                 }
                 () = tokio::time::sleep(silence_left), if ready.is_none() => {
                     self.kill(&mut child).await;
                     let seconds = self.silent_start.as_secs();
-                    return End::Died(format!("silent for {seconds} s before it was ready; killed"));
+                    return End::Died(format!("killed: silent for {seconds} s before it was ready"));
                 }
                 () = self.stop.requested() => break,
             }
         }
-        drop(leash);
+        drop(lifeline);
         self.see_end(&mut child).await;
         End::Stopped
     }
 
-    /// Waits for the end of a worker whose input has closed, and kills it if there is no time for that.
+    /// Waits for a worker whose input has closed, and kills it after the timeout.
     async fn see_end(&self, child: &mut Child) {
         tokio::select! {
             _ = child.wait() => return,
             () = self.stop.forced() => {}
             () = tokio::time::sleep(END_TIMEOUT) => {
-                tracing::warn!(worker = self.worker, "worker did not end in {END_TIMEOUT:?}; killing it");
+                tracing::warn!(worker = self.worker, "worker did not exit within {END_TIMEOUT:?}; killing it");
             }
         }
         self.kill(child).await;
     }
 
-    /// Kills a process. If a driver holds it in the kernel, it may still exist afterwards.
+    /// Kills a process. If a driver blocks it in the kernel, it may still exist afterwards.
     async fn kill(&self, child: &mut Child) {
         // This fails if the process has just exited.
         let _ = child.start_kill();
         if tokio::time::timeout(END_TIMEOUT, child.wait()).await.is_err() {
             let pid = child.id();
-            tracing::error!(
-                worker = self.worker,
-                pid,
-                "a killed worker is still there after {END_TIMEOUT:?}"
-            );
+            tracing::error!(worker = self.worker, pid, "a killed worker still exists after {END_TIMEOUT:?}");
         }
     }
 
-    /// Handles one line; returns the failure if the worker reports that it can never work.
+    /// Handles one line; returns the failure if the worker reports a permanent one.
     async fn handle(&self, line: &str, secret: &Secret, ready: &mut Option<String>) -> Option<Failed> {
         let worker = self.worker;
-        // As above, a closed channel means that nothing listens any more.
+        // As above, an error means that the router has ended.
         match Lifecycle::parse(line) {
             Some(Lifecycle::Progress { done, total }) => {
                 let _ = self.reports.try_send(Report::Progress { worker, done, total });
@@ -175,7 +172,7 @@ impl WorkerSlot {
                 let _ = self.reports.send(Report::Ready { worker, address }).await;
             }
             Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
-            None => tracing::debug!(worker, line, "other output of a worker"),
+            None => tracing::debug!(worker, line, "unexpected output of a worker"),
         }
         None
     }
@@ -185,13 +182,13 @@ impl WorkerSlot {
 async fn hand_over(secret: &Secret, input: Option<ChildStdin>) -> Option<ChildStdin> {
     let mut input = input?;
     let line = format!("{}\n", secret.expose());
-    // This fails if the worker has exited, which is handled below.
+    // An error means that the worker has exited, which is handled below.
     let _ = input.write_all(line.as_bytes()).await;
     Some(input)
 }
 
-/// Waits until the router gives up the process at `address`. Reports about an earlier process of this slot,
-/// which had another address, are ignored.
+/// Waits until the router reports the process at `address` as lost. Reports about an earlier process of this
+/// slot, at a different address, are ignored.
 async fn is_lost(lost: &mut broadcast::Receiver<Member>, id: &str, address: Option<&str>) {
     loop {
         match lost.recv().await {

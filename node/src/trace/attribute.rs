@@ -1,4 +1,4 @@
-//! Attribute values in a form that is cheap until it is exported, because most requests never are.
+//! Attribute values, stored so that creation is cheap, because most requests are never exported.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 use opentelemetry::{Array, StringValue, Value};
 use smallvec::SmallVec;
 
-/// A value. Only [`From<String>`](Self::from) copies.
+/// Attribute value. Only [`From<String>`](Self::from) copies.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Attribute {
-    /// A count.
+    /// Integer, such as a count.
     Int(i64),
-    /// A time in seconds, or a setting.
+    /// Time in seconds, or a setting.
     Float(f64),
-    /// A constant.
+    /// String known at compile time.
     Word(&'static str),
-    /// A shared text.
+    /// String made at run time, shared by its copies.
     Text(Arc<str>),
-    /// Several constants; one needs no memory of its own.
+    /// Several constants; a single one needs no allocation.
     Words(SmallVec<[&'static str; 1]>),
 }
 
-/// A key and its value.
+/// Attribute key and value.
 pub(super) type Pair = (&'static str, Attribute);
 
 impl From<i64> for Attribute {
@@ -68,7 +68,7 @@ impl From<Attribute> for Value {
     }
 }
 
-/// For a span's name or an error's kind.
+/// For span names and error types.
 impl fmt::Display for Attribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,19 +1,19 @@
-//! The W3C trace context: `traceparent` and `tracestate`, as HTTP headers and as gRPC metadata.
+//! W3C trace context: `traceparent` and `tracestate`, as HTTP headers and gRPC metadata.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
-/// Name of the header with the caller's ids and flags.
+/// Header with the caller's ids and flags.
 pub const TRACEPARENT: &str = "traceparent";
-/// Name of the header with vendors' own data, which is passed on unchanged.
+/// Header with vendor data, passed on unchanged.
 pub const TRACESTATE: &str = "tracestate";
-/// Longest `tracestate` that is passed on, bytes; the specification asks for at least 512.
+/// Longest `tracestate` passed on, in bytes; the specification requires at least 512.
 const MAX_STATE_BYTES: usize = 512;
-/// Length of a `traceparent` of version 00.
+/// Length of a version-00 `traceparent`, in bytes.
 const PARENT_BYTES: usize = 55;
-/// Flag of a trace that was sampled where it began.
+/// Flag of a trace sampled by its originator.
 const SAMPLED: u8 = 1;
 
-/// Ids of a span of this or another process, for links to it.
+/// Ids of a span in this or another process, for links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
     pub(super) trace: TraceId,
@@ -22,22 +22,22 @@ pub struct Link {
 }
 
 impl Link {
-    /// The id of its trace, which prints as 32 hexadecimal digits.
+    /// Id of the trace; its `Display` has 32 hexadecimal digits.
     pub(crate) fn trace_id(self) -> impl std::fmt::Display {
         self.trace
     }
 
-    /// Its own id, which prints as 16 hexadecimal digits.
+    /// Id of the span; its `Display` has 16 hexadecimal digits.
     pub(crate) fn span_id(self) -> impl std::fmt::Display {
         self.span
     }
 
-    /// Its context for the exporter. An exported span counts as sampled, whatever was decided when it began.
+    /// Context for the exporter. An exported span counts as sampled, whatever was decided at its start.
     pub(super) fn exported(self, state: &TraceState) -> SpanContext {
         SpanContext::new(self.trace, self.span, TraceFlags::SAMPLED, false, state.clone())
     }
 
-    /// The value of `traceparent` that names it.
+    /// Value of `traceparent` for this span.
     pub(super) fn traceparent(self) -> Traceparent {
         let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
         write_hex(&self.trace.to_bytes(), &mut text[3..35]);
@@ -47,23 +47,23 @@ impl Link {
     }
 }
 
-/// A value of `traceparent`, made without an allocation.
+/// Value of `traceparent`, without an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traceparent([u8; PARENT_BYTES]);
 
 impl Traceparent {
-    /// Its bytes, all of them ASCII.
+    /// ASCII bytes of the value.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// The headers that name a call's span.
+/// Headers that identify a call's span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Headers {
-    /// The value of `traceparent`.
+    /// Value of `traceparent`.
     pub parent: Traceparent,
-    /// The value of `tracestate`; may be empty.
+    /// Value of `tracestate`; may be empty.
     pub state: String,
 }
 
@@ -75,7 +75,7 @@ fn write_hex(bytes: &[u8], text: &mut [u8]) {
     }
 }
 
-/// The caller's context, as it arrived. A malformed one counts as absent, as the specification says.
+/// Context received from the caller. As specified, a malformed one counts as absent.
 #[derive(Debug, Clone, Default)]
 pub struct Remote {
     pub(super) parent: Option<Link>,
@@ -83,7 +83,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Reads the two headers; `header` returns the value of a header by its name.
+    /// Reads both headers; `header` returns a header's value by name.
     pub fn read<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Self {
         let Some(parent) = header(TRACEPARENT).and_then(parse) else { return Self::default() };
         let state = header(TRACESTATE).filter(|state| state.len() <= MAX_STATE_BYTES);
@@ -91,7 +91,7 @@ impl Remote {
     }
 }
 
-/// Parses `VERSION-TRACE-SPAN-FLAGS`. Later versions may have more fields behind these.
+/// Parses `VERSION-TRACE-SPAN-FLAGS`. Later versions may append fields.
 fn parse(text: &str) -> Option<Link> {
     let bytes = text.as_bytes();
     let (fields, rest) = bytes.split_at_checked(PARENT_BYTES)?;
@@ -109,7 +109,7 @@ fn parse(text: &str) -> Option<Link> {
     is_valid.then_some(Link { trace, span, sampled: flags & SAMPLED != 0 })
 }
 
-/// Lower-case hexadecimal digits, as the specification wants.
+/// Parses lower-case hexadecimal digits, as specified.
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

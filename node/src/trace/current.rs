@@ -1,4 +1,4 @@
-//! The request that a thread works on: log lines carry its ids, and it records the warnings.
+//! The current request of a thread: log lines carry its ids, and its span records warnings.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -13,17 +13,17 @@ thread_local! {
     static CURRENT: RefCell<Request> = const { RefCell::new(Request::OFF) };
 }
 
-/// The request that this thread works on; off if there is none.
+/// Current request of this thread; off if there is none.
 pub fn current() -> Request {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Names the span of the request that this thread works on.
+/// Ids of the current request's span.
 pub(crate) fn current_link() -> Option<Link> {
     CURRENT.with_borrow(Request::link)
 }
 
-/// Passes the current request to `look`.
+/// Calls `look` with the current request.
 pub(super) fn with_current(look: impl FnOnce(&Request)) {
     CURRENT.with_borrow(look);
 }
@@ -32,8 +32,8 @@ fn swap(request: &mut Request) {
     CURRENT.with_borrow_mut(|current| std::mem::swap(current, request));
 }
 
-/// Makes `request` the current one until the guard is dropped, and leaves the previous one in its place.
-/// Swaps rather than clones, because this runs at every poll and a clone would change the reference count.
+/// Makes `request` the current one until the guard is dropped, swapping the previous one into its place. A
+/// swap, because this runs at every poll and a clone would change the reference count.
 pub fn enter(request: &mut Request) -> Entered<'_> {
     let swapped = request.is_on().then_some(request);
     Entered { swapped: swapped.map(|request| (swap(request), request).1) }
@@ -42,7 +42,7 @@ pub fn enter(request: &mut Request) -> Entered<'_> {
 /// Restores the previous current request when dropped.
 #[derive(Debug)]
 pub struct Entered<'a> {
-    /// Holds the previous request until the drop; `None` = nothing was changed.
+    /// Previous request until the drop; `None` if nothing was changed.
     swapped: Option<&'a mut Request>,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Entered<'_> {
 }
 
 pin_project! {
-    /// A future during which a request is the current one.
+    /// Future that runs with a request as the current one.
     #[derive(Debug)]
     pub struct Within<F> {
         request: Request,

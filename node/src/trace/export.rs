@@ -1,5 +1,5 @@
-//! Sends spans to the collector from a thread of its own. Nothing waits for it: spans that do not fit in the
-//! queue and spans that the collector does not take are dropped and counted.
+//! Sends spans to the collector from a separate thread. Nothing waits for it: spans that do not fit in the
+//! queue or that the collector rejects are dropped and counted.
 
 use std::borrow::Cow;
 use std::sync::{LazyLock, OnceLock};
@@ -16,34 +16,34 @@ use super::attribute::{Attribute, Pair};
 use super::context::Link;
 use crate::clock::{self, Timestamp};
 
-/// Spans that can wait for the exporter: some seconds of a busy process, at about a kilobyte each.
+/// Spans queued for the exporter: a few seconds of a busy process, at about a kilobyte each.
 const QUEUE_SPANS: usize = 16_384;
 /// Most spans in one message.
 pub(super) const BATCH_SPANS: usize = 512;
-/// Longest wait of a span for its message to fill. A process that is killed loses the waiting spans.
+/// Longest wait of a span for its message to fill. A killed process loses the waiting spans.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// Longest time for one message, retries included.
+/// Time limit of a message, including retries.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after a failed message, so that a collector that refuses is not asked in a loop.
+/// Delay after a failed message, so that a rejecting collector is not called in a loop.
 const FAILED_PAUSE: Duration = Duration::from_secs(1);
-/// Failures are logged at most this often.
+/// Minimum interval between log lines about failures.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Name of the counter of lost spans; its label is `reason`.
 pub const SPANS_DROPPED: &str = "skein_trace_spans_dropped_total";
-/// Its help.
+/// Help text of [`SPANS_DROPPED`].
 pub const SPANS_DROPPED_HELP: &str = "Spans that were not exported, by reason.";
 /// Name of the counter of exported spans.
 pub const SPANS_EXPORTED: &str = "skein_trace_spans_exported_total";
-/// Its help.
-pub const SPANS_EXPORTED_HELP: &str = "Spans that the collector took.";
+/// Help text of [`SPANS_EXPORTED`].
+pub const SPANS_EXPORTED_HELP: &str = "Spans that the collector accepted.";
 
 /// Why a span was lost.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lost {
-    /// The queue was full: spans arrive faster than the collector takes them.
+    /// The queue was full: spans arrive faster than the collector accepts them.
     QueueFull,
-    /// The collector was unreachable, refused, or did not answer in time.
+    /// The collector was unreachable, rejected the message, or did not answer in time.
     Export,
     /// The request has too many spans.
     TooMany,
@@ -61,7 +61,7 @@ impl Lost {
     }
 }
 
-/// Counts of this process, for every registry in it.
+/// Counters of this process, added to each of its registries.
 pub(crate) struct Counters {
     pub dropped: IntCounterVec,
     pub exported: IntCounter,
@@ -92,7 +92,7 @@ static QUEUE: OnceLock<mpsc::Sender<SpanData>> = OnceLock::new();
 static BATCH_FULL: Notify = Notify::const_new();
 static FLUSHES: OnceLock<mpsc::Sender<oneshot::Sender<()>>> = OnceLock::new();
 
-/// The scope of all our spans and metrics.
+/// Instrumentation scope of all our spans and metrics.
 pub(super) fn scope() -> InstrumentationScope {
     InstrumentationScope::builder("skein").with_version(env!("CARGO_PKG_VERSION")).build()
 }
@@ -108,18 +108,18 @@ pub(super) fn push(span: SpanData) {
     }
 }
 
-/// State that the spans of one request share while they are made.
+/// State shared by the spans of one request while they are built.
 pub(super) struct Exporting<'a> {
     state: &'a TraceState,
     scope: InstrumentationScope,
-    /// The process's clock and the time of day at one moment, to convert one to the other.
+    /// The process's clock and the time of day at the same moment, for conversion.
     now: Timestamp,
     unix: Duration,
 }
 
 impl<'a> Exporting<'a> {
     pub fn new(state: &'a TraceState) -> Self {
-        /// Readings of the two clocks that lie further apart are repeated: this thread was preempted in
+        /// Two clock readings further apart than this are repeated, because the thread was preempted in
         /// between.
         const APART: Duration = Duration::from_micros(50);
         const TRIES: usize = 4;
@@ -134,12 +134,12 @@ impl<'a> Exporting<'a> {
         Self { state, scope: scope(), now: read_at.0, unix: read_at.1 }
     }
 
-    /// When this value was made.
+    /// Time at which this value was created.
     pub fn now(&self) -> Timestamp {
         self.now
     }
 
-    /// The time of day at `time`.
+    /// Time of day at `time`.
     pub fn at(&self, time: Timestamp) -> SystemTime {
         UNIX_EPOCH + self.unix.saturating_sub(self.now.since(time))
     }
@@ -148,7 +148,7 @@ impl<'a> Exporting<'a> {
         attributes.into_iter().map(|(key, value)| KeyValue::new(key, value)).collect()
     }
 
-    /// A span without parent, links and status.
+    /// A span without parent, links or status.
     pub fn span(
         &self,
         own: Link,
@@ -182,7 +182,7 @@ impl<'a> Exporting<'a> {
         span.links.links.extend(to.map(|to| SpanLink::with_context(to.exported(self.state))));
     }
 
-    /// Marks it as failed, if there is an error.
+    /// Marks the span as failed if there is an error.
     pub fn fail(&self, span: &mut SpanData, error: Option<Attribute>) {
         if let Some(error) = error {
             span.status = Status::error(error.to_string());
@@ -191,7 +191,7 @@ impl<'a> Exporting<'a> {
     }
 }
 
-/// Waits until every span queued so far has been sent or dropped.
+/// Waits until every span queued so far is sent or dropped.
 pub(super) async fn flush() {
     let Some(flushes) = FLUSHES.get() else { return };
     let (done, flushed) = oneshot::channel();
@@ -201,7 +201,7 @@ pub(super) async fn flush() {
     }
 }
 
-/// The thread's end of the queue.
+/// Receiving end of the queue, on the telemetry thread.
 pub(super) struct Sending<E> {
     exporter: E,
     spans: mpsc::Receiver<SpanData>,
@@ -210,7 +210,7 @@ pub(super) struct Sending<E> {
 }
 
 impl<E: SpanExporter> Sending<E> {
-    /// Opens the queue to `exporter`; `None` if this process has one.
+    /// Opens the queue to `exporter`; `None` if it is already open.
     pub fn open(exporter: E) -> Option<Self> {
         let (sender, spans) = mpsc::channel(QUEUE_SPANS);
         let (flush, flushes) = mpsc::channel(1);
@@ -239,7 +239,7 @@ impl<E: SpanExporter> Sending<E> {
         }
     }
 
-    /// Fills `batch` for [`BATCH_DELAY`] at most; returns the flush that cut this short, if one did.
+    /// Fills `batch` for up to [`BATCH_DELAY`]; returns the flush request that interrupted it, if any.
     async fn gather(&mut self, batch: &mut Vec<SpanData>) -> Option<oneshot::Sender<()>> {
         let until = Instant::now() + BATCH_DELAY;
         let mut flush = None;
@@ -266,7 +266,7 @@ impl<E: SpanExporter> Sending<E> {
             left -= count.min(left);
             self.send(batch).await;
         }
-        // Fails if the caller has stopped waiting.
+        // An error means that the caller has stopped waiting.
         let _ = done.send(());
     }
 
@@ -287,7 +287,7 @@ impl<E: SpanExporter> Sending<E> {
     }
 }
 
-/// Failures since the last line about them.
+/// Failures since they were last logged.
 #[derive(Debug, Default)]
 struct Trouble {
     said: Option<Instant>,
@@ -300,14 +300,18 @@ impl Trouble {
         if self.said.is_some_and(|at| at.elapsed() < LOG_INTERVAL) {
             return;
         }
-        tracing::warn!(spans = self.unsaid, error, "the OTLP collector did not take spans; they are dropped");
+        tracing::warn!(
+            spans = self.unsaid,
+            error,
+            "the OTLP collector did not accept spans; they are dropped"
+        );
         *self = Self { said: Some(Instant::now()), unsaid: 0 };
     }
 
-    /// Logs once that the collector takes spans again.
+    /// Logs once that the collector accepts spans again.
     fn over(&mut self) {
         if self.said.is_some() {
-            tracing::info!(dropped_since = self.unsaid, "the OTLP collector takes spans again");
+            tracing::info!(dropped_since = self.unsaid, "the OTLP collector accepts spans again");
             *self = Self::default();
         }
     }

@@ -9,39 +9,39 @@ use opentelemetry::metrics::{Histogram, Meter};
 
 use super::start;
 
-/// Buckets of the conventions, seconds.
+/// Bucket bounds of the conventions, in seconds.
 const DURATION: [f64; 14] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
 const FIRST_TOKEN: [f64; 16] =
     [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 const PER_TOKEN: [f64; 13] = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 
-/// The metrics of one served model.
+/// Metrics of one served model.
 pub struct GenAi {
     duration: Histogram<f64>,
     first_token: Histogram<f64>,
     per_token: Histogram<f64>,
-    /// Shared: each request names it in its attributes.
+    /// Shared with the attributes of each request.
     model: Arc<str>,
 }
 
 /// Measurements of one request.
 #[derive(Debug, Clone, Copy)]
 pub struct Observation<'a> {
-    /// `gen_ai.operation.name`.
+    /// Value of `gen_ai.operation.name`.
     pub operation: &'static str,
-    /// From its arrival to its end.
+    /// Time from arrival to end.
     pub duration: Duration,
-    /// From its arrival to its first token.
+    /// Time from arrival to first token.
     pub first_token: Option<Duration>,
-    /// Mean time between its tokens.
+    /// Mean time between tokens.
     pub per_token: Option<Duration>,
-    /// `error.type`, if it failed.
+    /// Value of `error.type` if the request failed.
     pub error: Option<&'a str>,
 }
 
 impl GenAi {
-    /// The metrics of `model`; `None` while no OTLP endpoint takes metrics.
+    /// Metrics of `model`; `None` if no OTLP endpoint receives metrics.
     pub fn new(model: &str) -> Option<Self> {
         start::meter().map(|meter| Self::of(&meter, model))
     }
@@ -71,7 +71,7 @@ impl GenAi {
         }
     }
 
-    /// Records a request at its end.
+    /// Records a finished request.
     pub fn record(&self, request: &Observation<'_>) {
         let common = [
             KeyValue::new("gen_ai.operation.name", request.operation),

@@ -1,12 +1,12 @@
-//! Traces: what happened to one request, as OpenTelemetry spans, exported by OTLP. Off unless an endpoint is
-//! set; then no request allocates or reads a clock here.
+//! Request traces as OpenTelemetry spans, exported by OTLP. Disabled unless an endpoint is set; then no
+//! request allocates or reads a clock here.
 //!
-//! Each process has one server span a request, [`Request`]. When the request arrives, its ids are drawn, and
-//! the decision to sample is taken from the caller or made here. Until it ends, the request is only a record:
+//! Each process has one server span per request, [`Request`]. Its ids are drawn when the request arrives, and
+//! the sampling decision is taken from the caller or made here. Until the request ends, it is only a record:
 //! attributes, and [`Part`]s, which are child spans added once their times are known. At the end it is known
-//! whether the request failed, moved or was slow, and spans are made only if it is sampled or kept. Most
+//! whether the request failed, moved or was slow, and spans are built only if it is sampled or kept. Most
 //! records are therefore freed without a span and must be cheap (`node/tests/trace_cost.rs`).
-//! `tracing-opentelemetry` makes spans when something begins, so it makes only those of the [`process`]
+//! `tracing-opentelemetry` builds spans at their start, so it is used only for spans of the [`process`]
 //! itself. Nothing that a client wrote or received may become an attribute.
 
 mod attribute;
@@ -38,17 +38,17 @@ pub(crate) use export::counters;
 pub(crate) use process::layer as process_layer;
 pub(crate) use warnings::layer;
 
-/// Attribute of a kept span whose trace is not sampled: why it is kept.
+/// Attribute with the reason why an unsampled trace was kept.
 const KEPT: &str = "skein.kept";
 
-/// Why the trace of a request that is not sampled is exported.
+/// Why an unsampled trace is exported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// It failed.
+    /// The request failed.
     Error,
-    /// It was given to another worker.
+    /// It moved to another worker.
     Moved,
-    /// It waited longer for a token than [`Options::slow_after`].
+    /// It waited for a token for longer than [`Options::slow_after`].
     Slow,
 }
 

@@ -1,34 +1,34 @@
-//! Where traces and metrics go, and which traces.
+//! Destinations of traces and metrics, and sampling.
 
 use std::time::Duration;
 
 /// OTLP settings of a process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// Where spans go; `None` = traces are off.
+    /// Destination of spans; `None` = traces are disabled.
     pub traces: Option<Endpoint>,
-    /// Where the `gen_ai.*` metrics go; `None` = they are off.
+    /// Destination of the `gen_ai.*` metrics; `None` = disabled.
     pub metrics: Option<Endpoint>,
-    /// Which requests are sampled.
+    /// Sampling of requests.
     pub sampling: Sampling,
     /// A request that waits longer than this for a token is exported even if it is not sampled.
     pub slow_after: Duration,
-    /// `service.name` of this process unless `OTEL_SERVICE_NAME` names it.
+    /// `service.name` of this process, unless `OTEL_SERVICE_NAME` overrides it.
     pub service: &'static str,
-    /// `service.instance.id`: the process's name in its log; empty = its host name and process id.
+    /// `service.instance.id`: the process's name in its log; empty = host name and process id.
     pub instance: String,
 }
 
-/// Where one signal goes, by which protocol.
+/// Destination of one signal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// An `http://` URL; for [`Protocol::Http`] with the path of the signal.
+    /// URL with `http://`; for [`Protocol::Http`] it includes the signal's path.
     pub url: String,
-    /// gRPC or HTTP.
+    /// Protocol of the endpoint.
     pub protocol: Protocol,
 }
 
-/// The supported protocols of OTLP.
+/// Supported OTLP protocols.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC, usually on port 4317.
@@ -37,11 +37,11 @@ pub enum Protocol {
     Http,
 }
 
-/// Which requests are sampled.
+/// Sampling of requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Whether a caller that sends a trace context decides.
+    /// Whether the decision in a caller's trace context is followed.
     pub follows_parent: bool,
-    /// The sampled part of the others, 0 to 1.
+    /// Sampled fraction of the other requests, 0 to 1.
     pub ratio: f64,
 }

@@ -1,4 +1,4 @@
-//! Child spans of a request's server span, made once their times are known.
+//! Child spans of a request's server span, built once their times are known.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::context::{Headers, Link};
 use super::export::Exporting;
 use crate::clock::Timestamp;
 
-/// A finished child of the request's server span. With few attributes it allocates nothing, because most
+/// A finished child of the request's server span. With few attributes it needs no allocation, because most
 /// requests are never exported.
 #[derive(Debug)]
 pub struct Part {
@@ -25,7 +25,7 @@ pub struct Part {
     error: Option<&'static str>,
 }
 
-/// The ids of a call to another process, drawn before it is sent.
+/// Ids of a call to another process, drawn before it is sent.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     own: Link,
@@ -37,12 +37,12 @@ impl Attempt {
         Self { own: Link { span: new_span_id(), ..request }, state: state.clone() }
     }
 
-    /// The headers for the call.
+    /// Headers for the call.
     pub fn headers(&self) -> Headers {
         Headers { parent: self.own.traceparent(), state: self.state.header() }
     }
 
-    /// The link to this call, for the call that continues it.
+    /// Link to this call, for the call that continues it.
     pub fn link(&self) -> Link {
         self.own
     }
@@ -53,13 +53,13 @@ pub(super) fn new_span_id() -> SpanId {
 }
 
 impl Part {
-    /// A span of this process. `name` must be low-cardinality.
+    /// Span within this process. `name` must be low-cardinality.
     pub fn new(name: &'static str, from: Timestamp, to: Timestamp) -> Self {
         let (kind, own, attributes) = (SpanKind::Internal, None, SmallVec::new());
         Self { name, kind, own, from, to, attributes, link: None, error: None }
     }
 
-    /// A call to another process, whose server span becomes its child.
+    /// Span of a call to another process, whose server span becomes its child.
     pub fn call(name: &'static str, attempt: &Attempt, from: Timestamp, to: Timestamp) -> Self {
         let own = Some(attempt.own.span);
         Self { kind: SpanKind::Client, own, ..Self::new(name, from, to) }
@@ -72,26 +72,26 @@ impl Part {
         self
     }
 
-    /// Adds a count.
+    /// Adds a count as an attribute.
     #[must_use]
     pub fn count(self, key: &'static str, count: impl Into<u64>) -> Self {
         self.with(key, i64::try_from(count.into()).unwrap_or(i64::MAX))
     }
 
-    /// Adds a time in seconds.
+    /// Adds a time in seconds as an attribute.
     #[must_use]
     pub fn seconds(self, key: &'static str, time: Duration) -> Self {
         self.with(key, time.as_secs_f64())
     }
 
-    /// Links it to another span.
+    /// Links the span to another one.
     #[must_use]
     pub fn linked(mut self, to: Option<Link>) -> Self {
         self.link = to;
         self
     }
 
-    /// Marks it as failed; `kind` is a low-cardinality name.
+    /// Marks the span as failed; `kind` is a low-cardinality error type.
     #[must_use]
     pub fn failed(mut self, kind: &'static str) -> Self {
         self.error = Some(kind);

@@ -1,6 +1,6 @@
-//! Spans of the process itself: its start, its connections, its end. They are rare, so all are sampled, and
-//! `tracing-opentelemetry` makes them from `tracing`'s spans with the target [`PROCESS`]. Log filters do not
-//! concern them, and requests never meet them.
+//! Spans of the process itself: start, connections, end. They are rare, so all are sampled, and
+//! `tracing-opentelemetry` builds them from `tracing` spans with the target [`PROCESS`]. Log filters do not
+//! apply to them, and requests never use them.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::{export, start};
 
-/// Target of these spans: `tracing::info_span!(target: PROCESS, "load")`.
+/// Target of process spans: `tracing::info_span!(target: PROCESS, "load")`.
 pub const PROCESS: &str = "skein::process";
-/// Their scope, which tells them apart from the spans of requests.
+/// Instrumentation scope that distinguishes them from request spans.
 const SCOPE: &str = "skein.process";
 
-/// The layer that exports these spans; `None` while traces are off.
+/// Layer that exports process spans; `None` if traces are disabled.
 pub(crate) fn layer<S>() -> Option<impl Layer<S>>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -48,7 +48,7 @@ where
         .with_filter(ours.with_max_level_hint(LevelFilter::INFO))
 }
 
-/// Passes spans to the queue of all spans.
+/// Passes process spans to the common queue.
 #[derive(Debug)]
 struct Queued;
 
@@ -68,15 +68,15 @@ impl SpanProcessor for Queued {
     }
 }
 
-/// Marks a span of the process as failed.
+/// Marks a process span as failed.
 pub fn fail(span: &Span, why: &dyn fmt::Display) {
     if !span.is_disabled() {
         span.set_status(Status::error(why.to_string()));
     }
 }
 
-/// The span `connect`: from the first attempt, or from the moment when the connection broke, until it works.
-/// It fails if that never happens.
+/// The span `connect`: from the first attempt, or from the moment the connection broke, until it works. It
+/// fails if that never happens.
 #[derive(Debug)]
 pub struct Connecting {
     peer: &'static str,
@@ -88,14 +88,14 @@ pub struct Connecting {
 }
 
 impl Connecting {
-    /// Begins to connect to `name`; `peer` says what that is.
+    /// Starts connecting to `name`; `peer` is the kind of service.
     pub fn begin(peer: &'static str, name: &str) -> Self {
         let mut connecting = Self { peer, name: name.to_owned(), worked: false, failures: 0, span: None };
         connecting.open();
         connecting
     }
 
-    /// An attempt failed, or the connection broke.
+    /// Records a failed attempt or a broken connection.
     pub fn failed(&mut self) {
         self.failures += 1;
         if self.span.is_none() {
@@ -104,7 +104,7 @@ impl Connecting {
         }
     }
 
-    /// The connection works. Calling it again changes nothing.
+    /// Records that the connection works. Idempotent.
     pub fn works(&mut self) {
         if let Some(span) = self.span.take() {
             span.record("skein.failed_attempts", self.failures);
@@ -129,7 +129,7 @@ impl Drop for Connecting {
     fn drop(&mut self) {
         if let Some(span) = &self.span {
             span.record("skein.failed_attempts", self.failures);
-            fail(span, &"given up before it worked");
+            fail(span, &"abandoned before it connected");
         }
     }
 }
@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// The spans that `work` makes.
+    /// Spans that `work` creates.
     fn spans(work: impl FnOnce()) -> Vec<SpanData> {
         let kept = Kept::default();
         tracing::subscriber::with_default(Registry::default().with(exporting(kept.clone())), work);
@@ -217,7 +217,7 @@ mod tests {
                 .map(|key| attribute(span, key).expect("it is set"));
             format!("{again} {failures} {:?}", span.status)
         };
-        let failed = format!("true 0 {:?}", Status::error("given up before it worked"));
+        let failed = format!("true 0 {:?}", Status::error("abandoned before it connected"));
         assert_eq!(
             spans.iter().map(seen).collect::<Vec<_>>(),
             ["false 2 Unset".to_owned(), "true 1 Unset".to_owned(), failed]

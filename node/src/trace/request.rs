@@ -1,5 +1,5 @@
-//! The server span of one request in this process. It is a record of a few hundred bytes until the request
-//! ends; spans are made only if it is exported.
+//! Server span of one request in this process: a record of a few hundred bytes until the request ends. Spans
+//! are built only if it is exported.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,15 +17,15 @@ use super::warnings::Warning;
 use super::{KEPT, Kept};
 use crate::clock::{self, Timestamp};
 
-/// Most parts of one request; further ones are dropped and counted. Even a request with 128 samples and 64
+/// Most parts of a request; further ones are dropped and counted. Even a request with 128 samples and 64
 /// moves has fewer.
 const MAX_PARTS: usize = 512;
-/// Most warnings that one request records.
+/// Most warnings recorded per request.
 const MAX_WARNINGS: usize = 32;
 
-/// The server span of one request in this process. Clones share it; it ends when the last one is dropped.
-/// The default is off, which makes every method a no-op. A request that is not sampled is recorded, too,
-/// because it may still fail or be slow. That costs one allocation, and reads the clock only for its parts.
+/// Server span of one request in this process. Clones share it; it ends when the last one is dropped. The
+/// default is off, which makes every method a no-op. An unsampled request is recorded as well, because it may
+/// still fail or be slow. That costs one allocation, and reads the clock only for its parts.
 #[derive(Clone, Default)]
 pub struct Request(Option<Arc<Live>>);
 
@@ -68,10 +68,10 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// Tracing off: every method is a no-op.
+    /// Tracing disabled: every method is a no-op.
     pub(super) const OFF: Self = Self(None);
 
-    /// Begins the server span of a request that arrived with `remote` as its caller.
+    /// Starts the server span of a request from the caller `remote`.
     pub fn begin(remote: Remote) -> Self {
         let Some(sampling) = start::sampling() else { return Self::OFF };
         let Remote { parent, state } = remote;
@@ -86,27 +86,27 @@ impl Request {
         })))
     }
 
-    /// Whether it is recorded at all.
+    /// Whether the request is recorded.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Whether it is sampled, so that details worth their cost may be measured.
+    /// Whether the request is sampled, so that costly details may be measured.
     pub fn is_sampled(&self) -> bool {
         self.0.as_ref().is_some_and(|live| live.own.sampled)
     }
 
-    /// Whether the caller sent no trace context, so that it learns the trace's id only from this process.
+    /// Whether the caller sent no trace context, so that only this process can report the trace's id.
     pub fn begins_trace(&self) -> bool {
         self.0.as_ref().is_some_and(|live| live.parent.is_none())
     }
 
-    /// The value of `traceparent` that names this span.
+    /// Value of `traceparent` for this span.
     pub fn traceparent(&self) -> Option<Traceparent> {
         self.0.as_ref().map(|live| live.own.traceparent())
     }
 
-    /// Names the span `verb object`; the last name counts.
+    /// Names the span `verb object`; the last call wins.
     pub fn name(&self, verb: &'static str, object: impl Into<Attribute>) {
         self.change(|record| record.name = Some((verb, object.into())));
     }
@@ -116,12 +116,12 @@ impl Request {
         self.change(|record| record.set(key, value.into()));
     }
 
-    /// Sets the attributes that `attributes` makes.
+    /// Sets the attributes that `attributes` returns.
     pub fn set_all<const N: usize>(&self, attributes: impl FnOnce() -> [(&'static str, Attribute); N]) {
         self.change(|record| attributes().into_iter().for_each(|(key, value)| record.set(key, value)));
     }
 
-    /// Adds to counts: a call with several prompts has one span.
+    /// Adds to count attributes: a call with several prompts has one span.
     pub fn sum<const N: usize>(&self, counts: [(&'static str, u64); N]) {
         self.change(|record| {
             for (key, count) in counts {
@@ -134,19 +134,19 @@ impl Request {
         });
     }
 
-    /// Links it to the span that it continues.
+    /// Links the span to the one that it continues.
     pub fn link_to(&self, other: Link) {
         self.change(|record| record.link = Some(other));
     }
 
-    /// Exports its trace whether it is sampled or not; the first reason counts.
+    /// Exports the trace even if it is not sampled; the first reason is recorded.
     pub fn keep(&self, why: Kept) {
         self.change(|record| {
             record.kept.get_or_insert(why);
         });
     }
 
-    /// Marks it as failed, and keeps it. `kind` is a low-cardinality name, such as a code.
+    /// Marks the span as failed and keeps the trace. `kind` is a low-cardinality error type, such as a code.
     pub fn fail(&self, kind: impl Into<Attribute>) {
         self.change(|record| {
             record.kept = Some(Kept::Error);
@@ -154,7 +154,7 @@ impl Request {
         });
     }
 
-    /// Adds a span below it, made by `part` if the request is traced.
+    /// Adds a child span, built by `part` only if the request is traced.
     pub fn add(&self, part: impl FnOnce() -> Part) {
         self.change(|record| {
             if record.parts.len() < MAX_PARTS {
@@ -165,7 +165,7 @@ impl Request {
         });
     }
 
-    /// Adds a warning that was logged while it ran.
+    /// Adds a warning logged while the request ran.
     pub(super) fn warned(&self, warning: Warning) {
         self.change(|record| {
             if record.warnings.len() < MAX_WARNINGS {
@@ -174,12 +174,12 @@ impl Request {
         });
     }
 
-    /// Draws the ids of a call to another process; `None` if tracing is off.
+    /// Generates the ids of a call to another process; `None` if tracing is disabled.
     pub fn attempt(&self) -> Option<Attempt> {
         self.0.as_ref().map(|live| Attempt::new(live.own, &live.state))
     }
 
-    /// The link to this span, for a span of another request.
+    /// Link to this span, for a span of another request.
     pub fn link(&self) -> Option<Link> {
         self.0.as_ref().map(|live| live.own)
     }
@@ -192,7 +192,7 @@ impl Request {
 }
 
 impl Drop for Live {
-    /// Decides whether the trace is exported, and only then makes its spans.
+    /// Decides whether the trace is exported, and builds its spans only then.
     fn drop(&mut self) {
         let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
         if self.own.sampled || record.kept.is_some() {

@@ -1,17 +1,16 @@
-//! Decides at a request's start whether it is sampled.
+//! Sampling decision at the start of a request.
 
 use opentelemetry::trace::TraceId;
 
 use super::options::Sampling;
 
 impl Sampling {
-    /// Whether a request is sampled. `parent` is what its caller decided, if it has one.
+    /// Whether a request is sampled. `parent` is the caller's decision, if any.
     pub(super) fn samples(&self, trace: TraceId, parent: Option<bool>) -> bool {
         parent.filter(|_| self.follows_parent).unwrap_or_else(|| self.is_in_ratio(trace))
     }
 
-    /// OpenTelemetry's `TraceIdRatioBased`, so that a process of another kind with this ratio samples the
-    /// same traces.
+    /// OpenTelemetry's `TraceIdRatioBased`, so that any process with the same ratio samples the same traces.
     fn is_in_ratio(&self, trace: TraceId) -> bool {
         const ALL: f64 = (1_u64 << 63) as f64;
         let [.., a, b, c, d, e, f, g, h] = trace.to_bytes();
@@ -31,7 +30,7 @@ mod tests {
         TraceId::from_bytes(n.wrapping_mul(0x9123_4567_89ab_cdef_8f1e_2d3c_4b5a_6979).to_be_bytes())
     }
 
-    /// Share of 1000 traces that are sampled, per cent. `parent` is whether their parent is.
+    /// Percentage of 1000 traces that are sampled. `parent` is the caller's decision.
     fn sampled(sampling: Sampling, parent: Option<bool>) -> u32 {
         (1..=1000).map(|n| u32::from(sampling.samples(trace(n), parent))).sum::<u32>() / 10
     }

@@ -1,4 +1,4 @@
-//! Starts the export of traces and metrics, and ends it with the process.
+//! Starts and ends the export of traces and metrics.
 
 use std::pin::Pin;
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ use super::options::{Endpoint, Options, Protocol, Sampling};
 /// Why traces could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The exporter refuses its settings.
+    /// The exporter rejects its settings.
     #[error("the OTLP endpoint {url} cannot be used: {reason}")]
     Endpoint {
         /// The endpoint's URL.
@@ -33,12 +33,12 @@ pub enum StartError {
     /// The thread could not be started.
     #[error("cannot start the telemetry thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// They have started before in this process.
+    /// Traces have already been started in this process.
     #[error("traces have already started in this process")]
     AlreadyStarted,
 }
 
-/// Which requests are sampled, and [`slow_after`]. Set when traces start.
+/// Sampling and [`slow_after`], set when traces start.
 static TRACES: OnceLock<(Sampling, Duration)> = OnceLock::new();
 static METERS: OnceLock<SdkMeterProvider> = OnceLock::new();
 
@@ -46,7 +46,7 @@ pub(super) fn is_on() -> bool {
     TRACES.get().is_some()
 }
 
-/// Which requests are sampled; `None` while traces are off.
+/// Sampling of requests; `None` if traces are disabled.
 pub(super) fn sampling() -> Option<&'static Sampling> {
     TRACES.get().map(|(sampling, _)| sampling)
 }
@@ -60,10 +60,10 @@ pub(super) fn meter() -> Option<Meter> {
     METERS.get().map(|meters| meters.meter_with_scope(export::scope()))
 }
 
-/// Starts what `options` turn on, for the lifetime of this process.
+/// Starts the exports enabled in `options`, for the lifetime of this process.
 ///
 /// # Errors
-/// If an endpoint cannot be used, or traces have started before.
+/// If an endpoint is unusable, or traces were started before.
 pub fn start(options: &Options) -> Result<(), StartError> {
     if options.traces.is_none() && options.metrics.is_none() {
         return Ok(());
@@ -83,7 +83,7 @@ pub fn start(options: &Options) -> Result<(), StartError> {
         runtime.block_on(async {
             match sending {
                 Some(sending) => sending.run().await,
-                // The metrics' connection is driven by this thread.
+                // This thread drives the connection of the metrics.
                 None => std::future::pending().await,
             }
         });
@@ -97,19 +97,19 @@ pub fn start(options: &Options) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Sends what is queued, for at most `at_most`. Call it before the process ends.
+/// Sends what is queued, within `at_most`. Call it before the process ends.
 pub fn flush(at_most: Duration) {
     if !is_on() && METERS.get().is_none() {
         return;
     }
     let (done, flushed) = std::sync::mpsc::sync_channel(1);
-    // On a thread, because the metrics' provider may block for longer.
+    // On a separate thread, because the metrics provider may block for longer.
     let flushing = std::thread::Builder::new().name("telemetry flush".into()).spawn(move || {
         if let Ok(runtime) = Builder::new_current_thread().enable_all().build() {
             runtime.block_on(export::flush());
         }
         if let Some(meters) = METERS.get() {
-            // A failure has already been logged.
+            // The failure has already been logged.
             let _ = meters.force_flush();
         }
         let _ = done.send(());
@@ -119,7 +119,7 @@ pub fn flush(at_most: Duration) {
     }
 }
 
-/// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` override ours.
+/// Resource attributes; `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` override ours.
 fn resource(options: &Options) -> Resource {
     let instance = match options.instance.as_str() {
         "" => format!("{}-{}", host_name(), std::process::id()),
@@ -181,7 +181,7 @@ fn meters(endpoint: &Endpoint, resource: Resource, handle: &Handle) -> Result<Sd
     Ok(SdkMeterProvider::builder().with_resource(resource).with_reader(reader).build())
 }
 
-/// Exports metrics within a runtime, because the reader's own thread has none.
+/// Exports metrics within a runtime, which the reader's own thread lacks.
 #[derive(Debug)]
 struct OnRuntime {
     exporter: MetricExporter,
@@ -206,7 +206,7 @@ impl PushMetricExporter for OnRuntime {
     }
 }
 
-/// A future that is polled within a runtime.
+/// A future polled within a runtime.
 struct InRuntime<'a, F> {
     handle: &'a Handle,
     future: Pin<Box<F>>,

@@ -1,4 +1,4 @@
-//! Warnings that are logged while a request runs become events of its server span.
+//! Records warnings logged during a request as events of its server span.
 
 use std::fmt::{self, Write};
 
@@ -22,7 +22,7 @@ pub(super) struct Warning {
     pub attributes: Vec<Pair>,
 }
 
-/// The layer that records warnings; `None` while traces are off.
+/// Layer that records warnings; `None` if traces are disabled.
 pub(crate) fn layer<S>() -> Option<impl Layer<S>>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

@@ -11,11 +11,11 @@ const MAX_LOGIT_BIAS: usize = 1024;
 const MAX_STOP_TOKENS: usize = 1024;
 /// Most alternatives reported beside the chosen token.
 const MAX_LOGPROBS: u32 = 20;
-/// Most entries of `allowed_token_ids`.
+/// Most entries in `allowed_token_ids`.
 pub const MAX_ALLOWED_TOKENS: usize = 16 * 1024;
-/// Most entries of `bad_words`.
+/// Most entries in `bad_words`.
 pub const MAX_BAD_WORDS: usize = 256;
-/// Most tokens of a bad word.
+/// Most tokens per banned sequence.
 pub const MAX_BAD_WORD_TOKENS: usize = 64;
 
 impl SamplingParams {

@@ -52,21 +52,21 @@ pub struct SamplingParams {
     pub logprobs: Option<u32>,
     /// The same for the tokens of the prompt.
     pub prompt_logprobs: Option<u32>,
-    /// Only these tokens are drawn; empty = any. A grammar that allows none of them wins.
+    /// Only these tokens are drawn; empty = any. A grammar that allows none of them takes precedence.
     pub allowed_token_ids: Vec<TokenId>,
-    /// The last token of each is not drawn while the output ends with the tokens before it, unless nothing
-    /// else can be drawn.
+    /// The last token of each is not drawn if the output ends with the tokens before it, unless nothing else
+    /// can be drawn.
     pub bad_words: Vec<Vec<TokenId>>,
-    /// Only answers of this grammar are drawn.
+    /// Grammar that constrains the answer.
     pub grammar: Option<Arc<Grammar>>,
 }
 
-/// What an answer is held to. Which tokens it allows is a function of both fields.
+/// Grammar of an answer. Both fields together determine which tokens it allows.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Grammar {
-    /// In the notation of the crate for constraints.
+    /// Grammar text in the notation of the grammar crate.
     pub text: String,
-    /// Identifies tokenizer, library and limits; workers refuse another than their own.
+    /// Identifies tokenizer, library and limits; workers refuse any other than their own.
     pub fingerprint: u64,
 }
 
@@ -102,13 +102,12 @@ impl SamplingParams {
         self.has_penalties() || self.bans_sequences()
     }
 
-    /// Whether any penalty is on.
+    /// Whether any penalty is set.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// Whether some of the bad words has several tokens, so that which tokens are banned depends on the
-    /// output.
+    /// Whether a banned sequence has several tokens, so that the banned tokens depend on the output.
     pub fn bans_sequences(&self) -> bool {
         self.bad_words.iter().any(|word| word.len() > 1)
     }
@@ -148,13 +147,13 @@ impl SamplingParams {
         encoding.list(stop_token_ids.iter().copied());
         encoding.optional(*logprobs);
         encoding.optional(*prompt_logprobs);
-        // The last parts, and only if there are some: streams without them keep the keys of earlier releases.
+        // Appended only if set: streams without them keep the keys of earlier releases.
         if let Some(grammar) = grammar {
             encoding.bytes(grammar.text.as_bytes());
             encoding.number(grammar.fingerprint);
         }
         if !allowed_token_ids.is_empty() || !bad_words.is_empty() {
-            // Separates these parts from a grammar: no grammar has this text.
+            // Separates these fields from a grammar, which never has this text.
             encoding.bytes(b"allowed_token_ids and bad_words");
             encoding.list(allowed_token_ids.iter().copied());
             encoding.number(bad_words.len() as u64);

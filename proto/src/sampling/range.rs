@@ -81,7 +81,7 @@ pub struct OutOfRange {
     pub value: f64,
 }
 
-/// `value` in short form: very small and very large numbers get an exponent instead of a row of zeros.
+/// Formats `value` briefly: very small and very large numbers get an exponent instead of many zeros.
 pub fn shown(value: f64) -> impl fmt::Display {
     const PLAIN: std::ops::Range<f64> = 1e-4..1e16;
     let is_plain = value == 0.0 || !value.is_finite() || PLAIN.contains(&value.abs());
@@ -112,11 +112,11 @@ mod tests {
 
     #[test]
     fn a_tiny_or_huge_value_is_told_in_few_characters() {
-        let told = |value: f64| Range::TOP_P.check(value).expect_err("out of range").to_string();
-        assert_eq!(told(1e-320), "top_p must be in (0, 1], got 1e-320.");
-        assert_eq!(told(-1e30), "top_p must be in (0, 1], got -1e30.");
-        assert_eq!(told(0.0), "top_p must be in (0, 1], got 0.");
-        assert_eq!(told(-0.25), "top_p must be in (0, 1], got -0.25.");
-        assert_eq!(told(f64::NAN), "top_p must be in (0, 1], got NaN.");
+        let message = |value: f64| Range::TOP_P.check(value).expect_err("out of range").to_string();
+        assert_eq!(message(1e-320), "top_p must be in (0, 1], got 1e-320.");
+        assert_eq!(message(-1e30), "top_p must be in (0, 1], got -1e30.");
+        assert_eq!(message(0.0), "top_p must be in (0, 1], got 0.");
+        assert_eq!(message(-0.25), "top_p must be in (0, 1], got -0.25.");
+        assert_eq!(message(f64::NAN), "top_p must be in (0, 1], got NaN.");
     }
 }

@@ -1,25 +1,25 @@
-//! One line of the input: which request it is, and what it asks for.
+//! Parses a line of batch input into a request.
 
 use serde_json::Value;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Longest input line, bytes.
+/// Longest input line, in bytes.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
-/// Most bytes of a `custom_id`.
+/// Longest `custom_id`, in bytes.
 pub const MAX_CUSTOM_ID_BYTES: usize = 512;
 
 /// APIs that a batch may call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
-    /// `/v1/chat/completions`
+    /// Chat completions, `/v1/chat/completions`.
     Chat,
-    /// `/v1/completions`
+    /// Text completions, `/v1/completions`.
     Completions,
 }
 
 impl Endpoint {
-    /// Its path.
+    /// URL path of the endpoint.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -27,43 +27,43 @@ impl Endpoint {
         }
     }
 
-    /// The one with this path.
+    /// Endpoint with the path `url`.
     pub fn of(url: &str) -> Option<Self> {
         [Self::Chat, Self::Completions].into_iter().find(|endpoint| endpoint.path() == url)
     }
 }
 
-/// A request that can be sent.
+/// A valid request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// Where to.
+    /// Endpoint of the request.
     pub endpoint: Endpoint,
-    /// The request's JSON object.
+    /// JSON object of the request.
     pub body: Value,
 }
 
-/// One line of the input.
+/// A parsed input line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
-    /// The client's name of the request, unique in the file.
+    /// Client's id of the request, unique in the file.
     pub custom_id: String,
-    /// Hash of the whole line. It names the request at the server, so that a request that is sent twice is
-    /// generated once and draws the same tokens.
+    /// Hash of the whole line. It is the basis of the idempotency key: a request sent twice is generated
+    /// once, with the same tokens.
     pub digest: u128,
-    /// The request, or why it cannot be sent.
+    /// The request, or why it is invalid.
     pub call: Result<Call, String>,
 }
 
 impl Item {
-    /// The request's idempotency key, and its id in the output.
+    /// Idempotency key of the request, which is also its id in the output.
     pub fn key(&self) -> String {
         format!("batch_req_{:032x}", self.digest)
     }
 
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
-    /// If it cannot be told which request the line is, so that no line of output can answer it.
+    /// If the line has no usable `custom_id`, so no output line could refer to it.
     pub fn parse(line: &[u8]) -> Result<Self, String> {
         let line = line.trim_ascii();
         let mut value: Value =
@@ -100,12 +100,12 @@ fn call(method: Option<&Value>, url: Option<&Value>, body: Option<&Value>) -> Re
         return Err("body must be a JSON object, the request".to_owned());
     };
     if fields.get("stream").is_some_and(|stream| stream != &Value::Bool(false)) {
-        return Err("body.stream must be false or absent: an answer is one line".to_owned());
+        return Err("body.stream must be false or absent: each answer is one output line".to_owned());
     }
     Ok(Call { endpoint, body: body.clone() })
 }
 
-/// Reads lines of bounded length.
+/// Reads lines of limited length.
 #[derive(Debug)]
 pub struct Lines<R> {
     reader: R,
@@ -113,15 +113,15 @@ pub struct Lines<R> {
 }
 
 impl<R: AsyncBufRead + Unpin> Lines<R> {
-    /// The lines of `reader`.
+    /// Reader of the lines in `reader`.
     pub fn new(reader: R) -> Self {
         Self { reader, number: 0 }
     }
 
-    /// The next line that is not blank, and its number from 1; `None` at the end.
+    /// Next line that is not blank, and its number from 1; `None` at the end.
     ///
     /// # Errors
-    /// If reading fails, or a line is too long or not a request.
+    /// If reading fails, or a line is too long or invalid.
     pub async fn next(&mut self) -> Result<Option<(u64, Item)>, InputError> {
         let mut line = Vec::new();
         loop {
@@ -146,26 +146,26 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
     }
 }
 
-/// Why the input cannot be run.
+/// Why the input cannot be processed.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// The file cannot be read.
+    /// Reading the file failed.
     #[error("the input cannot be read: {0}")]
     Unreadable(#[source] std::io::Error),
-    /// A line that no output line could answer.
+    /// A line without a usable `custom_id`, or too long.
     #[error("line {number} of the input is not a request: {reason}")]
     Line {
-        /// The line's number, from 1.
+        /// Number of the line, from 1.
         number: u64,
-        /// What is wrong with it.
+        /// Fault in the line.
         reason: String,
     },
-    /// A `custom_id` that an earlier line has.
+    /// A line repeats an earlier `custom_id`.
     #[error("line {number} of the input repeats the custom_id `{custom_id}`; each line needs its own")]
     Repeated {
-        /// The second line's number, from 1.
+        /// Number of the second line, from 1.
         number: u64,
-        /// The id that both have.
+        /// `custom_id` of both lines.
         custom_id: String,
     },
 }

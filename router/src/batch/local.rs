@@ -1,4 +1,4 @@
-//! Sends requests to a router in this process, through the same handlers as HTTP.
+//! Sends requests to a router in this process through its HTTP handlers.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -13,15 +13,15 @@ use super::{Answer, Answerer, Call};
 use crate::app::App;
 use crate::gateway;
 
-/// Largest answer, bytes: 128 samples with log-probabilities fit.
+/// Largest answer, in bytes: enough for 128 samples with log-probabilities.
 pub const MAX_ANSWER_BYTES: usize = 1 << 30;
 
-/// A router in this process.
+/// HTTP handlers of a router in this process.
 #[derive(Debug)]
 pub struct Local(Router);
 
 impl Local {
-    /// Over `app`.
+    /// Handlers of `app`.
     pub fn new(app: App) -> Self {
         Self(gateway::router(app, Router::new(), Router::new()))
     }
@@ -47,7 +47,7 @@ pub(super) async fn send(routes: &Router, call: &Call, key: &str) -> Result<Answ
     Ok(answer(head.status.as_u16(), &head.headers, &body))
 }
 
-/// An answer from its parts.
+/// Builds an answer from its parts.
 pub fn answer(status: u16, headers: &HeaderMap, body: &[u8]) -> Answer {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let seconds = text(RETRY_AFTER.as_str()).and_then(|value| value.trim().parse().ok());

@@ -1,7 +1,7 @@
-//! Runs a file of requests in OpenAI's batch format: one JSON object a line with `custom_id`, `method`,
-//! `url` and `body`, one line of output for each. `input` reads lines, `output` is the file of answers and
-//! the record of what is done, `runner` bounds the requests in flight, and an [`Answerer`] sends them. `jobs`
-//! keeps batches that clients upload to a server.
+//! Runs a file of requests in OpenAI's batch format: one JSON object per line with `custom_id`, `method`,
+//! `url` and `body`; each produces one output line. `input` parses lines, `output` is the file of answers and
+//! the record of progress, `runner` limits the requests in flight, and an [`Answerer`] sends them. `jobs`
+//! manages batches uploaded to a server.
 
 pub mod input;
 pub mod jobs;
@@ -11,26 +11,27 @@ pub mod runner;
 
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde_json::Value;
 
 pub use input::{Call, Endpoint};
 
-/// What a server said to one request.
+/// A server's response to one request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// HTTP status.
+    /// Status code of the HTTP response.
     pub status: u16,
-    /// `x-request-id` of the answer; empty if it had none.
+    /// `x-request-id` of the response; empty if absent.
     pub request_id: String,
-    /// When the server asks to be tried again.
+    /// The server's `Retry-After`.
     pub retry_after: Option<Duration>,
-    /// The body; a string if it was not JSON.
+    /// Body of the response; a string if it was not JSON.
     pub body: Value,
 }
 
 impl Answer {
-    /// Whether the same request may succeed later: the server is full, starting or gone.
+    /// Whether the same request may succeed later: the server is full, starting or unreachable.
     pub fn is_transient(&self) -> bool {
         matches!(self.status, 408 | 409 | 429 | 502 | 503 | 504)
     }
@@ -41,6 +42,28 @@ pub trait Answerer: Send + Sync {
     /// Sends `call` under the idempotency key `key`.
     ///
     /// # Errors
-    /// The cause, if no whole answer came.
+    /// Why no complete response arrived.
     fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>>;
+}
+
+/// Gives requests that have no priority one.
+pub struct WithPriority<'a> {
+    /// Sends them.
+    pub answerer: &'a dyn Answerer,
+    /// The priority; `None` leaves requests as they are.
+    pub priority: Option<i32>,
+}
+
+impl Answerer for WithPriority<'_> {
+    fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
+        let Some(priority) = self.priority else { return self.answerer.answer(call, key) };
+        async move {
+            let mut call = call.clone();
+            if let Some(body) = call.body.as_object_mut() {
+                body.entry("priority").or_insert_with(|| priority.into());
+            }
+            self.answerer.answer(&call, key).await
+        }
+        .boxed()
+    }
 }

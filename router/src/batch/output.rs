@@ -1,5 +1,5 @@
-//! The file of answers. It is also the record of what is done: a restarted run reads it, drops a last line
-//! that was cut, and answers only what is missing.
+//! File of answers, which also records progress: a restarted run reads it, drops an incomplete last line, and
+//! processes only the lines without an answer.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -12,58 +12,59 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::Answer;
 use super::input::Item;
 
-/// The answers so far.
+/// Answers written so far.
 #[derive(Debug)]
 pub struct Output {
     file: File,
     path: PathBuf,
-    /// Hash of each answered `custom_id`, and the digest of the line it answers.
+    /// Hash of each `custom_id` that earlier runs answered, and the digest of the line it answers. A run asks
+    /// for a line once, so its own answers are not kept.
     done: HashMap<u128, u128>,
 }
 
-/// What the output says of a line of the input.
+/// Whether an input line has an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Known {
     /// No answer yet.
     Open,
-    /// Answered.
+    /// Answered in the output.
     Done,
-    /// Its `custom_id` is answered, but for another request.
+    /// The `custom_id` has an answer to a different request.
     Changed,
 }
 
-/// Why a file cannot take answers.
+/// Why a file cannot store answers.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
     /// Opening, reading or writing failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
-    /// Another process writes to it.
+    /// Another process is writing to the file.
     #[error("{} is in use by another run; wait for it, or give another file", .0.display())]
     InUse(PathBuf),
-    /// It holds something else.
+    /// The file contains something else.
     #[error("line {number} of {} is not an answer of a batch: {reason}; give another file", path.display())]
     NotAnswers {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line's number, from 1.
+        /// Number of the line, from 1.
         number: u64,
-        /// What is wrong with it.
+        /// Fault in the line.
         reason: String,
     },
 }
 
 impl Output {
-    /// Opens `path`, which is created if needed, and reads what is answered.
+    /// Opens or creates `path` and reads the answers in it.
     ///
     /// # Errors
-    /// If it cannot be opened, another run has it, or it holds something other than answers.
+    /// If it cannot be opened, another run uses it, or it contains something else.
     pub fn open(path: &Path) -> Result<Self, OutputError> {
         let failed = |error| OutputError::Io { path: path.to_owned(), error };
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
@@ -80,7 +81,7 @@ impl Output {
         loop {
             line.clear();
             let read = reader.read_until(b'\n', &mut line).map_err(failed)?;
-            // A line without its end was cut when the process was killed.
+            // A line without an end was cut by a kill.
             if read == 0 || line.last() != Some(&b'\n') {
                 break;
             }
@@ -98,17 +99,7 @@ impl Output {
         Ok(Self { file, path: path.to_owned(), done })
     }
 
-    /// Number of answers.
-    pub fn len(&self) -> u64 {
-        self.done.len() as u64
-    }
-
-    /// Whether nothing is answered.
-    pub fn is_empty(&self) -> bool {
-        self.done.is_empty()
-    }
-
-    /// Whether `item` is answered.
+    /// Whether an earlier run answered `item`.
     pub fn known(&self, item: &Item) -> Known {
         match self.done.get(&xxh3_128(item.custom_id.as_bytes())) {
             None => Known::Open,
@@ -120,7 +111,7 @@ impl Output {
     /// Appends the answer to `item`.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// If writing fails.
     pub fn append(
         &mut self,
         item: &Item,
@@ -130,13 +121,11 @@ impl Output {
         let mut line = line(item, answer, error).to_string();
         line.push('\n');
         let failed = |error| OutputError::Io { path: self.path.clone(), error };
-        self.file.write_all(line.as_bytes()).map_err(failed)?;
-        self.done.insert(xxh3_128(item.custom_id.as_bytes()), item.digest);
-        Ok(())
+        self.file.write_all(line.as_bytes()).map_err(failed)
     }
 }
 
-/// A line of the output, in OpenAI's format.
+/// An output line in OpenAI's format.
 fn line(item: &Item, answer: Option<&Answer>, error: Option<&str>) -> Value {
     let response = answer.map(|Answer { status, request_id, body, .. }| {
         json!({"status_code": status, "request_id": request_id, "body": body})
@@ -149,13 +138,13 @@ fn line(item: &Item, answer: Option<&Answer>, error: Option<&str>) -> Value {
     json!({"id": item.key(), "custom_id": item.custom_id, "response": response, "error": error})
 }
 
-/// Hash of the `custom_id` and digest of the request that a line of the output answers.
+/// Hash of the `custom_id` and digest of the request that an output line answers.
 fn answered(line: &[u8]) -> Result<(u128, u128), String> {
     let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     let custom_id = value["custom_id"].as_str().ok_or("it has no custom_id")?;
     let digest = value["id"].as_str().and_then(|id| id.strip_prefix("batch_req_"));
     let digest = digest.and_then(|digest| u128::from_str_radix(digest, 16).ok());
-    Ok((xxh3_128(custom_id.as_bytes()), digest.ok_or("its id is not one of skein run-batch")?))
+    Ok((xxh3_128(custom_id.as_bytes()), digest.ok_or("its id was not written by skein run-batch")?))
 }
 
 #[cfg(test)]
@@ -185,7 +174,7 @@ mod tests {
             bytes.extend_from_slice(&whole[..cut]);
             std::fs::write(&path, bytes).unwrap();
             let mut output = Output::open(&path).unwrap();
-            assert_eq!(output.len(), 2);
+            assert_eq!(output.known(&item("b", "x")), Known::Done);
             assert_eq!(output.known(&item("a", "x")), Known::Done);
             assert_eq!(output.known(&item("a", "z")), Known::Changed);
             assert_eq!(output.known(&item("c", "x")), Known::Open);

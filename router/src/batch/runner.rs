@@ -1,4 +1,4 @@
-//! Sends a file of requests with a bounded number in flight, and appends each answer as it comes.
+//! Sends a file of requests with a limited number in flight, and appends each answer as it arrives.
 
 use std::time::Duration;
 
@@ -11,26 +11,29 @@ use super::input::{InputError, Item, Lines};
 use super::output::{Known, Output, OutputError};
 use super::{Answer, Answerer};
 
-/// First pause before a request is sent again; doubles to [`MAX_PAUSE`].
+/// Delay before the first retry; doubles up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause, whatever the server asks for.
+/// Longest delay, whatever `Retry-After` requests.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
-/// How to run a batch.
+/// Limits of a batch run.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     /// Most requests in flight.
     pub at_once: usize,
-    /// How long one request is sent again while the server is full or gone; then the run ends.
+    /// How long a request is retried while the server is full or unreachable; then the run ends.
     pub retry_for: Duration,
+    /// Whether [`count`] has read the whole input, so that no `custom_id` is repeated. If not, 16 bytes or
+    /// more are kept for each line.
+    pub checked: bool,
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Lines that an earlier run answered.
+    /// Lines answered by an earlier run.
     pub before: u64,
-    /// Lines that the server answered with success.
+    /// Lines with a successful answer.
     pub answered: u64,
     /// Lines that could not be sent or were refused.
     pub failed: u64,
@@ -39,49 +42,49 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Lines with a line of output.
+    /// Lines with an output line.
     pub fn done(&self) -> u64 {
         self.before + self.answered + self.failed
     }
 }
 
-/// Why a run ended early. What is answered is kept.
+/// Why a run ended early. Answers so far are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A line of the input is not a request.
+    /// The input is invalid.
     #[error(transparent)]
     Input(#[from] InputError),
     /// The answers cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The output holds an answer to another request of the same name.
+    /// The output holds an answer to a different request with the same `custom_id`.
     #[error(
-        "line {number} of the input differs from what the output's answer to `{custom_id}` was for; \
+        "line {number} of the input differs from the line that the output's answer to `{custom_id}` belongs to; \
              give another output file, or restore the line"
     )]
     Changed {
-        /// The line's number, from 1.
+        /// Number of the line, from 1.
         number: u64,
-        /// Its id.
+        /// `custom_id` of the line.
         custom_id: String,
     },
-    /// The server did not recover.
-    #[error("no answer to `{custom_id}` for {seconds} s: {reason}; run the same command again to go on")]
+    /// The server did not recover in time.
+    #[error("no answer to `{custom_id}` for {seconds} s: {reason}; run the same command again to continue")]
     Unanswered {
-        /// The request's id.
+        /// `custom_id` of the request.
         custom_id: String,
-        /// How long it was tried.
+        /// How long it was retried, in seconds.
         seconds: u64,
-        /// The last failure.
+        /// Error of the last attempt.
         reason: String,
     },
 }
 
-/// Answers every line of `input` that `output` does not answer yet; reports progress after each.
+/// Processes every line of `input` without an answer in `output`; reports progress after each.
 ///
 /// # Errors
-/// If a line is not a request, the output cannot be written, or the server stays away. Lines in flight are
-/// then dropped, and asked again by the next run.
+/// If a line is invalid, the output cannot be written, or the server stays unreachable. Lines in flight are
+/// then dropped and sent again by the next run.
 pub async fn run<R: AsyncBufRead + Unpin>(
     input: R,
     output: &mut Output,
@@ -100,7 +103,7 @@ pub async fn run<R: AsyncBufRead + Unpin>(
                 at_end = true;
                 break;
             };
-            if !names.insert(name_hash(&item)) {
+            if !pace.checked && !names.insert(name_hash(&item)) {
                 return Err(InputError::Repeated { number, custom_id: item.custom_id }.into());
             }
             match output.known(&item) {
@@ -130,10 +133,10 @@ pub async fn run<R: AsyncBufRead + Unpin>(
     Ok(progress)
 }
 
-/// Counts the requests of `input` and checks that each can be told from the others.
+/// Counts the requests in `input` and checks that their ids are unique.
 ///
 /// # Errors
-/// If a line is not a request or repeats a `custom_id`.
+/// If a line is invalid or repeats a `custom_id`.
 pub async fn count<R: AsyncBufRead + Unpin>(input: R) -> Result<u64, InputError> {
     let mut lines = Lines::new(input);
     let mut names = std::collections::HashSet::new();
@@ -149,15 +152,15 @@ fn name_hash(item: &Item) -> u128 {
     xxhash_rust::xxh3::xxh3_128(item.custom_id.as_bytes())
 }
 
-/// How a line ended.
+/// Outcome of a line.
 enum Settled {
-    /// With the server's answer.
+    /// Final response of the server.
     Answer(Answer),
-    /// It was not sent, because of this fault.
+    /// The line is invalid, for this reason.
     Unsent(String),
 }
 
-/// Sends `item` until the server answers for good.
+/// Sends `item` until the server gives a final response.
 async fn settle(
     item: Item,
     answerer: &dyn Answerer,
@@ -190,7 +193,7 @@ async fn settle(
 }
 
 fn message(answer: &Answer) -> &str {
-    answer.body["error"]["message"].as_str().unwrap_or("without a message")
+    answer.body["error"]["message"].as_str().unwrap_or("no message")
 }
 
 #[cfg(test)]
@@ -205,7 +208,7 @@ mod tests {
     use super::super::Call;
     use super::*;
 
-    /// Answers each request with its key after some failures, and counts how many run at once.
+    /// Answers each request with its key after some failures, and counts concurrent ones.
     #[derive(Default)]
     struct Scripted {
         failures: AtomicUsize,
@@ -250,7 +253,7 @@ mod tests {
     }
 
     fn pace() -> Pace {
-        Pace { at_once: 4, retry_for: Duration::from_secs(60) }
+        Pace { at_once: 4, retry_for: Duration::from_secs(60), checked: false }
     }
 
     fn lines(path: &std::path::Path) -> Vec<Value> {
@@ -283,7 +286,7 @@ mod tests {
             let mut output = Output::open(&path).unwrap();
             let input = input(60);
             let run = run(input.as_bytes(), &mut output, &server, pace(), |_| {});
-            // Dropping the run mid-way is what a kill does to it.
+            // Dropping the run halfway has the effect of a kill.
             let _ = tokio::time::timeout(Duration::from_millis(milliseconds), run).await;
         }
         let names: HashSet<String> = lines(&path).iter().map(|line| line["custom_id"].to_string()).collect();
@@ -305,13 +308,19 @@ mod tests {
     #[tokio::test]
     async fn a_changed_or_repeated_line_is_refused_by_name() {
         let directory = tempfile::tempdir().unwrap();
-        let mut output = Output::open(&directory.path().join("out.jsonl")).unwrap();
+        let path = directory.path().join("out.jsonl");
+        let mut output = Output::open(&path).unwrap();
         let server = Scripted::default();
         run(input(3).as_bytes(), &mut output, &server, pace(), |_| {}).await.unwrap();
+        drop(output);
+        let mut output = Output::open(&path).unwrap();
         let changed = input(3).replace("\"n\":1", "\"n\":9");
         let error = run(changed.as_bytes(), &mut output, &server, pace(), |_| {}).await.unwrap_err();
         assert!(error.to_string().contains("line 2") && error.to_string().contains("`1`"), "{error}");
         let twice = input(3) + &input(1);
+        let mut fresh = Output::open(&directory.path().join("twice.jsonl")).unwrap();
+        let error = run(twice.as_bytes(), &mut fresh, &server, pace(), |_| {}).await.unwrap_err();
+        assert!(error.to_string().contains("line 4"), "{error}");
         let error = count(twice.as_bytes()).await.unwrap_err().to_string();
         assert!(error.contains("line 4") && error.contains("custom_id `0`"), "{error}");
         assert_eq!(count(input(7).as_bytes()).await.unwrap(), 7);

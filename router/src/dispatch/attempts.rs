@@ -1,5 +1,5 @@
-//! The spans of one request's calls to workers: each choice of a worker, each call, and how it ended. A call
-//! that continues another one is linked to it. Does nothing for a request that is not traced.
+//! Spans of a request's calls to workers: each choice of a worker, each call, and its end. A call that
+//! continues another is linked to it. No effect for an untraced request.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use super::delivery::RequestEvent;
 use crate::fleet::Pick;
 use crate::links::worker_client::CallError;
 
-/// How a call ended, as its span says.
+/// How a call ended, for its span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// Every sample ended.
+    /// All samples finished.
     Completed,
-    /// The client left, or the request's time was over.
+    /// The client left, or the request's deadline passed.
     Cancelled,
-    /// The worker drains; another one continues.
+    /// The worker is draining; another one continues.
     HandedBack,
     /// The worker has no such stream.
     NotAttached,
     /// The worker is full.
     Full,
-    /// The worker, or the way to it, failed.
+    /// The worker or the connection to it failed.
     Fault,
-    /// The worker refused the request itself.
+    /// The worker rejected the request itself.
     Rejected,
 }
 
@@ -46,7 +46,7 @@ impl Ended {
         matches!(self, Self::Full | Self::Fault | Self::Rejected)
     }
 
-    /// How `event` ends the open call; `None` if the call goes on.
+    /// How `event` ends the open call; `None` if the call continues.
     pub fn of(event: &RequestEvent) -> Option<Self> {
         match event {
             RequestEvent::Ended(error) => Some(error.as_ref().map_or(Self::Fault, Self::by)),
@@ -67,11 +67,11 @@ impl Ended {
     }
 }
 
-/// The calls of one request.
+/// Calls of one request.
 pub(super) struct Attempts {
     trace: trace::Request,
     open: Option<Open>,
-    /// The call that the next one continues.
+    /// Call that the next one continues.
     previous: Option<Link>,
     count: u64,
 }
@@ -89,7 +89,7 @@ impl Attempts {
         Self { trace, open: None, previous: None, count: 0 }
     }
 
-    /// A worker was chosen, or none; the choice began at `from`.
+    /// Records the choice of a worker, or that there was none; the choice began at `from`.
     pub fn routed(&self, from: Timestamp, pick: Option<&Pick>, worker: Option<Arc<str>>) {
         self.trace.add(|| {
             let part = Part::new("route", from, clock::now());
@@ -105,7 +105,7 @@ impl Attempts {
         });
     }
 
-    /// A call begins; the headers name its span. `name` is `generate` or `attach`.
+    /// Starts a call; the headers identify its span. `name` is `generate` or `attach`.
     pub fn begin(&mut self, name: &'static str, worker: Option<Arc<str>>) -> Option<trace::Headers> {
         let ids = self.trace.attempt()?;
         let headers = ids.headers();
@@ -114,19 +114,19 @@ impl Attempts {
         Some(headers)
     }
 
-    /// The open call brought tokens.
+    /// Records tokens received by the open call.
     pub fn tokens(&mut self, count: usize) {
         if let Some(open) = &mut self.open {
             open.tokens += count as u64;
         }
     }
 
-    /// The request moves to another worker.
+    /// Records that the request moves to another worker.
     pub fn moved(&self) {
         self.trace.keep(Kept::Moved);
     }
 
-    /// The open call, if there is one, ends.
+    /// Ends the open call, if any.
     pub fn end(&mut self, how: Ended) {
         let Some(open) = self.open.take() else { return };
         let (number, previous) = (self.count, self.previous.take());

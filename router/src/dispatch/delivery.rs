@@ -26,7 +26,7 @@ const MOVE_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before an accepted request retries full workers that gave no `retry_after`.
 const FULL_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Time to retry for a refused client if no worker has said when it expects to have room.
+/// Retry delay for a refused client if no worker has estimated when it will have room.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Something that happened to a request.
@@ -40,7 +40,7 @@ pub enum RequestEvent {
     NotOpened(WorkerId, CallError),
     /// No worker accepts requests, apart from the excluded ones.
     NobodyReady,
-    /// All workers that accept requests are full, or others wait for them already.
+    /// All workers that accept requests are full, or others already wait for them.
     AllFull,
     /// The worker sent a delta.
     Delta(WorkerDelta),
@@ -74,11 +74,11 @@ pub enum Action {
 pub enum Wait {
     /// Open at once.
     No,
-    /// Pause for this long.
+    /// Wait for this long.
     For(Duration),
     /// A change in the fleet.
     FleetChange,
-    /// A free seat at some worker.
+    /// Wait for a free sequence slot at any worker.
     Seat,
 }
 
@@ -90,7 +90,7 @@ pub struct Delivery {
     wants_logprobs: bool,
     timeout: Duration,
     migration_limit: u32,
-    patience: Duration,
+    queue_timeout: Duration,
     samples: Vec<Sample>,
     cached_tokens_sent: bool,
     /// Next prompt position whose log-probabilities are owed; `None` = none requested.
@@ -135,7 +135,7 @@ pub struct Limits {
     /// Most consecutive moves without progress.
     pub migration_limit: u32,
     /// How long a request waits for a worker.
-    pub patience: Duration,
+    pub queue_timeout: Duration,
 }
 
 impl Delivery {
@@ -156,7 +156,7 @@ impl Delivery {
             wants_logprobs: request.sampling.logprobs.is_some(),
             timeout: request.deadline.map_or(Duration::ZERO, |deadline| deadline.since(now)),
             migration_limit: limits.migration_limit,
-            patience: limits.patience,
+            queue_timeout: limits.queue_timeout,
             over: samples.iter().all(|sample| sample.ended),
             samples,
             cached_tokens_sent: false,
@@ -226,7 +226,7 @@ impl Delivery {
         self.broken
     }
 
-    /// Whether to try to attach to a running stream before generating the rest.
+    /// Whether to attach to a running stream before generating the rest.
     pub fn may_attach(&self) -> bool {
         !self.attach_failed
     }
@@ -445,25 +445,25 @@ impl Delivery {
             return self.all_full(now);
         }
         let retry_after = self.retry_after.unwrap_or(RETRY_AFTER);
-        if self.waits_for_worker && self.has_patience(now) {
+        if self.waits_for_worker && self.may_wait(now) {
             return vec![Action::Open(Wait::FleetChange)];
         }
         let reason = if self.waits_for_worker {
-            format!("none accepted requests for {} s", self.patience.as_secs_f32())
+            format!("none accepted requests for {} s", self.queue_timeout.as_secs_f32())
         } else {
             "none accepts requests".into()
         };
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
     }
 
-    /// Waits in line for a seat instead of asking each worker repeatedly.
+    /// Waits in the queue for a free slot instead of trying each worker repeatedly.
     fn all_full(&mut self, now: Timestamp) -> Vec<Action> {
         self.full.clear();
         if self.accepted {
             self.last_fault = "every worker is full".into();
             return self.wait(now, Wait::Seat);
         }
-        if self.waits_for_worker && self.has_patience(now) {
+        if self.waits_for_worker && self.may_wait(now) {
             return vec![Action::Open(Wait::Seat)];
         }
         let retry_after = self.retry_after.unwrap_or(RETRY_AFTER);
@@ -471,13 +471,13 @@ impl Delivery {
     }
 
     fn wait(&mut self, now: Timestamp, wait: Wait) -> Vec<Action> {
-        if self.has_patience(now) { vec![Action::Open(wait)] } else { self.lost() }
+        if self.may_wait(now) { vec![Action::Open(wait)] } else { self.lost() }
     }
 
-    /// Whether it may wait longer. Patience counts from the first wait since the last progress.
-    fn has_patience(&mut self, now: Timestamp) -> bool {
+    /// Whether it may wait longer. The timeout counts from the first wait since the last progress.
+    fn may_wait(&mut self, now: Timestamp) -> bool {
         let since = *self.waiting_since.get_or_insert(now);
-        now.since(since) < self.patience
+        now.since(since) < self.queue_timeout
     }
 
     fn lost(&mut self) -> Vec<Action> {

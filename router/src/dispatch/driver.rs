@@ -44,14 +44,14 @@ pub(crate) struct Driver {
     /// Whether the last worker that generated promises exact resumes.
     pub(super) exact_so_far: bool,
     journey: Arc<Mutex<Journey>>,
-    /// The name of the worker that generates now.
+    /// Name of the worker that generates now.
     worker: Arc<Mutex<Option<Arc<str>>>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
     aborts: mpsc::Receiver<u32>,
     pub(super) fleet_changes: Listener,
     pub(super) rechecks: Listener,
     pub(super) timer: Timer,
-    /// Its place among the requests that wait for a seat.
+    /// Place in the queue for a free sequence slot.
     pub(super) ticket: Ticket,
     pub(super) attempts: Attempts,
     _permit: Permit,
@@ -206,14 +206,14 @@ impl Driver {
             self.with_journey(|journey| journey.moves = moves + 1);
             let (request, moves) = (&self.request.id, moves + 1);
             if is_fault {
-                tracing::warn!(request, moves, lost, "request goes on elsewhere");
+                tracing::warn!(request, moves, lost, "request continues on another worker");
             } else {
-                tracing::info!(request, moves, lost, "request goes on elsewhere");
+                tracing::info!(request, moves, lost, "request continues on another worker");
             }
         }
     }
 
-    /// Ends the span of the call that has ended, for the reason given or the one that the state tells.
+    /// Ends the span of the finished call, with the given reason or the one that follows from the state.
     fn end_attempt(&mut self, ended: Option<Ended>) {
         let by_state = match (&self.state, self.delivery.is_over()) {
             (State::Streaming(_), _) => None,
@@ -367,7 +367,7 @@ impl Driver {
         self.workers.handle(fleet::Event::Dispatched(at, outcome));
     }
 
-    /// The name of the worker that generates, as it changes.
+    /// Shared name of the worker that generates.
     pub(crate) fn worker(&self) -> Arc<Mutex<Option<Arc<str>>>> {
         self.worker.clone()
     }
@@ -382,7 +382,7 @@ impl Driver {
     }
 }
 
-/// Records the choice of a worker that began at `from`.
+/// Records the choice of a worker, which began at `from`.
 pub(super) fn route_span(attempts: &Attempts, from: clock::Timestamp, place: Option<&Place>) {
     let pick = place.and_then(|place| place.pick.as_ref());
     attempts.routed(from, pick, pick.and_then(|_| place?.name.clone()));

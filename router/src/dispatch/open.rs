@@ -13,7 +13,7 @@ use crate::fleet::{WorkerEpoch, WorkerPlacement};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 use crate::links::workers::Place;
 
-/// A worker that has the stream must answer by then; otherwise the rest is generated again.
+/// Time limit for a worker that may have the stream; then the rest is generated again.
 const ATTACH_WITHIN: Duration = Duration::from_millis(500);
 /// Longest request id on the wire, bytes.
 const MAX_ID_BYTES: usize = 128;
@@ -100,7 +100,7 @@ impl Driver {
                 reader.opened(deltas);
                 self.generated_by(placement.at);
                 self.state = State::Streaming(OpenStream::new(reader, placed));
-                // There may be more than one free seat; the first refusal ends this.
+                // There may be more than one free seat; the first refusal ends the calls.
                 self.workers.seats.call();
                 return RequestEvent::Opened(placement.at);
             }
@@ -117,7 +117,7 @@ impl Driver {
         RequestEvent::NotOpened(placement.at.worker, error)
     }
 
-    /// Whether earlier requests wait for a seat. A request with a part of its answer goes first.
+    /// Whether earlier requests wait for a seat. A request whose answer has already begun goes first.
     fn must_wait(&self) -> bool {
         self.request.waits_for_worker
             && !self.delivery.has_delivered()

@@ -66,8 +66,8 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         // Without a linger time the worker needs no message: it ends the stream at the disconnect. An
-        // unreachable worker gets none either: its message would only hold up others, and its streams end
-        // after their linger time.
+        // unreachable worker gets none either: the message would only delay others, and its streams end after
+        // their linger time.
         if self.forgotten || self.workers.linger.is_zero() {
             return;
         }

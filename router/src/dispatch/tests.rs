@@ -19,7 +19,7 @@ use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};
 
 const WORKER: WorkerId = WorkerId(1);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn request(n: u32, max_tokens: u32, logprobs: Option<u32>, prompt_logprobs: Option<u32>) -> TokenRequest {
     let sampling = SamplingParams {
@@ -42,7 +42,7 @@ fn worker_at(epoch: u64) -> WorkerEpoch {
 }
 
 fn limits(migration_limit: u32) -> Limits {
-    Limits { migration_limit, patience: PATIENCE }
+    Limits { migration_limit, queue_timeout: TIMEOUT }
 }
 
 fn logprobs_of(token: TokenId) -> TokenLogprobs {
@@ -273,8 +273,8 @@ fn an_aborted_sample_sends_nothing_more_and_the_others_continue() {
             let half = deltas.len() / 2;
             for (index, delta) in deltas.into_iter().enumerate() {
                 if attempt == 1 && index == 3 {
-                    let told = delivery.handle(at(0), RequestEvent::Abort(1));
-                    aborted = told.iter().any(|action| matches!(action, Action::AbortSample(1)));
+                    let actions = delivery.handle(at(0), RequestEvent::Abort(1));
+                    aborted = actions.iter().any(|action| matches!(action, Action::AbortSample(1)));
                 }
                 for action in delivery.handle(at(0), RequestEvent::Delta(delta)) {
                     match action {
@@ -348,11 +348,11 @@ fn a_request_waits_for_a_seat_when_all_are_full() {
     let both = |ms| vec![refused(1), refused(2), (0, RequestEvent::NobodyReady), (ms, RequestEvent::AllFull)];
     let last = last_actions(&request, both(1));
     assert!(matches!(last[..], [Action::Open(Wait::Seat)]), "it waits for a seat: {last:?}");
-    let last = last_actions(&request, both(PATIENCE.as_millis() as u64));
+    let last = last_actions(&request, both(TIMEOUT.as_millis() as u64));
     assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "not for ever: {last:?}");
-    // A gateway's goes to another router instead.
-    let impatient = TokenRequest { waits_for_worker: false, ..request.clone() };
-    let last = last_actions(&impatient, vec![refused(1), refused(2), (0, RequestEvent::NobodyReady)]);
+    // A gateway's request goes to another router instead.
+    let without_wait = TokenRequest { waits_for_worker: false, ..request.clone() };
+    let last = last_actions(&without_wait, vec![refused(1), refused(2), (0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::Overloaded { .. })]), "{last:?}");
 
     let accepted = || vec![(0, RequestEvent::Opened(worker_at(1))), (0, token(5)), (0, broken())];
@@ -362,14 +362,14 @@ fn a_request_waits_for_a_seat_when_all_are_full() {
     assert!(matches!(last[..], [Action::Open(Wait::For(_))]), "{last:?}");
     let last = with(vec![(0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Open(Wait::FleetChange)]), "{last:?}");
-    let too_long = PATIENCE.as_millis() as u64;
+    let too_long = TIMEOUT.as_millis() as u64;
     let last = with(vec![(0, RequestEvent::NobodyReady), (too_long, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::WorkersLost { .. })]), "{last:?}");
 }
 
 #[test]
 fn a_new_request_waits_for_a_worker_that_restarts_and_not_for_ever() {
-    let too_long = PATIENCE.as_millis() as u64;
+    let too_long = TIMEOUT.as_millis() as u64;
     let request = request(1, 10, None, None);
     let last = last_actions(
         &request,
@@ -379,9 +379,9 @@ fn a_new_request_waits_for_a_worker_that_restarts_and_not_for_ever() {
     let last =
         last_actions(&request, vec![(0, RequestEvent::NobodyReady), (too_long, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
-    // A gateway's goes to another router instead.
-    let impatient = TokenRequest { waits_for_worker: false, ..request };
-    let last = last_actions(&impatient, vec![(0, RequestEvent::NobodyReady)]);
+    // A gateway's request goes to another router instead.
+    let without_wait = TokenRequest { waits_for_worker: false, ..request };
+    let last = last_actions(&without_wait, vec![(0, RequestEvent::NobodyReady)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::NoReadyWorker { .. })]), "{last:?}");
 }
 

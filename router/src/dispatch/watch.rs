@@ -32,12 +32,12 @@ pub(super) struct Watch<'a> {
     pub deadline: Option<clock::Timestamp>,
     /// Notifies streams to check their worker.
     pub rechecks: &'a mut Listener,
-    /// The request's timer.
+    /// Timer of the request.
     pub timer: &'a mut Timer,
 }
 
-/// The one timer of a request. Between two tokens it goes on as it is: it fires at the deadline or after the
-/// check interval, whichever comes first, and what has fired too early is set again.
+/// The only timer of a request. It is not reset between tokens: it fires at the deadline or after the check
+/// interval, whichever comes first, and is set again if it fired too early.
 pub(super) struct Timer(Pin<Box<Sleep>>);
 
 impl Timer {
@@ -64,11 +64,11 @@ impl Watch<'_> {
         if let Some(Ok(sample_index)) = aborts.as_mut().map(|aborts| aborts.try_recv()) {
             return Waited::Abort(sample_index);
         }
-        // Before the answer, so that a stream which always has more cannot run past its deadline.
+        // Checked before the answer, so that a stream that always has more cannot run past its deadline.
         if self.deadline.is_some_and(|deadline| clock::now() >= deadline) {
             return Waited::Deadline;
         }
-        // An answer that has arrived needs no timer.
+        // An answer that is already here needs no timer.
         if let Poll::Ready(answer) = futures::poll!(&mut answer) {
             return Waited::Answer(answer);
         }

@@ -44,7 +44,7 @@ impl Breaker {
         self.open_until.is_none_or(|until| now >= until && self.probe_until.is_none_or(|probe| now >= probe))
     }
 
-    /// When it lets the next request through, as far as known; zero while closed.
+    /// Earliest known time at which it lets a request through; zero while closed.
     pub fn open_at(&self) -> Timestamp {
         self.open_until.map_or(Timestamp::ZERO, |until| until.max(self.probe_until.unwrap_or_default()))
     }

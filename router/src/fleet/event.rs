@@ -20,7 +20,7 @@ pub enum Event {
     Connected(WorkerId, WorkerInfo),
     /// A link has read an event of its worker's log.
     Watched(WorkerId, WatchEvent),
-    /// More runs of the snapshot that a link has passed on before, parents before their children.
+    /// More runs of a snapshot whose first part the link has already delivered, parents before children.
     SnapshotPart(WorkerEpoch, Vec<RunStored>),
     /// A link has lost its worker.
     Lost(WorkerId),
@@ -35,7 +35,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The worker that it is about; `None` = several, or a member by name.
+    /// Worker that the event concerns; `None` = several, or a member by name.
     pub(super) fn worker(&self) -> Option<WorkerId> {
         match self {
             Self::Connected(id, _) | Self::Watched(id, _) | Self::Lost(id) => Some(*id),
@@ -61,13 +61,12 @@ pub enum Action {
     Hurry(WorkerId),
     /// A worker has become ready: wake the waiting requests.
     Wake,
-    /// A worker that was full has a free seat: call a request that waits for one.
+    /// A full worker now has a free sequence slot: call a request that waits for one.
     SeatFree,
     /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
     Recheck(WorkerId),
-    /// A worker is silent, cannot be reached, or its engine is stuck: its supervisor, if any, should replace
-    /// it.
+    /// A worker is silent, unreachable, or its engine is stuck: its supervisor, if any, should replace it.
     Lost(Member),
     /// Write this to the log.
     Log(Notice),

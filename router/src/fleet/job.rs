@@ -8,23 +8,23 @@ use skein_proto::block_hash::{self, BlockHash};
 use super::policy::Demand;
 use super::worker_id::WorkerEpoch;
 
-/// Tokens at the beginning of a prompt that decide its worker under consistent hashing.
+/// Leading prompt tokens that determine the worker under consistent hashing.
 const AFFINITY_TOKENS: usize = 64;
 
-/// The properties of a request by which the fleet places it.
+/// Properties of a request that determine its placement.
 #[derive(Debug)]
 pub struct Job {
     /// Its cost at any worker.
     pub demand: Demand,
     /// Whether its prefix may come from a cache: not if the prompt's log-probabilities are requested.
     pub cacheable: bool,
-    /// Grammar fingerprint that its worker must have; 0 = any, because it has no grammar.
+    /// Grammar fingerprint that the worker must have; 0 = any, for a request without a grammar.
     pub grammar_fingerprint: u64,
-    /// Hash of the beginning of its prompt: equal for requests that share it.
+    /// Hash of the prompt's beginning: equal for requests that share it.
     pub affinity: u64,
     /// Its block hashes, for each block size in the fleet.
     pub chains: Vec<(u32, Vec<BlockHash>)>,
-    /// The worker that an endpoint picker has chosen for it; taken if it accepts requests.
+    /// Worker chosen by an endpoint picker; used if it accepts requests.
     pub picked: Option<Arc<str>>,
 }
 

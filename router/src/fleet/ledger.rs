@@ -111,7 +111,7 @@ impl Ledger {
         &self.last_report
     }
 
-    /// Prompt tokens in the last report's queue, and those of them seen to be processed since.
+    /// Prompt tokens in the last report's queue, and how many of them are known to have been processed since.
     pub fn reported_tokens(&self) -> (u64, u64) {
         (self.last_report.load.queued_uncached_tokens, self.prefilled_tokens)
     }
@@ -119,7 +119,7 @@ impl Ledger {
     /// The estimated load now.
     pub fn current(&self) -> CurrentLoad {
         let (mut new_tokens, mut new_sequences, mut new_blocks) = (0, 0, 0);
-        // Reports follow the order of placements, so the later ones are at the end.
+        // Reports follow the order of placements, so unreported ones are at the end.
         for placed in self.placed.iter().rev().take_while(|placed| !placed.reported) {
             new_tokens += if placed.prefilled { 0 } else { placed.cost.uncached_tokens };
             new_sequences += placed.cost.sequences;

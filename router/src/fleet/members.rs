@@ -9,7 +9,7 @@ use super::worker::Worker;
 use super::worker_id::WorkerId;
 use super::{Action, Fleet, Notice, TICK};
 
-/// Runs of removed caches freed at each tick: a fraction of a millisecond.
+/// Runs of removed caches freed per tick: a fraction of a millisecond of work.
 const CLEANED_EACH_TICK: usize = 1024;
 /// A tick this late means that this process was paused, not its workers.
 const OWN_PAUSE: Duration = Duration::from_secs(1);

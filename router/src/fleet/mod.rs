@@ -67,16 +67,16 @@ pub struct Fleet {
     picker: Picker,
     scratch: Scratch,
     streams: StreamDirectory,
-    /// Limits of the workers that were ready last.
+    /// Limits of the last ready workers.
     known_limits: Option<ModelLimits>,
     ticked_at: Option<Timestamp>,
     next_id: u32,
 }
 
-/// Memory of a choice, kept for the next one.
+/// Buffers reused between choices.
 #[derive(Debug, Default)]
 struct Scratch {
-    /// The hits of each chain of the job.
+    /// Hits for each chain of the job.
     hits: Vec<Hits>,
     views: Vec<WorkerView>,
 }
@@ -104,7 +104,7 @@ impl Fleet {
         }
     }
 
-    /// The same fleet with another policy.
+    /// The same fleet with a different policy.
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         Self { picker: Picker::new(policy), ..self }
@@ -172,7 +172,7 @@ impl Fleet {
         views.extend(wanted.map(|standing| {
             let block_size = standing.view.block_size;
             let hits = job.chains.iter().zip(&*hits).find(|((size, _), _)| *size == block_size);
-            let blocks = hits.map_or(0, |(_, hits)| hits.blocks(standing.seat));
+            let blocks = hits.map_or(0, |(_, hits)| hits.blocks(standing.column));
             standing.seen(now, blocks, job.demand.prompt_tokens)
         }));
         picker.pick(&job.demand, job.affinity, views, rng)
@@ -202,7 +202,7 @@ impl Fleet {
         Some(WorkerPlacement { at, sequence })
     }
 
-    /// Removes a placement that has ended, for any reason; returns whether its worker has a free seat now.
+    /// Removes a finished placement; returns whether its worker now has a free sequence slot.
     pub fn ended(&mut self, placement: WorkerPlacement) -> bool {
         let worker_id = placement.at.worker;
         let Some(worker) = self.workers.get_mut(&worker_id) else { return false };
@@ -285,31 +285,27 @@ impl Fleet {
         self.workers.contains_key(&id)
     }
 
-    /// The workers at addresses that `is_wanted` refuses.
+    /// Workers at addresses that `is_wanted` rejects.
     pub fn at_other_addresses(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<WorkerId> {
         let others = self.workers.iter().filter(|(_, worker)| !is_wanted(&worker.member.address));
         others.map(|(&id, _)| id).collect()
     }
 
-    /// A worker as its member in discovery.
+    /// Discovery entry of a worker.
     pub fn member(&self, id: WorkerId) -> Option<&Member> {
         self.workers.get(&id).map(|worker| &worker.member)
     }
 
-    /// A worker's name in discovery.
+    /// Name of a worker in discovery.
     pub fn name(&self, id: WorkerId) -> Option<Arc<str>> {
         self.workers.get(&id).map(|worker| worker.name.clone())
     }
 
-    /// Limits that every ready worker accepts. While none is ready, those of the last ones; `None` if there
-    /// never was one.
+    /// Limits that every ready worker accepts. While none is ready, the last known limits; `None` if no
+    /// worker was ever ready.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
         let limits = self.standings.takers(now).map(|standing| standing.limits);
-        let common = limits.reduce(|one, other| ModelLimits {
-            max_model_len: one.max_model_len.min(other.max_model_len),
-            vocab_size: one.vocab_size.min(other.vocab_size),
-        });
-        common.or(self.known_limits)
+        limits.reduce(ModelLimits::and).or(self.known_limits)
     }
 
     /// Whether any worker accepts requests.
@@ -341,7 +337,7 @@ impl Fleet {
         sizes
     }
 
-    /// `ready`, or the reason why not, of each worker.
+    /// For each worker `ready`, or the reason why not.
     pub fn states(&self, now: Timestamp) -> impl Iterator<Item = String> {
         let state = move |worker: &Worker| worker.refuses(now, &self.limits);
         self.workers.values().map(move |worker| WorkerStatus::state_of(state(worker).as_ref()))
@@ -361,7 +357,7 @@ impl Fleet {
         self.workers.iter().map(status).collect()
     }
 
-    /// Whether workers accept requests, and none of them has the grammars of `fingerprint`.
+    /// Whether workers accept requests, but none has the grammars of `fingerprint`.
     pub fn lacks_grammars(&self, now: Timestamp, fingerprint: u64) -> bool {
         let mut ready = self.standings.takers(now).peekable();
         ready.peek().is_some() && !ready.any(|standing| standing.grammar_fingerprint == fingerprint)
@@ -370,8 +366,8 @@ impl Fleet {
     /// Updates a worker's standing.
     fn refresh(&mut self, id: WorkerId) {
         let Some(worker) = self.workers.get(&id) else { return self.standings.remove(id) };
-        let seat = self.index.seat(id);
-        if let Some(standing) = worker.standing(id, seat, &self.limits) {
+        let column = self.index.column(id);
+        if let Some(standing) = worker.standing(id, column, &self.limits) {
             self.standings.set(standing);
         }
     }
@@ -449,7 +445,8 @@ impl Fleet {
         }
     }
 
-    /// Adds runs to a snapshot. If they do not fit, or the worker has restarted since, another one comes.
+    /// Adds runs to a snapshot. If they do not fit, or the worker has restarted since, a new snapshot
+    /// follows.
     fn snapshot_part(&mut self, at: WorkerEpoch, runs: &[RunStored]) -> Vec<Action> {
         let Some(worker) = self.workers.get(&at.worker).filter(|worker| worker.is_at(at.epoch)) else {
             return Vec::new();

@@ -2,9 +2,9 @@
 //! seconds. Pure.
 //!
 //! Cache hits, queues, full caches and busy batches all count in seconds, so there are no weights to tune: a
-//! worker that holds the prefix wins until its queue costs more than the prefill it saves; then the next
-//! worker wins and holds the prefix, too. The other policies are for comparison, and for fleets whose workers
-//! send no reports.
+//! worker that holds the prefix is picked until its queue costs more than the prefill it saves; then another
+//! worker is picked and holds the prefix as well. The other policies are for comparison, and for fleets whose
+//! workers send no reports.
 
 use std::time::Duration;
 
@@ -28,30 +28,30 @@ const TIE_SECONDS: f64 = 0.000_1;
 /// How much the slowdown of running streams counts, for a full batch, as a fraction of the prefill time.
 const SLOWDOWN_WEIGHT: f64 = 0.5;
 
-/// Workers with more than this many times the mean of the running sequences get no more by consistent hashing
-/// (Mirrokni et al., Consistent Hashing with Bounded Loads, 2016).
+/// Under consistent hashing, a worker with more than this multiple of the mean number of running sequences
+/// gets no more (Mirrokni et al., Consistent Hashing with Bounded Loads, 2016).
 const BOUNDED_LOAD: f64 = 1.25;
 
-/// How workers are picked.
+/// How to pick a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// The least predicted time to the first token.
+    /// Shortest predicted time to the first token.
     #[default]
     FirstToken,
-    /// The least product of tokens to prefill and sequences (LMetric): no rates, no weights.
+    /// Smallest product of tokens to prefill and sequences (LMetric): no rates, no weights.
     Product,
-    /// The shortest queue, whatever is cached.
+    /// Shortest queue, regardless of caches.
     LeastLoad,
-    /// The less busy of two drawn at random.
+    /// The less busy of two random workers.
     PowerOfTwo,
-    /// Each in turn.
+    /// Each worker in turn.
     RoundRobin,
-    /// The same worker for prompts that begin alike, unless it is far busier than the others.
+    /// The same worker for prompts with the same beginning, unless it is much busier than the others.
     ConsistentHash,
 }
 
 impl Policy {
-    /// All of them, by the names that settings use.
+    /// All policies, with their names in settings.
     pub const ALL: [(&'static str, Self); 6] = [
         ("first_token", Self::FirstToken),
         ("product", Self::Product),
@@ -86,12 +86,12 @@ impl Demand {
     }
 }
 
-/// A worker that may be picked.
+/// State of a worker that may be picked.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerView {
     /// Id of the worker.
     pub id: WorkerId,
-    /// Hash of its name, equal in every router.
+    /// Hash of the worker's name, equal in every router.
     pub name_hash: u64,
     /// Prompt tokens that it caches or is about to cache.
     pub hit_tokens: u32,
@@ -114,26 +114,26 @@ pub struct Pick {
     pub prefill_takes: Duration,
     /// Prompt tokens expected in its cache.
     pub hit_tokens: u32,
-    /// Number of workers that it was chosen from.
+    /// Number of candidates.
     pub candidates: u32,
-    /// Parts of the prediction.
+    /// Components of the prediction.
     pub terms: Terms,
 }
 
-/// Parts of the predicted time to the first token at one worker, seconds.
+/// Components of the predicted time to first token at one worker, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Terms {
-    /// Prompt tokens queued before this one.
+    /// Prefill of the prompts queued before this one.
     pub queue: f64,
-    /// This prompt, without what is cached.
+    /// Prefill of this prompt, without its cached part.
     pub prefill: f64,
-    /// Waiting for free cache blocks.
+    /// Wait for free cache blocks.
     pub blocks: f64,
-    /// Waiting for a sequence to end, if all seats are taken.
+    /// Wait for a sequence to end, if all sequence slots are in use.
     pub seats: f64,
-    /// The running step.
+    /// Rest of the running step.
     pub step: f64,
-    /// What the prefill costs the running streams.
+    /// Cost of the prefill to running streams.
     pub slowdown: f64,
 }
 
@@ -154,20 +154,20 @@ struct Rates {
 #[derive(Debug, Default)]
 pub struct Picker {
     policy: Policy,
-    /// The last pick of [`Policy::RoundRobin`].
+    /// Last pick of [`Policy::RoundRobin`].
     last: Option<WorkerId>,
-    /// Memory of a pick, kept for the next one.
+    /// Buffers reused between picks.
     scores: Vec<f64>,
     near: Vec<u32>,
 }
 
 impl Picker {
-    /// Picks by `policy`.
+    /// Picker with the policy `policy`.
     pub fn new(policy: Policy) -> Self {
         Self { policy, ..Self::default() }
     }
 
-    /// Picks a worker; `None` if there are no candidates. `affinity` is a hash of the prompt's beginning.
+    /// Picks a worker; `None` without candidates. `affinity` is a hash of the prompt's beginning.
     ///
     /// Ties are broken by `rng`, so that routers with the same state do not all pick the same worker.
     pub fn pick(
@@ -215,8 +215,8 @@ impl Picker {
     }
 }
 
-/// The worker with the least score. Among near equals it is one with the longest hit, and of those the less
-/// busy of two drawn at random. `near` is memory that is kept for the next time.
+/// Worker with the lowest score. Among near-equal ones, those with the longest hit remain, and the less busy
+/// of two random ones wins. `near` is a reused buffer.
 fn least<'a>(
     fleet: &'a [WorkerView],
     scores: &[f64],
@@ -233,7 +233,7 @@ fn least<'a>(
     less_busy_of_two(near.len(), |nth| &fleet[near[nth] as usize], rng)
 }
 
-/// Draws two of `count` workers and takes the one with fewer sequences.
+/// Draws two of `count` workers and returns the one with fewer sequences.
 fn less_busy_of_two<'a>(
     count: usize,
     worker: impl Fn(usize) -> &'a WorkerView,
@@ -247,8 +247,8 @@ fn less_busy_of_two<'a>(
     Some(if other.load.sequences < one.load.sequences { other } else { one })
 }
 
-/// Rendezvous hashing with bounded loads: of the workers that are not far busier than the mean, the one whose
-/// name and the prompt's beginning hash highest together.
+/// Rendezvous hashing with bounded loads: among workers that are not much busier than the mean, the one with
+/// the highest hash of its name and the prompt's beginning.
 fn by_hash(affinity: u64, fleet: &[WorkerView]) -> Option<&WorkerView> {
     let all: f64 = fleet.iter().map(|worker| f64::from(worker.load.sequences)).sum();
     let most = (BOUNDED_LOAD * (all + 1.0) / fleet.len().max(1) as f64).ceil();
@@ -256,7 +256,7 @@ fn by_hash(affinity: u64, fleet: &[WorkerView]) -> Option<&WorkerView> {
     fleet.iter().filter(|worker| f64::from(worker.load.sequences) < most).max_by_key(weight)
 }
 
-/// Tokens to prefill times sequences, this one included.
+/// Tokens to prefill times sequences, including this one.
 fn product(demand: &Demand, worker: &WorkerView) -> f64 {
     let tokens = worker.load.queued_uncached_tokens as f64 + uncached(demand, worker);
     tokens * f64::from(worker.load.sequences + demand.sequences)
@@ -264,7 +264,7 @@ fn product(demand: &Demand, worker: &WorkerView) -> f64 {
 
 fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
     let load = &worker.load;
-    // Seconds for a token. Division is slow, and this runs for every worker.
+    // Seconds per token. Division is slow, and this runs for every worker.
     let each_prefill = 1.0 / measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
     let each_decode = 1.0 / measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
     let uncached = uncached(demand, worker);
@@ -275,7 +275,7 @@ fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
     let free_tokens = u64::from(load.free_blocks) * u64::from(worker.block_size);
     let missing_tokens = new_tokens.saturating_sub(free_tokens);
 
-    // A full batch frees one seat each time a sequence ends.
+    // A full batch frees one slot each time a sequence ends.
     let seats = worker.max_num_seqs.max(1);
     let without_seat = (load.sequences + demand.sequences).saturating_sub(seats);
 
@@ -299,7 +299,7 @@ fn measured(rate: f32) -> Option<f64> {
     (rate.is_finite() && rate > 0.0).then_some(f64::from(rate))
 }
 
-/// Means of the measured rates, if some worker needs them.
+/// Mean measured rates, if a worker without its own needs them.
 fn fallback_rates(fleet: &[WorkerView]) -> Rates {
     let mean = |rate: fn(&CurrentLoad) -> f32, unmeasured: f64| {
         if fleet.iter().all(|worker| measured(rate(&worker.load)).is_some()) {
@@ -341,7 +341,7 @@ mod tests {
         picks_by(Policy::FirstToken, fleet)
     }
 
-    /// The same by another policy, each time for another prompt.
+    /// Picks of another policy, each for a different prompt.
     fn picks_by(policy: Policy, fleet: &[WorkerView]) -> Vec<usize> {
         let (mut rng, mut picker) = (StdRng::seed_from_u64(1), Picker::new(policy));
         let demand = Demand { prompt_tokens: 1000, expected_output_tokens: 100, sequences: 1 };
@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(share(Policy::RoundRobin), [334, 333, 333]);
         let two = share(Policy::PowerOfTwo);
         assert!(two[0] < 160 && two[1] > 500, "{two:?}");
-        // Nine sequences are above one and a quarter times the mean, the others share by their hash.
+        // Nine sequences exceed one and a quarter times the mean; the other workers share by hash.
         let hashed = share(Policy::ConsistentHash);
         assert!(hashed[0] == 0 && hashed[1] > 400 && hashed[2] > 400, "{hashed:?}");
     }

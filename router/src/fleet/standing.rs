@@ -1,5 +1,5 @@
-//! The state of each worker that a choice needs, in one array, because a choice reads all of it and the
-//! workers themselves are spread over memory. Pure.
+//! State of each worker that a choice needs, in one array, because a choice reads all of it while the workers
+//! themselves are scattered in memory. Pure.
 
 use std::time::Duration;
 
@@ -12,35 +12,35 @@ use crate::request::ModelLimits;
 /// How long after a report its queue is assumed to shrink.
 const QUEUE_SHRINKS_FOR: Duration = Duration::from_secs(1);
 
-/// A worker's standing. A state that depends on time is stored as the time of its change.
+/// State of a worker for a choice. A time-dependent state is stored as the time of its change.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standing {
-    /// Its id, load and limits, without hits.
+    /// Id, load and limits of the worker, without hits.
     pub view: WorkerView,
-    /// Its number in the results of the prefix index.
-    pub seat: u32,
-    /// Its grammars.
+    /// Index in the results of the prefix index.
+    pub column: u32,
+    /// Fingerprint of the worker's grammars.
     pub grammar_fingerprint: u64,
-    /// Longest requests and largest token ids that it takes.
+    /// Longest requests and largest token ids that it accepts.
     pub limits: ModelLimits,
-    /// It can serve requests before this time; later it counts as silent or its engine as stuck.
+    /// It can serve until this time; then it counts as silent, or its engine as stuck.
     pub able_until: Timestamp,
-    /// From this time on it may soon count as lost.
+    /// From this time it may soon count as lost.
     pub doubtful_at: Timestamp,
-    /// From this time on its breaker lets requests through.
+    /// From this time its breaker lets requests through.
     pub open_at: Timestamp,
-    /// It counts as full until this time: it refused a request, and no seat has come free since.
+    /// It counts as full until this time: it refused a request, and no sequence slot has become free since.
     pub full_until: Timestamp,
-    /// When its load was reported.
+    /// Time of its last load report.
     pub reported_at: Timestamp,
-    /// Prompt tokens of its queue in that report, and those of them that were processed since, as far as
-    /// this router has seen.
+    /// Prompt tokens queued in that report, and how many of them are known to this router to have been
+    /// processed since.
     pub reported_tokens: u64,
     pub prefilled_tokens: u64,
 }
 
 impl Standing {
-    /// Whether it can serve a request now, apart from its breaker.
+    /// Whether it can serve a request now, disregarding its breaker.
     pub fn is_able(&self, now: Timestamp) -> bool {
         now < self.able_until
     }
@@ -55,7 +55,7 @@ impl Standing {
         now >= self.doubtful_at
     }
 
-    /// Its view now, for a prompt of `prompt_tokens` of which it holds `blocks`.
+    /// Its view now for a prompt of `prompt_tokens` of which it holds `blocks`.
     pub fn seen(&self, now: Timestamp, blocks: u32, prompt_tokens: u32) -> WorkerView {
         let mut view = self.view;
         // The last prompt token is always computed, because its logits give the first output token.
@@ -65,19 +65,19 @@ impl Standing {
         }
         let time = now.since(self.reported_at).min(QUEUE_SHRINKS_FOR).as_secs_f64();
         let processed = (time * f64::from(view.load.prefill_tokens_per_second)) as u64;
-        // The load already lacks what was seen to be processed.
+        // The load already excludes what is known to have been processed.
         let unseen = processed.min(self.reported_tokens).saturating_sub(self.prefilled_tokens);
         view.load.queued_uncached_tokens = view.load.queued_uncached_tokens.saturating_sub(unseen);
         view
     }
 }
 
-/// The standings of all workers, in the order of their ids.
+/// States of all workers, in the order of their ids.
 #[derive(Debug, Default)]
 pub(super) struct Standings(Vec<Standing>);
 
 impl Standings {
-    /// Inserts or replaces a worker's standing.
+    /// Inserts or replaces a worker's state.
     pub fn set(&mut self, standing: Standing) {
         match self.find(standing.view.id) {
             Ok(at) => self.0[at] = standing,
@@ -92,8 +92,8 @@ impl Standings {
         }
     }
 
-    /// The workers that accept requests. If there are none, those that only their breaker excludes: its pause
-    /// protects requests only as long as there is a better worker.
+    /// Workers that accept requests. If there are none, those that only their breaker excludes: its pause is
+    /// useful only if there is a better worker.
     pub fn takers(&self, now: Timestamp) -> impl Iterator<Item = &Standing> + Clone {
         let any_takes = self.0.iter().any(|standing| standing.takes(now));
         self.0.iter().filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))

@@ -134,7 +134,10 @@ fn a_worker_is_ready_from_its_first_report_on() {
     assert_eq!(scene.fleet.limits(at(0)), None);
     assert_eq!(scene.watch(0, 0, 1, load(1, rated(0, 0))), [Action::Wake]);
     assert!(scene.is_ready(0, 0));
-    assert_eq!(scene.fleet.limits(at(0)), Some(ModelLimits { max_model_len: 1000, vocab_size: 500 }));
+    assert_eq!(
+        scene.fleet.limits(at(0)),
+        Some(ModelLimits { max_model_len: 1000, vocab_size: 500, max_num_seqs: 8 })
+    );
 
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), []);
     assert!(!scene.is_ready(0, 0));
@@ -294,7 +297,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
         let standings: Vec<_> = scene.fleet.standings.takers(at(3)).copied().collect();
         standings
             .iter()
-            .map(|standing| standing.seen(at(3), hits.blocks(standing.seat), 400).hit_tokens)
+            .map(|standing| standing.seen(at(3), hits.blocks(standing.column), 400).hit_tokens)
             .collect()
     };
     let holder = scene.ids.iter().position(|&id| id == first.worker).expect("one of them");
@@ -478,8 +481,8 @@ fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
     assert_eq!(scene.fleet.find_stream(at(0), key), None);
 }
 
-/// sglang #14532 and #14305: a prompt that nobody caches went to the worker with the smallest cache, however
-/// long its queue was, and that worker never recovered.
+/// sglang #14532 and #14305: an uncached prompt went to the worker with the smallest cache, however long its
+/// queue, and that worker never recovered.
 #[test]
 fn sglang_14532_a_miss_goes_by_load_and_not_by_the_size_of_the_cache() {
     let mut scene = Scene::new(2);
@@ -518,7 +521,7 @@ fn sglang_32195_a_small_imbalance_does_not_cost_the_prefix() {
     assert_eq!(scene.choice(2, &tokens).expect("a worker").worker, scene.ids[0]);
 }
 
-/// Dynamo #589: routers with the same picture all picked the same worker.
+/// Dynamo #589: routers with the same state all picked the same worker.
 #[test]
 fn dynamo_589_routers_with_the_same_picture_do_not_herd() {
     let mut scene = Scene::new(8);
@@ -533,7 +536,7 @@ fn dynamo_589_routers_with_the_same_picture_do_not_herd() {
     assert_eq!(picked, [true; 8]);
 }
 
-/// A worker that refused gets no request until a seat comes free; until then the others are used.
+/// A worker that refused gets no request until a seat becomes free; until then the others are used.
 #[test]
 fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     let mut scene = Scene::new(2);
@@ -551,7 +554,7 @@ fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     assert_eq!(place(&mut scene, 3).expect("the other one").at.worker, scene.ids[1 - full]);
     scene.dispatched(4, 1 - full, Outcome::Backpressure);
     assert!(scene.fleet.is_full(at(5)) && place(&mut scene, 5).is_none());
-    // Its sequence ends: there is a seat. Otherwise it would be asked after a second.
+    // Its sequence ends, so there is a seat. Otherwise it would be tried after a second.
     assert!(scene.fleet.ended(running));
     assert_eq!(place(&mut scene, 6).expect("a free seat").at.worker, scene.ids[full]);
     assert!(!scene.fleet.is_full(at(1100)));

@@ -17,7 +17,7 @@ use super::standing::Standing;
 use super::worker_id::WorkerId;
 use crate::request::ModelLimits;
 
-/// How long a worker that refused a request as full is left alone without news of a free seat.
+/// How long a worker that refused a request as full is not tried unless it reports a free sequence slot.
 const FULL_FOR: Duration = Duration::from_secs(1);
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
@@ -69,7 +69,7 @@ pub(super) struct Worker {
     pub member: Member,
     /// Hash of its name, equal in every router.
     name_hash: u64,
-    /// The member's id, shared: spans and log lines name it.
+    /// Id of the member, shared with spans and log lines.
     pub name: Arc<str>,
     pub info: Option<WorkerInfo>,
     /// Why its model cannot be used; `None` = it can.
@@ -90,11 +90,11 @@ pub(super) struct Worker {
     /// When its step counter last changed or it last had no work.
     stepped_at: Timestamp,
     heard_at: Timestamp,
-    /// When its load was last reported.
+    /// Time of the last load report.
     reported_at: Timestamp,
-    /// It refused a request as full and is not asked before this time, unless a seat comes free.
+    /// It refused a request as full and is not tried before this time, unless a sequence slot becomes free.
     full_until: Timestamp,
-    /// Its sequences when it refused, that request's included.
+    /// Its sequences when it refused, including that request's.
     full_with: u32,
     /// Silence is counted from this time at the earliest.
     excused_at: Timestamp,
@@ -205,7 +205,7 @@ impl Worker {
         }
     }
 
-    /// Why it cannot serve a request, whatever the time is.
+    /// Why it cannot serve a request, independent of time.
     fn is_out(&self) -> Option<Refused> {
         if self.info.is_none() {
             Some(Refused::Connecting)
@@ -279,18 +279,18 @@ impl Worker {
         self.ledger.report(report);
     }
 
-    /// One of its sequences has ended, so it may take another one.
+    /// Records that one of its sequences has ended, so it may accept another.
     pub fn seat_freed(&mut self) {
         self.full_until = Timestamp::ZERO;
     }
 
-    /// Whether it refuses requests because it is full, as far as known.
+    /// Whether it is known to be full.
     pub fn is_full(&self, now: Timestamp) -> bool {
         now < self.full_until
     }
 
     /// Its state for a choice; `None` before its info was read.
-    pub fn standing(&self, id: WorkerId, seat: u32, limits: &HealthLimits) -> Option<Standing> {
+    pub fn standing(&self, id: WorkerId, column: u32, limits: &HealthLimits) -> Option<Standing> {
         let info = self.info.as_ref()?;
         let heard = self.heard_at.max(self.excused_at);
         let silent_at = heard + limits.worker_timeout;
@@ -307,9 +307,9 @@ impl Worker {
                 max_num_seqs: info.max_num_seqs,
                 block_size: info.block_size,
             },
-            seat,
+            column,
             grammar_fingerprint: info.grammar_fingerprint,
-            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            limits: ModelLimits::of(info),
             able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },
             doubtful_at: heard + limits.worker_timeout / 2,
             open_at: self.breaker.open_at(),

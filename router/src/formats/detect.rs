@@ -1,40 +1,40 @@
-//! Which formats a model has: named by the operator, or recognised from its chat template.
+//! Selects a model's output formats: the operator names them, or the chat template reveals them.
 
 use super::table::{FORMATS, HARMONY_REASONING, REASONING};
 use super::{Body, Format, Reasoning};
 
-/// The formats of a model.
+/// Output formats of one model.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Formats {
-    /// How it writes calls.
+    /// Tool-call format; `None` if unknown.
     pub calls: Option<&'static Format>,
-    /// How it writes reasoning.
+    /// Reasoning format; `None` if unknown.
     pub reasoning: Option<&'static Reasoning>,
-    /// Its answers are in GPT-OSS's channels, whatever the request.
+    /// Every answer uses GPT-OSS's channels, with or without tools.
     pub harmony: bool,
 }
 
-/// Where a prompt leaves the model.
+/// State in which the prompt leaves the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
-    /// Within reasoning.
+    /// The prompt ends inside an open reasoning block.
     InReasoning,
-    /// At the beginning of an answer, which may begin with reasoning.
+    /// The answer starts from scratch and may begin with reasoning.
     Fresh,
-    /// After reasoning that the prompt has closed.
+    /// The prompt has already closed the reasoning block.
     Closed,
 }
 
-/// A parser that nobody has.
+/// Parser name that no table lists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{name}` is none of {known}")]
+#[error("`{name}` is not a known parser; use one of: {known}")]
 pub struct UnknownParser {
     name: String,
     known: String,
 }
 
-/// Texts that tell a format from others, the most particular first. An empty name stands for a format that is
-/// not known here, though it has the marks of another.
+/// Substrings of a chat template that identify its format, most specific first. An empty name marks a
+/// format that we do not support although its template resembles a supported one.
 const MARKS: &[(&[&str], &str)] = &[
     (&["<|channel|>", "<|start|>"], "openai"),
     (&["<seed:tool_call>"], ""),
@@ -59,7 +59,7 @@ const MARKS: &[(&[&str], &str)] = &[
 ];
 
 impl Formats {
-    /// Recognises the formats from the source of a chat template.
+    /// Detects the formats from the source of a chat template.
     pub fn of_template(source: &str) -> Self {
         let found = MARKS.iter().find(|(marks, _)| marks.iter().all(|mark| source.contains(mark)));
         let calls = found.and_then(|(_, name)| format(name));
@@ -67,14 +67,14 @@ impl Formats {
         Self { calls, reasoning, harmony: is_harmony(calls) }
     }
 
-    /// The same with parsers that the operator names, as vLLM's flags do.
+    /// Overrides the detected formats with the parsers that the operator names, as vLLM's flags do.
     ///
     /// # Errors
-    /// [`UnknownParser`] for a name that is in no table.
+    /// [`UnknownParser`] if no table lists the name.
     pub fn with(mut self, calls: Option<&str>, reasoning: Option<&str>) -> Result<Self, UnknownParser> {
         if let Some(name) = calls {
             let named = format(name).ok_or_else(|| unknown(name, call_parsers()))?;
-            // Both of Mistral's forms have one name at vLLM; the template tells them apart.
+            // vLLM uses one name for both of Mistral's formats; the template distinguishes them.
             let is_newer = name == "mistral" && self.calls == format("mistral_v11");
             self.calls = if is_newer { self.calls } else { Some(named) };
             self.harmony = is_harmony(self.calls);
@@ -91,23 +91,23 @@ impl Formats {
         Ok(self)
     }
 
-    /// The name of a format of calls, if it is one.
+    /// Validates a tool-call parser's name and returns it.
     ///
     /// # Errors
-    /// A message with the known names.
+    /// A message that lists the known names.
     pub fn check_call_parser(name: &str) -> Result<String, String> {
         Self::default().with(Some(name), None).map(|_| name.to_owned()).map_err(|error| error.to_string())
     }
 
-    /// The name of a format of reasoning, if it is one.
+    /// Validates a reasoning parser's name and returns it.
     ///
     /// # Errors
-    /// A message with the known names.
+    /// A message that lists the known names.
     pub fn check_reasoning_parser(name: &str) -> Result<String, String> {
         Self::default().with(None, Some(name)).map(|_| name.to_owned()).map_err(|error| error.to_string())
     }
 
-    /// Where `prompt` leaves the model.
+    /// State in which `prompt` leaves the model.
     pub fn opening(&self, prompt: &str) -> Opening {
         let Some(reasoning) = self.reasoning else { return Opening::Fresh };
         let end = prompt.trim_end();
@@ -120,7 +120,7 @@ impl Formats {
         }
     }
 
-    /// Every marker, for control tokens that have to stay in an answer's text.
+    /// Every marker of the formats. Detokenization must keep control tokens among them in the text.
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markers = Vec::new();
         if let Some(Reasoning { open, close, .. }) = self.reasoning {

@@ -1,21 +1,21 @@
-//! Calls as JSON objects with a name and arguments, alone or in a list. The keys may come in any order, and
-//! others beside them are skipped.
+//! Calls as JSON objects with a name and arguments, alone or in a list. Keys may come in any order; unknown
+//! keys are skipped.
 
 use super::skim::{Skim, Skimmed, is_space};
-use super::splitter::{Out, Step};
+use super::splitter::{Consumed, Out};
 use super::{MAX_NAME_BYTES, Plan, in_name};
 
-/// Longest key of a call's object, bytes.
+/// Longest key of a call object, in bytes.
 const MAX_KEY_BYTES: usize = 64;
 
-/// One call as an object.
+/// Parser of one call object.
 #[derive(Debug)]
 pub struct Envelope {
     at: At,
-    /// Fail unless the name is a known function's: the object has no marker that makes it a call.
+    /// Fail unless the name is a known function's: without a marker, only the name makes the object a call.
     only_known: bool,
     named: bool,
-    /// Arguments that came before the name, or as a string; with their closing.
+    /// Arguments that precede the name or are quoted as a string, with the closing bracket.
     early: String,
     has_arguments: bool,
 }
@@ -30,10 +30,10 @@ enum At {
     Value(Field),
     Name(String),
     Arguments(Skim),
-    /// Arguments as a JSON text in a string.
+    /// Arguments given as JSON inside a string.
     Quoted(Skim, String),
     Other(Skim),
-    /// After a value.
+    /// After a value: expects `,` or `}`.
     Next,
 }
 
@@ -41,13 +41,13 @@ enum At {
 enum Field {
     Name,
     Arguments,
-    /// Llama's models write `"type": "function"`.
+    /// Llama models write `"type": "function"`.
     Kind,
     Other,
 }
 
 impl Envelope {
-    /// At its beginning.
+    /// Parser that expects `{`.
     pub fn new(only_known: bool) -> Self {
         Self { at: At::Begin, only_known, named: false, early: String::new(), has_arguments: false }
     }
@@ -143,25 +143,25 @@ impl Envelope {
         }
     }
 
-    fn go(&mut self, at: At) -> Step {
+    fn go(&mut self, at: At) -> Consumed {
         self.at = at;
-        Step::More
+        Consumed::More
     }
 
     fn value(&mut self, field: Field, c: char, out: &mut Out) -> Step {
         match field {
             Field::Name if c == '"' && !self.named => return self.go(At::Name(String::new())),
-            Field::Name => return Step::Fail,
-            Field::Arguments if self.has_arguments => return Step::Fail,
-            Field::Arguments if c != '{' && c != '"' => return Step::Fail,
-            // Without a marker, other keys say that this is no call.
-            Field::Other if self.only_known => return Step::Fail,
+            Field::Name => return Consumed::Fail,
+            Field::Arguments if self.has_arguments => return Consumed::Fail,
+            Field::Arguments if c != '{' && c != '"' => return Consumed::Fail,
+            // Without a marker, an unknown key means that the object is not a call.
+            Field::Other if self.only_known => return Consumed::Fail,
             Field::Arguments | Field::Kind | Field::Other => {}
         }
         let mut skim = Skim::default();
         let skimmed = skim.step(c);
         if skimmed == Skimmed::Wrong {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         self.has_arguments |= field == Field::Arguments;
         match (field, c) {
@@ -178,9 +178,9 @@ impl Envelope {
         }
     }
 
-    fn name(&mut self, name: &str, plan: &Plan, out: &mut Out) -> Step {
+    fn name(&mut self, name: &str, plan: &Plan, out: &mut Out) -> Consumed {
         if name.is_empty() || (self.only_known && plan.function(name).is_none()) {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         self.named = true;
         out.call(name);
@@ -188,15 +188,15 @@ impl Envelope {
         self.go(At::Next)
     }
 
-    fn end(&mut self, out: &mut Out) -> Step {
+    fn end(&mut self, out: &mut Out) -> Consumed {
         if !self.named {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         if !self.has_arguments {
             out.arguments("{}");
         }
         out.call_end();
-        Step::Done
+        Consumed::Done
     }
 }
 
@@ -209,32 +209,32 @@ fn field(key: &str) -> Field {
     }
 }
 
-/// All calls in one list.
+/// Parser of a JSON list that holds all calls.
 #[derive(Debug, Default)]
 pub struct List {
     item: Option<Envelope>,
     opened: bool,
-    /// The next thing must be an object.
+    /// After a comma, so the next value must be an object.
     after_comma: bool,
     items: usize,
 }
 
 impl List {
-    /// Takes the next character.
-    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    /// Consumes the next character.
+    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         if let Some(item) = &mut self.item {
             let step = item.step(c, plan, out);
-            if step == Step::Done {
+            if step == Consumed::Done {
                 self.item = None;
                 self.items += 1;
             }
-            return if step == Step::Done { Step::More } else { step };
+            return if step == Consumed::Done { Consumed::More } else { step };
         }
         match c {
-            c if is_space(c) => Step::More,
+            c if is_space(c) => Consumed::More,
             '[' if !self.opened => {
                 self.opened = true;
-                Step::More
+                Consumed::More
             }
             '{' if self.opened && (self.items == 0 || self.after_comma) => {
                 self.after_comma = false;
@@ -245,10 +245,10 @@ impl List {
             }
             ',' if self.items > 0 && !self.after_comma => {
                 self.after_comma = true;
-                Step::More
+                Consumed::More
             }
-            ']' if self.opened && !self.after_comma => Step::Done,
-            _ => Step::Fail,
+            ']' if self.opened && !self.after_comma => Consumed::Done,
+            _ => Consumed::Fail,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The grammar of a whole answer, from its first token to its last: reasoning, free text, calls and a final
-//! text of a given form are its regions. It is made of the same markers as the splitter looks for.
+//! Builds the grammar of a whole answer. Its regions are reasoning, free text, calls, and a final text in a
+//! required format. It uses the same markers as the splitter.
 
 use serde_json::{Value, json};
 use skein_grammar::{Refused, Source};
@@ -8,23 +8,23 @@ use super::tools::{Choice, Function, ToolUse, ValueKind};
 use super::{Body, Format, Formats, Keyed, Opening};
 use crate::text::control::ControlTokens;
 
-/// White space that a model may write between regions.
+/// White space allowed between regions.
 const GAP: &str = "/[ \\t\\r\\n]{1,16}/";
-/// Occurs in no marker.
+/// Character that occurs in no marker.
 const UNUSED_MARK: char = '\u{FDEF}';
 
-/// What the grammar of an answer depends on.
+/// Inputs of an answer's grammar.
 #[derive(Debug)]
 pub struct Answer<'a> {
-    /// The model's formats.
+    /// Output formats of the model.
     pub formats: Formats,
-    /// Where the prompt leaves the model.
+    /// State in which the prompt leaves the model.
     pub opening: Opening,
-    /// What may be called.
+    /// Tools of the request and the tool choice.
     pub tools: &'a ToolUse,
-    /// The arguments of each function as a part of a grammar.
+    /// Grammar fragment for each function's arguments, in the order of the functions.
     pub arguments: &'a [String],
-    /// The form of the final text; `None` = free.
+    /// Required format of the final text; `None` = free text.
     pub last: Option<&'a Source>,
     /// Most tokens of reasoning, if something of a given form must follow it.
     pub thought_tokens: u32,
@@ -47,10 +47,10 @@ pub fn holds_calls(tools: &ToolUse) -> bool {
 }
 
 impl Answer<'_> {
-    /// The grammar; `None` if nothing about the answer is fixed.
+    /// Builds the grammar; `None` if nothing in the answer is constrained.
     ///
     /// # Errors
-    /// [`Refused`] for what cannot be enforced in this format.
+    /// [`Refused`] if this format cannot enforce the constraint.
     pub fn grammar(&self) -> Result<Option<Source>, Refused> {
         let calls = self.formats.calls.filter(|_| self.tools.is_on() && self.is_about_calls());
         if calls.is_none() && self.last.is_none() {
@@ -79,7 +79,7 @@ impl Answer<'_> {
         holds_calls(self.tools) || (self.last.is_some() && self.tools.is_on())
     }
 
-    /// Free text. It does not begin as reasoning does, because that would be reasoning.
+    /// Free text. It must not start with the reasoning marker, or it would be reasoning.
     fn free(&self, lark: &Lark<'_>) -> String {
         let open = self.formats.reasoning.map_or("", |reasoning| reasoning.open);
         if open.is_empty() || self.opening != Opening::Fresh || lark.has_control(open) {
@@ -88,7 +88,7 @@ impl Answer<'_> {
         format!("/(?s:.+)/ & ~/[ \\t\\r\\n]*{}(?s:.*)/", escaped(open))
     }
 
-    /// The region before the answer proper.
+    /// Optional reasoning region before the answer.
     fn reasoning(&self, lark: &mut Lark<'_>) -> String {
         let Some(reasoning) = self.formats.reasoning else { return String::new() };
         if self.opening == Opening::Closed {
@@ -104,7 +104,7 @@ impl Answer<'_> {
         }
     }
 
-    /// Free text, calls, or the final text.
+    /// Region for free text, calls, or the final text.
     fn main(&self, lark: &mut Lark<'_>, calls: Option<&'static Format>) -> Result<String, Refused> {
         let last = self.last.map(Source::nested);
         let Some(format) = calls else { return Ok(last.unwrap_or_default()) };
@@ -113,7 +113,7 @@ impl Answer<'_> {
         let whole = format!("{} {rest}", lark.spelt(first));
         Ok(match (&self.tools.choice, last) {
             (Choice::Auto, Some(last)) => format!("({whole} | {})", lark.rule(&last)),
-            // Without a marker only its beginning tells a call from text.
+            // Without a marker, only its first character distinguishes a call from text.
             (Choice::Auto, None) if first.is_empty() => {
                 let bracket = if format.body == Body::Pythonic { "\\[" } else { "{" };
                 lark.rules += &format!("PLAIN: FREE & /(?s:[^\\s{bracket}].*)/\n");
@@ -132,7 +132,7 @@ impl Answer<'_> {
         })
     }
 
-    /// All calls of an answer: the first marker, and the rest.
+    /// All calls of an answer. Returns the first marker, and the rule for everything after it.
     fn calls(&self, lark: &mut Lark<'_>, format: &'static Format) -> Result<(&'static str, String), Refused> {
         let mut each = Vec::new();
         for (at, function) in self.tools.callable() {
@@ -152,7 +152,7 @@ impl Answer<'_> {
             let one = lark.rule(&format!("{one}{ends}"));
             format!("{one}{}", more(&between, &one))
         };
-        // Llama's tag is for other tools; its own calls have none.
+        // Llama's `<|python_tag|>` introduces its built-in tools; function calls have no marker.
         let is_bare = format.begin.is_empty();
         if is_bare || format.section_begin.is_empty() {
             return Ok((format.begin, calls));
@@ -161,7 +161,7 @@ impl Answer<'_> {
         Ok((format.section_begin, format!("{begin} {calls} {end}")))
     }
 
-    /// GPT-OSS's answer: reasoning and asides, then a call or the final text.
+    /// A GPT-OSS answer: reasoning and commentary, then a call or the final text.
     fn channels(&self, lark: &mut Lark<'_>) -> String {
         let channel = |lark: &mut Lark<'_>, name: &str, text: &str| {
             format!("{} {text}", lark.spelt(&format!("<|channel|>{name}<|message|>")))
@@ -191,7 +191,7 @@ impl Answer<'_> {
     }
 }
 
-/// One call of `function`, without markers.
+/// One call of `function`, without the markers around it.
 fn call(lark: &mut Lark<'_>, body: &Body, function: &Function, arguments: &str) -> Result<String, Refused> {
     let name = &function.name;
     Ok(match body {
@@ -213,7 +213,7 @@ fn call(lark: &mut Lark<'_>, body: &Body, function: &Function, arguments: &str) 
     })
 }
 
-/// A call with each argument between tags: the required ones, and any of the others, in the schema's order.
+/// A call with each argument between tags: required arguments, then any optional ones, in schema order.
 fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, function: &Function) -> Result<String, Refused> {
     let mut parts = vec![lark.spelt(&format!("{}{}{}", tags.name_open, function.name, tags.name_close))];
     for (key, schema) in function.properties().into_iter().flatten() {
@@ -227,7 +227,7 @@ fn keyed_call(lark: &mut Lark<'_>, tags: &Keyed, function: &Function) -> Result<
     Ok(parts.join(" "))
 }
 
-/// A value and the tag that ends it.
+/// A value and its closing tag.
 fn keyed_value(
     lark: &mut Lark<'_>,
     tags: &Keyed,
@@ -255,7 +255,7 @@ fn keyed_value(
                         .to_owned(),
             });
         }
-        // The splitter ends a value at its tag, with or without a line break before it.
+        // The splitter accepts a closing tag with or without the line break before it.
         let tag = tags.value_close.trim();
         let after = tags.value_close.trim_start().trim_start_matches(tag);
         return Ok(format!("{} {}", lark.until("ANY", tag), lark.spelt(after)));
@@ -271,7 +271,7 @@ fn keyed_value(
     Ok(format!("{} {end}", value.nested()))
 }
 
-/// `f(a=1, b="x")`: the required arguments in the schema's order, then any of the others.
+/// `f(a=1, b="x")`: required arguments in schema order, then any optional ones.
 fn pythonic_call(function: &Function) -> String {
     let value = |schema: &Value| {
         let mut inner = schema.clone();
@@ -295,7 +295,7 @@ fn pythonic_call(function: &Function) -> String {
         text += &format!(" {} {}", quoted(&format!("{comma}{key}=")), value(schema));
     }
     if first && !others.is_empty() {
-        // Any one of them may come first.
+        // Any optional argument may come first.
         let mut rest = String::new();
         let mut starts = Vec::new();
         for (key, schema) in others.iter().rev() {
@@ -311,7 +311,7 @@ fn pythonic_call(function: &Function) -> String {
     text + " \")\""
 }
 
-/// Rules on their way.
+/// Rules of a Lark grammar under construction.
 struct Lark<'a> {
     rules: String,
     count: usize,
@@ -319,7 +319,7 @@ struct Lark<'a> {
 }
 
 impl Lark<'_> {
-    /// A rule of its own; returns its name.
+    /// Adds a rule and returns its name.
     fn rule(&mut self, body: &str) -> String {
         self.count += 1;
         let name = format!("r{}", self.count);
@@ -327,7 +327,7 @@ impl Lark<'_> {
         name
     }
 
-    /// `text` as literals and control tokens.
+    /// Encodes `text` as literals and control tokens.
     fn spelt(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut from = 0;
@@ -340,10 +340,10 @@ impl Lark<'_> {
         parts.join(" ")
     }
 
-    /// Text of the kind `free` up to `marker`, and the marker.
+    /// Text that matches the rule `free`, up to and including `marker`.
     fn until(&mut self, free: &str, marker: &str) -> String {
         if self.has_control(marker) {
-            // Text has no control tokens, so it ends by itself.
+            // Free text cannot contain control tokens, so the marker ends it.
             let marker = self.spelt(marker);
             return self.rule(&format!("{free}? {marker}"));
         }
@@ -388,7 +388,7 @@ fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// `text` in an expression.
+/// Escapes `text` for use in a regular expression.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

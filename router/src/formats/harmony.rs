@@ -9,14 +9,14 @@ const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", "<|start|>"];
 
-/// All its markers.
+/// Markers of the channel format.
 pub const MARKERS: [&str; 7] =
     [CHANNEL, MESSAGE, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>"];
 
-/// Longest header of a message, bytes.
+/// Longest message header, in bytes.
 const MAX_HEADER_BYTES: usize = 512;
 
-/// An answer in channels.
+/// Parser of an answer in channels.
 #[derive(Debug, Default)]
 pub struct Harmony {
     at: At,
@@ -25,7 +25,7 @@ pub struct Harmony {
 
 #[derive(Debug)]
 enum At {
-    /// Before the text of a message.
+    /// Collects the header, up to the text of the message.
     Header(String),
     Reasoning,
     Content,
@@ -39,7 +39,7 @@ impl Default for At {
 }
 
 impl Harmony {
-    /// Takes the next character.
+    /// Consumes the next character.
     pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) {
         match &mut self.at {
             At::Header(header) => {
@@ -67,7 +67,7 @@ impl Harmony {
         }
     }
 
-    /// Ends the answer.
+    /// Handles the end of the answer.
     pub fn finish(&mut self, out: &mut Out) {
         let held = self.scan.rest();
         match &self.at {
@@ -83,7 +83,8 @@ impl Harmony {
     }
 }
 
-/// A model that leaves the channels writes plain text; a header begins with a marker or a role.
+/// Whether `header` can still become one. A header begins with a marker or a role; anything else is plain
+/// text from a model that left the format.
 fn may_be_a_header(header: &str) -> bool {
     let known = [CHANNEL, "<|start|>", "assistant", "<|constrain|>", " to=", "to="];
     known.iter().any(|known| known.starts_with(header) || header.starts_with(known)) || header.is_empty()

@@ -1,16 +1,16 @@
-//! Calls whose arguments stand between tags. Each becomes a member of a JSON object; its type comes from the
-//! function's schema, because the text does not tell `5` from `"5"`.
+//! Calls whose arguments stand between tags. Each argument becomes a member of a JSON object. The function's
+//! schema decides its type, because the text does not distinguish `5` from `"5"`.
 
 use super::scan::Scan;
 use super::skim::is_space;
-use super::splitter::{Out, Step};
+use super::splitter::{Consumed, Out};
 use super::tools::ValueKind;
 use super::{Keyed, MAX_NAME_BYTES, Plan, in_name};
 
-/// Longest name of an argument, bytes.
+/// Longest argument name, in bytes.
 const MAX_KEY_BYTES: usize = 256;
 
-/// One such call.
+/// Parser of one call.
 #[derive(Debug)]
 pub struct KeyedCall {
     tags: &'static Keyed,
@@ -19,30 +19,30 @@ pub struct KeyedCall {
     name: String,
     key: String,
     kind: ValueKind,
-    /// A value that is typed at its end.
+    /// Raw text of a value whose type is known only at its end.
     value: String,
     members: usize,
-    /// What ends a value together with its line break.
+    /// Closing tag of a value, with the line break before it.
     padded_close: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum At {
-    /// Up to the tag before the name.
+    /// Expects the tag before the function's name.
     Open,
     Name,
-    /// Between arguments.
+    /// Between two arguments.
     Between,
     Key,
-    /// Up to the tag before the value.
+    /// Expects the tag before the value.
     ValueOpen,
-    /// At the value's first character.
+    /// At the first character of the value.
     ValueBegin,
     Value,
 }
 
 impl KeyedCall {
-    /// At its beginning.
+    /// Parser at the start of a call.
     pub fn new(tags: &'static Keyed) -> Self {
         Self {
             tags,
@@ -57,8 +57,8 @@ impl KeyedCall {
         }
     }
 
-    /// Takes the next character.
-    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    /// Consumes the next character.
+    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         match self.at {
             At::Open => self.tag(c, self.tags.name_open, At::Name),
             At::Name => self.name(c, plan, out),
@@ -72,68 +72,68 @@ impl KeyedCall {
             At::ValueBegin => {
                 self.at = At::Value;
                 let is_pad = c == '\n' && !self.tags.value_pad.is_empty();
-                if is_pad { Step::More } else { self.value(c, out) }
+                if is_pad { Consumed::More } else { self.value(c, out) }
             }
             At::Value => self.value(c, out),
         }
     }
 
-    /// Takes a character of `tag`, before which there may be white space.
-    fn tag(&mut self, c: char, tag: &'static str, next: At) -> Step {
+    /// Consumes one character of `tag`; white space may precede the tag.
+    fn tag(&mut self, c: char, tag: &'static str, next: At) -> Consumed {
         if self.scan.is_empty() && is_space(c) {
-            return Step::More;
+            return Consumed::More;
         }
         let mut other = false;
         let found = self.scan.step(c, &[tag.trim()], |_| other = true);
         if other {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         if found.is_some() {
             self.at = next;
         }
-        Step::More
+        Consumed::More
     }
 
-    fn name(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    fn name(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         if in_name(c) && self.name.len() < MAX_NAME_BYTES {
             self.name.push(c);
-            return Step::More;
+            return Consumed::More;
         }
         if self.name.is_empty() {
-            return if is_space(c) { Step::More } else { Step::Fail };
+            return if is_space(c) { Consumed::More } else { Consumed::Fail };
         }
         let close = self.tags.name_close.trim();
         let is_end = if close.is_empty() { is_space(c) || c == '<' } else { close.starts_with(c) };
         if !is_end {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         out.call(&self.name);
         out.argument('{');
         self.at = At::Between;
-        if close.is_empty() { self.step(c, plan, out) } else { Step::More }
+        if close.is_empty() { self.step(c, plan, out) } else { Consumed::More }
     }
 
-    fn between(&mut self, c: char, out: &mut Out) -> Step {
+    fn between(&mut self, c: char, out: &mut Out) -> Consumed {
         if self.scan.is_empty() && is_space(c) {
-            return Step::More;
+            return Consumed::More;
         }
         let mut other = false;
         let tags = [self.tags.key_open.trim(), self.tags.close.trim()];
         match self.scan.step(c, &tags, |_| other = true) {
             _ if other => {
-                // Broken off, but the arguments so far are whole.
+                // The call broke off, but its complete arguments are kept.
                 self.end(out);
-                Step::Fail
+                Consumed::Fail
             }
-            None => Step::More,
+            None => Consumed::More,
             Some(0) => {
                 self.key.clear();
                 self.at = At::Key;
-                Step::More
+                Consumed::More
             }
             Some(_) => {
                 self.end(out);
-                Step::Done
+                Consumed::Done
             }
         }
     }
@@ -143,11 +143,11 @@ impl KeyedCall {
         out.call_end();
     }
 
-    fn key(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    fn key(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         let key = &mut self.key;
         let found = self.scan.step(c, &[self.tags.key_close], |c| key.push(c));
         if self.key.len() > MAX_KEY_BYTES {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         if found.is_some() {
             let key = self.key.trim().to_owned();
@@ -161,10 +161,10 @@ impl KeyedCall {
             self.value.clear();
             self.at = At::ValueOpen;
         }
-        Step::More
+        Consumed::More
     }
 
-    fn value(&mut self, c: char, out: &mut Out) -> Step {
+    fn value(&mut self, c: char, out: &mut Out) -> Consumed {
         let close = self.tags.value_close.trim();
         let (kind, value) = (self.kind, &mut self.value);
         let found = self.scan.step(c, &[&self.padded_close, close], |c| match kind {
@@ -178,11 +178,11 @@ impl KeyedCall {
             }
             self.at = At::Between;
         }
-        Step::More
+        Consumed::More
     }
 }
 
-/// A character as part of a JSON string.
+/// Writes a character escaped for a JSON string.
 fn write_escaped(c: char, out: &mut Out) {
     match c {
         '"' => out.arguments("\\\""),

@@ -1,9 +1,9 @@
-//! How model families write reasoning and tool calls. A family is a value ([`Format`], [`Reasoning`]). From
-//! it
-//! come the grammar that holds an answer to it ([`grammar`]) and the splitter that takes an answer apart
-//! ([`splitter`]), so that the two agree on every boundary.
+//! How model families write reasoning and tool calls. A family is a value: a [`Format`] or a [`Reasoning`].
+//! The grammar that constrains an answer ([`grammar`]) and the splitter that parses it ([`splitter`]) are
+//! both derived from that value, so they agree on every boundary.
 //!
-//! Pure: text in, pieces out. No request, no transport, no tokens beyond the ids of control tokens.
+//! Pure: text in, pieces out. Knows no requests, no transport, and no tokens except the ids of control
+//! tokens.
 
 mod detect;
 mod envelope;
@@ -23,62 +23,62 @@ pub mod tools;
 pub use detect::{Formats, Opening, UnknownParser};
 pub use splitter::{Piece, Splitter};
 
-/// How a family writes calls.
+/// Tool-call format of a model family.
 #[derive(Debug, PartialEq)]
 pub struct Format {
-    /// The names that vLLM's `--tool-call-parser` has for it.
+    /// Names of the format in vLLM's `--tool-call-parser`.
     pub names: &'static [&'static str],
-    /// Written before the first call; a model may leave it out.
+    /// Precedes the first call; a model may omit it.
     pub section_begin: &'static str,
-    /// Begins a call. Empty: a call has no marker and can only be the whole answer.
+    /// Starts a call. If empty, calls have no marker and must be the whole answer.
     pub begin: &'static str,
-    /// What lies between the markers.
+    /// Syntax between the markers.
     pub body: Body,
-    /// Ends a call, in this order; a model may leave them out.
+    /// Markers after a call, in this order; a model may omit them.
     pub ends: &'static [&'static str],
-    /// Written after the last call.
+    /// Follows the last call.
     pub section_end: &'static str,
-    /// Written between two calls.
+    /// Separates two calls.
     pub between: &'static str,
-    /// The form of call ids.
+    /// Format of call ids.
     pub ids: Ids,
 }
 
-/// What a call consists of.
+/// Syntax of a call.
 #[derive(Debug, PartialEq)]
 pub enum Body {
-    /// A JSON object with `name` and the arguments under this key, between line breaks or not.
+    /// A JSON object with `name` and the arguments under the key `arguments`.
     Envelope {
-        /// `arguments` or `parameters`.
+        /// Key of the arguments: `arguments` or `parameters`.
         arguments: &'static str,
-        /// Written before and after the object.
+        /// Line break before and after the object, or empty.
         pad: &'static str,
     },
-    /// A JSON list of such objects: all calls of the answer.
+    /// A JSON list that holds all calls of the answer as such objects.
     List,
     /// The name in plain text, then a JSON object.
     Named {
-        /// Before the name.
+        /// Text before the name.
         before: &'static str,
-        /// Before the arguments.
+        /// Marker between the name and the arguments.
         after: &'static str,
-        /// The name is followed by `:` and the call's number.
+        /// `:` and the call's number follow the name.
         numbered: bool,
     },
     /// The name and each argument between tags.
     Keyed(Keyed),
     /// A Python list of calls with keyword arguments: all calls of the answer.
     Pythonic,
-    /// The channels of GPT-OSS; reasoning is one of them.
+    /// GPT-OSS's channels, which also carry reasoning.
     Harmony,
 }
 
-/// Tags of a call whose arguments are text, typed by the function's schema.
+/// Tags of a call whose arguments are plain text; the function's schema decides their types.
 #[derive(Debug, PartialEq)]
 pub struct Keyed {
     /// Before the function's name.
     pub name_open: &'static str,
-    /// After the function's name; if empty, the name ends where a name can go no further.
+    /// After the function's name. If empty, the name ends at the first character that cannot be part of it.
     pub name_close: &'static str,
     /// Before an argument's name.
     pub key_open: &'static str,
@@ -94,7 +94,7 @@ pub struct Keyed {
     pub close: &'static str,
 }
 
-/// The form of call ids, which some templates check.
+/// Format of call ids; some chat templates validate it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Ids {
     /// `call_` and 24 hexadecimal digits.
@@ -102,12 +102,12 @@ pub enum Ids {
     Long,
     /// Nine letters and digits.
     Nine,
-    /// `functions.NAME:NUMBER`.
+    /// The form `functions.NAME:NUMBER`.
     Kimi,
 }
 
 impl Ids {
-    /// The id of a call: a function of the stream and the call's place in it, so that it survives a move.
+    /// Derives a call's id from the stream and the call's index, so that a resumed stream repeats it.
     pub fn id(self, stream: &[u8], sample: u32, index: u32, name: &str) -> String {
         let key = [stream, &sample.to_le_bytes(), &index.to_le_bytes()].concat();
         let hash = xxhash_rust::xxh3::xxh3_128(&key);
@@ -119,47 +119,47 @@ impl Ids {
     }
 }
 
-/// How a family writes reasoning.
+/// Reasoning format of a model family.
 #[derive(Debug, PartialEq)]
 pub struct Reasoning {
-    /// The names that vLLM's `--reasoning-parser` has for it.
+    /// Names of the format in vLLM's `--reasoning-parser`.
     pub names: &'static [&'static str],
-    /// Begins it.
+    /// Marker that starts reasoning.
     pub open: &'static str,
-    /// Ends it.
+    /// Marker that ends reasoning.
     pub close: &'static str,
-    /// An answer begins with reasoning even if neither prompt nor answer has `open`.
+    /// An answer starts with reasoning even if neither the prompt nor the answer contains `open`.
     pub implicit: bool,
 }
 
-/// What a splitter looks for in one answer.
+/// What the splitter looks for in one answer.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// The format of calls; `None` = calls stay content.
+    /// Tool-call format; `None` leaves calls in the content.
     pub calls: Option<&'static Format>,
-    /// The format of reasoning; `None` = it stays content.
+    /// Reasoning format; `None` leaves reasoning in the content.
     pub reasoning: Option<&'static Reasoning>,
-    /// Where the prompt leaves the model.
+    /// State in which the prompt leaves the model.
     pub opening: Opening,
-    /// The answer is in GPT-OSS's channels.
+    /// The answer uses GPT-OSS's channels.
     pub harmony: bool,
-    /// What may be called.
+    /// Functions that the model may call.
     pub functions: std::sync::Arc<[tools::Function]>,
 }
 
 impl Plan {
-    /// The form of call ids.
+    /// Format of call ids in this answer.
     pub fn ids(&self) -> Ids {
         self.calls.map_or(Ids::Long, |format| format.ids)
     }
 
-    /// The function of this name.
+    /// Looks up a function by name.
     pub fn function(&self, name: &str) -> Option<&tools::Function> {
         self.functions.iter().find(|function| function.name == name)
     }
 }
 
-/// Longest name of a function, bytes; OpenAI allows 64.
+/// Longest function name, in bytes; OpenAI allows 64.
 pub const MAX_NAME_BYTES: usize = 128;
 
 /// Whether `c` can be part of a function's name.

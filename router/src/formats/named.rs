@@ -2,73 +2,73 @@
 
 use super::scan::Scan;
 use super::skim::{Skim, Skimmed, is_space};
-use super::splitter::{Out, Step};
+use super::splitter::{Consumed, Out};
 use super::{MAX_NAME_BYTES, in_name};
 
-/// Between the name and the arguments, Mistral's models may write an id of their own.
+/// Mistral models may write a call id between the name and the arguments.
 const OWN_ID: &str = "[CALL_ID]";
 
-/// One such call.
+/// Parser of one call.
 #[derive(Debug)]
 pub struct NamedCall {
     before: &'static str,
     after: &'static str,
     head: String,
     scan: Scan,
-    /// The arguments; `None` before their marker.
+    /// Position in the arguments; `None` before their marker.
     arguments: Option<Skim>,
     begun: bool,
 }
 
 impl NamedCall {
-    /// At its beginning.
+    /// Parser at the start of a call.
     pub fn new(before: &'static str, after: &'static str) -> Self {
         Self { before, after, head: String::new(), scan: Scan::default(), arguments: None, begun: false }
     }
 
-    /// Takes the next character.
-    pub fn step(&mut self, c: char, out: &mut Out) -> Step {
+    /// Consumes the next character.
+    pub fn step(&mut self, c: char, out: &mut Out) -> Consumed {
         let Some(skim) = &mut self.arguments else { return self.head(c, out) };
         if !self.begun {
             match c {
-                c if is_space(c) => return Step::More,
+                c if is_space(c) => return Consumed::More,
                 '{' => self.begun = true,
-                _ => return Step::Fail,
+                _ => return Consumed::Fail,
             }
         }
         match skim.step(c) {
             Skimmed::Inside => {
                 out.argument(c);
-                Step::More
+                Consumed::More
             }
             Skimmed::Last => {
                 out.argument(c);
                 out.call_end();
-                Step::Done
+                Consumed::Done
             }
-            Skimmed::After | Skimmed::Wrong => Step::Fail,
+            Skimmed::After | Skimmed::Wrong => Consumed::Fail,
         }
     }
 
-    fn head(&mut self, c: char, out: &mut Out) -> Step {
+    fn head(&mut self, c: char, out: &mut Out) -> Consumed {
         let head = &mut self.head;
         let found = self.scan.step(c, &[self.after.trim_start()], |c| head.push(c));
         if found.is_none() {
-            return if self.may_be_a_head() { Step::More } else { Step::Fail };
+            return if self.may_be_a_head() { Consumed::More } else { Consumed::Fail };
         }
         let name = self.head.trim();
         let name = name.strip_prefix(self.before).unwrap_or(name);
         let name = name.split_once(OWN_ID).map_or(name, |(name, _)| name);
         let name = name.split_once(':').map_or(name, |(name, _)| name).trim();
         if name.is_empty() || !name.chars().all(in_name) {
-            return Step::Fail;
+            return Consumed::Fail;
         }
         out.call(name);
         self.arguments = Some(Skim::default());
-        Step::More
+        Consumed::More
     }
 
-    /// Whether the text before the arguments can still become a call's.
+    /// Whether the text so far can still be the head of a call.
     fn may_be_a_head(&self) -> bool {
         let head = self.head.trim_start();
         if self.before.starts_with(head) {

@@ -1,20 +1,20 @@
-//! Calls as a Python list: `[f(a=1), g(b="x")]`. A call comes out whole, because a Python literal becomes
-//! JSON only when it is complete.
+//! Calls as a Python list: `[f(a=1), g(b="x")]`. Each call is emitted whole, because a Python literal can be
+//! converted to JSON only when it is complete.
 
 use serde_json::{Map, Number, Value};
 
-use super::splitter::{Out, Step};
+use super::splitter::{Consumed, Out};
 use super::{MAX_NAME_BYTES, Plan, in_name};
 
-/// Deepest nesting of a literal.
+/// Deepest nesting in a literal.
 const MAX_DEPTH: usize = 64;
 
-/// A list of calls.
+/// Parser of a list of calls.
 #[derive(Debug, Default)]
 pub struct Pythonic {
     opened: bool,
     name: String,
-    /// The text between the parentheses; `None` outside of them.
+    /// Text inside the parentheses; `None` outside them.
     arguments: Option<String>,
     depth: usize,
     quote: Option<char>,
@@ -24,28 +24,28 @@ pub struct Pythonic {
 }
 
 impl Pythonic {
-    /// Takes the next character.
-    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    /// Consumes the next character.
+    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         if self.arguments.is_some() {
             return self.argument(c, out);
         }
         match c {
             '[' if !self.opened => self.opened = true,
-            _ if !self.opened => return Step::Fail,
+            _ if !self.opened => return Consumed::Fail,
             c if c.is_whitespace() && self.name.is_empty() => {}
             '(' if plan.function(&self.name).is_some() => self.arguments = Some(String::new()),
             ',' if self.name.is_empty() && self.items > 0 && !self.after_comma => self.after_comma = true,
-            ']' if self.name.is_empty() && self.items > 0 => return Step::Done,
+            ']' if self.name.is_empty() && self.items > 0 => return Consumed::Done,
             c if in_name(c) && self.name.len() < MAX_NAME_BYTES && (self.items == 0 || self.after_comma) => {
                 self.name.push(c);
             }
-            _ => return Step::Fail,
+            _ => return Consumed::Fail,
         }
-        Step::More
+        Consumed::More
     }
 
-    fn argument(&mut self, c: char, out: &mut Out) -> Step {
-        let Some(text) = &mut self.arguments else { return Step::Fail };
+    fn argument(&mut self, c: char, out: &mut Out) -> Consumed {
+        let Some(text) = &mut self.arguments else { return Consumed::Fail };
         match (self.quote, c) {
             (Some(_), _) if self.escaped => self.escaped = false,
             (Some(_), '\\') => self.escaped = true,
@@ -54,7 +54,7 @@ impl Pythonic {
             (None, '"' | '\'') => self.quote = Some(c),
             (None, '(' | '[' | '{') => self.depth += 1,
             (None, ')') if self.depth == 0 => {
-                let Some(arguments) = Literal::keywords(text) else { return Step::Fail };
+                let Some(arguments) = Literal::keywords(text) else { return Consumed::Fail };
                 out.call(&self.name);
                 out.arguments(&Value::Object(arguments).to_string());
                 out.call_end();
@@ -62,26 +62,26 @@ impl Pythonic {
                 self.arguments = None;
                 self.after_comma = false;
                 self.items += 1;
-                return Step::More;
+                return Consumed::More;
             }
             (None, ')' | ']' | '}') => match self.depth.checked_sub(1) {
                 Some(depth) => self.depth = depth,
-                None => return Step::Fail,
+                None => return Consumed::Fail,
             },
             (None, _) => {}
         }
         text.push(c);
-        Step::More
+        Consumed::More
     }
 }
 
-/// Reads Python literals; JSON's are read as well.
+/// Parser of Python literals; it also accepts JSON.
 struct Literal<'a> {
     rest: &'a str,
 }
 
 impl<'a> Literal<'a> {
-    /// `a=1, b="x"`; `None` if it is not that.
+    /// Parses `a=1, b="x"`; `None` if the text is not a list of keyword arguments.
     fn keywords(text: &'a str) -> Option<Map<String, Value>> {
         let mut literal = Self { rest: text };
         let mut arguments = Map::new();
@@ -111,7 +111,7 @@ impl<'a> Literal<'a> {
         self.rest = self.rest.trim_start();
     }
 
-    /// Skips white space and `c`.
+    /// Skips white space and then `c`; `None` if another character follows.
     fn take(&mut self, c: char) -> Option<()> {
         self.space();
         self.rest = self.rest.strip_prefix(c)?;

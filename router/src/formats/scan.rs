@@ -1,15 +1,15 @@
-//! Looks for markers in text that arrives in pieces. What it holds back is always the longest end of the text
-//! that may begin a marker, so it does not depend on where the text was cut.
+//! Finds markers in text that arrives in pieces. It always holds back the longest suffix that may begin a
+//! marker, so the result does not depend on where the text was cut.
 
-/// The end of the text that may begin a marker.
+/// Suffix of the text that may begin a marker.
 #[derive(Debug, Clone, Default)]
 pub struct Scan {
     held: String,
 }
 
 impl Scan {
-    /// Takes the next character. Gives each character that belongs to no marker to `release`, and returns the
-    /// number of the marker that this character completes.
+    /// Consumes the next character. Passes each character that belongs to no marker to `release`, and returns
+    /// the index of the marker that this character completes.
     pub fn step(&mut self, c: char, markers: &[&str], mut release: impl FnMut(char)) -> Option<usize> {
         if self.held.is_empty() && !markers.iter().any(|marker| marker.starts_with(c)) {
             release(c);
@@ -29,12 +29,12 @@ impl Scan {
         None
     }
 
-    /// Whether nothing is held back.
+    /// Whether no text is held back.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// What is held back, at the end of the text.
+    /// Takes the held text when the answer ends.
     pub fn rest(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

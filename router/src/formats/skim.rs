@@ -1,34 +1,34 @@
-//! Finds the end of a JSON value in text that arrives in pieces. It follows strings and brackets; whether the
-//! value is right in every detail is for its reader to find out.
+//! Finds the end of a JSON value in text that arrives in pieces. It tracks strings and brackets only and does
+//! not validate the value.
 
-/// Deepest nesting that is followed.
+/// Most levels of nested objects and arrays.
 const MAX_DEPTH: usize = 128;
 
-/// A JSON value on its way.
+/// Position inside a JSON value.
 #[derive(Debug, Clone, Default)]
 pub struct Skim {
-    /// The closing brackets that are due.
+    /// Closing brackets still expected, innermost last.
     due: Vec<char>,
     in_string: bool,
     escaped: bool,
     scalar: bool,
 }
 
-/// What a character is to the value.
+/// Role of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skimmed {
-    /// Part of it.
+    /// Part of the value.
     Inside,
-    /// Its last one.
+    /// Last character of the value.
     Last,
-    /// The first after it.
+    /// First character after the value.
     After,
-    /// It cannot be there.
+    /// Not valid at this position.
     Wrong,
 }
 
 impl Skim {
-    /// Takes the next character. White space before the value is not to be given.
+    /// Consumes the next character. The caller skips white space before the value.
     pub fn step(&mut self, c: char) -> Skimmed {
         if self.in_string {
             return self.in_string(c);

@@ -1,9 +1,9 @@
-//! Takes an answer apart while it arrives: reasoning, content, and calls with their arguments. What comes out
-//! up to a character of the text depends on the text up to there and on nothing else, so a stream that is
-//! taken up elsewhere is split as it would have been. Time is linear in the text.
+//! Splits a streamed answer into reasoning, content, and calls with their arguments. The output up to a
+//! character depends only on the text up to it, so a stream that resumes on another router is split the same
+//! way. Time is linear in the length of the text.
 //!
-//! What does not parse is content. A call is announced once its name is known; if it breaks off later, what
-//! follows is content.
+//! Text that does not parse is content. A call is emitted as soon as its name is known; if it breaks off
+//! after that, the rest is content.
 
 use std::sync::Arc;
 
@@ -16,35 +16,35 @@ use super::scan::Scan;
 use super::skim::is_space;
 use super::{Body, Opening, Plan};
 
-/// A part of an answer.
+/// Part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Text for the reader.
+    /// Visible text of the answer.
     Content(String),
-    /// Reasoning.
+    /// Text that the model wrote as reasoning.
     Reasoning(String),
-    /// A call begins. Calls are numbered from 0.
+    /// Start of a call. Calls are numbered from 0.
     Call {
-        /// Its number.
+        /// Number of the call, from 0.
         index: u32,
-        /// The function's name.
+        /// Name of the function.
         name: String,
     },
-    /// More of a call's arguments; the parts of a call add up to its JSON.
+    /// Next fragment of a call's arguments; the fragments concatenate to one JSON value.
     Arguments {
-        /// The call's number.
+        /// Number of the call, from 0.
         index: u32,
-        /// The part.
+        /// Fragment of JSON text.
         json: String,
     },
-    /// A call's arguments are complete.
+    /// End of a call's arguments.
     CallEnd {
-        /// The call's number.
+        /// Number of the call, from 0.
         index: u32,
     },
 }
 
-/// Collects pieces.
+/// Collects pieces, merging adjacent ones of the same kind.
 #[derive(Debug, Default)]
 pub struct Out {
     pieces: Vec<Piece>,
@@ -52,7 +52,7 @@ pub struct Out {
 }
 
 impl Out {
-    /// Adds content.
+    /// Appends visible text.
     pub fn content(&mut self, text: &str) {
         match self.pieces.last_mut() {
             _ if text.is_empty() => {}
@@ -61,7 +61,7 @@ impl Out {
         }
     }
 
-    /// Adds reasoning.
+    /// Appends reasoning text.
     pub fn reasoning(&mut self, text: &str) {
         match self.pieces.last_mut() {
             _ if text.is_empty() => {}
@@ -70,13 +70,13 @@ impl Out {
         }
     }
 
-    /// Begins a call.
+    /// Starts a call.
     pub fn call(&mut self, name: &str) {
         self.pieces.push(Piece::Call { index: self.calls, name: name.to_owned() });
         self.calls += 1;
     }
 
-    /// Adds to the arguments of the latest call.
+    /// Appends to the arguments of the latest call.
     pub fn arguments(&mut self, text: &str) {
         let latest = self.calls.saturating_sub(1);
         match self.pieces.last_mut() {
@@ -86,7 +86,7 @@ impl Out {
         }
     }
 
-    /// [`Self::arguments`] of one character.
+    /// Appends one character to the arguments of the latest call.
     pub fn argument(&mut self, c: char) {
         self.arguments(c.encode_utf8(&mut [0; 4]));
     }
@@ -96,24 +96,24 @@ impl Out {
         self.pieces.push(Piece::CallEnd { index: self.calls.saturating_sub(1) });
     }
 
-    /// Calls that have begun.
+    /// Number of calls started so far.
     pub fn calls(&self) -> u32 {
         self.calls
     }
 }
 
-/// What a character does to a body.
+/// Effect of a character on the parser of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
-    /// It goes on.
+pub enum Consumed {
+    /// The call continues.
     More,
-    /// It ends with this character.
+    /// This character ends the call.
     Done,
-    /// This character does not belong to it.
+    /// This character cannot continue the call.
     Fail,
 }
 
-/// A body on its way.
+/// Parser of the call under way.
 #[derive(Debug)]
 enum InBody {
     Envelope(Envelope),
@@ -136,7 +136,7 @@ impl InBody {
         })
     }
 
-    fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         match self {
             Self::Envelope(body) => body.step(c, plan, out),
             Self::List(body) => body.step(c, plan, out),
@@ -151,37 +151,37 @@ impl InBody {
 enum State {
     Reasoning,
     Content,
-    /// Within a call; the number of calls before it.
+    /// Inside a call; holds its parser and the number of calls before it.
     Call(InBody, u32),
     Harmony(Harmony),
 }
 
-/// The splitter of one answer.
+/// Splits one answer.
 #[derive(Debug)]
 pub struct Splitter {
     plan: Arc<Plan>,
     state: State,
     scan: Scan,
     out: Out,
-    /// White space and section markers that are content only if content follows.
+    /// White space and section markers, which become content only if content follows.
     pending: String,
-    /// The text of a call that has not been announced yet.
+    /// Text of a call whose name is not yet known.
     raw: String,
-    /// The answer has no content and no call yet.
+    /// No content and no call yet.
     fresh: bool,
-    /// There was reasoning, or it cannot come any more.
+    /// Reasoning has occurred or is no longer possible.
     thought: bool,
-    /// White space before the next content is left out.
+    /// Drop white space before the next content.
     trim: bool,
-    /// The latest thing was a call, so its end markers may follow.
+    /// A call has just ended, so its end markers may follow.
     after_call: bool,
 }
 
-/// Most markers looked for at once.
+/// Most markers searched for at once.
 const MAX_MARKERS: usize = 8;
 
 impl Splitter {
-    /// A splitter at the beginning of an answer.
+    /// Splitter at the start of an answer.
     pub fn new(plan: Arc<Plan>) -> Self {
         let state = match plan.opening {
             _ if plan.harmony => State::Harmony(Harmony::default()),
@@ -202,7 +202,7 @@ impl Splitter {
         }
     }
 
-    /// Takes the next text of the answer; returns what has become certain.
+    /// Consumes the next text of the answer and returns the pieces that are now certain.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         for c in text.chars() {
             self.step(c);
@@ -210,7 +210,7 @@ impl Splitter {
         std::mem::take(&mut self.out.pieces)
     }
 
-    /// Ends the answer; returns the rest.
+    /// Ends the answer and returns the remaining pieces.
     pub fn finish(&mut self) -> Vec<Piece> {
         let held = self.scan.rest();
         match &mut self.state {
@@ -230,7 +230,7 @@ impl Splitter {
         std::mem::take(&mut self.out.pieces)
     }
 
-    /// Whether the answer has calls so far.
+    /// Whether the answer has had a call so far.
     pub fn has_calls(&self) -> bool {
         self.out.calls() > 0
     }
@@ -248,17 +248,17 @@ impl Splitter {
         }
     }
 
-    fn after_step(&mut self, c: char, step: Step, before: u32) {
+    fn after_step(&mut self, c: char, step: Consumed, before: u32) {
         let announced = self.out.calls() > before;
         match step {
-            Step::More if announced => self.raw.clear(),
-            Step::More => self.raw.push(c),
-            Step::Done if announced => self.call_ended(),
-            Step::Done => {
+            Consumed::More if announced => self.raw.clear(),
+            Consumed::More => self.raw.push(c),
+            Consumed::Done if announced => self.call_ended(),
+            Consumed::Done => {
                 self.raw.push(c);
                 self.call_failed(announced);
             }
-            Step::Fail => {
+            Consumed::Fail => {
                 self.call_failed(announced);
                 self.step(c);
             }
@@ -343,7 +343,7 @@ impl Splitter {
             self.trim = true;
             self.state = State::Reasoning;
         } else {
-            // An end of the call before.
+            // End marker of the previous call.
             self.pending.clear();
         }
     }
@@ -355,7 +355,8 @@ impl Splitter {
         }
     }
 
-    /// A call without a marker begins with its bracket, where the answer begins or after another one.
+    /// Whether `c` starts a call without a marker: a bracket at the start of the answer or after another
+    /// call.
     fn begins_bare_call(&mut self, c: char) -> bool {
         let Some(format) = self.plan.calls.filter(|format| format.begin.is_empty()) else { return false };
         let bracket = match format.body {
@@ -368,7 +369,7 @@ impl Splitter {
             return false;
         }
         if c != bracket {
-            // Between two calls.
+            // Separator between two calls.
             return self.after_call && c == ';';
         }
         self.raw = std::mem::take(&mut self.pending);
@@ -377,12 +378,12 @@ impl Splitter {
         true
     }
 
-    /// The markers that count here.
+    /// Markers that may occur in the current state.
     fn markers(&self) -> ([&'static str; MAX_MARKERS], usize) {
         let mut markers = [""; MAX_MARKERS];
         let mut count = 0;
         let mut add = |marker: &'static str| {
-            // A marker's own white space has been held back apart from it.
+            // White space around a marker is held back separately.
             let marker = marker.trim_matches(is_space);
             if !marker.is_empty() && count < MAX_MARKERS {
                 markers[count] = marker;
@@ -403,7 +404,7 @@ impl Splitter {
         (markers, count)
     }
 
-    /// What is pending turns out to be content.
+    /// Emits the pending text as content.
     fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         let text = if std::mem::take(&mut self.trim) { pending.trim_start() } else { &pending };

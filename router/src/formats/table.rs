@@ -1,4 +1,4 @@
-//! The families.
+//! The formats of all supported model families.
 
 use super::{Body, Format, Ids, Keyed, Reasoning};
 
@@ -13,7 +13,7 @@ const NONE: Format = Format {
     ids: Ids::Long,
 };
 
-/// All formats of calls.
+/// Tool-call formats, each with its names in vLLM.
 pub static FORMATS: &[Format] = &[
     // Hermes 2 and 3, Qwen 2.5 and 3.
     Format {
@@ -139,7 +139,7 @@ pub static FORMATS: &[Format] = &[
     Format { names: &["openai", "gpt_oss", "harmony"], body: Body::Harmony, ..NONE },
 ];
 
-/// All formats of reasoning besides GPT-OSS's channels.
+/// Reasoning formats, except GPT-OSS's channels.
 pub static REASONING: &[Reasoning] = &[
     Reasoning {
         names: &["qwen3", "glm45", "deepseek_v3", "deepseek_v31", "kimi_k2", "holo2", "ernie45"],
@@ -156,5 +156,5 @@ pub static REASONING: &[Reasoning] = &[
     Reasoning { names: &["mistral"], open: "[THINK]", close: "[/THINK]", implicit: false },
 ];
 
-/// The names of [`FORMATS`]' channels among reasoning parsers.
+/// Names that vLLM's `--reasoning-parser` has for GPT-OSS's channels.
 pub const HARMONY_REASONING: [&str; 2] = ["openai_gptoss", "gpt_oss"];

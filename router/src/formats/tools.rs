@@ -1,44 +1,44 @@
-//! What a request offers the model to call.
+//! Tools that a request offers to the model.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-/// Most functions of a request.
+/// Most functions in a request.
 pub const MAX_FUNCTIONS: usize = 512;
-/// Longest description of all functions together, bytes of JSON.
+/// Largest total size of all function definitions, in bytes of JSON.
 pub const MAX_BYTES: usize = 256 * 1024;
 
-/// A function.
+/// Function that the model may call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Function {
-    /// Its name: letters, digits, `_`, `-` and `.`.
+    /// Name of letters, digits, `_`, `-` and `.`.
     pub name: String,
-    /// JSON schema of its arguments, an object's.
+    /// JSON schema of the arguments; its type is `object`.
     pub parameters: Value,
-    /// Whether its arguments must follow the schema even where the model is free to call.
+    /// Whether the arguments must match the schema even if calls are optional.
     pub strict: bool,
 }
 
-/// Whether and what the model is to call.
+/// Tool choice of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// As it likes.
+    /// The model decides whether to call.
     Auto,
-    /// Nothing.
+    /// The model must not call.
     None,
-    /// At least one function.
+    /// The model must call at least one function.
     Required,
-    /// This function.
+    /// The model must call the function of this name.
     Named(String),
 }
 
-/// The tools of a request.
+/// Tools of a request and how they may be used.
 #[derive(Debug, Clone)]
 pub struct ToolUse {
-    /// What may be called.
+    /// Functions in the order of the request.
     pub functions: Arc<[Function]>,
-    /// Whether it is to be called.
+    /// Whether calls are forbidden, optional or required.
     pub choice: Choice,
     /// The only names among `functions` that may be called; `None` = all. The model is shown all of them, so
     /// that the prompt stays the same.
@@ -66,7 +66,7 @@ impl ToolUse {
         !self.functions.is_empty() && self.choice != Choice::None
     }
 
-    /// The functions that may be called.
+    /// Functions that the tool choice permits, with their indices.
     pub fn callable(&self) -> impl Iterator<Item = (usize, &Function)> {
         let named = match &self.choice {
             Choice::Named(name) => Some(name),
@@ -80,19 +80,19 @@ impl ToolUse {
     }
 }
 
-/// How the text of an argument becomes JSON.
+/// How an argument's text is converted to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueKind {
-    /// It is a string.
+    /// Always a string.
     Text,
-    /// It is a string, or `null`.
+    /// A string, or `null`.
     TextOrNull,
-    /// It is JSON; a string if it is not.
+    /// JSON if it parses, otherwise a string.
     Json,
 }
 
 impl ValueKind {
-    /// The JSON of `text`.
+    /// Converts `text` to JSON.
     pub fn json(self, text: &str) -> String {
         let text_alone = text.trim();
         match (self, text_alone) {
@@ -108,7 +108,7 @@ impl ValueKind {
 }
 
 impl Function {
-    /// The function `name` whose arguments are as `parameters` say; without them it has none.
+    /// A function whose arguments follow the schema `parameters`; without a schema it takes none.
     pub fn new(name: String, parameters: Option<Value>, strict: bool) -> Self {
         let nothing = || json!({"type": "object", "properties": {}, "additionalProperties": false});
         let mut parameters = parameters.unwrap_or_else(nothing);
@@ -121,18 +121,18 @@ impl Function {
         Self { name, parameters, strict }
     }
 
-    /// The arguments with their schemas, in the schema's order.
+    /// Schemas of the arguments, in schema order.
     pub fn properties(&self) -> Option<&Map<String, Value>> {
         self.parameters["properties"].as_object()
     }
 
-    /// Whether an argument has to be there.
+    /// Whether the argument `key` is required.
     pub fn requires(&self, key: &str) -> bool {
         let required = self.parameters["required"].as_array();
         required.into_iter().flatten().any(|required| required == key)
     }
 
-    /// How the text of the argument `key` is to be read.
+    /// How the text of the argument `key` is converted.
     pub fn kind(&self, key: &str) -> ValueKind {
         match self.properties().and_then(|properties| properties.get(key)) {
             Some(schema) => self.kind_of(schema, 0),

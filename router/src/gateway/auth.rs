@@ -25,14 +25,14 @@ impl ApiKeys {
         Self(keys.iter().map(|key| (key.clone(), Tenant::of_key(key))).collect())
     }
 
-    /// The tenant that a request with `headers` belongs to; `None` = it may not pass.
+    /// Tenant of a request with `headers`; `None` if the request has no valid key.
     pub fn admit(&self, headers: &HeaderMap) -> Option<Tenant> {
         if self.0.is_empty() {
             return Some(Tenant::default());
         }
         let (scheme, given) = match headers.get(AUTHORIZATION) {
             Some(value) => value.as_bytes().split_at_checked(7)?,
-            // Anthropic's clients send the key alone.
+            // Anthropic's clients send the key without a scheme.
             None => (&b"bearer "[..], headers.get(X_API_KEY)?.as_bytes()),
         };
         // Compare every key, so that timing reveals neither which key matched nor how much of it.
@@ -54,7 +54,7 @@ fn equal(key: &[u8], given: &[u8]) -> bool {
     difference == 0
 }
 
-/// Refuses a request without a valid key with 401, and gives handlers the tenant of the others.
+/// Refuses a request without a valid key with 401; adds the tenant to every other request.
 pub async fn require_key(State(keys): State<ApiKeys>, mut request: Request, next: Next) -> Response {
     if let Some(tenant) = keys.admit(request.headers()) {
         request.extensions_mut().insert(tenant);

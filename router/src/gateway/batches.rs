@@ -1,4 +1,4 @@
-//! `/v1/batches`: jobs over uploaded files, in OpenAI's shapes.
+//! `/v1/batches`: batch jobs over uploaded files, in OpenAI's format.
 
 use axum::Json;
 use axum::extract::{Extension, Path, Query, Request, State};
@@ -14,26 +14,26 @@ use crate::batch::jobs::{Job, NewJob};
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 
-/// Most entries of `metadata`; OpenAI's limit.
+/// Most entries in `metadata`; OpenAI's limit.
 const MAX_METADATA: usize = 16;
-/// Most jobs in one answer of the list.
+/// Most jobs on one page of the list.
 const MAX_PAGE: usize = 100;
-/// Jobs in one answer of the list if the client does not say.
+/// Jobs on a page of the list if the client sets no limit.
 const PAGE: usize = 20;
 
-/// `POST /v1/batches`
+/// `POST /v1/batches`: creates a job.
 pub async fn create(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Json<Value>, Refused> {
     let store = store(&app)?.clone();
-    let new = asked(Fields::read(request, &app).await?, app.config.refuse_unknown_fields)?;
+    let new = new_job(Fields::read(request, &app).await?, app.config.refuse_unknown_fields)?;
     let job = store.create(tenant.name(), new).map_err(Refusal::from)?;
     Ok(Json(job.to_json()))
 }
 
-fn asked(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> {
+fn new_job(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> {
     let input_file_id = fields.string("input_file_id");
     let endpoint = fields.string("endpoint");
     let window = fields.string("completion_window");
@@ -65,14 +65,14 @@ fn asked(mut fields: Fields, refuse_unknown: bool) -> Result<NewJob, Refusal> {
     Ok(NewJob { endpoint: endpoint.unwrap_or(Endpoint::Completions), input_file_id, metadata })
 }
 
-/// Where a page of the list begins, and how long it is.
+/// Start and length of a page of the list.
 #[derive(Debug, Deserialize)]
 pub struct Page {
     after: Option<String>,
     limit: Option<usize>,
 }
 
-/// `GET /v1/batches`
+/// `GET /v1/batches`: lists jobs, newest first.
 pub async fn list(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
@@ -93,7 +93,7 @@ pub async fn list(
     })))
 }
 
-/// `GET /v1/batches/{id}`
+/// `GET /v1/batches/{id}`: returns one job.
 pub async fn retrieve(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
@@ -103,7 +103,7 @@ pub async fn retrieve(
     Ok(Json(job.to_json()))
 }
 
-/// `POST /v1/batches/{id}/cancel`
+/// `POST /v1/batches/{id}/cancel`: cancels a job.
 pub async fn cancel(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,

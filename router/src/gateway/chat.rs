@@ -53,7 +53,7 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
-/// What a body asks for.
+/// Converts a body into drafts.
 pub fn drafts(
     fields: Fields,
     headers: &HeaderMap,
@@ -63,7 +63,7 @@ pub fn drafts(
     GenerationCall::parse(fields, headers, id, config).map(|(_, draft)| vec![draft])
 }
 
-/// Takes `messages`, the tools and the fields that control how they are rendered.
+/// Takes `messages`, the tools, and the fields that control how the chat template renders them.
 pub fn chat_prompt(fields: &mut Fields) -> (Prompt, ToolUse) {
     let messages = match fields.take("messages") {
         Some(Value::Array(messages)) => Ok(messages),
@@ -98,18 +98,19 @@ pub fn chat_prompt(fields: &mut Fields) -> (Prompt, ToolUse) {
     (prompt, tools)
 }
 
-/// The model can only continue a message of its own.
+/// Refuses `continue_final_message` unless the last message is the assistant's.
 fn check_final_message(fields: &mut Fields, last: Option<&Value>) {
     let role = last.and_then(|message| message["role"].as_str());
     if let Some(role) = role.filter(|role| *role != "assistant") {
         let role: String = role.escape_default().take(40).collect();
-        let message =
-            format!("continue_final_message needs a last message of the assistant, got one of `{role}`.");
+        let message = format!(
+            "continue_final_message requires the last message to be the assistant's, got role `{role}`."
+        );
         fields.note(Refusal::invalid("continue_final_message", message));
     }
 }
 
-/// The parts of a request that its `Draft` does not hold.
+/// Request state that is not part of its `Draft`.
 struct GenerationCall {
     id: String,
     wants: Wants,
@@ -160,7 +161,7 @@ fn logprobs_wanted(fields: &mut Fields, limits: &RequestLimits) -> Option<i64> {
     wanted.then(|| top.unwrap_or(0))
 }
 
-/// Builds the JSON objects of one answer.
+/// Builds the JSON objects of an answer.
 struct Answer {
     app: App,
     call: GenerationCall,
@@ -213,7 +214,7 @@ impl Answer {
         gathered.into_iter().enumerate().map(choice).collect()
     }
 
-    /// The splitters of the choices and the ids of their calls.
+    /// Splitters of the choices, and the ids of their calls.
     fn split(&self, merged: &Merged) -> (Choices, CallIds) {
         let prompt = merged.prompts().first();
         let plan = prompt.and_then(|prompt| prompt.split.as_ref());
@@ -272,7 +273,7 @@ impl Answer {
                     yield outgoing.event(index, false, self.chunk(choice, &merged));
                 }
                 if delta.finish.is_some() {
-                    // The rest goes with the finish, so that a client has it exactly if it has that.
+                    // The held-back text goes out with the finish, so the client has both or neither.
                     let rest = chat_delta(split.finish(index), index, &ids);
                     let mut object = self.chunk(end(&delta, rest, split.has_calls(index)), &merged);
                     shapes::add_receipt(&mut object, merged.journey());
@@ -303,7 +304,7 @@ impl Answer {
         object.into()
     }
 
-    /// Writes chunks with text, if they have nothing but text; equal to those of `content`.
+    /// Fast writer for chunks that carry only text; its output equals that of `content`.
     fn text_chunks(&self) -> Option<TextChunks> {
         let Wants { return_token_ids, continuous_usage, include_usage, .. } = self.call.wants;
         let after = "},\"logprobs\":null,\"finish_reason\":null";
@@ -311,7 +312,7 @@ impl Answer {
         (!self.call.logprobs && !return_token_ids && !continuous_usage).then(chunks)
     }
 
-    /// The choice for the parts of a delta's text and its tokens; `None` if it would show nothing.
+    /// Choice object for the parts of a delta; `None` if it would show nothing.
     fn content(&self, delta: &TextDelta, mut parts: Map<String, Value>) -> Option<Value> {
         let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
         if parts.is_empty() {
@@ -342,7 +343,7 @@ impl Answer {
     }
 }
 
-/// The choice in a sample's last chunk.
+/// Choice object in the last chunk of a sample.
 fn end(delta: &TextDelta, rest: Map<String, Value>, has_calls: bool) -> Value {
     json!({
         "index": delta.sample_index, "delta": rest, "logprobs": null,
@@ -351,7 +352,7 @@ fn end(delta: &TextDelta, rest: Map<String, Value>, has_calls: bool) -> Value {
     })
 }
 
-/// The value of `finish_reason`: an answer that ended by itself with calls waits for their results.
+/// Value of `finish_reason`. An answer that stopped after calls reports `tool_calls`.
 fn finish_reason(finish: Option<&TextFinish>, has_calls: bool) -> Value {
     match finish {
         Some(TextFinish::Stop(_)) if has_calls => "tool_calls".into(),

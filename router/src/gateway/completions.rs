@@ -50,7 +50,7 @@ pub async fn create(
     Ok(shapes::finish_response(response, &id, ignored))
 }
 
-/// What a body asks for: a draft for each prompt.
+/// Converts a body into drafts, one per prompt.
 pub fn drafts(
     fields: Fields,
     headers: &HeaderMap,
@@ -60,17 +60,17 @@ pub fn drafts(
     GenerationCall::parse(fields, headers, id, config).map(|(_, drafts)| drafts)
 }
 
-/// The parts of a request that its drafts do not hold.
+/// Request state that is not part of its drafts.
 struct GenerationCall {
     id: String,
     wants: Wants,
     echo: bool,
-    /// `max_tokens: 0`: the worker generates one token, which is not shown.
+    /// `max_tokens: 0`: the worker generates one token, which is dropped.
     drop_output: bool,
     logprobs: bool,
     prompt_logprobs: bool,
     skip_special_tokens: bool,
-    /// Each prompt that was sent as text, for `echo`.
+    /// Text of each prompt that was sent as text, for `echo`.
     texts: Vec<Option<String>>,
     ignored: Option<HeaderValue>,
 }
@@ -114,7 +114,7 @@ impl GenerationCall {
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs,
             skip_special_tokens: sampling.skip_special_tokens.unwrap_or(true),
-            // A truncated prompt is echoed as truncated, so from its tokens.
+            // A truncated prompt is echoed from its tokens, because its text is not known.
             texts: if echo && base.truncation.is_none() {
                 prompts.iter().map(text_of).collect()
             } else {
@@ -126,7 +126,7 @@ impl GenerationCall {
         base.sampling = sampling;
         let alone = prompts.len() == 1;
         let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
-            // Ids of running requests are unique, so each prompt of a call gets a number.
+            // Ids of running requests are unique, so each prompt of a call is numbered.
             let part = (!alone).then_some(at);
             Draft { prompt, part, request_id: Some(id.clone()), ..base.clone() }
         });
@@ -134,14 +134,14 @@ impl GenerationCall {
     }
 }
 
-/// The most prompts one call may hold. They are admitted together, so a call larger than the queue could
-/// never be admitted.
+/// Most prompts in one call. They are admitted together, so a call larger than the queue could never be
+/// admitted.
 fn most_prompts(config: &RouterConfig) -> usize {
     let at_once = usize::try_from(config.admission.max_num_queued_reqs).unwrap_or(usize::MAX);
     config.limits.prompts.min(at_once.max(1))
 }
 
-/// Limits prompts times samples; each factor has its own limit too.
+/// Limits the product of prompts and samples; each factor also has its own limit.
 fn check_count(prompts: usize, n: Option<i64>, most: usize) -> Result<(), Refusal> {
     let choices = prompts.saturating_mul(n.and_then(|n| usize::try_from(n).ok()).unwrap_or(1));
     if prompts > 1 && choices > most {
@@ -187,7 +187,7 @@ fn text_of(prompt: &Prompt) -> Option<String> {
     }
 }
 
-/// Builds the JSON objects of one answer.
+/// Builds the JSON objects of an answer.
 struct Answer {
     app: App,
     call: GenerationCall,
@@ -290,7 +290,7 @@ impl Answer {
         }
     }
 
-    /// Writes chunks with text, if they have nothing but text; equal to those of `choice`.
+    /// Fast writer for chunks that carry only text; its output equals that of `choice`.
     fn text_chunks(&self) -> Option<TextChunks> {
         let GenerationCall { echo, logprobs, prompt_logprobs, wants, .. } = &self.call;
         let Wants { return_token_ids, continuous_usage, include_usage, .. } = *wants;
@@ -310,7 +310,7 @@ impl Answer {
         object
     }
 
-    /// The part of a delta that the client should see.
+    /// Part of a delta that is shown to the client.
     fn shown(&self, delta: TextDelta) -> TextDelta {
         if !self.call.drop_output {
             return delta;
@@ -318,7 +318,7 @@ impl Answer {
         TextDelta { sample_index: delta.sample_index, finish: delta.finish, ..TextDelta::default() }
     }
 
-    /// Whether the delta shows nothing and its choice has begun.
+    /// Whether the delta shows nothing and its choice has already started.
     fn is_quiet(&self, index: usize, delta: &TextDelta) -> bool {
         let shows_tokens = self.call.logprobs || self.call.wants.return_token_ids;
         let silent = delta.text.is_empty() && delta.finish.is_none();
@@ -326,7 +326,7 @@ impl Answer {
         quiet && self.choices.get(index).is_none_or(|choice| choice.begun)
     }
 
-    /// Advances the text offsets over tokens that the client has from an earlier connection.
+    /// Advances the text offsets over tokens that the client received on an earlier connection.
     fn skip_received(&mut self, index: usize, had: &TextDelta) {
         if self.call.logprobs
             && !had.tokens.is_empty()
@@ -337,7 +337,7 @@ impl Answer {
         }
     }
 
-    /// The choice object for `delta`. The first one of a choice starts with the echoed prompt.
+    /// Choice object for `delta`. The first one of a choice starts with the echoed prompt.
     fn choice(&mut self, index: usize, delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
         let at = index / self.n;
         let prompt = merged.prompts().get(at).ok_or(Refusal::Internal)?;

@@ -1,5 +1,5 @@
-//! The fields that hold an answer to a format: OpenAI's `response_format`, vLLM's `structured_outputs` and
-//! the older `guided_*`.
+//! Fields that constrain the answer's format: OpenAI's `response_format`, vLLM's `structured_outputs` and the
+//! older `guided_*`.
 
 use serde_json::{Map, Value};
 use skein_grammar::{Refused, Source};
@@ -8,12 +8,12 @@ use super::fields::{Fields, wrong};
 use crate::refusal::Refusal;
 use crate::request::Constraint;
 
-/// Takes the fields. At most one of them may hold the answer to something.
+/// Takes the fields. At most one of them may set a constraint.
 pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
     let response_format = fields.take("response_format");
     let structured = fields.object("structured_outputs").unwrap_or_default();
     let guided = GUIDED.map(|(field, kind)| (field, kind, fields.take(field)));
-    // Which library to use is not the client's to choose; it has no effect, as in vLLM today.
+    // The client cannot choose the backend; the field has no effect, as in current vLLM.
     fields.take("guided_decoding_backend");
     let mut found: Vec<Result<Constraint, Refusal>> = Vec::new();
     found.extend(response_format.and_then(|format| of_response_format(&format).transpose()));
@@ -24,10 +24,8 @@ pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
     if found.len() > 1 {
         let fields_found: Vec<&str> =
             found.iter().map(|one| one.as_ref().map_or("an unusable one", |one| one.field)).collect();
-        let message = format!(
-            "only one of the fields may hold the answer to a format, got {}.",
-            fields_found.join(", ")
-        );
+        let message =
+            format!("only one field may constrain the answer's format, got {}.", fields_found.join(", "));
         fields.note(Refusal::invalid("response_format", message));
         return None;
     }
@@ -40,7 +38,7 @@ pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
     }
 }
 
-/// The older fields, each with its name in `structured_outputs`.
+/// Older fields, each with its name in `structured_outputs`.
 const GUIDED: [(&str, &str); 4] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),
@@ -48,7 +46,7 @@ const GUIDED: [(&str, &str); 4] = [
     ("guided_grammar", "grammar"),
 ];
 
-/// What `structured_outputs` may contain.
+/// Keys that `structured_outputs` may contain.
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 
 fn of_structured_outputs(mut fields: Map<String, Value>) -> Vec<Result<Constraint, Refusal>> {
@@ -58,7 +56,7 @@ fn of_structured_outputs(mut fields: Map<String, Value>) -> Vec<Result<Constrain
         let value = fields.shift_remove(kind);
         found.extend(value.and_then(|value| source(field, kind, &value).transpose()));
     }
-    // Hints to vLLM's backends that are neutral here.
+    // Hints for vLLM's backends that do not change the result here.
     for hint in
         ["disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"]
     {
@@ -94,13 +92,13 @@ fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
     }
 }
 
-/// The constraint of `kind` that `value` says; `None` if it says none.
+/// Constraint of `kind` given by `value`; `None` if `value` sets none.
 fn source(field: &'static str, kind: &str, value: &Value) -> Result<Option<Constraint>, Refusal> {
     if value.is_null() {
         return Ok(None);
     }
     let text = || value.as_str().ok_or_else(|| wrong(field, "a string", value));
-    // vLLM takes JSON as an object or in a string.
+    // vLLM accepts JSON as an object or as a string.
     let parsed = || match value {
         Value::String(text) => serde_json::from_str(text)
             .map_err(|error| Refusal::invalid(field, format!("{field}: the text is not JSON: {error}."))),
@@ -123,7 +121,7 @@ fn source(field: &'static str, kind: &str, value: &Value) -> Result<Option<Const
     source.map(|source| Some(Constraint { source, field })).map_err(|refused| refusal(field, &refused))
 }
 
-/// The refusal of a constraint in `field`.
+/// Refusal of the constraint in `field`.
 fn refusal(field: &'static str, refused: &Refused) -> Refusal {
     Refusal::invalid(field, format!("{field}: {refused}."))
 }

@@ -1,12 +1,12 @@
-//! A conversation in the form that chat templates expect, built from the items or blocks of other APIs:
-//! system texts become one first message, calls and reasoning join the assistant's message that they belong
-//! to.
+//! Builds a conversation in the form that chat templates expect from the items or blocks of other APIs.
+//! System texts are joined into one first message; calls and reasoning are merged into the assistant message
+//! to which they belong.
 
 use serde_json::{Map, Value, json};
 
 use crate::request::Prompt;
 
-/// The messages so far.
+/// Conversation under construction.
 #[derive(Debug, Default)]
 pub struct Conversation {
     system: Vec<String>,
@@ -14,7 +14,8 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Adds a system text. One that comes after the beginning stays where it is.
+    /// Adds a system text. A text before the first message joins the system message; a later one stays in
+    /// place.
     pub fn system(&mut self, text: &str) {
         if self.messages.is_empty() {
             self.system.push(text.to_owned());
@@ -23,26 +24,26 @@ impl Conversation {
         }
     }
 
-    /// Adds a message; `content` is text or a list of parts.
+    /// Adds a message; `content` is a string or a list of parts.
     pub fn says(&mut self, role: &str, content: Value) {
         let message = [("role".to_owned(), Value::from(role)), ("content".to_owned(), content)];
         self.messages.push(Map::from_iter(message));
     }
 
-    /// Adds a text of the assistant.
+    /// Adds text of the assistant.
     pub fn assistant_says(&mut self, text: &str) {
         let message = self.assistant(|message| !message.contains_key("tool_calls"));
         append(message, "content", text);
     }
 
-    /// Adds reasoning, which comes before a text or call.
+    /// Adds reasoning that precedes a text or call of the assistant.
     pub fn reasons(&mut self, text: &str) {
         let message =
             self.assistant(|message| message["content"] == "" && !message.contains_key("tool_calls"));
         append(message, "reasoning_content", text);
     }
 
-    /// Adds a call with its arguments as JSON.
+    /// Adds a call; `arguments` is JSON.
     pub fn calls(&mut self, id: &str, name: &str, arguments: &str) {
         let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
@@ -55,7 +56,7 @@ impl Conversation {
         }
     }
 
-    /// Adds the result of a call. Some templates want the function's name with it.
+    /// Adds the result of a call, with the function's name, which some templates require.
     pub fn result(&mut self, id: &str, text: &str) {
         let calls = self.messages.iter().rev().filter_map(|message| message.get("tool_calls")?.as_array());
         let name = calls.flatten().find(|call| call["id"] == id).map(|call| call["function"]["name"].clone());
@@ -66,7 +67,7 @@ impl Conversation {
         }
     }
 
-    /// The latest message if it is the assistant's and `fits`, else a new one.
+    /// Latest message if it is the assistant's and `fits`; otherwise a new one.
     fn assistant(&mut self, fits: impl Fn(&Map<String, Value>) -> bool) -> &mut Map<String, Value> {
         let is_open =
             self.messages.last().is_some_and(|message| message["role"] == "assistant" && fits(message));
@@ -77,7 +78,7 @@ impl Conversation {
         &mut self.messages[last]
     }
 
-    /// The prompt, with more variables for the template.
+    /// Finishes the prompt. `template_kwargs` are extra template variables.
     pub fn prompt(self, template_kwargs: Map<String, Value>) -> Prompt {
         let system = self.system.join("\n\n");
         let system = (!system.is_empty()).then(|| json!({"role": "system", "content": system}));

@@ -1,4 +1,4 @@
-//! Which web pages may call the API from a browser (CORS, Fetch Standard). By default none of another origin.
+//! Cross-origin requests from browsers (CORS, Fetch Standard). By default no other origin is allowed.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const EXPOSED: [HeaderName; 5] = [
     HeaderName::from_static("retry-after-ms"),
 ];
 
-/// The layer for `origins`; `*` allows every origin. `None` if no origin is allowed.
+/// CORS layer for `origins`; `*` allows every origin. `None` if no origin is allowed.
 ///
 /// Credentials are never allowed: a page sends its key in a header.
 pub fn layer(origins: &[String]) -> Option<CorsLayer> {
@@ -33,7 +33,7 @@ pub fn layer(origins: &[String]) -> Option<CorsLayer> {
         CorsLayer::new()
             .allow_origin(allowed)
             .allow_methods([Method::GET, Method::POST])
-            // SDKs send many headers of their own, and the wildcard does not cover Authorization.
+            // SDKs send many custom headers, and the wildcard does not cover `Authorization`.
             .allow_headers(AllowHeaders::mirror_request())
             .expose_headers(EXPOSED)
             .max_age(PREFLIGHT_AGE),

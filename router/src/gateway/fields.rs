@@ -1,6 +1,6 @@
-//! A JSON body, read field by field. Each field is taken once, with the type that the API documents. A field
-//! of the wrong type counts as absent, and [`Fields::finish`] reports all faults of the body together.
-//! Unknown fields are listed, or refused if the operator says so.
+//! Reads a JSON body field by field. Each field is taken once, with its documented type. A field of the wrong
+//! type counts as absent, and [`Fields::finish`] reports all faults of the body together. Unknown fields are
+//! listed, or refused if the operator configures that.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::refusal::Refusal;
 
 /// How long a body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A larger body is parsed off the async threads, so that it delays no stream.
+/// Bodies above this size are parsed off the async threads, so that they delay no stream.
 const INLINE_BODY_BYTES: usize = 128 * 1024;
-/// Most unknown fields that the answer's header lists.
+/// Most unknown fields listed in the response header.
 const MAX_IGNORED: usize = 32;
-/// Longest name of an unknown field that the header lists, bytes.
+/// Longest name of an unknown field in the header, in bytes.
 const MAX_IGNORED_NAME_BYTES: usize = 64;
 
-/// The fields of a body that have not been taken yet, and the faults of those that have.
+/// Fields of a body not yet taken, and the faults of those taken.
 #[derive(Debug)]
 pub struct Fields {
     untaken: Map<String, Value>,
@@ -34,7 +34,7 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// Reads the body of `request`, within the limits of `app`.
+    /// Reads the body of `request` within the limits of `app`.
     pub async fn read(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         check_content_type(&parts.headers)?;
@@ -44,7 +44,7 @@ impl Fields {
         Self::of_body(read_body(body, limit).await?, app).await
     }
 
-    /// Parses a body that has arrived otherwise, with the `headers` that came with it.
+    /// Parses a body received over another transport, with its `headers`.
     pub async fn of_other(headers: &HeaderMap, body: Bytes, app: &App) -> Result<Self, Refusal> {
         check_content_type(headers)?;
         check_content_encoding(headers)?;
@@ -55,7 +55,7 @@ impl Fields {
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);
         }
-        // A parsed list of numbers takes about forty times its bytes.
+        // A parsed list of numbers takes about forty times the bytes of its text.
         app.text_work(body.len(), move || Self::parse(&body)).await
     }
 
@@ -73,7 +73,7 @@ impl Fields {
                 Err(Refusal::InvalidJson(format!("The body must be a JSON object, got {}.", kind(&other))))
             }
             Err(error) => {
-                // serde_json names the problem and its place, and quotes at most expected field names.
+                // serde_json reports the problem and its position, and quotes at most expected field names.
                 let message: String = error.to_string().chars().take(200).collect();
                 Err(Refusal::InvalidJson(format!("The body is not valid JSON: {message}.")))
             }
@@ -95,7 +95,7 @@ impl Fields {
         self.faults.note(fault);
     }
 
-    /// The value; on an error adds it and returns the default.
+    /// Returns the value; for an error, adds the fault and returns the default.
     pub fn value_of<T: Default>(&mut self, checked: Result<T, Refusal>) -> T {
         self.faults.value_of(checked)
     }
@@ -178,17 +178,17 @@ impl Fields {
         self.typed(name, "an object", |value| value.as_object().cloned())
     }
 
-    /// Adds a field, as if it stood in the body.
+    /// Adds a field as if the body contained it.
     pub fn put(&mut self, name: &str, value: Value) {
         self.untaken.insert(name.to_owned(), value);
     }
 
-    /// Adds `name` to the unknown fields: a field inside one that was taken.
+    /// Adds `name`, a field nested in one already taken, to the unknown fields.
     pub fn leave(&mut self, name: String) {
         self.untaken.insert(name, Value::Bool(true));
     }
 
-    /// The names of the fields that were not taken, as a header value. With `refuse_unknown` each is a fault.
+    /// Names of the fields that were not taken, as a header value. With `refuse_unknown` each is a fault.
     ///
     /// # Errors
     /// All faults in one refusal.
@@ -196,7 +196,7 @@ impl Fields {
         if refuse_unknown {
             for name in std::mem::take(&mut self.untaken).into_iter().map(|(name, _)| name) {
                 let name: String = name.escape_default().take(MAX_IGNORED_NAME_BYTES).collect();
-                let message = format!("`{name}` is no field of this API; leave it out.");
+                let message = format!("`{name}` is not a field of this API; leave it out.");
                 self.faults.note(Refusal::Invalid { param: None, message });
             }
         }
@@ -220,10 +220,10 @@ pub fn integers(name: &'static str, items: &[Value]) -> Result<Vec<i64>, Refusal
     items.iter().map(|item| whole(item).ok_or_else(|| wrong(name, "a list of integers", item))).collect()
 }
 
-/// 16 and 16.0 are integers; 1e30 and 0.5 are not.
+/// Accepts 16 and 16.0, but neither 1e30 nor 0.5.
 fn whole(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
-        // Below 2^53 a float holds the written integer exactly.
+        // Below 2^53 a float represents every integer exactly.
         value
             .as_f64()
             .filter(|number| number.fract() == 0.0 && number.abs() < 9e15)
@@ -231,8 +231,8 @@ fn whole(value: &Value) -> Option<i64> {
     })
 }
 
-/// A number itself, anything else by its type. serde_json reads integers over 64 bits as floats, so 2^64 is
-/// shown as `1.8446744073709552e19`.
+/// Describes a number by its value and anything else by its type. serde_json reads integers over 64 bits as
+/// floats, so 2^64 is shown as `1.8446744073709552e19`.
 fn kind(value: &Value) -> String {
     let kind = match value {
         Value::Null => "null",
@@ -398,13 +398,13 @@ mod tests {
 
     #[test]
     fn several_faults_of_one_body_are_told_at_once() {
-        let told = refused(|fields| {
+        let refusal = refused(|fields| {
             fields.f64("a");
             fields.i64("b");
             fields.note(Refusal::invalid("z", "z is not supported."));
         });
         assert_eq!(
-            told,
+            refusal,
             "a must be a number, got a string. b must be a 64-bit integer, got 1.5. z is not supported."
         );
     }
@@ -421,7 +421,7 @@ mod tests {
         let refused = fields().finish(true).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "`zig` is no field of this API; leave it out. `\\u{e9}\\n` is no field of this API; leave it out."
+            "`zig` is not a field of this API; leave it out. `\\u{e9}\\n` is not a field of this API; leave it out."
         );
     }
 }

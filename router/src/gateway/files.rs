@@ -1,4 +1,4 @@
-//! `/v1/files`: inputs and outputs of batches, in OpenAI's shapes.
+//! `/v1/files`: inputs and outputs of batches, in OpenAI's format.
 
 use std::sync::Arc;
 
@@ -18,21 +18,21 @@ use crate::batch::jobs::{FileRecord, MAX_FILE_BYTES, Purpose, Store, StoreError,
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 
-/// Largest form of an upload: a file and its framing.
+/// Largest upload, in bytes: a file and its multipart framing.
 const MAX_FORM_BYTES: usize = MAX_FILE_BYTES as usize + (1 << 20);
-/// Bytes of a file that are sent at once.
+/// Bytes of a file sent per chunk.
 const PIECE_BYTES: usize = 64 << 10;
-/// Longest name of a file and of a form field's text, bytes.
+/// Longest file name and longest text of a form field, in bytes.
 const MAX_TEXT_BYTES: usize = 512;
 
-/// The store of batches, if this router has one.
+/// Batch store of this router.
 ///
 /// # Errors
-/// [`Refusal::NotFound`] if not.
+/// [`Refusal::NotFound`] if the router has none.
 pub fn store(app: &App) -> Result<&Arc<Store>, Refusal> {
     let missing = || {
         let message =
-            "This server keeps no batches; start it with --batch-dir DIR, or use `skein run-batch`.";
+            "This server stores no batches; start it with --batch-dir DIR, or use `skein run-batch`.";
         Refusal::NotFound(message.to_owned())
     };
     app.batches.as_ref().ok_or_else(missing)
@@ -60,7 +60,7 @@ fn sentence(error: &StoreError) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// `POST /v1/files`: a form with `purpose` and `file`.
+/// `POST /v1/files`: uploads a form with `purpose` and `file`.
 pub async fn upload(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
@@ -71,7 +71,7 @@ pub async fn upload(
     Ok(Json(record.to_json()))
 }
 
-/// The form in the body of `request`, of bounded size.
+/// Parses the multipart form in the body of `request`, up to its size limit.
 fn form(request: Request) -> Result<Multipart<'static>, Refusal> {
     let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let boundary = multer::parse_boundary(content_type.unwrap_or_default()).map_err(|error| {
@@ -92,7 +92,7 @@ async fn read_form(store: &Store, tenant: &str, mut form: Multipart<'static>) ->
                 copy(field, &mut file).await?;
                 upload = Some((file, name));
             }
-            // For example `expires_after[anchor]`: ignored, because files stay until they are deleted.
+            // For example `expires_after[anchor]`. Ignored, because files are kept until they are deleted.
             _ => drop(text(field).await?),
         }
     }
@@ -135,7 +135,7 @@ fn broken(error: multer::Error) -> Refusal {
     Refusal::invalid("file", format!("The form is malformed: {error}."))
 }
 
-/// `GET /v1/files`
+/// `GET /v1/files`: lists files.
 pub async fn list(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
@@ -144,7 +144,7 @@ pub async fn list(
     Ok(Json(json!({"object": "list", "data": data, "has_more": false})))
 }
 
-/// `GET /v1/files/{id}`
+/// `GET /v1/files/{id}`: describes a file.
 pub async fn retrieve(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
@@ -154,7 +154,7 @@ pub async fn retrieve(
     Ok(Json(record.to_json()))
 }
 
-/// `DELETE /v1/files/{id}`
+/// `DELETE /v1/files/{id}`: deletes a file.
 pub async fn delete(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,
@@ -164,7 +164,7 @@ pub async fn delete(
     Ok(Json(json!({"id": id, "object": "file", "deleted": true})))
 }
 
-/// `GET /v1/files/{id}/content`
+/// `GET /v1/files/{id}/content`: downloads a file.
 pub async fn content(
     State(app): State<App>,
     Extension(tenant): Extension<Tenant>,

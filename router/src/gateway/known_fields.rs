@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use crate::refusal::Refusal;
 
-/// Accepted whatever their value: they do not change the answer.
+/// Accepted with any value: they do not change the answer.
 const WITHOUT_EFFECT: [&str; 11] = [
     "user",
     "store",
@@ -25,7 +25,7 @@ const WITHOUT_EFFECT: [&str; 11] = [
 struct Unserved {
     name: &'static str,
     is_neutral: fn(&Value) -> bool,
-    /// The rest of the message: why, and what to do.
+    /// Rest of the message: the reason and what to do.
     hint: &'static str,
 }
 
@@ -34,14 +34,13 @@ const fn unserved(name: &'static str, is_neutral: fn(&Value) -> bool, hint: &'st
 }
 
 const LEAVE_OUT: &str = "is not supported yet; leave it out";
-const NO_GRAMMAR: &str =
-    "is not supported; hold answers to a format with response_format or structured_outputs";
+const NO_GRAMMAR: &str = "is not supported; constrain the answer with response_format or structured_outputs";
 const OF_CHAT: &str = "is a field of /v1/chat/completions; leave it out";
 const OF_COMPLETIONS: &str = "is a field of /v1/completions; leave it out";
 
-/// The table. A handler takes the fields that its API supports first.
+/// The table. A handler first takes the fields that its API supports.
 const UNSERVED: &[Unserved] = &[
-    // Tools and formats.
+    // Tools and answer formats.
     unserved("tools", is_empty, OF_CHAT),
     unserved("functions", is_empty, "is OpenAI's older field; use tools"),
     unserved("tool_choice", is_auto, OF_CHAT),
@@ -56,7 +55,7 @@ const UNSERVED: &[Unserved] = &[
     unserved("regex", never, NO_GRAMMAR),
     unserved("ebnf", never, NO_GRAMMAR),
     unserved("json_schema", never, NO_GRAMMAR),
-    // Other ways to search and to sample.
+    // Search and sampling.
     unserved("use_beam_search", is_false, "is not supported; leave it out"),
     unserved(
         "length_penalty",
@@ -64,15 +63,15 @@ const UNSERVED: &[Unserved] = &[
         "belongs to beam search, which is not supported",
     ),
     unserved("early_stopping", is_false, "belongs to beam search, which is not supported"),
-    unserved("logits_processors", is_empty, "is not supported: it would be code from a stranger"),
-    unserved("logprob_token_ids", is_empty, "is not supported yet; ask for the best ones with top_logprobs"),
+    unserved("logits_processors", is_empty, "is not supported: it would run code from the request"),
+    unserved("logprob_token_ids", is_empty, "is not supported yet; request the best ones with top_logprobs"),
     unserved("repetition_detection", is_empty, LEAVE_OUT),
     unserved("watermarking", is_false, LEAVE_OUT),
     unserved("thinking_token_budget", |value| *value == -1, LEAVE_OUT),
     unserved("reasoning_effort", |value| value == "none", OF_CHAT),
     unserved("include_reasoning", is_true, OF_CHAT),
     unserved("verbosity", |value| value == "medium", LEAVE_OUT),
-    // Forms of prompt.
+    // Prompt formats.
     unserved("suffix", is_empty, "is not supported: no model here fills in the middle; leave it out"),
     unserved("prompt_embeds", never, LEAVE_OUT),
     unserved(
@@ -80,17 +79,17 @@ const UNSERVED: &[Unserved] = &[
         is_empty,
         "is not supported yet; if the chat template reads them, send them in chat_template_kwargs",
     ),
-    unserved("chat_template", never, "is not supported: it would be code from a stranger; leave it out"),
+    unserved("chat_template", never, "is not supported: it would run code from the request; leave it out"),
     unserved("audio", never, LEAVE_OUT),
     unserved("modalities", |value| *value == json!(["text"]), LEAVE_OUT),
     unserved("prediction", never, LEAVE_OUT),
     unserved("web_search_options", never, LEAVE_OUT),
-    // How the answer comes.
+    // Delivery of the answer.
     unserved("stream_interval", |value| *value == 1, "is not supported: tokens are sent as they come"),
     unserved("return_token_offsets", is_false, LEAVE_OUT),
     unserved("return_prompt_text", is_false, "is not supported yet; see return_token_ids and /detokenize"),
     unserved("routed_experts_prompt_start", |value| *value == 0, LEAVE_OUT),
-    // Inner workings of vLLM.
+    // Internals of vLLM.
     unserved("kv_transfer_params", is_empty, LEAVE_OUT),
     unserved("ec_transfer_params", is_empty, LEAVE_OUT),
     unserved("vllm_xargs", is_empty, LEAVE_OUT),
@@ -135,7 +134,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Takes the known fields that the handler left.
+/// Takes the known fields that the handler left untaken.
 pub fn take_unserved(fields: &mut Fields) {
     for name in WITHOUT_EFFECT {
         fields.take(name);

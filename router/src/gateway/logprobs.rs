@@ -12,12 +12,12 @@ use crate::text::token_bytes::TokenBytes;
 /// Stands for negative infinity, which JSON lacks. vLLM sends the same value.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// How tokens are named in log-probabilities.
+/// How log-probabilities name tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Names<'a> {
-    /// Each token's bytes.
+    /// Bytes of each token.
     pub bytes: &'a Arc<TokenBytes>,
-    /// `token_id:7` instead of the text (vLLM's `return_tokens_as_token_ids`).
+    /// Write `token_id:7` instead of the text (vLLM's `return_tokens_as_token_ids`).
     pub as_ids: bool,
 }
 
@@ -27,7 +27,7 @@ impl Names<'_> {
     }
 }
 
-/// The `logprobs` of a chat choice.
+/// `logprobs` of a chat choice.
 pub fn chat(names: Names<'_>, logprobs: &[TokenLogprobs]) -> Value {
     let entry = |token: TokenId, logprob: f32| json!({"token": names.of(token), "logprob": finite(logprob), "bytes": names.bytes.get(token)});
     let content = logprobs.iter().map(|at| {
@@ -41,7 +41,7 @@ pub fn chat(names: Names<'_>, logprobs: &[TokenLogprobs]) -> Value {
 /// A token, and its log-probabilities if known.
 pub type ScoredToken<'a> = (TokenId, Option<&'a TokenLogprobs>);
 
-/// The `logprobs` of a completions choice: four parallel lists, continued over the chunks of a stream.
+/// `logprobs` of a completions choice: four parallel lists, continued across the chunks of a stream.
 #[derive(Debug, Clone)]
 pub struct CompletionLogprobs {
     offset: usize,
@@ -49,14 +49,13 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// Offsets count characters from the start of the choice's text. `detokenizer` turns output tokens into
-    /// text.
+    /// Offsets count characters from the start of the choice's text. `detokenizer` decodes the output tokens.
     pub fn new(detokenizer: Detokenizer) -> Self {
         Self { offset: 0, detokenizer }
     }
 
-    /// The lists for an echoed prompt (its text and tokens) followed by new output. A token without
-    /// log-probabilities (the prompt's first) has null.
+    /// Lists for an echoed prompt (its text and tokens) followed by new output. A token without
+    /// log-probabilities, such as the first of the prompt, gets null.
     pub fn next(&mut self, names: Names<'_>, echo: (&str, &[ScoredToken]), output: &[ScoredToken]) -> Value {
         let (text, prompt) = echo;
         let mut offsets = offsets_in(text, prompt, names.bytes);
@@ -78,9 +77,8 @@ impl CompletionLogprobs {
     }
 }
 
-/// Where in `text` each token of a prompt begins. `text` is what the client sent, without the BOS that the
-/// tokenizer adds and the leading space that SentencePiece adds, so an offset advances only over text that is
-/// there.
+/// Offset in `text` of each prompt token. `text` is what the client sent, without the BOS that the tokenizer
+/// adds and without SentencePiece's leading space, so an offset advances only over text that is present.
 fn offsets_in(text: &str, prompt: &[ScoredToken], bytes: &Arc<TokenBytes>) -> Vec<usize> {
     let mut detokenizer = Detokenizer::new(bytes.clone(), false);
     let (mut rest, mut offset) = (text, 0);
@@ -114,11 +112,11 @@ pub fn prompt(bytes: &TokenBytes, logprobs: &[TokenLogprobs]) -> Value {
     std::iter::once(Value::Null).chain(logprobs.iter().map(of)).collect()
 }
 
-/// The best tokens by their text, and the chosen one if it is not among them.
+/// Best tokens by their text, with the chosen one if it is not among them.
 fn top(names: Names<'_>, at: &TokenLogprobs) -> Value {
     let mut map = Map::new();
     for (token, logprob) in at.top.iter().chain([&(at.token, at.logprob)]) {
-        // Tokens of invalid UTF-8 can have the same text; the better one stays.
+        // Tokens of invalid UTF-8 can have the same text; keep the more likely one.
         map.entry(names.of(*token)).or_insert_with(|| finite(*logprob));
     }
     map.into()

@@ -16,32 +16,32 @@ use crate::request::{Draft, Journey, TokenRequest};
 use crate::tenant::Tenant;
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
-/// How long the HTTP status waits for the first delta, so that an early refusal is sent as a status and not
-/// as a chunk.
+/// How long the HTTP status waits for the first delta. A refusal within that time is sent as a status, not as
+/// a chunk.
 const FIRST_DELTA_WAIT: Duration = Duration::from_secs(2);
 
 type Item = Option<Result<TextDelta, Refusal>>;
 
-/// The merged streams of one call, one for each prompt. Dropping it cancels all of them.
+/// Merged streams of one call, one per prompt. Dropping it cancels all of them.
 pub struct Merged {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
-    /// The only stream, once it has begun: it needs no boxes.
+    /// The only stream, once it has started: polling it needs no boxes.
     alone: Option<TextStream>,
     waiting: VecDeque<(usize, TextDelta)>,
 }
 
-/// One prompt of the call.
+/// One prompt of a call.
 pub struct Prompted {
     /// The validated request.
     pub request: TokenRequest,
-    /// How its text is split; `None` = it is content.
+    /// Plan for splitting its text; `None` = all text is content.
     pub split: Option<Arc<Plan>>,
-    /// Tokens up to the latest delta.
+    /// Token counts up to the latest delta.
     pub usage: Usage,
-    /// The moves of its request up to the latest delta.
+    /// Moves between workers up to the latest delta.
     pub journey: Journey,
-    /// Complete once the first delta has arrived.
+    /// Log-probabilities of the prompt's tokens; complete once the first delta has arrived.
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
@@ -65,7 +65,7 @@ impl Merged {
         Ok(merged)
     }
 
-    /// Waits up to `FIRST_DELTA_WAIT` for the first delta, which the next call of `next` returns.
+    /// Waits up to `FIRST_DELTA_WAIT` for the first delta, which `next` then returns.
     pub async fn wait_for_first(&mut self) -> Result<(), Refusal> {
         if let Ok(Some(first)) = tokio::time::timeout(FIRST_DELTA_WAIT, self.next()).await {
             self.waiting.push_back(first?);
@@ -73,7 +73,7 @@ impl Merged {
         Ok(())
     }
 
-    /// The next delta and the index of its prompt; `None` at the end of the call, and after an error.
+    /// Next delta and the index of its prompt; `None` at the end of the call and after an error.
     pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
         if let Some(waiting) = self.waiting.pop_front() {
             return Some(Ok(waiting));
@@ -124,7 +124,7 @@ impl Merged {
         })
     }
 
-    /// Moves summed over all prompts; `resume_exact` only if it holds for every prompt.
+    /// Moves summed over all prompts; `resume_exact` holds only if it holds for every prompt.
     pub fn journey(&self) -> Journey {
         self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
             moves: sum.moves.saturating_add(prompt.journey.moves),

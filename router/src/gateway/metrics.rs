@@ -1,4 +1,4 @@
-//! `GET /metrics`, and the counting of all answers.
+//! `GET /metrics`, and the counters of all answers.
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
@@ -9,7 +9,8 @@ use skein_node::metrics::Format;
 
 use crate::app::App;
 
-/// `GET /metrics`, open like the health routes: it contains counts and times, nothing that a client sent.
+/// `GET /metrics`, which needs no key, like the health routes: it exposes counts and times, but no client
+/// data.
 pub async fn scrape(State(app): State<App>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     let text = app.metrics.encode(format, &*app.generator);

@@ -1,5 +1,5 @@
-//! The OpenAI API over HTTP: JSON and SSE to and from the router's own request types. It holds no policy, no
-//! retries and no rules about values (`validate` does); it knows field names and the shape of answers.
+//! The OpenAI API over HTTP: translates JSON and SSE to and from the router's request types. It knows field
+//! names and answer formats. Policy, retries and checks of values are elsewhere (`validate`).
 
 mod auth;
 mod batches;
@@ -99,7 +99,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     below(&root_path, all)
 }
 
-/// Generation for one tenant, without the key check: for requests that come from this process.
+/// Generation routes for one tenant without the key check, for requests from this process.
 pub fn completions_for(app: App, tenant: Tenant) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::create))
@@ -109,7 +109,7 @@ pub fn completions_for(app: App, tenant: Tenant) -> Router {
         .layer(from_fn(request_id::name))
 }
 
-/// `all`, and the same below `root_path`: a proxy may pass its own path on.
+/// Serves `all` at `/` and below `root_path`, because a proxy may pass its own path on.
 fn below(root_path: &str, all: Router) -> Router {
     match root_path {
         "" => all,

@@ -1,4 +1,4 @@
-//! Models, version and health.
+//! Model list, version and health routes.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -15,7 +15,7 @@ pub async fn list(State(app): State<App>) -> Json<Value> {
     Json(json!({"object": "list", "data": data}))
 }
 
-/// The id may contain slashes.
+/// `GET /v1/models/{id}`. The id may contain slashes.
 pub async fn retrieve(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
@@ -29,7 +29,8 @@ pub async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// `GET /livez`: the process answers. It checks nothing else, so an outage elsewhere causes no restart.
+/// `GET /livez`: succeeds while the process responds. It checks nothing else, so an outage elsewhere causes
+/// no restart.
 pub async fn live() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }

@@ -1,6 +1,5 @@
 //! Ollama's API, for tools written for it: `/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and
-//! `/api/version`. Translates to and from the same [`Draft`] as the OpenAI API; answers stream as lines of
-//! JSON.
+//! `/api/version`. Translates to and from the same [`Draft`] as the OpenAI API; answers stream as JSON lines.
 
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
@@ -27,9 +26,9 @@ use crate::text::strftime::strftime;
 use crate::text::text_stream::{TextDelta, TextFinish};
 use crate::validate::check_model;
 
-/// The version of Ollama whose requests and answers these are. Clients compare it with what they need.
+/// Version of Ollama's API implemented here. Clients compare it with the version that they require.
 const API_VERSION: &str = "0.6.4";
-/// Ollama's names end in a tag; this one says nothing.
+/// Ollama's model names end in a tag; this one is the default.
 const DEFAULT_TAG: &str = ":latest";
 
 /// The routes below `/api`.
@@ -42,7 +41,7 @@ pub fn routes() -> Router<App> {
         .route("/api/version", get(async || Json(json!({"version": API_VERSION}))))
 }
 
-/// A refusal in Ollama's form: the message alone.
+/// Refusal in Ollama's format: only the message.
 struct Failure(Refusal);
 
 impl From<Refusal> for Failure {
@@ -77,7 +76,7 @@ async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, F
     check_model(name.as_deref().map(untagged), &app.text)?;
     let context = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
     let facts = &app.text.facts;
-    // Clients look for the context's length under the architecture's name.
+    // Clients look up the context length under the architecture's name.
     let architecture = if facts.family.is_empty() { "skein" } else { &facts.family };
     let info = json!({
         "general.architecture": architecture, "general.parameter_count": facts.parameters,
@@ -146,7 +145,7 @@ async fn generate(
     let system = fields.string("system").filter(|text| !text.is_empty());
     let is_plain = fields.bool("raw") || app.text.chat_template.is_none();
     if is_plain && system.is_some() {
-        let message = "system needs a chat template: leave it out where raw is true or the model has none.";
+        let message = "system needs a chat template: leave it out if raw is true or the model has none.";
         fields.note(Refusal::invalid("system", message));
     }
     let prompt = text.map(|text| {
@@ -182,7 +181,7 @@ async fn answer(
     kind: Kind,
     prompt: Option<Prompt>,
 ) -> Result<Response, Failure> {
-    let asked_at = clock::now();
+    let received_at = clock::now();
     let model = fields.string("model");
     let stream = fields.optional_bool("stream").unwrap_or(true);
     let sampling = sampling(&mut fields);
@@ -191,9 +190,9 @@ async fn answer(
     let name = untagged(model.as_deref().unwrap_or_default()).to_owned();
     let shown = model.unwrap_or_else(|| app.text.name().to_string());
     let Some(prompt) = prompt else {
-        // A request without a prompt asks Ollama to load the model. It is loaded.
+        // A request without a prompt asks Ollama to load the model, which is always loaded here.
         check_model(Some(&name).filter(|name| !name.is_empty()).map(String::as_str), &app.text)?;
-        let line = Lines { kind, model: shown, asked_at, first_at: None };
+        let line = Lines { kind, model: shown, received_at, first_at: None };
         return Ok(Json(line.last("load", "", (0, 0))).into_response());
     };
     let draft = Draft {
@@ -205,7 +204,7 @@ async fn answer(
         ..Draft::default()
     };
     let started = app.start(draft).await?;
-    let lines = Lines { kind, model: shown, asked_at, first_at: None };
+    let lines = Lines { kind, model: shown, received_at, first_at: None };
     if stream {
         let lines = sse::checked(lines.all(started)).await?;
         let bytes = lines.map(|line| {
@@ -217,11 +216,11 @@ async fn answer(
     Ok(Json(lines.whole(started).await?).into_response())
 }
 
-/// Takes `options`, under OpenAI's names.
+/// Takes `options` and translates them to OpenAI's names.
 fn sampling(fields: &mut Fields) -> SamplingOptions {
     let Some(options) = fields.object("options") else { return SamplingOptions::default() };
     for (name, value) in options {
-        // Settings of Ollama's own engine, which do not affect answers, are ignored.
+        // Settings of Ollama's engine that do not affect answers are ignored.
         let ours = match name.as_str() {
             "num_ctx" | "num_keep" | "num_batch" | "num_gpu" | "main_gpu" | "num_thread" | "numa"
             | "low_vram" | "use_mmap" | "use_mlock" | "f16_kv" | "vocab_only" | "logits_all" => continue,
@@ -237,7 +236,7 @@ fn sampling(fields: &mut Fields) -> SamplingOptions {
         fields.put(ours, value);
     }
     SamplingOptions {
-        // -1 and -2 are Ollama's words for no limit.
+        // Ollama uses -1 and -2 for no limit.
         max_tokens: fields.i64("num_predict").filter(|count| *count >= 0),
         temperature: fields.f64("temperature"),
         top_p: fields.f64("top_p"),
@@ -252,7 +251,7 @@ fn sampling(fields: &mut Fields) -> SamplingOptions {
     }
 }
 
-/// Refuses what would change an answer and is not supported, unless its value is neutral.
+/// Refuses unsupported fields that would change an answer, unless their value is neutral.
 fn take_unserved(fields: &mut Fields) {
     fields.take("keep_alive");
     let is_off = |value: &Value| match value {
@@ -274,16 +273,16 @@ fn take_unserved(fields: &mut Fields) {
         }
     }
     if fields.take("repeat_last_n").is_some_and(|value| value != -1) {
-        let message = "repeat_last_n must be -1: repetition_penalty looks at all tokens.";
+        let message = "repeat_last_n must be -1: repetition_penalty covers all tokens.";
         fields.note(Refusal::invalid("repeat_last_n", message));
     }
 }
 
-/// Makes the objects of one answer.
+/// Builds the JSON lines of an answer.
 struct Lines {
     kind: Kind,
     model: String,
-    asked_at: Timestamp,
+    received_at: Timestamp,
     first_at: Option<Timestamp>,
 }
 
@@ -326,7 +325,7 @@ impl Lines {
         line
     }
 
-    /// The last line, with counts and nanoseconds.
+    /// Last line, with token counts and durations in nanoseconds.
     fn last(&self, reason: &str, text: &str, (prompt_tokens, output_tokens): (u32, u32)) -> Value {
         let mut line = self.line(text);
         let end = clock::now();
@@ -335,10 +334,10 @@ impl Lines {
             |from: Timestamp, to: Timestamp| u64::try_from(to.since(from).as_nanos()).unwrap_or(u64::MAX);
         line["done"] = true.into();
         line["done_reason"] = reason.into();
-        line["total_duration"] = nanos(self.asked_at, end).into();
+        line["total_duration"] = nanos(self.received_at, end).into();
         line["load_duration"] = 0.into();
         line["prompt_eval_count"] = prompt_tokens.into();
-        line["prompt_eval_duration"] = nanos(self.asked_at, first).into();
+        line["prompt_eval_duration"] = nanos(self.received_at, first).into();
         line["eval_count"] = output_tokens.into();
         line["eval_duration"] = nanos(first, end).into();
         line

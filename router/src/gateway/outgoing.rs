@@ -1,5 +1,5 @@
-//! The outgoing events of one stream: gives each the id from which its client can resume, and leaves out what
-//! the client received on an earlier connection.
+//! Outgoing events of a stream: assigns each the id from which its client can resume, and skips what the
+//! client received on an earlier connection.
 
 use std::fmt;
 
@@ -19,12 +19,12 @@ pub struct SseEvent {
     pub id: Option<String>,
 }
 
-/// One JSON object.
+/// JSON object of an event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SseData {
-    /// Still a tree.
+    /// A JSON tree, not yet serialised.
     Object(Value),
-    /// Already text, written from a template.
+    /// JSON text, written from a template.
     Written(String),
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for SseData {
     }
 }
 
-/// How much of a stream has been sent, over this connection and earlier ones.
+/// How much of a stream has been sent, on this and earlier connections.
 #[derive(Debug)]
 pub struct Outgoing {
     request_id: String,
@@ -58,7 +58,7 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// For the stream of `request_id`, of which the client already `had` a part.
+    /// Stream of `request_id`. `had` is the part that the client already has.
     pub fn new(request_id: &str, choices: usize, had: Option<Progress>) -> Self {
         let progress = had.unwrap_or_else(|| Progress::none(choices));
         let rests = progress.choices.iter().map(|had| Remainder::after(had.unwrap_or_default())).collect();
@@ -80,7 +80,7 @@ impl Outgoing {
         self.rests.get_mut(choice).ok_or(Refusal::Internal)?.part(delta)
     }
 
-    /// An event with everything split off for a choice so far. It includes the finish only if `finished`.
+    /// Event with everything split off for a choice so far. It includes the finish only if `finished`.
     pub fn event(&mut self, choice: usize, finished: bool, object: impl Into<SseData>) -> SseEvent {
         let seen = self.rests.get(choice).map(Remainder::seen).unwrap_or_default();
         if let Some(sent) = self.progress.choices.get_mut(choice) {
@@ -89,7 +89,7 @@ impl Outgoing {
         self.named(object.into())
     }
 
-    /// The event that carries the usage.
+    /// Event that carries the usage.
     pub fn usage(&mut self, object: Value) -> SseEvent {
         self.progress.usage = true;
         self.named(object.into())

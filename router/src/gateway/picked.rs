@@ -1,5 +1,5 @@
-//! Reads a request for the endpoint picker: the same fields as the handlers read, and the same refusals.
-//! Another process will serve it.
+//! Parses a request for the endpoint picker: the same fields and refusals as the handlers. Another process
+//! will serve it.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -13,8 +13,8 @@ use crate::request::Draft;
 
 pub use super::sampling_fields::PICKED_WORKER;
 
-/// The request that a body makes, of several prompts the first; `None` for paths that generate nothing, or in
-/// a form that is not read here.
+/// The request in a body, or its first one if it has several prompts. `None` for paths that do not generate
+/// and for unsupported formats.
 ///
 /// # Errors
 /// As the handler of that path.

@@ -1,21 +1,21 @@
 //! The `id` of each event: how much of a stream the client has, as `<request id>/<state>`. Any router can
 //! resume from it.
 //!
-//! The state has one item per choice, in order, separated by commas: `-` = nothing yet, else
-//! `<tokens>.<bytes>`, the output tokens and the bytes of output text (UTF-8) sent up to and including this
-//! event, with `f` appended once the choice's finish was sent. A final `+` says that the usage chunk was
-//! sent. So `mine/12.57f,9.40` means: of request `mine`, choice 0 is complete (12 tokens, 57 bytes) and
-//! choice 1 has 9 tokens and 40 bytes. An echoed prompt and a chat's role chunk go with a choice's first
-//! event and are not counted.
+//! The state has one item per choice, in order, separated by commas. An item is `-` before the first event,
+//! else `<tokens>.<bytes>`: output tokens and bytes of UTF-8 text sent up to and including this event. `f`
+//! follows once the choice's finish was sent. A final `+` means that the usage chunk was sent. So
+//! `mine/12.57f,9.40` means: of request `mine`, choice 0 is complete (12 tokens, 57 bytes), and choice 1 has
+//! 9 tokens and 40 bytes. An echoed prompt and a chat's role chunk belong to a choice's first event and are
+//! not counted.
 
 use std::fmt::Write;
 
 use crate::refusal::Refusal;
 use crate::text::received::Received;
 
-/// Most choices of a call whose events have ids. Every event repeats its id, so ids must stay short.
+/// Most choices in a call whose events have ids. Every event repeats the id, so ids must stay short.
 pub const MAX_CHOICES: usize = 16;
-/// Longest id that is parsed, bytes: a request id (128) and the longest state.
+/// Longest id that is parsed, in bytes: a request id (128) and the longest state.
 const MAX_ID_BYTES: usize = 1024;
 
 /// How much of a stream has been sent.
@@ -28,7 +28,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing sent yet.
+    /// State before the first event.
     pub fn none(choices: usize) -> Self {
         Self { choices: vec![None; choices], usage: false }
     }
@@ -39,7 +39,7 @@ impl Progress {
         if self.choices.len() > MAX_CHOICES {
             return None;
         }
-        // Every event has one, so it is written in one piece.
+        // Every event has an id, so it is built in one allocation.
         let mut id = String::with_capacity(request_id.len() + 2 + 16 * self.choices.len());
         id.push_str(request_id);
         for (at, choice) in self.choices.iter().enumerate() {
@@ -61,10 +61,10 @@ impl Progress {
         self.choices.iter().all(|choice| choice.is_some_and(|choice| choice.finished))
     }
 
-    /// Parses an event's id into the request's id and how much of it was sent.
+    /// Parses an event's id into the request's id and the progress.
     ///
     /// # Errors
-    /// [`Refusal::Invalid`] if it is not an id that this API sends.
+    /// [`Refusal::Invalid`] if it is not an id of this API.
     pub fn parse(id: &str) -> Result<(String, Self), Refusal> {
         let parsed = Some(id).filter(|id| id.len() <= MAX_ID_BYTES).and_then(split);
         parsed.ok_or_else(|| {
@@ -82,7 +82,7 @@ fn split(id: &str) -> Option<(String, Progress)> {
     let (entries, usage) = state.strip_suffix('+').map_or((state, false), |entries| (entries, true));
     let choices: Vec<_> = entries.split(',').take(MAX_CHOICES + 1).map(choice).collect::<Option<_>>()?;
     let progress = Progress { choices, usage };
-    // The usage chunk follows the finish of every choice.
+    // The usage chunk comes after every choice has finished.
     let is_possible = progress.choices.len() <= MAX_CHOICES && (!usage || progress.is_finished());
     is_possible.then(|| (request_id.to_owned(), progress))
 }

@@ -1,4 +1,4 @@
-//! Turns a refusal into a response: OpenAI's or Ollama's error object with the retry headers that SDKs
+//! Converts a refusal to a response: an error object in the API's format with the retry headers that SDKs
 //! read, or a gRPC status.
 
 use axum::Json;
@@ -13,14 +13,14 @@ use crate::refusal::Refusal;
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// A refusal, and the protocol in which the client expects it.
+/// A refusal and the protocol of its response.
 #[derive(Debug)]
 pub struct Refused {
     refusal: Refusal,
     protocol: Protocol,
 }
 
-/// Protocols with an error format of their own.
+/// Protocols with their own error format.
 #[derive(Debug, Clone, Copy)]
 enum Protocol {
     OpenAi,
@@ -30,7 +30,7 @@ enum Protocol {
 }
 
 impl Refused {
-    /// The answer to `request`, in the protocol of its content type or path.
+    /// Response to `request`, in the protocol of its content type or path.
     pub fn to(request: &Request, refusal: Refusal) -> Self {
         let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
         let protocol = if content_type.starts_with(b"application/grpc") {
@@ -45,12 +45,12 @@ impl Refused {
         Self { refusal, protocol }
     }
 
-    /// The answer to a request of Anthropic's API.
+    /// Response to a request of Anthropic's API.
     pub fn anthropic(refusal: Refusal) -> Self {
         Self { refusal, protocol: Protocol::Anthropic }
     }
 
-    /// The answer to a request of Ollama's API.
+    /// Response to a request of Ollama's API.
     pub fn ollama(refusal: Refusal) -> Self {
         Self { refusal, protocol: Protocol::Ollama }
     }
@@ -62,7 +62,7 @@ impl From<Refusal> for Refused {
     }
 }
 
-/// OpenAI's error object, for a body or a chunk.
+/// OpenAI's error object, for a response body or a chunk.
 pub fn error_object(refusal: &Refusal) -> Value {
     let shape = refusal.http();
     json!({"error": {
@@ -70,10 +70,10 @@ pub fn error_object(refusal: &Refusal) -> Value {
     }})
 }
 
-/// The paths of Anthropic's API.
+/// Paths of Anthropic's API.
 const ANTHROPIC: [&str; 2] = ["/v1/messages", "/v1/messages/count_tokens"];
 
-/// Anthropic's error object, for a body or an event.
+/// Anthropic's error object, for a response body or an event.
 pub fn anthropic_error(refusal: &Refusal) -> Value {
     let kind = match refusal.http().status {
         401 => "authentication_error",
@@ -104,7 +104,7 @@ impl IntoResponse for Refused {
     }
 }
 
-/// The headers of a refusal over HTTP, besides those of the body.
+/// Headers of a refusal over HTTP, besides those of the body.
 pub fn headers(refusal: &Refusal) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let retry_after = refusal.retry_after();

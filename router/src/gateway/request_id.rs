@@ -1,9 +1,9 @@
 //! Every request has an id: `request_id` in the body or the `Idempotency-Key` header (equal if both are
-//! given), else the id in `Last-Event-ID`, else a generated one. A POST that repeats the id of a running
-//! stream joins that stream.
+//! given), else the id in `Last-Event-ID`, else a generated one. A POST with the id of a running stream joins
+//! that stream.
 //!
-//! Every answer has `X-Request-Id`: the client's own value, else the id. That header names a trace, which
-//! many calls may share, so it never serves as the id: different calls must not be treated as one.
+//! Every answer has `X-Request-Id`: the client's value, else the id. The header names a trace, which many
+//! calls may share, so it never serves as the id: different calls must not be merged.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -15,29 +15,30 @@ use super::progress::Progress;
 use crate::refusal::Refusal;
 use crate::validate::is_request_id;
 
-/// Carries the trace name, in both directions.
+/// Header that carries the trace name, in both directions.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The generated id, for requests that bring none.
+/// Generated id, for requests without one.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
-/// The request that a call refers to.
+/// Identifies the request to which a call refers.
 #[derive(Debug, PartialEq)]
-pub struct Asked {
-    /// Given by the client or generated.
+pub struct RequestRef {
+    /// Id from the client, or generated.
     pub id: String,
-    /// How much of its stream the client has, from `Last-Event-ID`.
+    /// How much of the stream the client has, from `Last-Event-ID`.
     pub had: Option<Progress>,
 }
 
-/// Reads which request a call refers to: `in_body` is the body's `request_id`, `drawn` the generated id.
+/// Determines the request to which a call refers: `in_body` is the body's `request_id`, `drawn` the generated
+/// id.
 ///
 /// # Errors
 /// [`Refusal::Invalid`] if a header is malformed or names a different request.
-pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Result<Asked, Refusal> {
+pub fn identify(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Result<RequestRef, Refusal> {
     let key = text(headers, &IDEMPOTENCY_KEY, "Idempotency-Key")?;
     if key.is_some_and(|key| !is_request_id(key)) {
         let message = "Idempotency-Key must be 1 to 128 printable ASCII bytes without spaces.";
@@ -51,17 +52,17 @@ pub fn asked(headers: &HeaderMap, in_body: Option<String>, drawn: &str) -> Resul
         return Err(Refusal::invalid("Idempotency-Key", message));
     }
     let named = in_body.or_else(|| key.map(str::to_owned));
-    // A browser that has not received an id yet sends an empty header.
+    // A browser that has not yet received an id sends an empty header.
     let last = text(headers, &LAST_EVENT_ID, "Last-Event-ID")?.filter(|id| !id.is_empty());
     let Some((id, had)) = last.map(Progress::parse).transpose()? else {
-        return Ok(Asked { id: named.unwrap_or_else(|| drawn.to_owned()), had: None });
+        return Ok(RequestRef { id: named.unwrap_or_else(|| drawn.to_owned()), had: None });
     };
     if named.is_some_and(|named| named != id) {
         let message = "Last-Event-ID belongs to a different request than request_id or Idempotency-Key; \
                        send the same id, or Last-Event-ID alone.";
         return Err(Refusal::invalid("Last-Event-ID", message));
     }
-    Ok(Asked { id, had: Some(had) })
+    Ok(RequestRef { id, had: Some(had) })
 }
 
 fn text<'a>(
@@ -76,15 +77,15 @@ fn text<'a>(
         .map_err(|_| Refusal::invalid(param, format!("{param} must be printable ASCII.")))
 }
 
-/// Puts `X-Request-Id` on every answer. An invalid value from the request is ignored: a proxy may have set
-/// it.
+/// Puts `X-Request-Id` on every answer. An invalid value in the request is ignored, because a proxy may have
+/// set it.
 pub async fn name(mut request: Request, next: Next) -> Response {
     let is_name = |value: &HeaderValue| value.to_str().is_ok_and(is_request_id);
     let given = request.headers().get(X_REQUEST_ID).filter(|value| is_name(value)).cloned();
     let id = Uuid::now_v7().to_string();
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut response = next.run(request).await;
-    // A handler has set the id that it used; the client's own value takes precedence.
+    // The handler sets the id that it used; the client's value takes precedence.
     let by_handler = response.headers().get(X_REQUEST_ID).cloned();
     if let Some(name) = given.or(by_handler).or_else(|| HeaderValue::from_str(&id).ok()) {
         response.headers_mut().insert(X_REQUEST_ID, name);
@@ -101,9 +102,9 @@ mod tests {
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()))
             .collect();
-        let asked = asked(&headers, in_body.map(str::to_owned), "drawn");
-        asked
-            .map(|asked| (asked.id, asked.had.is_some()))
+        let identified = identify(&headers, in_body.map(str::to_owned), "drawn");
+        identified
+            .map(|request| (request.id, request.had.is_some()))
             .map_err(|refusal| refusal.param().unwrap().to_owned())
     }
 
@@ -146,7 +147,7 @@ mod tests {
     fn a_refusal_names_both_fields_and_quotes_little_of_a_header() {
         let message = |name, value: &str, in_body: Option<&str>| {
             let headers = [(HeaderName::from_static(name), value.parse().unwrap())].into_iter().collect();
-            asked(&headers, in_body.map(str::to_owned), "drawn").unwrap_err().to_string()
+            identify(&headers, in_body.map(str::to_owned), "drawn").unwrap_err().to_string()
         };
         let both = message("idempotency-key", "key", Some("body"));
         assert!(both.contains("Idempotency-Key") && both.contains("request_id"), "{both}");

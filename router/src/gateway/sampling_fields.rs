@@ -9,12 +9,12 @@ use skein_proto::sampling::SamplingOptions;
 use super::constraint_fields;
 use super::fields::{Fields, wrong};
 use super::progress::Progress;
-use super::request_id::{Asked, X_REQUEST_ID, asked};
+use super::request_id::{RequestRef, X_REQUEST_ID, identify};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::{Draft, Truncation};
 
-/// How to send the answer. The worker never sees these.
+/// How to send the answer. The worker never sees these fields.
 #[derive(Debug, Clone, Default)]
 pub struct Wants {
     /// Whether to stream the answer as server-sent events.
@@ -25,15 +25,15 @@ pub struct Wants {
     pub continuous_usage: bool,
     /// Whether to send token ids beside the text.
     pub return_token_ids: bool,
-    /// Tokens of log-probabilities as `token_id:7` instead of text.
+    /// Write tokens in log-probabilities as `token_id:7` instead of text.
     pub tokens_as_ids: bool,
     /// How much of the stream the client has, from `Last-Event-ID`.
     pub had: Option<Progress>,
 }
 
-/// Header in which an endpoint picker names the worker that it has chosen.
+/// Header in which an endpoint picker names the worker it has chosen.
 pub const PICKED_WORKER: HeaderName = HeaderName::from_static("x-skein-worker");
-/// Longest name of a worker, bytes: a host and a port.
+/// Longest name of a worker, in bytes: a host and a port.
 const MAX_WORKER_NAME_BYTES: usize = 256 + 6;
 /// Header for a request's timeout in milliseconds; OpenAI has no field for it.
 const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
@@ -67,7 +67,7 @@ pub fn sampling(fields: &mut Fields) -> SamplingOptions {
     }
 }
 
-/// Takes the request's id, model, salt, priority and timeout, and how much of its stream the client has. The
+/// Takes the request's id, model, salt, priority and timeout, and the client's progress in its stream. The
 /// prompt is left empty.
 pub fn draft(
     fields: &mut Fields,
@@ -75,7 +75,7 @@ pub fn draft(
     request_id: &str,
     config: &RouterConfig,
 ) -> Result<(Draft, Option<Progress>), Refusal> {
-    let Asked { id, had } = asked(headers, fields.string("request_id"), request_id)?;
+    let RequestRef { id, had } = identify(headers, fields.string("request_id"), request_id)?;
     if let Some(given) = headers.get(X_REQUEST_ID) {
         tracing::info!(request = id, x_request_id = ?given, "client sent its own X-Request-Id");
     }
@@ -94,7 +94,7 @@ pub fn draft(
     Ok((draft, had))
 }
 
-/// The worker that an endpoint picker has chosen. A value that names none is as good as no header.
+/// Worker chosen by an endpoint picker. A value that is not a worker's name is ignored.
 fn picked_worker(headers: &HeaderMap) -> Option<Arc<str>> {
     let name = headers.get(PICKED_WORKER)?.to_str().ok()?;
     (name.len() <= MAX_WORKER_NAME_BYTES).then(|| name.into())
@@ -113,7 +113,7 @@ fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     })
 }
 
-/// vLLM's `truncate_prompt_tokens` and `truncation_side`.
+/// Reads vLLM's `truncate_prompt_tokens` and `truncation_side`.
 fn truncation(fields: &mut Fields) -> Option<Truncation> {
     let side = fields.string("truncation_side");
     let keep_first = side.as_deref() == Some("right");
@@ -125,7 +125,7 @@ fn truncation(fields: &mut Fields) -> Option<Truncation> {
     fields.i64("truncate_prompt_tokens").map(|tokens| Truncation { tokens, keep_first })
 }
 
-/// Takes `stream` and the fields that shape the stream.
+/// Takes `stream` and the fields that control the stream.
 pub fn wants(fields: &mut Fields, sampling: &SamplingOptions, had: Option<Progress>) -> Wants {
     let stream = fields.bool("stream");
     if had.is_some() && !stream {
@@ -177,14 +177,14 @@ pub fn refuse_resume(fields: &mut Fields, had: Option<&Progress>) {
     }
 }
 
-/// Refuses a `Last-Event-ID` whose number of choices differs from what the body asks for.
+/// Refuses a `Last-Event-ID` whose number of choices differs from the body's.
 pub fn check_choices(had: Option<&Progress>, prompts: usize, n: Option<i64>) -> Result<(), Refusal> {
     let Some(had) = had else { return Ok(()) };
-    let asked = prompts.saturating_mul(usize::try_from(n.unwrap_or(1)).unwrap_or(0));
-    if had.choices.len() != asked {
-        let told = had.choices.len();
+    let expected = prompts.saturating_mul(usize::try_from(n.unwrap_or(1)).unwrap_or(0));
+    if had.choices.len() != expected {
+        let got = had.choices.len();
         let message = format!(
-            "Last-Event-ID is of a call with {told} choices, but this body asks for {asked}; send the same body."
+            "Last-Event-ID belongs to a call with {got} choices, but this body requests {expected}; send the same body."
         );
         return Err(Refusal::invalid("Last-Event-ID", message));
     }

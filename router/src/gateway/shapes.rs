@@ -1,4 +1,4 @@
-//! The parts of an answer that completions and chat share.
+//! Parts of an answer that completions and chat share.
 
 use std::io::Write;
 
@@ -13,24 +13,24 @@ use super::request_id::X_REQUEST_ID;
 use crate::request::Journey;
 use crate::text::text_stream::{StopCause, TextDelta, TextFinish, Usage};
 
-/// Identifies the build, like OpenAI's field of this name.
+/// Identifies the build, like OpenAI's field of the same name.
 pub const SYSTEM_FINGERPRINT: &str = concat!("skein-", env!("CARGO_PKG_VERSION"));
 
-/// The fields that every object of one answer repeats.
+/// Fields that every object of an answer repeats.
 #[derive(Debug, Clone)]
 pub struct Heading {
     /// `chatcmpl-…` or `cmpl-…`.
     pub id: String,
-    /// `chat.completion` and the like.
+    /// Value of the `object` field, such as `chat.completion`.
     pub object: &'static str,
     /// Seconds since 1970.
     pub created: u64,
-    /// The served name.
+    /// Name under which the model is served.
     pub model: String,
 }
 
 impl Heading {
-    /// An answer or a chunk with `choices`.
+    /// Answer or chunk with `choices`.
     pub fn object(&self, choices: Vec<Value>) -> Map<String, Value> {
         let mut object = Map::new();
         object.insert("id".to_owned(), self.id.as_str().into());
@@ -43,21 +43,21 @@ impl Heading {
     }
 }
 
-/// Writes the chunks that make up most of a stream: those with nothing but text. Everything around the text
-/// is the same in all of them, so it is written once.
+/// Writes chunks that carry only text, which make up most of a stream. Everything around the text is
+/// constant, so it is serialised once.
 #[derive(Debug)]
 pub struct TextChunks {
-    /// Up to the index of the choice.
+    /// Chunk up to the index of the choice.
     before_index: String,
-    /// From there to the text.
+    /// Chunk from the index to the text.
     before_text: &'static str,
-    /// From the text on.
+    /// Chunk after the text.
     after_text: String,
 }
 
 impl TextChunks {
     /// Chunks of an answer with `heading`. A choice is `{"index": 0`, `before_text`, the text, `after_text`;
-    /// `usage_is_null` adds the field that announces usage.
+    /// `usage_is_null` adds a null `usage` field, which precedes the usage chunk.
     pub fn new(heading: &Heading, before_text: &'static str, after_text: &str, usage_is_null: bool) -> Self {
         let head = Value::Object(heading.object(Vec::new())).to_string();
         let head = head.strip_suffix("]}").unwrap_or(&head);
@@ -69,7 +69,7 @@ impl TextChunks {
         }
     }
 
-    /// The chunk with `text` of a choice.
+    /// Chunk with `text` of a choice.
     pub fn chunk(&self, index: usize, text: &str) -> SseData {
         let Self { before_index, before_text, after_text } = self;
         let fixed = before_index.len() + before_text.len() + after_text.len();
@@ -82,14 +82,14 @@ impl TextChunks {
     }
 }
 
-/// One choice of a non-streaming answer, collected from its deltas.
+/// A choice of a non-streaming answer, collected from its deltas.
 #[derive(Debug, Default)]
 pub struct Gathered {
     /// Output text so far.
     pub text: String,
     /// Output tokens so far.
     pub tokens: Vec<TokenId>,
-    /// One for each token if requested, else empty.
+    /// One per token if requested, else empty.
     pub logprobs: Vec<TokenLogprobs>,
     /// Set by the last delta.
     pub finish: Option<TextFinish>,
@@ -105,7 +105,7 @@ impl Gathered {
     }
 }
 
-/// The `usage` object.
+/// The `usage` object of an answer.
 pub fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -115,8 +115,7 @@ pub fn usage(usage: Usage) -> Value {
     })
 }
 
-/// Adds the `skein` object if the request moved between workers. OpenAI's clients ignore fields they do not
-/// know.
+/// Adds the `skein` object if the request moved between workers. OpenAI's clients ignore unknown fields.
 pub fn add_receipt(object: &mut Map<String, Value>, journey: Journey) {
     if journey.moves > 0 {
         let receipt = json!({"moves": journey.moves, "resume_exact": journey.resume_exact});
@@ -124,7 +123,7 @@ pub fn add_receipt(object: &mut Map<String, Value>, journey: Journey) {
     }
 }
 
-/// The value of `finish_reason`; null while the choice runs.
+/// Value of `finish_reason`; null while the choice runs.
 pub fn finish_reason(finish: Option<&TextFinish>) -> Value {
     finish.map(TextFinish::reason).into()
 }
@@ -138,7 +137,7 @@ pub fn stop_reason(finish: Option<&TextFinish>) -> Value {
     }
 }
 
-/// Adds the headers of every answer to a generation: the request id, and the fields that were ignored.
+/// Adds the headers of every generation response: the request id and the ignored fields.
 pub fn finish_response(mut response: Response, request_id: &str, ignored: Option<HeaderValue>) -> Response {
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(request_id) {

@@ -1,4 +1,4 @@
-//! The choices of a call, split into reasoning, content and calls as they arrive.
+//! Splits the choices of a call into reasoning, content and calls as they arrive.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::formats::{Ids, Piece, Plan, Splitter};
 use crate::request::TokenRequest;
 
-/// The splitters of all choices.
+/// Splitters of all choices of a call.
 #[derive(Debug)]
 pub struct Choices {
     splitters: Vec<Option<Splitter>>,
@@ -15,20 +15,20 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// `count` choices split by `plan`; without one all text is content.
+    /// Splitters for `count` choices; without a plan all text is content.
     pub fn new(plan: Option<&Arc<Plan>>, count: usize, include_reasoning: bool) -> Self {
         let splitters = (0..count).map(|_| plan.cloned().map(Splitter::new)).collect();
         Self { splitters, include_reasoning }
     }
 
-    /// Feeds text that the client has from an earlier connection, and discards its parts.
+    /// Feeds text that the client received on an earlier connection and discards its pieces.
     pub fn skip(&mut self, choice: usize, text: &str) {
         if let Some(splitter) = self.splitter(choice) {
             splitter.push(text);
         }
     }
 
-    /// The parts of a choice's next text.
+    /// Pieces in the next text of a choice.
     pub fn push(&mut self, choice: usize, text: String) -> Vec<Piece> {
         let pieces = match self.splitter(choice) {
             Some(splitter) => splitter.push(&text),
@@ -38,13 +38,13 @@ impl Choices {
         self.shown(pieces)
     }
 
-    /// The parts that come with the end of a choice.
+    /// Remaining pieces at the end of a choice.
     pub fn finish(&mut self, choice: usize) -> Vec<Piece> {
         let pieces = self.splitter(choice).map(Splitter::finish).unwrap_or_default();
         self.shown(pieces)
     }
 
-    /// Whether a choice has calls so far.
+    /// Whether a choice has had a call so far.
     pub fn has_calls(&self, choice: usize) -> bool {
         self.splitters.get(choice).and_then(Option::as_ref).is_some_and(Splitter::has_calls)
     }
@@ -61,7 +61,7 @@ impl Choices {
     }
 }
 
-/// Gives the calls of a request their ids.
+/// Assigns ids to the calls of a request.
 #[derive(Debug, Clone, Default)]
 pub struct CallIds {
     ids: Ids,
@@ -69,26 +69,26 @@ pub struct CallIds {
 }
 
 impl CallIds {
-    /// The ids of `request`'s calls, which `plan` finds.
+    /// Ids for the calls that `plan` finds in answers to `request`.
     pub fn new(request: &TokenRequest, plan: Option<&Arc<Plan>>) -> Self {
         let ids = plan.map_or(Ids::Long, |plan| plan.ids());
         Self { ids, stream: request.stream_key().to_wire() }
     }
 
-    /// The id of a call.
+    /// Id of a call.
     pub fn id(&self, sample: usize, index: u32, name: &str) -> String {
         self.ids.id(&self.stream, u32::try_from(sample).unwrap_or(u32::MAX), index, name)
     }
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug, Default)]
 pub struct Message {
     /// Text outside reasoning and calls.
     pub content: String,
-    /// Reasoning.
+    /// Reasoning text, without its markers.
     pub reasoning: String,
-    /// The name and arguments of each call.
+    /// Name and arguments of each call.
     pub calls: Vec<(String, String)>,
 }
 
@@ -110,13 +110,13 @@ impl Message {
         }
     }
 
-    /// A chat's message.
+    /// Message object of a chat answer.
     pub fn chat(self, sample: usize, ids: &CallIds) -> Value {
         let content =
             if self.content.is_empty() && !self.calls.is_empty() { Value::Null } else { self.content.into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !self.reasoning.is_empty() {
-            // vLLM's newer name, and the older one that most clients read.
+            // `reasoning` is vLLM's newer name; most clients read the older one.
             message["reasoning_content"] = self.reasoning.as_str().into();
             message["reasoning"] = self.reasoning.into();
         }
@@ -131,7 +131,7 @@ impl Message {
     }
 }
 
-/// The `delta` of a chat's chunk.
+/// `delta` object of a chat chunk.
 pub fn chat_delta(pieces: Vec<Piece>, sample: usize, ids: &CallIds) -> Map<String, Value> {
     let mut message = Map::new();
     let mut append = |name: &str, text: &str| match message.get_mut(name) {

@@ -1,5 +1,5 @@
-//! Server-sent events: one JSON object each, with an id from which the stream can be resumed; a comment
-//! during silence; `[DONE]` only at a successful end.
+//! Server-sent events: one JSON object each, with an id from which the stream can resume. A comment is sent
+//! during silence, and `[DONE]` only after success.
 
 use std::io;
 use std::time::Duration;
@@ -15,23 +15,22 @@ use super::outgoing::SseEvent;
 use super::refused::error_object;
 use crate::refusal::Refusal;
 
-/// How long the status line may wait for the first event.
+/// How long the status line waits for the first event.
 const FIRST_EVENT_WAIT: Duration = Duration::from_secs(2);
-/// After this much silence, or at least two thirds of it, a comment keeps proxies from closing the
-/// connection.
+/// After two thirds of this to all of it without output, a comment keeps proxies from closing the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// Parts in which the silence is counted.
+/// Number of timer periods per `KEEP_ALIVE`.
 const SILENT_PARTS: u32 = 3;
-/// Sent before a connection is cut. `retry` is how long the client waits before it reconnects, milliseconds.
+/// Sent before a connection is cut. `retry` is the client's reconnection delay in milliseconds.
 const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
 
-/// Wait between the farewell and the cut, which discards whatever is not written yet.
+/// Time between the farewell and the cut, which discards unwritten data.
 const FAREWELL_TIME: Duration = Duration::from_millis(50);
 
-/// A response that sends `events`. An error is sent as its object, and the stream then ends without `[DONE]`,
-/// so that the client can tell. If the stream ends because this server shuts down and it can be resumed
-/// elsewhere, the connection is cut instead, as in a crash: clients that reconnect send `Last-Event-ID` and
-/// get the rest, and no client mistakes a cut answer for a whole one or an error object for part of the
+/// Response that sends `events`. An error is sent as its object, and the stream then ends without `[DONE]`,
+/// so the client can detect it. If the stream ends because this server shuts down and another router can
+/// resume it, the connection is cut instead, as in a crash: clients that reconnect send `Last-Event-ID` and
+/// get the rest. No client can mistake a cut answer for a complete one, or an error object for part of the
 /// answer.
 pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + 'static) -> Response {
     let body = Body::from_stream(bytes(events));
@@ -39,16 +38,16 @@ pub fn response(events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + '
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-/// An event with a name, as Responses and Messages have them.
+/// Named event, as used by Responses and Messages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Named {
-    /// The value of `event`, which `type` of the object repeats.
+    /// Value of `event`; the object's `type` repeats it.
     pub event: &'static str,
     /// The JSON to send as `data`.
     pub object: Value,
 }
 
-/// A response that sends named events; the last of them says that it is the last.
+/// Response that sends named events; the last one marks the end of the stream.
 pub fn named(events: impl Stream<Item = Named> + Send + 'static) -> Response {
     let bytes = async_stream::stream! {
         let mut events = std::pin::pin!(events);
@@ -66,8 +65,8 @@ pub fn named(events: impl Stream<Item = Named> + Send + 'static) -> Response {
     (headers, [("x-accel-buffering", "no")], Body::from_stream(bytes)).into_response()
 }
 
-/// Waits briefly for the first event, so that an early refusal is a status and not an event. The wait is
-/// limited because a resumed stream is silent until it reaches what its client lacks.
+/// Waits briefly for the first event, so that an early refusal is sent as a status. The wait is limited
+/// because a resumed stream is silent until it passes what its client already has.
 pub async fn checked<T: Send + 'static>(
     events: impl Stream<Item = Result<T, Refusal>> + Send + 'static,
 ) -> Result<impl Stream<Item = Result<T, Refusal>> + Send, Refusal> {
@@ -85,7 +84,7 @@ fn bytes(
     async_stream::stream! {
         let mut events = std::pin::pin!(events);
         let mut resumable = false;
-        // One timer for the stream, not one for each event: it counts how long nothing was sent.
+        // One timer per stream, not one per event: it measures the time since the last output.
         let mut timer = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
         let mut silent_parts = 0;
         loop {
@@ -128,7 +127,8 @@ fn bytes(
     }
 }
 
-/// Neither JSON nor an id contains a raw line break, so one `data:` line holds any object.
+/// Serialises an event. Neither JSON nor an id contains a raw line break, so one `data:` line holds any
+/// object.
 fn written(event: &SseEvent) -> Bytes {
     match &event.id {
         Some(id) => Bytes::from(format!("id: {id}\ndata: {}\n\n", event.object)),
@@ -161,7 +161,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_resumable_stream_is_cut_at_shutdown_and_any_other_gets_an_error_object() {
-        let told = async |refusal: Refusal, id: Option<&str>| {
+        let body_of = async |refusal: Refusal, id: Option<&str>| {
             let event = SseEvent { object: json!({}).into(), id: id.map(str::to_owned) };
             let sent: Vec<_> =
                 bytes(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
@@ -169,10 +169,10 @@ mod tests {
             let text: Vec<u8> = sent.into_iter().flatten().flatten().collect();
             (String::from_utf8(text).unwrap(), cut)
         };
-        let (text, cut) = told(Refusal::Draining, Some("a/1.1")).await;
+        let (text, cut) = body_of(Refusal::Draining, Some("a/1.1")).await;
         assert!(cut && text.contains("\nretry: 250\n") && !text.contains("data:"), "{text}");
         for (refusal, id) in [(Refusal::Draining, None), (Refusal::Internal, Some("a/1.1"))] {
-            let (text, cut) = told(refusal, id).await;
+            let (text, cut) = body_of(refusal, id).await;
             assert!(!cut && text.starts_with("data: {\"error\":"), "{text}");
         }
     }

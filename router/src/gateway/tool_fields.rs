@@ -1,5 +1,4 @@
-//! The fields that offer the model something to call: OpenAI's `tools`, `tool_choice` and
-//! `parallel_tool_calls`.
+//! Fields that offer tools to the model: OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
 use serde_json::{Map, Value};
 
@@ -8,12 +7,12 @@ use crate::formats::MAX_NAME_BYTES;
 use crate::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 use crate::refusal::Refusal;
 
-/// The tools of a request, and the list that the chat template shows to the model.
+/// Tools of a request, and the list that the chat template renders.
 #[derive(Debug, Default)]
 pub struct Offered {
     /// Functions that the model may call.
     pub tools: ToolUse,
-    /// The list for the template, in OpenAI's form; empty = no tools.
+    /// List for the template, in OpenAI's format; empty = no tools.
     pub shown: Vec<Value>,
 }
 
@@ -65,7 +64,7 @@ pub fn offered(
     fields.value_of(checked(functions, shown, chosen, parallel))
 }
 
-/// Checks the functions and the choice together.
+/// Checks the functions and the tool choice together.
 ///
 /// # Errors
 /// [`Refusal::Invalid`] for too many functions, equal names, or a choice without functions.
@@ -120,7 +119,7 @@ fn of_chat(at: usize, tool: &Value) -> Result<Function, Refusal> {
     function_of(at, function, "parameters", strict)
 }
 
-/// The refusal of another kind of tool.
+/// Refusal of a tool that is not a function.
 pub fn not_a_function(at: usize, kind: &Value) -> Refusal {
     let kind: String = kind.as_str().unwrap_or("none").escape_default().take(40).collect();
     let message =
@@ -128,10 +127,10 @@ pub fn not_a_function(at: usize, kind: &Value) -> Refusal {
     Refusal::invalid("tools", message)
 }
 
-/// The function of an object with `name` and a schema under `parameters`.
+/// Parses an object with `name` and a schema under `parameters`.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for a name or a schema of another form.
+/// [`Refusal::Invalid`] for an invalid name or schema.
 pub fn function_of(
     at: usize,
     function: &Map<String, Value>,

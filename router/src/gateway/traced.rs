@@ -1,5 +1,5 @@
-//! The server span of each request that generates, over HTTP and gRPC alike: the caller's trace context in,
-//! this span's out.
+//! Server span of each generation request over HTTP and gRPC: reads the caller's trace context and passes on
+//! its own.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -9,7 +9,7 @@ use skein_node::trace::{self, Remote};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static(trace::TRACEPARENT);
 
-/// Traces a request of [`GENERATING`]; others pass through.
+/// Traces a request to a path in [`GENERATING`]; others pass through.
 pub async fn trace(request: Request, next: Next) -> Response {
     let Some(path) = generating(&request) else { return next.run(request).await };
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
@@ -29,7 +29,7 @@ pub async fn trace(request: Request, next: Next) -> Response {
     response
 }
 
-/// Paths of requests that generate.
+/// Paths of generation requests.
 const GENERATING: [&str; 8] = [
     "/v1/responses",
     "/v1/messages",
@@ -41,10 +41,10 @@ const GENERATING: [&str; 8] = [
     "/skein.worker.v1.Worker/Generate",
 ];
 
-/// The path, as a constant, if the request generates.
+/// The matching path in [`GENERATING`], if any.
 fn generating(request: &Request) -> Option<&'static str> {
     let path = request.uri().path();
-    // Below a root path, too.
+    // The path may follow a root path.
     let known = GENERATING.into_iter().find(|known| path.ends_with(known));
     known.filter(|_| request.method() == Method::POST)
 }

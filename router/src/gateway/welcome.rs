@@ -3,10 +3,9 @@
 
 use axum::response::Html;
 
-/// The page. Links relative to `/`, so that it works behind a proxy's path, too.
+/// The page. Its links are relative, so they also work below a proxy's path.
 pub async fn page() -> Html<String> {
-    let links =
-        [("v1/models", "the models"), ("health", "whether requests are taken"), ("version", "the release")];
+    let links = [("v1/models", "the models"), ("health", "readiness"), ("version", "the release")];
     let links: String = links
         .iter()
         .map(|(path, what)| format!("<li><a href=\"{path}\">/{path}</a>: {what}</li>\n"))

@@ -48,7 +48,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
     })
 }
 
-/// The constraint of a JSON schema.
+/// Constraint from a JSON schema.
 fn constraint(schema: &str) -> Result<Constraint, Refusal> {
     let field = "json_schema";
     let refuse = |reason: String| Refusal::invalid(field, format!("{field}: {reason}."));
@@ -58,7 +58,7 @@ fn constraint(schema: &str) -> Result<Constraint, Refusal> {
     Ok(Constraint { source, field })
 }
 
-/// Converts a conversation for the chat template, and its tools.
+/// Converts a conversation and its tools for the chat template.
 pub fn chat(chat: v1::Chat) -> Result<(Prompt, ToolUse), Refusal> {
     let Offered { tools, shown } = tools(&chat)?;
     let mut template_kwargs = object("template_arguments", &chat.template_arguments)?;
@@ -115,7 +115,7 @@ fn tools(chat: &v1::Chat) -> Result<Offered, Refusal> {
     tool_fields::checked(functions, shown, choice, chat.parallel_tool_calls.unwrap_or(true))
 }
 
-/// The JSON object in a string; an empty string is an empty object.
+/// JSON object from a string; an empty string is an empty object.
 fn object(field: &'static str, text: &str) -> Result<Map<String, Value>, Refusal> {
     if text.is_empty() {
         return Ok(Map::new());
@@ -125,7 +125,7 @@ fn object(field: &'static str, text: &str) -> Result<Map<String, Value>, Refusal
     serde_json::from_str(text).map_err(refuse)
 }
 
-/// Pieces of an answer for the wire.
+/// Converts pieces of an answer to messages.
 pub fn parts(pieces: Vec<Piece>, sample: usize, ids: &CallIds) -> Vec<v1::Part> {
     let part = |piece| match piece {
         Piece::Content(text) => Some(v1::part::Part::Content(text)),

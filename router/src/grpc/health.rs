@@ -14,12 +14,12 @@ use crate::app::App;
 /// How often a watch checks readiness.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Services that are healthy when the router is ready. The last two, and `liveness`, are names that the
-/// protocol of endpoint pickers asks for.
+/// Services that are healthy when the router is ready. The last two, and `liveness`, are names required by
+/// the endpoint picker protocol.
 const SERVICES: [&str; 4] =
     ["", "skein.v1.Inference", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"];
 
-/// Health of the router as a whole.
+/// Health of the whole router.
 pub struct HealthService {
     app: App,
 }

@@ -28,10 +28,10 @@ use tonic_health::pb::health_server::HealthServer;
 /// Largest message sent. A delta with 20 log-probabilities per prompt token is far smaller.
 const MAX_ENCODED_BYTES: usize = skein_proto::MAX_MESSAGE_BYTES;
 
-/// What surrounds a body in one of Envoy's messages.
+/// Overhead of one of Envoy's messages around a body, in bytes.
 const ENVELOPE_BYTES: usize = 64 * 1024;
 
-/// How tonic's codec begins the message of a status about an undecodable request, percent-encoded.
+/// Prefixes of tonic's status messages for an undecodable request, percent-encoded.
 const MALFORMED: [&str; 4] = [
     "failed%20to%20decode%20Protobuf",
     "Error,%20decoded%20message%20length",
@@ -68,8 +68,8 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     Ok(router.layer(map_response(malformed_as_invalid)))
 }
 
-/// Answers INVALID_ARGUMENT for a request that is not protobuf or is too large. tonic's codec answers
-/// INTERNAL, which clients count as a fault of the server, and OUT_OF_RANGE.
+/// Changes the status of a request that is not protobuf or is too large to INVALID_ARGUMENT. tonic's codec
+/// returns INTERNAL, which clients count as a server fault, and OUT_OF_RANGE.
 async fn malformed_as_invalid(mut response: Response) -> Response {
     let headers = response.headers_mut();
     let message = headers.get("grpc-message").and_then(|message| message.to_str().ok()).unwrap_or_default();

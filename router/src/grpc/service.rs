@@ -93,7 +93,7 @@ impl InferenceService {
         let resumed = !request.resume_from.is_empty();
         let started = self.app.start(Draft { tenant, ..convert::draft(request, timeout)? }).await?;
         let plan = started.split.as_ref();
-        // Without formats there is only text, which every response has.
+        // Without known formats there is only text, which every response carries.
         let split = plan.map(|plan| Choices::new(Some(plan), started.request.n as usize, true));
         let ids = CallIds::new(&started.request, plan);
         let id = started.request.id.clone();
@@ -176,7 +176,7 @@ impl Shown {
         delta.text.is_empty() && delta.finish.is_none() && delta.logprobs.is_empty() && tokens == 0
     }
 
-    /// The parts of a delta's new text.
+    /// Parts in a delta's new text.
     fn parts(&mut self, had: &TextDelta, delta: &TextDelta) -> Vec<v1::Part> {
         let Some(split) = &mut self.split else { return Vec::new() };
         let sample = delta.sample_index as usize;

@@ -17,7 +17,7 @@ const MAX_RUNNING: usize = 256;
 /// Longest time for one message; a worker that does not answer by then is probably failing.
 const RUN_WITHIN: Duration = Duration::from_secs(1);
 /// A release may overtake its request, which uses another connection. If the worker does not know the reader
-/// yet, the release is sent once more after this time.
+/// yet, the release is sent again after this time.
 const RESEND_AFTER: Duration = Duration::from_millis(100);
 
 /// The queue of messages.
@@ -91,11 +91,11 @@ async fn run_one(errand: Errand) {
 }
 
 async fn tell(Errand { client, reader, kind }: Errand) {
-    let told = match kind {
+    let sent = match kind {
         ErrandKind::Abort(sample_index) => client.abort(reader.clone(), sample_index).await,
         ErrandKind::Release(stream) => release(&client, &reader, stream.is_some()).await,
     };
-    if let Err(error) = told {
+    if let Err(error) = sent {
         tracing::debug!(reader, %error, "a message to a worker failed");
     }
 }

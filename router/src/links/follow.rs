@@ -110,7 +110,7 @@ async fn follow_worker(workers: Arc<Workers>, worker: WorkerId, address: String,
     }
 }
 
-/// A link as its session sees it.
+/// State of a link during a session.
 struct Link<'a> {
     worker: WorkerId,
     address: &'a str,
@@ -152,7 +152,7 @@ async fn session(
             let mut actions = workers.handle(Event::Watched(worker, rest.event));
             let reopens = |action: &Action| matches!(action, Action::Resubscribe(_) | Action::Reconnect(_));
             while let Some(runs) = rest.parts.next().filter(|_| !actions.iter().any(reopens)) {
-                // Between two parts other tasks may use the fleet.
+                // Other tasks may use the fleet between two parts.
                 tokio::task::yield_now().await;
                 let at = WorkerEpoch { worker, epoch: rest.epoch };
                 actions.extend(workers.handle(Event::SnapshotPart(at, runs)));

@@ -1,8 +1,7 @@
-//! The connections to the workers, and the fleet behind its lock. `follow` feeds the fleet from discovery and
-//! the workers' logs, `workers` holds the fleet and the connections, `worker_client` speaks
-//! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer,
-//! `totals` adds up what workers count. Nothing here
-//! depends on clients, and nothing decides.
+//! Connections to the workers, and the fleet behind its lock. `follow` updates the fleet from discovery and
+//! the workers' logs, `workers` holds the fleet and the connections, `worker_client` implements
+//! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer, and `totals` sums
+//! the workers' counters. Nothing here depends on clients or makes decisions.
 
 pub(crate) mod errands;
 pub(crate) mod follow;

@@ -1,9 +1,10 @@
-//! Requests that wait because every worker is full. When a seat comes free, the next request is called: the
-//! oldest one of the tenant with the fewest tokens in called requests.
+//! Queue of requests that wait because every worker is full. A seat is a slot for a running sequence
+//! (`max_num_seqs`). When a seat becomes free, the next request is called: the oldest one of the tenant with
+//! the fewest tokens in called requests.
 //!
 //! The order is that of virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI
-//! 2024): a tenant that joins starts at the counter of the waiting tenants, so that no tenant saves up turns.
-//! Which worker a called request gets is the fleet's choice.
+//! 2024): a tenant that joins starts at the counter of the waiting tenants, so that no tenant accumulates
+//! credit. The fleet chooses the worker of a called request.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,45 +14,45 @@ use tokio::sync::Notify;
 
 use crate::tenant::Tenant;
 
-/// A waiting request looks again after this time without a call: a report of a free seat may be lost.
+/// A waiting request retries after this time without a call, because a report of a free seat may be lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A request's rank in the line. The request keeps it if it is called and finds no seat.
+/// Position of a request in the queue, kept if it is called but finds no seat.
 #[derive(Debug, Clone)]
 pub(crate) struct Ticket {
     tenant: Tenant,
-    /// Tokens that it will cost.
+    /// Estimated cost of the request, in tokens.
     cost: u64,
-    /// Its rank within its tenant; `None` before it waits for the first time.
+    /// Rank within its tenant; `None` before its first wait.
     number: Option<u64>,
     /// Whether it was called and has not waited since.
     is_called: bool,
 }
 
 impl Ticket {
-    /// For a request that costs about `cost` tokens.
+    /// Ticket of a request that costs about `cost` tokens.
     pub fn new(tenant: Tenant, cost: u64) -> Self {
         Self { tenant, cost, number: None, is_called: false }
     }
 }
 
-/// The requests that wait for a seat.
+/// Requests that wait for a seat.
 #[derive(Debug, Default)]
 pub(crate) struct Seats(Mutex<Line<Arc<Notify>>>);
 
 impl Seats {
-    /// Whether a request must wait because others came before it.
+    /// Whether a request must wait because others came first.
     pub fn is_behind(&self, ticket: &Ticket) -> bool {
         !ticket.is_called && self.with(|line| line.waiting > 0)
     }
 
-    /// Waits until the request is called, or for a bounded time.
+    /// Waits until the request is called, or until the retry interval passes.
     pub async fn wait(&self, ticket: &mut Ticket) {
         let called = Arc::new(Notify::new());
         let number = self.with(|line| line.join(ticket, called.clone()));
         let mut place = Place { seats: self, tenant: &ticket.tenant, number, looks: false };
         let _ = tokio::time::timeout(LOOK_AGAIN, called.notified()).await;
-        // Called or not, it looks for a seat now.
+        // Whether called or not, it now looks for a seat.
         place.looks = true;
         drop(place);
         ticket.is_called = true;
@@ -69,12 +70,12 @@ impl Seats {
     }
 }
 
-/// A place in the line while its request waits. A request that leaves after it was called passes the call on.
+/// Place of a waiting request in the queue. A request that leaves after it was called passes the call on.
 struct Place<'a> {
     seats: &'a Seats,
     tenant: &'a Tenant,
     number: u64,
-    /// Whether it looks for a seat now.
+    /// Whether it was called and is now trying to get a worker.
     looks: bool,
 }
 
@@ -87,13 +88,13 @@ impl Drop for Place<'_> {
     }
 }
 
-/// The order of the waiting requests. Pure.
+/// Order of the waiting requests. Pure.
 #[derive(Debug)]
 struct Line<T> {
     tenants: HashMap<Tenant, Turn<T>>,
     waiting: usize,
     next_number: u64,
-    /// The counter of the tenant that was called last, before that call.
+    /// Counter of the tenant called last, before that call.
     floor: u64,
 }
 
@@ -105,9 +106,9 @@ impl<T> Default for Line<T> {
 
 #[derive(Debug)]
 struct Turn<T> {
-    /// Tokens of its requests that were called.
+    /// Tokens of its called requests.
     served: u64,
-    /// Its waiting requests by number: cost, and the channel to call them.
+    /// Its waiting requests by number: cost, and the channel for the call.
     waiting: BTreeMap<u64, (u64, T)>,
 }
 
@@ -138,7 +139,8 @@ impl<T> Line<T> {
 
     fn call(&mut self) -> Option<T> {
         let waiting = self.tenants.values_mut().filter(|turn| !turn.waiting.is_empty());
-        // Of tenants with equal counters, the one that has waited longest; the table's order must not decide.
+        // Among tenants with equal counters, the one that has waited longest; the table's order must not
+        // matter.
         let next = waiting.min_by_key(|turn| (turn.served, turn.waiting.keys().next().copied()))?;
         let (_, (cost, how)) = next.waiting.pop_first()?;
         self.floor = self.floor.max(next.served);
@@ -148,7 +150,7 @@ impl<T> Line<T> {
         Some(how)
     }
 
-    /// Forgets tenants that would start at the floor anyway, and all tenants once no request waits.
+    /// Removes tenants that would start at the floor anyway, and all tenants once no request waits.
     fn forget_idle(&mut self) {
         let (floor, nobody) = (self.floor, self.waiting == 0);
         self.tenants.retain(|_, turn| !turn.waiting.is_empty() || (turn.served > floor && !nobody));

@@ -1,12 +1,13 @@
-//! Cuts a snapshot into parts, so that the fleet is locked for a fraction of a millisecond at a time. Pure.
+//! Splits a snapshot into parts, so that the fleet is locked for only a fraction of a millisecond each time.
+//! Pure.
 
 use skein_proto::runs::RunStored;
 use skein_proto::watch::{Snapshot, WatchBody, WatchEvent};
 
-/// Most blocks in a part.
+/// Most blocks per part.
 const PART: usize = 4096;
 
-/// An event with the first part of its snapshot, and the other parts.
+/// An event with the first part of its snapshot, and the remaining parts.
 pub(super) struct Split {
     pub event: WatchEvent,
     pub epoch: u64,
@@ -28,7 +29,7 @@ pub(super) fn split(event: WatchEvent) -> Split {
     Split { event: WatchEvent { epoch, sequence, body }, epoch, parts }
 }
 
-/// The runs in parts of at most [`PART`] blocks; the rest of a run that is cut extends it.
+/// Splits runs into parts of at most [`PART`] blocks; the rest of a divided run extends it.
 fn parts(runs: Vec<RunStored>) -> Vec<Vec<RunStored>> {
     let (mut parts, mut part, mut blocks) = (Vec::new(), Vec::new(), 0);
     for mut run in runs {

@@ -1,5 +1,5 @@
-//! Sums of what the workers have counted. Only what they counted while this router knew them is in the sums,
-//! so they never fall when a worker leaves and never jump when one joins.
+//! Sums of the workers' counters. They include only counts made while this router was connected, so they
+//! never fall when a worker leaves or jump when one joins.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -9,31 +9,31 @@ use skein_proto::totals::Total;
 
 use crate::fleet::WorkerId;
 
-/// The sums, and the last totals of each worker.
+/// Sums, and the last totals of each worker.
 #[derive(Debug, Default)]
 pub(crate) struct Totals(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     sums: BTreeMap<&'static str, Total>,
-    /// With the worker's epoch.
+    /// Last totals with the worker's epoch.
     last: HashMap<WorkerId, (u64, Vec<Total>)>,
 }
 
 impl Totals {
-    /// Handles a worker's totals at `epoch`.
+    /// Processes a worker's totals at `epoch`.
     pub fn report(&self, worker: WorkerId, epoch: u64, totals: Vec<Total>) {
         if !totals.is_empty() {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).report(worker, epoch, totals);
         }
     }
 
-    /// Forgets a worker that has left for good.
+    /// Removes a worker that has left permanently.
     pub fn forget(&self, worker: WorkerId) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).last.remove(&worker);
     }
 
-    /// The sums so far; empty before the first report.
+    /// Current sums; empty before the first report.
     pub fn sums(&self) -> Vec<Total> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).sums.values().cloned().collect()
     }
@@ -43,9 +43,9 @@ impl Inner {
     fn report(&mut self, worker: WorkerId, epoch: u64, totals: Vec<Total>) {
         let before = match self.last.get(&worker) {
             Some((known, before)) if *known == epoch => before.as_slice(),
-            // A new process, so all its counts are new.
+            // A new process starts at zero, so all its counts are new.
             Some(_) => &[],
-            // It may have counted long before this router knew it, so the first totals are only a baseline.
+            // It may have counted long before this router connected, so the first totals are only a baseline.
             None => &totals,
         };
         for metric in &ENGINE {

@@ -37,13 +37,13 @@ pub trait Transport: Debug + Send + Sync + 'static {
     /// `Worker.Info`: reads what the worker serves.
     fn info(&self) -> Call<'_, wire::InfoResponse>;
     /// `Worker.Generate`; when it returns, the worker has accepted the request. The metadata carries the
-    /// trace.
+    /// trace context.
     fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>>;
-    /// `Worker.Attach`: reads a stream that already runs.
+    /// `Worker.Attach`: reads a running stream.
     fn attach(&self, request: Request<wire::AttachRequest>) -> Call<'_, Messages<wire::GenerateDelta>>;
     /// `Worker.Abort`: ends one sample early.
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse>;
-    /// `Worker.Release`: a reader is done with its stream.
+    /// `Worker.Release`: ends a reader of a stream.
     fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse>;
     /// `Worker.Watch`: follows the worker's log.
     fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>>;

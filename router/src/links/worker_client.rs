@@ -41,7 +41,7 @@ pub struct Attempt {
     pub stream_key: StreamKey,
     /// How long the stream continues without a reader.
     pub linger: Duration,
-    /// Headers that name the span of this call, if the request is traced.
+    /// Headers that identify the span of this call, if traced.
     pub trace: Option<Headers>,
 }
 
@@ -58,7 +58,7 @@ pub struct Attachment {
     pub from_prompt_position: u32,
     /// How long the stream continues without a reader.
     pub linger: Duration,
-    /// Headers that name the span of this call, if the request is traced.
+    /// Headers that identify the span of this call, if traced.
     pub trace: Option<Headers>,
 }
 
@@ -161,13 +161,13 @@ impl WorkerClient {
     }
 }
 
-/// Puts the trace context into a call's metadata.
+/// Adds the trace context to a call's metadata.
 fn traced<T>(message: T, trace: Option<Headers>) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(Headers { parent, state }) = trace {
         if let Ok(mut parent) = MetadataValue::try_from(parent.as_bytes()) {
             // Every value is different, so keep it out of HTTP/2's header table, where it would evict
-            // repeated ones.
+            // repeated values.
             parent.set_sensitive(true);
             request.metadata_mut().insert(TRACEPARENT, parent);
         }

@@ -47,9 +47,9 @@ pub(crate) struct Workers {
     pub(crate) router_id: u64,
     pub(crate) connector: Arc<dyn Connector>,
     pub(crate) errands: Errands,
-    /// Requests that wait because all workers are full.
+    /// Queue of requests that wait because all workers are full.
     pub(crate) seats: Seats,
-    /// Sums of what the workers count, for metrics.
+    /// Sums of the workers' counters, for metrics.
     pub(crate) totals: Totals,
 }
 
@@ -70,9 +70,9 @@ pub(crate) struct Arrival<'a> {
     pub waits: bool,
     /// Time until the client's deadline.
     pub time_left: Option<Duration>,
-    /// Workers that it must not go to.
+    /// Workers excluded from the choice.
     pub without: &'a [WorkerId],
-    /// Its place among the requests that wait for a seat; `None` if it does not wait.
+    /// Place in the queue for a seat; `None` if it does not wait.
     pub ticket: Option<&'a Ticket>,
 }
 
@@ -80,9 +80,9 @@ pub(crate) struct Arrival<'a> {
 pub(crate) struct Place {
     pub placed: Placed,
     pub client: WorkerClient,
-    /// The worker's name, for spans.
+    /// Name of the worker, for spans.
     pub name: Option<Arc<str>>,
-    /// Why this worker; `None` for one that has the stream already.
+    /// Details of the choice; `None` for a worker that already has the stream.
     pub pick: Option<Pick>,
 }
 
@@ -157,7 +157,7 @@ impl Workers {
         actions
     }
 
-    /// From now on `on_lost` hears of workers that are lost; only the first one given does.
+    /// Sets the callback for lost workers; only the first call has an effect.
     pub(crate) fn report_lost(&self, on_lost: OnLost) {
         let _ = self.on_lost.set(on_lost);
     }
@@ -228,7 +228,7 @@ impl Workers {
         let is_behind = waits && ticket.is_some_and(|ticket| self.seats.is_behind(ticket));
         let pick = if is_behind { None } else { fleet.choose(now, job, without, rng) };
         let is_running = fleet.find_stream(now, stream_key).is_some();
-        // A worker was ready before, so it is most likely restarting.
+        // A worker was ready before, so it is probably restarting.
         let waits = waits && fleet.was_ready(now);
         // A client with part of its answer is not refused, nor one whose stream already runs.
         if pick.is_none() && !resumes && !is_running && !waits {

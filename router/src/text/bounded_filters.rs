@@ -1,19 +1,19 @@
-//! Bounded versions of the Jinja filters and Python methods that can produce huge values from small ones.
-//! Each checks the size of its result before anything is allocated; minijinja does the actual work.
+//! Limited versions of the Jinja filters and Python methods that can produce huge values from small ones.
+//! Each checks the size of its result before allocation; minijinja does the actual work.
 
 use std::fmt::{self, Write};
 
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter, filters};
 
-/// Longest text that a template may produce, final or intermediate.
+/// Longest text that a template may produce, final or intermediate, in bytes.
 pub const MAX_TEXT_BYTES: usize = 32 * 1024 * 1024;
 /// Most items of a list that a filter may produce.
 const MAX_ITEMS: usize = 1_000_000;
-/// Deepest nesting of a value that is printed; a namespace that contains itself never ends.
+/// Deepest nesting of a printed value; a namespace that contains itself is infinitely deep.
 const MAX_DEPTH: usize = 160;
 
-/// Replaces the unbounded functions of `env`.
+/// Replaces the unlimited functions of `env`.
 pub fn install(env: &mut Environment<'_>) {
     env.set_formatter(print);
     env.set_unknown_method_callback(method);
@@ -25,11 +25,11 @@ pub fn install(env: &mut Environment<'_>) {
     env.add_filter("format", format);
     env.add_filter("string", string);
     env.add_filter("pprint", pprint);
-    // `debug` prints all variables at any depth. In Jinja2 it is only an extension.
+    // `debug` prints all variables at any depth; in Jinja2 it is an optional extension.
     env.remove_global("debug");
 }
 
-/// Fails if `bytes` exceeds the limit for a text.
+/// Fails if `bytes` exceeds the size limit of a text.
 pub fn check_bytes(bytes: usize) -> Result<(), Error> {
     check(bytes, MAX_TEXT_BYTES, "bytes")
 }
@@ -106,7 +106,7 @@ fn join(
         Some(attribute) => Some(attribute),
         None => options.get::<Option<&str>>("attribute")?,
     };
-    // Collected, because some iterators can be walked only once.
+    // Collected, because some iterators work only once.
     let items: Vec<Value> = match value.try_iter() {
         Ok(items) => items.collect(),
         Err(_) => return filters::join(state, value, joiner, attribute, options),
@@ -135,7 +135,7 @@ fn format(state: &mut State<'_, '_>, text: &Value, arguments: Rest<ValueOrKwargs
     filters::format(state, text, Rest(arguments.into_iter().map(ValueOrKwargs::from).collect()))
 }
 
-/// An upper bound: every placeholder may take the longest argument, and every number may be a width.
+/// Upper bound: every placeholder may take the longest argument, and every number may be a width.
 fn check_formatted(text: &str, place: char, arguments: &[Value]) -> Result<(), Error> {
     let mut longest = 0;
     let mut widths = 0_usize;
@@ -166,7 +166,7 @@ fn pprint(value: &Value) -> Result<String, Error> {
     Ok(out.text.unwrap_or_default())
 }
 
-/// Calls Python's methods on strings and other values.
+/// Calls Python's methods of strings and other values.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         match (name, arguments) {
@@ -187,7 +187,7 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, arguments: &[Val
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, arguments)
 }
 
-/// Length of `value` when printed; an error if that exceeds the limit.
+/// Length of `value` when printed; an error above the limit.
 fn printed_bytes(value: &Value) -> Result<usize, Error> {
     if let Some(text) = value.as_str() {
         return Ok(text.len());
@@ -198,8 +198,8 @@ fn printed_bytes(value: &Value) -> Result<usize, Error> {
     Ok(out.bytes)
 }
 
-/// Fails if `value` is nested too deep to print on the stack, or has too many items. `items` counts over the
-/// whole value, in which one list may occur many times.
+/// Fails if `value` is nested too deeply to print on the stack, or has too many items. `items` counts over
+/// the whole value, in which one list may occur many times.
 fn check_nesting(value: &Value, depth: usize, items: &mut usize) -> Result<(), Error> {
     let kind = value.kind();
     if !matches!(kind, ValueKind::Seq | ValueKind::Map) {
@@ -220,7 +220,7 @@ fn check_nesting(value: &Value, depth: usize, items: &mut usize) -> Result<(), E
     Ok(())
 }
 
-/// Counts what is written, keeps it if `text` is set, and fails over the limit.
+/// Counts the bytes written, keeps them if `text` is set, and fails above the limit.
 struct Bounded {
     bytes: usize,
     text: Option<String>,

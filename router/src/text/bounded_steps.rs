@@ -1,5 +1,5 @@
-//! The normaliser and the pre-tokeniser of a tokenizer.json with a limit on how much longer they make a text
-//! (see [`growth`](super::growth)). Their steps run one by one, and each is checked before it allocates.
+//! Normaliser and pre-tokeniser of a tokenizer.json, with a limit on the growth of the text (see
+//! [`growth`](super::growth)). Each step is checked before it allocates.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use tokenizers::{
 
 use super::growth;
 
-/// Most steps of a normaliser or a pre-tokeniser; those of public models have at most about ten.
+/// Most steps of a normaliser or pre-tokeniser; public models have up to about ten.
 const MAX_STEPS: usize = 64;
-/// Size of the slices in which a growth is measured that might be too much, bytes.
+/// Size of the slices in which a growth that may be too large is measured, in bytes.
 const SLICE_BYTES: usize = 4096;
-/// Longest key of a precompiled normaliser, bytes.
+/// Longest key of a precompiled normaliser, in bytes.
 const PRECOMPILED_KEY_BYTES: usize = 5;
 
-/// A normaliser whose output is limited.
+/// Normaliser with limited output.
 #[derive(Debug, Clone)]
-pub struct BoundedNormalizer(Arc<Vec<Step>>);
+pub struct BoundedNormalizer(Arc<Vec<BoundedStep>>);
 
 #[derive(Debug)]
-enum Step {
-    /// Like the library's own, but its matches are counted before they are replaced.
+enum BoundedStep {
+    /// Like the library's `Replace`, but counts the matches before replacing them.
     Replace {
         regex: SysRegex,
         content: String,
@@ -34,7 +34,7 @@ enum Step {
     Other(NormalizerWrapper),
 }
 
-/// The parts of the library's `Replace`, whose fields are private.
+/// Parts of the library's `Replace`, whose fields are private.
 #[derive(Deserialize)]
 struct Replace {
     pattern: ReplacePattern,
@@ -56,7 +56,7 @@ impl<'de> Deserialize<'de> for BoundedNormalizer {
     }
 }
 
-fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<Step>) -> Result<()> {
+fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<BoundedStep>) -> Result<()> {
     match normalizer {
         NormalizerWrapper::Sequence(sequence) => {
             for inner in sequence {
@@ -69,14 +69,14 @@ fn flatten(normalizer: NormalizerWrapper, steps: &mut Vec<Step>) -> Result<()> {
                 ReplacePattern::String(text) => SysRegex::new(&fancy_escape(&text)),
                 ReplacePattern::Regex(regex) => SysRegex::new(&regex),
             };
-            steps.push(Step::Replace { regex: regex?, content });
+            steps.push(BoundedStep::Replace { regex: regex?, content });
         }
-        other => steps.push(Step::Other(other)),
+        other => steps.push(BoundedStep::Other(other)),
     }
     Ok(())
 }
 
-/// A regular expression that matches exactly `text`.
+/// Regular expression that matches exactly `text`.
 fn fancy_escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -103,11 +103,11 @@ impl Normalizer for BoundedNormalizer {
     }
 }
 
-fn apply(step: &Step, text: &mut NormalizedString) -> Result<()> {
+fn apply(step: &BoundedStep, text: &mut NormalizedString) -> Result<()> {
     let before = text.get().len();
     match step {
-        Step::Replace { regex, content } => text.replace(&Counted { regex, content }, content)?,
-        Step::Other(normalizer) => {
+        BoundedStep::Replace { regex, content } => text.replace(&Counted { regex, content }, content)?,
+        BoundedStep::Other(normalizer) => {
             check_growth(normalizer, text.get())?;
             normalizer.normalize(text)?;
         }
@@ -116,7 +116,7 @@ fn apply(step: &Step, text: &mut NormalizedString) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a step of which the growth, or else its upper bound, is over the allowance.
+/// Refuses a step whose growth exceeds the allowance. Measures it only if the upper bound does.
 fn check_growth(normalizer: &NormalizerWrapper, text: &str) -> Result<()> {
     let most = most_growth(normalizer, text);
     if growth::fits(most) || matches!(normalizer, NormalizerWrapper::Precompiled(_)) {
@@ -134,15 +134,15 @@ fn check_growth(normalizer: &NormalizerWrapper, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// An upper bound for the growth of `text` in UTF-8. For Unicode's normal forms see UAX #15, table 6 of its
-/// FAQ: at most 3 times as long, and 11 times for compatibility forms.
+/// Upper bound on the growth of `text` in UTF-8 bytes. Unicode normal forms grow at most 3-fold,
+/// compatibility forms 11-fold (UAX #15, table 6 of its FAQ).
 fn most_growth(normalizer: &NormalizerWrapper, text: &str) -> usize {
     let bytes = text.len();
     match normalizer {
         NormalizerWrapper::NFC(_) | NormalizerWrapper::NFD(_) => bytes.saturating_mul(2),
         NormalizerWrapper::NFKC(_) | NormalizerWrapper::NFKD(_) => bytes.saturating_mul(10),
         NormalizerWrapper::Lowercase(_) | NormalizerWrapper::ByteLevel(_) => bytes,
-        // Spaces around Chinese characters, decomposition, small letters.
+        // Spaces around Chinese characters, decomposition, lower case.
         NormalizerWrapper::BertNormalizer(_) => bytes.saturating_mul(9),
         NormalizerWrapper::Prepend(prepend) => prepend.prepend.len(),
         NormalizerWrapper::Precompiled(map) => {
@@ -155,12 +155,12 @@ fn most_growth(normalizer: &NormalizerWrapper, text: &str) -> usize {
         NormalizerWrapper::StripNormalizer(_)
         | NormalizerWrapper::StripAccents(_)
         | NormalizerWrapper::Nmt(_) => 0,
-        // Already split into their steps.
+        // Already flattened into steps.
         NormalizerWrapper::Sequence(_) | NormalizerWrapper::Replace(_) => usize::MAX,
     }
 }
 
-/// Finds what a replacement will replace, and refuses it if the result would be too long.
+/// Finds the matches of a replacement, and refuses it if the result would be too long.
 struct Counted<'a> {
     regex: &'a SysRegex,
     content: &'a str,
@@ -188,7 +188,7 @@ impl Pattern for &Counted<'_> {
     }
 }
 
-/// A pre-tokeniser whose output is limited.
+/// Pre-tokeniser with limited output.
 #[derive(Debug, Clone)]
 pub struct BoundedPreTokenizer(Arc<Vec<PreTokenizerWrapper>>);
 
@@ -226,8 +226,8 @@ impl PreTokenizer for BoundedPreTokenizer {
     }
 }
 
-/// Bytes of the character that a step may put before each piece and for each space; `None` if the step only
-/// splits.
+/// UTF-8 length of the character that a step may insert before each piece and for each space; `None` if the
+/// step only splits.
 fn longest_space(step: &PreTokenizerWrapper) -> Option<usize> {
     match step {
         // Every byte becomes a character of at most two bytes.
@@ -237,10 +237,10 @@ fn longest_space(step: &PreTokenizerWrapper) -> Option<usize> {
     }
 }
 
-/// Sizes of a text in pieces.
+/// Sizes of a text that is split into pieces.
 struct Sizes {
     all: usize,
-    /// Bytes that a step may make longer: spaces, and those outside of printed ASCII.
+    /// Bytes that a step may lengthen: spaces, and everything outside printable ASCII.
     special: usize,
     pieces: usize,
 }
@@ -324,7 +324,7 @@ mod tests {
         let text = "ﷺ".repeat(1_200_000);
         assert_eq!(normalize(json!({"type": "NFKC"}), &text[..3_000_000]).unwrap().len(), 33_000_000);
         assert_eq!(normalize(json!({"type": "NFKC"}), &text).err(), Some(TooMuchGrowth));
-        // The bound for compatibility forms is over the allowance, what they really add is not.
+        // The upper bound for compatibility forms exceeds the allowance, but the actual growth does not.
         let plain = "plain ".repeat(600_000);
         assert_eq!(normalize(json!({"type": "NFKC"}), &plain).as_deref(), Ok(plain.as_str()));
     }

@@ -1,10 +1,10 @@
-//! A model's chat template: turns messages into the text of the prompt. The template is data from the model's
-//! directory and runs with limits on instructions, recursion and output; exceeding them is an error for the
+//! A model's chat template, which converts messages to prompt text. The template is data from the model's
+//! directory. It runs with limits on instructions, recursion and output; exceeding one is an error for the
 //! client.
 //!
-//! Some operations have no hook to bound them: `+`, `~`, `*`, `{% set %}` blocks, and walking a namespace
-//! that contains itself. Servers therefore render in processes of their own
-//! ([`render_process`](super::render_process)), and try the template at start ([`probe`](super::probe)).
+//! Some operations cannot be limited from outside: `+`, `~`, `*`, `{% set %}` blocks, and iteration over a
+//! namespace that contains itself. Servers therefore render in separate processes
+//! ([`render_process`](super::render_process)) and test the template at start ([`probe`](super::probe)).
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use super::deep_stack::on_deep_stack;
 use super::template_env::{self, RAISED, to_value};
 use crate::refusal::Refusal;
 
-/// Longest template source; public models use at most about 40 KB. The compiler recurses over a chain of
-/// operators, and the deep stack suffices for any chain within this length.
+/// Longest template source, in bytes; public models use at most about 40 KB. The compiler recurses over a
+/// chain of operators, and the deep stack suffices for any chain of this length.
 const MAX_SOURCE_BYTES: usize = 64 * 1024;
 const NAME: &str = "chat_template";
 
-/// A compiled template and the model's own strings for it.
+/// A compiled template with the model's special strings.
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
@@ -32,17 +32,17 @@ pub struct ChatTemplate {
     forms: Forms,
 }
 
-/// The forms in which a template takes parts of messages.
+/// Message formats that a template expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forms {
-    /// A list of content parts as it is. Otherwise its texts are joined into one string.
+    /// Content as a list of parts; otherwise their texts are joined into one string.
     pub parts: bool,
-    /// The arguments of a call as text. Otherwise they are an object.
+    /// Arguments of a call as text; otherwise as an object.
     pub text_arguments: bool,
 }
 
 impl ChatTemplate {
-    /// Compiles `source`. `own` are variables that come with the model, such as `bos_token`.
+    /// Compiles `source`. `own` holds variables from the model, such as `bos_token`.
     pub fn compile(
         source: &str,
         own: Vec<(String, String)>,
@@ -62,23 +62,23 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The forms that it takes.
+    /// Message formats that this template expects.
     pub fn forms(&self) -> Forms {
         self.forms
     }
 
-    /// Its text.
+    /// Source text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Whether it reads the variable `name`.
+    /// Whether the source mentions the variable `name`.
     pub fn reads(&self, name: &str) -> bool {
         self.source.contains(name)
     }
 
-    /// Tries a call with its arguments as an object. A template that cannot write them, or not as JSON or
-    /// between tags, is tried with their text.
+    /// Renders a test call with its arguments as an object. If the template fails, or writes them neither as
+    /// JSON nor between tags, it expects text.
     fn wants_text_arguments(&self) -> bool {
         if !self.reads("tool_calls") {
             return false;
@@ -94,14 +94,14 @@ impl ChatTemplate {
         !written(serde_json::json!({"probed_key": 1})) && written("{\"probed_key\": 1}".into())
     }
 
-    /// Frees the compiled template, because other processes render. A hostile template may have large
+    /// Frees the compiled program, because other processes render. A hostile template may have large
     /// constants.
     pub fn without_program(self) -> Self {
         Self { env: Environment::empty(), ..self }
     }
 
-    /// Renders `messages`. `arguments` are extra variables; they cannot override the model's and the
-    /// request's own.
+    /// Renders `messages`. `arguments` are extra variables; they cannot override the model's or the
+    /// request's.
     pub fn render(
         &self,
         messages: &serde_json::Value,
@@ -114,7 +114,7 @@ impl ChatTemplate {
         })?
     }
 
-    /// [`render`](Self::render) on this thread, whose stack must be deep.
+    /// Like [`render`](Self::render), on this thread, which needs a deep stack.
     pub(super) fn render_here(
         &self,
         messages: &serde_json::Value,
@@ -152,13 +152,13 @@ fn refusal(error: &Error) -> Refusal {
     Refusal::invalid("messages", message)
 }
 
-/// The error and its line, without the source that a debug build appends.
+/// Error and line number, without the source that a debug build appends.
 fn first_line(error: &Error) -> String {
     error.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
-/// Whether a `for` in the template loops over some `content`, so that the template expects parts. vLLM
-/// decides the same from the syntax tree; the text of the `for` tags is enough here.
+/// Whether a `for` in the template iterates over some `content`, so that the template expects parts. vLLM
+/// decides this from the syntax tree; the text of the `for` tags is enough here.
 fn loops_over_content(source: &str) -> bool {
     source.split("{%").skip(1).any(|tag| {
         let tag = tag.split("%}").next().unwrap_or_default();
@@ -276,7 +276,7 @@ mod tests {
             let links = link.repeat(50_000 / link.len());
             let last = if first.is_empty() { "1" } else { "" };
             let source = format!("{{% if false %}}{{{{ {first}{links}{last} }}}}{{% endif %}}");
-            // It may compile or be refused, as long as it ends.
+            // It may compile or be refused, but must return.
             let _ = ChatTemplate::compile(&source, Vec::new(), clock);
         }
     }

@@ -1,4 +1,4 @@
-//! Keeps control tokens that a user wrote in a message as plain text.
+//! Keeps control tokens written by users in messages as plain text.
 //!
 //! A chat template writes control tokens (`<|end|>`) as text between the messages, and a tokenizer would
 //! recognise them wherever they stand. Before rendering, every control token spelled in a message is
@@ -16,8 +16,7 @@ use skein_proto::TokenId;
 #[derive(Debug)]
 pub struct ControlTokens {
     nodes: Vec<Node>,
-    /// For each byte, whether a token begins with it. Few bytes do, which makes the search of long texts
-    /// fast.
+    /// For each byte, whether a token starts with it. Few bytes do, which makes scanning long texts fast.
     begins: [bool; 256],
 }
 
@@ -34,7 +33,7 @@ struct Node {
 }
 
 impl ControlTokens {
-    /// Builds the trie from (text, id) pairs.
+    /// Builds a trie from (text, id) pairs.
     pub fn new<'a>(tokens: impl IntoIterator<Item = (&'a str, TokenId)>) -> Self {
         let (mut nodes, mut begins) = (vec![Node::default()], [false; 256]);
         for (spelling, id) in tokens {
@@ -75,7 +74,7 @@ impl ControlTokens {
 
     /// Every position in `text` where a control token starts, overlaps included.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
-        // Searching bytes is enough: no token begins inside a character.
+        // Searching bytes is enough: no token starts inside a character.
         let bytes = text.as_bytes();
         let may_begin = bytes.iter().enumerate().filter(|(_, byte)| self.begins[usize::from(**byte)]);
         may_begin.map(|(at, _)| at).filter(|at| self.longest(&bytes[*at..]).is_some())
@@ -127,7 +126,7 @@ impl ControlTokens {
                 continue;
             }
             if let Some((length, id)) = self.longest(&text.as_bytes()[at..])
-                // A control token of one character cannot be split by the mark, only followed by it.
+                // The mark cannot split a control token of one character, only follow it.
                 && !text[at + length..].starts_with(mark)
             {
                 found.push((at..at + length, id));

@@ -13,19 +13,19 @@ use super::token_bytes::TokenBytes;
 pub struct Detokenizer {
     table: Arc<TokenBytes>,
     skip_special_tokens: bool,
-    /// Special tokens that are written nevertheless.
+    /// Special tokens that are written even if others are skipped.
     kept: Arc<[TokenId]>,
-    /// The start of a scalar whose remaining bytes have not arrived: at most 3 bytes.
+    /// Incomplete UTF-8 sequence at the end: at most 3 bytes.
     pending: Vec<u8>,
 }
 
 impl Detokenizer {
-    /// Starts in the middle of a text: the first token keeps its leading space.
+    /// State within a text: the first token keeps its leading space.
     pub fn new(table: Arc<TokenBytes>, skip_special_tokens: bool) -> Self {
         Self { table, skip_special_tokens, kept: Arc::new([]), pending: Vec::new() }
     }
 
-    /// The same, with some special tokens that are always written: those that mark parts of the answer.
+    /// Also writes the special tokens in `kept`, which mark parts of the answer.
     pub fn keeping(self, kept: Arc<[TokenId]>) -> Self {
         Self { kept, ..self }
     }
@@ -63,7 +63,7 @@ impl Detokenizer {
         self.pending.drain(..self.pending.len() - kept);
     }
 
-    /// Ends the text: an unfinished scalar becomes U+FFFD.
+    /// Ends the text: an incomplete character becomes U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if !std::mem::take(&mut self.pending).is_empty() {
             out.push(char::REPLACEMENT_CHARACTER);

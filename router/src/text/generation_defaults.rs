@@ -1,5 +1,5 @@
-//! generation_config.json: the sampling defaults of the model's authors. They are checked at start against
-//! the ranges for requests, so that a bad value fails for the operator and not later for every client.
+//! generation_config.json: default sampling parameters from the model's authors. They are validated at start,
+//! so that a bad value fails for the operator and not later for every client.
 
 use serde_json::Value;
 use skein_proto::sampling::{Range, SamplingOptions};
@@ -10,7 +10,7 @@ use crate::refusal::Refusal;
 
 const FILE: &str = "generation_config.json";
 
-/// Defaults from generation_config.json, for fields that a request leaves out.
+/// Defaults for fields that a request omits.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
     /// `repetition_penalty`; with `do_sample: true` also `temperature`, `top_p`, `top_k` and `min_p`, as in
@@ -21,12 +21,12 @@ pub struct GenerationDefaults {
 }
 
 impl GenerationDefaults {
-    /// Parses the file's contents; null means that there is no file.
+    /// Parses the file's contents; null means that the file does not exist.
     pub fn from_json(config: &Value) -> Result<Self, TextError> {
         let sampled = read(config, "do_sample", "true or false", Value::as_bool)?.unwrap_or(false);
         let whole = |name| read(config, name, "a whole number", Value::as_i64);
         let real = |name| read(config, name, "a number", Value::as_f64);
-        // Values that are not used need the right type but need not be in range.
+        // Unused values need the right type but may be out of range.
         let in_range = |range: Range, counts: bool| {
             let value = real(range.name)?.filter(|_| counts);
             let check =

@@ -1,4 +1,4 @@
-//! Tokenizers of GGUF files against the programs that made them.
+//! Compares tokenizers of GGUF files with the programs that produced the files.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ fn load(path: &str) -> ModelText {
     ModelText::load(&root(path), &[]).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Texts that a generator seeded with `seed` mixes from `parts`.
+/// Texts mixed from `parts` by a generator with the seed `seed`.
 fn mixtures(parts: &[String], count: usize, seed: u64) -> Vec<String> {
     let mut state = seed;
     let mut next = move |below: usize| {
@@ -95,7 +95,7 @@ fn sentence_piece_ids_are_those_of_the_sentencepiece_package() {
     assert_eq!(model.tokenizer.encode("a", true).unwrap()[0], 1, "the file asks for BOS");
 }
 
-/// Public models by hand: see tests/golden/gguf/public_tokenizers.py.
+/// Manual test with public models: see tests/golden/gguf/public_tokenizers.py.
 #[test]
 fn public_tokenizers_give_the_ids_of_their_tokenizer_json() {
     let Ok(directory) = std::env::var("TEST_TOKENIZERS") else {

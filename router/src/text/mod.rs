@@ -46,7 +46,7 @@ pub enum TextError {
     /// The model is a GGUF file that cannot be used.
     #[error(transparent)]
     Gguf(#[from] skein_gguf::GgufError),
-    /// The directory has no tokenizer.json.
+    /// The directory contains no tokenizer.json.
     #[error(
         "{} has no tokenizer.json; copy it there from the model's repository, or give the directory that has it \
          with --tokenizer DIR",
@@ -56,25 +56,25 @@ pub enum TextError {
         /// The directory that was searched.
         directory: PathBuf,
     },
-    /// The tokenizer has tokens outside the model's vocabulary.
+    /// The tokenizer has more tokens than the model's vocabulary.
     #[error(
         "tokenizer.json belongs to another model: its token ids go up to {largest}, but this model has {vocab_size} \
          (vocab_size in config.json); replace the file, or give the right directory with --tokenizer DIR"
     )]
     OtherModel {
-        /// Largest id of the tokenizer's own vocabulary.
+        /// Largest id in the tokenizer's own vocabulary.
         largest: u32,
         /// Size of the model's vocabulary.
         vocab_size: u32,
     },
-    /// A file is larger than any real one.
+    /// A file exceeds its size limit.
     #[error("{} has {bytes} bytes, at most {limit} are read; is it the right file?", path.display())]
     TooLarge {
         /// Path of the file.
         path: PathBuf,
-        /// Its size, bytes.
+        /// Size of the file, in bytes.
         bytes: u64,
-        /// Largest size, bytes.
+        /// Largest accepted size, in bytes.
         limit: u64,
     },
     /// A file has unexpected contents.
@@ -82,13 +82,13 @@ pub enum TextError {
     Malformed {
         /// Name of the file.
         file: &'static str,
-        /// What is wrong with it.
+        /// Fault in the contents.
         reason: String,
     },
     /// tokenizer.json uses a feature that is not supported.
     #[error("tokenizer.json: {0} is not supported; byte-level BPE and SentencePiece-style decoders are")]
     UnsupportedDecoder(String),
-    /// A format of calls or reasoning that is not known.
+    /// Unknown parser for calls or reasoning.
     #[error("--tool-call-parser or --reasoning-parser: {0}")]
     Parser(#[from] UnknownParser),
     /// The chat template does not compile.

@@ -1,4 +1,4 @@
-//! The text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
+//! Text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -21,12 +21,12 @@ use crate::formats::{Formats, Opening};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 
-/// Largest tokenizer.json, bytes; those of public models reach about 35 MB.
+/// Largest tokenizer.json, in bytes; public models have up to about 35 MB.
 const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
-/// Largest other file, bytes.
+/// Largest other file, in bytes.
 pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Text that occurs in no marker.
+/// Character that occurs in no marker.
 const NO_MARK: char = '\u{FDEF}';
 
 /// One model's text processing. Immutable, shared by all requests.
@@ -44,9 +44,9 @@ pub struct ModelText {
     pub grammars: Grammars,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
-    /// How the model writes reasoning and calls.
+    /// Output formats of reasoning and calls.
     pub formats: Formats,
-    /// The control tokens among the markers of these formats.
+    /// Control tokens among the markers of these formats.
     pub kept: Arc<[TokenId]>,
     /// Processes that render the chat template; `None` = this process renders.
     pub render_processes: Option<RenderProcesses>,
@@ -54,7 +54,7 @@ pub struct ModelText {
     pub facts: Facts,
 }
 
-/// Size and type of a model. Unknown ones are empty.
+/// Facts about a model. Unknown ones are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// `model_type` of config.json.
@@ -63,18 +63,18 @@ pub struct Facts {
     pub parameters: u64,
     /// Element type of the largest tensor.
     pub dtype: String,
-    /// Bytes of all weights.
+    /// Total size of the weights, in bytes.
     pub bytes: u64,
 }
 
 impl ModelText {
     /// Reads tokenizer.json, tokenizer_config.json, chat_template.jinja and generation_config.json from
-    /// `directory`. Only the first is required. A GGUF file in place of the directory contains the same.
+    /// `directory`. Only the first is required. A GGUF file instead of the directory contains the same.
     pub fn load(directory: &Path, served_names: &[String]) -> Result<Self, TextError> {
         Self::load_with(directory, served_names, &TextSources::default())
     }
 
-    /// [`ModelText::load`] with `sources` that replace some of the directory's files.
+    /// Like [`ModelText::load`]; `sources` replace some of the directory's files.
     pub fn load_with(
         directory: &Path,
         served_names: &[String],
@@ -98,7 +98,7 @@ impl ModelText {
         Ok(text)
     }
 
-    /// Replaces the formats that were recognised from the template.
+    /// Replaces the formats detected from the template.
     pub fn set_formats(&mut self, formats: Formats) {
         let control = self.tokenizer.control();
         let found = formats.markers().into_iter().flat_map(|marker| control.find(marker, NO_MARK));
@@ -106,14 +106,14 @@ impl ModelText {
         self.formats = formats;
     }
 
-    /// The same text, with chats rendered by `processes`.
+    /// The same text, with chats rendered in `processes`.
     pub fn rendered_by(self, processes: RenderProcesses) -> Self {
         let chat_template = self.chat_template.map(ChatTemplate::without_program);
         Self { chat_template, render_processes: Some(processes), ..self }
     }
 
-    /// Refuses a tokenizer of another model: one whose own vocabulary exceeds `vocab_size`. Added tokens may
-    /// lie above it, because some models add padding tokens that are never used.
+    /// Refuses a tokenizer that belongs to another model: its own vocabulary exceeds `vocab_size`. Added
+    /// tokens may lie above, because some models add padding tokens that are never used.
     ///
     /// # Errors
     /// [`TextError::OtherModel`] with the largest id.
@@ -124,7 +124,7 @@ impl ModelText {
         }
     }
 
-    /// Builds it from the contents of those files; `config` and `generation` may be null.
+    /// Builds the text from the contents of those files; `config` and `generation` may be null.
     pub fn from_parts(
         served_names: Vec<Arc<str>>,
         tokenizer: &[u8],
@@ -155,12 +155,12 @@ impl ModelText {
         Ok(text)
     }
 
-    /// The served name that answers carry.
+    /// Served name used in answers.
     pub fn name(&self) -> Arc<str> {
         self.served_names.first().cloned().unwrap_or_else(|| Arc::from("model"))
     }
 
-    /// Token ids of a text; see [`Tokenizer::encode`]. Far more than `most_tokens` are refused early.
+    /// Token ids of a text; see [`Tokenizer::encode`]. Texts far above `most_tokens` are refused early.
     pub fn encode_text(
         &self,
         text: &str,
@@ -171,12 +171,12 @@ impl ModelText {
         self.tokenizer.encode(text, add_special_tokens)
     }
 
-    /// Token ids of a conversation, with the same limit. Control tokens spelled in a message stay text.
+    /// Token ids of a conversation, with the same limit. Control tokens spelled in a message remain text.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>, most_tokens: u32) -> Result<Vec<TokenId>, Refusal> {
         self.open_chat(prompt, most_tokens).map(|(tokens, _)| tokens)
     }
 
-    /// [`Self::encode_chat`], and where the prompt leaves the model.
+    /// Like [`Self::encode_chat`]; also returns the state in which the prompt leaves the model.
     pub fn open_chat(
         &self,
         prompt: &ChatPrompt<'_>,
@@ -230,7 +230,7 @@ pub struct ChatPrompt<'a> {
 }
 
 impl<'a> ChatPrompt<'a> {
-    /// The chat in `prompt`; `None` for other forms.
+    /// The chat in `prompt`; `None` for other kinds of prompts.
     pub fn of(prompt: &'a Prompt) -> Option<Self> {
         match prompt {
             Prompt::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => {
@@ -259,7 +259,7 @@ fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
     json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
 }
 
-/// tokenizer_config.json; null if there is none.
+/// Contents of tokenizer_config.json; null if it does not exist.
 fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
     if is_gguf(directory) {
         return Ok(GgufModel::open(directory)?.tokenizer_config());
@@ -283,8 +283,8 @@ fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTempla
     source.map(compile).transpose()
 }
 
-/// Checks messages and converts them for a template: text parts are joined unless the template expects parts,
-/// and the arguments of calls are objects unless it expects their text.
+/// Validates messages and converts them for a template: text parts are joined unless it expects parts, and
+/// arguments of calls become objects unless it expects text.
 pub(super) fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, Refusal> {
     if messages.is_empty() {
         return Err(Refusal::invalid("messages", "messages must hold at least one message."));
@@ -342,14 +342,14 @@ fn prepare_message(at: usize, message: &Value, forms: Forms) -> Result<Value, Re
         calls.iter_mut().for_each(convert);
     }
     if let Some(reasoning) = message.get("reasoning").filter(|_| !message.contains_key("reasoning_content")) {
-        // Both names are in use; templates know the older one.
+        // Clients use both names; templates read the older one.
         let reasoning = reasoning.clone();
         message.insert("reasoning_content".to_owned(), reasoning);
     }
     Ok(Value::Object(message))
 }
 
-/// Parses a call's arguments: the API carries them as JSON in a string, templates expect the object.
+/// Parses a call's arguments: the API sends JSON in a string, but templates expect an object.
 fn parse_arguments(call: &mut Value) {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
@@ -358,7 +358,7 @@ fn parse_arguments(call: &mut Value) {
     }
 }
 
-/// The other way round, for templates that write the arguments as they are.
+/// Inverse of [`parse_arguments`], for templates that write the arguments verbatim.
 fn write_arguments(call: &mut Value) {
     if let Some(arguments) = call.pointer_mut("/function/arguments")
         && arguments.is_object()
@@ -367,7 +367,7 @@ fn write_arguments(call: &mut Value) {
     }
 }
 
-/// Where the last message's text ends in the rendered prompt.
+/// End of the last message's text in the rendered prompt.
 fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> {
     let last = messages.as_array().and_then(|messages| messages.last());
     let content = last.and_then(|message| match &message["content"] {
@@ -386,7 +386,7 @@ fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> 
     })
 }
 
-/// `chat_template` of tokenizer_config.json: a string, or a list of named ones from which "default" is taken.
+/// `chat_template` of tokenizer_config.json: a string, or a list of named templates with a "default".
 fn default_template(value: &Value) -> Option<String> {
     let named = |list: &'_ Vec<Value>| {
         list.iter()

@@ -1,6 +1,6 @@
-//! Trials of a chat template and of a tokenizer in a process of their own, which may crash. The operating
-//! system limits that process where the template engine and the tokenizer's library cannot (see
-//! [`chat_template`](super::chat_template)); the server waits for the results before it starts.
+//! Tests a chat template and a tokenizer in a separate process, which may crash. The operating system limits
+//! that process where the template engine and the tokenizer library cannot (see
+//! [`chat_template`](super::chat_template)). The server waits for the result before it starts.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 use super::model_text::{chat_template_of, prepare, tokenizer_of};
 use super::sources::TextSources;
 
-/// Compiles the template of the model in `directory` and renders some conversations. Only whether it returns
-/// matters: unreadable files and refused conversations are ignored.
+/// Compiles the template of the model in `directory` and renders some conversations. Only returning matters:
+/// unreadable files and refused conversations are ignored.
 pub fn probe(directory: &Path, sources: &TextSources) {
     let Ok(Some(template)) = chat_template_of(directory, sources) else { return };
     for messages in conversations() {
@@ -20,15 +20,15 @@ pub fn probe(directory: &Path, sources: &TextSources) {
     }
 }
 
-/// Loads the tokenizer of the model in `directory` and tokenizes hard texts. An unreadable file is ignored.
+/// Loads the tokenizer of the model in `directory` and tokenizes difficult texts. Ignores an unreadable file.
 ///
 /// # Errors
-/// Which text the tokenizer fails on.
+/// The text on which the tokenizer fails.
 pub fn probe_tokenizer(directory: &Path, sources: &TextSources) -> Result<(), String> {
     tokenizer_of(directory, sources).map_or(Ok(()), |tokenizer| tokenizer.try_out())
 }
 
-/// One conversation of each kind that clients send.
+/// One conversation of each kind in use.
 fn conversations() -> Vec<Vec<Value>> {
     let say = |role: &str, content: &str| json!({"role": role, "content": content});
     let parts = json!([{"type": "text", "text": "What is"}, {"type": "text", "text": "this?"}]);

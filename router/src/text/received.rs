@@ -1,7 +1,7 @@
-//! Splits a sample's output into what a client received on an earlier connection and what is new to it. A
-//! resumed stream is generated from its beginning (by a worker that still keeps it, or anew: the tokens are
-//! the same), and the received part is left out here: tokens by count, text by bytes. Text is a function of
-//! the tokens, however they were split into deltas, so the two counts need not end at the same place.
+//! Splits a sample's output into the part that a client received on an earlier connection and the new part. A
+//! resumed stream is read from its beginning (kept by a worker, or generated again with the same tokens), and
+//! the received part is skipped here: tokens by count, text by bytes. Text is a function of the tokens,
+//! however they are split into deltas, so the two counts may end at different positions.
 
 use std::cmp::Ordering;
 
@@ -36,12 +36,12 @@ pub struct Remainder {
 }
 
 impl Remainder {
-    /// For a sample of which the client has `had`.
+    /// Remainder of a sample of which the client has `had`.
     pub fn after(had: Received) -> Self {
         Self { had, seen: Received::default() }
     }
 
-    /// What the client has once everything up to here was sent.
+    /// What the client has once everything so far is sent.
     pub fn seen(&self) -> Received {
         Received {
             tokens: self.seen.tokens.max(self.had.tokens),
@@ -53,7 +53,7 @@ impl Remainder {
     /// Splits the next delta into the received part and the new part.
     ///
     /// # Errors
-    /// [`Refusal::NotContinued`] if the client received something that this output does not contain: it
+    /// [`Refusal::NotContinued`] if the client received something that this output does not contain, so it
     /// belongs to a different request.
     pub fn part(&mut self, mut delta: TextDelta) -> Result<(TextDelta, TextDelta), Refusal> {
         let tokens = self.had.tokens.saturating_sub(self.seen.tokens) as usize;
@@ -74,8 +74,8 @@ impl Remainder {
         };
         Ok((delta, new))
     }
-    /// Whether the output so far can be what the client received part of. A number of tokens always completes
-    /// the same text, so neither count may pass the client's before the other has reached it.
+    /// Whether the client can have received a part of the output so far. A number of tokens always completes
+    /// the same text, so neither count may pass the client's before the other reaches it.
     fn is_continued(&self) -> bool {
         let Self { had, seen } = self;
         let counts = (seen.tokens.cmp(&had.tokens), seen.text_bytes.cmp(&had.text_bytes));

@@ -1,7 +1,7 @@
-//! Chat templates rendered in processes of their own. A template is a program by the model's author, and some
-//! of its operations have no limit within a process: one particular message may exhaust memory, stack or
-//! time. Here the operating system limits memory and stack, a deadline limits time, and only that request is
-//! refused.
+//! Renders chat templates in separate processes. A template is a program by the model's author, and some of
+//! its operations cannot be limited within a process: a single message may exhaust memory, stack or time. The
+//! operating system limits a process's memory and stack, and a deadline limits its time, so only that request
+//! is refused.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -22,39 +22,39 @@ use super::model_text::chat_template_of;
 use super::sources::TextSources;
 use crate::refusal::Refusal;
 
-/// Longest rendering. A conversation of 8 MB takes a tenth of a second.
+/// Time limit of a rendering. A conversation of 8 MB takes a tenth of a second.
 const RENDER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A process that has rendered a larger conversation is not reused, because it would keep the memory.
+/// A process that has rendered a conversation above this size is not reused, because it keeps the memory.
 const KEEP_BELOW_BYTES: usize = 1024 * 1024;
-/// Largest message between the processes, bytes.
+/// Largest message between the processes, in bytes.
 const MAX_FRAME_BYTES: usize = 128 * 1024 * 1024;
-/// Bytes before the content of an answer: its kind and its length.
+/// Header of an answer, in bytes: kind and length.
 const HEAD_BYTES: usize = 5;
 /// Kinds of answers.
 const TEXT: u8 = 0;
 const REFUSED: u8 = 1;
 const FAILED: u8 = 2;
 
-/// A request to a rendering process.
+/// Request to a rendering process.
 #[derive(Debug, Serialize)]
 pub struct Rendering<'a> {
-    /// The conversation.
+    /// Messages of the conversation, in the template's form.
     pub messages: &'a Value,
     /// Whether to open the assistant's turn.
     pub add_generation_prompt: bool,
-    /// Extra variables.
+    /// Extra template variables of the request.
     pub arguments: &'a Map<String, Value>,
 }
 
-/// A [`Rendering`] as the child reads it.
+/// Owned form of [`Rendering`], as the child process parses it.
 #[derive(Debug, Deserialize)]
-struct Asked {
+struct RenderRequest {
     messages: Value,
     add_generation_prompt: bool,
     arguments: Map<String, Value>,
 }
 
-/// Renders in child processes, one for each concurrent rendering. They are started on demand and reused.
+/// Pool of rendering processes, one per concurrent rendering. They are started on demand and reused.
 pub struct RenderProcesses {
     command: Box<dyn Fn() -> io::Result<Command> + Send + Sync>,
     idle: Mutex<Vec<RenderProcess>>,
@@ -69,7 +69,7 @@ impl fmt::Debug for RenderProcesses {
 }
 
 impl RenderProcesses {
-    /// `command` starts a process that limits itself and then calls [`serve`].
+    /// Pool of processes started by `command`. Each must limit itself and then call [`serve`].
     pub fn new(command: impl Fn() -> io::Result<Command> + Send + Sync + 'static) -> Self {
         Self {
             command: Box::new(command),
@@ -79,19 +79,19 @@ impl RenderProcesses {
         }
     }
 
-    /// Renders a conversation. Blocks for at most [`RENDER_TIMEOUT`].
+    /// Renders a conversation. Blocks for up to [`RENDER_TIMEOUT`].
     ///
     /// # Errors
-    /// The template's refusal, or that it exhausts memory, stack or time for these messages.
-    pub fn render(&self, asked: &Rendering<'_>) -> Result<String, Refusal> {
-        let asked = serde_json::to_vec(asked).map_err(|_| Refusal::Internal)?;
+    /// The template's refusal, or that it exhausts memory, stack or time.
+    pub fn render(&self, request: &Rendering<'_>) -> Result<String, Refusal> {
+        let request = serde_json::to_vec(request).map_err(|_| Refusal::Internal)?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let used = idle.map(|process| self.ask(process, &asked));
+        let used = idle.map(|process| self.render_with(process, &request));
         let answer = match used {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(Broken::Late)) => Err(Broken::Late),
-            // The process may have been killed while it was idle, so try a new one.
-            Some(Err(Broken::Ended)) | None => self.ask(self.start()?, &asked),
+            // An idle process may have been killed, so try a new one.
+            Some(Err(Broken::Ended)) | None => self.render_with(self.start()?, &request),
         };
         match answer {
             Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| Refusal::Internal),
@@ -101,11 +101,11 @@ impl RenderProcesses {
             Ok(_) => Err(Refusal::Internal),
             Err(Broken::Late) => {
                 let seconds = self.timeout.as_secs_f32();
-                let message = format!("The chat template takes over {seconds} s for these messages.");
+                let message = format!("The chat template takes over {seconds} s to render these messages.");
                 Err(Refusal::invalid("messages", message))
             }
             Err(Broken::Ended) => {
-                let message = "The chat template exhausts its memory or its stack for these messages.";
+                let message = "The chat template exhausts its memory or stack rendering these messages.";
                 Err(Refusal::invalid("messages", message))
             }
         }
@@ -118,10 +118,10 @@ impl RenderProcesses {
         })
     }
 
-    /// Asks `process` and keeps it for later if it answers.
-    fn ask(&self, mut process: RenderProcess, asked: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
-        let answer = process.ask(asked, clock::now() + self.timeout)?;
-        if asked.len() < KEEP_BELOW_BYTES {
+    /// Sends a request to `process`, which is kept for reuse if it answers.
+    fn render_with(&self, mut process: RenderProcess, request: &[u8]) -> Result<(u8, Vec<u8>), Broken> {
+        let answer = process.exchange(request, clock::now() + self.timeout)?;
+        if request.len() < KEEP_BELOW_BYTES {
             let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
             if idle.len() < self.most_idle {
                 idle.push(process);
@@ -131,12 +131,12 @@ impl RenderProcesses {
     }
 }
 
-/// Why a process has not answered.
+/// Why a process did not answer.
 #[derive(Debug)]
 enum Broken {
-    /// It took too long.
+    /// It exceeded the time limit.
     Late,
-    /// It has ended.
+    /// It exited or closed its pipe.
     Ended,
 }
 
@@ -149,7 +149,7 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// A rendering process. It ends when its input closes: when this is dropped, or when this process ends.
+/// A rendering process. It ends when its standard input closes: on drop, or when this process ends.
 struct RenderProcess {
     child: Child,
     socket: UnixStream,
@@ -164,9 +164,9 @@ impl RenderProcess {
         Ok(Self { child, socket: ours })
     }
 
-    fn ask(&mut self, asked: &[u8], until: Timestamp) -> Result<(u8, Vec<u8>), Broken> {
-        self.write(&u32::try_from(asked.len()).map_err(|_| Broken::Ended)?.to_le_bytes(), until)?;
-        self.write(asked, until)?;
+    fn exchange(&mut self, request: &[u8], until: Timestamp) -> Result<(u8, Vec<u8>), Broken> {
+        self.write(&u32::try_from(request.len()).map_err(|_| Broken::Ended)?.to_le_bytes(), until)?;
+        self.write(request, until)?;
         let mut head = [0; HEAD_BYTES];
         self.read(&mut head, until)?;
         let [kind, length @ ..] = head;
@@ -208,7 +208,7 @@ impl RenderProcess {
 
 impl Drop for RenderProcess {
     fn drop(&mut self) {
-        // Fails if it has ended.
+        // An error means that it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -219,10 +219,10 @@ fn time_left(until: Timestamp) -> Result<Duration, Broken> {
     if left.is_zero() { Err(Broken::Late) } else { Ok(left) }
 }
 
-/// The child's side: renders with the template of the model in `directory` until standard input closes.
+/// Main loop of the child: renders with the template of the model in `directory` until standard input closes.
 ///
 /// # Errors
-/// If the template cannot be used, or the parent is gone.
+/// If the template is unusable or the parent has ended.
 pub fn serve(directory: &Path, sources: &TextSources) -> io::Result<()> {
     let template = chat_template_of(directory, sources).map_err(io::Error::other)?;
     let template = template.ok_or_else(|| io::Error::other("the model has no chat template"))?;
@@ -236,9 +236,9 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         }
-        let mut asked = vec![0; u32::from_le_bytes(length) as usize];
-        input.read_exact(&mut asked)?;
-        let (kind, content) = answer(template, &asked);
+        let mut request = vec![0; u32::from_le_bytes(length) as usize];
+        input.read_exact(&mut request)?;
+        let (kind, content) = answer(template, &request);
         let length = u32::try_from(content.len()).map_err(io::Error::other)?;
         output.write_all(&[kind])?;
         output.write_all(&length.to_le_bytes())?;
@@ -247,12 +247,12 @@ fn serve_on(template: &ChatTemplate, input: &mut impl Read, output: &mut impl Wr
     }
 }
 
-fn answer(template: &ChatTemplate, asked: &[u8]) -> (u8, String) {
-    // The parent sends well-formed JSON; serde_json refuses only what is nested too deeply.
-    let Ok(asked) = serde_json::from_slice::<Asked>(asked) else {
+fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
+    // The parent sends valid JSON; serde_json refuses only excessive nesting.
+    let Ok(request) = serde_json::from_slice::<RenderRequest>(request) else {
         return (REFUSED, "messages are nested too deeply.".to_owned());
     };
-    match template.render_here(&asked.messages, asked.add_generation_prompt, &asked.arguments) {
+    match template.render_here(&request.messages, request.add_generation_prompt, &request.arguments) {
         Ok(text) => (TEXT, text),
         Err(Refusal::Internal) => (FAILED, String::new()),
         Err(refusal) => (REFUSED, refusal.to_string()),
@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell in place of the process.
+    /// A shell script in place of the process.
     fn shell(text: &'static str, timeout: Duration) -> RenderProcesses {
         let command = move || {
             let mut command = Command::new("sh");
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_process_is_used_again_and_replaced_when_it_has_ended() {
-        // Each answers once and ends.
+        // Each process answers once and ends.
         let processes = shell("head -c 9 >/dev/null; printf '\\0\\2\\0\\0\\0hi'", Duration::from_secs(10));
         for _ in 0..3 {
             assert_eq!(render(&processes).unwrap(), "hi");
@@ -314,11 +314,11 @@ mod tests {
         let ask = |messages: Value| {
             let arguments = json!({"mood": " é"});
             let arguments = arguments.as_object().unwrap();
-            let asked = Rendering { messages: &messages, add_generation_prompt: true, arguments };
-            let asked = serde_json::to_vec(&asked).unwrap();
+            let request = Rendering { messages: &messages, add_generation_prompt: true, arguments };
+            let request = serde_json::to_vec(&request).unwrap();
             let (mut input, mut output) =
-                (u32::try_from(asked.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
-            input.extend(asked);
+                (u32::try_from(request.len()).unwrap().to_le_bytes().to_vec(), Vec::new());
+            input.extend(request);
             serve_on(&template, &mut &input[..], &mut output).unwrap();
             (output[0], String::from_utf8(output[HEAD_BYTES..].to_vec()).unwrap())
         };

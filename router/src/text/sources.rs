@@ -24,9 +24,9 @@ pub struct TextSources {
     pub generation_overrides: Map<String, Value>,
     /// Default arguments of the chat template; a request's own override them.
     pub template_kwargs: Map<String, Value>,
-    /// Format of calls by vLLM's name; `None` = recognised from the template.
+    /// Tool-call parser by vLLM's name; `None` = detected from the template.
     pub call_parser: Option<String>,
-    /// Format of reasoning by vLLM's name; `None` = recognised from the template.
+    /// Reasoning parser by vLLM's name; `None` = detected from the template.
     pub reasoning_parser: Option<String>,
     /// Seed of requests without one; `None` = derived from the request's id.
     pub seed: Option<i64>,
@@ -38,7 +38,7 @@ pub enum GenerationSource {
     /// The model's directory.
     #[default]
     Model,
-    /// None: the API's defaults apply.
+    /// No file: the API's defaults apply.
     None,
     /// A directory other than the model's.
     Directory(PathBuf),

@@ -24,15 +24,15 @@ struct Pattern {
 }
 
 impl StopMatcher {
-    /// Matches the `stop` strings, which must not be empty. With `include_stop` the one found stays in the
+    /// Matcher for the `stop` strings, which must not be empty. With `include_stop`, the match stays in the
     /// text.
     pub fn new(stop: &[String], include_stop: bool) -> Self {
         let patterns = stop.iter().map(|text| Pattern::new(text)).collect();
         Self { patterns, include_stop, held: String::new() }
     }
 
-    /// Processes `text`: appends to `out` what is certain, and returns the stop string that ends the sample,
-    /// if any. A stop string that ends in this piece counts only if `armed`: the sample has its `min_tokens`.
+    /// Processes `text`: appends what is certain to `out`, and returns the stop string that ends the sample,
+    /// if any. A stop string that ends in this piece counts only if `armed`, that is, after `min_tokens`.
     pub fn push(&mut self, text: &str, armed: bool, out: &mut String) -> Option<String> {
         if self.patterns.is_empty() {
             out.push_str(text);

@@ -1,5 +1,5 @@
-//! Converts a request's token stream to text, with a detokenizer and a stop-string matcher per sample. Both
-//! APIs read this.
+//! Converts a request's token stream to text, with a detokenizer and a stop-string matcher per sample. Used
+//! by every API.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -30,16 +30,16 @@ pub struct TextOptions {
     pub include_stop_str_in_output: bool,
     /// Whether to leave control tokens out of the text.
     pub skip_special_tokens: bool,
-    /// How the text is split into reasoning, content and calls; `None` = it is content.
+    /// How to split the text into reasoning, content and calls; `None` = all of it is content.
     pub split: Option<Split>,
 }
 
-/// How an answer's text is split.
+/// How to split the text of an answer.
 #[derive(Debug, Clone)]
 pub struct Split {
     /// What the splitters look for.
     pub plan: Arc<Plan>,
-    /// Control tokens among the markers, which have to stay in the text.
+    /// Control tokens among the markers, which must stay in the text.
     pub kept: Arc<[TokenId]>,
 }
 
@@ -155,7 +155,7 @@ impl TextStream {
     pub async fn next(&mut self) -> Option<Result<TextDelta, Refusal>> {
         while !self.failed && !self.is_done() {
             let item = self.next_item().await;
-            // A source that ends before its samples is a bug.
+            // A source that ends before its samples have finished is a bug.
             let taken = item.unwrap_or(Err(Refusal::Internal)).and_then(|delta| self.take(delta));
             match taken {
                 Ok(None) => {}
@@ -169,12 +169,12 @@ impl TextStream {
         None
     }
 
-    /// The source's next item, or the end of this router's time.
+    /// Next item of the source, or the end of this router's lease.
     async fn next_item(&mut self) -> Option<Result<TokenDelta, Refusal>> {
         if self.lease.is_over() {
             return Some(Err(Refusal::Draining));
         }
-        // An item that has arrived need not register as a waiter for the end.
+        // Fast path: an item that is already here needs no waiter for the end.
         if let Poll::Ready(item) = futures::poll!(self.source.next()) {
             return item;
         }
@@ -190,7 +190,7 @@ impl TextStream {
         self.samples.iter().all(|sample| sample.ended)
     }
 
-    /// Counts so far; complete once the stream has ended.
+    /// Token counts so far; complete once the stream has ended.
     pub fn usage(&self) -> Usage {
         Usage {
             prompt_tokens: self.prompt_tokens,
@@ -231,7 +231,7 @@ impl TextStream {
     }
 }
 
-/// Times the text work of a sampled request.
+/// Measures the text work of a sampled request.
 struct Detokenizing {
     trace: trace::Request,
     first: Option<Timestamp>,

@@ -27,8 +27,8 @@ const MAX_TOKEN_ID: u64 = 1 << 24;
 /// Most tokens that the post-processor may add to a text.
 const MAX_SPECIAL_TOKENS: usize = 1024;
 
-/// Units of which the texts of a trial consist: letters (of which some are longer in other normal forms),
-/// digits, punctuation, spaces, marks that join what follows.
+/// Units from which trial texts are built: letters (some longer in other normal forms), digits, punctuation,
+/// spaces, and combining marks.
 const TRIAL_UNITS: [&str; 20] = [
     "a",
     "x",
@@ -51,12 +51,12 @@ const TRIAL_UNITS: [&str; 20] = [
     "▁",
     "Ġ",
 ];
-/// Longest tokens that are tried as units, too.
+/// Number of longest tokens that are also used as trial units.
 const TRIAL_TOKENS: usize = 4;
-/// Length of a trial's text.
+/// Length of a trial text, in bytes.
 const TRIAL_BYTES: usize = 16 * 1024;
 
-/// The library's tokenizer, with limits on how much longer it makes a text.
+/// The library's tokenizer with limits on the growth of text.
 type Bounded =
     TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
@@ -64,18 +64,18 @@ type Bounded =
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: Bounded,
-    /// Created when first needed: most processes never see a user write a control token.
+    /// Built on first use: most processes never see a control token written by a user.
     literal: OnceLock<LiteralTokenizer>,
     control: ControlTokens,
     control_tokens: Vec<(TokenId, AddedToken)>,
     bytes: Arc<TokenBytes>,
-    /// For tokenizers of a known kind.
+    /// Fast path, for supported tokenizers.
     fast: Option<FastBpe>,
-    /// Tokens that the post-processor puts before every text; `None` if it does more than that.
+    /// Tokens that the post-processor puts before every text; `None` if it does anything else.
     before: Option<Vec<TokenId>>,
 }
 
-/// Reads control tokens as plain text, and the stand-in of each as the token itself.
+/// Encodes control tokens as plain text, and the stand-in of each as the token itself.
 #[derive(Debug)]
 struct LiteralTokenizer {
     inner: Bounded,
@@ -126,7 +126,7 @@ impl Tokenizer {
         Ok(new)
     }
 
-    /// Finds out what the post-processor adds, by two texts.
+    /// Determines what the post-processor adds, from two texts.
     fn tokens_before(&self) -> Option<Vec<TokenId>> {
         let empty = self.encode_by_library("", true).ok()?;
         let (with, without) =
@@ -391,7 +391,7 @@ mod tests {
             serde_json::json!({"type": "Sequence", "normalizers": vec![tenfold.clone(); 12]});
         let tokenizer = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap();
         let refused = tokenizer.encode("x", true).unwrap_err().to_string();
-        assert!(refused.contains("the tokenizer makes a text over 24 times as long"), "{refused}");
+        assert!(refused.contains("the tokenizer lengthens a text by more than a factor of 24"), "{refused}");
         assert!(tokenizer.encode("no such letter", true).is_ok());
         let reason = tokenizer.try_out().unwrap_err();
         assert!(reason.starts_with("a text of 16384 bytes of \"x\": "), "{reason}");
@@ -399,7 +399,7 @@ mod tests {
         tree["added_tokens"][0]["content"] = "xxx".into();
         tree["added_tokens"][0]["normalized"] = true.into();
         let error = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("over 24 times as long"), "{error}");
+        assert!(error.contains("more than a factor of 24"), "{error}");
         tree["decoder"] = serde_json::json!({"type": "Sequence", "decoders": vec![tenfold; 12]});
         let error = Tokenizer::from_json(tree.to_string().as_bytes()).unwrap_err().to_string();
         assert!(error.contains("a token 1000000000000 times as long"), "{error}");

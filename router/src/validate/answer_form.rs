@@ -1,5 +1,5 @@
-//! The grammar that an answer must follow and how the answer is split, once the prompt shows whether the
-//! answer begins inside reasoning or a call.
+//! Determines the grammar of an answer and how the answer is split, once the prompt shows whether the answer
+//! begins inside reasoning or a call.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ pub fn compile(source: &Source, field: &'static str, text: &ModelText) -> Result
     text.grammars.compile(source).map(drop).map_err(refuse)
 }
 
-/// Passes `reasoning_effort` on to the chat template.
+/// Passes `reasoning_effort` to the chat template.
 ///
 /// # Errors
-/// A template that does not read it.
+/// If the template does not read it.
 pub fn effort(draft: &mut Draft, text: &ModelText) -> Result<(), Refusal> {
     let Some(effort) = draft.reasoning_effort.take() else { return Ok(()) };
     let reads = |name: &str| text.chat_template.as_ref().is_some_and(|template| template.reads(name));
@@ -44,10 +44,10 @@ pub fn effort(draft: &mut Draft, text: &ModelText) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The arguments of each function as a part of a grammar; none if calls are not held to anything.
+/// Grammar fragment for each function's arguments; empty if calls are not constrained.
 ///
 /// # Errors
-/// A strict function's schema that cannot be enforced, or a model that has no calls.
+/// If a strict function's schema cannot be enforced, or the model has no calls.
 pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refusal> {
     if tools.functions.is_empty() {
         return Ok(Vec::new());
@@ -55,7 +55,7 @@ pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refus
     let refuse = |message: &str| Err(Refusal::invalid("tools", message));
     if !text.chat_template.as_ref().is_some_and(|template| template.reads("tools")) {
         return refuse(
-            "tools: this model's chat template does not show tools to the model; give the server one that does with \
+            "tools: this model's chat template does not render tools; configure one that does with \
              --chat-template.",
         );
     }
@@ -64,7 +64,7 @@ pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refus
     }
     if text.formats.calls.is_none() {
         return refuse(
-            "tools: how this model writes calls is not recognised from its chat template; name the format with the \
+            "tools: the chat template does not reveal this model's call format; specify it with the \
              server's --tool-call-parser.",
         );
     }
@@ -82,7 +82,7 @@ pub fn arguments(tools: &ToolUse, text: &ModelText) -> Result<Vec<String>, Refus
     tools.functions.iter().enumerate().map(|(at, function)| arguments_of(at, function, text)).collect()
 }
 
-/// Arguments that cannot be held to their schema are refused if the function is strict, else any object.
+/// A schema that cannot be enforced is refused if the function is strict; otherwise any object is allowed.
 fn arguments_of(at: usize, function: &Function, text: &ModelText) -> Result<String, Refusal> {
     let compiled = Source::json_schema(&function.parameters)
         .and_then(|source| text.grammars.compile(&source).map(|_| source.nested()));
@@ -99,7 +99,7 @@ fn arguments_of(at: usize, function: &Function, text: &ModelText) -> Result<Stri
     }
 }
 
-/// The grammar of the answer, for the worker.
+/// Grammar of the answer, for the worker.
 pub fn grammar(
     draft: &Draft,
     opening: Option<Opening>,

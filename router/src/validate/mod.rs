@@ -53,7 +53,9 @@ pub fn validate(
     let priority = faults.value_of(check_priority(draft.priority));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
-    let n = faults.value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n))).unwrap_or(1);
+    let n = faults
+        .value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n.min(model.max_num_seqs))))
+        .unwrap_or(1);
     let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
     faults.value_of(answer_form::effort(&mut draft, text));
     let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));
@@ -110,7 +112,7 @@ pub fn validate(
     Ok((request, options))
 }
 
-/// OpenTelemetry's name for what a prompt asks for.
+/// OpenTelemetry's operation name for a prompt.
 fn operation(prompt: &Prompt) -> &'static str {
     match prompt {
         Prompt::Text(_) | Prompt::Tokens(_) => "text_completion",
@@ -128,8 +130,8 @@ pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal>
     }
 }
 
-/// Converts a prompt of any form to token ids: at least one, all within the vocabulary. A chat's comes with
-/// where it leaves the model.
+/// Converts any kind of prompt to token ids: at least one, all within the vocabulary. A chat also returns the
+/// state in which it leaves the model.
 fn prompt_tokens(
     draft: &Draft,
     text: &ModelText,

@@ -1,4 +1,4 @@
-//! The tokens that an answer may and may not have: `allowed_token_ids` and `bad_words`.
+//! Allowed and banned tokens: `allowed_token_ids` and `bad_words`.
 
 use skein_proto::TokenId;
 use skein_proto::sampling::{MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS};
@@ -7,12 +7,12 @@ use super::{check_bytes, check_count, token_id};
 use crate::refusal::Refusal;
 use crate::text::tokenizer::Tokenizer;
 
-/// Most bad words: each has up to two spellings, with and without a space before it.
+/// Most banned words: each has up to two spellings, with and without a leading space.
 const MAX_WORDS: usize = MAX_BAD_WORDS / 2;
-/// Longest bad word, bytes.
+/// Longest banned word, in bytes.
 const MAX_WORD_BYTES: usize = 256;
 
-/// The only tokens to draw; empty = any.
+/// Validates `allowed_token_ids`; empty = any.
 pub fn allowed_token_ids(tokens: Option<&[i64]>, vocab_size: u32) -> Result<Vec<TokenId>, Refusal> {
     let Some(tokens) = tokens else { return Ok(Vec::new()) };
     const NAME: &str = "allowed_token_ids";
@@ -28,7 +28,7 @@ pub fn allowed_token_ids(tokens: Option<&[i64]>, vocab_size: u32) -> Result<Vec<
     Ok(checked)
 }
 
-/// The cheap rules for `bad_words`.
+/// Checks of `bad_words` that need no tokenizer.
 pub fn check_bad_words(words: &[String]) -> Result<(), Refusal> {
     check_count("bad_words", words.len(), MAX_WORDS)?;
     words.iter().try_for_each(|word| {
@@ -40,8 +40,9 @@ pub fn check_bad_words(words: &[String]) -> Result<(), Refusal> {
     })
 }
 
-/// The tokens of checked `words`, in vLLM's two spellings: without a leading space, and with one if that
-/// gives as many tokens and another first token. A leading space in the word itself is ignored.
+/// Tokens of the checked `words`, in vLLM's two spellings: without a leading space, and with one if that
+/// gives the same number of tokens and a different first token. A leading space in the word itself is
+/// ignored.
 pub fn bad_words(
     words: &[String],
     tokenizer: &Tokenizer,
@@ -94,7 +95,7 @@ mod tests {
         };
         assert_eq!(spellings("return"), ["return", " return"]);
         assert_eq!(spellings("  return"), ["return", " return"], "a space before it does not count");
-        // With the space it may have one token more; vLLM then leaves that spelling out.
+        // With the space it may have one token more; vLLM then omits that spelling.
         let uneven = "ZeroDivisionError";
         let lengths = [uneven.to_owned(), format!(" {uneven}")]
             .map(|word| tokenizer.encode(&word, false).unwrap().len());

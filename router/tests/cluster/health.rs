@@ -1,4 +1,4 @@
-//! Workers that stop without notice: frozen, silent, or cut off in one direction or both.
+//! Workers that fail silently: frozen, or cut off in one direction or both.
 
 use super::mock::{Flow, Wire};
 use super::*;
@@ -14,8 +14,8 @@ async fn a_worker_that_stands_still_is_left() {
     wait_for("the other worker alone to take requests", || scene.ready() <= 1).await;
 }
 
-/// Cuts a wire under a stream and returns how long the stream then paused. Two workers; the first is behind
-/// the wire.
+/// Cuts a wire during a stream and returns how long the stream paused. Two workers; the first is behind the
+/// wire.
 async fn gap_after(flow: Flow, worker_timeout: Duration) -> Duration {
     let recovery = RecoveryConfig { worker_timeout, ..RecoveryConfig::default() };
     let mut scene = Scene::recovering(2, AdmissionConfig::default(), recovery).await;
@@ -50,7 +50,7 @@ async fn a_worker_behind_a_dead_wire_is_left_within_seconds() {
         println!("{flow:?}, worker timeout {worker_timeout:?}: {gap:?}");
         assert!(gap < worker_timeout + Duration::from_secs(3), "{flow:?}: {gap:?}");
     }
-    // Requests are lost but answers arrive: the running stream ends undisturbed.
+    // Requests are lost but answers arrive: the running stream ends normally.
     let gap = gap_after(Flow::FromWorker, Duration::from_secs(5)).await;
     assert!(gap < Duration::from_secs(8), "{gap:?}");
 }

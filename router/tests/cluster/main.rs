@@ -1,4 +1,4 @@
-//! The cluster core over real sockets, with workers that fail by script: a client sees every token once,
+//! The cluster core over real sockets, with scripted worker failures: a client receives every token once,
 //! whatever fails.
 
 mod health;
@@ -28,8 +28,8 @@ use skein_router::request::{ModelLimits, TokenRequest};
 use tokio::sync::mpsc;
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
-/// Limit for every wait.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Limit of every wait.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Scene {
     script: Arc<Script>,
@@ -78,10 +78,10 @@ impl Scene {
     }
 
     async fn submit(&self, request: TokenRequest) -> Result<TokenStream, Refusal> {
-        tokio::time::timeout(PATIENCE, self.cluster.submit(request)).await.expect("an answer in time")
+        tokio::time::timeout(TIMEOUT, self.cluster.submit(request)).await.expect("an answer in time")
     }
 
-    /// Runs a request under a unique id: under a used id its earlier stream would be found.
+    /// Runs a request under a unique id: a used id would find the earlier stream.
     async fn run(&self, request: TokenRequest) -> Outcome {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let id = format!("{}.{}", request.id, RUNS.fetch_add(1, Ordering::Relaxed));
@@ -101,7 +101,7 @@ fn config(admission: AdmissionConfig, recovery: RecoveryConfig) -> RouterConfig 
 async fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let start = clock::now();
     while !condition() {
-        assert!(clock::now().since(start) < PATIENCE, "waited in vain for {what}");
+        assert!(clock::now().since(start) < TIMEOUT, "waited in vain for {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -117,7 +117,7 @@ struct Outcome {
 
 async fn collect(request: &TokenRequest, mut stream: TokenStream) -> Outcome {
     let mut outcome = Outcome { samples: vec![Default::default(); request.n as usize], ..Outcome::default() };
-    while let Some(delta) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("news in time") {
+    while let Some(delta) = tokio::time::timeout(TIMEOUT, stream.next()).await.expect("news in time") {
         match delta {
             Ok(delta) => {
                 let (tokens, logprobs, finish) = &mut outcome.samples[delta.sample_index as usize];
@@ -244,7 +244,7 @@ async fn a_killed_worker_is_replaced_without_a_trace() {
     tokio::time::sleep(Duration::from_millis(30)).await;
     scene.workers[1].kill();
     tokio::time::sleep(Duration::from_millis(10)).await;
-    // And back, as a new process at the same address.
+    // And returns, as a new process at the same address.
     let back = Mock::start(1, 201, scene.workers[1].address, &scene.script);
     scene.workers[1] = back;
     for (index, stream) in streams.into_iter().enumerate() {
@@ -274,7 +274,7 @@ async fn an_accepted_request_waits_for_its_only_worker_to_come_back() {
     let of_a_gateway = TokenRequest { id: "new".into(), waits_for_worker: false, ..request };
     let refused = scene.submit(of_a_gateway).await;
     assert!(matches!(refused, Err(Refusal::NoReadyWorker { .. })), "it asks another router");
-    // At a new address under the same name, as a supervisor does; the old address is void.
+    // At a new address under the same name, as with a supervisor; the old address is invalid.
     scene.workers[0] = Mock::start(0, 200, ANY_PORT, &scene.script);
     assert_ne!(scene.workers[0].address, address);
     scene.join(0, scene.workers[0].address).await;
@@ -303,7 +303,7 @@ async fn a_request_that_comes_while_the_only_worker_restarts_waits_for_it() {
 #[tokio::test]
 async fn what_waits_for_a_worker_is_bounded_in_number_and_in_time() {
     let admission = AdmissionConfig { max_num_queued_reqs: 3, ..AdmissionConfig::default() };
-    let recovery = RecoveryConfig { patience: Duration::from_millis(300), ..RecoveryConfig::default() };
+    let recovery = RecoveryConfig { queue_timeout: Duration::from_millis(300), ..RecoveryConfig::default() };
     let never_ready = Scene::recovering(0, admission.clone(), recovery.clone()).await;
     let refused = never_ready.submit(request("first", 0..9, 5)).await;
     assert!(matches!(refused, Err(Refusal::NoReadyWorker { .. })), "there is nothing to wait for yet");
@@ -337,7 +337,7 @@ async fn a_full_worker_is_passed_over_and_a_full_cluster_is_waited_for() {
     let refused = scene.submit(of_a_gateway).await;
     assert!(matches!(refused, Err(Refusal::Overloaded { .. })));
     assert_eq!(scene.ready(), 2, "backpressure is no fault");
-    // An accepted request waits: its stream breaks after two tokens, then both workers are full for a moment.
+    // An accepted request waits: its stream breaks after two tokens, then both workers are briefly full.
     scene.script.faults([Fault::Break(2), Fault::Full, Fault::Full]);
     assert_eq!(scene.run(request).await.samples, expected.samples);
     assert_eq!(scene.cluster.snapshot().running.requests, 0, "every place is given back");
@@ -405,7 +405,7 @@ async fn a_prefix_stays_with_its_holder() {
     }
     let counts: Vec<usize> = (0..3).map(|worker| scene.script.calls_to(worker)).collect();
     assert_eq!(counts.iter().max(), Some(&21), "{counts:?}");
-    // Two at once, the first not cached yet: the second still goes to the same worker.
+    // Two at once, the first not yet cached: the second still goes to the same worker.
     scene.script.pace_ms.store(20, Ordering::SeqCst);
     lock(&scene.script.calls).clear();
     let other = || (0..4000).map(|token| (token * 7) % VOCAB_SIZE);
@@ -451,7 +451,7 @@ async fn an_aborted_sample_is_aborted_at_the_worker_and_the_other_goes_on() {
     wait_for("the abort", || lock(&scene.script.aborts).len() == 1).await;
     let (id, sample) = lock(&scene.script.aborts)[0].clone();
     assert!(id.starts_with("pair#") && sample == 0, "{id} {sample}");
-    // With all samples aborted the request is over, and the stream is dropped at the worker.
+    // With all samples aborted the request ends, and the stream is dropped at the worker.
     let cancelled = scene.script.cancelled.load(Ordering::SeqCst);
     let mut stream = scene.submit(request.clone()).await.expect("it is taken");
     stream.abort_sample(0);
@@ -480,7 +480,7 @@ async fn readiness_follows_the_workers() {
     assert!(scene.cluster.ready().is_ok());
     assert_eq!(
         scene.cluster.model_limits().ok(),
-        Some(ModelLimits { max_model_len: 4096, vocab_size: VOCAB_SIZE })
+        Some(ModelLimits { max_model_len: 4096, vocab_size: VOCAB_SIZE, max_num_seqs: 64 })
     );
     scene.workers[0].state.draining.store(true, Ordering::SeqCst);
     wait_for("the drain to be seen", || scene.ready() == 1).await;
@@ -491,7 +491,7 @@ async fn readiness_follows_the_workers() {
     for name in ["w0", "w1"] {
         scene.changes.send(Change::Leave(name.into())).await.expect("the cluster listens");
     }
-    // Discovery may be wrong about a worker that still talks: it serves until its link is lost.
+    // Discovery may be wrong about a worker that still responds: it serves until its link is lost.
     assert_eq!(scene.run(request("on", 0..9, 3)).await.error, None);
     scene.workers.iter_mut().for_each(Mock::kill);
     wait_for("both to be gone", || scene.cluster.snapshot().workers.is_empty()).await;

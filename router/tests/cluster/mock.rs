@@ -1,6 +1,5 @@
-//! A worker that implements only the contract: its tokens are a hash of the preceding ones, and its faults
-//! are scripted. Each runs on its own runtime, so that killing it closes its sockets like those of a dead
-//! process.
+//! A worker that implements only the contract. Its tokens are a hash of the preceding ones, and its faults
+//! are scripted. Each runs on its own runtime, so that killing it closes its sockets as a dead process would.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -63,7 +62,7 @@ pub struct Script {
     pub cancelled: AtomicU32,
     /// Milliseconds between deltas.
     pub pace_ms: AtomicU32,
-    /// Workers started from now on do not promise an exact resume.
+    /// Workers started from now on do not promise exact resumption.
     pub inexact: AtomicBool,
 }
 
@@ -100,7 +99,7 @@ pub struct State {
     lose_next: AtomicBool,
     frozen: AtomicBool,
     pub draining: AtomicBool,
-    /// Whether it asks routers to move its streams elsewhere.
+    /// Whether it requests routers to move its streams elsewhere.
     pub giving_back: AtomicBool,
     running: AtomicU32,
     changed: tokio::sync::watch::Sender<u64>,
@@ -304,7 +303,7 @@ impl Worker for Service {
     }
 }
 
-/// The log from the position that a router asks for, with load reports in between.
+/// The log from the position that a router requests, with load reports in between.
 fn follow(
     state: Arc<State>,
     request: wire::WatchRequest,
@@ -332,7 +331,7 @@ fn follow(
             }
             step += 1;
             yield event(next, state.load(step));
-            // Look again after a change or a timeout.
+            // Check again after a change or a timeout.
             let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
         }
     }
@@ -468,7 +467,7 @@ fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Ve
     deltas
 }
 
-/// The deltas of a stream that a reader still wants.
+/// Deltas of a stream that a reader still needs.
 fn attached(
     request: &wire::AttachRequest,
     deltas: Vec<wire::GenerateDelta>,
@@ -488,7 +487,7 @@ fn attached(
     Ok(deltas.into_iter().filter(wanted).collect())
 }
 
-/// Directions in which a [`Wire`] carries bytes.
+/// Directions in which a [`Wire`] transmits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Flow {
     Both,
@@ -497,8 +496,8 @@ pub enum Flow {
     None,
 }
 
-/// A connection to a worker that can be cut in one direction or both, unnoticed by its ends, as by a stopped
-/// process, a dead switch or an asymmetric firewall.
+/// A connection to a worker that can be cut in one direction or both without its ends noticing, as by a
+/// stopped process, a dead switch or an asymmetric firewall.
 pub struct Wire {
     pub address: SocketAddr,
     flow: tokio::sync::watch::Sender<Flow>,
@@ -533,8 +532,8 @@ impl Wire {
     }
 }
 
-/// Copies bytes in one direction while the wire is open that way. Later bytes are lost, and the sockets stay
-/// open.
+/// Copies bytes in one direction while the wire is open in that direction. Later bytes are lost, and the
+/// sockets stay open.
 async fn carry(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,

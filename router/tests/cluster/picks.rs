@@ -1,4 +1,4 @@
-//! An endpoint picker beside the routers: it picks what they would choose, and a pick is followed.
+//! An endpoint picker beside the routers: it picks what they would choose, and they follow its picks.
 
 use skein_router::generator::Generator;
 use skein_router::picks::Endpoints;
@@ -8,7 +8,7 @@ use super::*;
 const ALL: Endpoints = Endpoints { port: 8000, only: None };
 
 impl Scene {
-    /// Another process that follows the same workers.
+    /// Another process that watches the same workers.
     async fn picker(&self) -> Cluster {
         let (changes, receiver) = discovery::in_process();
         let config = config(AdmissionConfig::default(), RecoveryConfig::default());
@@ -23,7 +23,7 @@ impl Scene {
         cluster
     }
 
-    /// The worker that got the last call.
+    /// Worker of the last call.
     fn last_called(&self) -> String {
         format!("w{}", lock(&self.script.calls).last().expect("there was a call").0)
     }
@@ -33,7 +33,7 @@ fn cached(cluster: &Cluster) -> usize {
     cluster.snapshot().workers.iter().map(|worker| worker.cached_blocks).sum()
 }
 
-/// The prompt of conversation `number`: six blocks that no other shares.
+/// Prompt of conversation `number`: six blocks shared with no other.
 fn prompt(number: u32) -> impl Iterator<Item = TokenId> + Clone {
     number * 24..(number + 1) * 24
 }
@@ -46,7 +46,7 @@ async fn a_picker_picks_what_the_router_chooses() {
     for number in 0..12 {
         scene.run(request(&format!("r{number}"), prompt(number), 4)).await;
         let holder = scene.last_called();
-        // The picker hears of the cached prefix from the worker itself.
+        // The picker learns of the cached prefix from the worker itself.
         wait_for("the picker's index", || cached(&picker) >= 6 * (number as usize + 1)).await;
         let again = request(&format!("again{number}"), prompt(number).chain([7, 7]), 4);
         let picked = picker.pick(&again, &ALL).expect("a worker is ready");

@@ -61,7 +61,7 @@ async fn a_stream_that_cannot_be_attached_to_is_computed_anew() {
     let scene = Scene::new(2).await;
     let request = request("anew", 0..9, 12);
     let expected = scene.run(request.clone()).await;
-    // Attached, but the stream gives nothing: Attach is tried only once.
+    // Attached, but the stream sends nothing: Attach is tried only once.
     let generates = scene.generates();
     scene.script.faults([Fault::Drop(3), Fault::Drop(0)]);
     let again = TokenRequest { id: "again".into(), ..request.clone() };
@@ -138,7 +138,7 @@ async fn a_client_comes_back_through_another_router() {
         let delta = stream.next().await.expect("a delta").expect("no error");
         delivered[delta.sample_index as usize].extend(delta.tokens);
     }
-    // The first router leaves without telling the worker.
+    // The first router leaves without notifying the worker.
     scene.cluster.leave();
     drop(stream);
     let sample = |(index, delivered)| ResumeSample { index: index as u32, delivered };

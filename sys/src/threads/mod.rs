@@ -270,8 +270,8 @@ impl Common {
             }
             self.leave();
             if slice.is_over() {
-                // Yield here, because nothing waits for a helper that has left. `last` stays as it was, so
-                // that this helper joins the same operation again if it is still open.
+                // Yield here, because nothing waits for a helper that has left. `last` is unchanged, so that
+                // this helper joins the same operation again if it is still open.
                 std::thread::yield_now();
                 slice = TimeSlice::begin();
             } else {

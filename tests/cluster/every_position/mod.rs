@@ -24,7 +24,7 @@ use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::service;
 use tokio::sync::oneshot;
 
-use super::{Answer, MODEL, PATIENCE, fresh_id, next_of, router_config, wait_for_ready};
+use super::{Answer, MODEL, TIMEOUT, fresh_id, next_of, router_config, wait_for_ready};
 
 /// Concurrent runs with a cut.
 const AT_ONCE: usize = 4;
@@ -35,15 +35,15 @@ async fn start_worker() -> SocketAddr {
         backend: BackendKind::Cpu,
         threads: 1,
         kv_cache_memory_bytes: Some(64 << 20),
-        drain_grace: PATIENCE,
-        shutdown_timeout: PATIENCE,
+        drain_grace: TIMEOUT,
+        shutdown_timeout: TIMEOUT,
         ..WorkerConfig::new(model(), MODEL)
     };
     let (ready, address) = oneshot::channel();
     let on_ready = |address| ready.send(address).expect("the test waits for it");
     // The worker has no shutdown signal; it ends when the runtime is dropped.
     tokio::spawn(service::serve(config, |_, _| {}, on_ready, std::future::pending()));
-    tokio::time::timeout(PATIENCE, address).await.expect("it loads in time").expect("it gets ready")
+    tokio::time::timeout(TIMEOUT, address).await.expect("it loads in time").expect("it gets ready")
 }
 
 /// A new router over the workers, so that one run cannot affect what the next one knows about them.
@@ -162,7 +162,7 @@ fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
 }
 
-/// Holds answers to `source`, as a router of the shipped model does.
+/// Constrains answers to `source`, as a router of the shipped model does.
 fn hold(sampling: &mut SamplingParams, source: Result<Source, Refused>) {
     let grammars = service::grammars(&model(), 4096).expect("it has a tokenizer");
     let (text, fingerprint) = (source.expect("it can be enforced").text().to_owned(), grammars.fingerprint());

@@ -1,6 +1,6 @@
-//! Answers with thoughts and calls, their worker lost at every position: the pieces that a client gets are
-//! those of the undisturbed answer. Ids of calls are not compared: they follow from the stream's key, and
-//! each run has its own, because under one id it would join the stream of another run at the workers.
+//! Answers with reasoning and tool calls whose worker fails at every position: the client receives the same
+//! pieces as in an undisturbed run. Ids of calls are not compared: they depend on the stream's key, and each
+//! run has its own. With equal keys it would attach to the other run's stream at the workers.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use super::{
     AT_ONCE, Cut, CuttingConnector, MODEL, fresh_id, model, router_config, start_router, start_worker,
 };
 
-/// Shows the tools' names; its prompt ends within a thought.
+/// Prints the tools' names; its prompt ends inside reasoning.
 const TEMPLATE: &str = "{{ bos_token }}{% for tool in tools %}{{ tool.function.name }}\n{% endfor %}\
                         {% for message in messages %}{{ message.content }}{% endfor %}<think>\n{# </think> <tool_call> #}";
 
-/// What a client can put together: each sample's text by kind, its calls with their arguments, its end.
+/// What a client assembles: each sample's text by kind, its calls with their arguments, its finish reason.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Heard {
     content: String,
@@ -104,7 +104,7 @@ async fn answer(
 async fn a_worker_lost_at_any_position_of_a_call_changes_no_piece() {
     let workers = [start_worker().await, start_worker().await];
     let thinking = text(TEMPLATE);
-    // Without thoughts, which a model that babbles never ends.
+    // Without reasoning, which this untrained model never ends.
     let plain = text(&TEMPLATE.replace("<think>\n", "").replace("</think> ", ""));
     let (mut cuts, mut calls) = (0, 0);
     for (how, text, n, seed) in [

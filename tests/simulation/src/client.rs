@@ -33,7 +33,7 @@ pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
 pub enum Outcome {
     /// It received the whole answer.
     Completed,
-    /// It cancelled its request.
+    /// The client cancelled its request.
     Cancelled,
     /// Its deadline passed.
     TooLate,
@@ -163,14 +163,14 @@ impl Client {
     }
 
     fn time_left(&self) -> Option<Duration> {
-        self.spec.patience.map(|patience| patience.saturating_sub(self.started.elapsed()))
+        self.spec.timeout.map(|timeout| timeout.saturating_sub(self.started.elapsed()))
     }
 
     /// Checks that a client may get this refusal at this time.
     fn judge(&self, refusal: &Refusal, asked_at: Duration) {
         let calm = Instant::now() >= self.calm_at + SETTLED_AFTER;
         let allowed = match refusal {
-            // Overload and a short deadline need no fault.
+            // Overload and a deadline that is too short occur without faults.
             Refusal::Overloaded { .. } | Refusal::DeadlineTooShort { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
             Refusal::WorkersLost { .. } => {

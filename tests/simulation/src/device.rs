@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::report::Log;
 use crate::workload::LAST_STOP_TOKEN;
 
-/// Faults for a device, and the time that it owes.
+/// Injected faults of a device, and the simulated time that steps have not yet waited for.
 #[derive(Debug)]
 pub struct Device {
     /// Nanoseconds of the launched steps that nobody has waited for yet.

@@ -81,7 +81,7 @@ impl Plan {
 fn faults(random: &Random) -> Vec<Fault> {
     let chance = random.pick(&[2, 3, 6]);
     let mut faults: Vec<Fault> = Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect();
-    // A router takes the first weights that it sees as the right ones.
+    // A restarted router could adopt the other weights, because it adopts the first that it sees.
     if faults.contains(&Fault::KillRouter) || faults.contains(&Fault::KillRouterAtAnAwait) {
         faults.retain(|&fault| fault != Fault::OtherWeights);
     }

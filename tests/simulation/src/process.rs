@@ -99,12 +99,12 @@ impl Process {
     /// Waits until the process has ended.
     pub async fn ended(&self) {
         loop {
-            let mut told = std::pin::pin!(self.0.ended.notified());
-            told.as_mut().enable();
+            let mut ended = std::pin::pin!(self.0.ended.notified());
+            ended.as_mut().enable();
             if self.is_gone() {
                 return;
             }
-            told.await;
+            ended.await;
         }
     }
 }

@@ -29,7 +29,7 @@ struct Progress {
 }
 
 impl Reading {
-    /// Nothing received yet.
+    /// State before the first token.
     pub fn new(ask: &Ask) -> Self {
         let progress = |&stop_after: &Option<u32>| Progress { stop_after, ..Progress::default() };
         Self {

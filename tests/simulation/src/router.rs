@@ -1,6 +1,6 @@
-//! A router's process: the product's cluster over the simulated network, with membership from the simulated
-//! etcd. There is no text here: a stop string is modelled as the number of tokens after which it ends the
-//! sample.
+//! A router process: the production cluster code over the simulated network, with membership from the
+//! simulated etcd. It handles no text: a stop string is modelled as the number of tokens after which it ends
+//! the sample.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

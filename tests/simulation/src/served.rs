@@ -31,8 +31,8 @@ pub trait Front: Send + Sync {
 /// The services of one process.
 #[derive(Default)]
 pub struct Served {
-    /// The protocol `skein.worker.v1.Worker`.
+    /// Service `skein.worker.v1.Worker`; `None` if the process is not a worker.
     pub worker: Option<Arc<dyn Transport>>,
-    /// The service for clients.
+    /// Service for clients; `None` if the process is not a router.
     pub front: Option<Arc<dyn Front>>,
 }

@@ -36,7 +36,7 @@ pub struct WorkerRun {
     pub device: Arc<Device>,
     /// The worker's gRPC service.
     pub service: WorkerService,
-    /// Notified when the worker gets SIGTERM.
+    /// Notified when the worker receives SIGTERM.
     pub told_to_end: Arc<Notify>,
     /// Whether it serves a different model under the same name.
     pub other_weights: bool,

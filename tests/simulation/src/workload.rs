@@ -62,7 +62,7 @@ pub struct Client {
     /// The request that it sends.
     pub ask: Ask,
     /// Its deadline from the first attempt, if it has one. Each attempt carries what is left.
-    pub patience: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Time after which it cancels.
     pub cancels_after: Option<Duration>,
     /// Pause after each message.
@@ -80,7 +80,7 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
     let prompt = prompt(random, flavour);
     let request = TokenRequest {
         n,
-        // Some clients' requests belong together.
+        // Some clients send related requests.
         call: u64::from(number % 3),
         cache_salt: if random.once_in(5) { "salt".into() } else { "".into() },
         priority: if random.once_in(4) { random.small(0, 4) as i32 - 2 } else { 0 },
@@ -89,7 +89,7 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
     };
     Client {
         ask: Ask { request, stop_after, has: vec![0; n as usize] },
-        patience: random.once_in(flavour.deadlines).then(|| random.millis(50, 20_000)),
+        timeout: random.once_in(flavour.deadlines).then(|| random.millis(50, 20_000)),
         cancels_after: random.once_in(flavour.cancels).then(|| random.millis(1, 5_000)),
         reads_every: random.once_in(flavour.slow_readers).then(|| random.millis(1, 1_000)),
         resumes: random.once_in(flavour.resumes),

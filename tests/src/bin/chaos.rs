@@ -59,7 +59,10 @@ fn command() -> Command {
                         .help("Streams that arrive per second, independent of answers (open loop)"),
                 )
                 .arg(number("clients", "Clients, each with one stream at a time (closed loop)"))
-                .arg(number("requests", "Send at least this many requests (rolling)"))
+                .arg(number(
+                    "requests",
+                    "Send at least this many requests (rolling); lines of the batch (run-batch)",
+                ))
                 .arg(number("max-tokens", "Length of the streams"))
                 .arg(number("seed", "Seed of arrivals, victims and times"))
                 .arg(number("lasts-s", "Shortest run in seconds (serve-kill, serve-freeze, soak)"))
@@ -103,6 +106,7 @@ async fn run(name: &str, plan: &Plan) -> Option<Report> {
         "serve-freeze" => scenario::serve::freezes(plan).await,
         "router-kill" => scenario::router_kill::run(plan).await,
         "gateway" => scenario::gateway::run(plan).await,
+        "run-batch" => scenario::run_batch::run(plan).await,
         "wedge" => scenario::wedge::run(plan).await,
         "partition" => scenario::partition::run(plan).await,
         "rolling" => scenario::rolling::run(plan).await,

@@ -48,7 +48,7 @@ pub async fn run(
     }
 }
 
-/// Sends nothing upstream, not even a connection attempt, until the network lets it through.
+/// Connects upstream once the simulated network passes bytes; before, not even an attempt is sent.
 async fn connect(upstream: SocketAddr, network: &mut watch::Receiver<Network>) -> Option<TcpStream> {
     network.wait_for(|network| network.up.flow == Flow::Pass).await.ok()?;
     TcpStream::connect(upstream).await.ok()

@@ -214,13 +214,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         }
         let network = *shared.network.lock().unwrap_or_else(PoisonError::into_inner);
         let (network, seen) = watch::channel(network);
-        let (orders, told) = broadcast::channel(ORDERS);
+        let (orders, order) = broadcast::channel(ORDERS);
         let connection = Connection { id, network: Arc::new(network), orders };
         shared.open.lock().unwrap_or_else(PoisonError::into_inner).insert(id, connection);
         let shared = shared.clone();
         tokio::spawn(async move {
             let seed = shared.seed.fetch_add(1, Ordering::Relaxed);
-            connection::run(near, shared.upstream, seen, told, seed).await;
+            connection::run(near, shared.upstream, seen, order, seed).await;
             shared.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
         });
     }

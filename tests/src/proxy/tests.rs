@@ -10,7 +10,7 @@ use super::*;
 
 /// Long enough that silence is no delay, on a loaded machine too.
 const SILENCE: Duration = Duration::from_millis(250);
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An echo server behind a proxy.
 async fn echo() -> Proxy {
@@ -37,7 +37,7 @@ async fn say(stream: &mut TcpStream, text: &str) {
 
 async fn hear(stream: &mut TcpStream, text: &str) {
     let mut heard = vec![0; text.len()];
-    tokio::time::timeout(PATIENCE, stream.read_exact(&mut heard)).await.expect("an echo").unwrap();
+    tokio::time::timeout(TIMEOUT, stream.read_exact(&mut heard)).await.expect("an echo").unwrap();
     assert_eq!(heard, text.as_bytes());
 }
 

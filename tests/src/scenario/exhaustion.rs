@@ -126,7 +126,7 @@ struct TinyDisk {
 }
 
 impl TinyDisk {
-    /// Its size as a mount option.
+    /// Mount option that sets the size.
     const SIZE: &'static str = "size=256k";
 
     /// `None` if mounting is not permitted.

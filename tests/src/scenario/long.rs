@@ -41,7 +41,8 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "serve-kill",
         help: "200 times kill -9 on one of 3 workers of `skein serve`, or of --workers 1; about 6 min",
-        // An open loop: clients that wait for answers send nothing that could be refused.
+        // Arrivals do not depend on answers: clients that wait for answers would not send requests that can
+        // be refused.
         plan: |plan| Plan { rounds: 200, pause: millis(500, 3000), arrivals: Arrivals::Open(4.0), ..plan },
     },
     Scenario {
@@ -76,6 +77,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "gateway",
         help: "the same behind `skein gateway` with clients that do not reconnect; about 6 min",
         plan: router_kills,
+    },
+    Scenario {
+        name: "run-batch",
+        help: "50 times kill -9 on run-batch, its router or a worker in a batch of 2,000 lines; about 4 min",
+        plan: |plan| Plan { rounds: 50, workers: 2, requests: 2000, ..plan },
     },
     Scenario {
         name: "wedge",

@@ -9,6 +9,7 @@ pub mod namespace;
 pub mod partition;
 pub mod rolling;
 pub mod router_kill;
+pub mod run_batch;
 pub mod scale_out;
 pub mod serve;
 pub mod wedge;
@@ -36,7 +37,7 @@ pub struct Plan {
     pub seed: u64,
     /// Number of kills, stops, partitions or restarts.
     pub rounds: u32,
-    /// Shortest run, for scenarios that also count by time.
+    /// Minimum duration, for scenarios that run for a time.
     pub lasts: Duration,
     /// Number of worker processes.
     pub workers: usize,

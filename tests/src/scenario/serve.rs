@@ -17,9 +17,10 @@ const BACK_WITHIN: Duration = Duration::from_secs(60);
 /// A stream that waits longer than this counts as hung: `--worker-timeout` and a start take about 6 s
 /// together.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Most memory of the router in the last quarter of a run, percent of the first quarter's.
+/// Upper bound of the router's peak memory in the last quarter of a run, in percent of that in the first
+/// quarter.
 const GROWTH_PERCENT: u64 = 125;
-/// Memory is judged in runs of at least this length, because it grows while the first streams arrive.
+/// Memory is only compared in runs of at least this length, because it grows while the first streams arrive.
 const MEMORY_JUDGED_AFTER: Duration = Duration::from_secs(300);
 
 /// `kill -9` on a random worker at random times.
@@ -34,7 +35,7 @@ pub async fn kills(plan: &Plan) -> Report {
     scene.end("kill -9 on workers of `skein serve`").await
 }
 
-/// SIGSTOP on all workers at once, without a SIGCONT.
+/// SIGSTOP to all workers at once, without a SIGCONT.
 pub async fn freezes(plan: &Plan) -> Report {
     let mut scene = Scene::start(plan, "serve-freeze").await;
     let mut hung = 0;

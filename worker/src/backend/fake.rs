@@ -1,11 +1,11 @@
-//! A backend without a model. Its KV cache holds numbers in place of keys and values, and each token is a
-//! hash of what is read back through the block table. So a wrong block, a lost copy or a stale hit
+//! A backend without a model. Its KV cache stores numbers instead of keys and values, and each token is a
+//! hash of what is read back through the block table. A wrong block, a lost copy or a stale hit therefore
 //! changes the output.
 //!
-//! It also checks every batch against the trait's contract, and takes the time that its cost model says.
+//! It also checks every batch against the trait's contract, and takes the time given by its cost model.
 //!
-//! To measure routers it can skip reading the context back, whose cost grows with the context: then a
-//! token depends on the tokens before it through the slot of the last one alone.
+//! For measurements of routers, it can skip reading the context, whose cost grows with its length. A token
+//! then depends on earlier ones only through the last token's slot.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::TokenId;
 /// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
 
-/// Draws after which a forbidden token is accepted, because all of them may be forbidden.
+/// Attempts after which a forbidden token is accepted, because all of them may be forbidden.
 const MOST_TRIES: usize = 1000;
 
 /// How a [`FakeBackend`] behaves.
@@ -62,11 +62,11 @@ impl Default for FakeOptions {
 /// Simulated time of a step: `fixed + rows * per_row + context * per_context_token`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepCost {
-    /// Time of any step.
+    /// Duration of a step with no rows.
     pub fixed: Duration,
-    /// Time of each row.
+    /// Additional duration per row.
     pub per_row: Duration,
-    /// Time of each token of context, summed over the sequences.
+    /// Additional duration per context token, summed over the sequences.
     pub per_context_token: Duration,
 }
 
@@ -132,11 +132,11 @@ impl FakeBackend {
         }
     }
 
-    /// A draw; under a grammar it is one of the allowed tokens, each as probable as the others.
+    /// Draws a token; under a grammar, uniformly from the allowed ones.
     fn sample(&self, batch: &Batch, draw: &Draw<'_>, states: &[u64]) -> Answer {
         let drawn = self.draw(batch, draw, states[draw.row as usize]);
         let Some(mask) = draw.mask else { return Answer::Sampled(drawn) };
-        // The token without a grammar depends on everything that it should, so it picks the token with one.
+        // The unconstrained token depends on every input, so it seeds the constrained choice.
         let token = mask.wait().nth(mix(u64::from(drawn.token), u64::from(draw.position)));
         token.map_or(Answer::Undrawn, |token| {
             let logprobs = drawn.logprobs.map(|scored| TokenLogprobs { token, ..scored });

@@ -1,5 +1,5 @@
-//! What a sample's grammar allows next. Computed on another thread while the forward pass runs, and read by
-//! the backend before it draws.
+//! Tokens that a sample's grammar allows next. The mask is computed on another thread during the forward
+//! pass, and the backend reads it before drawing.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -8,21 +8,21 @@ use skein_proto::sampling::SamplingParams;
 
 use crate::TokenId;
 
-/// What a grammar says about one draw.
+/// Result of a grammar for one draw.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allowed {
-    /// These tokens; at least one.
+    /// Allowed tokens; at least one.
     Tokens(Mask),
-    /// None: the answer is complete.
+    /// No token: the answer is complete.
     End,
-    /// The grammar cannot be followed further: the request fails.
+    /// The grammar cannot continue, so the request fails.
     Stuck(Stuck),
 }
 
 impl Allowed {
-    /// Combines a grammar's `next` with the tokens that end a sample. They may be drawn where the answer may
-    /// end, and not before `min_tokens` unless nothing else is allowed. Ordinary text among them ends the
-    /// sample wherever the grammar allows it.
+    /// Combines a grammar's `next` with the tokens that end a sample. They are allowed where the answer may
+    /// end, but before `min_tokens` only if nothing else is allowed. A stop token that is ordinary text is
+    /// allowed wherever the grammar allows it.
     pub fn new(next: Result<Next, Stuck>, params: &SamplingParams, forbid_stop: bool) -> Self {
         let Next { mut mask, may_end } = match next {
             Ok(next) => next,
@@ -44,8 +44,8 @@ impl Allowed {
         Self::Tokens(mask)
     }
 
-    /// Copies `logits` to `out`, with -∞ for the tokens that are not allowed. `None` if no token is. If all
-    /// allowed ones have -∞ themselves, the first of them gets a finite value.
+    /// Copies `logits` to `out`, with -∞ for disallowed tokens. `None` if no token is allowed. If every
+    /// allowed token has -∞ itself, the first one gets a finite value.
     pub fn mask_logits<'a>(&self, logits: &[f32], out: &'a mut Vec<f32>) -> Option<&'a [f32]> {
         let Self::Tokens(mask) = self else { return None };
         out.resize(logits.len(), f32::NEG_INFINITY);
@@ -74,14 +74,14 @@ impl Allowed {
         Some(out)
     }
 
-    /// The `nth` allowed token, counted around; `None` if no token is allowed.
+    /// The allowed token at index `nth`, modulo their number; `None` if there is none.
     pub(super) fn nth(&self, nth: u64) -> Option<TokenId> {
         let Self::Tokens(mask) = self else { return None };
         mask.tokens().nth((nth % u64::from(mask.count().max(1))) as usize)
     }
 }
 
-/// Where one draw's [`Allowed`] is put. Clones share it.
+/// Slot for the [`Allowed`] of one draw. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct MaskSlot(Arc<Slot>);
 
@@ -94,7 +94,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct State {
     allowed: Option<Arc<Allowed>>,
-    /// Comes back with the result, for the next token.
+    /// Matcher to reuse for the next token.
     matcher: Option<Matcher>,
 }
 
@@ -116,7 +116,7 @@ impl MaskSlot {
         self.0.filled.notify_all();
     }
 
-    /// The result. Waits for it: the library's limits bound the wait.
+    /// Waits for the result; the library's limits bound the wait.
     pub fn wait(&self) -> Arc<Allowed> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -127,12 +127,12 @@ impl MaskSlot {
         }
     }
 
-    /// The result, if it is there.
+    /// The result, if available.
     pub fn peek(&self) -> Option<Arc<Allowed>> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner).allowed.clone()
     }
 
-    /// Takes the matcher, after [`wait`](Self::wait); `None` if it was taken before.
+    /// Takes the matcher after [`wait`](Self::wait); `None` if already taken.
     pub fn take_matcher(&self) -> Option<Matcher> {
         self.wait();
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner).matcher.take()

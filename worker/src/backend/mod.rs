@@ -30,9 +30,9 @@ pub trait Backend: Send {
     fn steps_in_flight(&self) -> usize {
         1
     }
-    /// Stages that a step passes one after the other while other steps are in the other stages. With
-    /// several, no step carries tokens over from the one before, and the sequences are spread evenly over
-    /// the steps in flight.
+    /// Number of pipeline stages that a step passes in turn, while other steps are in other stages. With
+    /// several, no step carries tokens over from the one before, and sequences are spread evenly over the
+    /// steps in flight.
     fn stages(&self) -> usize {
         1
     }
@@ -177,7 +177,7 @@ pub enum BackendError {
         /// What was observed.
         reason: String,
     },
-    /// Another rank of the group did not do its part.
+    /// Another rank of the group failed.
     #[error("the group has failed: {0}")]
     Lost(#[from] Lost),
     /// The weights produced NaN or infinite logits.

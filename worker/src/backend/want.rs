@@ -47,7 +47,7 @@ pub struct SampleRow {
     pub history: Range<u32>,
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
-    /// What the sample's grammar allows; `None` if it has none.
+    /// Tokens that the sample's grammar allows; `None` without a grammar.
     pub mask: Option<MaskSlot>,
 }
 
@@ -107,7 +107,7 @@ pub struct Draw<'a> {
     pub history: &'a [TokenId],
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
-    /// What the sample's grammar allows; `None` if it has none.
+    /// Tokens that the sample's grammar allows; `None` without a grammar.
     pub mask: Option<&'a MaskSlot>,
 }
 
@@ -154,7 +154,7 @@ pub struct StepOutput {
 pub enum Answer {
     /// Answers a [`Want::Sample`].
     Sampled(Sampled),
-    /// Answers a [`Want::Sample`] whose grammar allows no token.
+    /// Answer to a [`Want::Sample`] whose grammar allows no token.
     Undrawn,
     /// Answers a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one.
     Verified(Vec<Sampled>),

@@ -4,7 +4,7 @@ use super::Engine;
 use crate::scheduler;
 use crate::streams::{self, Counts};
 
-/// A broken invariant: a bug in this crate.
+/// A broken invariant, which is always a bug in this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// An invariant of blocks or queues.
@@ -13,8 +13,8 @@ pub enum Violation {
     /// An invariant of requests and their output.
     #[error(transparent)]
     Streams(#[from] streams::Violation),
-    /// Something is left after everything ended.
-    #[error("{blocks} blocks are held and {requests} requests are left, or streams are kept")]
+    /// Blocks, requests or streams are left after everything ended.
+    #[error("{blocks} blocks and {requests} requests are left, or streams are kept")]
     NotAtRest {
         /// Blocks still held.
         blocks: u32,
@@ -39,7 +39,7 @@ impl Engine {
     /// [`turn`](Self::turn) once all readers are gone and all lingers have expired.
     ///
     /// # Errors
-    /// What is left.
+    /// If anything is left.
     pub fn audit_at_rest(&self) -> Result<(), Violation> {
         self.audit()?;
         let (blocks, requests) = (self.scheduler.blocks_held(), self.scheduler.requests().len());
@@ -50,7 +50,7 @@ impl Engine {
         Err(Violation::NotAtRest { blocks, requests })
     }
 
-    /// Requests by outcome.
+    /// Number of requests by outcome.
     pub fn counts(&self) -> Counts {
         self.outbox.counts()
     }

@@ -1,8 +1,8 @@
-//! Samples that follow a grammar: their matchers, and the thread that computes their masks while the backend
-//! runs the forward pass.
+//! Samples constrained by a grammar: their matchers, and the thread that computes their masks while the
+//! backend runs the forward pass.
 //!
-//! A matcher's state is a function of the sample's tokens. It moves on when a token is committed, here, which
-//! takes microseconds; the mask for the next draw takes longer and is computed on the thread.
+//! A matcher's state is a function of the sample's tokens. It advances here when a token is committed, which
+//! takes microseconds. The mask for the next draw takes longer and is computed on the thread.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,21 +15,22 @@ use skein_proto::sampling::SamplingParams;
 use crate::backend::{Allowed, MaskSlot};
 use crate::scheduler::{NewRequest, RequestEvent, RequestKey, Scheduler};
 
-/// Masks that may wait for the thread. A running sample asks for one at a time; above this the engine waits.
+/// Most masks queued for the thread. A running sample requests one at a time; if the queue is full, the
+/// engine waits.
 const MAX_JOBS: usize = 1024;
 
-/// The matchers of a request's samples, after the tokens that were delivered before.
+/// Matchers of a request's samples, advanced past the tokens delivered earlier.
 #[derive(Debug)]
 pub struct Constraint {
-    /// Sample index and matcher; one for each sample.
+    /// Sample index and matcher, one pair per sample.
     pub matchers: Vec<(u32, Matcher)>,
 }
 
-/// All samples that follow a grammar.
+/// All samples constrained by a grammar.
 #[derive(Debug, Default)]
 pub(super) struct Constraints {
     samples: BTreeMap<(RequestKey, u32), Sample>,
-    /// Started with the first job.
+    /// Queue of the mask thread, which starts with the first job.
     jobs: Option<SyncSender<Job>>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Constraints {
 struct Sample {
     params: Arc<SamplingParams>,
     prompt_len: u32,
-    /// What the next draw may be; its matcher comes back in it.
+    /// Mask for the next draw; the thread returns the matcher in it.
     slot: MaskSlot,
 }
 
@@ -56,12 +57,12 @@ impl Job {
     }
 }
 
-/// What became of a sample that follows a grammar.
+/// How a constrained sample ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Followed {
-    /// Its answer is complete.
+    /// The answer is complete.
     Done(RequestKey, u32),
-    /// Its grammar cannot be followed further.
+    /// The matcher cannot continue.
     Failed(RequestKey, Stuck),
 }
 
@@ -70,8 +71,8 @@ impl Constraints {
         self.samples.is_empty()
     }
 
-    /// Takes on the samples of `request`, which the scheduler has. Those whose delivered tokens are complete
-    /// answers come back as done.
+    /// Adds the samples of `request`, which the scheduler already has. Returns those whose delivered tokens
+    /// are already a complete answer as done.
     pub fn open(
         &mut self,
         request: &NewRequest,
@@ -95,8 +96,8 @@ impl Constraints {
         followed
     }
 
-    /// Follows the tokens among `events`. A sample that reached its last token with its answer complete has
-    /// stopped, not run out.
+    /// Advances matchers by the tokens in `events`. A sample whose last token completes its answer counts as
+    /// stopped, even at `max_tokens`.
     pub fn follow(&mut self, events: &mut [RequestEvent], scheduler: &mut Scheduler) -> Vec<Followed> {
         let mut followed = Vec::new();
         for event in events {
@@ -126,7 +127,7 @@ impl Constraints {
         followed
     }
 
-    /// The samples that are known to allow no further token. A draw that was planned for one was not made.
+    /// Samples whose mask allows no further token. Draws already planned for them were not made.
     pub fn closed(&self) -> Vec<Followed> {
         let closed = |(&(key, index), sample): (&(RequestKey, u32), &Sample)| match &*sample.slot.peek()? {
             Allowed::Tokens(_) => None,
@@ -136,12 +137,12 @@ impl Constraints {
         self.samples.iter().filter_map(closed).collect()
     }
 
-    /// Drops the samples of a request that ended in another way.
+    /// Removes the samples of a request that ended for another reason.
     pub fn remove(&mut self, key: RequestKey) {
         self.samples.retain(|(request, _), _| *request != key);
     }
 
-    /// Has the mask for the draw at position `len` computed.
+    /// Requests the mask for the draw at position `len`.
     fn ask(&mut self, key: RequestKey, index: u32, matcher: Matcher, len: u32, scheduler: &mut Scheduler) {
         let Some(sample) = self.samples.get_mut(&(key, index)) else { return };
         sample.slot = MaskSlot::default();
@@ -152,14 +153,14 @@ impl Constraints {
         let forbid_stop = len - sample.prompt_len < sample.params.min_tokens;
         let job = Job { matcher, params: sample.params.clone(), forbid_stop, slot: sample.slot.clone() };
         let jobs = self.jobs.get_or_insert_with(start);
-        // Without a thread the masks are computed here.
+        // Without the thread, compute the mask here.
         if let Err(job) = jobs.send(job) {
             job.0.run();
         }
     }
 }
 
-/// Starts the thread; it ends when the engine drops the sender.
+/// Starts the mask thread, which ends when the engine drops the sender.
 fn start() -> SyncSender<Job> {
     let (jobs, inbox) = sync_channel::<Job>(MAX_JOBS);
     let spawned = std::thread::Builder::new().name("skein-masks".into()).spawn(move || {
@@ -168,7 +169,7 @@ fn start() -> SyncSender<Job> {
         }
     });
     if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread for masks; they are computed between the steps");
+        tracing::warn!(%error, "cannot start the mask thread; masks are computed between steps");
     }
     jobs
 }

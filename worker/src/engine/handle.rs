@@ -1,4 +1,4 @@
-//! The handle by which the rest of the worker talks to a running engine.
+//! Handle to a running engine for the rest of the worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,29 +14,29 @@ use super::log::StateLog;
 use crate::scheduler::{NewRequest, Refusal};
 use crate::streams::{AttachError, Attachment, Counts, TokenStream};
 
-/// A validated request on its way into the engine.
+/// A validated request to submit to the engine.
 #[derive(Debug)]
 pub struct Submission {
     /// The request's id; unique among running requests.
     pub id: String,
     /// The request; the engine assigns its key.
     pub request: NewRequest,
-    /// Dispatch of a router that this request belongs to; `None` without a router.
+    /// Router's dispatch that this request belongs to; `None` without a router.
     pub placement: Option<Placement>,
-    /// Key by which other readers find the stream. If a stream with this key is running or kept here, it is
-    /// read instead of being computed again.
+    /// Key under which other readers find the stream. If a stream with this key is running or kept here, the
+    /// request reads it instead of being computed again.
     pub stream_key: Option<StreamKey>,
-    /// How long the stream goes on, and stays readable, without a reader; at most
+    /// How long the stream continues and stays readable without a reader: at most
     /// [`MAX_LINGER`](crate::streams::MAX_LINGER), and zero without a key.
     pub linger: Duration,
-    /// Its span in this process.
+    /// Trace span of the request in this process.
     pub trace: trace::Request,
-    /// The matchers of its grammar; present exactly if its parameters have one.
+    /// Matchers of its grammar; `Some` if and only if its parameters have a grammar.
     pub constraint: Option<Constraint>,
 }
 
 impl Submission {
-    /// A request without router, stream key and linger.
+    /// A request without router, stream key or linger.
     pub fn alone(id: impl Into<String>, request: NewRequest) -> Self {
         Self {
             id: id.into(),
@@ -68,7 +68,7 @@ pub enum SubmitError {
     /// The scheduler refused it.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Too many streams are open, because clients do not read theirs to the end.
+    /// Too many streams are open because clients do not read theirs to the end.
     #[error("{open} streams are open, including finished ones not read to the end; the limit is {limit}")]
     TooManyStreams {
         /// Streams held by readers.
@@ -76,7 +76,7 @@ pub enum SubmitError {
         /// `max_num_queued_reqs + max_num_seqs`.
         limit: u32,
     },
-    /// The worker is shutting down.
+    /// The worker is shutting down and has handed back its requests.
     #[error("this worker has handed its requests back; another worker can take the request")]
     HandedBack,
     /// The engine has ended.
@@ -91,7 +91,7 @@ pub struct Snapshot {
     pub sequence: u64,
     /// Cached runs, parents before children.
     pub runs: Vec<RunStored>,
-    /// Keys of readable streams, oldest first; only the newest ones.
+    /// Keys of readable streams, oldest first, limited to the newest.
     pub stream_keys: Vec<StreamKey>,
 }
 
@@ -109,7 +109,7 @@ pub(super) enum Command {
     },
     Snapshot(oneshot::Sender<Snapshot>),
     HandBack,
-    /// The backend has failed. Only wakes the loop, which then checks its health.
+    /// The backend failed. Only wakes the loop, which then checks the backend's health.
     Failed,
     Stop,
 }
@@ -150,8 +150,8 @@ impl EngineHandle {
         sent.is_ok() && answer.await.unwrap_or(false)
     }
 
-    /// Hands back every unfinished request, after all output computed so far, and refuses new ones
-    /// from then on.
+    /// Hands back every unfinished request after all output computed so far, and refuses new ones from then
+    /// on.
     pub async fn hand_back(&self) {
         // An error means that the engine has ended, and every stream with it.
         let _ = self.commands.send(Command::HandBack).await;

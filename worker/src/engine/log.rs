@@ -1,5 +1,5 @@
-//! What routers should know: a bounded ring of numbered entries and the latest load. The engine writes, and
-//! any number of watchers read at their own pace; one that falls behind the ring takes a snapshot.
+//! State for routers: a bounded ring of numbered entries and the latest load. The engine writes, and any
+//! number of watchers read at their own pace. A watcher that falls behind the ring takes a snapshot.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,7 +49,7 @@ impl From<LogEntry> for WatchBody {
     }
 }
 
-/// Log and load, shared by the engine and the watchers. Entries are numbered from 1.
+/// Log and load, shared by the engine and its watchers. Entries are numbered from 1.
 #[derive(Debug)]
 pub struct StateLog {
     inner: Mutex<Inner>,

@@ -65,7 +65,7 @@ pub struct Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HandBack {
     No,
-    Asked,
+    Requested,
     Done,
 }
 
@@ -76,7 +76,7 @@ pub enum Turn {
     Worked,
     /// There is nothing to compute until a command arrives: wait for one.
     Idle,
-    /// It was told to stop, and every stream has ended.
+    /// A stop was requested, and every stream has ended.
     Ended,
 }
 
@@ -118,12 +118,12 @@ impl Engine {
         (engine, handle)
     }
 
-    /// From now on `observer` sees all that happens.
+    /// Sets the observer of all further events.
     pub fn observe(&mut self, observer: Observer) {
         self.observer = Some(observer);
     }
 
-    /// Runs until told to stop or until the backend fails; every stream has ended by then.
+    /// Runs until a stop or a backend failure; every stream has ended by then.
     pub fn run(mut self) -> Result<(), BackendError> {
         loop {
             match self.turn()? {
@@ -151,7 +151,7 @@ impl Engine {
         if let Err(error) = self.backend.health() {
             return self.failed(error);
         }
-        if self.hand_back == HandBack::Asked
+        if self.hand_back == HandBack::Requested
             && let Err(error) = self.hand_back()
         {
             return self.failed(error);
@@ -230,8 +230,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Moves grammars on by the tokens among `events`, and ends samples whose answers are complete: their
-    /// last events are added. Returns the requests whose grammars cannot be followed.
+    /// Advances grammars by the tokens in `events`, ends samples whose answers are complete, and appends
+    /// their last events. Returns the requests whose matchers cannot continue.
     fn follow_grammars(&mut self, events: &mut Vec<RequestEvent>) -> Vec<(RequestKey, Stuck)> {
         if self.constraints.is_empty() {
             return Vec::new();
@@ -256,13 +256,13 @@ impl Engine {
                 Followed::Failed(key, stuck) => failed.push((key, stuck)),
             }
         }
-        // Nothing is left to do for these but to forget them.
+        // These samples have ended; following them only drops their state.
         self.constraints.follow(&mut ends, &mut self.scheduler);
         events.extend(ends);
         failed
     }
 
-    /// Ends requests whose grammars cannot be followed further, after their output.
+    /// Ends requests whose matchers cannot continue, after their output.
     fn fail(&mut self, failed: Vec<(RequestKey, Stuck)>) {
         for (key, stuck) in failed {
             if self.outbox.fail(key, &StreamFault::Unfollowable { reason: stuck.to_string() }) {
@@ -283,7 +283,7 @@ impl Engine {
         }
     }
 
-    /// Handles a command; without senders nobody is left to read either, so `None` stops the engine.
+    /// Handles a command. `None` means that no handle is left and so no reader, so the engine stops.
     fn handle(&mut self, command: Option<Command>) {
         self.handle_command(command.unwrap_or(Command::Stop));
     }
@@ -304,7 +304,7 @@ impl Engine {
             Command::Release { id, reply } => drop(reply.send(self.release(&id))),
             Command::Abort { id, sample, reply } => drop(reply.send(self.abort(&id, sample))),
             Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
-            Command::HandBack if self.hand_back == HandBack::No => self.hand_back = HandBack::Asked,
+            Command::HandBack if self.hand_back == HandBack::No => self.hand_back = HandBack::Requested,
             Command::HandBack => {}
             Command::Failed => {}
             Command::Stop => self.stopped = true,

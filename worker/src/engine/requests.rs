@@ -58,8 +58,8 @@ impl Engine {
         Ok(stream)
     }
 
-    /// Holds a request's samples to their grammar. A sample that was delivered to its end, complete, has
-    /// stopped.
+    /// Constrains a request's samples to their grammar. A sample whose delivered tokens are already a
+    /// complete answer ends as stopped.
     fn hold_to(
         &mut self,
         held_to: Option<(NewRequest, Constraint)>,

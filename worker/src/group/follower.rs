@@ -1,4 +1,4 @@
-//! The loop of every rank but the leader: does what each frame says, until a frame says stop.
+//! The loop of a follower rank: executes the leader's frames until a stop frame.
 
 use skein_kernels::collective::{Ranks, RingError};
 
@@ -6,34 +6,34 @@ use super::frame::{Disagreement, Frame, FrameError, Sequence, agree};
 use super::memory::FrameReader;
 use crate::backend::{Backend, BackendError};
 
-/// Why a rank ended without being told to.
+/// Why a follower ended before its stop frame.
 #[derive(Debug, thiserror::Error)]
 pub enum RankError {
-    /// The group ended.
+    /// A wait was aborted because the group ended.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// A frame is unusable.
+    /// A frame cannot be used.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// The leader ran a step before the check of the model.
-    #[error("the leader began with a step")]
+    /// The leader sent a step before the model's check.
+    #[error("the leader sent a step before the model's check")]
     Unchecked,
-    /// A step failed here.
+    /// A step failed on this rank.
     #[error(transparent)]
     Step(#[from] BackendError),
     /// A rank did not report, or drew different tokens.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
-    /// The model does not pass its check.
+    /// The loaded model failed its check.
     #[error("{0}")]
     Check(String),
 }
 
-/// Follows the frames of `epoch`. `check` checks the loaded model together with all ranks, and returns what
-/// runs steps. The ranks of the last stage compare their tokens over `reports`.
+/// Executes the frames of `epoch`. `check` checks the loaded model together with all ranks and returns the
+/// backend. The ranks of the last stage compare their tokens over `reports`.
 ///
 /// # Errors
-/// If this rank cannot go on, or the group ends.
+/// If this rank fails or the group ends.
 pub fn follow<B: Backend>(
     mut frames: FrameReader,
     mut reports: Option<Box<dyn Ranks>>,

@@ -1,6 +1,6 @@
-//! The process of a node without the leader: it joins the leader's group, starts this node's ranks, and
-//! passes frames and answers between them and the leader. It holds no part of the model, so it outlives its
-//! group and joins the next one.
+//! Process of a node without the leader. It joins the leader's group, starts this node's ranks, and relays
+//! frames and answers between them and the leader. It holds no part of the model, so it outlives a group and
+//! joins the next one.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,48 +9,48 @@ use std::time::Duration;
 use skein_node::clock;
 
 use super::frame::is_stop;
+use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::GroupMemory;
-use super::nodes::{Ending, Said};
+use super::nodes::{Ending, RankAnswer};
 use super::processes::{Processes, RankCommand, Welcome};
-use super::pulse::{BEAT, Pulse};
 use super::rendezvous::{self, Hello, NotJoined};
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing, words};
 
-/// How long ranks that were told to stop may take.
+/// How long ranks may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Settings of a node that joins a group.
+/// Settings of a follower node.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     /// Address of the leader.
     pub leader: String,
-    /// The group's secret.
+    /// Shared secret of the group.
     pub secret: String,
-    /// Its introduction to the leader.
+    /// Introduction of this node to the leader.
     pub hello: Hello,
-    /// How its ranks are started.
+    /// Command that starts its ranks.
     pub command: RankCommand,
-    /// Directory of the model here.
+    /// Model directory on this node.
     pub model: PathBuf,
-    /// Compute threads of all its ranks.
+    /// Compute threads of all its ranks together.
     pub threads: usize,
-    /// Directory of packed weights here.
+    /// Directory for packed weights on this node.
     pub packed_cache_dir: Option<PathBuf>,
 }
 
 /// How a group ended for this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GroupEnd {
-    /// The leader was told to stop.
+    /// The leader sent a stop.
     Stopped,
     /// A rank or a node was lost.
     Lost(String),
-    /// The leader does not take this node.
+    /// The leader refused this node.
     Refused(String),
 }
 
-/// Joins the leader's group, and serves it until it ends.
+/// Joins the leader's group and serves it until the group ends.
 pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
     let joined = rendezvous::join(&settings.leader, &settings.hello, &settings.secret);
     let (incoming, outgoing, address, welcome) = match joined {
@@ -60,10 +60,10 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
     };
     let welcome: Welcome = match serde_json::from_slice(&welcome) {
         Ok(welcome) => welcome,
-        Err(error) => return GroupEnd::Refused(format!("the leader's welcome is unusable here: {error}")),
+        Err(error) => return GroupEnd::Refused(format!("cannot use the leader's welcome: {error}")),
     };
     let start = || {
-        let memory = GroupMemory::create(welcome.plan, welcome.patience)?;
+        let memory = GroupMemory::create(welcome.plan, welcome.timeout)?;
         let threads = (settings.threads / welcome.plan.topology.on_node()).max(1);
         let template = Welcome {
             leader: std::process::id(),
@@ -79,7 +79,7 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
     };
     match start() {
         Ok((memory, processes)) => Serving::new(memory, processes, outgoing).run(incoming),
-        Err(error) => GroupEnd::Lost(format!("this node's ranks cannot be started: {error}")),
+        Err(error) => GroupEnd::Lost(format!("this node's ranks cannot start: {error}")),
     }
 }
 
@@ -108,15 +108,17 @@ impl Serving {
         let beating = Arc::clone(&serving);
         let beat = move || {
             while !beating.watch.is_over() {
-                beating.send(Kind::Beat, &[]);
-                std::thread::sleep(BEAT);
+                beating.send(Kind::Heartbeat, &[]);
+                std::thread::sleep(HEARTBEAT_INTERVAL);
             }
         };
         let answering = Arc::clone(&serving);
         let answer = move || {
             while !answering.watch.is_over() {
-                let Some((rank, answer)) = answering.processes.next_answer(BEAT) else { continue };
-                let said = serde_json::to_vec(&Said { rank, answer }).unwrap_or_default();
+                let Some((rank, answer)) = answering.processes.next_answer(HEARTBEAT_INTERVAL) else {
+                    continue;
+                };
+                let said = serde_json::to_vec(&RankAnswer { rank, answer }).unwrap_or_default();
                 answering.send(Kind::Answer, &said);
             }
         };
@@ -127,17 +129,17 @@ impl Serving {
                 return GroupEnd::Lost(serving.watch.fail(format!("cannot start a thread: {error}")));
             }
         }
-        serving.obey(incoming)
+        serving.relay(incoming)
     }
 
-    /// Passes the leader's messages to the ranks, until the group ends.
-    fn obey(&self, mut incoming: Incoming) -> GroupEnd {
+    /// Relays the leader's messages to the ranks until the group ends.
+    fn relay(&self, mut incoming: Incoming) -> GroupEnd {
         let mut frames = self.memory.writer();
-        let (mut pulse, mut beats) = (Pulse::new(1, clock::now()), 0);
+        let (mut heartbeats, mut beats) = (Heartbeats::new(1, clock::now()), 0);
         loop {
-            match incoming.receive(BEAT) {
-                Ok(Some((Kind::Beat, _))) => beats += 1,
-                Ok(Some((Kind::Peers, peers))) => self.processes.tell(&String::from_utf8_lossy(&peers)),
+            match incoming.receive(HEARTBEAT_INTERVAL) {
+                Ok(Some((Kind::Heartbeat, _))) => beats += 1,
+                Ok(Some((Kind::Peers, peers))) => self.processes.send_line(&String::from_utf8_lossy(&peers)),
                 Ok(Some((Kind::Frame, message))) => {
                     let words = words(&message);
                     if is_stop(&words) {
@@ -152,14 +154,14 @@ impl Serving {
                 }
                 Ok(Some((Kind::End, ending))) => {
                     let ending = serde_json::from_slice::<Ending>(&ending);
-                    let (rank, why) = ending.map_or((0, "it says not why".into()), |it| (it.rank, it.why));
+                    let (rank, why) = ending.map_or((0, "no reason given".into()), |it| (it.rank, it.why));
                     self.watch.fail_because_of(rank, format!("the leader ended the group: {why}"));
                 }
-                Ok(Some((kind, _))) => tracing::debug!(?kind, "a message that says nothing here"),
+                Ok(Some((kind, _))) => tracing::debug!(?kind, "ignored an unexpected message"),
                 Ok(None) => {}
                 Err(error) => drop(self.watch.fail(format!("the leader has ended: {error}"))),
             }
-            if let Some((_, silent)) = pulse.look(clock::now(), std::iter::once(beats)) {
+            if let Some((_, silent)) = heartbeats.overdue(clock::now(), std::iter::once(beats)) {
                 self.watch.fail(format!("the leader has been silent for {} ms", silent.as_millis()));
             }
             if let Some((rank, why)) = self.watch.cause() {
@@ -170,7 +172,7 @@ impl Serving {
         }
     }
 
-    /// Waits for the ranks, which have been told to stop.
+    /// Waits for the stopping ranks.
     fn stopped(&self) -> GroupEnd {
         let began = clock::now();
         while self.processes.any_runs() && clock::now().since(began) < STOP_TIMEOUT {

@@ -1,4 +1,4 @@
-//! Frames, by which the leader makes all ranks run the same steps, and the comparison of their results.
+//! Frames, with which the leader makes all ranks run the same steps, and the comparison of their results.
 
 use skein_kernels::collective::{Lost, Ranks};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
@@ -7,67 +7,67 @@ use super::memory::REPORT_BYTES;
 use super::words::{self, Malformed};
 use crate::backend::{Batch, StepOutput};
 
-/// Words before a frame's content: kind, epoch, step, digest of the content; all but the kind have two.
+/// Header words: kind, epoch, step, and digest of the content. All but the kind take two words.
 const HEADER: usize = 7;
-/// Kinds of frames.
+/// Kinds of frames: the first header word.
 const CHECK: u32 = 1;
 const RUN: u32 = 2;
 const STOP: u32 = 3;
 
-/// What all ranks do next.
-// A rank has one frame at a time, so a box would save nothing.
+/// The next command for all ranks.
+// Not boxed: a rank holds one frame at a time.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, Clone)]
 pub enum Frame {
-    /// Run the check of a loaded model.
+    /// Check the loaded model.
     Check,
     /// Run a step.
     Run(Batch),
-    /// End.
+    /// End the process.
     Stop,
 }
 
-/// Why a frame is unusable.
+/// Why a frame cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// It is shorter than its header, or of no known kind.
-    #[error("a frame of {0} words is not from this program")]
+    /// Shorter than the header, or of an unknown kind.
+    #[error("a frame of {0} words is not from this version of Skein")]
     Unknown(usize),
-    /// It is for the group's processes before a restart.
+    /// Sent by an earlier start of the group.
     #[error("a frame of epoch {got:016x} in epoch {own:016x}")]
     Epoch {
-        /// Epoch of the frame.
+        /// Epoch in the frame.
         got: u64,
-        /// Epoch of this rank.
+        /// Epoch of this group.
         own: u64,
     },
-    /// A frame is missing or came twice.
-    #[error("frame {got} instead of frame {expected}")]
+    /// A frame was lost or repeated.
+    #[error("frame {got} came instead of frame {expected}")]
     Step {
-        /// Number of the frame.
+        /// Number in the frame.
         got: u64,
-        /// Number of the next frame.
+        /// Number that was due.
         expected: u64,
     },
-    /// Its content was corrupted.
-    #[error("frame {0} was corrupted on its way")]
+    /// The content does not match its digest.
+    #[error("frame {0} was corrupted in transit")]
     Digest(u64),
-    /// Its content is not a step.
+    /// The content is not a valid step.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// Where a rank is in its group's sequence of frames.
+/// Position in the group's sequence of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequence {
-    /// Drawn at each start of the group.
+    /// Random per start of the group.
     pub epoch: u64,
     /// Frames so far.
     pub step: u64,
 }
 
 impl Sequence {
-    /// Writes the next frame to `words`, replacing what they held.
+    /// Encodes the next frame into `words`, replacing their content.
     pub fn write(&mut self, frame: &Frame, words: &mut Vec<u32>) {
         self.step += 1;
         words.clear();
@@ -84,10 +84,10 @@ impl Sequence {
         words[5..HEADER].copy_from_slice(&[low(digest), high(digest)]);
     }
 
-    /// Reads the next frame.
+    /// Decodes the next frame.
     ///
     /// # Errors
-    /// If it is not the next frame of this epoch, or was corrupted.
+    /// If the frame is not the next one of this epoch, or is corrupted.
     pub fn read(&mut self, words: &[u32]) -> Result<Frame, FrameError> {
         let unknown = FrameError::Unknown(words.len());
         let (header, content) = words.split_first_chunk::<HEADER>().ok_or(unknown)?;
@@ -113,7 +113,7 @@ impl Sequence {
     }
 }
 
-/// Whether the words of a frame make ranks end.
+/// Whether the words encode a stop frame.
 pub fn is_stop(words: &[u32]) -> bool {
     words.first() == Some(&STOP)
 }
@@ -130,7 +130,7 @@ fn long(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// A checksum that any flipped bit changes. Folds words, because hashing their bytes would need a copy.
+/// Checksum that changes with any flipped bit. It folds words, because hashing their bytes would need a copy.
 fn digest(words: &[u32]) -> u64 {
     let mut all = Xxh3Default::new();
     let mut bytes = [0; 4096];
@@ -143,7 +143,7 @@ fn digest(words: &[u32]) -> u64 {
     all.digest()
 }
 
-/// Why the ranks must stop after a step.
+/// Why ranks must stop after comparing their results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
     /// A rank did not report.
@@ -151,22 +151,22 @@ pub enum Disagreement {
     Lost(#[from] Lost),
     /// Ranks drew different tokens.
     #[error(
-        "rank {rank} drew other tokens than rank 0 in step {step} (its step {its_step}): memory or a device is broken"
+        "rank {rank} drew different tokens than rank 0 in step {step} (its step {its_step}): memory or a device is broken"
     )]
     Tokens {
-        /// The rank.
+        /// The rank that differs from rank 0.
         rank: usize,
-        /// Step of this rank.
+        /// Step of the comparing rank.
         step: u64,
-        /// Step that the rank reports.
+        /// Step in the other rank's report.
         its_step: u64,
     },
 }
 
-/// Compares the tokens that all ranks drew in `step`.
+/// Compares the tokens that the ranks drew in `step`.
 ///
 /// # Errors
-/// If a rank does not report in time, or reports something other than rank 0.
+/// If a report is late or differs from rank 0's.
 pub fn agree(reports: &mut dyn Ranks, step: u64, output: &StepOutput) -> Result<(), Disagreement> {
     let drawn: Vec<u8> = output.drawn().flat_map(|sampled| sampled.token.to_le_bytes()).collect();
     let mut mine = [0; REPORT_BYTES];

@@ -1,4 +1,4 @@
-//! The leader's side of a group: a [`Backend`] that makes all ranks run each step, and compares what they
+//! Leader's side of a group: a [`Backend`] that runs each step on all ranks and compares the tokens that they
 //! drew.
 
 use std::collections::VecDeque;
@@ -12,26 +12,26 @@ use super::nodes::Nodes;
 use super::watch::Watch;
 use crate::backend::{Alarm, Backend, BackendError, Batch, SampleRow, StepHandle, StepOutput, Want};
 
-/// Rank 0 of a group.
+/// Backend of rank 0, which leads the group.
 pub struct Leader<B> {
     inner: B,
     frames: FrameWriter,
     nodes: Option<Arc<Nodes>>,
     reports: Box<dyn Ranks>,
     sequence: Sequence,
-    /// Frames of the steps in flight, oldest first.
+    /// Frame numbers of the steps in flight, oldest first.
     in_flight: VecDeque<u64>,
     words: Vec<u32>,
     watch: Watch,
 }
 
 impl<B: Backend> Leader<B> {
-    /// Leads the ranks over `memory` and on other `nodes`, which `watch` watches. First all ranks check the
-    /// model together; `inner` runs this rank's part of that check and returns its backend. The ranks of the
-    /// last stage compare their tokens over `reports`.
+    /// Leads the ranks over `memory` and those on other `nodes`; `watch` detects failures. First all ranks
+    /// check the model together: `inner` runs this rank's part and returns its backend. The ranks of the last
+    /// stage compare their tokens over `reports`.
     ///
     /// # Errors
-    /// If a rank is lost, or `inner` fails.
+    /// If a rank is lost or `inner` fails.
     pub fn start<E: From<BackendError>>(
         memory: &GroupMemory,
         (epoch, watch): (u64, Watch),
@@ -54,13 +54,13 @@ impl<B: Backend> Leader<B> {
     }
 }
 
-/// Writes a frame for all ranks, first to other machines, which get it later.
+/// Sends a frame to all ranks, first to other nodes, where it arrives later.
 fn put(frames: &mut FrameWriter, nodes: Option<&Nodes>, words: &[u32]) -> Result<(), String> {
     nodes.map_or(Ok(()), |nodes| nodes.send_words(words))?;
     frames.write(words).map_err(|error| error.to_string())
 }
 
-/// The group's failure as the watch has it; if it has none, `error`, which then ends the group.
+/// The failure that `watch` recorded first. If none, `error` becomes the failure and ends the group.
 fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
     let reason = watch.fail(error.to_string());
     BackendError::Stopped { backend: "group", reason }
@@ -85,7 +85,7 @@ impl<B: Backend> Backend for Leader<B> {
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
         if batch.wants.iter().any(|want| matches!(want, Want::Sample(SampleRow { mask: Some(_), .. }))) {
-            // Masks would have to reach every rank. A worker over a group therefore offers no grammars.
+            // Masks would have to reach every rank. A worker that is a group therefore offers no grammars.
             return Err(BackendError::Unsupported { backend: "group", want: "follow grammars" });
         }
         let frame = Frame::Run(batch);
@@ -98,7 +98,7 @@ impl<B: Backend> Backend for Leader<B> {
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
         let output = self.inner.collect(step).map_err(|error| stopped(&self.watch, &error))?;
         let step = self.in_flight.pop_front().unwrap_or_default();
-        // No token is used before all ranks have drawn the same.
+        // A token is used only after all ranks have drawn it.
         agree(&mut *self.reports, step, &output).map_err(|error| stopped(&self.watch, &error))?;
         Ok(output)
     }
@@ -119,7 +119,7 @@ impl<B> Drop for Leader<B> {
     fn drop(&mut self) {
         self.sequence.write(&Frame::Stop, &mut self.words);
         self.watch.stop();
-        // Fails if the group has failed.
+        // An error means that the group has already failed.
         let _ = put(&mut self.frames, self.nodes.as_deref(), &self.words);
     }
 }

@@ -1,13 +1,11 @@
-//! The memory that all processes of a group on one node share.
+//! Shared memory of a group's processes on one node.
 //!
 //! ```text
-//! exchange of steps, and of reports, for each stage · a beat for each seat · ring of frames · links between
-//! stages
+//! exchanges of steps and of reports for each stage · heartbeat of each seat · ring of frames · links
 //! ```
 //!
-//! A seat is a process: seat 0 writes the frames, and all others read them. On the first node seat 0 is rank
-//! 0, which leads. On the others it is the process that holds the connection to the leader, and the ranks
-//! follow.
+//! A seat is a process. Seat 0 writes the frames and all others read them. On the first node, seat 0 is rank
+//! 0, the leader. On the other nodes it is the process connected to the leader, which is no rank.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -19,59 +17,59 @@ use skein_sys::shared_memory::{APART, SharedMemory};
 
 use super::topology::Topology;
 
-/// Most bytes of a rank in one exchange of a step; longer messages are split.
+/// Largest message of a rank in one exchange, in bytes; longer ones are split.
 const EXCHANGE_BYTES: usize = 1 << 20;
-/// Bytes of the ring of frames: several steps of 256 sequences of 2,000 tokens.
+/// Size of the frame ring, in bytes: several steps of 256 sequences of 2,000 tokens.
 const RING_BYTES: usize = 4 << 20;
-/// Bytes of a rank's report on a step.
+/// Size of a rank's report on a step, in bytes.
 pub const REPORT_BYTES: usize = 16;
-/// Least and most bytes of a link between two stages.
+/// Smallest and largest link between two stages, in bytes.
 const LINK_BYTES: [usize; 2] = [64 << 10, 64 << 20];
-/// Most words of a frame.
+/// Longest frame, in words.
 pub const MAX_FRAME_WORDS: usize = 1 << 28;
 
-/// A node's part of a group.
+/// Layout of the shared memory on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodePlan {
-    /// The group.
+    /// Topology of the whole group.
     pub topology: Topology,
-    /// The node, from 0.
+    /// Number of this node, from 0.
     pub node: usize,
-    /// Bytes of a link between two stages.
+    /// Size of a link between two stages, in bytes.
     link_bytes: usize,
 }
 
 impl NodePlan {
-    /// The part of `node`, if a step passes on at most `step_bytes` bytes from stage to stage. A link has
-    /// room for a step under way and one that waits.
+    /// Layout on `node` if a stage sends at most `step_bytes` bytes per step to the next one. A link holds
+    /// one step in transfer and one that waits.
     pub fn new(topology: Topology, node: usize, step_bytes: usize) -> Self {
         let [least, most] = LINK_BYTES;
         let link_bytes = (2 * step_bytes).next_multiple_of(4096).clamp(least, most);
         Self { topology, node, link_bytes }
     }
 
-    /// Bytes of shared memory.
+    /// Size of the shared memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.link_at(self.links())
     }
 
-    /// Ranks of this node that are processes of their own: all but the leader.
+    /// Ranks on this node with a process of their own: all except the leader.
     pub fn children(&self) -> std::ops::Range<usize> {
         let each = self.topology.on_node();
         (self.node * each).max(1)..(self.node + 1) * each
     }
 
-    /// The seat of `rank`, which is on this node.
+    /// Seat of `rank`, which must be on this node.
     pub fn seat_of(&self, rank: usize) -> usize {
         rank - self.children().start + 1
     }
 
-    /// The rank on `seat`, not 0.
+    /// Rank on `seat`, which must not be 0.
     pub fn rank_on(&self, seat: usize) -> usize {
         self.children().start + seat - 1
     }
 
-    /// Number of seats.
+    /// Number of seats on this node.
     pub fn seats(&self) -> usize {
         1 + self.children().len()
     }
@@ -84,7 +82,7 @@ impl NodePlan {
         (self.topology.stages_on_node() - 1) * self.places()
     }
 
-    /// Number of the stage of `rank` among those on this node, from the last one.
+    /// Index of `rank`'s stage among those on this node, counted from the last stage.
     fn stage_here(&self, rank: usize) -> usize {
         rank % self.topology.on_node() / self.places()
     }
@@ -110,91 +108,91 @@ impl NodePlan {
     }
 }
 
-/// A group's memory on one node.
+/// The mapped memory of a group on one node.
 #[derive(Debug, Clone)]
 pub struct GroupMemory {
     memory: SharedMemory,
     plan: NodePlan,
-    /// Longest wait within a step.
-    patience: Duration,
+    /// Longest wait for other ranks within a step.
+    timeout: Duration,
 }
 
 impl GroupMemory {
-    /// Memory for the part of a group in `plan`, of which each rank waits at most `patience` for the others
-    /// within a step.
+    /// Creates the memory for `plan`. Within a step, a rank waits at most `timeout` for the others.
     ///
     /// # Errors
-    /// If the system has none.
-    pub fn create(plan: NodePlan, patience: Duration) -> io::Result<Self> {
-        Ok(Self { memory: SharedMemory::create(plan.bytes())?, plan, patience })
+    /// If the system cannot provide the memory.
+    pub fn create(plan: NodePlan, timeout: Duration) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::create(plan.bytes())?, plan, timeout })
     }
 
-    /// The memory of the group that this process was started for.
+    /// Maps the memory that this rank process inherited.
     ///
     /// # Errors
-    /// If `descriptor` is not such memory.
+    /// If `descriptor` is not a group's memory.
     #[cfg(target_os = "linux")]
-    pub fn inherited(descriptor: i32, plan: NodePlan, patience: Duration) -> io::Result<Self> {
+    pub fn inherited(descriptor: i32, plan: NodePlan, timeout: Duration) -> io::Result<Self> {
         let memory = SharedMemory::inherited(descriptor)?;
         if memory.len() != plan.bytes() {
-            let why = format!("{} bytes are not the memory of a group of {:?}", memory.len(), plan.topology);
+            let why =
+                format!("{} bytes do not fit the memory of a group of {:?}", memory.len(), plan.topology);
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
-        Ok(Self { memory, plan, patience })
+        Ok(Self { memory, plan, timeout })
     }
 
-    /// The number under which a child process inherits it.
+    /// Descriptor under which a child process inherits the memory.
     #[cfg(target_os = "linux")]
     pub fn descriptor(&self) -> i32 {
         self.memory.descriptor()
     }
 
-    /// The part of the group on this node.
+    /// Layout of this memory.
     pub fn plan(&self) -> NodePlan {
         self.plan
     }
 
-    /// Longest wait within a step.
-    pub fn patience(&self) -> Duration {
-        self.patience
+    /// Longest wait for other ranks within a step.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    /// The exchanges of `rank` within steps, with the ranks of its stage on this node.
+    /// Exchange of `rank` within steps, with the ranks of its stage on this node.
     pub fn exchange(&self, rank: usize) -> Shared {
         self.shared(rank, self.plan.exchange_at(self.plan.stage_here(rank)), EXCHANGE_BYTES)
     }
 
-    /// The exchange of `rank`'s reports after steps, likewise.
+    /// Exchange of `rank`'s reports after steps, with the same ranks.
     pub fn reports(&self, rank: usize) -> Shared {
         self.shared(rank, self.plan.reports_at(self.plan.stage_here(rank)), REPORT_BYTES)
     }
 
     fn shared(&self, rank: usize, at: usize, bytes: usize) -> Shared {
         let places = self.plan.places();
-        Shared::new(self.memory.clone(), at, (rank % places, places), bytes, self.patience)
+        Shared::new(self.memory.clone(), at, (rank % places, places), bytes, self.timeout)
     }
 
-    /// The connection over which `rank` gets rows from the stage before, if that is on this node, too.
+    /// Link over which `rank` receives rows from the previous stage, if that stage is on this node.
     pub fn link_to(&self, rank: usize) -> Ring {
         let places = self.plan.places();
         let at = self.plan.link_at(self.plan.stage_here(rank) * places + rank % places);
         Ring::new(self.memory.clone(), at, self.plan.link_bytes, 1, self.end())
     }
 
-    /// Counts a beat of `seat`.
+    /// Counts a heartbeat of `seat`.
     pub fn beat(&self, seat: usize) {
         self.memory.word(self.plan.beat_at(seat)).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Beats of `seat` so far.
+    /// Number of heartbeats of `seat` so far.
     pub fn beats(&self, seat: usize) -> u32 {
         self.memory.word(self.plan.beat_at(seat)).load(Ordering::Relaxed)
     }
 
-    /// Makes every wait of every rank fail because of `rank`.
+    /// Fails every wait of every rank, with `rank` as the cause.
     pub fn end_because_of(&self, rank: usize) {
         let each = self.plan.topology.on_node();
-        // The first exchange last: it is the one that `cause` reads.
+        // The first exchange goes last because `cause` reads it.
         for of_stage in (0..each).step_by(self.plan.places()).rev() {
             self.reports(of_stage).end().because_of(rank);
             self.exchange(of_stage).end().because_of(rank);
@@ -203,7 +201,7 @@ impl GroupMemory {
         (0..self.plan.links()).for_each(|link| self.link_to(link).wake());
     }
 
-    /// The rank because of which the group ends.
+    /// Rank that caused the group to end.
     pub fn cause(&self) -> Option<usize> {
         self.end().cause()
     }
@@ -217,28 +215,28 @@ impl GroupMemory {
         Ring::new(self.memory.clone(), self.plan.ring_at(), RING_BYTES, readers, self.end())
     }
 
-    /// The end of the ring that seat 0 has.
+    /// Writing end of the frame ring, for seat 0.
     pub fn writer(&self) -> FrameWriter {
-        FrameWriter { ring: self.frames().writer(self.patience) }
+        FrameWriter { ring: self.frames().writer(self.timeout) }
     }
 
-    /// `rank`'s end of the ring.
+    /// Reading end of the frame ring for `rank`.
     pub fn reader(&self, rank: usize) -> FrameReader {
         FrameReader { ring: self.frames().reader(self.plan.seat_of(rank) - 1) }
     }
 }
 
-/// Writes frames for all other processes of the node.
+/// Writes frames for the other processes on this node.
 #[derive(Debug)]
 pub struct FrameWriter {
     ring: RingWriter,
 }
 
 impl FrameWriter {
-    /// Writes a frame. Waits for ranks that are behind only if the ring is full.
+    /// Writes a frame. Waits only if the ring is full because a rank is behind.
     ///
     /// # Errors
-    /// If the group ends, or a rank does not read in time.
+    /// If the group ends or a rank does not read in time.
     pub fn write(&mut self, words: &[u32]) -> Result<(), RingError> {
         self.ring.put(&[words.len() as u32, 0])?;
         self.ring.put(words)?;
@@ -254,10 +252,10 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Waits for the next frame, for as long as the group exists, and reads it into `words`.
+    /// Reads the next frame into `words`, waiting as long as the group exists.
     ///
     /// # Errors
-    /// If the group ends. A frame that is too long is read as empty.
+    /// If the group ends. An oversized frame is read as empty.
     pub fn read(&mut self, words: &mut Vec<u32>) -> Result<(), RingError> {
         let mut length = [0; 2];
         self.ring.take(&mut length, None)?;
@@ -274,7 +272,7 @@ impl FrameReader {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
     fn every_process_of_a_node_has_a_seat_and_parts_do_not_overlap() {
@@ -282,9 +280,9 @@ mod tests {
         assert_eq!((plan(0).children(), plan(0).seats(), plan(0).seat_of(1)), (1..4, 4, 1));
         assert_eq!((plan(1).children(), plan(1).seats(), plan(1).seat_of(4)), (4..8, 5, 1));
         assert_eq!((plan(1).rank_on(1), plan(0).rank_on(3)), (4, 3));
-        let memory = GroupMemory::create(plan(1), PATIENCE).unwrap();
+        let memory = GroupMemory::create(plan(1), TIMEOUT).unwrap();
         (0..5).for_each(|seat| memory.beat(seat));
-        let mut outlet = memory.link_to(5).writer(PATIENCE);
+        let mut outlet = memory.link_to(5).writer(TIMEOUT);
         outlet.put(&[7; 64]).unwrap();
         outlet.publish();
         memory.writer().write(&[1, 2, 3]).unwrap();
@@ -292,14 +290,14 @@ mod tests {
         memory.reader(6).read(&mut words).unwrap();
         assert_eq!(words, [1, 2, 3]);
         let mut passed = [0; 64];
-        memory.link_to(5).reader(0).take(&mut passed, Some(PATIENCE)).unwrap();
+        memory.link_to(5).reader(0).take(&mut passed, Some(TIMEOUT)).unwrap();
         assert_eq!((passed, [0, 4].map(|seat| memory.beats(seat)), memory.cause()), ([7; 64], [1; 2], None));
     }
 
     #[test]
     fn an_end_wakes_those_that_wait_for_frames() {
         let plan = NodePlan::new(Topology::new(2, 2, 1).unwrap(), 0, 0);
-        let group = GroupMemory::create(plan, PATIENCE).unwrap();
+        let group = GroupMemory::create(plan, TIMEOUT).unwrap();
         let mut reader = group.reader(3);
         let waiting = std::thread::spawn(move || reader.read(&mut Vec::new()));
         group.end_because_of(2);

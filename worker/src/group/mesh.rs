@@ -1,8 +1,8 @@
-//! How a rank reaches the ranks that it works with: through the memory of its node, and over a TCP connection
-//! to each rank on another node that it exchanges data with.
+//! Connects a rank to its peers: through shared memory on its node, and over TCP to each peer on another
+//! node.
 //!
-//! Every rank listens before it joins. Once all have joined, each gets the addresses of all, and of two ranks
-//! the higher one connects to the lower.
+//! Every rank listens before it joins. Once all have joined, each receives the addresses of all. Of two
+//! peers, the rank with the higher number connects to the other.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -18,21 +18,21 @@ use super::memory::GroupMemory;
 use super::topology::Topology;
 use crate::backend::cpu::Connections;
 
-/// How long all connections of a rank may take together.
+/// Limit for setting up all connections of a rank.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time until a new connection has sent its greeting.
+/// Limit for the greeting on a new connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time between two looks for new connections.
+/// Interval between two checks for new connections.
 const POLL: Duration = Duration::from_millis(2);
-/// Bytes of a token.
+/// Size of a token, in bytes.
 pub const TOKEN_BYTES: usize = 16;
 
-/// Sent to every rank once all have joined.
+/// Addresses of the ranks, sent to each once all have joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peers {
     /// Address of each rank, in order.
     pub addresses: Vec<SocketAddr>,
-    /// What a connection must begin with; drawn at each start of the group.
+    /// Token with which a connection must begin; random per start of the group.
     pub token: [u8; TOKEN_BYTES],
 }
 
@@ -46,17 +46,17 @@ enum Purpose {
 
 type Streams = BTreeMap<(usize, Purpose), TcpStream>;
 
-/// A rank, connected and ready to work.
+/// A rank with all its connections.
 pub struct Member {
-    /// Connections of its steps.
+    /// Connections used within steps.
     pub connections: Connections,
-    /// The exchange of reports, in the last stage.
+    /// Exchange of reports; only in the last stage.
     pub reports: Option<Box<dyn Ranks>>,
-    /// Ends its waits on other nodes.
+    /// Aborts its waits on other nodes.
     pub closer: Closer,
 }
 
-/// Listens for the ranks of other nodes; `None` if there are none.
+/// Listens for ranks on other nodes; `None` if there is only one node.
 ///
 /// # Errors
 /// If the system has no free port.
@@ -69,10 +69,10 @@ pub fn listen(topology: &Topology, at: IpAddr) -> std::io::Result<Option<TcpList
     Ok(Some(listener))
 }
 
-/// Connects `rank` to the ranks that it works with. `peers` is needed if there are several nodes.
+/// Connects `rank` to its peers. `peers` is required if there are several nodes.
 ///
 /// # Errors
-/// A rank that cannot be reached, or does not connect in time.
+/// If a rank cannot be reached or does not connect in time.
 pub fn connect(
     memory: &GroupMemory,
     rank: usize,
@@ -95,7 +95,7 @@ pub fn connect(
     member.map_err(|error| format!("rank {rank} cannot use its connections: {error}"))
 }
 
-/// The ranks on other nodes that `rank` works with.
+/// Peers of `rank` on other nodes, and the purpose of each connection.
 fn wanted(topology: &Topology, rank: usize) -> Vec<(usize, Purpose)> {
     let column = topology.column_of(rank);
     let others = column.into_iter().filter(|other| *other != rank);
@@ -108,7 +108,7 @@ fn wanted(topology: &Topology, rank: usize) -> Vec<(usize, Purpose)> {
     exchanges.chain(links.map(|other| (other, Purpose::Link))).collect()
 }
 
-/// Token, rank and purpose.
+/// Size of a greeting, in bytes: token, rank and purpose.
 const GREETING_BYTES: usize = TOKEN_BYTES + 8;
 
 fn dial(rank: usize, peer: usize, purpose: Purpose, peers: &Peers) -> std::io::Result<TcpStream> {
@@ -135,7 +135,7 @@ fn accept(
         };
         if clock::now().since(began) > CONNECT_TIMEOUT {
             return Err(format!(
-                "rank {missing} at {} has not connected to rank {rank} for {} s",
+                "rank {missing} at {} did not connect to rank {rank} within {} s",
                 peers.addresses[*missing],
                 CONNECT_TIMEOUT.as_secs()
             ));
@@ -147,14 +147,14 @@ fn accept(
                         wanted.iter().find(|(other, kind)| (*other, *kind as u32) == (peer, purpose));
                     expected.map(|wanted| streams.insert(*wanted, stream));
                 }
-                None => tracing::warn!(%from, rank, "a connection that is not of this group"),
+                None => tracing::warn!(%from, rank, "refused a connection that is not from this group"),
             },
             Err(_) => std::thread::sleep(POLL),
         }
     }
 }
 
-/// Rank and purpose at the other end of a new connection; `None` if it does not send the token.
+/// Rank and purpose of the peer on a new connection; `None` if it does not send the token.
 fn greeting(mut stream: &TcpStream, peers: &Peers) -> Option<(usize, u32)> {
     let mut greeting = [0; GREETING_BYTES];
     stream.set_nonblocking(false).ok()?;
@@ -167,7 +167,7 @@ fn greeting(mut stream: &TcpStream, peers: &Peers) -> Option<(usize, u32)> {
 }
 
 fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::Result<Member> {
-    let (topology, patience) = (memory.plan().topology, memory.patience());
+    let (topology, timeout) = (memory.plan().topology, memory.timeout());
     let clones = streams.values().map(TcpStream::try_clone).collect::<std::io::Result<_>>()?;
     let column = topology.column_of(rank);
     let mut exchange = |within: Shared, purpose| -> std::io::Result<Box<dyn Ranks>> {
@@ -178,24 +178,24 @@ fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::R
             return Ok(Box::new(within.numbered_from(first)));
         }
         let part = column.iter().position(|other| *other == rank).unwrap_or_default();
-        Ok(Box::new(Grid::new(Sockets::new(part, others, patience)?, within).numbered_from(first)))
+        Ok(Box::new(Grid::new(Sockets::new(part, others, timeout)?, within).numbered_from(first)))
     };
     let ranks = exchange(memory.exchange(rank), Purpose::Steps)?;
     let stage = topology.stage_of(rank);
     let is_last = stage + 1 == topology.stages;
     let reports = is_last.then(|| exchange(memory.reports(rank), Purpose::Reports)).transpose()?;
     // Each earlier stage may first have a step to compute.
-    let patience = patience.saturating_mul(topology.stages as u32);
+    let timeout = timeout.saturating_mul(topology.stages as u32);
     let before = topology.before(rank).map(|peer| -> std::io::Result<Box<dyn Inlet>> {
         Ok(match streams.remove(&(peer, Purpose::Link)) {
-            Some(stream) => Box::new(StreamInlet::new(stream, peer, patience)?),
-            None => Box::new(RingInlet::new(memory.link_to(rank).reader(0), peer, patience)),
+            Some(stream) => Box::new(StreamInlet::new(stream, peer, timeout)?),
+            None => Box::new(RingInlet::new(memory.link_to(rank).reader(0), peer, timeout)),
         })
     });
     let after = topology.after(rank).map(|peer| -> std::io::Result<Box<dyn Outlet>> {
         Ok(match streams.remove(&(peer, Purpose::Link)) {
-            Some(stream) => Box::new(StreamOutlet::start(stream, peer, topology.stages, patience)?),
-            None => Box::new(RingOutlet::new(memory.link_to(peer).writer(patience), peer, patience)),
+            Some(stream) => Box::new(StreamOutlet::start(stream, peer, topology.stages, timeout)?),
+            None => Box::new(RingOutlet::new(memory.link_to(peer).writer(timeout), peer, timeout)),
         })
     });
     let (before, after) = (before.transpose()?, after.transpose()?);

@@ -1,25 +1,25 @@
-//! Several ranks, a process each, that share one model and act as one [`Backend`](crate::backend::Backend).
+//! Several ranks, one process each, that share a model and act as one [`Backend`](crate::backend::Backend).
 //!
-//! Rank 0, the leader, is the worker itself, with its engine. The other ranks act only on frames that it
-//! writes: to check the loaded model, to run a step, to stop. All ranks draw every token, and no token is
-//! used before all have drawn the same.
+//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model, run a
+//! step, stop. The other ranks only execute frames. All ranks draw every token, and a token is used only
+//! after all have drawn the same one.
 //!
-//! Ranks on other nodes are reached over TCP: each node has a process that passes on the leader's frames and
-//! its ranks' answers (`follower_node`), and ranks that exchange data are connected directly (`mesh`). A
-//! pipeline's stages pass rows on over links, and the ranks of the last stage draw.
+//! Ranks on other nodes are reached over TCP. Each node has a process that relays the leader's frames and its
+//! ranks' answers (`follower_node`); ranks that exchange data connect directly (`mesh`). The stages of a
+//! pipeline pass rows over links, and the ranks of the last stage draw tokens.
 //!
-//! Ranks end together: a rank's end, its silence, a late step or a differing token ends all of them, and the
-//! worker with them. None can be spared, because only it has its part of the weights.
+//! Ranks end together: an exit, a missed heartbeat, a late step or a differing token ends all of them, and
+//! the worker with them. No rank is replaceable, because only it holds its part of the weights.
 
 mod follower;
 mod follower_node;
 mod frame;
+mod heartbeat;
 mod leader;
 mod memory;
 mod mesh;
 mod nodes;
 mod processes;
-mod pulse;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
@@ -30,12 +30,12 @@ mod words;
 
 pub use follower::{RankError, follow};
 pub use follower_node::{GroupEnd, NodeSettings, serve_group};
+pub use heartbeat::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
 pub use leader::Leader;
 pub use memory::{GroupMemory, NodePlan};
 pub use mesh::{Member, Peers, TOKEN_BYTES, connect, listen};
 pub use nodes::Nodes;
 pub use processes::{Answer, Processes, RankCommand, RankProcess, Terms, Welcome, join, this_binary};
-pub use pulse::{BEAT, SILENCE};
 pub use rendezvous::{Hello, Joined, Setting, gather, random};
 pub use topology::Topology;
 pub use watch::Watch;

@@ -1,5 +1,4 @@
-//! The leader's side of a group over several nodes: its messages to and from the processes that hold the
-//! other nodes' ranks.
+//! Leader's side of a group over several nodes: messages to and from the processes on the other nodes.
 
 use std::net::IpAddr;
 use std::sync::mpsc::SyncSender;
@@ -8,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 use skein_node::clock;
 
+use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::processes::Answer;
-use super::pulse::{BEAT, Pulse};
 use super::rendezvous::Joined;
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing};
 
-/// The other nodes of a group, in order.
+/// Connections to the other nodes of a group, in order.
 pub struct Nodes {
     nodes: Vec<Node>,
 }
@@ -25,27 +24,27 @@ struct Node {
     outgoing: Mutex<Outgoing>,
 }
 
-/// Why a group ends; sent between nodes.
+/// Why the group ends; sent between nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
-    /// The rank because of which it ends.
+    /// Rank that caused the end.
     pub rank: usize,
-    /// What happened.
+    /// Reason, for logs.
     pub why: String,
 }
 
-/// A rank's answer, passed on by its node.
+/// Answer of a rank, relayed by its node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
-    /// The rank.
+pub struct RankAnswer {
+    /// Rank that sent the answer.
     pub rank: usize,
-    /// What it answers.
+    /// Content of the answer.
     pub answer: Answer,
 }
 
 impl Nodes {
-    /// Listens to the nodes that have `joined` and sends them beats, on threads of its own, until the group
-    /// ends. `each` is the number of ranks on a node.
+    /// Receives from the nodes in `joined` and sends them heartbeats, on its own threads, until the group
+    /// ends. `each` is the number of ranks per node.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -70,8 +69,8 @@ impl Nodes {
         let (beating, watched) = (Arc::clone(&nodes), watch.clone());
         let beat = move || {
             while !watched.is_over() {
-                beating.nodes.iter().for_each(|node| drop(node.lock().send(Kind::Beat, &[])));
-                std::thread::sleep(BEAT);
+                beating.nodes.iter().for_each(|node| drop(node.lock().send(Kind::Heartbeat, &[])));
+                std::thread::sleep(HEARTBEAT_INTERVAL);
             }
         };
         std::thread::Builder::new().name("skein-nodes".into()).spawn(beat)?;
@@ -88,7 +87,7 @@ impl Nodes {
     /// Sends a message to `node`.
     ///
     /// # Errors
-    /// The node, if it does not take it.
+    /// If the connection fails; names the node.
     pub fn send_to(&self, node: usize, kind: Kind, message: &[u8]) -> Result<(), String> {
         self.nodes[node - 1].send(|outgoing| outgoing.send(kind, message))
     }
@@ -96,7 +95,7 @@ impl Nodes {
     /// Sends a message to every node.
     ///
     /// # Errors
-    /// The first node that does not take it.
+    /// If a connection fails; names the first such node.
     pub fn send(&self, kind: Kind, message: &[u8]) -> Result<(), String> {
         self.nodes.iter().try_for_each(|node| node.send(|outgoing| outgoing.send(kind, message)))
     }
@@ -104,16 +103,16 @@ impl Nodes {
     /// Sends a frame to every node.
     ///
     /// # Errors
-    /// The first node that does not take it.
+    /// If a connection fails; names the first such node.
     pub fn send_words(&self, words: &[u32]) -> Result<(), String> {
         self.nodes.iter().try_for_each(|node| node.send(|outgoing| outgoing.send_words(words)))
     }
 
-    /// Tells all nodes that the group ends, without waiting, and closes the connections.
+    /// Announces the group's end to all nodes without waiting, and closes the connections.
     fn end(&self, rank: usize, why: &str) {
         let ending = serde_json::to_vec(&Ending { rank, why: why.to_owned() }).unwrap_or_default();
         for node in &self.nodes {
-            // A locked node is stuck in a write, because it does not read; it is not told.
+            // A locked node is blocked in a write because it does not read; it gets no notice.
             if let Ok(mut outgoing) = node.outgoing.try_lock() {
                 outgoing.send_last(Kind::End, &ending);
             }
@@ -142,29 +141,29 @@ impl Node {
         answers: &SyncSender<(usize, Answer)>,
     ) {
         let first = self.node * each;
-        let (mut pulse, mut beats) = (Pulse::new(1, clock::now()), 0);
+        let (mut heartbeats, mut beats) = (Heartbeats::new(1, clock::now()), 0);
         while !watch.is_over() {
-            match incoming.receive(BEAT) {
-                Ok(Some((Kind::Beat, _))) => beats += 1,
-                Ok(Some((Kind::Answer, message))) => match serde_json::from_slice::<Said>(&message) {
-                    Ok(Said { rank, answer }) => drop(answers.try_send((rank, answer))),
+            match incoming.receive(HEARTBEAT_INTERVAL) {
+                Ok(Some((Kind::Heartbeat, _))) => beats += 1,
+                Ok(Some((Kind::Answer, message))) => match serde_json::from_slice::<RankAnswer>(&message) {
+                    Ok(RankAnswer { rank, answer }) => drop(answers.try_send((rank, answer))),
                     Err(error) => drop(watch.fail_because_of(first, format!("{} says {error}", self.name()))),
                 },
                 Ok(Some((Kind::End, message))) => {
                     let ending = serde_json::from_slice(&message);
                     let Ending { rank, why } =
-                        ending.unwrap_or(Ending { rank: first, why: "its ranks have ended".into() });
+                        ending.unwrap_or(Ending { rank: first, why: "its ranks ended".into() });
                     watch.fail_because_of(rank, format!("{}: {why}", self.name()));
                 }
                 Ok(Some((kind, _))) => {
-                    tracing::debug!(node = self.node, ?kind, "a message that says nothing")
+                    tracing::debug!(node = self.node, ?kind, "ignored an unexpected message")
                 }
                 Ok(None) => {}
                 Err(error) => {
                     drop(watch.fail_because_of(first, format!("{} has ended: {error}", self.name())))
                 }
             }
-            if let Some((_, silent)) = pulse.look(clock::now(), std::iter::once(beats)) {
+            if let Some((_, silent)) = heartbeats.overdue(clock::now(), std::iter::once(beats)) {
                 let ms = silent.as_millis();
                 watch.fail_because_of(first, format!("{} has been silent for {ms} ms", self.name()));
             }

@@ -1,9 +1,9 @@
-//! The processes of a group on one machine: the leader starts a child for each other rank, tells it
-//! everything it needs, and ends all of them when one is lost.
+//! Rank processes of a group on one machine. The leader starts a child for each other rank, sends it its
+//! whole configuration, and ends all of them when one is lost.
 //!
-//! A rank ends when its standard input, the *leash*, closes, which happens when the leader ends for any
-//! reason. The first line on the leash is the [`Welcome`]. The rank writes its [`Answer`]s to standard
-//! output, one a line.
+//! A rank's standard input is its lifeline: the rank ends when it closes, which happens when the leader ends
+//! for any reason. Its first line is the [`Welcome`]. The rank writes its [`Answer`]s to standard output, one
+//! per line.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
@@ -18,69 +18,69 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use skein_node::clock;
 
+use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::{GroupMemory, NodePlan};
 use super::mesh::Peers;
-use super::pulse::{BEAT, Pulse};
 use super::watch::Watch;
 use crate::config::Precision;
 
-/// Longest line of a welcome or an answer, bytes.
-const MAX_LINE: u64 = 1 << 20;
-/// Exit code of a rank whose leader has ended or is silent.
-const LEFT_ALONE: i32 = 1;
+/// Longest line of a welcome or an answer, in bytes.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// Exit code of a rank whose leader has ended or stopped sending heartbeats.
+const EXIT_LEADER_LOST: i32 = 1;
 /// How long a rank may take from its start until it joins.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most answers queued.
 const ANSWERS_IN_FLIGHT: usize = 256;
 
-/// A rank's whole configuration, sent by the leader.
+/// Whole configuration of a rank, sent by the leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The rank, from 1.
+    /// Number of the rank, from 1.
     pub rank: usize,
-    /// The group, and the rank's node.
+    /// Memory layout on the rank's node, with the group's topology.
     pub plan: NodePlan,
-    /// Address at which ranks of other nodes reach this node.
+    /// Address at which ranks on other nodes reach this node.
     pub address: IpAddr,
-    /// Drawn at each start of the group.
+    /// Random per start of the group.
     pub epoch: u64,
-    /// Process id of the process that starts the rank.
+    /// Process id of the rank's parent.
     pub leader: u32,
-    /// Number of the inherited group memory.
+    /// Descriptor of the inherited group memory.
     pub memory: i32,
     /// Longest wait for other ranks within a step.
-    pub patience: Duration,
-    /// What all ranks must agree on.
+    pub timeout: Duration,
+    /// Properties that all ranks must have in common.
     pub terms: Terms,
-    /// Directory of the model.
+    /// Model directory on this node.
     pub model: PathBuf,
-    /// Compute threads.
+    /// Number of compute threads.
     pub threads: usize,
-    /// Blocks in the KV cache.
+    /// Number of blocks in the KV cache.
     pub kv_blocks: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// Rows of the largest expected step.
+    /// Rows in the largest expected step.
     pub max_rows: u32,
-    /// Number types.
+    /// Number formats of weights, activations and KV cache.
     pub precision: Precision,
-    /// Directory of packed weights.
+    /// Directory for packed weights; `None` = not cached.
     pub packed_cache_dir: Option<PathBuf>,
 }
 
-/// What ranks must agree on to draw the same tokens.
+/// Properties that ranks must share to draw the same tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// Version of the binary.
     pub version: String,
     /// Fingerprint of the model's files.
     pub model: u64,
-    /// Arithmetic of the backend.
+    /// Arithmetic of the backend, such as its instruction set.
     pub arithmetic: String,
 }
 
 impl Terms {
-    /// Why a rank with these terms may not join a leader with the terms `leader`.
+    /// Why a rank with these terms cannot join a leader with the terms `leader`; `None` if it can.
     pub fn differ(&self, rank: usize, leader: &Self) -> Option<String> {
         let pairs = [
             ("version", self.version.clone(), leader.version.clone()),
@@ -94,28 +94,28 @@ impl Terms {
     }
 }
 
-/// A rank's message to its leader.
+/// Message from a rank to the leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    /// It has read its welcome.
+    /// The rank has read its welcome.
     Joined {
-        /// Its own terms.
+        /// Terms of this rank.
         terms: Terms,
-        /// Port on which it listens for ranks of other nodes.
+        /// Port on which it listens for ranks on other nodes.
         port: Option<u16>,
     },
-    /// Its part of the model is loaded.
+    /// The rank has loaded its part of the model.
     Loaded,
-    /// It cannot go on.
+    /// The rank cannot continue.
     Failed {
-        /// Why.
+        /// Error message of the rank.
         reason: String,
     },
 }
 
 impl Answer {
-    /// Writes the answer to standard output. Errors are ignored: if the leader has ended, the leash closes,
+    /// Writes the answer to standard output. Errors are ignored: if the leader has ended, the lifeline closes
     /// too.
     pub fn emit(&self) {
         if let Ok(line) = serde_json::to_string(self) {
@@ -125,39 +125,39 @@ impl Answer {
     }
 }
 
-/// How the group's other processes are started.
+/// Command that starts a rank process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankCommand {
-    /// The binary.
+    /// Path of the executable.
     pub binary: PathBuf,
-    /// Its arguments.
+    /// Command-line arguments, without the executable.
     pub arguments: Vec<String>,
 }
 
-/// The started processes of a group on this node, and what all of its ranks answer.
+/// Rank processes on this node, and the answers of all ranks of the group.
 pub struct Processes {
     watch: Watch,
     answers: Mutex<Receiver<(usize, Answer)>>,
-    /// Ranks that had loaded before all others had joined.
+    /// Ranks that reported `Loaded` before all ranks had joined.
     early: Vec<usize>,
     sender: SyncSender<(usize, Answer)>,
     terms: Terms,
-    /// All ranks but the leader.
+    /// All ranks except the leader.
     ranks: Range<usize>,
     children: Children,
 }
 
 type Children = Arc<Mutex<Vec<Arc<Mutex<Started>>>>>;
 
-/// A child process, and its standard input.
+/// A child process and its standard input.
 struct Started {
     child: Child,
-    leash: Option<ChildStdin>,
+    lifeline: Option<ChildStdin>,
 }
 
 impl Processes {
-    /// Starts a process for each rank of the node of `memory`, but the leader. Each is told what `welcome`
-    /// says, with its own number.
+    /// Starts a process for each rank on the node of `memory`, except the leader. Each gets `welcome` with
+    /// its own number.
     ///
     /// # Errors
     /// If a process or thread cannot be started.
@@ -183,50 +183,50 @@ impl Processes {
         Ok(Self { watch, answers, early, sender, terms, ranks, children })
     }
 
-    /// The group's watch.
+    /// Watch that detects failures of the group.
     pub fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// Takes the answers of other nodes' ranks.
+    /// Sender for answers of ranks on other nodes.
     pub fn answers(&self) -> &SyncSender<(usize, Answer)> {
         &self.sender
     }
 
-    /// The next answer, if there is one within `most`.
+    /// Next answer, waiting up to `most`.
     pub fn next_answer(&self, most: Duration) -> Option<(usize, Answer)> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(most).ok()
     }
 
     /// Writes a line to the standard input of every process.
-    pub fn tell(&self, line: &str) {
+    pub fn send_line(&self, line: &str) {
         for started in self.children.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let mut started = started.lock().unwrap_or_else(PoisonError::into_inner);
-            // Fails if the child has ended, which is noticed elsewhere.
-            if let Some(leash) = &mut started.leash {
-                let _ = writeln!(leash, "{line}");
+            // Fails if the child has ended, which is detected elsewhere.
+            if let Some(lifeline) = &mut started.lifeline {
+                let _ = writeln!(lifeline, "{line}");
             }
         }
     }
 
-    /// Whether any of the processes runs.
+    /// Whether any of the processes is running.
     pub fn any_runs(&self) -> bool {
         let children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
         children.iter().any(|started| {
-            // A process that is waited for has closed its output.
+            // While a thread waits for the process, the lock is held; the process has closed its output.
             started.try_lock().is_ok_and(|mut started| matches!(started.child.try_wait(), Ok(None)))
         })
     }
 
-    /// Ends the processes.
+    /// Kills the processes.
     pub fn kill(&self) {
         kill_all(&self.children);
     }
 
-    /// Waits until every rank has joined; returns their ports by rank, beginning with rank 1.
+    /// Waits until every rank has joined; returns their ports in order, starting with rank 1.
     ///
     /// # Errors
-    /// A rank that was lost, or whose terms differ.
+    /// If a rank is lost or its terms differ.
     pub fn joined(&mut self) -> Result<Vec<Option<u16>>, String> {
         let (mut ports, mut early) = (vec![None; self.ranks.len()], Vec::new());
         self.each(Vec::new(), Some(JOIN_TIMEOUT), |rank, answer| match answer {
@@ -244,10 +244,10 @@ impl Processes {
         Ok(ports)
     }
 
-    /// Waits until every rank has loaded its part; a rank that is alive may take any time.
+    /// Waits until every rank has loaded its part. There is no time limit while the rank is alive.
     ///
     /// # Errors
-    /// A rank that was lost, or could not load.
+    /// If a rank is lost or cannot load.
     pub fn loaded(self) -> Result<Watch, String> {
         self.each(self.early.clone(), None, |rank, answer| match answer {
             Answer::Loaded => Ok(true),
@@ -257,8 +257,7 @@ impl Processes {
         Ok(self.watch.clone())
     }
 
-    /// Takes answers until each rank but those that are `done` has given one that counts; `take` says
-    /// whether.
+    /// Takes answers until every rank not in `done` has sent one that `take` accepts.
     fn each(
         &self,
         done: Vec<usize>,
@@ -268,11 +267,11 @@ impl Processes {
         let began = clock::now();
         let mut missing: Vec<usize> = self.ranks.clone().filter(|rank| !done.contains(rank)).collect();
         while let Some(first) = missing.first() {
-            let taken = match self.next_answer(BEAT) {
+            let taken = match self.next_answer(HEARTBEAT_INTERVAL) {
                 Some((rank, answer)) if self.ranks.contains(&rank) => take(rank, answer).map(|counts| {
                     missing.retain(|other| *other != rank || !counts);
                 }),
-                Some((rank, _)) => Err(format!("there is no rank {rank}, and it answers")),
+                Some((rank, _)) => Err(format!("received an answer from rank {rank}, which does not exist")),
                 None if within.is_none_or(|within| clock::now().since(began) < within) => Ok(()),
                 None => Err(format!("rank {first} has not answered")),
             };
@@ -284,13 +283,13 @@ impl Processes {
         Ok(())
     }
 
-    /// Ends the group because of `why`; returns why it has ended.
+    /// Ends the group with the reason `why`; returns the reason recorded first.
     pub fn fail(&self, why: String) -> String {
         self.watch.fail(why)
     }
 }
 
-/// A child process that is about to be started.
+/// A child process about to be started.
 struct Start {
     rank: usize,
     command: RankCommand,
@@ -301,28 +300,28 @@ struct Start {
 }
 
 impl Start {
-    /// Starts the process, passes on its answers, and reports its end.
+    /// Starts the process, relays its answers, and reports its end.
     ///
     /// Runs on a thread that lives as long as the child: the system kills the child when the thread that
     /// started it ends.
     fn run(self) {
         let rank = self.rank;
-        let end = self.watch_child().unwrap_or_else(|error| format!("cannot be started: {error}"));
+        let end = self.watch_child().unwrap_or_else(|error| format!("cannot start: {error}"));
         self.watch.fail_because_of(rank, format!("rank {rank} {end}"));
     }
 
     fn watch_child(&self) -> std::io::Result<String> {
         let mut command = Command::new(&self.command.binary);
         command.args(&self.command.arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Ctrl-C is for the leader, which lets requests finish.
+        // Only the leader handles Ctrl-C: it lets requests finish.
         command.process_group(0);
         let mut child = command.spawn()?;
-        let (mut leash, out) = (child.stdin.take(), child.stdout.take());
-        if let Some(leash) = &mut leash {
-            // Fails if the child has ended, which is noticed below.
-            let _ = writeln!(leash, "{}", self.welcome);
+        let (mut lifeline, out) = (child.stdin.take(), child.stdout.take());
+        if let Some(lifeline) = &mut lifeline {
+            // Fails if the child has ended, which is detected below.
+            let _ = writeln!(lifeline, "{}", self.welcome);
         }
-        let child = Arc::new(Mutex::new(Started { child, leash }));
+        let child = Arc::new(Mutex::new(Started { child, lifeline }));
         self.children.lock().unwrap_or_else(PoisonError::into_inner).push(child.clone());
         if self.watch.failure().is_some() {
             kill(&child); // the group ended before this child was in the list
@@ -332,17 +331,17 @@ impl Start {
             match serde_json::from_str(&line) {
                 Ok(Answer::Failed { reason }) => failed = Some(format!("ended: {reason}")),
                 Ok(answer) => drop(self.answers.try_send((self.rank, answer))),
-                Err(_) => tracing::debug!(rank = self.rank, line, "other output of a rank"),
+                Err(_) => tracing::debug!(rank = self.rank, line, "unexpected output of a rank"),
             }
         }
-        // Its output is closed: it has ended, or is about to.
+        // Its output is closed, so it has ended or is about to.
         let status = child.lock().unwrap_or_else(PoisonError::into_inner).child.wait()?;
         Ok(failed.unwrap_or_else(|| format!("ended with {status}")))
     }
 }
 
 fn kill(child: &Mutex<Started>) {
-    // Fails if it has ended.
+    // Fails if it has already ended.
     let _ = child.lock().unwrap_or_else(PoisonError::into_inner).child.kill();
 }
 
@@ -350,11 +349,11 @@ fn kill_all(children: &Children) {
     children.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|child| kill(child));
 }
 
-/// A process that was started as a rank.
+/// State of a process started as a rank.
 pub struct RankProcess {
-    /// What it was told.
+    /// Configuration sent by the leader.
     pub welcome: Welcome,
-    /// Its node's memory.
+    /// Shared memory of its node.
     pub memory: GroupMemory,
     lines: Receiver<String>,
 }
@@ -363,59 +362,61 @@ impl RankProcess {
     /// Waits for the addresses of all ranks.
     ///
     /// # Errors
-    /// If they do not come in time.
+    /// If they do not arrive in time.
     pub fn peers(&self) -> Result<Peers, String> {
         let line = self.lines.recv_timeout(JOIN_TIMEOUT);
-        let line = line.map_err(|_| "the leader has sent no addresses of the other ranks".to_owned())?;
-        serde_json::from_str(&line).map_err(|error| format!("these are no addresses of ranks: {error}"))
+        let line =
+            line.map_err(|_| "the leader did not send the other ranks' addresses in time".to_owned())?;
+        serde_json::from_str(&line)
+            .map_err(|error| format!("cannot parse the addresses of the ranks: {error}"))
     }
 }
 
-/// Reads the welcome from standard input, and from now on ends this process without exit handlers when the
-/// process that started it ends or is silent. Call it first.
+/// Reads the welcome from standard input. From then on, this process exits without exit handlers when its
+/// parent ends or stops sending heartbeats. Call it first.
 ///
 /// # Errors
 /// If this process was not started by a leader.
 #[cfg(target_os = "linux")]
 pub fn join() -> Result<RankProcess, String> {
     let mut line = String::new();
-    let read = std::io::stdin().lock().take(MAX_LINE).read_line(&mut line);
+    let read = std::io::stdin().lock().take(MAX_LINE_BYTES).read_line(&mut line);
     read.map_err(|error| error.to_string())?;
     let welcome: Welcome = serde_json::from_str(&line).map_err(|error| {
         format!(
-            "no welcome on standard input ({error}); only a worker with --tensor-parallel-size or              --pipeline-parallel-size starts ranks"
+            "no welcome on standard input ({error}); only a worker with --tensor-parallel-size or --pipeline-parallel-size starts ranks"
         )
     })?;
     if !skein_sys::process::die_with_parent(welcome.leader) {
         return Err("the leader has ended".into());
     }
-    let memory = GroupMemory::inherited(welcome.memory, welcome.plan, welcome.patience)
+    let memory = GroupMemory::inherited(welcome.memory, welcome.plan, welcome.timeout)
         .map_err(|error| format!("cannot map the group's memory: {error}"))?;
     let (rank, seat) = (welcome.rank, welcome.plan.seat_of(welcome.rank));
-    let end = || skein_sys::process::exit_without_handlers(LEFT_ALONE);
+    let end = || skein_sys::process::exit_without_handlers(EXIT_LEADER_LOST);
     let (sender, lines) = sync_channel(1);
-    let leash = move || {
+    let lifeline = move || {
         let mut line = String::new();
-        while std::io::stdin().lock().take(MAX_LINE).read_line(&mut line).is_ok_and(|count| count > 0) {
-            // Only the first line means something, and there is room for it.
+        while std::io::stdin().lock().take(MAX_LINE_BYTES).read_line(&mut line).is_ok_and(|count| count > 0) {
+            // Only the first line matters, and the channel has room for it.
             let _ = sender.try_send(std::mem::take(&mut line));
         }
         end();
     };
     let beats = memory.clone();
     let beat = move || {
-        let mut pulse = Pulse::new(1, clock::now());
+        let mut heartbeats = Heartbeats::new(1, clock::now());
         loop {
             beats.beat(seat);
-            if let Some((_, silent)) = pulse.look(clock::now(), std::iter::once(beats.beats(0))) {
+            if let Some((_, silent)) = heartbeats.overdue(clock::now(), std::iter::once(beats.beats(0))) {
                 tracing::error!(rank, "the leader has been silent for {} ms", silent.as_millis());
                 end();
             }
-            std::thread::sleep(BEAT);
+            std::thread::sleep(HEARTBEAT_INTERVAL);
         }
     };
     let spawned = [
-        std::thread::Builder::new().name("leash".into()).spawn(leash),
+        std::thread::Builder::new().name("lifeline".into()).spawn(lifeline),
         std::thread::Builder::new().name("skein-group".into()).spawn(beat),
     ];
     for thread in spawned {
@@ -424,10 +425,10 @@ pub fn join() -> Result<RankProcess, String> {
     Ok(RankProcess { welcome, memory, lines })
 }
 
-/// The command that starts ranks of the group: this binary with `arguments`.
+/// Command that starts ranks: this executable with `arguments`.
 ///
 /// # Errors
-/// If the system cannot tell the path of this binary.
+/// If the system cannot report the path of this executable.
 pub fn this_binary(arguments: &[&str]) -> std::io::Result<RankCommand> {
     let binary: &Path = &std::env::current_exe()?;
     Ok(RankCommand {
@@ -464,7 +465,7 @@ mod tests {
             epoch: 1,
             leader: std::process::id(),
             memory: 0,
-            patience: Duration::from_secs(5),
+            timeout: Duration::from_secs(5),
             terms: terms(),
             model: PathBuf::from("model"),
             threads: 1,
@@ -552,6 +553,6 @@ mod tests {
         let children = Children::default();
         let welcome = String::new();
         Start { rank: 1, command, welcome, watch: watch.clone(), children, answers }.run();
-        assert!(watch.failure().unwrap().starts_with("rank 1 cannot be started: "));
+        assert!(watch.failure().unwrap().starts_with("rank 1 cannot start: "));
     }
 }

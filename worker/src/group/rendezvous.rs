@@ -1,6 +1,6 @@
-//! How the nodes of a group find each other: each node connects to the leader, both prove that they have the
-//! group's secret, and the leader admits the node if its version, model and settings are the leader's.
-//! Settings that are not on the node's command line come from the leader.
+//! Handshake between the nodes of a group. Each node connects to the leader, and both prove knowledge of the
+//! group's secret. The leader admits a node with the same version, model and settings. A node takes settings
+//! missing from its command line from the leader.
 //!
 //! ```text
 //! node   → Hello      its version, model and settings, a nonce
@@ -9,7 +9,7 @@
 //! leader → Welcome, or Refused with the reason
 //! ```
 //!
-//! Nothing is encrypted: groups are for networks that their owner trusts.
+//! Traffic is not encrypted: groups belong on trusted networks.
 
 use std::io::Read;
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -23,30 +23,30 @@ use super::wire::{Incoming, Kind, Outgoing, WireError, split};
 
 /// How long the leader waits for all nodes, and a node for its leader.
 pub const NODES_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a node that has connected may take for each message.
+/// Limit for each message of a handshake.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time between two attempts.
-const AGAIN: Duration = Duration::from_millis(100);
-/// Time between two log lines about missing nodes.
-const SAY_AGAIN: Duration = Duration::from_secs(30);
-/// Bytes of a nonce.
+/// Interval between two connection attempts.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval between two log lines about missing nodes.
+const LOG_INTERVAL: Duration = Duration::from_secs(30);
+/// Size of a nonce, in bytes.
 const NONCE: usize = 32;
 
-/// A setting that all nodes must agree on.
+/// Setting that must be equal on all nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
-    /// Its flag, without dashes.
+    /// Name of the flag, without dashes.
     pub name: String,
-    /// Its value.
+    /// Value as text.
     pub value: String,
-    /// Whether it was given to this node; a node takes all others from the leader.
+    /// Whether this node's command line sets it; otherwise the leader's value applies.
     pub is_given: bool,
 }
 
-/// A node's introduction to its leader.
+/// Introduction of a node to its leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The node, from 0.
+    /// Number of the node, from 0.
     pub node: usize,
     /// Number of nodes in its settings.
     pub nodes: usize,
@@ -54,14 +54,14 @@ pub struct Hello {
     pub version: String,
     /// Fingerprint of the model's files.
     pub model: u64,
-    /// Its settings.
+    /// Settings that must be equal on all nodes.
     pub settings: Vec<Setting>,
-    /// Random bytes.
+    /// Random bytes that make the handshake unrepeatable.
     pub nonce: Vec<u8>,
 }
 
 impl Hello {
-    /// A hello with a new nonce.
+    /// Introduction with a new nonce.
     ///
     /// # Errors
     /// If the system has no random bytes.
@@ -70,7 +70,7 @@ impl Hello {
         Ok(Self { node, nodes, version, model, settings, nonce: random::<NONCE>()?.to_vec() })
     }
 
-    /// Why this node may not join the leader, naming the values of both.
+    /// Why this node may not join `leader`, with both values; `None` if it may.
     fn refusal(&self, leader: &Self) -> Option<String> {
         let node = self.node;
         let facts = [
@@ -90,7 +90,7 @@ impl Hello {
             let own = leader.settings.iter().find(|own| own.name == its.name)?;
             (own.value != its.value).then(|| {
                 format!(
-                    "node {node} has --{} {}, node 0 has {}; leave it out on node {node}, or give all nodes the same",
+                    "node {node} has --{} {}, node 0 has {}; leave it out on node {node}, or set it equally on all nodes",
                     its.name, its.value, own.value
                 )
             })
@@ -104,41 +104,41 @@ struct Challenge {
     proof: Vec<u8>,
 }
 
-/// Random bytes of the system.
+/// Random bytes from the system.
 ///
 /// # Errors
-/// If it has none.
+/// If the system has none.
 pub fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     let mut bytes = [0; N];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The bytes that a side signs: its role, the hello and the nonces.
+/// Bytes that a side signs: its role, the hello and the nonces.
 fn signed(side: &str, hello: &Hello, nonce: &[u8]) -> Vec<u8> {
     let hello = serde_json::to_vec(hello).unwrap_or_default();
     [side.as_bytes(), nonce, &hello].concat()
 }
 
-/// Another node, which has joined.
+/// Connection to a node that has joined.
 #[derive(Debug)]
 pub struct Joined {
-    /// The node.
+    /// Number of the node.
     pub node: usize,
-    /// Messages from it.
+    /// Receiving side of the connection.
     pub incoming: Incoming,
-    /// Messages to it.
+    /// Sending side of the connection.
     pub outgoing: Outgoing,
     /// Address at which other nodes reach it.
     pub address: IpAddr,
-    /// This node's address on that connection.
+    /// This node's address on the connection.
     pub own_address: IpAddr,
 }
 
-/// Waits until all nodes but the leader have joined; returns them in order.
+/// Waits until all nodes except the leader have joined; returns them in order.
 ///
 /// # Errors
-/// If the address is not usable, or nodes are missing for too long.
+/// If the address is unusable, or nodes are missing for too long.
 pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<Joined>, String> {
     listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     let (began, mut said) = (clock::now(), clock::now());
@@ -147,19 +147,19 @@ pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<J
         match listener.accept() {
             Ok((stream, from)) => match meet(stream, own, secret) {
                 Ok(node) => {
-                    tracing::info!(node = node.node, %from, "a node has joined");
+                    tracing::info!(node = node.node, %from, "a node joined");
                     let seat = node.node - 1;
                     joined[seat] = Some(node); // one that came before has lost its connection
                 }
-                Err(why) => tracing::error!(%from, "a node may not join: {why}"),
+                Err(why) => tracing::error!(%from, "refused a node: {why}"),
             },
-            Err(_) => std::thread::sleep(AGAIN / 10),
+            Err(_) => std::thread::sleep(RETRY_INTERVAL / 10),
         }
         let node = missing + 1;
         if clock::now().since(began) > NODES_TIMEOUT {
-            return Err(format!("node {node} has not joined for {} s", NODES_TIMEOUT.as_secs()));
+            return Err(format!("node {node} did not join within {} s", NODES_TIMEOUT.as_secs()));
         }
-        if clock::now().since(said) > SAY_AGAIN {
+        if clock::now().since(said) > LOG_INTERVAL {
             said = clock::now();
             tracing::warn!(node, "waiting for node {node}: start it with --node-rank {node}");
         }
@@ -171,8 +171,8 @@ fn next(incoming: &mut Incoming, kind: Kind) -> Result<Vec<u8>, String> {
     match incoming.receive(MESSAGE_TIMEOUT) {
         Ok(Some((got, message))) if got == kind => Ok(message),
         Ok(Some((Kind::Refused, why))) => Err(String::from_utf8_lossy(&why).into_owned()),
-        Ok(Some((got, _))) => Err(format!("it says {got:?} instead of {kind:?}")),
-        Ok(None) => Err(format!("it says nothing for {} s", MESSAGE_TIMEOUT.as_secs())),
+        Ok(Some((got, _))) => Err(format!("it sent {got:?} instead of {kind:?}")),
+        Ok(None) => Err(format!("it sent nothing for {} s", MESSAGE_TIMEOUT.as_secs())),
         Err(error) => Err(error.to_string()),
     }
 }
@@ -182,7 +182,7 @@ fn parsed<'a, T: Deserialize<'a>>(message: &'a [u8]) -> Result<T, String> {
         .map_err(|error| format!("it sent a message that this version cannot read: {error}"))
 }
 
-/// The leader's side of a handshake.
+/// Leader's side of a handshake.
 fn meet(stream: TcpStream, own: &Hello, secret: &str) -> Result<Joined, String> {
     let own_address = stream.local_addr().map_err(|error| error.to_string())?.ip();
     let (mut incoming, mut outgoing) = split(stream).map_err(|error| error.to_string())?;
@@ -195,31 +195,31 @@ fn meet(stream: TcpStream, own: &Hello, secret: &str) -> Result<Joined, String> 
     outgoing.send(Kind::Challenge, &challenge).map_err(|error| error.to_string())?;
     let proof = next(&mut incoming, Kind::Proof)?;
     let refusal = match hmac::verify(&key, &signed("node", &hello, &nonce), &proof) {
-        Err(_) => Some(format!("node {} has another --group-secret than node 0", hello.node)),
+        Err(_) => Some(format!("node {} has a different --group-secret than node 0", hello.node)),
         Ok(()) => hello.refusal(own),
     };
     if let Some(why) = refusal {
-        // Fails if it is gone.
+        // Fails if the node is gone.
         let _ = outgoing.send(Kind::Refused, why.as_bytes());
         return Err(why);
     }
-    incoming.trust();
+    incoming.allow_long_messages();
     Ok(Joined { node: hello.node, incoming, outgoing, address, own_address })
 }
 
 /// Why a node did not join.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotJoined {
-    /// The leader refuses it, and another attempt would not help.
+    /// The leader refused it; a retry would not help.
     Refused(String),
     /// The leader cannot be reached, or the connection broke.
     Lost(String),
 }
 
-/// Connects to the leader and joins it; returns both sides of the connection and the welcome.
+/// Connects to the leader and joins its group; returns the connection and the welcome.
 ///
 /// # Errors
-/// A leader that refuses, or cannot be reached for too long.
+/// If the leader refuses, or is unreachable for too long.
 pub fn join(
     leader: &str,
     own: &Hello,
@@ -234,11 +234,11 @@ pub fn join(
         if clock::now().since(began) > NODES_TIMEOUT {
             return Err(NotJoined::Lost(format!("the leader at {leader} cannot be reached: {error}")));
         }
-        if said.is_none_or(|said| clock::now().since(said) > SAY_AGAIN) {
+        if said.is_none_or(|said| clock::now().since(said) > LOG_INTERVAL) {
             said = Some(clock::now());
             tracing::warn!("waiting for the leader at {leader}: {error}");
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RETRY_INTERVAL);
     };
     greet(stream, leader, own, secret)
 }
@@ -247,7 +247,8 @@ fn dial(leader: &str) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
     for address in leader.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, MESSAGE_TIMEOUT) {
-            // A connection to itself: nothing listens there, and the system chose that port for this end.
+            // The socket connected to itself: nothing listens there, and the system chose that port for this
+            // end.
             Ok(stream) if stream.local_addr()? == address => {}
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -256,7 +257,7 @@ fn dial(leader: &str) -> std::io::Result<TcpStream> {
     Err(last)
 }
 
-/// The node's side of a handshake.
+/// Node's side of a handshake.
 fn greet(
     stream: TcpStream,
     leader: &str,
@@ -272,14 +273,14 @@ fn greet(
     let challenge: Challenge = parsed(&next(&mut incoming, Kind::Challenge).map_err(lost)?).map_err(lost)?;
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     if hmac::verify(&key, &signed("leader", own, &challenge.nonce), &challenge.proof).is_err() {
-        let why = format!("node 0 at {leader} has another --group-secret than node {}", own.node);
+        let why = format!("node 0 at {leader} has a different --group-secret than node {}", own.node);
         let _ = outgoing.send(Kind::Refused, why.as_bytes());
         return Err(NotJoined::Refused(why));
     }
     let proof = hmac::sign(&key, &signed("node", own, &challenge.nonce));
     outgoing.send(Kind::Proof, proof.as_ref()).map_err(io)?;
-    incoming.trust();
-    // The welcome comes once all nodes are there.
+    incoming.allow_long_messages();
+    // The welcome is sent once all nodes have joined.
     let began = clock::now();
     loop {
         match incoming.receive(MESSAGE_TIMEOUT) {
@@ -287,11 +288,11 @@ fn greet(
             Ok(Some((Kind::Refused, why))) => {
                 return Err(NotJoined::Refused(String::from_utf8_lossy(&why).into_owned()));
             }
-            Ok(Some((Kind::Beat, _))) => {}
-            Ok(Some((kind, _))) => return Err(lost(format!("it says {kind:?} before its welcome"))),
+            Ok(Some((Kind::Heartbeat, _))) => {}
+            Ok(Some((kind, _))) => return Err(lost(format!("it sent {kind:?} before its welcome"))),
             Ok(None) if clock::now().since(began) < NODES_TIMEOUT => {}
-            Ok(None) => return Err(lost("it sends no welcome".into())),
-            Err(WireError::Ended) => return Err(lost("it has closed the connection".into())),
+            Ok(None) => return Err(lost("it sent no welcome".into())),
+            Err(WireError::Ended) => return Err(lost("it closed the connection".into())),
             Err(error) => return Err(lost(error.to_string())),
         }
     }
@@ -307,11 +308,11 @@ mod tests {
         Hello::new(node, 2, 7, vec![setting("block-size", "16"), setting("dtype", "auto")]).unwrap()
     }
 
-    /// A node's outcome, and how long it took.
+    /// Outcome of a node's handshake and its duration.
     fn joining(node: &Hello, secret: &str) -> (Result<Vec<u8>, NotJoined>, Duration) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        // The leader goes on waiting for a node that may join; the thread ends with the test.
+        // The leader keeps waiting for a valid node; the thread ends with the test.
         std::thread::spawn(move || {
             let mut joined = gather(&listener, &hello(0), "secret").unwrap();
             joined[0].outgoing.send(Kind::Welcome, b"welcome").unwrap();
@@ -362,7 +363,7 @@ mod tests {
                 "secret",
                 ["node 1 has --block-size 32", "node 0 has 16"],
             ),
-            (hello(1), "guess", ["node 0 at", "another --group-secret than node 1"]),
+            (hello(1), "guess", ["node 0 at", "a different --group-secret than node 1"]),
         ] {
             let (outcome, took) = joining(&node, secret);
             let Err(NotJoined::Refused(why)) = outcome else { panic!("{outcome:?}") };
@@ -379,7 +380,7 @@ mod tests {
         outgoing.send(Kind::Hello, &serde_json::to_vec(&hello(1)).unwrap()).unwrap();
         outgoing.send(Kind::Proof, &[0; 32]).unwrap();
         let refused = meet(listener.accept().unwrap().0, &hello(0), "secret").unwrap_err();
-        assert_eq!(refused, "node 1 has another --group-secret than node 0");
+        assert_eq!(refused, "node 1 has a different --group-secret than node 0");
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Challenge);
         assert_eq!(incoming.receive(MESSAGE_TIMEOUT).unwrap().unwrap().0, Kind::Refused);
     }

@@ -9,10 +9,10 @@ use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{Backend, BackendError, Batch, SampleRow, Sampled, StepHandle, StepOutput, Want};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const EPOCH: u64 = 5;
 
-/// A fake model that lies about a token.
+/// Fake model that reports a wrong token in one step.
 struct Lying(FakeBackend, u64);
 
 impl Backend for Lying {
@@ -40,17 +40,17 @@ fn options() -> FakeOptions {
     FakeOptions { kv_blocks: 64, steps_in_flight: 1, ..FakeOptions::default() }
 }
 
-/// The memory of `ranks` ranks that share all layers on one node.
-fn memory(ranks: usize, patience: Duration) -> GroupMemory {
+/// Memory for `ranks` ranks that share all layers on one node.
+fn memory(ranks: usize, timeout: Duration) -> GroupMemory {
     let topology = Topology::new(ranks, 1, 1).unwrap();
-    GroupMemory::create(NodePlan::new(topology, 0, 0), patience).unwrap()
+    GroupMemory::create(NodePlan::new(topology, 0, 0), timeout).unwrap()
 }
 
 type Follower = JoinHandle<Result<(), RankError>>;
 
-/// A group of `ranks` threads, whose rank 1 lies in step `lie`.
-fn group(ranks: usize, lie: u64, patience: Duration) -> (Leader<FakeBackend>, GroupMemory, Vec<Follower>) {
-    let memory = memory(ranks, patience);
+/// Group of `ranks` threads; rank 1 draws a wrong token in step `lie`.
+fn group(ranks: usize, lie: u64, timeout: Duration) -> (Leader<FakeBackend>, GroupMemory, Vec<Follower>) {
+    let memory = memory(ranks, timeout);
     let followers = (1..ranks).map(|rank| {
         let memory = memory.clone();
         let lie = if rank == 1 { lie } else { 0 };
@@ -69,7 +69,7 @@ fn lead(memory: &GroupMemory, watch: Watch) -> Result<Leader<FakeBackend>, Backe
     Leader::start(memory, (EPOCH, watch), exchanges, || Ok::<_, BackendError>(FakeBackend::new(options())))
 }
 
-/// A sequence's step `number`, which draws one token.
+/// Step `number` of a sequence, which draws one token.
 fn step(number: u32) -> Batch {
     let sample = SampleRow {
         row: 0,
@@ -106,7 +106,7 @@ fn a_group_draws_what_one_rank_draws() {
     let mut alone = FakeBackend::new(options());
     let expected: Vec<_> = (0..40).map(|number| run(&mut alone, number).unwrap().answers).collect();
     for ranks in [2, 3] {
-        let (mut leader, _, followers) = group(ranks, 0, PATIENCE);
+        let (mut leader, _, followers) = group(ranks, 0, TIMEOUT);
         assert_eq!((leader.kv_blocks(), leader.steps_in_flight()), (64, 1));
         for (number, expected) in expected.iter().enumerate() {
             assert_eq!(&run(&mut leader, number as u32).unwrap().answers, expected, "{ranks} ranks");
@@ -119,10 +119,10 @@ fn a_group_draws_what_one_rank_draws() {
 
 #[test]
 fn a_differing_token_ends_the_group_before_it_is_used() {
-    let (mut leader, memory, followers) = group(3, 3, PATIENCE);
+    let (mut leader, memory, followers) = group(3, 3, TIMEOUT);
     (0..2).for_each(|number| drop(run(&mut leader, number).unwrap()));
     let error = run(&mut leader, 2).unwrap_err().to_string();
-    assert!(error.contains("rank 1 drew other tokens than rank 0 in step 4"), "{error}");
+    assert!(error.contains("rank 1 drew different tokens than rank 0 in step 4"), "{error}");
     assert_eq!(leader.health().unwrap_err().to_string(), error, "it stays failed");
     assert_eq!(memory.cause(), Some(0));
     for follower in followers {
@@ -132,8 +132,8 @@ fn a_differing_token_ends_the_group_before_it_is_used() {
 
 #[test]
 fn a_late_step_ends_the_group_and_names_the_rank() {
-    let patience = Duration::from_millis(100);
-    let (mut leader, memory, followers) = group(2, 0, patience);
+    let timeout = Duration::from_millis(100);
+    let (mut leader, memory, followers) = group(2, 0, timeout);
     drop(run(&mut leader, 0).unwrap());
     memory.end_because_of(1); // the follower leaves
     assert!(followers.into_iter().all(|follower| follower.join().unwrap().is_err()));
@@ -142,29 +142,29 @@ fn a_late_step_ends_the_group_and_names_the_rank() {
 }
 
 #[test]
-fn a_rank_that_never_reports_is_named_within_the_patience() {
-    let patience = Duration::from_millis(100);
-    let memory = memory(2, patience);
+fn a_rank_that_never_reports_is_named_within_the_timeout() {
+    let timeout = Duration::from_millis(100);
+    let memory = memory(2, timeout);
     let watch = Watch::new(memory.clone(), || ());
     let mut leader = lead(&memory, watch).unwrap();
     let began = clock::now();
     let error = run(&mut leader, 0).unwrap_err().to_string();
     assert!(error.contains("rank 1 did not answer in exchange 1 of 16 bytes"), "{error}");
-    assert!(clock::now().since(began) < patience + Duration::from_secs(2));
+    assert!(clock::now().since(began) < timeout + Duration::from_secs(2));
 }
 
 #[test]
 fn silence_fires_the_alarm_once_and_kills_the_ranks() {
-    let memory = memory(2, PATIENCE);
+    let memory = memory(2, TIMEOUT);
     let (killed, kills) = std::sync::mpsc::sync_channel(4);
     let (alarm, alarms) = std::sync::mpsc::sync_channel(4);
     let watch = Watch::new(memory, move || killed.send(()).unwrap());
     watch.on_failure(Box::new(move || alarm.send(()).unwrap()));
-    watch.listen().unwrap(); // nobody beats for rank 1
+    watch.listen().unwrap(); // rank 1 sends no heartbeats
     let began = clock::now();
-    alarms.recv_timeout(SILENCE + Duration::from_secs(5)).expect("rank 1 is silent");
+    alarms.recv_timeout(HEARTBEAT_TIMEOUT + Duration::from_secs(5)).expect("rank 1 is silent");
     kills.recv_timeout(Duration::from_secs(5)).expect("the ranks are killed first");
-    assert!(clock::now().since(began) > SILENCE);
+    assert!(clock::now().since(began) > HEARTBEAT_TIMEOUT);
     assert!(watch.failure().unwrap().starts_with("rank 1 has been silent for "));
     assert!(watch.fail("a later fault".into()).starts_with("rank 1"), "the first cause stays");
     assert!(alarms.try_recv().is_err() && kills.try_recv().is_err(), "once");

@@ -1,27 +1,27 @@
-//! Where the ranks of a group are. Pure.
+//! Layout of a group's ranks. Pure.
 //!
-//! Ranks are numbered from the last stage of the pipeline to the first, and each stage's ranks follow each
-//! other. So the ranks that draw tokens are the first ones, and rank 0, which leads, is among them. Nodes
-//! have equally many ranks, in order.
+//! Ranks are numbered from the last stage of the pipeline to the first, and those of one stage are
+//! consecutive. So the ranks that draw tokens come first, and rank 0, the leader, is among them. Nodes hold
+//! equally many ranks, in order.
 
 use serde::{Deserialize, Serialize};
 
-/// The shape of a group.
+/// Numbers of ranks, stages and nodes of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
-    /// Ranks of a stage.
+    /// Ranks per stage.
     pub tensor: usize,
-    /// Stages of the pipeline.
+    /// Number of pipeline stages.
     pub stages: usize,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: usize,
 }
 
 impl Topology {
-    /// `tensor` ranks in each of `stages` stages, spread over `nodes` nodes.
+    /// Layout of `tensor` ranks in each of `stages` stages over `nodes` nodes.
     ///
     /// # Errors
-    /// If nodes would have different numbers of ranks, or parts of several stages.
+    /// If nodes would hold different numbers of ranks, or fractions of several stages.
     pub fn new(tensor: usize, stages: usize, nodes: usize) -> Result<Self, String> {
         let ranks = tensor * stages;
         let each = ranks / nodes.max(1);
@@ -35,58 +35,58 @@ impl Topology {
         ))
     }
 
-    /// Number of ranks.
+    /// Total number of ranks.
     pub fn ranks(&self) -> usize {
         self.tensor * self.stages
     }
 
-    /// Ranks on a node.
+    /// Ranks per node.
     pub fn on_node(&self) -> usize {
         self.ranks() / self.nodes
     }
 
-    /// Ranks of one stage on a node.
+    /// Ranks of one stage per node.
     pub fn places(&self) -> usize {
         self.tensor.min(self.on_node())
     }
 
-    /// Stages that have ranks on a node.
+    /// Stages per node, counting partial ones.
     pub fn stages_on_node(&self) -> usize {
         self.on_node() / self.places()
     }
 
-    /// Node of `rank`.
+    /// Node of `rank`, from 0.
     pub fn node_of(&self, rank: usize) -> usize {
         rank / self.on_node()
     }
 
-    /// Stage of `rank`.
+    /// Pipeline stage of `rank`, from 0.
     pub fn stage_of(&self, rank: usize) -> usize {
         self.stages - 1 - rank / self.tensor
     }
 
-    /// Number of `rank` among those of its stage.
+    /// Index of `rank` within its stage.
     pub fn slot_of(&self, rank: usize) -> usize {
         rank % self.tensor
     }
 
-    /// The rank with the given number in the given stage.
+    /// Rank at index `slot` of `stage`.
     pub fn rank_at(&self, stage: usize, slot: usize) -> usize {
         (self.stages - 1 - stage) * self.tensor + slot
     }
 
-    /// The ranks with the same place in the same stage on all nodes that have a part of it, `rank` included.
+    /// Ranks at the same place of the same stage on all nodes that share the stage, including `rank`.
     pub fn column_of(&self, rank: usize) -> Vec<usize> {
         let (first, places) = (rank - self.slot_of(rank), self.places());
         (0..self.tensor / places).map(|part| first + part * places + rank % places).collect()
     }
 
-    /// The rank that passes rows to `rank`, if it is not in the first stage.
+    /// Rank that sends rows to `rank`; `None` in the first stage.
     pub fn before(&self, rank: usize) -> Option<usize> {
         Some(rank + self.tensor).filter(|before| *before < self.ranks())
     }
 
-    /// The rank that gets rows from `rank`, if it is not in the last stage.
+    /// Rank that receives rows from `rank`; `None` in the last stage.
     pub fn after(&self, rank: usize) -> Option<usize> {
         rank.checked_sub(self.tensor)
     }

@@ -1,14 +1,14 @@
-//! Watches a group: whatever ends one rank ends all of them.
+//! Detects failures of a group: the failure of one rank ends all of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skein_node::clock;
 
+use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::GroupMemory;
-use super::pulse::{BEAT, Pulse};
 use crate::backend::Alarm;
 
-/// A group's failure, once there is one. Clones share it.
+/// First failure of a group. Clones share it.
 #[derive(Clone)]
 pub struct Watch(Arc<Inner>);
 
@@ -19,27 +19,27 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// The rank whose failure ended the group, and the reason.
+    /// Rank that caused the group to end, and the reason.
     failure: Option<(usize, String)>,
-    /// The group was told to stop, so a rank that ends has not failed.
+    /// The leader requested a stop, so a rank that ends has not failed.
     stopped: bool,
     alarm: Option<Alarm>,
-    /// Called on the first failure, to end the ranks.
+    /// Called at the first failure, to end the ranks.
     kill: Vec<Kill>,
 }
 
-/// Ends ranks because of one of them, and why.
+/// Ends ranks, given the rank that caused it and the reason.
 type Kill = Box<dyn FnOnce(usize, &str) + Send>;
 
 impl Watch {
-    /// Watches the ranks over `memory`; `kill` ends their processes when one fails.
+    /// Watches the ranks over `memory`; `kill` ends their processes after a failure.
     pub fn new(memory: GroupMemory, kill: impl FnOnce() + Send + 'static) -> Self {
         let kill: Kill = Box::new(|_, _| kill());
         let state = State { kill: vec![kill], ..State::default() };
         Self(Arc::new(Inner { memory, state: Mutex::new(state) }))
     }
 
-    /// Also calls `kill` on the first failure; at once if there was one.
+    /// Adds another callback for the first failure; calls it now if there was one.
     pub fn also(&self, kill: impl FnOnce(usize, &str) + Send + 'static) {
         let mut state = self.lock();
         match state.failure.clone() {
@@ -51,13 +51,13 @@ impl Watch {
         }
     }
 
-    /// Whether the group has failed or was told to stop.
+    /// Whether the group has failed or is stopping.
     pub fn is_over(&self) -> bool {
         let state = self.lock();
         state.stopped || state.failure.is_some()
     }
 
-    /// The rank whose failure ended the group, and the reason.
+    /// Rank that caused the group to end, and the reason.
     pub fn cause(&self) -> Option<(usize, String)> {
         self.lock().failure.clone()
     }
@@ -66,12 +66,12 @@ impl Watch {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the group because of `why`, unless it has ended; returns why it has ended.
+    /// Ends the group with the reason `why`; returns the reason recorded first.
     pub fn fail(&self, why: String) -> String {
         self.fail_because_of(0, why)
     }
 
-    /// [`fail`](Self::fail), naming the rank that is lost.
+    /// Like [`fail`](Self::fail), with the rank that caused it.
     pub fn fail_because_of(&self, rank: usize, why: String) -> String {
         let mut state = self.lock();
         if let Some((_, first)) = &state.failure {
@@ -83,7 +83,7 @@ impl Watch {
         state.failure = Some((rank, why.clone()));
         let (alarm, kill) = (state.alarm.take(), std::mem::take(&mut state.kill));
         drop(state);
-        tracing::error!(rank, why, "the group ends");
+        tracing::error!(rank, why, "the group failed");
         self.0.memory.end_because_of(rank);
         kill.into_iter().for_each(|kill| kill(rank, &why));
         alarm.into_iter().for_each(|alarm| alarm());
@@ -95,12 +95,12 @@ impl Watch {
         self.lock().stopped = true;
     }
 
-    /// Why the group has ended.
+    /// Reason for the group's failure, if it failed.
     pub fn failure(&self) -> Option<String> {
         self.cause().map(|(_, why)| why)
     }
 
-    /// Calls `alarm` at the first failure.
+    /// Calls `alarm` at the first failure; immediately if there was one.
     pub fn on_failure(&self, alarm: Alarm) {
         let mut state = self.lock();
         if state.failure.is_none() {
@@ -111,7 +111,8 @@ impl Watch {
         alarm();
     }
 
-    /// Beats for seat 0 and listens for the others' beats, on a thread of its own, until the group ends.
+    /// Sends heartbeats for seat 0 and checks those of the other seats, on its own thread, until the group
+    /// ends.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -120,17 +121,17 @@ impl Watch {
         let (watch, memory) = (Arc::downgrade(&self.0), self.0.memory.clone());
         let listen = move || {
             let seats = 1..memory.plan().seats();
-            let mut pulse = Pulse::new(seats.len(), clock::now());
+            let mut heartbeats = Heartbeats::new(seats.len(), clock::now());
             while let Some(inner) = watch.upgrade() {
                 memory.beat(0);
                 let beats = seats.clone().map(|seat| memory.beats(seat));
-                if let Some((index, silent)) = pulse.look(clock::now(), beats) {
+                if let Some((index, silent)) = heartbeats.overdue(clock::now(), beats) {
                     let (rank, ms) = (memory.plan().rank_on(index + 1), silent.as_millis());
                     Self(inner).fail_because_of(rank, format!("rank {rank} has been silent for {ms} ms"));
                     return;
                 }
                 drop(inner);
-                std::thread::sleep(BEAT);
+                std::thread::sleep(HEARTBEAT_INTERVAL);
             }
         };
         std::thread::Builder::new().name("skein-group".into()).spawn(listen).map(drop)

@@ -1,5 +1,5 @@
-//! Messages between the nodes of a group: a kind, a length, and as many bytes, over one TCP connection for
-//! each node.
+//! Messages between the nodes of a group, over one TCP connection per node. A message is a kind, a length and
+//! its bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -7,33 +7,33 @@ use std::time::Duration;
 
 use skein_node::clock;
 
+use super::heartbeat::HEARTBEAT_TIMEOUT;
 use super::memory::MAX_FRAME_WORDS;
-use super::pulse::SILENCE;
 
-/// Kinds of messages.
+/// Kind of a message, in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A node says what it is, to the leader.
+    /// A node introduces itself to the leader.
     Hello = 1,
-    /// The leader proves that it has the secret.
+    /// The leader proves knowledge of the secret.
     Challenge,
-    /// The node proves that it has the secret.
+    /// The node proves knowledge of the secret.
     Proof,
-    /// The node may not join.
+    /// The leader refuses the node.
     Refused,
-    /// The node may join; carries what its ranks need.
+    /// The leader admits the node; carries the configuration of its ranks.
     Welcome,
-    /// A rank's answer.
+    /// An answer of a rank.
     Answer,
-    /// The addresses of all ranks.
+    /// Addresses of all ranks.
     Peers,
-    /// A frame, for the ranks to follow.
+    /// A frame for the ranks to execute.
     Frame,
-    /// The sender is alive.
-    Beat,
-    /// The group ends because of a rank.
+    /// Heartbeat of the sender.
+    Heartbeat,
+    /// The group ends because a rank failed.
     End,
-    /// The group ends because its leader was told to stop.
+    /// The group ends because its leader is stopping.
     Stop,
 }
 
@@ -46,38 +46,38 @@ const KINDS: [Kind; 11] = [
     Kind::Answer,
     Kind::Peers,
     Kind::Frame,
-    Kind::Beat,
+    Kind::Heartbeat,
     Kind::End,
     Kind::Stop,
 ];
 
-/// Bytes before a message: kind and length.
+/// Size of a message header, in bytes: kind and length.
 const HEADER: usize = 8;
-/// Longest message of a node that has not joined yet.
-pub const MAX_UNKNOWN: usize = 64 << 10;
-/// Longest message of all.
-pub const MAX_KNOWN: usize = 4 * MAX_FRAME_WORDS;
+/// Longest message from a node that has not joined yet, in bytes.
+pub const MAX_HANDSHAKE_BYTES: usize = 64 << 10;
+/// Longest message, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 4 * MAX_FRAME_WORDS;
 
-/// Why a connection cannot be used any more.
+/// Why a connection is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// It was closed.
-    #[error("the connection has ended")]
+    /// The peer closed it.
+    #[error("the peer closed the connection")]
     Ended,
     /// The network or the system failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The bytes received are not a message.
-    #[error("message {kind} of {bytes} bytes is not from this program")]
+    /// The received bytes are not a message.
+    #[error("message {kind} of {bytes} bytes is not from this version of Skein")]
     Unknown {
-        /// Number of its kind.
+        /// Number of the message kind.
         kind: u32,
-        /// Its length.
+        /// Length of the message, in bytes.
         bytes: usize,
     },
 }
 
-/// The receiving side of a connection. Waiting too long loses no bytes.
+/// Receiving side of a connection. A timeout loses no bytes.
 #[derive(Debug)]
 pub struct Incoming {
     stream: TcpStream,
@@ -91,37 +91,36 @@ pub struct Outgoing {
     stream: TcpStream,
 }
 
-/// Both sides of a new connection. Sending fails if the other side reads nothing for as long as it may be
-/// silent.
+/// Splits a new connection. A send fails if the peer reads nothing for the heartbeat timeout.
 ///
 /// # Errors
-/// If the socket cannot be set up.
+/// If the socket cannot be configured.
 pub fn split(stream: TcpStream) -> std::io::Result<(Incoming, Outgoing)> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(SILENCE))?;
-    let incoming = Incoming { stream: stream.try_clone()?, most: MAX_UNKNOWN, bytes: Vec::new() };
+    stream.set_write_timeout(Some(HEARTBEAT_TIMEOUT))?;
+    let incoming = Incoming { stream: stream.try_clone()?, most: MAX_HANDSHAKE_BYTES, bytes: Vec::new() };
     Ok((incoming, Outgoing { stream }))
 }
 
 impl Incoming {
-    /// From now on, messages may be long.
-    pub fn trust(&mut self) {
-        self.most = MAX_KNOWN;
+    /// Allows messages of full length from now on.
+    pub fn allow_long_messages(&mut self) {
+        self.most = MAX_MESSAGE_BYTES;
     }
 
-    /// Address of the other side.
+    /// Address of the peer.
     ///
     /// # Errors
-    /// If it has closed the connection.
+    /// If the peer has closed the connection.
     pub fn peer(&self) -> std::io::Result<SocketAddr> {
         self.stream.peer_addr()
     }
 
-    /// The next message; `None` if there is none within `most`.
+    /// Next message; `None` if none arrives within `most`.
     ///
     /// # Errors
-    /// If no further message can come.
+    /// If the connection is unusable.
     pub fn receive(&mut self, most: Duration) -> Result<Option<(Kind, Vec<u8>)>, WireError> {
         let began = clock::now();
         let mut room = [0; 64 << 10];
@@ -145,7 +144,7 @@ impl Incoming {
         }
     }
 
-    /// The first message, if it is complete.
+    /// First buffered message, if it is complete.
     fn take(&mut self) -> Result<Option<(Kind, Vec<u8>)>, WireError> {
         let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
         let [kind, bytes] = [&header[..4], &header[4..]]
@@ -168,7 +167,7 @@ impl Outgoing {
     /// Sends a message.
     ///
     /// # Errors
-    /// If the other side does not read, or has closed the connection.
+    /// If the peer does not read or has closed the connection.
     pub fn send(&mut self, kind: Kind, message: &[u8]) -> std::io::Result<()> {
         let mut bytes = Vec::with_capacity(HEADER + message.len());
         bytes.extend_from_slice(&(kind as u32).to_le_bytes());
@@ -177,7 +176,7 @@ impl Outgoing {
         self.stream.write_all(&bytes)
     }
 
-    /// Sends words.
+    /// Sends a frame's words.
     ///
     /// # Errors
     /// As for [`send`](Self::send).
@@ -186,16 +185,16 @@ impl Outgoing {
         self.send(Kind::Frame, &bytes)
     }
 
-    /// Sends a last message if there is room for it, without waiting, and closes the connection.
+    /// Sends a last message if that needs no wait, and closes the connection.
     pub fn send_last(&mut self, kind: Kind, message: &[u8]) {
-        // Each fails if the connection is closed.
+        // Each call fails if the connection is closed.
         let _ = self.stream.set_nonblocking(true);
         let _ = self.send(kind, message);
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 }
 
-/// The words of a [`Kind::Frame`].
+/// Words of a [`Kind::Frame`].
 pub fn words(message: &[u8]) -> Vec<u32> {
     let (words, _) = message.as_chunks();
     words.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
@@ -218,11 +217,11 @@ mod tests {
         let (one, mut other) = pair();
         let (_, mut outgoing) = split(one.try_clone().unwrap()).unwrap();
         outgoing.send_words(&[1, 2, 3]).unwrap();
-        outgoing.send(Kind::Beat, &[]).unwrap();
+        outgoing.send(Kind::Heartbeat, &[]).unwrap();
         let second = Duration::from_secs(20);
         let (kind, message) = other.receive(second).unwrap().unwrap();
         assert_eq!((kind, words(&message)), (Kind::Frame, vec![1, 2, 3]));
-        assert_eq!(other.receive(second).unwrap(), Some((Kind::Beat, Vec::new())));
+        assert_eq!(other.receive(second).unwrap(), Some((Kind::Heartbeat, Vec::new())));
         let mut raw = &one;
         for byte in [6, 0, 0, 0, 2, 0, 0, 0, 7, 8] {
             assert!(other.receive(Duration::from_millis(1)).unwrap().is_none());

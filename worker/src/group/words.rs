@@ -1,4 +1,4 @@
-//! A step as the words that all ranks read: everything in a [`Batch`], with no pointer in it.
+//! Encodes a step as the words that all ranks read: everything in a [`Batch`], without pointers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::backend::{
     Batch, BatchSequence, BlockCopy, Carried, PoolRow, SampleRow, ScoreRow, VerifyRows, Want,
 };
 
-/// Words that are not a step: the ranks do not run the same program.
+/// The words do not encode a step, so the ranks run different versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the words are not a step, at word {at} of {of}")]
+#[error("the words do not encode a step: unexpected word {at} of {of}")]
 pub struct Malformed {
     at: usize,
     of: usize,
 }
 
-/// Kinds of wants.
+/// What a row produces.
 const SAMPLE: u32 = 0;
 const VERIFY: u32 = 1;
 const SCORE: u32 = 2;
@@ -26,7 +26,7 @@ const POOL: u32 = 3;
 
 /// Appends `batch` to `words`.
 pub fn write(batch: &Batch, words: &mut Vec<u32>) {
-    // The pattern names every field, so that a new one does not compile until it is added here.
+    // The pattern names every field, so that a new one does not compile until it is encoded here.
     let Batch {
         tokens,
         positions,
@@ -105,7 +105,7 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
         prompt_logprobs,
         allowed_token_ids,
         bad_words,
-        // Only the engine reads it.
+        // Used by the engine only.
         grammar: _,
     } = params;
     let floats = [temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty];
@@ -129,10 +129,10 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
     bad_words.iter().for_each(|word| put_list(words, word));
 }
 
-/// Reads the step that [`write`] has written.
+/// Decodes a step that [`write`] has encoded.
 ///
 /// # Errors
-/// If the words are too few, too many, or of an unknown kind.
+/// If there are too few or too many words, or one has an unknown kind.
 pub fn read(words: &[u32]) -> Result<Batch, Malformed> {
     let mut reader = Reader { words, at: 0 };
     let batch = reader.batch()?;
@@ -155,7 +155,7 @@ impl Reader<'_> {
         Ok(*taken)
     }
 
-    /// A list of items of `N` words.
+    /// A list of items of `N` words each.
     fn list<const N: usize, T>(&mut self, item: impl Fn([u32; N]) -> T) -> Result<Vec<T>, Malformed> {
         let [count] = self.take()?;
         if (self.words.len() - self.at) / N < count as usize {
@@ -269,7 +269,7 @@ impl Reader<'_> {
 
     fn bad_words(&mut self) -> Result<Vec<Vec<u32>>, Malformed> {
         let [count] = self.take()?;
-        // Reads one by one, so that a wrong count fails at the last word and allocates nothing for the rest.
+        // Reads items one by one, so that a wrong count fails at the last word without a large allocation.
         (0..count).map(|_| self.words()).collect()
     }
 
@@ -296,7 +296,7 @@ mod tests {
         })
     }
 
-    /// A step with something in every field.
+    /// A step with a value in every field.
     fn full() -> Batch {
         let sample = SampleRow {
             row: 1,

@@ -65,10 +65,7 @@ impl Metrics {
                 .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
             prefix_hits: r
                 .counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
-            preemptions: r.counter(
-                "vllm:num_preemptions_total",
-                "Sequences that gave their blocks back and were computed again.",
-            ),
+            preemptions: r.counter("vllm:num_preemptions_total", "Sequences preempted and recomputed."),
             prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
             cached_tokens: r
                 .counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),

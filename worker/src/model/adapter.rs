@@ -1,5 +1,5 @@
-//! A low-rank adapter (LoRA, arXiv 2106.09685) in a directory as PEFT writes it, merged into the weights at
-//! load: `W + scale * B * A`, computed in `f32` and rounded to the weights' type.
+//! A low-rank adapter (LoRA, arXiv 2106.09685) in PEFT's directory format, merged into the weights at load:
+//! `W + scale * B * A`, computed in `f32` and rounded to the weights' type.
 
 use std::path::{Path, PathBuf};
 
@@ -17,11 +17,11 @@ use super::tensors::Tensor;
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the name of a module.
+/// Prefix of module names in PEFT's files.
 const PREFIX: &str = "base_model.model.";
-/// Largest rank.
+/// Largest supported rank of an adapter.
 const MAX_RANK: usize = 1 << 14;
-/// Fields of features that are not merged; absent, null, false or empty in all others.
+/// Fields of unsupported features; they must be absent, null, false or empty.
 const PLAIN: [&str; 13] = [
     "use_bdlora",
     "kasa_config",
@@ -38,25 +38,25 @@ const PLAIN: [&str; 13] = [
     "megatron_config",
 ];
 
-/// The files of an adapter.
+/// An adapter's mapped tensors and configuration.
 pub struct Adapter {
     dir: PathBuf,
     tensors: Weights,
     alpha: f64,
-    /// Modules with an alpha of their own, by the end of their names.
+    /// Modules with their own alpha, by the suffix of their name.
     alphas: Vec<(String, f64)>,
-    /// Whether the scale is `alpha / sqrt(rank)` (rsLoRA, arXiv 2312.03732) and not `alpha / rank`.
+    /// Whether the scale is `alpha / sqrt(rank)` (rsLoRA, arXiv 2312.03732) instead of `alpha / rank`.
     is_rank_stabilised: bool,
 }
 
-/// The change of one matrix: `scale * b * a`.
+/// Change to one matrix: `scale * b * a`.
 pub struct Delta {
-    /// `[rank, inputs]`
+    /// The matrix A, `[rank, inputs]`.
     a: Raw,
-    /// `[outputs, rank]`
+    /// The matrix B, `[outputs, rank]`.
     b: Raw,
     scale: f32,
-    /// First output in `b` of the matrix.
+    /// Row of `b` that holds the matrix's first output.
     first_row: usize,
 }
 
@@ -64,7 +64,7 @@ impl Adapter {
     /// Reads the configuration and maps the tensors of the adapter in `dir`.
     ///
     /// # Errors
-    /// If it is none, or has features that are not merged.
+    /// If it is not an adapter, or uses features that cannot be merged.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
         let object = read_object(&dir.join(CONFIG))?;
         let fields = Fields { file: CONFIG, object: &object };
@@ -78,7 +78,7 @@ impl Adapter {
                 _ => false,
             };
             if !fields.get(field).is_none_or(is_plain) {
-                return Err(fields.wrong(field, "absent: of LoRA, plain pairs of matrices are merged".into()));
+                return Err(fields.wrong(field, "absent: only plain pairs of matrices can be merged".into()));
             }
         }
         Ok(Self {
@@ -90,7 +90,7 @@ impl Adapter {
         })
     }
 
-    /// Hash of its files' content, by samples like a model's.
+    /// Hash of the adapter's content, by samples like a model's.
     ///
     /// # Errors
     /// If the configuration cannot be read.
@@ -104,10 +104,10 @@ impl Adapter {
         Ok(hash.digest())
     }
 
-    /// The change of `tensor`, if the adapter has one.
+    /// Change to `tensor`, if the adapter has one.
     ///
     /// # Errors
-    /// If one of its two matrices is missing or has another shape.
+    /// If one of the two matrices is missing or has the wrong shape.
     pub fn delta(&self, tensor: &Tensor) -> Result<Option<Delta>, LoadError> {
         for stored in &tensor.stored {
             let Some(module) = stored.name.strip_suffix(".weight") else { continue };
@@ -119,7 +119,7 @@ impl Adapter {
                     let missing = if a.is_some() { "lora_B" } else { "lora_A" };
                     return Err(LoadError::MissingTensor {
                         tensor: format!("{PREFIX}{module}.{missing}.weight"),
-                        expected: "the other half of a pair".into(),
+                        expected: "the second matrix of the pair".into(),
                         dir: self.dir.clone(),
                     });
                 }
@@ -136,10 +136,10 @@ impl Adapter {
         Ok(None)
     }
 
-    /// Refuses an adapter with tensors of modules that are not among `tensors`, the model's matrices.
+    /// Refuses an adapter for modules that are not among `tensors`, the model's matrices.
     ///
     /// # Errors
-    /// With the name of the first such tensor.
+    /// Names the first such tensor.
     pub fn check_is_used(&self, tensors: &[&Tensor]) -> Result<(), LoadError> {
         let modules: std::collections::HashSet<&str> = tensors
             .iter()
@@ -155,7 +155,7 @@ impl Adapter {
             Some(name) => Err(LoadError::CodedTensor {
                 tensor: name.to_owned(),
                 reason: format!(
-                    "the adapter in {} changes something that is no matrix of this model's layers; is it for another model?",
+                    "the adapter in {} changes a module that this model's layers do not have; is the adapter for a different model?",
                     self.dir.display()
                 ),
             }),
@@ -177,12 +177,12 @@ fn check(raw: &Raw, shape: &[usize], rank: usize) -> Result<(), LoadError> {
     })
 }
 
-/// Whether `module` is `end`, or ends with it after a dot.
+/// Whether `module` equals `end` or ends with it after a dot.
 fn ends_with(module: &str, end: &str) -> bool {
     module.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// `alpha_pattern`. Its keys are expressions; those that are plain ends of names are read.
+/// Reads `alpha_pattern`. Its keys are regular expressions; only plain name suffixes are supported.
 fn alphas(fields: &Fields<'_>) -> Result<Vec<(String, f64)>, LoadError> {
     // Ranks follow from the tensors.
     let none = Map::new();
@@ -197,7 +197,7 @@ fn alphas(fields: &Fields<'_>) -> Result<Vec<(String, f64)>, LoadError> {
 }
 
 impl Delta {
-    /// `weights` changed: rows `rows_from..` and columns `cols_from..` of the tensor's.
+    /// `weights` with the change applied: rows `rows_from..` and columns `cols_from..` of the whole tensor.
     pub fn merged(&self, weights: &WeightMatrix, rows_from: usize, cols_from: usize) -> WeightMatrix {
         let (rows, cols) = (weights.rows(), weights.cols());
         let (rank, inputs) = (self.a.shape[0], self.a.shape[1]);
@@ -230,7 +230,7 @@ impl Delta {
         WeightMatrix::new(storage, rows, cols)
     }
 
-    /// Row `row` of the changed matrix, which is output `output` of `b`.
+    /// Computes row `row` of the changed matrix, which is output `output` of `b`.
     fn row(&self, weights: &WeightMatrix, row: usize, output: usize, a: &[f32], to: &mut [f32]) {
         let (rank, cols) = (self.a.shape[0], to.len());
         let mut change = vec![0f32; cols];

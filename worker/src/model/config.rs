@@ -1,4 +1,4 @@
-//! Reads config.json and generation_config.json, as Hugging Face transformers writes them (versions 4 and 5).
+//! Reads config.json and generation_config.json as written by Hugging Face transformers (versions 4 and 5).
 
 use std::path::Path;
 
@@ -15,19 +15,18 @@ use crate::TokenId;
 /// Largest configuration or index file that is read.
 pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 const CONFIG: &str = "config.json";
-/// Field with the configuration of the text model in a model that also takes images.
+/// Field that holds the text model's configuration in a model that also takes images.
 const TEXT_CONFIG: &str = "text_config";
 const GENERATION: &str = "generation_config.json";
-/// In place of the file's name in messages about the fields of a GGUF file, which have the names of
-/// config.json.
+/// Replaces the file name in messages about GGUF metadata, whose fields have the names of config.json.
 const METADATA: &str = "the metadata of the GGUF file";
 
-/// A model's configuration, as far as requests and the forward pass need it. All values are validated.
+/// Validated configuration of a model, as needed for requests and the forward pass.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
-    /// Name of its family in config.json.
+    /// Model type of the family in config.json.
     pub model_type: &'static str,
-    /// Longest sequence that the model was trained for.
+    /// Longest sequence for which the model was trained.
     pub max_position_embeddings: u32,
     /// Tokens that end a sample.
     pub eos_token_ids: Vec<TokenId>,
@@ -36,7 +35,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads and checks the configuration in `dir`, which may also be a GGUF file.
+    /// Reads and validates the configuration in `dir`, which may also be a GGUF file.
     pub fn from_dir(dir: &Path) -> Result<Self, LoadError> {
         if let Some(file) = ModelFile::open(dir)? {
             let mut config = Self::of(METADATA, &file.config()?, &Map::new())?;
@@ -54,7 +53,7 @@ impl ModelConfig {
         Self::of(CONFIG, config, generation)
     }
 
-    /// [`ModelConfig::parse`] for a configuration that is called `file`.
+    /// Like [`ModelConfig::parse`], for a configuration from `file`.
     fn of(
         file: &'static str,
         config: &Map<String, Value>,
@@ -89,8 +88,8 @@ pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> 
     serde_json::from_slice(&text).map_err(|error| damaged(format!("not a JSON object: {error}")))
 }
 
-/// The configuration of the text model. In models that also take images it is nested in `text_config`; what
-/// it leaves out is outside.
+/// Configuration of the text model. Models that also take images nest it in `text_config` and may keep some
+/// fields outside.
 fn text_model(config: &Map<String, Value>) -> Result<Map<String, Value>, LoadError> {
     let fields = Fields { file: CONFIG, object: config };
     let Some(text) = object(&fields, TEXT_CONFIG)? else { return Ok(config.clone()) };
@@ -99,7 +98,7 @@ fn text_model(config: &Map<String, Value>) -> Result<Map<String, Value>, LoadErr
     Ok(merged)
 }
 
-/// Refuses features that the forward pass lacks, so that none is ignored.
+/// Refuses features that the forward pass lacks, so that none is silently ignored.
 fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     if let Some(architecture) =
         fields.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str)
@@ -108,11 +107,11 @@ fn check_is_plain(fields: &Fields<'_>) -> Result<(), LoadError> {
     {
         return Err(fields.wrong("architectures", "a causal language model (…ForCausalLM)".into()));
     }
-    // Only a check: the weights' own scheme is read with them.
+    // Validated only; the weights read their scheme themselves.
     Scheme::in_config(fields.object).map(|_| ())
 }
 
-/// End-of-sequence tokens, a number or a list; generation_config.json takes precedence.
+/// End-of-sequence tokens: a number or a list. generation_config.json takes precedence.
 fn eos(config: &Fields<'_>, generation: &Fields<'_>, vocab_size: u32) -> Result<Vec<TokenId>, LoadError> {
     let fields = if generation.is_absent("eos_token_id") { config } else { generation };
     let values = match fields.get("eos_token_id") {

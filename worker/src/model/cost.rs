@@ -1,4 +1,4 @@
-//! The least work that a model requires of any device, to compare measurements with.
+//! Minimum work that a model requires of any device, as a reference for measurements.
 
 use skein_kernels::cpu::kv_cache::KvType;
 
@@ -8,21 +8,21 @@ use super::tensors::{self, Kind, Tensor};
 /// Bytes and operations that no implementation can avoid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepCost {
-    /// Bytes of weights read by every step; with experts, by a step of one token.
+    /// Bytes of weights read in every step; for mixtures of experts, in a step of one token.
     pub weight_bytes: u64,
     /// Weights that every drawn token is multiplied with: two operations each.
     pub weights: u64,
-    /// Of these, the head's: only drawn tokens are multiplied with them, not the other prompt tokens.
+    /// Weights of the head, which are multiplied only for drawn tokens.
     pub head_weights: u64,
-    /// Bytes of one token's keys and values, all layers.
+    /// Bytes of one token's keys and values over all layers.
     pub kv_bytes_per_token: u64,
     /// Kind of multiplication with the weights.
     pub product: Product,
 }
 
 impl StepCost {
-    /// Operations with the weights for `tokens` tokens of which `drawn` are drawn from. Attention is left
-    /// out: it depends on the context and is small for short ones.
+    /// Operations on weights for `tokens` tokens of which `drawn` are drawn from. Excludes attention, which
+    /// depends on the context and is small for short ones.
     pub fn operations(&self, tokens: u64, drawn: u64) -> u64 {
         2 * ((self.weights - self.head_weights) * tokens + self.head_weights * drawn)
     }
@@ -41,7 +41,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// The CPU's kind for bfloat16 or `packed` weights.
+    /// Kind used by the CPU for bfloat16 or `packed` weights.
     pub fn on_cpu(bf16: bool, packed: bool) -> Self {
         match (packed, bf16) {
             (true, _) => Self::Int8,
@@ -60,14 +60,14 @@ impl Product {
     }
 }
 
-/// Bytes of one value of each type.
+/// Bytes per value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueBytes {
-    /// A weight of a layer.
+    /// Size of a layer's weight.
     pub layers: u64,
-    /// A weight of the head.
+    /// Size of a weight of the head.
     pub head: u64,
-    /// A cached key or value.
+    /// Size of a cached key or value.
     pub kv: u64,
 }
 
@@ -78,7 +78,7 @@ impl Spec {
         (2 * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
     }
 
-    /// Bytes of all products' weights with so many bits each. A table of rows to look up stays in its file.
+    /// Bytes of all products' weights at `bits_per_weight`. A table for lookups stays in its file.
     pub fn cpu_weight_bytes(&self, bits_per_weight: u64) -> u64 {
         let tensors = tensors::all(self);
         let in_layers = tensors.iter().filter(|tensor| tensor.layer.is_some());
@@ -99,7 +99,7 @@ impl Spec {
         let tensors = tensors::all(self);
         let is_in_layer =
             |tensor: &&Tensor| tensor.layer.is_some() && matches!(tensor.kind, Kind::Matrix(..));
-        // A token uses some of the experts; all have the same size.
+        // A token uses only some experts; all are equally large.
         let is_used = |tensor: &&Tensor| {
             let experts = tensor.layer.and_then(|layer| self.layers[layer].feed_forward.experts);
             let used = experts.map_or(usize::MAX, |experts| experts.routing.per_token);

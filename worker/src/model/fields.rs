@@ -4,14 +4,14 @@ use serde_json::{Map, Value};
 
 use super::LoadError;
 
-/// Most positions: up to here they are exact in f32, in which rotary angles are computed.
+/// Most positions: up to here they are exact in f32, the type of rotary angles.
 pub(super) const MAX_POSITIONS: usize = 1 << 24;
 
-/// A JSON object whose fields are validated as they are read. null counts as absent.
+/// A JSON object whose fields are validated when read. null counts as absent.
 pub struct Fields<'a> {
-    /// Name of its file.
+    /// File name for messages.
     pub(super) file: &'static str,
-    /// The object's fields.
+    /// Fields by name.
     pub(super) object: &'a Map<String, Value>,
 }
 
@@ -38,8 +38,8 @@ impl Fields<'_> {
         Ok(self.size("max_position_embeddings", MAX_POSITIONS, None)? as u32)
     }
 
-    /// The result of `read` unless `field` is null: for fields with a default in transformers,
-    /// null means none.
+    /// Result of `read`, or `None` if `field` is null: in fields with a default in transformers, null means
+    /// none.
     pub(super) fn unless_null<T>(
         &self,
         field: &str,
@@ -48,7 +48,7 @@ impl Fields<'_> {
         if self.get(field).is_some_and(Value::is_null) { Ok(None) } else { read().map(Some) }
     }
 
-    /// A whole number from 1 to `most`.
+    /// Reads a whole number from 1 to `most`.
     pub(super) fn size(&self, field: &str, most: usize, default: Option<usize>) -> Result<usize, LoadError> {
         let value = match (self.is_absent(field), default) {
             (true, Some(default)) => return Ok(default),
@@ -58,7 +58,7 @@ impl Fields<'_> {
         value.ok_or_else(|| self.wrong(field, format!("a whole number from 1 to {most}")))
     }
 
-    /// A whole number from 0 to `most`.
+    /// Reads a whole number from 0 to `most`.
     pub(super) fn count(&self, field: &str, most: usize, default: usize) -> Result<usize, LoadError> {
         if self.get(field).and_then(Value::as_u64) == Some(0) {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! Hashes that tell apart models of the same name: over the configuration and samples of every tensor.
+//! Hashes that distinguish models of the same name: over the configuration and samples of every tensor.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::LoadError;
 use super::checkpoint::{ModelFile, Weights};
 
-/// The fingerprint of the model in `dir`: equal for equal copies, however they are sharded. XXH3-64.
+/// Fingerprint of the model in `dir`: equal for equal copies, regardless of sharding. XXH3-64.
 ///
 /// # Errors
 /// If the configuration or the weights cannot be read.
@@ -29,9 +29,9 @@ fn of(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     Ok(hash.digest())
 }
 
-/// Identifies the files of the model in `dir`, mapped as `weights`, on this machine; packed weights are
-/// cached under it. Includes modification times, so a weight changed in place changes it even if no sample
-/// covers that weight.
+/// Identifies the files of the model in `dir`, mapped as `weights`, on this machine; it is the cache key of
+/// packed weights. Modification times are included, so a weight changed in place changes it even outside the
+/// samples.
 ///
 /// # Errors
 /// If the configuration cannot be read.
@@ -42,7 +42,7 @@ pub fn source(dir: &Path, weights: &Weights) -> Result<u64, LoadError> {
     Ok(hash.digest())
 }
 
-/// The fingerprint of a model computed with `arithmetic`, which describes everything but the weights that
+/// Fingerprint of a model computed with `arithmetic`, which describes everything besides the weights that
 /// affects the bits of logits. Requests move only between workers that would draw the same tokens.
 pub fn computed_with(fingerprint: u64, arithmetic: &str) -> u64 {
     let mut hash = Xxh3Default::new();

@@ -1,17 +1,17 @@
-//! Which formats of numbers each device has: the one table that the command line, the worker and the manual
-//! read. What is missing is refused by name with what is near.
+//! Table of the number formats that each device supports, read by the command line, the worker and the
+//! manual. A missing format is refused with the supported ones.
 
-/// A kind of device.
+/// Kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
-    /// Processors.
+    /// Central processors, x86-64 or AArch64.
     Cpu,
-    /// NVIDIA GPUs.
+    /// GPUs from NVIDIA.
     Cuda,
 }
 
 impl Device {
-    /// Name in messages.
+    /// Name for messages.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Cpu => "the CPU",
@@ -20,21 +20,21 @@ impl Device {
     }
 }
 
-/// Who chooses a format.
+/// What selects a format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// Stored so in the checkpoint, and used as it is.
+pub enum FormatSource {
+    /// The checkpoint; its format is used unchanged.
     Checkpoint,
-    /// `--quantization`: made from 16-bit weights at load.
+    /// The flag `--quantization`; converted from 16-bit weights at load.
     Quantization,
-    /// `--dtype`.
+    /// The flag `--dtype`.
     Dtype,
-    /// `--kv-cache-dtype`.
+    /// The flag `--kv-cache-dtype`.
     KvCache,
 }
 
-impl Source {
-    /// All, in the order of the manual.
+impl FormatSource {
+    /// All sources, in the manual's order.
     pub const ALL: [Self; 4] = [Self::Checkpoint, Self::Quantization, Self::Dtype, Self::KvCache];
 
     /// Heading in the manual.
@@ -48,23 +48,23 @@ impl Source {
     }
 }
 
-/// A format, and which devices have it.
+/// A format and its support by device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format {
-    /// Who chooses it.
-    pub source: Source,
-    /// Its name: the flag's value, or that of the checkpoint's format.
+    /// What selects the format.
+    pub source: FormatSource,
+    /// Value of the flag, or name of the checkpoint format.
     pub name: &'static str,
-    /// What it is.
+    /// Short description for the manual.
     pub what: &'static str,
-    /// How activations are multiplied with it on the CPU, or what it is kept as; `None` = the CPU lacks it.
+    /// How the CPU multiplies it with activations, or how it stores it; `None` = not supported on the CPU.
     pub cpu: Option<&'static str>,
-    /// Likewise on CUDA.
+    /// The same for CUDA.
     pub cuda: Option<&'static str>,
 }
 
 impl Format {
-    /// Whether `device` has it.
+    /// Whether `device` supports the format.
     pub fn is_on(&self, device: Device) -> bool {
         match device {
             Device::Cpu => self.cpu.is_some(),
@@ -79,11 +79,11 @@ const fn stored(
     cpu: Option<&'static str>,
     cuda: Option<&'static str>,
 ) -> Format {
-    Format { source: Source::Checkpoint, name, what, cpu, cuda }
+    Format { source: FormatSource::Checkpoint, name, what, cpu, cuda }
 }
 
 const fn flag(
-    source: Source,
+    source: FormatSource,
     name: &'static str,
     what: &'static str,
     cpu: Option<&'static str>,
@@ -92,13 +92,13 @@ const fn flag(
     Format { source, name, what, cpu, cuda }
 }
 
-/// 8-bit activations.
+/// Multiplied with activations quantised to 8 bits.
 const BY_CODES: Option<&str> = Some("8-bit activations");
-/// Activations as they are.
+/// Multiplied with unquantised activations.
 const BY_FLOATS: Option<&str> = Some("float32 activations");
 const YES: Option<&str> = Some("yes");
 
-/// The table.
+/// Table of all formats.
 pub const FORMATS: &[Format] = &[
     stored("bf16", "safetensors in bfloat16", Some("bfloat16 or float32 activations"), YES),
     stored("f16", "safetensors in IEEE half", BY_FLOATS, YES),
@@ -129,46 +129,46 @@ pub const FORMATS: &[Format] = &[
     stored("NVFP4 of compressed-tensors and ModelOpt", "4-bit floats in groups of 16", None, None),
     stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", None, None),
     stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
-    flag(Source::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
+    flag(FormatSource::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
     flag(
-        Source::Quantization,
+        FormatSource::Quantization,
         "int4",
         "4 bits, a multiplier and zero point for each 32 inputs",
         BY_CODES,
         None,
     ),
-    flag(Source::Quantization, "fp8", "FP8, a scale for each output", None, YES),
-    flag(Source::Dtype, "float32", "activations are not rounded", YES, None),
-    flag(Source::Dtype, "bfloat16", "activations are rounded before products", YES, None),
-    flag(Source::KvCache, "float32", "32 bits", YES, None),
-    flag(Source::KvCache, "bfloat16", "16 bits", YES, None),
-    flag(Source::KvCache, "float16", "16 bits", YES, None),
-    flag(Source::KvCache, "int8", "8 bits, a scale for each head and token", YES, None),
-    flag(Source::KvCache, "fp8", "8 bits", None, YES),
+    flag(FormatSource::Quantization, "fp8", "FP8, a scale for each output", None, YES),
+    flag(FormatSource::Dtype, "float32", "activations are not rounded", YES, None),
+    flag(FormatSource::Dtype, "bfloat16", "activations are rounded before products", YES, None),
+    flag(FormatSource::KvCache, "float32", "32 bits", YES, None),
+    flag(FormatSource::KvCache, "bfloat16", "16 bits", YES, None),
+    flag(FormatSource::KvCache, "float16", "16 bits", YES, None),
+    flag(FormatSource::KvCache, "int8", "8 bits, a scale for each head and token", YES, None),
+    flag(FormatSource::KvCache, "fp8", "8 bits", None, YES),
 ];
 
-/// Names of what a device has, for messages.
-pub fn supported(device: Device, source: Source) -> String {
+/// Names of the formats that `device` supports, for messages.
+pub fn supported(device: Device, source: FormatSource) -> String {
     let names = FORMATS.iter().filter(|format| format.source == source && format.is_on(device));
     names.map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-/// The format of a flag's value.
-pub fn of_flag(source: Source, name: &str) -> Option<&'static Format> {
+/// Format selected by a flag's value.
+pub fn of_flag(source: FormatSource, name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.source == source && format.name == name)
 }
 
-/// The manual's tables, in Markdown.
+/// Tables for the manual, in Markdown.
 pub fn tables() -> String {
     let cell = |has: Option<&'static str>| has.unwrap_or("no");
     let row = |format: &Format| {
         format!("| {} | {} | {} | {} |\n", format.name, format.what, cell(format.cpu), cell(format.cuda))
     };
-    let table = |source: Source| {
+    let table = |source: FormatSource| {
         let rows: String = FORMATS.iter().filter(|format| format.source == source).map(row).collect();
         format!("## {}\n\n| format | what | CPU | CUDA |\n|---|---|---|---|\n{rows}\n", source.heading())
     };
-    Source::ALL.map(table).concat()
+    FormatSource::ALL.map(table).concat()
 }
 
 #[cfg(test)]
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// The page has these tables; paste them when the table here changes.
+    /// Compares the manual with the table; paste the tables into it after a change.
     #[test]
     fn the_manual_has_the_tables() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/formats.md");
@@ -197,7 +197,7 @@ mod tests {
                 assert!(is_listed || !format.is_on(device), "{format:?}");
             }
         }
-        assert_eq!(supported(Device::Cpu, Source::Quantization), "int8, int4");
-        assert_eq!(supported(Device::Cuda, Source::Checkpoint), "bf16, f16, f32");
+        assert_eq!(supported(Device::Cpu, FormatSource::Quantization), "int8, int4");
+        assert_eq!(supported(Device::Cuda, FormatSource::Checkpoint), "bf16, f16, f32");
     }
 }

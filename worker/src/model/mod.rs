@@ -1,8 +1,8 @@
-//! A model: its configuration, its weights, its forward pass. It knows batches, but neither
-//! requests nor scheduling.
+//! A model: its configuration, weights and forward pass. It knows batches, but neither requests nor
+//! scheduling.
 //!
-//! Everything read from a model directory is validated here, like any other input. Errors name the file,
-//! field, value and what is allowed.
+//! Everything read from a model directory is validated here, like any other input. Errors name the file, the
+//! field, its value and the allowed values.
 
 pub mod adapter;
 pub mod checkpoint;
@@ -32,20 +32,20 @@ pub enum LoadError {
     /// A required file cannot be read.
     #[error("cannot read {}: {source}; is this a Hugging Face model directory, completely downloaded?", path.display())]
     Read {
-        /// The unreadable file.
+        /// Path of the file.
         path: PathBuf,
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file does not have the content that its name promises.
+    /// A file's content is malformed.
     #[error("{} is damaged: {reason}; download it again", path.display())]
     Damaged {
-        /// The damaged file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault in the content.
         reason: String,
     },
-    /// A GGUF file cannot be read, is damaged, or has something that is not supported.
+    /// A GGUF file is unreadable, damaged or unsupported.
     #[error(transparent)]
     Gguf(#[from] skein_gguf::GgufError),
     /// A configuration field has a value that cannot be served.
@@ -60,27 +60,27 @@ pub enum LoadError {
         /// The allowed values.
         allowed: String,
     },
-    /// No family has the model's name.
+    /// No family has this model type.
     #[error(
         "{file}: model_type {model_type} is not supported{}; supported: {supported}",
         near.map_or(String::new(), |near| format!(" (the nearest is {near})"))
     )]
     Architecture {
-        /// config.json.
+        /// Name of the configuration file.
         file: &'static str,
-        /// Its `model_type`, with the architecture if there is one.
+        /// Its `model_type`, with the architecture if given.
         model_type: String,
-        /// The supported family with the most similar name.
+        /// Supported family with the most similar name.
         near: Option<&'static str>,
-        /// All supported families.
+        /// Names of all supported families.
         supported: String,
     },
     /// A tensor is missing.
     #[error("tensor {tensor} {expected} is in no weight file of {}; is the download complete?", dir.display())]
     MissingTensor {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
-        /// Its expected shape.
+        /// Shape that the configuration implies.
         expected: String,
         /// The model directory.
         dir: PathBuf,
@@ -88,59 +88,59 @@ pub enum LoadError {
     /// A tensor does not match the configuration.
     #[error("tensor {tensor} in {} is {got}, but the configuration says {expected}", path.display())]
     WrongTensor {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
-        /// The file that contains it.
+        /// File that contains it.
         path: PathBuf,
         /// Type and shape in the file.
         got: String,
         /// Expected types and shape.
         expected: String,
     },
-    /// A tensor has values outside its format's range, or NaN or infinite values that would have
-    /// to be quantised.
+    /// A tensor has values outside its format's range, or NaN or infinite values that would have to be
+    /// quantised.
     #[error("tensor {tensor}: {source}")]
     UnpackedTensor {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
         /// The packing error.
         source: packed::PackError,
     },
-    /// A rank's part of a matrix would begin inside a block.
+    /// A rank's part of a matrix would start inside a block.
     #[error(
         "tensor {tensor} is stored in blocks of {unit} inputs, and a rank would have inputs {start} to {end}; use fewer ranks (--tensor-parallel-size)"
     )]
     CutBlocks {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
-        /// Inputs of a block.
+        /// Inputs per block.
         unit: usize,
         /// First input of the rank's part.
         start: usize,
         /// End of the rank's part.
         end: usize,
     },
-    /// A tensor of a quantised matrix cannot be used.
+    /// A tensor of a quantised matrix is unusable.
     #[error("tensor {tensor}: {reason}")]
     CodedTensor {
-        /// The tensor's name.
+        /// Name of the tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// Fault in the tensor.
         reason: String,
     },
-    /// Matrices that are multiplied together are stored differently.
+    /// Matrices that are multiplied together have different storage.
     #[error(
         "tensors {first} ({first_form}) and {second} ({second_form}) read the same input and must be stored in the same \
          form and order; quantise both alike, or leave both in 16 bits"
     )]
     MixedProduct {
-        /// One of them.
+        /// Name of one tensor.
         first: String,
-        /// Its form.
+        /// Storage of the first tensor.
         first_form: String,
-        /// The other.
+        /// Name of the other tensor.
         second: String,
-        /// Its form.
+        /// Storage of the other tensor.
         second_form: String,
     },
     /// Out of memory for packed weights.
@@ -148,7 +148,7 @@ pub enum LoadError {
         "cannot allocate {bytes} bytes for packed weights: {source}; free some memory, or serve a smaller model"
     )]
     Packing {
-        /// Bytes of all packed weights.
+        /// Total size of the packed weights, in bytes.
         bytes: u64,
         /// The operating system's error.
         source: std::io::Error,
@@ -167,10 +167,10 @@ pub enum LoadError {
         /// The model directory.
         dir: PathBuf,
     },
-    /// The model cannot be divided among so many ranks.
+    /// The model cannot be divided among this number of ranks.
     #[error(transparent)]
     Indivisible(#[from] Indivisible),
-    /// Another rank of the group did not do its part of the check at load.
+    /// Another rank failed during the check at load.
     #[error("the group has failed: {0}")]
     Lost(#[from] Lost),
     /// The compute thread could not be started.

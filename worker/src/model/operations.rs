@@ -1,8 +1,8 @@
-//! The operations that a device provides, and the forward pass over them.
+//! Operations that a device provides, and the forward pass built from them.
 //!
 //! Each operation is as coarse as the best fusion on any device. The device decides when to add to the
 //! residual stream, how to encode the inputs of a product, and which rows continue to the end of the last
-//! layer. Logits are left out: only a device's backend knows their rows and destination.
+//! layer. Logits are excluded: only a device's backend knows their rows and destination.
 
 use super::spec::Spec;
 

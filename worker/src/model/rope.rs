@@ -1,5 +1,5 @@
-//! Reads the rotary embedding of a configuration. Version 5 of transformers writes `rope_parameters`, version
-//! 4 `rope_theta`, `rope_scaling` and `partial_rotary_factor`.
+//! Reads the rotary embedding from a configuration: `rope_parameters` in version 5 of transformers,
+//! `rope_theta`, `rope_scaling` and `partial_rotary_factor` in version 4.
 
 use serde_json::{Map, Value};
 use skein_kernels::cpu::rope::{RopeScaling, Rotation};
@@ -7,17 +7,17 @@ use skein_kernels::cpu::rope::{RopeScaling, Rotation};
 use super::LoadError;
 use super::fields::Fields;
 
-/// Kinds of scaling; `su` is an old name of `longrope`.
+/// Kinds of scaling; `su` is an old name for `longrope`.
 const KINDS: [&str; 7] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"];
-/// Longest context of a first training, in tokens.
+/// Longest original training context, in tokens.
 const MAX_CONTEXT: f64 = 1e9;
 
-/// What a family assumes where the configuration says nothing.
+/// Defaults of a family for absent fields.
 #[derive(Debug, Clone, Copy)]
 pub struct RopeDefaults {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Share of a head that is rotated.
+    /// Fraction of a head that is rotated.
     pub partial: f64,
 }
 
@@ -26,7 +26,7 @@ impl RopeDefaults {
     pub const USUAL: Self = Self { theta: 10_000.0, partial: 1.0 };
 }
 
-/// The rotation of heads of `head_dim` values, and how many of them are rotated.
+/// Rotation of heads of `head_dim` values, and the number of values rotated.
 pub fn rope(
     fields: &Fields<'_>,
     head_dim: usize,
@@ -41,7 +41,7 @@ pub fn rope(
     read(fields, &scaling, head_dim, defaults)
 }
 
-/// The object in `field`, if any.
+/// Object in `field`, if present.
 pub fn object<'a>(
     fields: &Fields<'a>,
     field: &'static str,
@@ -53,7 +53,7 @@ pub fn object<'a>(
     }
 }
 
-/// As [`rope`], with the parameters in `scaling`.
+/// Like [`rope`], with the parameters in `scaling`.
 pub fn read(
     fields: &Fields<'_>,
     scaling: &Fields<'_>,
@@ -80,10 +80,10 @@ fn read_scaling(fields: &Fields<'_>, scaling: &Fields<'_>, rotated: usize) -> Re
     match kind.as_str() {
         "linear" => Ok(RopeScaling::Linear(factor()?)),
         "llama3" => llama3(fields, scaling),
-        // Phi-3's first configurations say yarn, but list the factors of longrope.
+        // The first Phi-3 configurations say yarn but contain longrope's factors.
         "yarn" if scaling.is_absent("short_factor") => yarn(fields, scaling),
         "yarn" | "longrope" | "su" => long(fields, scaling, rotated),
-        // No frequency changes up to max_position_embeddings, the longest sequence that is served.
+        // `dynamic` changes no frequency up to max_position_embeddings, the longest sequence served.
         "dynamic" => factor().map(|_| RopeScaling::None),
         _ => Ok(RopeScaling::None),
     }
@@ -130,8 +130,8 @@ fn yarn(fields: &Fields<'_>, scaling: &Fields<'_>) -> Result<RopeScaling, LoadEr
     })
 }
 
-/// The factors depend on the longest sequence that is served, not on a request's: cached keys of short and
-/// long requests must not differ.
+/// The factors depend on the longest sequence served, not on a request's: cached keys of short and long
+/// requests must be the same.
 fn long(fields: &Fields<'_>, scaling: &Fields<'_>, rotated: usize) -> Result<RopeScaling, LoadError> {
     let (original, longest) = (original_context(fields, scaling)?, f64::from(fields.max_positions()?));
     let factor = scaling.number("factor", 1e-3..=1e6, Some(longest / original))?;
@@ -145,7 +145,7 @@ fn long(fields: &Fields<'_>, scaling: &Fields<'_>, rotated: usize) -> Result<Rop
     })
 }
 
-/// A list of `pairs` factors.
+/// Reads a list of `pairs` factors.
 fn factors(scaling: &Fields<'_>, field: &str, pairs: usize) -> Result<Vec<f64>, LoadError> {
     let list = scaling.get(field).and_then(Value::as_array).filter(|list| list.len() == pairs);
     let number = |value: &Value| value.as_f64().filter(|factor| (1e-3..=1e6).contains(factor));
@@ -153,7 +153,7 @@ fn factors(scaling: &Fields<'_>, field: &str, pairs: usize) -> Result<Vec<f64>, 
     factors.ok_or_else(|| scaling.wrong(field, format!("a list of {pairs} numbers from 0.001 to 1000000")))
 }
 
-/// Context length of the first training. Phi has it outside the rope's parameters.
+/// Original training context. Phi stores it outside the rope parameters.
 fn original_context(fields: &Fields<'_>, scaling: &Fields<'_>) -> Result<f64, LoadError> {
     const FIELD: &str = "original_max_position_embeddings";
     let fields_or_scaling = if fields.is_absent(FIELD) { scaling } else { fields };

@@ -1,4 +1,4 @@
-//! What a model computes: its sizes and the variant of each part. A family makes a spec from its
+//! Structure of a model: its sizes and the variant of each part. A family creates the spec from its
 //! configuration, [`super::tensors`] lists its weights, and a device runs it.
 
 use skein_kernels::cpu::experts::Routing;
@@ -10,35 +10,35 @@ use super::tensors::Role;
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Rows of the embedding table; token ids are below it.
+    /// Rows of the embedding table; token ids are below this.
     pub vocab_size: u32,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Factor for embedding rows.
+    /// Factor of embedding rows.
     pub embedding_scale: f32,
-    /// Whether that factor is rounded to the type of the embedding rows first.
+    /// Whether that factor is first rounded to the type of the embedding rows.
     pub rounds_embedding_scale: bool,
-    /// Attention of every layer: the cache has one shape.
+    /// Attention of every layer; one shape, because layers share a cache.
     pub attention: AttentionSpec,
-    /// The rotations of queries and keys that layers choose from.
+    /// Rotations of queries and keys that layers select from.
     pub rotations: Vec<Rotation>,
     /// Layers in order.
     pub layers: Vec<LayerSpec>,
-    /// Shared by all normalisations.
+    /// Norm variant of all layers and the head.
     pub norm: NormSpec,
-    /// Whether attention and feed-forward network of a layer read the same rows, and both are added to them.
+    /// Whether a layer's attention and feed-forward network read the same rows and are both added to them.
     pub is_parallel: bool,
     /// Whether the head is the embedding table.
     pub is_tied: bool,
-    /// Factor for logits, applied before the softcap; multiplied into the last normalisation's weights.
+    /// Factor of the logits, before the softcap; multiplied into the last norm's weights.
     pub logits_scale: f32,
     /// Logits become `softcap * tanh(logit / softcap)`.
     pub logits_softcap: Option<f32>,
-    /// The checkpoint's names of a tensor; see [`super::tensors`].
+    /// Names of tensors in the checkpoint; see [`super::tensors`].
     pub names: Names,
 }
 
-/// Names of a role's tensor in checkpoints, as [`super::tensors`] reads them; the first that exists is used.
+/// Names of a role's tensor in checkpoints for [`super::tensors`]; the first that exists is used.
 pub type Names = fn(Role) -> &'static [&'static str];
 
 /// Grouped-query attention (Ainslie et al. 2023) with rotary positions (Su et al. 2021).
@@ -48,9 +48,9 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Values in a head; even.
+    /// Values per head; even.
     pub head_dim: usize,
-    /// Factor for the scores.
+    /// Factor of the attention scores.
     pub scale: f32,
     /// Scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
@@ -64,31 +64,30 @@ pub struct AttentionSpec {
     pub pairs: HeadPairs,
 }
 
-/// Normalisation of queries and keys.
+/// Norms of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
-    /// None.
+    /// Queries and keys are not normalised.
     None,
-    /// Each head on its own, all with the same weights.
+    /// One norm per head, with weights shared by all heads.
     Heads,
-    /// All heads of a row together.
+    /// One norm over all heads of a row.
     Row,
 }
 
-/// The pairs of values in a checkpoint's heads that are rotated. Devices rotate value `i` with value `i +
-/// head_dim / 2`, so heads of other layouts are reordered at load. Scores do not change: queries and keys
-/// have the same order.
+/// Which values of the checkpoint's heads are rotated together. Devices rotate value `i` with value `i +
+/// head_dim / 2`, so heads in other layouts are reordered at load. Scores do not change, because queries and
+/// keys are reordered alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadPairs {
-    /// Values at the start of a head that are rotated; even.
+    /// Number of values at the start of a head that are rotated; even.
     pub rotated: usize,
     /// Whether pairs are adjacent; otherwise they are `rotated / 2` apart.
     pub is_interleaved: bool,
 }
 
 impl HeadPairs {
-    /// Index in the checkpoint's head of each value of a head on the device; `None` if they have the same
-    /// order.
+    /// Index in the checkpoint's head of each value of a device's head; `None` if the order is the same.
     pub fn order(self, head_dim: usize) -> Option<Vec<usize>> {
         let Self { rotated, is_interleaved } = self;
         if rotated == head_dim && !is_interleaved {
@@ -109,70 +108,70 @@ impl HeadPairs {
     }
 }
 
-/// Properties that may differ between layers.
+/// Properties that vary by layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
-    /// A token attends to itself and the `window - 1` before it; `None` = to all before it. The cache keeps
-    /// all of them.
+    /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it. The cache
+    /// keeps all of them.
     pub window: Option<u32>,
-    /// Index of its rotation among [`Spec::rotations`].
+    /// Index of the layer's rotation in [`Spec::rotations`].
     pub rotation: usize,
-    /// The feed-forward network.
+    /// Feed-forward network of the layer.
     pub feed_forward: FeedForwardSpec,
 }
 
-/// A feed-forward network: gated, `down(activation(gate(x)) * up(x))` (Shazeer 2020), or `down(activation(up
-/// (x)))`.
+/// A feed-forward network: gated, `down(activation(gate(x)) * up(x))` (Shazeer 2020), or ungated,
+/// `down(activation(up(x)))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FeedForwardSpec {
-    /// Activation of the gate, or of up if there is none.
+    /// Activation of the gate, or of `up` without a gate.
     pub activation: Gate,
-    /// Whether it has a gate.
+    /// Whether the network has a gate.
     pub is_gated: bool,
     /// Outputs of gate and up.
     pub inner_size: usize,
     /// Whether its matrices have biases.
     pub has_bias: bool,
-    /// If there are several such networks, of which each row uses some.
+    /// Mixture of such networks, of which each row uses some; `None` = a single network.
     pub experts: Option<ExpertsSpec>,
 }
 
-/// A sparse mixture of feed-forward networks (Shazeer et al. 2017).
+/// Sparse mixture of feed-forward networks (Shazeer et al. 2017).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertsSpec {
-    /// Number of networks.
+    /// Number of experts.
     pub count: usize,
-    /// Choice and weights of a row's networks.
+    /// Selection and weighting of a row's experts.
     pub routing: Routing,
-    /// Whether scores are corrected before the choice.
+    /// Whether scores are corrected before the selection.
     pub has_correction: bool,
-    /// The network that all rows use beside their experts.
+    /// Shared network that all rows use besides their experts.
     pub shared: Option<SharedSpec>,
 }
 
-/// A network beside the experts that every row uses.
+/// Shared network of a mixture of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedSpec {
     /// Outputs of gate and up.
     pub inner_size: usize,
-    /// Whether its output is multiplied by the sigmoid of a logit of the row.
+    /// Whether its output is multiplied by the sigmoid of a logit per row.
     pub is_weighted: bool,
 }
 
-/// Normalisation of the inputs of attention, feed-forward networks and head.
+/// Norms of attention, feed-forward networks and head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormSpec {
-    /// What is computed.
+    /// Formula of the norm.
     pub kind: NormKind,
-    /// Added to the mean square, or to the variance.
+    /// Added to the mean square or to the variance.
     pub eps: f32,
-    /// Added to the stored weights before rows are multiplied by them.
+    /// Added to the stored weights before use.
     pub offset: f32,
-    /// What is normalised in a layer.
+    /// Which values of a layer are normalised.
     pub place: NormPlace,
 }
 
-/// A kind of normalisation.
+/// Formula of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
     /// RMS normalisation (Zhang & Sennrich 2019).
@@ -184,14 +183,14 @@ pub enum NormKind {
     },
 }
 
-/// What is normalised in a layer, of attention and feed-forward network alike.
+/// Which values of attention and feed-forward network are normalised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormPlace {
-    /// Their inputs.
+    /// Only the inputs of both parts.
     Inputs,
-    /// Their outputs, before they are added to the residual stream.
+    /// Outputs only, before they are added to the residual stream.
     Outputs,
-    /// Both.
+    /// Inputs and outputs.
     Both,
 }
 
@@ -208,12 +207,12 @@ impl NormPlace {
 }
 
 impl AttentionSpec {
-    /// Width of a row's queries, all heads.
+    /// Width of a row's queries over all heads.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Width of a row's keys, and of its values, all KV heads.
+    /// Width of a row's keys, and of its values, over all KV heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
@@ -230,7 +229,7 @@ impl Spec {
         self.layers.iter().map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default()
     }
 
-    /// Most experts of a layer, and most of them for one row; 0 and 0 if there are none.
+    /// Most experts in a layer, and most per row; both 0 without experts.
     pub fn experts(&self) -> (usize, usize) {
         let experts = self.layers.iter().filter_map(|layer| layer.feed_forward.experts);
         experts.fold((0, 0), |(count, per_token), experts| {

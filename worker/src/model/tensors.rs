@@ -1,5 +1,5 @@
-//! The one list of a model's tensors: names, shapes and roles. Packing, upload, dummy weights, costs and the
-//! memory plan use it, and nothing else describes a checkpoint's content.
+//! The only list of a model's tensors: names, shapes and roles. Packing, upload, dummy weights, costs and the
+//! memory plan use it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -48,34 +48,34 @@ impl Role {
     pub const COUNT: usize = Self::Head as usize + 1;
 }
 
-/// Matrices that read the same input. A device may stack them and multiply once.
+/// Groups of matrices that read the same input. A device may stack them and multiply once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Product {
     /// Query, key, value.
     Qkv,
-    /// The attention output projection.
+    /// Attention output projection.
     AttentionOutput,
-    /// Gate and up.
+    /// Gate and up projections.
     GateUp,
-    /// The down projection.
+    /// Down projection of the feed-forward network.
     Down,
-    /// The head, which gives logits.
+    /// Head, which computes logits.
     Logits,
-    /// The choice of experts.
+    /// Choice of experts.
     Router,
 }
 
 impl Product {
-    /// The products of a layer, in the order of a step.
+    /// Products of a layer, in the order of a step.
     pub const OF_A_LAYER: [Self; 4] = [Self::Qkv, Self::AttentionOutput, Self::GateUp, Self::Down];
 }
 
 /// How a tensor is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The embedding table: rows are looked up, and it is also the head of a tied model.
+    /// Embedding table: its rows are looked up, and a tied model also uses it as head.
     Table,
-    /// A matrix of a product; its first row is this output of the product.
+    /// Matrix of a product; its first row is this output of the product.
     Matrix(Product, usize),
     /// Bias of the matrix with the same role.
     Bias(Product, usize),
@@ -83,18 +83,18 @@ pub enum Kind {
     Norm,
     /// Biases of a layer normalisation.
     NormBias,
-    /// Other values, whose name in the checkpoint has no ending.
+    /// Other values, whose name in the checkpoint has no suffix.
     Values,
 }
 
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its first name.
+    /// First of its names.
     pub name: String,
-    /// Index of its layer; `None` outside the layers.
+    /// Layer index; `None` outside the layers.
     pub layer: Option<usize>,
-    /// Index of its expert; `None` outside the experts.
+    /// Expert index; `None` outside the experts.
     pub expert: Option<usize>,
     /// Role in the model.
     pub role: Role,
@@ -104,16 +104,16 @@ pub struct Tensor {
     pub rows: usize,
     /// Inputs of a matrix; 1 for a vector.
     pub cols: usize,
-    /// Where it may be in a checkpoint; the first that exists is used.
+    /// Where a checkpoint may store it; the first that exists is used.
     pub stored: Vec<Stored>,
     /// Index in the checkpoint of each value of a head; `None` if the order is the same.
     pub order: Option<Vec<usize>>,
 }
 
-/// A matrix as a checkpoint stores it.
+/// A matrix as stored in a checkpoint.
 #[derive(Clone)]
 pub enum StoredMatrix {
-    /// Numbers of 16 or 32 bits, or GGUF's blocks.
+    /// 16- or 32-bit numbers, or GGUF's blocks.
     Numbers(WeightMatrix),
     /// Codes of fewer bits.
     Codes(CodedMatrix),
@@ -136,7 +136,7 @@ impl StoredMatrix {
         }
     }
 
-    /// Whether it has fewer than 16 bits.
+    /// Whether weights have fewer than 16 bits.
     pub fn is_quantised(&self) -> bool {
         match self {
             Self::Numbers(numbers) => numbers.storage().blocks().is_some(),
@@ -144,7 +144,7 @@ impl StoredMatrix {
         }
     }
 
-    /// Bytes of all weights.
+    /// Size of the weights, in bytes.
     pub fn len_bytes(&self) -> usize {
         match self {
             Self::Numbers(numbers) => numbers.len_bytes(),
@@ -152,13 +152,13 @@ impl StoredMatrix {
         }
     }
 
-    /// Some of its rows and columns.
+    /// The part with these rows and columns.
     ///
     /// # Errors
-    /// If it cannot be cut there.
+    /// If it cannot be split there.
     ///
     /// # Panics
-    /// If there are no such rows and columns.
+    /// If the matrix has no such rows and columns.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Result<Self, LoadError> {
         match self {
             Self::Numbers(numbers) => Ok(Self::Numbers(numbers.part(rows, cols))),
@@ -167,14 +167,14 @@ impl StoredMatrix {
     }
 }
 
-/// A place in a checkpoint.
+/// Location of a tensor in a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
     /// Name of the stored tensor.
     pub name: String,
-    /// Its shape.
+    /// Shape of the stored tensor.
     pub shape: Vec<usize>,
-    /// First of the rows that are meant. The stored tensor may have more.
+    /// First row of the tensor within the stored one, which may have more rows.
     pub first_row: usize,
 }
 
@@ -184,8 +184,8 @@ impl Tensor {
         self.stored[0].shape.clone()
     }
 
-    /// Leaves of the sums over its inputs: several if ranks may share the matrix by its inputs, which they
-    /// divide by whole heads.
+    /// Number of leaves of the sums over its inputs: several if ranks may split the matrix by its inputs,
+    /// which they do by whole heads.
     pub fn leaves(&self, spec: &Spec) -> usize {
         match self.kind {
             Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.head_dim),
@@ -204,10 +204,10 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Finds it in `weights`: a matrix, or a vector as one row. Heads have the checkpoint's order.
+    /// Finds the tensor in `weights`: a matrix, or a vector as one row. Heads have the checkpoint's order.
     ///
     /// # Errors
-    /// If it is missing, or has another type or shape.
+    /// If it is missing or has the wrong type or shape.
     pub fn find_stored(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
         let exists = self.stored.iter().find(|stored| weights.contains(&stored.name));
         let Stored { name, shape, first_row } = exists.unwrap_or(&self.stored[0]);
@@ -223,7 +223,7 @@ impl Tensor {
     /// Finds a matrix in `weights`, as numbers or as codes. Heads have the checkpoint's order.
     ///
     /// # Errors
-    /// If it is missing, or has another type or shape.
+    /// If it is missing or has the wrong type or shape.
     pub fn find_matrix(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
         if weights.scheme().is_some() && !self.stored.iter().any(|stored| weights.has_numbers(&stored.name)) {
             for Stored { name, shape, first_row } in self.stored.iter().filter(|it| it.shape.len() == 2) {
@@ -243,10 +243,10 @@ impl Tensor {
         row / order.len() * order.len() + order[row % order.len()]
     }
 
-    /// As [`Tensor::find_stored`], with heads in the device's order. This copies those of other orders.
+    /// Like [`Tensor::find_stored`], with heads in the device's order; reordering copies them.
     ///
     /// # Errors
-    /// If it is missing, or has another type or shape.
+    /// If it is missing or has the wrong type or shape.
     pub fn find(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
         self.find_stored(weights).map(|stored| self.in_order(stored))
     }
@@ -260,11 +260,10 @@ impl Tensor {
         if matches!(self.kind, Kind::Matrix(..)) { stored.with_rows(from) } else { stored.with_columns(from) }
     }
 
-    /// The values of a vector as they are applied: norms with their offset, the last one with the logits'
-    /// factor.
+    /// Values of a vector as applied: norms include their offset, and the last one the logits' factor.
     ///
     /// # Errors
-    /// Those of [`Tensor::find`].
+    /// As for [`Tensor::find`].
     pub fn read(&self, spec: &Spec, weights: &Weights) -> Result<Vec<f32>, LoadError> {
         let mut values = vec![0.0; self.rows];
         self.find(weights)?.widen_row(0, &mut values);
@@ -296,7 +295,7 @@ pub fn all(spec: &Spec) -> Vec<Tensor> {
     list.tensors
 }
 
-/// The embedding table, whose type is taken as the checkpoint's.
+/// Embedding table, whose type counts as the checkpoint's.
 pub fn embedding(spec: &Spec) -> Tensor {
     let mut list = List::new(spec);
     list.embedding();
@@ -343,7 +342,7 @@ pub fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), Product
     products
 }
 
-/// The list being built.
+/// List under construction.
 struct List<'a> {
     spec: &'a Spec,
     layer: Option<usize>,
@@ -351,12 +350,12 @@ struct List<'a> {
     tensors: Vec<Tensor>,
 }
 
-/// One of the matrices of a product.
+/// A matrix of a product.
 #[derive(Clone, Copy)]
 struct Part {
     role: Role,
     rows: usize,
-    /// Whether its rows are those of heads that are rotated.
+    /// Whether its rows belong to heads that are rotated.
     is_rotated: bool,
 }
 
@@ -429,7 +428,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// What a mixture has beside its router and its experts.
+    /// Tensors of a mixture other than its router and experts.
     fn beside_experts(&mut self, experts: ExpertsSpec) {
         if experts.has_correction {
             self.add(Part::new(Role::RouterCorrection, experts.count), Kind::Values, 1, &[]);
@@ -451,7 +450,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// Adds the matrices of a product, with their biases.
+    /// Adds the matrices and biases of a product.
     fn product(&mut self, product: Product, parts: &[Part], cols: usize, has_bias: bool) {
         let mut first = 0;
         for part in parts {
@@ -463,7 +462,7 @@ impl<'a> List<'a> {
         }
     }
 
-    /// Adds a tensor of `part`, which is one of the `stack` of its product.
+    /// Adds the tensor of `part`, which belongs to the `stack` of its product.
     fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
         let stored: Vec<Stored> = (self.spec.names)(part.role)
             .iter()
@@ -476,8 +475,8 @@ impl<'a> List<'a> {
         self.tensors.push(Tensor { name, layer, expert, role, kind, rows, cols, stored, order });
     }
 
-    /// Where `part` is if its tensor has this name. Parts of the same name are rows of one tensor, one after
-    /// the other, and without `{}` in the name of an expert's tensor, all experts are.
+    /// Location of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
+    /// tensor; if an expert's name has no `{}`, the tensor holds all experts.
     fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Stored {
         let has_name = |other: &&Part| (self.spec.names)(other.role).contains(&name);
         let together = || stack.iter().filter(has_name);

@@ -1,4 +1,4 @@
-//! How many sequences one call may run while others wait.
+//! Limits how many sequences one call may run while others wait.
 //!
 //! A client's call may hold 128 prompts of many samples each, and all of them rank before a request that
 //! arrives later. In rank order alone, another client's short request would wait for all of them. So while
@@ -15,30 +15,30 @@ use super::Scheduler;
 use super::request::RequestKey;
 use super::sequence::{Rank, Sequence};
 
-/// The smallest share of a call is this part (1 / n) of the seats. With more than n calls, the earlier ones
-/// run first: smaller shares would not hold the samples of an ordinary request together.
+/// The smallest share of a call is 1/`LEAST_SHARE` of the seats. With more calls than that, the earlier ones
+/// run first: a smaller share could not run the samples of an ordinary request together.
 const LEAST_SHARE: usize = 8;
 
-/// The client's call that a sequence belongs to.
+/// Client call that a sequence belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Call {
-    /// Requests of this name belong together.
+    /// Requests with this call number.
     Named(u64),
-    /// A request that belongs to no call.
+    /// A request without a call number.
     Alone(RequestKey),
 }
 
-/// Seats by call, while more than one call wants some.
+/// Seats per call, while more than one call needs some.
 #[derive(Debug)]
 pub(super) struct FairShare {
-    /// Seats that each call may have.
+    /// Seats that each call may hold.
     share: usize,
     held: HashMap<Call, usize>,
 }
 
 impl FairShare {
-    /// The shares among the calls that run sequences or have some waiting at the best waiting priority.
-    /// `None` if nothing waits or there is only one such call.
+    /// Shares among the calls that run sequences or have some waiting at the best waiting priority. `None` if
+    /// nothing waits or there is only one such call.
     fn of(scheduler: &Scheduler) -> Option<Self> {
         let queues = &scheduler.queues;
         let priority = queues.waiting.keys().next()?.priority;
@@ -58,25 +58,25 @@ impl FairShare {
         self.held.get(&call).copied().unwrap_or(0)
     }
 
-    /// Whether some call has more than its share.
+    /// Whether any call exceeds its share.
     fn is_exceeded(&self) -> bool {
         self.held.values().any(|&held| held > self.share)
     }
 
-    /// Whether the sequence fits into its call's share. The first sequence of a call always does.
+    /// Whether the sequence fits into its call's share. A call's first sequence always does.
     fn has_room_for(&self, waiting: &Sequence) -> bool {
         let held = self.held(waiting.call);
         held == 0 || held + waiting.samples.len() <= self.share
     }
 
-    /// Whether `running` may be preempted for a sequence of `rank`: without it, its call still has a full
-    /// share.
+    /// Whether `running` may be preempted for a sequence of `rank`: without `running`, its call must still
+    /// have a full share.
     fn gives_way(&self, running: &Sequence, rank: Rank) -> bool {
         let others = self.held(running.call).saturating_sub(running.samples.len());
         others >= self.share && running.rank.priority >= rank.priority && !running.is_ending()
     }
 
-    /// Counts the seats of a sequence that was admitted.
+    /// Counts the seats of an admitted sequence.
     pub fn seat(&mut self, sequence: &Sequence) {
         *self.held.entry(sequence.call).or_default() += sequence.samples.len();
     }
@@ -88,8 +88,8 @@ impl FairShare {
 }
 
 impl Scheduler {
-    /// Admits waiting sequences that fit into their call's share, while other calls exceed theirs. Preempts
-    /// what those run beyond it.
+    /// Admits waiting sequences that fit into their call's share while other calls exceed theirs, and
+    /// preempts the excess.
     pub(super) fn share_seats(&mut self) -> Option<FairShare> {
         let mut fair = FairShare::of(self)?;
         while fair.is_exceeded()
@@ -110,7 +110,7 @@ impl Scheduler {
         in_share.or_else(|| self.queues.waiting.keys().next().copied())
     }
 
-    /// Counts the sequence of `rank`, if it was admitted.
+    /// Counts the seats of the sequence of `rank` if it was admitted.
     pub(super) fn seated(&self, rank: Rank, fair: &mut FairShare) {
         if let Some(index) = self.queues.index_of(rank) {
             fair.seat(&self.queues.running[index]);
@@ -124,8 +124,8 @@ impl Scheduler {
         ranked.find(|sequence| fair.has_room_for(sequence)).map(|sequence| sequence.rank)
     }
 
-    /// Preempts sequences of calls that exceed their share until the waiting one fits, and only if that makes
-    /// enough room. Returns whether it fits.
+    /// Preempts sequences of calls that exceed their share until the waiting sequence fits, and only if that
+    /// frees enough room. Returns whether it fits.
     fn make_way(&mut self, rank: Rank, fair: &mut FairShare) -> bool {
         while let Some(waiting) = self.queues.waiting.get(&rank) {
             if self.fits(waiting) {

@@ -1,9 +1,9 @@
-//! What a sequence has in flight: its rows in uncommitted steps, its length after them, and why it may have
-//! to sit out the next step.
+//! State of a sequence's uncommitted steps: its rows in them, its length after them, and why it may have to
+//! skip the next step.
 //!
 //! Each draw in flight counts as one token with a known position and an unknown value. The token of a plain
 //! draw is carried from step to step on the device. If more than its value is unknown (samples fork, a draft
-//! is being verified), the sequence sits out until the step is committed.
+//! is being verified), the sequence skips steps until that step is committed.
 
 use super::Limits;
 use super::planned_rows::{Draws, PlannedRows};
@@ -74,8 +74,8 @@ impl Sequence {
         let in_flight = self.last_draw().and_then(|(drawn_in, draws)| match draws {
             Draws::Fork { .. } => Some(Pause::Forking),
             Draws::Verify { .. } => Some(Pause::Verifying),
-            // A history may end with one unknown token, and only the step just before can supply it.
-            // The next mask, and the end of a bad word, depend on the token.
+            // A history may end with one unknown token, which only the step just before can supply. The next
+            // mask and the end of a banned sequence depend on that token.
             Draws::Next { .. } if drawn_in + 1 < step || !self.carries || self.needs_known_tokens() => {
                 Some(Pause::Drawing)
             }

@@ -7,6 +7,9 @@
 //! that a long prompt does not stall the streams. When blocks run out, the last sequence in rank is
 //! preempted: it gives its blocks back and is recomputed later.
 //!
+//! Requests of the lowest priority are background work (`background`): they get rows only where they hardly
+//! delay others.
+//!
 //! A step may be planned while earlier ones are in flight (the engine decides how many), so that the
 //! device has its next step when it finishes one. Commits follow in the order of the plans. A plan does
 //! not need the values of tokens still being drawn. It needs only their positions, whether `max_tokens`
@@ -35,6 +38,7 @@
 //! holds. Only a [`Hold`] has no end of its own; its owner must lift it.
 
 mod audit;
+mod background;
 mod budget;
 mod commit;
 mod drafts;
@@ -54,12 +58,14 @@ mod step_time;
 #[cfg(test)]
 mod tests;
 
+use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 use skein_proto::runs::{CacheChange, RunStored};
 
 pub use audit::Violation;
+pub use background::BACKGROUND;
 pub use drafts::{Drafts, Propose};
 pub use plan::Plan;
 pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
@@ -86,9 +92,11 @@ pub struct Scheduler {
     committed_steps: u64,
     /// A sequence was preempted in this step, so none is admitted.
     short_of_blocks: bool,
+    /// When a request other than a background one was last here.
+    others_seen: Option<Timestamp>,
     /// Sequences preempted since the start.
     preemptions: u64,
-    /// Since they were last taken; at most one for each running sequence and step.
+    /// Notes not yet taken; at most one per running sequence and step.
     notes: Vec<Note>,
     share_prefixes: bool,
 }
@@ -106,7 +114,7 @@ struct Limits {
     max_num_batched_tokens: u32,
     /// Most waiting sequences.
     max_waiting: u32,
-    /// Stages that a step passes; see [`Scheduler::set_stages`].
+    /// Pipeline stages that a step passes; see [`Scheduler::set_stages`].
     stages: u32,
 }
 
@@ -134,16 +142,16 @@ impl Scheduler {
             planned_steps: 0,
             committed_steps: 0,
             short_of_blocks: false,
+            others_seen: None,
             preemptions: 0,
             notes: Vec::new(),
             share_prefixes: config.enable_prefix_caching,
         }
     }
 
-    /// Plans for a backend of `stages` stages, each with a step of its own. A step's tokens are known when
-    /// it has passed all of them, so no step carries tokens over from the one before: a stream sits out
-    /// until its last token is known. Each step gets an even part of the streams, so that all stages have
-    /// work.
+    /// Plans for a pipeline of `stages` stages, each running its own step. A step's tokens are known only
+    /// after all stages, so no step carries tokens over from the one before: a stream skips steps until its
+    /// last token is known. Each step gets an even part of the streams, so that all stages have work.
     pub fn set_stages(&mut self, stages: u32) {
         self.limits.stages = stages.max(1);
     }
@@ -254,8 +262,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets the mask for the next draw of a sample that follows a grammar; needed before each of its draws is
-    /// planned. False if the sample is not here.
+    /// Sets the mask for the next draw of a constrained sample; required before each of its draws is planned.
+    /// False if the sample is not here.
     pub fn set_mask(&mut self, request: RequestKey, sample: u32, mask: MaskSlot) -> bool {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.is_some_and(|sequence| {
@@ -291,7 +299,7 @@ impl Scheduler {
         self.limits.max_num_seqs
     }
 
-    /// What happened since the last call that no event says.
+    /// Takes the notes since the last call.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use skein_node::clock::Timestamp;
 
+use super::background::Class;
 use super::budget::{attended, even_chunk};
 use super::fair_share::FairShare;
 use super::overtake::{Overtaking, Room, shorter};
@@ -40,9 +41,17 @@ impl Scheduler {
         let mut plan = Plan { batch: Batch::default(), step };
         self.short_of_blocks = false;
         self.make_room_for_higher_priority();
-        let fair = self.share_seats();
-        self.plan_decodes(&mut plan);
-        self.plan_prefills(fair, &mut plan);
+        let mut fair = self.share_seats();
+        self.plan_decodes(Class::Foreground, u32::MAX, &mut plan);
+        self.plan_prefills(Class::Foreground, u32::MAX, fair.as_mut(), &mut plan);
+        let most = self.background_rows(&plan, now);
+        if most > 0 && self.has_background() {
+            plan.step.budget = self.limits.max_num_batched_tokens;
+            let others = plan.step.rows;
+            self.plan_decodes(Class::Background, most, &mut plan);
+            let most = most - (plan.step.rows - others).min(most);
+            self.plan_prefills(Class::Background, most, fair.as_mut(), &mut plan);
+        }
         if plan.step.rows == 0 {
             let waits = self.planned_steps > self.committed_steps || self.holds_any();
             assert!(waits || self.is_idle(), "some sequence can always make progress");
@@ -66,23 +75,26 @@ impl Scheduler {
         self.short_of_blocks = false;
     }
 
-    /// Gives each stream one row, and drafts up to half of the remaining budget; prompts get the other half.
-    fn plan_decodes(&mut self, plan: &mut Plan) {
+    /// Gives each stream of `class`, at most `most`, one row, and drafts up to half of the remaining budget;
+    /// prompts get the other half.
+    fn plan_decodes(&mut self, class: Class, most: u32, plan: &mut Plan) {
         let number = plan.step.number;
-        let decoding = self.queues.running.iter().filter(|seq| seq.is_decoding(number));
-        let most = self.streams_in_a_step();
+        let decoding =
+            self.queues.running.iter().filter(|seq| class.has(seq.rank) && seq.is_decoding(number));
+        let most = self.streams_in_a_step().min(most.min(plan.step.left()) as usize);
         let ranks: Vec<Rank> = decoding.map(|seq| seq.rank).take(most).collect();
-        let for_drafts = (plan.step.budget - ranks.len() as u32) / 2;
+        let for_drafts = plan.step.left().saturating_sub(ranks.len() as u32) / 2;
+        let planned = plan.step.stream_rows - plan.step.streams;
         for rank in ranks {
             // An earlier stream may have preempted it. If there is no block for it, it sits out this step.
             if let Some(index) = self.queues.index_of(rank) {
-                let drafted = plan.step.stream_rows - plan.step.streams;
+                let drafted = plan.step.stream_rows - plan.step.streams - planned;
                 self.plan_sequence(index, 1 + for_drafts - drafted, plan);
             }
         }
     }
 
-    /// Most streams that get rows in a step: an even part of all, as many as there are stages.
+    /// Most streams in one step: all of them divided evenly by the number of stages.
     fn streams_in_a_step(&self) -> usize {
         match self.limits.stages {
             1 => usize::MAX,
@@ -93,28 +105,35 @@ impl Scheduler {
         }
     }
 
-    /// Gives prompts rows in rank order, running and waiting alike. Each takes as much of the budget as it
-    /// can, except the rows reserved for prompts that overtake.
-    fn plan_prefills(&mut self, mut fair: Option<FairShare>, plan: &mut Plan) {
-        plan.step.budget = self.budget_in_time(&plan.step);
-        let overtaking = self.plan_overtaking(plan);
+    /// Gives prompts of `class` rows in rank order, running and waiting alike, at most `rows` together. Each
+    /// takes as much of the budget as it can, except the rows reserved for prompts that overtake.
+    fn plan_prefills(&mut self, class: Class, rows: u32, mut fair: Option<&mut FairShare>, plan: &mut Plan) {
+        if rows == 0 {
+            return;
+        }
+        let most = plan.step.rows.saturating_add(rows);
+        plan.step.budget = self.budget_in_time(&plan.step).min(most);
+        let overtaking = self.plan_overtaking(class, plan);
         let mut admitting = true;
         loop {
             let number = plan.step.number;
             let open = plan.step.left() - overtaking.rows_reserved(&self.queues, number);
             let most = |sequence: &Sequence| open + overtaking.rows(sequence.rank);
-            // Streams that got no row in a pipeline's step are for the next one.
+            // In a pipeline, streams without a row in this step wait for the next one.
             let is_for_later = |sequence: &Sequence| !sequence.carries && sequence.is_decoding(number);
             let wants = |sequence: &Sequence| {
-                !sequence.is_in(number)
+                class.has(sequence.rank)
+                    && !sequence.is_in(number)
                     && sequence.pending(number) > 0
                     && most(sequence) > 0
                     && !is_for_later(sequence)
             };
             let next = self.queues.running.iter().position(wants);
             let may_enter = admitting && !self.short_of_blocks && open > 0;
-            let head = may_enter.then(|| self.next_to_admit(fair.as_ref())).flatten();
-            let head = head.filter(|head| next.is_none_or(|next| *head < self.queues.running[next].rank));
+            let head = may_enter.then(|| self.next_to_admit(fair.as_deref())).flatten();
+            let head = head.filter(|head| {
+                class.has(*head) && next.is_none_or(|next| *head < self.queues.running[next].rank)
+            });
             if let Some(head) = head {
                 admitting = self.admit(head);
                 fair.iter_mut().for_each(|fair| self.seated(head, fair));
@@ -137,12 +156,12 @@ impl Scheduler {
     }
 
     /// Admits overtaking prompts, reserves rows for them, and shortens the step so that overtaking pays off.
-    fn plan_overtaking(&mut self, plan: &mut Plan) -> Overtaking {
+    fn plan_overtaking(&mut self, class: Class, plan: &mut Plan) -> Overtaking {
         let prompt_rows = plan.step.left();
         let mut overtaking = Overtaking::default();
         let mut half = prompt_rows / 2;
-        let Some((first, shorter)) = shorter(&self.queues, &self.limits, self.room(), plan.step.number)
-        else {
+        let found = shorter(&self.queues, &self.limits, self.room(), plan.step.number);
+        let Some((first, shorter)) = found.filter(|(first, _)| class.has(first.rank)) else {
             return overtaking;
         };
         for candidate in shorter {
@@ -189,7 +208,7 @@ impl Scheduler {
         if known == start {
             return false;
         }
-        // Each token of a draft would need a mask of its own.
+        // Each draft token would need its own mask.
         let constrained = self.queues.running[index].is_constrained();
         let takes_draft = decoding && !constrained;
         let drafted = if takes_draft { self.make_draft(index, known, most - 1, plan) } else { 0 };

@@ -29,7 +29,8 @@ pub struct NewRequest {
     pub samples: Vec<NewSample>,
     /// Cached prefixes that it may reuse.
     pub scope: CacheScope,
-    /// Requests of one client call have the same number, and share its seats; `None` = it is alone.
+    /// Requests of one client call have the same number and share its sequence slots; `None` = no other
+    /// requests.
     pub call: Option<u64>,
     /// Lower runs first.
     pub priority: i32,
@@ -138,19 +139,19 @@ pub enum RequestEvent {
     },
 }
 
-/// Work for a request that its readers do not see.
+/// Scheduling that readers do not see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
-    /// A step computed a chunk of its prompt, or of what it recomputes.
+    /// A step computed a chunk of its prompt, or of tokens that it recomputes.
     Prefilled {
-        /// The request.
+        /// Key of the request.
         request: RequestKey,
-        /// Tokens of the chunk.
+        /// Tokens in the chunk.
         rows: u32,
     },
-    /// A sequence of it gave its blocks back.
+    /// A sequence of the request was preempted.
     Preempted {
-        /// The request.
+        /// Key of the request.
         request: RequestKey,
     },
 }

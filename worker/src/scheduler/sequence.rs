@@ -58,9 +58,9 @@ pub(super) struct Sequence {
     pub reports_hit: bool,
     /// Its rows in the steps in flight and in the one being planned, oldest first.
     pub planned: VecDeque<PlannedRows>,
-    /// Masks of the samples that follow a grammar, for their next draws.
+    /// Masks for the next draws of constrained samples.
     pub masks: Vec<(u32, MaskSlot)>,
-    /// Whether a token that is being drawn may be carried into the next step.
+    /// Whether a token that is still being drawn may be carried into the next step.
     pub carries: bool,
     /// What it waits for other than a step.
     pub hold: Option<Hold>,
@@ -68,8 +68,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence for `samples` that share the output tokens `delivered`. `first`: it is the one that
-    /// scores the prompt.
+    /// A sequence for `samples` that share the output tokens `delivered`. `first`: it scores the prompt.
     pub fn new(
         request: &NewRequest,
         max_model_len: u32,
@@ -131,20 +130,20 @@ impl Sequence {
         self.uncomputed() == 1 && self.output_len() > 0
     }
 
-    /// Whether its draws are held to a grammar.
+    /// Whether a grammar constrains its draws.
     pub fn is_constrained(&self) -> bool {
         self.params.grammar.is_some()
     }
 
-    /// Whether its next draw can only be planned once all tokens before it are known.
+    /// Whether its next draw can be planned only once all tokens before it are known.
     pub fn needs_known_tokens(&self) -> bool {
         self.is_constrained() || self.params.bans_sequences()
     }
 
-    /// The mask for the next draw of `sample`; `None` if it follows no grammar.
+    /// Mask for the next draw of `sample`; `None` without a grammar.
     pub fn mask_of(&self, sample: u32) -> Option<MaskSlot> {
         let found = self.masks.iter().find(|(of, _)| *of == sample).map(|(_, slot)| slot.clone());
-        assert!(found.is_some() || !self.is_constrained(), "a draw under a grammar has its mask");
+        assert!(found.is_some() || !self.is_constrained(), "a constrained draw has a mask");
         found
     }
 
@@ -195,7 +194,7 @@ impl Sequence {
     /// Appends a drawn token and ends the sample if it was the last.
     pub fn accept(&mut self, drawn: &Sampled, events: &mut Vec<RequestEvent>) {
         if self.params.stop_token_ids.contains(&drawn.token) {
-            // A constraint may allow nothing but a stop token, and then overrides `min_tokens`.
+            // A grammar may allow only a stop token, and then overrides `min_tokens`.
             let params = &self.params;
             let may_be_all =
                 self.is_constrained() || !params.allowed_token_ids.is_empty() || !params.bad_words.is_empty();

@@ -1,5 +1,4 @@
-//! Compiles a request's grammar and follows it over the tokens that were delivered before, off the async
-//! threads.
+//! Compiles a request's grammar and replays the tokens delivered earlier, off the async threads.
 
 use std::sync::Arc;
 
@@ -11,10 +10,10 @@ use crate::TokenId;
 use crate::engine::Constraint;
 use crate::scheduler::{NewRequest, NewSample};
 
-/// The matchers of `request`; `None` if it has no grammar.
+/// Matchers for `request`; `None` if it has no grammar.
 ///
 /// # Errors
-/// If this worker cannot follow the grammar as the router means it, or the delivered tokens do not follow it.
+/// If this worker cannot apply the grammar as the router does, or the delivered tokens do not match it.
 pub(super) async fn prepare(
     request: &NewRequest,
     grammars: Option<&Arc<Grammars>>,
@@ -23,15 +22,15 @@ pub(super) async fn prepare(
     let grammars = agreed(&grammar, grammars)?.clone();
     let samples = request.samples.clone();
     let compiling = tokio::task::spawn_blocking(move || follow(&grammar, &grammars, &samples));
-    compiling.await.unwrap_or_else(|_| Err(invalid("compiling it failed".into()))).map(Some)
+    compiling.await.unwrap_or_else(|_| Err(invalid("compilation failed".into()))).map(Some)
 }
 
-/// This worker's grammars, if they allow the same tokens as the router's.
+/// Grammars of this worker, if they allow the same tokens as the router's.
 fn agreed<'a>(grammar: &Grammar, grammars: Option<&'a Arc<Grammars>>) -> Result<&'a Arc<Grammars>, Invalid> {
     let none = || Invalid {
         field: "sampling.grammar",
         got: "a grammar".into(),
-        allowed: "none: this worker cannot hold answers to a format".into(),
+        allowed: "none: this worker cannot constrain answers".into(),
     };
     let grammars = grammars.ok_or_else(none)?;
     if grammars.fingerprint() == grammar.fingerprint {
@@ -41,7 +40,7 @@ fn agreed<'a>(grammar: &Grammar, grammars: Option<&'a Arc<Grammars>>) -> Result<
         field: "sampling.grammar.fingerprint",
         got: format!("{:016x}", grammar.fingerprint),
         allowed: format!(
-            "{:016x}, with {VERSION}; give router and worker one release and one tokenizer.json",
+            "{:016x}, with {VERSION}; use the same release and tokenizer.json for router and worker",
             grammars.fingerprint()
         ),
     })
@@ -54,12 +53,12 @@ fn follow(grammar: &Grammar, grammars: &Grammars, samples: &[NewSample]) -> Resu
     Ok(Constraint { matchers: samples.iter().map(matcher).collect::<Result<_, _>>()? })
 }
 
-/// A matcher after `delivered`: what the interrupted one was there.
+/// Matcher after `delivered`, in the state of the interrupted one.
 fn replay(compiled: &Compiled, delivered: &[TokenId]) -> Result<Matcher, Invalid> {
     let mut matcher = compiled.matcher();
     for (at, token) in delivered.iter().enumerate() {
         let fits = matcher.advance(*token);
-        fits.map_err(|stuck| invalid(format!("delivered token {at}, {token}, does not follow it: {stuck}")))?;
+        fits.map_err(|stuck| invalid(format!("delivered token {at}, {token}, does not match it: {stuck}")))?;
     }
     Ok(matcher)
 }

@@ -37,9 +37,9 @@ const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein be
 /// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
 const FAKE_MODEL_LEN: u32 = 8192;
-/// Context length of the fake backend with a clock: requests of any recorded trace fit.
+/// Context length of the fake backend in measurements, enough for requests of any recorded trace.
 const CLOCK_MODEL_LEN: u32 = 131_072;
-/// Fingerprint of the fake backend with a clock, whose tokens differ from those of the checking one.
+/// Fingerprint of the fake backend in measurements, whose tokens differ from those of the checking one.
 const CLOCK_FINGERPRINT: u64 = 1;
 /// Cache bytes a token of a model with half a billion parameters, to size the cache realistically.
 const FAKE_KV_BYTES_PER_TOKEN: u64 = 12 * 1024;
@@ -62,7 +62,7 @@ pub struct LoadedBackend {
     pub fingerprint: u64,
     /// Least cost of a step.
     pub cost: StepCost,
-    /// Compiles grammars; `None` if answers cannot be held to one.
+    /// Compiles grammars; `None` if answers cannot be constrained.
     pub grammars: Option<Arc<Grammars>>,
     /// Idle times of the device between steps, if they are measured.
     pub gaps: Option<Arc<StepGaps>>,
@@ -102,7 +102,7 @@ pub(super) fn load(
 fn load_on(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     if config.ranks.count() > 1 && config.backend != BackendKind::Cpu {
         return Err(WorkerError::Unsuitable(format!(
-            "--tensor-parallel-size {} and --pipeline-parallel-size {} need --device cpu: GPUs do not share a model yet",
+            "--tensor-parallel-size {} and --pipeline-parallel-size {} need --device cpu: several GPUs cannot share a model yet",
             config.ranks.tensor_parallel, config.ranks.pipeline_parallel
         )));
     }
@@ -167,14 +167,14 @@ fn load_cuda(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedBackend, WorkerError> {
     if ModelFile::open(&config.model)?.is_some() {
-        let what = "GGUF files are served on the CPU, and this worker has a GPU; add --device cpu, or give the \
+        let what = "GGUF files need the CPU, and this worker uses a GPU; add --device cpu, or give the \
                     model as a directory of safetensors";
         return Err(WorkerError::Unsuitable(what.into()));
     }
     let fp8 = precision::on_cuda(config.precision)?;
     if config.cpu.adapter.is_some() {
         return Err(WorkerError::Unsuitable(
-            "--lora-modules is for the CPU, and this worker has a GPU; add --device cpu, or merge the adapter into the \
+            "--lora-modules needs the CPU, and this worker uses a GPU; add --device cpu, or merge the adapter into the \
              weights with PEFT"
                 .into(),
         ));
@@ -220,19 +220,18 @@ fn load_cuda(
     })
 }
 
-/// What a model needs on the CPU, before anything is loaded.
+/// Requirements of a model on the CPU, known before loading.
 pub(super) struct CpuPlan {
     pub model: ModelConfig,
     pub topology: Topology,
-    /// Each rank's part, by rank.
+    /// Part of each rank, in rank order.
     pub shards: Vec<Shard>,
     pub options: CpuOptions,
-    /// Whether the model's weights are stored as codes that are multiplied as integers.
+    /// Whether the weights are stored as codes that are multiplied as integers.
     pub multiplies_codes: bool,
 }
 
-/// Decides how the model of `config` is computed on the CPU, from the headers of its files and the memory
-/// that is free.
+/// Plans the computation of the model of `config` on the CPU, from its file headers and the free memory.
 pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     // The header comes first: the size of the KV cache depends on the weights' type.
     let model = ModelConfig::from_dir(&config.model)?;
@@ -246,12 +245,12 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     let blocks = quantised_type(&model.spec, &weights)?;
     if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
         return Err(WorkerError::Unsuitable(format!(
-            "--quantization is for weights in 16 or 32 bits, and this model's are {kind} already; leave it out"
+            "--quantization needs 16- or 32-bit weights, but this model's are already {kind}; leave it out"
         )));
     }
     let multiplies_codes = blocks.is_some() || weights.scheme().is_some_and(Scheme::is_of_integers);
     let weight_bytes = match weights.scheme() {
-        // Codes keep their size, and their scales grow to single precision.
+        // Codes keep their size; their scales grow to single precision.
         Some(_) => weights.file_bytes() / 10 * 11,
         None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
     };
@@ -309,17 +308,17 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     })
 }
 
-/// Bits of a weight in memory, scales included.
+/// Bits per weight in memory, including scales.
 fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
     numbers.weights.map_or(stored.bits_of_256().div_ceil(256) as u64, |format| u64::from(format.bits()) + 1)
 }
 
-/// Refuses an adapter where none is merged.
+/// Refuses an adapter where merging is not supported.
 fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
     let why = if count > 1 {
         ranks::NO_ADAPTERS
     } else if ModelFile::open(model)?.is_some() {
-        "--lora-modules is for models in safetensors, and this one is a GGUF file; merge the adapter before the model \
+        "--lora-modules needs a model in safetensors, and this one is a GGUF file; merge the adapter before the model \
          is converted"
     } else {
         return Ok(());
@@ -327,10 +326,10 @@ fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
     Err(WorkerError::Unsuitable(why.into()))
 }
 
-/// The type of blocks of the model's first matrix that is stored in blocks; `None` if it has none.
+/// Block type of the model's first matrix that is stored in blocks; `None` if there is none.
 fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>, WorkerError> {
     if weights.scheme().is_some() {
-        return Ok(None); // matrices are not stored under the names of numbers
+        return Ok(None); // quantised matrices have other names
     }
     for tensor in tensors::all(spec).iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))) {
         if let Some(kind) = tensor.find_stored(weights)?.storage().blocks() {
@@ -340,7 +339,7 @@ fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>
     Ok(None)
 }
 
-/// The content of a tokenizer.json, or what it would be for a GGUF file.
+/// Content of a tokenizer.json, or its equivalent from a GGUF file.
 fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
     match ModelFile::open(path).map_err(|error| error.to_string())? {
         Some(file) => file.tokenizer().ok_or_else(|| format!("{} has no usable tokenizer", path.display())),
@@ -375,8 +374,8 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
     })
 }
 
-/// The grammars of the model in `directory`, whose tokens are read when the first one is used. `None` without
-/// a tokenizer.json: token ids alone say nothing about text.
+/// Grammars of the model in `directory`; its tokens are read on first use. `None` without a tokenizer.json,
+/// because token ids alone do not determine text.
 pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
     let path = match ModelFile::open(directory) {
         Ok(None) => directory.join("tokenizer.json"),
@@ -391,7 +390,7 @@ pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
     Some(Arc::new(Grammars::new(&json, vocab_size, load)))
 }
 
-/// Blocks of the KV cache beside `weight_bytes`, once it is clear that both fit.
+/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit.
 fn kv_blocks(
     config: &WorkerConfig,
     weight_bytes: u64,
@@ -405,7 +404,7 @@ fn kv_blocks(
         weight_bytes: weight_bytes / u64::from(config.ranks.nodes.count.max(1)),
         kv_bytes: given,
         least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
-        // Each rank of this node has a cache of this size; together, the ranks have the weights once.
+        // Each rank on this node has a cache of this size; together the ranks hold the weights once.
         workers: u64::from(config.memory_sharers.max(1))
             * u64::from(config.ranks.count().div_ceil(config.ranks.nodes.count.max(1))),
     };

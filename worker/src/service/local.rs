@@ -22,6 +22,10 @@ pub struct LocalWorker {
     pub vocab_size: u32,
     /// Longest sequence in tokens.
     pub max_model_len: u32,
+    /// Tokens that the KV cache holds.
+    pub kv_tokens: u32,
+    /// Most sequences at once.
+    pub max_num_seqs: u32,
     /// Device that computes.
     pub device: DeviceKind,
     /// Least cost of a step.
@@ -47,6 +51,8 @@ impl LocalWorker {
             engine: ready.engine,
             vocab_size: info.vocab_size,
             max_model_len: info.max_model_len,
+            kv_tokens: info.kv_blocks.saturating_mul(info.block_size),
+            max_num_seqs: info.max_num_seqs,
             device,
             cost,
             gaps,

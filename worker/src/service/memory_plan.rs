@@ -1,29 +1,29 @@
-//! Whether a model fits into this machine or its memory limit, told with numbers before anything is loaded.
+//! Checks, before anything is loaded, whether a model fits into the memory of this machine or its limit.
 //! Pure.
 
 use skein_sys::memory_limit::Memory;
 
 use super::WorkerError;
 
-/// Bytes of a worker beside weights and KV cache: code, stacks, one step's activations and logits.
+/// Memory of a worker besides weights and KV cache, in bytes: code, stacks, activations and logits of a step.
 const WORKER_BYTES: u64 = 48 << 20;
 
-/// What one worker of several needs.
+/// Memory requirements of one of several workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// Weights; all workers of a machine map the same files.
+    /// Size of the weights; all workers on a machine map the same files.
     pub weight_bytes: u64,
-    /// The KV cache that was asked for.
+    /// Requested size of the KV cache.
     pub kv_bytes: Option<u64>,
-    /// The smallest that can serve.
+    /// Smallest usable KV cache.
     pub least_kv_bytes: u64,
-    /// Workers that share the memory.
+    /// Number of workers that share the memory.
     pub workers: u64,
 }
 
 impl Needs {
-    /// Refuses what can never fit. It is held against the limit and not against what is free at the moment,
-    /// so that a worker that starts again beside others gets the same answer.
+    /// Refuses a configuration that can never fit. Compares with the limit, not with the memory free at the
+    /// moment, so that a worker restarting beside others gets the same result.
     pub fn check(&self, memory: &Memory) -> Result<(), WorkerError> {
         let Self { weight_bytes, kv_bytes, workers, .. } = *self;
         let fixed = weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));
@@ -50,7 +50,7 @@ impl Needs {
         }))
     }
 
-    /// What is left for the KV cache of one worker once all weights are loaded.
+    /// Memory left for the KV cache of one worker once all weights are loaded, in bytes.
     pub fn left(&self, memory: &Memory) -> u64 {
         let workers = self.workers.max(1);
         let fixed = self.weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));
@@ -58,7 +58,7 @@ impl Needs {
     }
 }
 
-/// Bytes in their largest unit, for reading.
+/// Formats bytes in their largest unit.
 pub(super) fn size(bytes: u64) -> String {
     const UNITS: [(&str, u32); 5] = [("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = UNITS.iter().find(|(_, bits)| bytes >= 1 << bits);

@@ -60,7 +60,7 @@ type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
 /// Facts of the model that requests are validated against.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelFacts {
-    /// The served name, for spans.
+    /// Served name of the model, for spans.
     pub name: Arc<str>,
     /// The answer to `Info`.
     pub info: WorkerInfo,
@@ -72,9 +72,9 @@ pub(crate) struct ModelFacts {
 pub(crate) struct Ready {
     pub engine: EngineHandle,
     pub facts: ModelFacts,
-    /// `None` if answers cannot be held to a grammar.
+    /// `None` if answers cannot be constrained by a grammar.
     pub grammars: Option<Arc<Grammars>>,
-    /// Counters that routers are told of; `None` = nothing is counted.
+    /// Counters reported to routers; `None` = nothing is counted.
     pub metrics: Option<Arc<Metrics>>,
 }
 
@@ -223,7 +223,7 @@ async fn held(
     }
 }
 
-/// Begins the server span of a call: `name` is what it does.
+/// Starts the server span of a call; `name` is the operation.
 fn begin_trace(name: &'static str, metadata: &MetadataMap, facts: &ModelFacts) -> trace::Request {
     let header = |name: &str| metadata.get(name).and_then(|value| value.to_str().ok());
     let trace = trace::Request::begin(trace::Remote::read(header));
@@ -231,7 +231,7 @@ fn begin_trace(name: &'static str, metadata: &MetadataMap, facts: &ModelFacts) -
     trace
 }
 
-/// Notes why a call was refused. A full worker or an unknown stream is not a failure.
+/// Records why a call was refused. A full worker or an unknown stream is not an error.
 fn refused_span(trace: &trace::Request, status: &Status) {
     let code = status.code();
     match code {
@@ -247,10 +247,10 @@ fn invalid(invalid: Invalid) -> Status {
 /// Turns a stream into a response written by its own task; `open` counts it until it is fully written.
 fn send(stream: TokenStream, epoch: u64, open: Arc<()>, trace: trace::Request) -> Response<Deltas> {
     let (sender, receiver) = mpsc::channel(DELTA_QUEUE);
-    // A router knows the ids: it sent them.
+    // A router already knows the ids, because it sent them.
     let traceparent = trace.traceparent().filter(|_| trace.begins_trace());
     let traceparent = traceparent.and_then(|value| MetadataValue::try_from(value.as_bytes()).ok());
-    // Another reader's request generates; this one reads its stream.
+    // This reader shares a stream that another request generates.
     let origin = stream.origin().filter(|origin| trace.is_on() && trace.link() != Some(*origin));
     origin.inspect(|&origin| trace.link_to(origin));
     task::spawn(async move {
@@ -326,7 +326,7 @@ fn with_retry_after(mut status: Status) -> Status {
     status
 }
 
-/// A fault as an attribute: its text may be long and varied.
+/// Error type of a fault, for an attribute: its text may be long and varied.
 fn fault_kind(fault: &StreamFault) -> &'static str {
     match fault {
         StreamFault::Failed { .. } => "engine_failed",
@@ -340,7 +340,7 @@ fn cut(fault: &StreamFault) -> Status {
     let code = match fault {
         StreamFault::Failed { .. } | StreamFault::Stopped => Code::Unavailable,
         StreamFault::SlowReader { .. } => Code::ResourceExhausted,
-        // It would fail on any other worker, too.
+        // It would fail on every other worker as well.
         StreamFault::Unfollowable { .. } => Code::FailedPrecondition,
     };
     Status::new(code, fault.to_string())

@@ -1,5 +1,5 @@
-//! The memory that a worker would take, rank by rank, computed by the functions that allocate it. Nothing is
-//! loaded and no process is started.
+//! Computes the memory that a worker would need, rank by rank, with the functions that allocate it. Loads
+//! nothing and starts no process.
 
 use super::load::{CpuPlan, plan_cpu};
 use super::memory_plan::size;
@@ -8,38 +8,38 @@ use crate::backend::cpu::{Allocated, CpuModel};
 use crate::config::{BackendKind, WorkerConfig};
 use crate::group::NodePlan;
 
-/// The memory of a worker.
+/// Planned memory of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Each rank, in order.
+    /// Plan of each rank, in order.
     pub ranks: Vec<RankPlan>,
-    /// Bytes of memory that the ranks of a node share, for each node.
+    /// Memory shared by the ranks of each node, in bytes.
     pub shared: Vec<u64>,
-    /// Blocks in each rank's KV cache.
+    /// Number of blocks in each rank's KV cache.
     pub kv_blocks: u32,
-    /// Tokens in a block.
+    /// Tokens per block.
     pub block_size: u32,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub max_model_len: u32,
 }
 
-/// The memory of a rank, and what it has of the model.
+/// Planned memory of a rank, and its part of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankPlan {
-    /// Its node.
+    /// Node of the rank, from 0.
     pub node: usize,
-    /// Its stage of the pipeline.
+    /// Pipeline stage of the rank, from 0.
     pub stage: usize,
-    /// Its layers, as a range.
+    /// Range of its layers.
     pub layers: std::ops::Range<usize>,
-    /// What it allocates.
+    /// Memory that it allocates.
     pub allocated: Allocated,
 }
 
-/// Plans the memory of the worker of `config`, on the CPU.
+/// Plans the memory of the CPU worker of `config`.
 ///
 /// # Errors
-/// A model that cannot be served like that.
+/// If the model cannot be served with this configuration.
 pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
     if !matches!(config.backend, BackendKind::Cpu | BackendKind::Auto) {
         return Err(WorkerError::Unsuitable("--plan is for --device cpu".into()));
@@ -74,7 +74,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
 }
 
 impl MemoryPlan {
-    /// Sequences of the greatest length that the KV cache holds.
+    /// Number of sequences of maximum length that the KV cache holds.
     pub fn sequences(&self) -> u32 {
         self.kv_blocks / self.max_model_len.div_ceil(self.block_size).max(1)
     }
@@ -99,10 +99,7 @@ impl std::fmt::Display for MemoryPlan {
             row(f, [rank, node, stage, layers, weights, kv_cache, activations, logits, total])?;
         }
         for (node, shared) in self.shared.iter().enumerate().filter(|(_, shared)| **shared > 0) {
-            writeln!(
-                f,
-                "node {node}: {shared} bytes shared by its ranks, of which those in use take memory"
-            )?;
+            writeln!(f, "node {node}: {shared} bytes shared by its ranks; only touched pages take memory")?;
         }
         let all: u64 = self.ranks.iter().map(|rank| rank.allocated.total()).sum();
         writeln!(f, "all ranks: {all} bytes, {}", size(all))?;
@@ -126,14 +123,14 @@ mod tests {
     use crate::config::{Precision, Quantization, RanksConfig};
     use crate::model::on_cpu::packed_cache::PackedCache;
 
-    /// What `tensor` ranks in each of `stages` stages allocate of the model of `config`, by rank.
+    /// Memory that `tensor` ranks in each of `stages` stages allocate, by rank.
     fn allocated(config: &WorkerConfig) -> Vec<Allocated> {
         let CpuPlan { topology, options, .. } = plan_cpu(config).unwrap();
-        let patience = std::time::Duration::from_secs(20);
+        let timeout = std::time::Duration::from_secs(20);
         let mut all = vec![Allocated::default(); topology.ranks()];
         for stage in 0..topology.stages {
-            for (slot, ranks) in Threads::new(topology.tensor, patience).into_iter().enumerate() {
-                let ends = |there: bool| there.then(|| between_threads([0, 0], 1, patience));
+            for (slot, ranks) in Threads::new(topology.tensor, timeout).into_iter().enumerate() {
+                let ends = |there: bool| there.then(|| between_threads([0, 0], 1, timeout));
                 let (before, after) = (ends(stage > 0), ends(stage + 1 < topology.stages));
                 let connections = Connections {
                     stage,

@@ -10,16 +10,16 @@ use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 use crate::model::checkpoint::quantised::Scheme;
-use crate::model::formats::{self, Device, Source};
+use crate::model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
 const CPU_ARITHMETIC: u32 = 6;
 
-/// The CPU's number types for a model with weights stored like `weights`, and others quantised by `scheme`.
+/// Number types on the CPU for a model with weights stored like `weights`, and others quantised by `scheme`.
 ///
 /// # Errors
-/// Types that only a GPU has, bfloat16 for a model without it, and weights that would be quantised twice.
+/// For types that need a GPU, bfloat16 for a model without it, and weights that would be quantised twice.
 pub(super) fn on_cpu(
     asked: Precision,
     weights: &Storage,
@@ -28,7 +28,7 @@ pub(super) fn on_cpu(
     if let (Some(scheme), Some(_)) = (scheme, asked.quantization) {
         let name = scheme.name();
         return Err(unsuitable(&format!(
-            "--quantization rounds weights of 16 bits, and this model's are quantised with {name} already; leave it out"
+            "--quantization needs 16-bit weights, but this model's are already quantised with {name}; leave it out"
         )));
     }
     let packed = match asked.quantization {
@@ -36,7 +36,7 @@ pub(super) fn on_cpu(
         Some(Quantization::Int8) => Some(Format::INT8),
         Some(Quantization::Int4) => Some(Format::INT4),
         Some(Quantization::Fp8) => {
-            return Err(lacks(Device::Cpu, "--quantization fp8", "needs a GPU", Source::Quantization));
+            return Err(lacks(Device::Cpu, "--quantization fp8", "needs a GPU", FormatSource::Quantization));
         }
     };
     let bf16 = match (asked.dtype, weights) {
@@ -57,7 +57,7 @@ pub(super) fn on_cpu(
         KvCacheDtype::Float16 => KvType::F16,
         KvCacheDtype::Int8 => KvType::Int8,
         KvCacheDtype::Fp8 => {
-            return Err(lacks(Device::Cpu, "--kv-cache-dtype fp8", "needs a GPU", Source::KvCache));
+            return Err(lacks(Device::Cpu, "--kv-cache-dtype fp8", "needs a GPU", FormatSource::KvCache));
         }
     };
     Ok(NumberTypes { bf16: bf16 && packed.is_none(), kv, weights: packed })
@@ -95,8 +95,8 @@ pub(super) fn cpu_arithmetic(numbers: &NumberTypes) -> String {
     format!("cpu {version} bf16 {bf16} kv {kv:?} weights {weights:?} packing {packing} leaves {MAX_LEAVES}")
 }
 
-/// `device` lacks what `flag` asks for; names what it has.
-fn lacks(device: Device, flag: &str, why: &str, source: Source) -> WorkerError {
+/// Error for a `flag` value that `device` does not support; lists the supported values.
+fn lacks(device: Device, flag: &str, why: &str, source: FormatSource) -> WorkerError {
     unsuitable(&format!("{flag} {why}; {} has {}", device.text(), formats::supported(device, source)))
 }
 

@@ -1,4 +1,5 @@
-//! A CPU model that several ranks share: how the leader starts its group, and what the other ranks do.
+//! A CPU model shared by several ranks: how the leader starts its group, and the main loop of the other
+//! ranks.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -26,12 +27,12 @@ use crate::model::spec::Spec;
 use crate::model::tensors;
 use crate::shard::{Indivisible, Shard};
 
-/// Time between the end of a group and the next attempt to join one.
+/// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
-/// Why several ranks take no adapter.
+/// Why several ranks support no adapter.
 pub(super) const NO_ADAPTERS: &str = "--lora-modules needs --tensor-parallel-size 1 and --pipeline-parallel-size 1: ranks do not merge adapters yet";
 
-/// Each rank's part of the model, by rank.
+/// Part of each rank, in rank order.
 pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {
     let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
     let (tensor, stages) = (*tensor_parallel as usize, *pipeline_parallel as usize);
@@ -51,12 +52,12 @@ pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Ve
     Ok((topology, shards.map_err(why)?))
 }
 
-/// Bytes of KV cache for a token on the rank with the most layers and KV heads.
+/// KV cache per token on the rank with the most layers and KV heads, in bytes.
 pub(super) fn kv_bytes_per_token(spec: &Spec, shards: &[Shard], kv: KvType) -> u64 {
     shards.iter().map(|shard| shard.spec(spec).kv_bytes_per_token(kv)).max().unwrap_or(0)
 }
 
-/// Compute threads of each rank of this node: an even part of `--threads`, or of this machine's.
+/// Compute threads per rank on this node: an even part of `--threads`, or of the machine's.
 pub(super) fn threads_each(config: &WorkerConfig) -> usize {
     let on_node = config.ranks.count().div_ceil(config.ranks.nodes.count.max(1)) as usize;
     (threads(config) / on_node).max(1)
@@ -69,8 +70,8 @@ fn threads(config: &WorkerConfig) -> usize {
     }
 }
 
-/// Starts the other ranks, loads the leader's part, and returns the group with the bytes of weights that this
-/// rank's steps read.
+/// Starts the other ranks, loads the leader's part, and returns the group and the bytes of weights that this
+/// rank reads per step.
 pub(super) fn lead(
     config: &WorkerConfig,
     (spec, topology): (&Spec, Topology),
@@ -87,10 +88,10 @@ pub(super) fn lead(
     })?;
     let others = gather_nodes(config, &topology)?;
     let cannot = |error: std::io::Error| stopped(format!("cannot start {ranks} ranks: {error}"));
-    let patience = config.cuda.step_timeout;
+    let timeout = config.cuda.step_timeout;
     let plan =
         |node| NodePlan::new(topology, node, options.max_rows as usize * spec.hidden_size * size_of::<f32>());
-    let memory = GroupMemory::create(plan(0), patience).map_err(cannot)?;
+    let memory = GroupMemory::create(plan(0), timeout).map_err(cannot)?;
     let epoch = super::serve::draw_epoch();
     let address = others.first().map_or(IpAddr::from([127, 0, 0, 1]), |node| node.own_address);
     let welcome = Welcome {
@@ -100,7 +101,7 @@ pub(super) fn lead(
         epoch,
         leader: std::process::id(),
         memory: memory.descriptor(),
-        patience,
+        timeout,
         terms: terms(&config.model, &precision::cpu_arithmetic(&options.numbers))?,
         model: config.model.clone(),
         threads: options.threads,
@@ -120,7 +121,7 @@ pub(super) fn lead(
         ranks,
         nodes = topology.nodes,
         threads = options.threads,
-        "{ranks} ranks have joined, loading"
+        "all {ranks} ranks joined; loading"
     );
     let own_port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
     let ports: Vec<Option<u16>> = std::iter::once(own_port).chain(ports).collect();
@@ -146,14 +147,14 @@ pub(super) fn lead(
     Ok((leader, weight_bytes))
 }
 
-/// This node's introduction to the leader.
+/// Introduction of this node to the leader.
 fn hello(config: &WorkerConfig) -> Result<Hello, WorkerError> {
     let NodesConfig { count, rank, settings, .. } = &config.ranks.nodes;
     let hello = Hello::new(*rank as usize, *count as usize, fingerprint(&config.model)?, settings.clone());
-    hello.map_err(|error| stopped(format!("the system has no random bytes: {error}")))
+    hello.map_err(|error| stopped(format!("cannot read random bytes from the system: {error}")))
 }
 
-/// Waits for the other nodes, if there are any.
+/// Waits for the other nodes, if any.
 fn gather_nodes(config: &WorkerConfig, topology: &Topology) -> Result<Vec<Joined>, WorkerError> {
     if topology.nodes == 1 {
         return Ok(Vec::new());
@@ -166,7 +167,7 @@ fn gather_nodes(config: &WorkerConfig, topology: &Topology) -> Result<Vec<Joined
     group::gather(&listener, &hello(config)?, &secret.0).map_err(stopped)
 }
 
-/// Sends the other nodes the configuration of their ranks.
+/// Sends the other nodes their ranks' configuration.
 fn start_nodes(
     others: Vec<Joined>,
     processes: &Processes,
@@ -204,15 +205,15 @@ fn introduce(
     let token = group::random::<TOKEN_BYTES>().map_err(|error| error.to_string())?;
     let peers = Peers { addresses, token };
     let line = serde_json::to_string(&peers).map_err(|error| error.to_string())?;
-    processes.tell(&line);
+    processes.send_line(&line);
     nodes.send(Kind::Peers, line.as_bytes())?;
     Ok(peers)
 }
 
-/// Serves the groups of another node's leader, one after the other, until this node is refused.
+/// Serves the groups of another node's leader, one at a time, until the leader refuses this node.
 ///
 /// # Errors
-/// Why the leader refuses this node.
+/// Reason for the refusal.
 pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
     if config.cpu.adapter.is_some() {
@@ -223,7 +224,7 @@ pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
         leader: leader.clone(),
         secret: secret.0.clone(),
         hello: hello(config)?,
-        command: command.ok_or_else(|| WorkerError::Unsuitable("this command starts no ranks".into()))?,
+        command: command.ok_or_else(|| WorkerError::Unsuitable("this command cannot start ranks".into()))?,
         model: config.model.clone(),
         threads: threads(config),
         packed_cache_dir: config.cpu.packed_cache_dir.clone(),
@@ -231,27 +232,27 @@ pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     loop {
         match group::serve_group(&settings) {
             GroupEnd::Refused(why) => return Err(WorkerError::Unsuitable(why)),
-            GroupEnd::Stopped => tracing::info!("the group was stopped; waiting for the next one"),
-            GroupEnd::Lost(why) => tracing::warn!("the group has ended: {why}; joining again"),
+            GroupEnd::Stopped => tracing::info!("the group stopped; waiting for the next one"),
+            GroupEnd::Lost(why) => tracing::warn!("the group ended: {why}; joining again"),
         }
         std::thread::sleep(JOIN_AGAIN);
     }
 }
 
-/// Runs this process as a rank: joins, loads its part, and follows the leader until told to stop.
+/// Runs this process as a rank: joins the group, loads its part, and follows the leader until it stops.
 ///
 /// # Errors
-/// Why it ended early; the leader has been told.
+/// Why the rank failed; the leader has received the reason.
 pub fn run_rank() -> Result<(), String> {
     let process = group::join()?;
-    let outcome = obey(&process);
+    let outcome = serve_rank(&process);
     if let Err(reason) = &outcome {
         Answer::Failed { reason: reason.clone() }.emit();
     }
     outcome
 }
 
-fn obey(process: &RankProcess) -> Result<(), String> {
+fn serve_rank(process: &RankProcess) -> Result<(), String> {
     let RankProcess { welcome, memory, .. } = process;
     let said = |error: WorkerError| error.to_string();
     let (stored, scheme) = stored(&welcome.model)?;
@@ -303,7 +304,7 @@ fn terms(model: &Path, arithmetic: &str) -> Result<Terms, WorkerError> {
     })
 }
 
-/// How the model's weights are stored.
+/// Storage of the model's weights.
 fn stored(model: &Path) -> Result<(Storage, Option<Scheme>), String> {
     let read = || {
         let config = ModelConfig::from_dir(model)?;

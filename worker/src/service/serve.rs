@@ -96,8 +96,8 @@ pub async fn serve_backend(
     let Some(mut running) = started else { return Ok(()) };
     on_ready(running.server.address);
     let ended = tokio::select! {
-        // The engine failed, and every stream has received its error. Let them be written; a supervisor then
-        // starts a new process.
+        // The engine failed, and every stream has received its error. Give them time to be sent; a supervisor
+        // then starts a new process.
         ended = &mut running.engine => Some(ended),
         () = &mut shutdown => None,
     };
@@ -106,7 +106,7 @@ pub async fn serve_backend(
     ended.inspect_err(|error| trace::fail(&span, error))
 }
 
-/// A worker that serves.
+/// A serving worker.
 struct Running {
     server: Server,
     service: WorkerService,
@@ -114,7 +114,7 @@ struct Running {
     engine: oneshot::Receiver<Result<(), BackendError>>,
 }
 
-/// Listens, loads and starts to serve; `None` if `shutdown` comes before.
+/// Binds the port, loads the model and starts to serve; `None` if `shutdown` comes first.
 async fn start(
     config: &WorkerConfig,
     load: impl FnOnce() -> Result<LoadedBackend, WorkerError> + Send + 'static,
@@ -145,7 +145,7 @@ async fn start(
 }
 
 impl Running {
-    /// Drains unless the engine has `ended` before, and stops.
+    /// Drains, unless the engine has already `ended`, and stops.
     async fn end(
         self,
         config: &WorkerConfig,

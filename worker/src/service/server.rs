@@ -67,21 +67,22 @@ fn connections(listener: TcpListener) -> impl Stream<Item = std::io::Result<TcpS
     })
 }
 
-/// Answers `GET /metrics`.
+/// Handler of `GET /metrics`.
 async fn scrape(State(metrics): State<Arc<Metrics>>, headers: HeaderMap) -> impl IntoResponse {
     let format = Format::accepted(headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()));
     ([(CONTENT_TYPE, format.content_type())], metrics.encode(format))
 }
 
-/// Accepts a call that carries the secret as a bearer token. Applies to all services, health and reflection
-/// too.
+/// Accepts calls with the secret as a bearer token. Applies to all services, including health and reflection.
 fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status> {
     let given = call.metadata().get("authorization").map(|value| value.as_bytes());
     let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
     if secret.is(given) {
         return Ok(call);
     }
-    Err(Status::unauthenticated("this worker answers only the router that started it; ask the router"))
+    Err(Status::unauthenticated(
+        "this worker accepts only the router that started it; send requests to the router",
+    ))
 }
 
 impl Server {

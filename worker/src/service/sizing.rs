@@ -1,4 +1,4 @@
-//! The number of KV blocks and the longest sequence that they allow. Pure.
+//! Number of KV blocks, and the longest sequence that they allow. Pure.
 
 use super::WorkerError;
 use crate::config::SchedulerConfig;
@@ -7,7 +7,7 @@ use crate::config::SchedulerConfig;
 const SHORTEST_LEN: u32 = 2;
 
 /// The default cache holds `max_num_seqs` sequences of this many tokens.
-const MODERATE_LEN: u32 = 2048;
+const MODERATE_LEN: u32 = 1024;
 /// The default cache takes at most this share of the available memory.
 const MEMORY_SHARE_PERCENT: u64 = 40;
 /// Bytes assumed if the system does not say how much is available.
@@ -31,8 +31,8 @@ pub(super) fn check_model_len(config: &SchedulerConfig, model_len: u32) -> Resul
     }
 }
 
-/// Blocks for the KV cache: the configured bytes, or else `max_num_seqs` sequences of moderate length, but at
-/// most a share of the `available` bytes, and what is `left` of them beside the weights. At least one block.
+/// Number of KV blocks: the configured bytes, or else `max_num_seqs` sequences of moderate length, but at
+/// most a share of the `available` bytes and what is `left` beside the weights. At least one block.
 pub(super) fn kv_blocks(
     config: &SchedulerConfig,
     kv_cache_memory_bytes: Option<u64>,

@@ -24,7 +24,7 @@ const LOAD_INTERVAL_MIN: Duration = Duration::from_millis(50);
 const LOAD_INTERVAL_BUSY: Duration = Duration::from_millis(250);
 /// Most time between load reports while idle.
 const LOAD_INTERVAL_IDLE: Duration = Duration::from_secs(1);
-/// Least time between reports with totals: shorter than the interval of any scrape.
+/// Shortest interval between reports with totals: shorter than any scrape interval.
 const TOTALS_INTERVAL: Duration = Duration::from_secs(4);
 
 /// Sends the log to `events` until the router or the engine is gone.
@@ -134,7 +134,7 @@ impl Follower {
         self.send(WatchBody::Load(report, totals)).await
     }
 
-    /// The worker's totals, if [`TOTALS_INTERVAL`] has passed since the last report with totals; else empty.
+    /// Totals of the worker if [`TOTALS_INTERVAL`] has passed since they were last sent; otherwise empty.
     fn totals_due(&mut self) -> Vec<Total> {
         let now = clock::now();
         let is_due = self.totals_sent.is_none_or(|sent| now.since(sent) >= TOTALS_INTERVAL);

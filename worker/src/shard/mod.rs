@@ -1,13 +1,13 @@
-//! What each rank of a group holds of a model. Pure: it follows from the configuration, the rank and the
-//! number of ranks.
+//! Divides a model among the ranks of a group. Pure: the result follows from the configuration, the rank and
+//! the number of ranks.
 //!
 //! Queries, gate, up and the head are divided by their outputs. Attention output and down are divided by
-//! their inputs, at [leaves](skein_kernels::leaves), so that their sums have the same bits on any number of
-//! ranks. A rank has the KV heads that its query heads read; ranks may share one. Norms, and biases that are
-//! added after ranks' sums are joined, are on every rank. Experts are whole, each on the rank that a table
-//! names.
+//! their inputs, at [leaves](skein_kernels::leaves), so that sums have the same bits with any number of
+//! ranks. A rank has the KV heads that its query heads read; ranks may have the same ones. Norms, and biases
+//! added after the ranks' sums are joined, are on every rank. Each expert is whole on one rank, given by a
+//! table.
 //!
-//! A pipeline divides the layers as well: each *stage* has a run of them, and its ranks divide those.
+//! A pipeline also divides the layers: each *stage* has consecutive layers, which its ranks divide.
 
 mod stages;
 #[cfg(test)]
@@ -20,65 +20,65 @@ use skein_kernels::leaves;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, Role, Tensor};
 
-/// Rows of the vocabulary are divided in multiples of this.
+/// Granularity of the vocabulary's division, in rows.
 const VOCABULARY_UNIT: usize = 64;
 
-/// One rank's part of a model.
+/// Part of a model on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
-    /// This rank, from 0.
+    /// Number of this rank, from 0.
     pub rank: usize,
     /// Number of ranks.
     pub ranks: usize,
-    /// Its query heads.
+    /// Query heads on this rank.
     pub heads: Range<usize>,
-    /// The KV heads that its query heads read.
+    /// KV heads that its query heads read.
     pub kv_heads: Range<usize>,
     /// Query heads per KV head in the whole model.
     pub group: usize,
     /// KV heads of the whole model.
     pub all_kv_heads: usize,
-    /// Its rows of the embedding table and of the head; may be empty on the last ranks.
+    /// Rows of the embedding table and head on this rank; may be empty on the last ranks.
     pub vocabulary: Range<usize>,
-    /// The rank that has each expert of a layer.
+    /// Rank of each expert of a layer.
     pub experts: Vec<usize>,
-    /// Its stage of the pipeline, from 0.
+    /// Pipeline stage, from 0.
     pub stage: usize,
     /// Number of stages.
     pub stages: usize,
-    /// The layers of its stage.
+    /// Layers of its stage.
     pub layers: Range<usize>,
-    /// Rows of the vocabulary in all of the model.
+    /// Size of the whole vocabulary.
     vocab_size: usize,
 }
 
-/// A rank's rows and columns of a tensor, and the leaves among the columns.
+/// Rows and columns of a tensor on a rank, and the leaves among its columns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Outputs of a matrix, or values of a vector.
+    /// Outputs of a matrix, or elements of a vector.
     pub rows: Range<usize>,
     /// Inputs of a matrix.
     pub cols: Range<usize>,
-    /// Leaves of the rank's sums.
+    /// Leaves in the rank's sums.
     pub leaves: usize,
 }
 
 impl Part {
-    /// Number of values.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.rows.len() * self.cols.len()
     }
 
-    /// Whether it has no values.
+    /// Whether the part has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Why a model cannot be divided.
+/// Why a model cannot be divided as requested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Indivisible {
-    /// Its products have fewer leaves than there are ranks.
+    /// A product has fewer leaves than there are ranks.
     #[error(
         "{ranks} ranks cannot share this model: {tensor} sums {inputs} inputs in {leaves} leaves, so it can have 1 to \
          {leaves} ranks, a power of two"
@@ -86,36 +86,36 @@ pub enum Indivisible {
     Leaves {
         /// Number of ranks.
         ranks: usize,
-        /// The product with the fewest leaves.
+        /// Product with the fewest leaves.
         tensor: String,
-        /// Its inputs.
+        /// Number of inputs of the product.
         inputs: usize,
-        /// Its leaves.
+        /// Number of leaves of the product.
         leaves: usize,
     },
-    /// It has fewer layers than there are stages.
+    /// The model has fewer layers than there are stages.
     #[error("{stages} stages cannot share this model: it has {layers} layers, and a stage has at least one")]
     Layers {
         /// Number of stages.
         stages: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: usize,
     },
 }
 
 impl Shard {
-    /// All of a model.
+    /// The undivided model.
     pub fn whole(spec: &Spec) -> Self {
         Self::divided(spec, 0, 1)
     }
 
-    /// The part of `rank`, one of `ranks`.
+    /// Part of `rank`, one of `ranks`.
     ///
     /// # Errors
-    /// If the model's products have fewer leaves than there are ranks, or their number is not a power of two.
+    /// If a product has fewer leaves than there are ranks, or their number is not a power of two.
     ///
     /// # Panics
-    /// If there is no such rank.
+    /// If `rank` is not below `ranks`.
     pub fn new(spec: &Spec, rank: usize, ranks: usize) -> Result<Self, Indivisible> {
         assert!(rank < ranks, "rank {rank} of {ranks}");
         if ranks > 1 {
@@ -130,13 +130,13 @@ impl Shard {
         Ok(Self::divided(spec, rank, ranks))
     }
 
-    /// The part of this rank in `stage`, one of `stages`.
+    /// Part of this rank in `stage`, one of `stages`.
     ///
     /// # Errors
     /// If there are more stages than layers.
     ///
     /// # Panics
-    /// If there is no such stage.
+    /// If `stage` is not below `stages`.
     pub fn of_stage(self, spec: &Spec, stage: usize, stages: usize) -> Result<Self, Indivisible> {
         assert!(stage < stages, "stage {stage} of {stages}");
         let layers = spec.layers.len();
@@ -165,12 +165,12 @@ impl Shard {
         }
     }
 
-    /// Whether embedding rows are looked up in its stage.
+    /// Whether its stage looks up embeddings.
     pub fn is_first(&self) -> bool {
         self.stage == 0
     }
 
-    /// Whether its stage gives logits.
+    /// Whether its stage computes logits.
     pub fn is_last(&self) -> bool {
         self.stage + 1 == self.stages
     }
@@ -184,7 +184,7 @@ impl Shard {
         }
     }
 
-    /// The rank's part of `tensor`.
+    /// Part of `tensor` on this rank.
     pub fn part(&self, spec: &Spec, tensor: &Tensor) -> Part {
         let head_dim = spec.attention.head_dim;
         let wide = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
@@ -208,7 +208,7 @@ impl Shard {
         Part { rows, cols, leaves }
     }
 
-    /// What the rank computes: its layers, its heads, its part of feed-forward networks, all of the
+    /// Structure of the rank's part: its layers, its heads, its part of feed-forward networks, and the whole
     /// vocabulary.
     pub fn spec(&self, spec: &Spec) -> Spec {
         let mut own = spec.clone();
@@ -223,59 +223,59 @@ impl Shard {
         own
     }
 
-    /// Query and KV heads of `rank`, of `all` query heads.
+    /// Query and KV heads of `rank`, with `all` query heads in total.
     pub fn heads_of(&self, rank: usize, all: usize) -> [Range<usize>; 2] {
         let heads = share(all, rank, self.ranks);
         let kv_heads = heads.start / self.group..heads.end.div_ceil(self.group);
         [heads, kv_heads]
     }
 
-    /// Query heads of the rank's first KV head that the rank before it has.
+    /// Query heads of the rank's first KV head that are on the rank before.
     pub fn skipped_heads(&self) -> usize {
         self.heads.start % self.group
     }
 
-    /// The rank with the row of `token`.
+    /// Rank with the embedding row of `token`.
     pub fn owner(&self, token: usize) -> usize {
         token / self.widest_vocabulary()
     }
 
-    /// Rows of the vocabulary of the first rank, which has the most.
+    /// Vocabulary rows on the first rank, which has the most.
     pub fn widest_vocabulary(&self) -> usize {
         rows_each(self.vocab_size, self.ranks)
     }
 
-    /// Rows of the vocabulary of `rank`.
+    /// Vocabulary rows of `rank`.
     pub fn vocabulary_of(&self, rank: usize) -> Range<usize> {
         vocabulary_of(self.vocab_size, rank, self.ranks)
     }
 
-    /// Values of all tensors that the rank holds. A tied head is its part of the embedding table.
+    /// Number of elements of all tensors on this rank. A tied head counts as part of the embedding table.
     pub fn values(&self, spec: &Spec) -> u64 {
         tensors::all(spec).iter().map(|tensor| self.part(spec, tensor).len() as u64).sum()
     }
 }
 
-/// Whether ranks share a tensor by its inputs. Experts are whole on one rank, the network that all rows share
-/// on every rank.
+/// Whether ranks divide a tensor by its inputs. An expert is whole on one rank, and a shared network on every
+/// rank.
 fn is_divided_by_inputs(tensor: &Tensor) -> bool {
     tensor.expert.is_none()
         && tensor.role != Role::SharedDown
         && matches!(tensor.kind, Kind::Matrix(Product::AttentionOutput | Product::Down, _))
 }
 
-/// The rank of each of `count` experts: even runs of them.
+/// Rank of each of `count` experts, in even runs.
 fn experts_of(count: usize, ranks: usize) -> Vec<usize> {
     let of_rank = |rank| share(count, rank, ranks).map(move |_| rank);
     (0..ranks).flat_map(of_rank).collect()
 }
 
-/// An even part of `all`, which the ranks divide.
+/// An even part of `all`.
 fn share(all: usize, rank: usize, ranks: usize) -> Range<usize> {
     all * rank / ranks..all * (rank + 1) / ranks
 }
 
-/// Rows of the vocabulary of every rank but the last ones.
+/// Vocabulary rows of every rank except the last ones.
 fn rows_each(vocab_size: usize, ranks: usize) -> usize {
     match ranks {
         1 => vocab_size,

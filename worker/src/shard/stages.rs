@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind};
 
-/// Divides the layers among `stages` stages so that the stage with the most weights to multiply with has as
-/// few as possible; the head counts for the last one. `None` if there are fewer layers than stages.
+/// Divides the layers among `stages` stages so that the largest stage has as few multiplied weights as
+/// possible; the head counts for the last stage. `None` if there are fewer layers than stages.
 pub(super) fn divide(spec: &Spec, stages: usize) -> Option<Vec<Range<usize>>> {
     let layers = spec.layers.len();
     if stages == 0 || stages > layers {
@@ -14,8 +14,8 @@ pub(super) fn divide(spec: &Spec, stages: usize) -> Option<Vec<Range<usize>>> {
     }
     let before = weights_before(spec);
     let of = |range: Range<usize>| before[range.end] - before[range.start];
-    // least[s][n]: the most weights of a stage, if the last n layers and the head are on s stages, as even as
-    // possible.
+    // least[s][n]: multiplied weights in the largest stage, with the last n layers and the head divided
+    // optimally among s stages.
     let head = tensors::head(&tensors::all(spec)).len();
     let mut least = vec![vec![usize::MAX; layers + 1]; stages + 1];
     for (n, least) in least[1].iter_mut().enumerate().skip(1) {
@@ -39,7 +39,7 @@ pub(super) fn divide(spec: &Spec, stages: usize) -> Option<Vec<Range<usize>>> {
     Some((1..=stages).rev().map(stage).collect())
 }
 
-/// Weights of all layers before each one, and of all.
+/// Multiplied weights before each layer, and in total.
 fn weights_before(spec: &Spec) -> Vec<usize> {
     let mut of_layer = vec![0; spec.layers.len()];
     for tensor in tensors::all(spec) {

@@ -21,7 +21,7 @@ fn models() -> Vec<Spec> {
         spec(&[("model_type", json!("qwen2"))]),
         spec(&[("model_type", json!("qwen3")), biases.clone(), ("num_key_value_heads", json!(8))]),
         spec(&[("model_type", json!("mistral")), ("num_key_value_heads", json!(1))]),
-        // Phi-4's: 10 KV heads, so that some live on two of four ranks.
+        // Phi-4 has 10 KV heads, so some are on two of four ranks.
         spec(&[
             ("num_attention_heads", json!(40)),
             ("num_key_value_heads", json!(10)),
@@ -133,7 +133,7 @@ fn stages_together_hold_every_layer_once_and_the_head_is_weighed() {
     };
     assert_eq!(of(8, 64, 1), vec![Range { start: 0, end: 8 }]);
     assert_eq!(of(8, 64, 2), [0..4, 4..8]);
-    // A layer has 139,264 weights to multiply with: the head is as heavy as two of them.
+    // A layer has 139,264 multiplied weights: the head is as heavy as two layers.
     assert_eq!(of(8, 4352, 2), [0..5, 5..8]);
     assert_eq!(of(4, 64, 4), [0..1, 1..2, 2..3, 3..4]);
     for stages in 1..=7 {

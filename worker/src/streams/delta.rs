@@ -15,10 +15,10 @@ pub enum StreamFault {
     /// The engine was told to stop.
     #[error("this worker has stopped; the request can be resumed on another worker")]
     Stopped,
-    /// Its grammar meets a limit, or no token continues it. It does so on every worker.
+    /// Its grammar exceeds a limit, or no token continues it. The same happens on every worker.
     #[error("{reason}; a simpler grammar or schema avoids it")]
     Unfollowable {
-        /// Why.
+        /// Fault reported by the grammar library.
         reason: String,
     },
     /// The reader left too much unread.

@@ -9,7 +9,7 @@ use skein_node::clock::Timestamp;
 /// Most names remembered; the oldest are forgotten.
 const MAX_NAMES: usize = 256;
 /// How late a request may arrive after its Release.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// Released names, oldest first.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl EarlyReleases {
 
     /// Whether that name was released recently; true only once.
     pub fn take(&mut self, name: &str, now: Timestamp) -> bool {
-        while self.0.pop_front_if(|(noted, _)| now.since(*noted) > PATIENCE).is_some() {}
+        while self.0.pop_front_if(|(noted, _)| now.since(*noted) > MAX_AGE).is_some() {}
         let place = self.0.iter().position(|(_, noted)| noted == name);
         place.and_then(|place| self.0.remove(place)).is_some()
     }

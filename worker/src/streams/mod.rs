@@ -167,7 +167,7 @@ impl Outbox {
         keys
     }
 
-    /// Ends one stream, after the output it already has; false if it has ended before.
+    /// Ends a stream after the output that it already has; false if it ended before.
     pub fn fail(&mut self, key: RequestKey, fault: &StreamFault) -> bool {
         self.flush();
         let Some(run) = self.running.remove(&key) else { return false };

@@ -38,7 +38,7 @@ impl Opening {
         }
     }
 
-    /// `origin` is the span that generates; later readers are linked to it.
+    /// Links the reader to `origin`, the span of the generating request.
     pub fn traced(self, origin: Option<Link>) -> Self {
         Self { origin, ..self }
     }

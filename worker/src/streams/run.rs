@@ -17,7 +17,7 @@ use crate::scheduler::NewRequest;
 /// Longest time that a request goes on, or its output stays readable, without a reader.
 pub const MAX_LINGER: Duration = Duration::from_secs(300);
 
-/// Names kept of one request's readers, for releases. Beyond this many, the oldest readers that have left are
+/// Most reader names kept per request, for releases. Above this, the oldest readers that have left are
 /// forgotten.
 const MAX_NAMED_READERS: usize = 64;
 
@@ -32,7 +32,7 @@ pub struct Attachment {
     pub samples: Vec<SamplePosition>,
     /// First prompt position to send a score for, if the request has scores.
     pub from_score: u32,
-    /// How long the stream may continue without readers.
+    /// How long the stream continues without readers.
     pub linger: Duration,
 }
 
@@ -42,7 +42,8 @@ pub enum AttachError {
     /// The stream was never here or has expired.
     #[error("no such stream is kept here; resume with Generate and the delivered tokens")]
     NotFound,
-    /// The stream does not hold these positions: they were dropped, never computed here, or lie past its end.
+    /// The stream does not hold these positions: they were dropped, were never computed here, or lie past its
+    /// end.
     #[error("{0}; resume with Generate and the delivered tokens")]
     OutOfRange(#[from] OutOfRange),
     /// A current reader has this name.

@@ -72,7 +72,7 @@ pub(super) struct Stream {
     /// Wakes all readers when something happened.
     ready: Notify,
     budget: Arc<Budget>,
-    /// The span that generates, if it is traced.
+    /// Span of the generating request, if traced.
     origin: Option<Link>,
 }
 
@@ -257,7 +257,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// The span that generates, if it is traced.
+    /// Span of the generating request, if traced.
     pub fn origin(&self) -> Option<Link> {
         self.stream.origin
     }

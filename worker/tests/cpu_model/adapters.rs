@@ -1,4 +1,4 @@
-//! LoRA adapters that PEFT made, merged at load: the files under tests/golden/adapters.
+//! LoRA adapters created by PEFT, merged at load: tests/golden/adapters.
 
 use std::path::{Path, PathBuf};
 
@@ -46,8 +46,8 @@ fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
 
 #[test]
 fn merged_adapters_agree_with_peft() {
-    // Matrices of 32 bits are merged without loss; those of 16 are rounded once more, a few of them the other
-    // way, because sums are in another order.
+    // 32-bit matrices are merged without loss. 16-bit ones are rounded once more, a few of them differently
+    // because sums have another order.
     for (name, key, tolerance) in [
         ("llama-all", "logits", 1e-4),
         ("phi3-fused", "rounded_logits", 2e-3),
@@ -67,7 +67,7 @@ fn merged_adapters_agree_with_peft() {
     }
 }
 
-/// A copy of an adapter whose configuration `change` has changed.
+/// Copy of an adapter with its configuration changed by `change`.
 fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let text = std::fs::read(golden(name).join("adapter_config.json")).unwrap();
@@ -97,9 +97,9 @@ fn adapters_that_cannot_be_merged_are_refused_by_name() {
         let directory = changed("llama-all", |config| config[field] = value);
         check(&base, directory.path(), &["adapter_config.json", field]);
     }
-    // For a model of other shapes, of other names, with a tied head, and a quantised one.
+    // Adapters for other shapes, other names, a tied head, and a quantised model.
     check(&model("mistral"), &golden("llama-all"), &["lora_B", "expected F16, BF16 or F32"]);
-    check(&base, &golden("phi3-fused"), &["gate_up_proj", "is it for another model?"]);
+    check(&base, &golden("phi3-fused"), &["gate_up_proj", "is the adapter for a different model?"]);
     check(&model("llama-mha-tied"), &golden("llama-all"), &["lora_"]);
     let quantised = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/w8a16");
     check(&quantised, &golden("llama-all"), &["lora_A"]);

@@ -1,4 +1,4 @@
-//! Models in GGUF files, written by the `gguf` package: tests/golden/gguf.
+//! Models in GGUF files written by the `gguf` package: tests/golden/gguf.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::batches::{BLOCK_SIZE, golden, sequence_of};
 use crate::golden::Golden;
 use crate::goldens::check_model;
 
-/// The files with the weights of golden models.
+/// Golden models that also exist as GGUF files.
 const NAMES: [&str; 10] = [
     "llama-gqa",
     "llama3-rope",
@@ -25,12 +25,12 @@ const NAMES: [&str; 10] = [
     "gemma3",
     "phi3-long",
 ];
-/// The part of the mixed model that is opened.
+/// Part of the mixed model that the test opens.
 const MIXED: &str = "mixed-00001-of-00002.gguf";
-/// Greatest difference from transformers with activations rounded likewise, root mean square, as a share of
-/// the logits'. A code that is rounded the other way would show.
+/// Largest difference from transformers with activations rounded the same way: root mean square, relative to
+/// the logits'. A code rounded differently would exceed it.
 const SAME_ROUNDING: f64 = 1e-3;
-/// What rounding activations to 8 bits moves this model's logits by; random networks amplify it.
+/// Expected change of this model's logits by rounding activations to 8 bits; random networks amplify it.
 const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
 
 fn file(name: &str) -> PathBuf {
@@ -48,8 +48,8 @@ fn load(name: &str, threads: usize) -> CpuModel {
     try_load(name, threads).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// Names, permuted rows, norms with their offset, rope factors, fused and stacked matrices: all of it is
-/// right if transformers' logits come out.
+/// Names, permuted rows, norm offsets, rope factors, fused and stacked matrices must all be right to
+/// reproduce transformers' logits.
 #[test]
 fn the_golden_models_in_gguf_agree_with_transformers() {
     for name in NAMES {
@@ -57,7 +57,7 @@ fn the_golden_models_in_gguf_agree_with_transformers() {
     }
 }
 
-/// Logits of some positions of the mixed model's prompt.
+/// Logits at some positions of the mixed model's prompt.
 fn mixed_logits(threads: usize, prompt: &[u32], positions: &[u32], chunks: &[usize]) -> Vec<Vec<f32>> {
     let mut model = load(MIXED, threads);
     let mut sequence = sequence_of(prompt.to_vec(), 3, BLOCK_SIZE);

@@ -1,4 +1,4 @@
-//! Values that transformers computed with a model; see `tests/golden/README.md`.
+//! Reference values computed by transformers; see `tests/golden/README.md`.
 
 use std::path::Path;
 

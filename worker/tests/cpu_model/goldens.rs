@@ -1,4 +1,4 @@
-//! Agreement with Hugging Face transformers in float32: the files under tests/golden.
+//! Agreement with Hugging Face transformers in float32: tests/golden.
 
 use serde_json::Value;
 use skein_kernels::cpu::packed::Format;
@@ -8,7 +8,7 @@ use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use crate::batches::{BLOCK_SIZE, golden, goldens, load, sequence_of};
 use crate::golden::Golden;
 
-/// Greatest difference of a logit; the logits of these models range over several units.
+/// Largest difference of a logit; the logits of these models range over several units.
 const TOLERANCE: f32 = 1e-4;
 
 fn assert_close(got: &[f32], expected: &[f32], what: &str) {
@@ -49,7 +49,7 @@ fn every_model_agrees_with_transformers() {
     goldens().iter().for_each(|name| check(name));
 }
 
-/// The shipped model against `tests/golden/skein-7m.json`. Remake that file when the model changes.
+/// The shipped model against `tests/golden/skein-7m.json`. Regenerate that file when the model changes.
 #[test]
 fn the_shipped_model() {
     let json: Value = serde_json::from_slice(&std::fs::read(golden("../skein-7m.json")).unwrap()).unwrap();
@@ -95,7 +95,7 @@ fn weights_that_are_no_numbers_are_refused_at_load() {
     bytes[data..].fill(0xff); // NaN in f32
     std::fs::write(&path, bytes).unwrap();
     let rounded = NumberTypes { weights: Some(Format::INT8), ..NumberTypes::EXACT };
-    // Weights to be rounded are refused before rounding, with the name of their tensor.
+    // Unusable weights are refused before quantisation, with the name of their tensor.
     for (numbers, expected) in [
         (NumberTypes::EXACT, "not finite"),
         (rounded, "tensor model.layers.0.self_attn.q_proj.weight: the weight of output 0"),

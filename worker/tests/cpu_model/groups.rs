@@ -1,4 +1,4 @@
-//! Groups whose ranks are threads of this process, with the memory, frames and links of real ones.
+//! Groups whose ranks are threads of this process, with real memory, frames and links.
 
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -11,20 +11,20 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::SMALL_BLOCK;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const EPOCH: u64 = 3;
 
-/// A group's backend; ends its other ranks when it is dropped.
+/// Backend of a group; ends the other ranks on drop.
 pub struct Group {
     /// `None` while dropping.
     leader: Option<Leader<CpuBackend>>,
     others: Vec<JoinHandle<()>>,
 }
 
-/// A group over the model in `directory`: `tensor` ranks in each of `stages` stages.
+/// Group for the model in `directory`: `tensor` ranks in each of `stages` stages.
 pub fn group(directory: &Path, (tensor, stages): (usize, usize), kv_blocks: u32) -> Group {
     let plan = NodePlan::new(Topology::new(tensor, stages, 1).unwrap(), 0, 1 << 16);
-    let memory = GroupMemory::create(plan, PATIENCE).unwrap();
+    let memory = GroupMemory::create(plan, TIMEOUT).unwrap();
     let options = CpuOptions {
         threads: 1,
         kv_blocks,

@@ -17,7 +17,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
     logits.iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// Logits of all positions, computed in these chunks, beside `others` sequences with chunks of their own.
+/// Logits at all positions, computed in these chunks beside `others` sequences with their own chunks.
 fn run(model: &mut CpuModel, block_size: u32, chunks: &[usize], others: u32) -> Vec<Vec<u32>> {
     let mut sequence = sequence_of(tokens(1), 1, block_size);
     let mut company: Vec<Sequence> =

@@ -1,5 +1,5 @@
-//! Whole requests through the engine. Launching the next step before the last one's tokens are read changes
-//! no bit.
+//! Whole requests through the engine. Launching the next step before reading the last one's tokens must not
+//! change any bit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ use crate::ranks::make;
 const KV_BLOCKS: u32 = 36;
 const SAMPLES: u32 = 3;
 
-/// The CPU backend with `depth` steps in flight. Counts the tokens and histories carried from step to step.
+/// CPU backend with `depth` steps in flight. Counts the tokens and histories carried between steps.
 struct Watched {
     backend: CpuBackend,
     depth: usize,
@@ -67,7 +67,7 @@ fn bits(logprobs: TokenLogprobs) -> Bits {
     (logprobs.token, logprobs.logprob.to_bits(), logprobs.rank, top)
 }
 
-/// Requests with every kind of parameter, by `index`.
+/// Requests that cover every kind of parameter, by `index`.
 fn request(index: u32) -> NewRequest {
     let mut params = SamplingParams { max_tokens: 10 + index, ..SamplingParams::default() };
     if index % 2 == 1 {
@@ -96,7 +96,7 @@ fn request(index: u32) -> NewRequest {
     }
 }
 
-/// Outputs of `requests` that arrive together, and the number of rows and histories carried.
+/// Outputs of simultaneous `requests`, and the number of rows and histories carried.
 async fn serve(
     model: &str,
     depth: usize,
@@ -111,7 +111,7 @@ async fn serve(
     (outputs, counters.map(|counter| counter.load(Ordering::Relaxed)))
 }
 
-/// Outputs of `requests` that arrive together at an engine over `backend`.
+/// Outputs of simultaneous `requests` to an engine over `backend`.
 async fn serve_on(
     backend: impl Backend + 'static,
     share_prefixes: bool,
@@ -138,7 +138,7 @@ async fn serve_on(
         }
         outputs.push((samples, scores));
     }
-    handle.snapshot().await.unwrap(); // all ends are in the load after this
+    handle.snapshot().await.unwrap(); // the load now includes all ends
     let free = handle.log().load().free_blocks;
     assert_eq!(free, KV_BLOCKS, "nobody runs, nothing is held");
     handle.stop().await;

@@ -1,8 +1,8 @@
-//! Checkpoints that others have quantised: the files under tests/golden/quantised.
+//! Checkpoints quantised by other libraries: tests/golden/quantised.
 //!
-//! Dequantised values have the bits of the format's own library. Logits are compared twice: with
-//! transformers' on the dequantised weights, and, for formats that are multiplied as integers, with
-//! transformers' after the inputs of quantised matrices were rounded to 8 bits as the CPU does it.
+//! Dequantised values must have the bits of the format's own library. Logits are compared twice: with
+//! transformers' on the dequantised weights, and, for formats multiplied as integers, with transformers'
+//! after the inputs of quantised matrices were rounded to 8 bits like the CPU's.
 
 use std::path::{Path, PathBuf};
 
@@ -20,13 +20,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batches::{BLOCK_SIZE, sequence_of};
 
-/// Greatest difference of a logit if both sides compute the same.
+/// Largest difference of a logit if both sides compute the same.
 const TOLERANCE: f32 = 1e-4;
-/// If both sides round activations to 8 bits, a value between two codes may fall to either, because sums are
-/// in another order; later values follow it. Root of the mean squared difference, in that of the rounding.
+/// If both sides round activations to 8 bits, a value between two codes may round to either, because sums
+/// have another order, and later values follow. Root mean square difference, relative to that of the
+/// rounding.
 const FLIPS: f32 = 0.25;
-/// Greatest difference that rounding activations to 8 bits makes, in standard deviations of the logits: these
-/// random models amplify it. The worst of them is at 0.34, the one of 2 bits.
+/// Largest change of a logit by rounding activations to 8 bits, in standard deviations of the logits; these
+/// random models amplify it. The largest measured is 0.34, for 2 bits.
 const ROUNDING: f32 = 0.4;
 
 fn golden(name: &str) -> PathBuf {
@@ -54,13 +55,13 @@ fn load(directory: &Path, threads: usize) -> CpuModel {
     CpuModel::load(directory, options(threads), &PackedCache::none(), &mut |_, _| {}).unwrap()
 }
 
-/// Why the model in `directory` is refused.
+/// Error for the model in `directory`.
 fn refusal(directory: &Path) -> String {
     let loaded = CpuModel::load(directory, options(1), &PackedCache::none(), &mut |_, _| {});
     loaded.err().expect("it is refused").to_string()
 }
 
-/// The values of a packed matrix in the checkpoint's order of outputs and inputs, as `dtype`.
+/// Values of a packed matrix in the checkpoint's order of outputs and inputs, as `dtype`.
 fn dequantised(tensor: &Tensor, weights: &Weights, leaves: usize, dtype: &str) -> Option<Vec<Vec<u8>>> {
     let StoredMatrix::Codes(codes) = tensor.find_matrix(weights).unwrap() else { return None };
     let (rows, cols, leaves_of) = (codes.rows(), codes.cols(), codes.leaves(leaves));
@@ -93,7 +94,7 @@ fn dequantised_weights_have_the_bits_of_the_formats_own_library() {
             (ModelConfig::from_dir(&directory).unwrap().spec, Weights::open(&directory).unwrap());
         let hashes = json["dequantised"].as_object().unwrap();
         let mut found: Vec<String> = Vec::new();
-        // Fused matrices: parts of one stored tensor follow each other.
+        // Fused matrices: the parts of one stored tensor are consecutive.
         let (mut bytes, mut fused): (Vec<u8>, Option<String>) = (Vec::new(), None);
         let mut finish = |base: Option<String>, bytes: &mut Vec<u8>| {
             let Some(base) = base else { return };
@@ -123,7 +124,7 @@ fn dequantised_weights_have_the_bits_of_the_formats_own_library() {
     }
 }
 
-/// Logits of the golden's positions.
+/// Logits at the golden file's positions.
 fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
     let list = |key: &str| -> Vec<u32> {
         json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
@@ -135,7 +136,7 @@ fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
     model.logits(&batch, &list("positions"))
 }
 
-/// The golden logits called `key`, if there are any.
+/// Golden logits named `key`, if present.
 fn expected(name: &str, key: &str) -> Option<Vec<Vec<f32>>> {
     let bytes = std::fs::read(golden(name).join("goldens.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -219,7 +220,7 @@ fn batches_chunks_and_threads_change_no_bit_of_quantised_models() {
     }
 }
 
-/// A copy of a golden model, changed: its configuration, and the bytes of its tensors with their shapes.
+/// Copy of a golden model with its configuration and tensors changed.
 fn changed(
     name: &str,
     config: impl FnOnce(&mut Value),
@@ -245,7 +246,7 @@ fn changed(
     directory
 }
 
-/// Checks that a golden model whose tensor ending in `suffix` is changed is refused with all of `words`.
+/// Checks that a golden model with a changed tensor ending in `suffix` is refused with all of `words`.
 fn check_tensor(
     name: &str,
     suffix: &str,
@@ -275,7 +276,7 @@ fn hostile_tensors_are_refused_by_name() {
             tensor.3[4 * at..][..4].copy_from_slice(&value.to_le_bytes());
         }
     };
-    // Group indices that lead out of the scales, below zero, or into a group that is full.
+    // Group indices outside the scales, below zero, or of a group that is full.
     check_tensor("gptq-4-act-order", &format!("{q}.g_idx"), set(5, 2), &["g_idx", "input 5", "group 2"]);
     check_tensor("gptq-4-act-order", &format!("{q}.g_idx"), set(5, i32::MIN), &["g_idx", "-2147483648"]);
     check_tensor("gptq-4", &format!("{q}.g_idx"), set(0, 3), &["g_idx", "groups must have 32 inputs"]);
@@ -323,7 +324,7 @@ fn hostile_tensors_are_refused_by_name() {
         garbled,
         &["not a JSON object"],
     );
-    // A tensor that is gone.
+    // A missing tensor.
     let said =
         refusal(changed("awq", |_| {}, |all| all.retain(|it| !it.0.ends_with("q_proj.scales"))).path());
     assert!(said.contains("q_proj.scales") && said.contains("is in no weight file"), "{said}");
@@ -356,7 +357,7 @@ fn schemes_that_cannot_be_read_are_refused_with_what_is_near() {
         serde_json::json!([0, 128]),
         &["weight_block_size"],
     );
-    // Groups of a size that no packed format has.
+    // Group sizes that no packed format supports.
     let odd =
         |config: &mut Value| config["quantization_config"]["weight_block_size"] = serde_json::json!([64, 16]);
     let directory = changed("fp8-block", odd, |all| {

@@ -1,4 +1,4 @@
-//! Any number of ranks and stages gives the bits of one rank: every family, number type and format.
+//! Any number of ranks and stages produces the bits of one rank, for every family, number type and format.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,13 +22,14 @@ use skein_worker::model::tensors;
 use crate::batches::{BLOCK_SIZE, golden, sample, sequence_of};
 
 /// Longest wait for another rank.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// More than a rank's 64 rows of the vocabulary, and no multiple of it: of eight ranks, three have none.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// More than a rank's 64 rows of the vocabulary and not a multiple of them; with eight ranks, three have
+/// none.
 const VOCAB: u32 = 300;
-/// Prompts have tokens below it, which all models here have.
+/// Upper bound of prompt tokens, which all models here have.
 const IDS: u32 = 256;
 
-/// A model like the golden `name`, of a size that eight ranks can share, with random weights.
+/// Model like the golden `name`, large enough for eight ranks, with random weights.
 pub fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
     let text = std::fs::read_to_string(golden(name).join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
@@ -75,16 +76,16 @@ fn options(numbers: NumberTypes) -> CpuOptions {
     CpuOptions { threads: 1, kv_blocks: 4096 / BLOCK_SIZE, block_size: BLOCK_SIZE, max_rows: 64, numbers }
 }
 
-/// The connections of `tensor` ranks in each of `stages` stages, the last stage first.
+/// Connections of `tensor` ranks in each of `stages` stages, last stage first.
 fn connected(tensor: usize, stages: usize) -> Vec<Connections> {
     let mut all = Vec::new();
     let mut befores: Vec<Option<Box<dyn Inlet>>> = (0..tensor).map(|_| None).collect();
     for stage in 0..stages {
         let mut next = Vec::new();
-        let ranks = Threads::new(tensor, PATIENCE).into_iter().zip(befores);
+        let ranks = Threads::new(tensor, TIMEOUT).into_iter().zip(befores);
         let of_stage: Vec<_> = ranks
             .map(|(ranks, before)| {
-                let (outlet, inlet) = between_threads([stage, stage + 1], 2, PATIENCE);
+                let (outlet, inlet) = between_threads([stage, stage + 1], 2, TIMEOUT);
                 let is_last = stage + 1 == stages;
                 next.push((!is_last).then(|| Box::new(inlet) as Box<dyn Inlet>));
                 let after = (!is_last).then(|| Box::new(outlet) as Box<dyn Outlet>);
@@ -97,8 +98,8 @@ fn connected(tensor: usize, stages: usize) -> Vec<Connections> {
     all
 }
 
-/// Runs `work` on each of `tensor` ranks in each of `stages` stages; returns the results of the last stage in
-/// order, and then the others'.
+/// Runs `work` on each of `tensor` ranks in each of `stages` stages; returns the last stage's results in
+/// order, then the others'.
 fn on_ranks<T: Send>(
     directory: &Path,
     numbers: NumberTypes,
@@ -122,7 +123,7 @@ fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
     logits.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
 }
 
-/// Prompts in chunks beside each other, a prompt whose first block is another's, then decode steps.
+/// Prompts in interleaved chunks, a prompt whose first block is shared, then decode steps.
 fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
     let mut sequences: Vec<_> =
         (0..3).map(|i| sequence_of(prompt(u64::from(i), 60, IDS), i, BLOCK_SIZE)).collect();
@@ -141,7 +142,7 @@ fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
         }
         all.extend(bits(&model.logits(&batch, &rows)));
     }
-    // A prompt of which every row is wanted, and a drawn token.
+    // A prompt with every row wanted, and a drawn token.
     let mut sequence = sequence_of(prompt(9, 33, IDS), 4, BLOCK_SIZE);
     let mut batch = Batch::default();
     sequence.put(&mut batch, 33);
@@ -152,8 +153,8 @@ fn steps(model: &mut CpuModel) -> Vec<Vec<u32>> {
     all
 }
 
-/// Checks that every rank of the last stage has the logits of one rank, bit for bit, for each number of ranks
-/// and stages.
+/// Checks that every rank of the last stage has the logits of a single rank, bit for bit, for each number of
+/// ranks and stages.
 fn check(directory: &Path, numbers: NumberTypes, what: &str, shapes: &[(usize, usize)]) {
     let expected = on_ranks(directory, numbers, (1, 1), steps).remove(0);
     let logits = &expected[..expected.len() - 1];
@@ -170,7 +171,7 @@ fn check(directory: &Path, numbers: NumberTypes, what: &str, shapes: &[(usize, u
     }
 }
 
-/// Ranks alone.
+/// Shapes with several ranks and one stage.
 fn wide(counts: &[usize]) -> Vec<(usize, usize)> {
     counts.iter().map(|count| (*count, 1)).collect()
 }
@@ -178,7 +179,7 @@ fn wide(counts: &[usize]) -> Vec<(usize, usize)> {
 #[test]
 fn every_family_gives_the_same_bits_on_any_number_of_ranks() {
     let mistral = json!({"sliding_window": 24, "num_key_value_heads": 8});
-    // Eight ranks of three heads each; KV heads have four, so that some are on two ranks.
+    // Eight ranks of three query heads; a KV head has four, so some are on two ranks.
     let uneven = json!({"num_attention_heads": 24, "num_key_value_heads": 6, "attention_bias": true, "mlp_bias": true});
     for (name, stored, changes) in [
         ("llama-gqa", Dtype::F32, json!({})),
@@ -214,7 +215,7 @@ fn later_families_give_the_same_bits_too() {
         ("qwen3-moe", moe),
     ] {
         let mut changes = changes;
-        changes["hidden_size"] = json!(256); // some families derive the width of a head from it
+        changes["hidden_size"] = json!(256); // some families derive head_dim from it
         let model = make(name, Dtype::BF16, changes);
         check(model.path(), NumberTypes::EXACT, name, &[(2, 1), (4, 1), (1, 2), (2, 2)]);
     }
@@ -298,7 +299,7 @@ fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
 fn a_lost_rank_ends_the_others_steps_with_its_number() {
     let model = make("llama-gqa", Dtype::F32, json!({}));
     let options = options(NumberTypes::EXACT);
-    let [first, second] = <[_; 2]>::try_from(Threads::new(2, PATIENCE)).unwrap();
+    let [first, second] = <[_; 2]>::try_from(Threads::new(2, TIMEOUT)).unwrap();
     let load = |rank: Threads| {
         let (none, model) = (PackedCache::none(), (model.path(), None));
         CpuModel::load_rank(model, options, &none, rank.into(), &mut |_, _| {}).unwrap()

@@ -103,7 +103,7 @@ fn scores_and_samples_are_read_from_their_rows() {
     let mut sequence = sequence_of(PROMPT.repeat(5), 0, BLOCK_SIZE);
     sequence.put(&mut batch, 45);
     let reference = load("llama-gqa", 1, BLOCK_SIZE).logits(&batch, &(0..45).collect::<Vec<_>>());
-    // More rows than fit in memory at once, out of order, some repeated.
+    // More rows than fit in memory at once, out of order and with repeats.
     let rows = (0..44u32).rev().chain([3, 3]);
     let scores: Vec<ScoreRow> =
         rows.map(|row| ScoreRow { row, target: sequence.tokens[row as usize + 1], top: row % 3 }).collect();

@@ -1,5 +1,5 @@
-//! Cut at every position and resumed on another engine, a request gives every token, every bit of its
-//! log-probabilities and every finish reason of the uninterrupted one.
+//! Cut at every position and resumed on another engine, a request must produce the tokens, log-probability
+//! bits and finish reasons of the uninterrupted one.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::ranks::make;
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
 
-/// One sample: its tokens, the bits of their log-probabilities, its finish reason.
+/// Output of one sample: tokens, log-probability bits and finish reason.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Output {
     tokens: Vec<TokenId>,
@@ -41,7 +41,7 @@ impl Output {
         }));
     }
 
-    /// The part after the first `count` tokens.
+    /// Output after the first `count` tokens.
     fn after(&self, count: usize) -> Self {
         let logprobs = self.logprobs.get(count..).unwrap_or_default().to_vec();
         Self { tokens: self.tokens[count..].to_vec(), logprobs, finish: self.finish }
@@ -57,8 +57,8 @@ fn cases() -> Vec<(&'static str, u32, SamplingParams)> {
         frequency_penalty: 0.7,
         ..seeded.clone()
     };
-    // About two thirds of the pairs of these tokens are banned, so the set of banned tokens changes at every
-    // token.
+    // About two thirds of the pairs of these tokens are banned, so the set of banned tokens changes with
+    // every token.
     let allowed = SamplingParams { allowed_token_ids: (2..12).collect(), ..seeded.clone() };
     let bad_words =
         (2..12).flat_map(|a| (2..12).map(move |b| vec![a, b])).filter(|word| (word[0] + word[1]) % 3 != 0);
@@ -121,7 +121,7 @@ async fn a_request_goes_on_with_other_numbers_of_ranks_and_stages_bit_for_bit() 
     check("2 x 2 to 1", || group(model.path(), (2, 2), KV_BLOCKS), alone).await;
 }
 
-/// Requests begin on one backend and continue on another.
+/// Starts requests on one backend and continues them on another.
 async fn check<A: Backend + 'static, B: Backend + 'static>(
     model: &str,
     first: impl Fn() -> A,
@@ -160,8 +160,8 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
     }
 }
 
-/// The samples to resume, each cut at a different position, and their expected output. Samples that have
-/// ended by then are left out.
+/// Samples to resume, each cut at a different position, and their expected output. Omits samples that have
+/// ended.
 fn cut_at(cut: usize, n: u32, whole: &[Output]) -> (Vec<NewSample>, Vec<Output>) {
     let had = |index: u32| (cut + 3 * index as usize) % MAX_TOKENS as usize;
     let mut samples = Vec::new();

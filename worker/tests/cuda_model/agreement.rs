@@ -1,4 +1,4 @@
-//! The CUDA backend computes the same as the CPU backend.
+//! The CUDA backend agrees with the CPU backend.
 
 use skein_worker::backend::cuda::Fp8;
 
@@ -35,7 +35,7 @@ fn single_precision_is_converted() {
     }
 }
 
-/// 32 rows of a sequence fill a tile: some chunks go to one kernel, some to the other, and some steps have
+/// 32 rows of a sequence fill a tile: some chunks go to one kernel, some to the other, and some steps contain
 /// both.
 #[test]
 fn long_chunks_beside_short_ones() {
@@ -67,8 +67,8 @@ fn fp8_weights_and_fp8_cache_stay_near() {
     let expected = scores(&mut on_cpu(dir.path()), &[39], false);
     let weights = Fp8 { weights: true, kv_cache: false };
     let cache = Fp8 { weights: false, kv_cache: true };
-    // Three bits of mantissa: an error of at most 2^-4, on average 3%, per product. Two layers of 128 inputs
-    // average it out.
+    // Three bits of mantissa: an error of at most 2^-4, on average 3%, per product. It averages out over two
+    // layers of 128 inputs.
     for (name, fp8) in [("fp8 weights", weights), ("fp8 cache", cache)] {
         let got = scores(&mut on_cuda_in(dir.path(), eager(), fp8).unwrap(), &[20, 19], true);
         let mean = got.iter().zip(&expected).map(|(a, b)| (a.logprob - b.logprob).abs()).sum::<f32>() / 39.0;

@@ -1,4 +1,4 @@
-//! The choice of the attention kernel.
+//! Selection of the attention kernel.
 
 use half::{bf16, f16};
 use skein_kernels::cuda::memory::E4m3;

@@ -16,7 +16,7 @@ use skein_worker::config::CudaConfig;
 use crate::models::LLAMA;
 use crate::runs::{eager, on_cpu, on_cuda, prompt, sample, sequence_of, step};
 
-/// One of each way to sample.
+/// One of each sampling method.
 fn ways() -> Vec<Arc<SamplingParams>> {
     let plain = SamplingParams { logprobs: Some(3), ..SamplingParams::default() };
     let seeded = SamplingParams { temperature: 0.9, seed: 5, ..SamplingParams::default() };
@@ -163,7 +163,7 @@ fn tokens_are_those_of_the_cpu() {
         }
     }
     // Rounding to bf16 decides between nearly equal tokens. A wrong seed or a lost penalty would differ
-    // almost always.
+    // nearly always.
     assert!(differing.iter().all(|differing| *differing <= 3), "of {TURNS} draws each: {differing:?} differ");
 }
 

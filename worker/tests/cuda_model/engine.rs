@@ -17,7 +17,7 @@ use crate::runs::{eager, limits, prompt, try_cuda};
 const REQUESTS: u32 = 10;
 const SAMPLES: u32 = 2;
 const MAX_MODEL_LEN: u32 = 128;
-/// Bytes of a token's keys and values in the tiny model: 2 layers, 2 heads of 64, bf16.
+/// Keys and values per token of the tiny model, in bytes: 2 layers, 2 heads of 64, bf16.
 const TOKEN_BYTES: u64 = 2 * 2 * 2 * 64 * 2;
 
 fn request(index: u32) -> NewRequest {
@@ -41,7 +41,7 @@ fn request(index: u32) -> NewRequest {
     }
 }
 
-/// The tokens of all samples of all requests, which arrive together.
+/// Tokens of all samples of simultaneous requests.
 async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Vec<Vec<Vec<TokenId>>> {
     let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
     let limits = SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() };
@@ -66,7 +66,7 @@ async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Ve
         }
         outputs.push(samples);
     }
-    handle.snapshot().await.unwrap(); // all ends are in the load after this
+    handle.snapshot().await.unwrap(); // the load now includes all ends
     assert_eq!(handle.log().load().free_blocks, kv_blocks, "nobody runs, nothing is held");
     handle.stop().await;
     running.join().unwrap().unwrap();

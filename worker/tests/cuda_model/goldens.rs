@@ -13,8 +13,7 @@ use crate::scores::{TOLERANCE, scores_of};
 /// Limit for a single log-probability; the mean must be within [`TOLERANCE`]. Unlikely tokens differ more.
 const MOST: f32 = 4.0 * TOLERANCE;
 
-/// Log-probabilities of a prompt and of 64 greedy tokens, computed in chunks, compared with the golden
-/// logits.
+/// Compares log-probabilities of a prompt and of 64 greedy tokens, computed in chunks, with golden logits.
 fn check(name: &str) {
     if !skein_cuda_emulation::load() {
         return;
@@ -46,7 +45,7 @@ fn log_softmax(logits: &[f32], token: usize) -> f32 {
     logits[token] - highest - sum.ln()
 }
 
-/// Every model that the kernels can run agrees; the others are refused by the name of what has no kernel.
+/// Every model that the kernels can run agrees; the others are refused with the name of the unsupported part.
 #[test]
 fn every_model_agrees_or_is_refused() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");

@@ -1,4 +1,4 @@
-//! Batch-invariant mode: a row's log-probabilities have the same bits alone, in any batch and in any chunks.
+//! Batch-invariant mode: a row's log-probabilities have the same bits in any batch and any chunks.
 
 use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 use skein_worker::check::Sequence;
@@ -9,7 +9,7 @@ use crate::runs::{eager, on_cuda, prompt, sequence_of, step};
 
 const LENGTH: usize = 60;
 
-/// The bits of every position's log-probability and of its most probable tokens.
+/// Bits of every position's log-probability and of its most probable tokens.
 fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32) -> Vec<u32> {
     let tokens = prompt(1, LENGTH + 1);
     let mut sequence = sequence_of(tokens.clone(), 0);

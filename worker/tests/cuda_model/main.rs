@@ -1,4 +1,4 @@
-//! The CUDA backend against the CPU backend, on the emulation. The Rust code is the same that drives a GPU.
+//! The CUDA backend against the CPU backend, on the emulated device. The same Rust code drives a GPU.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod agreement;

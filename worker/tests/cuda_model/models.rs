@@ -35,16 +35,16 @@ pub const LLAMA: Tiny = Tiny {
     inner: 192,
     vocab: 300,
 };
-/// With heads of 128 values, four per KV head.
+/// Heads of 128 values, four query heads per KV head.
 pub const GROUPED: Tiny = Tiny { heads: 8, head_dim: 128, ..LLAMA };
 /// Biases on queries, keys and values, tied embeddings, half precision.
 pub const QWEN2: Tiny = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..LLAMA };
-/// In single precision, which is converted at load.
+/// Single precision, converted at load.
 pub const WIDE: Tiny = Tiny { dtype: "F32", heads: 2, kv_heads: 2, ..LLAMA };
 /// With normalised heads.
 pub const QWEN3: Tiny = Tiny { model_type: "qwen3", vocab: 301, ..LLAMA };
 
-/// A uniform value in [-1, 1).
+/// Uniform value in [-1, 1).
 fn even(random: &mut SplitMix64) -> f32 {
     (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
 }

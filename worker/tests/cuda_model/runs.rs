@@ -1,4 +1,4 @@
-//! Backends, and sequences over one pool of blocks that any backend can compute.
+//! Backends, and sequences over one pool of blocks that any backend can run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ pub fn limits() -> SchedulerConfig {
     }
 }
 
-/// The CUDA backend with the model in `dir`, on the emulation.
+/// CUDA backend for the model in `dir`, on the emulated device.
 pub fn on_cuda(dir: &Path, config: CudaConfig) -> CudaBackend {
     on_cuda_in(dir, config, Fp8::default()).unwrap()
 }
 
-/// The same with some values in FP8.
+/// The same backend with some values in FP8.
 pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBackend, cuda::CudaLoadError> {
     let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
     load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, readers: 2 })
@@ -85,7 +85,7 @@ pub fn sequence_of(tokens: Vec<u32>, index: u32) -> Sequence {
     Sequence::new(tokens, index, 8, BLOCK_SIZE)
 }
 
-/// Adds to `batch` a sample from the last row of `sequence`, which must be the last one added.
+/// Adds a sample at the last row of `sequence`, the last sequence in `batch`.
 pub fn sample(
     sequence: &Sequence,
     batch: &mut Batch,
@@ -97,7 +97,7 @@ pub fn sample(
     sequence.sample(batch, params, Draw { index, carried, forbid_stop, prompt_len: 5 });
 }
 
-/// Tokens from the vocabulary of 300.
+/// Tokens from a vocabulary of 300.
 pub fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|i| (i * i * 7 + 31 * i + seed * 97) % 290 + 2).collect()
 }

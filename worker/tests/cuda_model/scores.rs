@@ -13,7 +13,7 @@ pub fn scores(backend: &mut dyn Backend, chunks: &[usize], others: bool) -> Vec<
     scores_of(backend, &prompt(1, 40), chunks, others)
 }
 
-/// Log-probability and best tokens of all `tokens` but the first, computed in chunks, optionally beside
+/// Log-probability and best tokens for all `tokens` except the first, computed in chunks, optionally beside
 /// another sequence.
 pub fn scores_of(
     backend: &mut dyn Backend,

@@ -1,5 +1,5 @@
-//! The time of each kernel at the shapes of real models, beside the device's limits: the bandwidth of plain
-//! reads and the speed of a large product, measured in the same run (`skein gpu-check bench`).
+//! Benchmarks every kernel at the shapes of real models, and compares it with the device's limits, measured
+//! in the same run: the bandwidth of plain reads and the speed of a large product (`skein gpu-check bench`).
 //!
 //! Each row of the table is one operation. It is replayed from a graph, so that launch gaps do not count,
 //! over enough copies of its weights or cache that the L2 cache cannot hold them.

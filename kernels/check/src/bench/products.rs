@@ -1,5 +1,5 @@
-//! Projections with the kernel for few rows, the kernel for many, and cuBLASLt: the table shows from how many
-//! rows on each is the fastest.
+//! Benchmarks projections with the kernels for few and many rows and with cuBLASLt, to find the row count
+//! from which each is fastest.
 
 use half::bf16;
 

@@ -57,8 +57,8 @@ pub struct Attention<'a> {
     pub heads: usize,
     /// Query heads per KV head.
     pub group: usize,
-    /// Query heads of the first KV head that another rank computes; they are not in `q`. The last KV head's
-    /// group may lack its end, too.
+    /// Query heads of the first KV head that are on another rank and absent from `q`. The last KV head's
+    /// group may also be incomplete.
     pub skipped: usize,
     /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
@@ -71,7 +71,7 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// The query heads of a KV head, numbered as in `q`.
+    /// Query heads of a KV head, numbered as in `q`.
     fn heads_of(&self, kv_head: usize) -> Range<usize> {
         let first = (kv_head * self.group).saturating_sub(self.skipped);
         first..((kv_head + 1) * self.group - self.skipped).min(self.heads)

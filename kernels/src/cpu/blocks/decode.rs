@@ -1,19 +1,19 @@
-//! The order of bits in each type of blocks.
+//! Bit layout of each block type.
 
 use super::{Block, BlockType, half};
 
 /// Values of IQ4_NL's codes.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// Values of MXFP4's codes, doubled.
+/// Doubled values of MXFP4's codes.
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl BlockType {
     /// Decodes a block.
     ///
     /// # Panics
-    /// If `from` does not have the bytes of one block.
+    /// If `from` is not exactly one block.
     pub fn decode(self, from: &[u8], to: &mut Block) {
-        assert_eq!(from.len(), self.form().bytes, "the bytes of a block");
+        assert_eq!(from.len(), self.form().bytes, "from is one block");
         match self {
             Self::Q4_0 => {
                 to.scale = half(from);
@@ -72,26 +72,26 @@ fn nibbles(from: &[u8], to: &mut Block) {
     }
 }
 
-/// The fifth bits of 32 codes.
+/// Fifth bits of 32 codes.
 fn fifth_bits(from: &[u8], to: &mut Block) {
     for (i, code) in to.codes.iter_mut().take(32).enumerate() {
         *code |= (from[i / 8] >> (i % 8) & 1) << 4;
     }
 }
 
-/// Replaces 32 codes by those of their values in `table`, of which zero is 128.
+/// Replaces 32 codes with 128 plus their value in `table`.
 fn look_up(table: &[i8; 16], to: &mut Block) {
     for code in &mut to.codes[..32] {
         *code = table[usize::from(*code & 15)] as u8 ^ 0x80;
     }
 }
 
-/// `2^(exponent - 128)`: half of what an E8M0 exponent means.
+/// `2^(exponent - 128)`: half the value of an E8M0 exponent.
 fn half_power(exponent: u8) -> f32 {
     f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { u32::from(exponent - 1) << 23 })
 }
 
-/// Scale, minimum and the factors of eight groups, six bits each.
+/// Scale, minimum, and 6-bit factors of eight groups.
 fn k_scales(from: &[u8], to: &mut Block) {
     (to.scale, to.minimum) = (half(from), half(&from[2..]));
     let packed = &from[4..16];
@@ -106,7 +106,7 @@ fn k_scales(from: &[u8], to: &mut Block) {
     }
 }
 
-/// 256 codes: of each 64, the low halves of 32 bytes, then their high halves.
+/// 256 codes: of each 64, the low halves of 32 bytes, then the high halves.
 fn k_nibbles(from: &[u8], to: &mut Block) {
     for (codes, bytes) in to.codes.chunks_exact_mut(64).zip(from.chunks_exact(32)) {
         for (i, byte) in bytes.iter().enumerate() {
@@ -115,7 +115,7 @@ fn k_nibbles(from: &[u8], to: &mut Block) {
     }
 }
 
-/// 256 codes of two bits: of each 128, the pairs of bits of 32 bytes, one after the other.
+/// 256 two-bit codes: of each 128, the four bit pairs of 32 bytes in turn.
 fn pairs(from: &[u8], to: &mut Block) {
     for (i, code) in to.codes.iter_mut().enumerate() {
         let (half, pair) = (i / 128, i % 128 / 32);

@@ -1,10 +1,10 @@
-//! Blocks of quantised weights as GGUF files store them: a few parameters, then the codes of 32 or 256
-//! neighbouring inputs of one output.
+//! Blocks of quantised weights as stored in GGUF files: a few parameters, then the codes of 32 or 256
+//! consecutive inputs of an output.
 //!
-//! A value is `scale * (code - zero)`, or `scale * code - minimum` in types with a minimum. Scales and minima
-//! belong to groups of 16 or 32 inputs. Types of 32 inputs store them in half precision; the K types store
-//! one in half precision for 256 inputs and small integer factors of it for the groups. [`BlockType::decode`]
-//! is the only place that knows the order of bits; layouts follow `ggml-common.h`.
+//! A value is `scale * (code - zero)`, or `scale * code - minimum` in types with a minimum. Each group of 16
+//! or 32 inputs has its own scale and minimum. Types with 32 inputs store them in half precision; K types
+//! store one half-precision value per 256 inputs, and small integer factors of it per group. Only
+//! [`BlockType::decode`] knows the bit layout, which follows `ggml-common.h`.
 
 mod decode;
 #[cfg(test)]
@@ -12,14 +12,14 @@ mod tests;
 
 use half::f16;
 
-/// Most inputs of a block.
+/// Most inputs per block.
 pub const MAX_VALUES: usize = 256;
-/// Most groups of a block.
+/// Most groups per block.
 pub const MAX_GROUPS: usize = 16;
 
-/// A type of blocks, as GGUF names it.
+/// Block type, as named by GGUF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // the names of ggml
+#[allow(missing_docs)] // named as in ggml
 pub enum BlockType {
     Q4_0,
     Q4_1,
@@ -35,20 +35,20 @@ pub enum BlockType {
     Mxfp4,
 }
 
-/// The form that all blocks of a type share.
+/// Properties common to all blocks of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
     /// Name in GGUF.
     pub name: &'static str,
-    /// Inputs of a block.
+    /// Inputs per block.
     pub values: usize,
-    /// Bytes of a block.
+    /// Bytes per block.
     pub bytes: usize,
-    /// Inputs that share a scale.
+    /// Number of inputs that share a scale.
     pub group: usize,
-    /// The code that means zero, in types without a minimum.
+    /// Code of zero, in types without a minimum.
     pub zero: u8,
-    /// Whether groups have a minimum.
+    /// Whether groups have minima.
     pub has_minimum: bool,
     /// Whether groups have integer factors of the block's scale.
     pub has_factors: bool,
@@ -63,7 +63,7 @@ const fn k(name: &'static str, bytes: usize, group: usize, zero: u8, has_minimum
 }
 
 impl BlockType {
-    /// All types.
+    /// All block types.
     pub const ALL: [Self; 12] = [
         Self::Q4_0,
         Self::Q4_1,
@@ -79,7 +79,7 @@ impl BlockType {
         Self::Mxfp4,
     ];
 
-    /// The form of its blocks.
+    /// Properties of this type's blocks.
     pub const fn form(self) -> Form {
         match self {
             Self::Q4_0 => form("Q4_0", 18, 8, false),
@@ -102,16 +102,16 @@ impl BlockType {
         self.form().name
     }
 
-    /// Bytes of `values` inputs of an output; `None` if they are not whole blocks.
+    /// Bytes of `values` inputs of an output; `None` if that is not a whole number of blocks.
     pub fn row_bytes(self, values: usize) -> Option<usize> {
         let Form { values: each, bytes, .. } = self.form();
         values.is_multiple_of(each).then(|| values / each * bytes)
     }
 
-    /// Widens a row of blocks, with the roundings of `ggml`.
+    /// Widens a row of blocks, rounding as `ggml` does.
     ///
     /// # Panics
-    /// If `to` has another number of values.
+    /// If `to` has a different number of values.
     pub fn widen(self, row: &[u8], to: &mut [f32]) {
         let form = self.form();
         assert_eq!(row.len() / form.bytes * form.values, to.len(), "a row of whole blocks");
@@ -125,15 +125,15 @@ impl BlockType {
     }
 }
 
-/// A decoded block.
+/// Contents of a decoded block.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// A code for each input.
+    /// One code per input.
     pub codes: [u8; MAX_VALUES],
-    /// The block's scale; exact in half precision except in MXFP4.
+    /// Scale of the block; exact in half precision, except in MXFP4.
     pub scale: f32,
-    /// The block's minimum: added in types of 32 inputs, and subtracted, times the group's factor, in K
-    /// types.
+    /// Minimum of the block. Types with 32 inputs add it; K types multiply it by the group's factor and
+    /// subtract it.
     pub minimum: f32,
     /// Factors of the scale, by group.
     pub factors: [i8; MAX_GROUPS],
@@ -154,7 +154,7 @@ impl Default for Block {
 }
 
 impl Block {
-    /// The value of a code in a group.
+    /// Value of a code in a group.
     pub fn value(&self, form: &Form, group: usize, code: u8) -> f32 {
         let (scale, minimum) = if form.has_factors {
             (
@@ -168,7 +168,7 @@ impl Block {
     }
 }
 
-/// The value of a code in a group with this scale, to which `minimum` is added in types that have one.
+/// Value of a code in a group with this scale; types with a minimum add it.
 pub(super) fn value(form: &Form, scale: f32, minimum: f32, code: u8) -> f32 {
     if form.has_minimum {
         scale * f32::from(code) + minimum
@@ -177,7 +177,7 @@ pub(super) fn value(form: &Form, scale: f32, minimum: f32, code: u8) -> f32 {
     }
 }
 
-/// A little-endian half at the start of `bytes`.
+/// Little-endian half-precision number at the start of `bytes`.
 fn half(bytes: &[u8]) -> f32 {
     f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
 }

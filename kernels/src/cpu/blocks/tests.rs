@@ -2,7 +2,7 @@ use std::path::Path;
 
 use super::*;
 
-/// A golden file of a type: its blocks, or the values that the `gguf` package makes of them.
+/// A golden file of a type: its blocks, or their values according to the `gguf` package.
 fn golden(kind: BlockType, what: &str) -> Vec<u8> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/gguf/blocks");
     let path = directory.join(format!("{}.{what}", kind.name()));

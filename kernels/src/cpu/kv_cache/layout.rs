@@ -42,7 +42,7 @@ impl Layout {
         Self { kind, width: head_dim.next_multiple_of(LANES) }
     }
 
-    /// Bytes in a number.
+    /// Bytes of one cached number.
     #[inline(always)]
     pub(in super::super) fn number(&self) -> usize {
         match self.kind {

@@ -24,8 +24,7 @@ pub enum KvType {
     Bf16,
     /// IEEE half; finite values outside its range become ±65504, its largest.
     F16,
-    /// 8-bit integers. In each head, a token's key has one `f32` scale, `max|x| / 127`, and its value
-    /// another.
+    /// 8-bit integers. A token's key in each head has one `f32` scale, `max|x| / 127`, and its value another.
     Int8,
 }
 
@@ -64,7 +63,7 @@ impl KvShape {
         factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor as u64))
     }
 
-    /// Bytes of a whole cache; `None` on overflow.
+    /// Size of a whole cache, in bytes; `None` on overflow.
     pub fn bytes(&self) -> Option<u64> {
         let tile = Layout::new(self.kind, self.head_dim).bytes();
         let factors = [self.layers, self.kv_heads, tile];
@@ -78,7 +77,7 @@ impl KvShape {
     }
 }
 
-/// The KV cache. A block takes memory once it is written.
+/// The KV cache. A block uses physical memory once written.
 ///
 /// Slots are grouped in tiles of sixteen at any block size: `[layers][tiles][kv_heads]`, each tile as
 /// [`Layout`] describes. If the block size is a multiple of sixteen, a block consists of whole tiles.
@@ -100,7 +99,7 @@ impl KvCache {
         Ok(Self { memory: ZeroedBytes::new(bytes.ok_or_else(too_large)?)?, shape, layout, tiles })
     }
 
-    /// Bytes of the cache.
+    /// Size of the cache, in bytes.
     pub fn bytes(&self) -> u64 {
         self.memory.len() as u64
     }

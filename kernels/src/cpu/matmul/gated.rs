@@ -47,7 +47,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, encoding: Encodi
     });
 }
 
-/// A gated linear unit for some rows of `x`.
+/// Gated linear unit for some rows of `x`.
 pub(super) struct GatedRows<'a> {
     pub(super) x: &'a Input,
     pub(super) rows: Range<usize>,
@@ -57,7 +57,7 @@ pub(super) struct GatedRows<'a> {
 }
 
 impl GatedRows<'_> {
-    /// Scratch values for a task.
+    /// Scratch values per task.
     pub(super) fn scratch_len(&self, shares: &Shares<'_>) -> usize {
         2 * shares.highest(self.rows.len()) * shares.widest() * PANEL
     }

@@ -1,6 +1,5 @@
-//! Products of many matrices, each with some rows of the same input: the experts of a mixture. Their tasks
-//! are shared out together, so that threads end together however few rows an expert has, and each matrix is
-//! read once.
+//! Products of many matrices with different rows of one input: the experts of a mixture. Their tasks share
+//! one queue, so that threads finish together however few rows an expert has, and each matrix is read once.
 
 use std::ops::Range;
 
@@ -15,11 +14,11 @@ use super::shares::{Shares, Task};
 use super::unpacked::ProductId;
 use super::{float, integer};
 
-/// A matrix, and the rows of the input that it is multiplied with.
+/// A matrix and its rows of the input.
 pub type Member<T> = (Range<usize>, T);
 
-/// `y = x * weights` for the rows of each member. `y` is `[rows of x, outputs]`; the members have disjoint
-/// rows, at least one each, and as many outputs.
+/// `y = x * weights` for the rows of each member. `y` is `[rows of x, outputs]`. Members have disjoint,
+/// non-empty rows and equally many outputs.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -62,7 +61,7 @@ pub fn grouped_matmul(cpu: &mut Cpu, x: &Input, members: &[Member<Linear<'_>>], 
     });
 }
 
-/// A [`gated_matmul`](super::gated_matmul) for the rows of each member. `out` becomes `[rows of x, outputs]`;
+/// [`gated_matmul`](super::gated_matmul) for the rows of each member. `out` becomes `[rows of x, outputs]`;
 /// every row of `x` belongs to one member.
 ///
 /// # Panics
@@ -104,7 +103,7 @@ pub fn grouped_gated_matmul(
     );
 }
 
-/// Asserts that each matrix can be multiplied by its rows of `x`.
+/// Asserts that each matrix fits its rows of `x`.
 fn check<'a>(x: &Input, members: impl Iterator<Item = (&'a Range<usize>, &'a Linear<'a>)>) {
     for (rows, linear) in members {
         linear.check(x);
@@ -112,11 +111,11 @@ fn check<'a>(x: &Input, members: impl Iterator<Item = (&'a Range<usize>, &'a Lin
     }
 }
 
-/// The tasks of all members, one member after the other.
+/// Tasks of all members, in member order.
 struct Tasks<'a> {
     shares: Vec<Shares<'a>>,
     products: Vec<ProductId>,
-    /// Number of tasks of each member and those before it.
+    /// Cumulative number of tasks up to and including each member.
     ends: Vec<usize>,
 }
 
@@ -134,7 +133,7 @@ impl<'a> Tasks<'a> {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// Member and product of a task, and the task.
+    /// Member and product of task number `task`, and the task.
     fn task(&self, task: usize) -> (usize, ProductId, Task) {
         let member = self.ends.partition_point(|end| *end <= task);
         let before = if member == 0 { 0 } else { self.ends[member - 1] };

@@ -15,7 +15,7 @@ fn noise(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|i| ((hash(i) >> 8) as f32 / (1 << 23) as f32 - 1.0) * 0.377_123_4).collect()
 }
 
-/// A matrix `[n, k]` in the type that `format` keeps; in bfloat16 if the format quantises.
+/// A matrix `[n, k]` in the type that `format` preserves; in bfloat16 if the format quantises.
 fn stored(format: Format, n: usize, k: usize) -> WeightMatrix {
     let values = noise(n * k, 4);
     let storage = if format == Format::F32 {
@@ -31,7 +31,7 @@ fn stored(format: Format, n: usize, k: usize) -> WeightMatrix {
     WeightMatrix::new(storage, n, k)
 }
 
-/// Encodings that a format multiplies.
+/// Encodings that a format can multiply.
 fn encodings(layout: Layout) -> Vec<Encoding> {
     let mut encodings = vec![layout.encoding(false), layout.encoding(true)];
     encodings.dedup();
@@ -53,7 +53,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The leaves' sums one by one, each a product of one leaf, joined as a tree; then the bias.
+/// Sums of the leaves, each computed as a product with one leaf, joined as a tree; then the bias.
 fn leaf_by_leaf(
     cpu: &mut Cpu,
     matrix: &WeightMatrix,

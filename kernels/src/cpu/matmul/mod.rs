@@ -1,9 +1,9 @@
 //! Matrix multiplication: `y[m, n] = sum over k of x[m, k] * w[n, k]`.
 //!
-//! Each `(m, n)` is summed in one order, whatever the batch, the tile, the threads or the instruction set;
-//! [`float`] and [`integer`] define it for a leaf, and [`leaves`](crate::leaves) how leaves are joined. So a
-//! row's result has the same bits alone and in any batch. This module divides the work; the weights' format
-//! has the kernel ([`formats`](super::packed::formats)).
+//! Each `(m, n)` is summed in a fixed order, independent of batch, tile, threads and instruction set.
+//! [`float`] and [`integer`] define it within a leaf, and [`leaves`](crate::leaves) how leaves are joined. A
+//! row's result therefore has the same bits in any batch. This module divides the work; the kernel belongs to
+//! the weights' format ([`formats`](super::packed::formats)).
 
 pub(super) mod float;
 mod gated;

@@ -68,8 +68,8 @@ impl<'a> Shares<'a> {
         Self::cut(stack, threads, Cut::of(layout, m, multiple, by_threads))
     }
 
-    /// Divides the panels of a matrix that is multiplied together with many others, for `m` rows of `x`: all
-    /// its tasks count as those of one thread, and whichever thread is free takes them.
+    /// Divides the panels of one of many matrices multiplied together, for `m` rows of `x`. Tasks are not
+    /// assigned to threads: the next free thread takes each one.
     pub(super) fn of_member(m: usize, matrix: &'a Linear<'a>) -> Self {
         let layout = matrix.weights.layout();
         let multiple = Registers::of(layout.format, MAX_ACCUMULATORS, true).panel_multiple(m);
@@ -139,7 +139,7 @@ impl<'a> Shares<'a> {
 }
 
 impl Cut {
-    /// Tasks of at most `most_panels` panels for `m` rows, of at most [`TASK_BYTES`] and [`TASK_PRODUCTS`].
+    /// Tasks of at most `most_panels` panels for `m` rows, limited by [`TASK_BYTES`] and [`TASK_PRODUCTS`].
     fn of(layout: Layout, m: usize, multiple: usize, most_panels: usize) -> Self {
         let by_bytes = TASK_BYTES / layout.panel_bytes();
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);

@@ -245,7 +245,7 @@ fn a_gated_product_is_the_gate_of_two_products() {
                     glu(cpu, activation, &both, n, &mut gated);
                     let (mut expected, mut got) = (Input::default(), Input::default());
                     expected.set(cpu, to, &gated, n);
-                    // Leftovers: rows of another shape and encoding.
+                    // Leftovers of a different shape and encoding.
                     got.set(cpu, Encoding::F32, &vec![f32::NAN; (m + 1) * (n + 50)], n + 50);
                     got.set(cpu, to, &vec![7.0; (m + 1) * (n + 50)], n + 50);
                     gated_matmul(cpu, &input, Gated { activation, gate, up }, to, &mut got);

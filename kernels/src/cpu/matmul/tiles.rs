@@ -280,7 +280,7 @@ impl PrefetchCursor {
         }
     }
 
-    /// The part of [`PrefetchCursor::issue`] for weights that are read soon.
+    /// Near part of [`PrefetchCursor::issue`]: weights that are read soon.
     #[inline(always)]
     pub(in crate::cpu) fn near<S: Simd, const NR: usize>(
         self,

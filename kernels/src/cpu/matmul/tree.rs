@@ -7,40 +7,40 @@ use std::mem::MaybeUninit;
 use super::super::simd::Simd;
 use crate::leaves::{MAX_LEAVES, MAX_LEVELS};
 
-/// The sums of `MR` rows by `NR` panels that wait for their right-hand neighbours, at most one a level. They
-/// stay in the first-level cache while a leaf is summed.
+/// Sums of `MR` rows by `NR` panels that wait for their right-hand sibling, at most one per level. They stay
+/// in the L1 cache while a leaf is summed.
 pub(in crate::cpu) struct Tree<S: Simd, const MR: usize, const NR: usize> {
-    /// Number of the leaf that is put next.
+    /// Number of the next leaf.
     leaf: usize,
     leaves: usize,
     waiting: [MaybeUninit<[[S::V; NR]; MR]>; MAX_LEVELS],
 }
 
 impl<S: Simd, const MR: usize, const NR: usize> Tree<S, MR, NR> {
-    /// A tree of `leaves` leaves.
+    /// Tree with `leaves` leaves.
     ///
     /// # Panics
-    /// If that is not a power of two up to [`MAX_LEAVES`].
+    /// If `leaves` is not a power of two up to [`MAX_LEAVES`].
     #[inline(always)]
     pub(in crate::cpu) fn new(leaves: usize) -> Self {
         assert!(leaves.is_power_of_two() && leaves <= MAX_LEAVES, "a balanced tree");
         Self { leaf: 0, leaves, waiting: [const { MaybeUninit::uninit() }; MAX_LEVELS] }
     }
 
-    /// Number of the leaf that is put next.
+    /// Number of the next leaf.
     #[inline(always)]
     pub(in crate::cpu) fn leaf(&self) -> usize {
         self.leaf
     }
 
-    /// Puts the sums of the next leaf; returns the sums of all leaves after the last one.
+    /// Adds the sums of the next leaf; returns the total after the last one.
     #[inline(always)]
     pub(in crate::cpu) fn put(&mut self, s: S, mut sums: [[S::V; NR]; MR]) -> Option<[[S::V; NR]; MR]> {
         let (mut level, mut before) = (0, self.leaf);
         self.leaf += 1;
         while before & 1 == 1 {
-            // SAFETY: leaf numbers count in binary. A bit of the number of leaves before this one is set
-            // exactly if a subtree of that level is complete and waits.
+            // SAFETY: leaf numbers count in binary. A bit of the leaf's number is set if and only if a
+            // completed subtree of that level is waiting.
             let left = unsafe { self.waiting[level].assume_init_ref() };
             for m in 0..MR {
                 for n in 0..NR {

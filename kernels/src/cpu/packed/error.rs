@@ -31,10 +31,10 @@ pub enum PackError {
         /// Largest number of them.
         room: usize,
     },
-    /// A scale is no half, and the format stores halves.
-    #[error("output {row} has a scale that is no half; keep the matrix in another format")]
+    /// A scale does not fit half precision, which the format requires.
+    #[error("output {row} has a scale that does not fit half precision; store the matrix in another format")]
     WideScale {
-        /// Output with the scale.
+        /// Output with that scale.
         row: usize,
     },
     /// A checkpoint's code is too large for the format.

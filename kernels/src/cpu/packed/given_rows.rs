@@ -1,4 +1,4 @@
-//! Packs weights that were quantised elsewhere, row by row, so that no copy of a whole matrix is needed.
+//! Packs weights quantised elsewhere row by row, without a copy of the whole matrix.
 
 use std::sync::Mutex;
 
@@ -7,39 +7,39 @@ use super::super::disjoint::DisjointMut;
 use super::rounding::Panel;
 use super::{Layout, PANEL, PackError, Scales, Weights};
 
-/// Rows of codes with their scales and zero points.
+/// Source of rows of codes with their scales and zero points.
 pub trait GivenRows: Sync {
-    /// Writes row `row`, whose parts are zero before.
+    /// Writes row `row` to `to`, which is zero.
     ///
     /// # Errors
     /// If the row cannot be packed.
     fn row(&self, row: usize, to: GivenRow<'_>) -> Result<(), PackError>;
 
-    /// Values of 4-bit codes, for formats that look them up.
+    /// Values of 4-bit codes, for formats with table lookups.
     fn table(&self) -> [f32; 16] {
         [0.0; 16]
     }
 }
 
-/// A row to write.
+/// Destination of a row.
 pub struct GivenRow<'a> {
-    /// A code for each column, no larger than the format's largest.
+    /// One code per column, within the format's range.
     pub codes: &'a mut [u8],
-    /// One for each of `starts`. If the format has scales in half precision, they are exact in it.
+    /// One scale per entry of `starts`, exact in half precision if the format stores that.
     pub scales: &'a mut [f32],
-    /// Codes that mean zero, one for each scale; empty if the format stores none.
+    /// Codes of zero, one per scale; empty if the format stores none.
     pub zeros: &'a mut [u8],
     /// First column of each scale.
     pub starts: &'a [usize],
 }
 
-/// Packs `rows` to `to`, which is zero, in `layout`, with all threads.
+/// Packs `rows` to `to`, which must be zero, in `layout`, with all threads.
 ///
 /// # Errors
-/// That of the first row that has one. `to` is then unusable.
+/// The error of the first row that fails. `to` is then unusable.
 ///
 /// # Panics
-/// If the format has no scales, or `to` has another size.
+/// If the format has no scales, or `to` has a different size.
 pub fn pack_rows(
     cpu: &mut Cpu,
     rows: &dyn GivenRows,

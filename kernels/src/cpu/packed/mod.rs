@@ -1,9 +1,9 @@
 //! Weights packed in the layouts that products read.
 //!
-//! A packed matrix is one run of bytes, so that it can be a file: values or codes, then scales, then zero
-//! points, then the format's own data, each part aligned to 64 bytes. Outputs are grouped in panels of
-//! sixteen, so that an output is a lane and no vector has to be summed across. Panels and groups are padded
-//! with zeros, or with codes that mean zero.
+//! A packed matrix is contiguous in memory, so that it can be a file: values or codes, then scales, zero
+//! points, and the format's own data, each part aligned to 64 bytes. Outputs are grouped in panels of
+//! sixteen, so that an output is a lane and no vector is summed across. Panels and groups are padded with
+//! zeros, or with codes of zero.
 //!
 //! ```text
 //! values  [panels][columns][16 outputs], or as the format's file says
@@ -15,14 +15,14 @@
 //! zeros   u8 [panels][groups][16], in formats that have them
 //! ```
 //!
-//! A matrix with several [leaves](crate::leaves) is cut at them: nothing but the scales of outputs changes,
-//! and a rank that packs only its leaves gets the same numbers.
+//! A matrix with several [leaves](crate::leaves) is divided at them. Only the scales of outputs change, and a
+//! rank that packs only its own leaves gets the same numbers.
 //!
 //! An integer weight is `scale * (code - zero)` with unsigned codes. In formats without zero points, zero is
 //! 128.
 //!
-//! Each format is one file of [`formats`]: its specification, packing, widening and kernel. Other code asks
-//! [`Format`].
+//! Each format is a module in [`formats`] with its specification, packing, widening and kernel. Other code
+//! uses [`Format`].
 
 mod error;
 pub(super) mod formats;
@@ -132,16 +132,16 @@ pub(super) enum Weights {
         /// Whether zero points are stored.
         has_zeros: bool,
     },
-    /// Codes of small integers with the parameters of blocks of this type among them.
+    /// Small-integer codes, interleaved with the parameters of blocks of this type.
     Blocks(BlockType),
-    /// Codes of floating-point numbers, times a scale: `[columns][16 outputs]` of 8 bits, or two columns in a
+    /// Codes of floating-point numbers, times a scale: `[columns][16 outputs]` of 8 bits, or two columns per
     /// byte, the even one low.
     Numbers {
         /// Reads the number of an output and column, in `units`.
         number: fn(&Packed, usize, usize) -> f32,
         /// Granularity of the scales.
         scales: Scales,
-        /// Stored scales are multiplied by this power of two: numbers are multiplied in units of it.
+        /// Unit of the numbers, a power of two that is multiplied into the stored scales.
         units: f32,
     },
 }
@@ -153,7 +153,7 @@ pub(super) enum Scales {
     Outputs,
     /// One per output and group of 32 columns, in half precision.
     Groups,
-    /// One per output and this many columns of a leaf, in single precision. A leaf's last span may be
+    /// One per output and span of this many columns of a leaf, in single precision. A leaf's last span may be
     /// shorter.
     Spans(usize),
 }
@@ -187,7 +187,7 @@ impl Format {
         matches!(self.0.weights, Weights::Codes { .. } | Weights::Blocks(_))
     }
 
-    /// See [`Layout::encoding`].
+    /// Encoding of the activations that these weights are multiplied by.
     const fn encoding(self, bf16: bool, leaves: usize) -> Encoding {
         match self.0.weights {
             Weights::Codes { .. } | Weights::Blocks(_) => Encoding::Int8 { leaves },
@@ -240,35 +240,35 @@ pub struct Layout {
     pub rows: usize,
     /// Number of inputs.
     pub cols: usize,
-    /// Leaves of the sums over the inputs; see [`leaves`](crate::leaves).
+    /// Number of leaves of the sums over the inputs; see [`leaves`](crate::leaves).
     pub leaves: usize,
 }
 
 impl Layout {
-    /// A layout whose sums have one leaf.
+    /// Layout with one leaf.
     pub fn new(format: Format, rows: usize, cols: usize) -> Self {
         Self { format, rows, cols, leaves: 1 }
     }
 
-    /// Asserts that the inputs can be cut into the leaves.
+    /// Asserts that the inputs can be divided into the leaves.
     fn check(&self) {
         let Self { cols, leaves, .. } = *self;
         let is_cut = leaves.is_power_of_two() && leaves <= MAX_LEAVES && cols.is_multiple_of(leaves * UNIT);
         assert!(leaves == 1 || is_cut, "{cols} inputs are cut into {leaves} leaves of whole units");
     }
 
-    /// Encoding that activations must have for a product with these weights. If weights are bfloat16, `bf16`
-    /// selects whether activations are rounded to bfloat16, too.
+    /// Encoding of activations for a product with these weights. For bfloat16 weights, `bf16` selects whether
+    /// activations are rounded to bfloat16 as well.
     pub fn encoding(&self, bf16: bool) -> Encoding {
         self.format.encoding(bf16, self.leaves)
     }
 
-    /// Inputs in a leaf.
+    /// Inputs per leaf.
     pub fn leaf_cols(&self) -> usize {
         self.cols / self.leaves
     }
 
-    /// Groups of 32 columns in a leaf.
+    /// Groups of 32 columns per leaf.
     pub(super) fn leaf_groups(&self) -> usize {
         self.leaf_cols().div_ceil(GROUP)
     }
@@ -300,7 +300,7 @@ impl Layout {
         }
     }
 
-    /// Columns that share a scale, at most; those of a leaf if there are no scales.
+    /// Most columns per scale; those of a leaf if there are no scales.
     pub fn scale_cols(&self) -> usize {
         match self.format.scales() {
             None | Some(Scales::Outputs) => self.leaf_cols(),
@@ -309,12 +309,12 @@ impl Layout {
         }
     }
 
-    /// Scales of an output in a leaf.
+    /// Scales per output and leaf.
     pub(super) fn leaf_spans(&self) -> usize {
         self.leaf_cols().div_ceil(self.scale_cols().max(1))
     }
 
-    /// First column of each of an output's scales.
+    /// First column of each scale of an output.
     pub fn scale_starts(&self) -> Vec<usize> {
         let of_leaf = |leaf: usize| {
             (0..self.leaf_spans()).map(move |span| leaf * self.leaf_cols() + span * self.scale_cols())
@@ -355,7 +355,7 @@ impl Layout {
         (self.tail_at() + tail).next_multiple_of(PART_ALIGN)
     }
 
-    /// Whether codes are those of numbers, column by column.
+    /// Whether codes are floating-point numbers, stored column by column.
     fn is_by_column(&self) -> bool {
         matches!(self.format.0.weights, Weights::Numbers { .. })
     }
@@ -374,15 +374,15 @@ impl Layout {
     }
 }
 
-/// Packs `from` to `to` in `layout`, with all threads. Quantises the weights if the format is one of
-/// integers; blocks keep their codes.
+/// Packs `from` to `to` in `layout`, with all threads. Integer formats quantise the weights; blocks keep
+/// their codes.
 ///
 /// # Errors
 /// If a weight to be quantised is NaN or infinite, or if there are too many different exponents to fold. `to`
 /// is then unusable.
 ///
 /// # Panics
-/// If the shapes disagree, or the layout's format is of another floating-point type.
+/// If the shapes disagree, or the layout's format has a different floating-point type.
 pub fn pack(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
     assert_eq!((from.rows(), from.cols()), (layout.rows, layout.cols), "the layout has the matrix's shape");
     assert_eq!(to.len(), layout.bytes(), "a packed matrix fills its bytes");
@@ -401,7 +401,7 @@ pub struct Packed {
     order: Option<Order>,
 }
 
-/// Input of each packed column, if columns have another order than the inputs.
+/// Input of each packed column, if columns are not in the order of the inputs.
 pub type Order = std::sync::Arc<[u32]>;
 
 impl Packed {
@@ -415,16 +415,16 @@ impl Packed {
         Self { bytes, layout, order: None }
     }
 
-    /// The same matrix, whose column `i` belongs to input `order[i]`.
+    /// The same matrix with column `i` assigned to input `order[i]`.
     ///
     /// # Panics
-    /// If there are not as many entries as columns.
+    /// If the number of entries differs from the number of columns.
     pub fn with_order(self, order: Option<Order>) -> Self {
         assert!(order.as_ref().is_none_or(|order| order.len() == self.cols()), "an input for each column");
         Self { order, ..self }
     }
 
-    /// See [`Packed::with_order`].
+    /// Order set by [`Packed::with_order`].
     pub fn order(&self) -> Option<&Order> {
         self.order.as_ref()
     }
@@ -440,10 +440,10 @@ impl Packed {
     /// Packs `from` in `layout`, in memory.
     ///
     /// # Errors
-    /// See [`pack`].
+    /// As for [`pack`].
     ///
     /// # Panics
-    /// See [`pack`].
+    /// As for [`pack`].
     pub fn in_layout(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout) -> Result<Self, PackError> {
         let mut bytes = vec![0; layout.bytes()];
         pack(cpu, from, layout, &mut bytes)?;
@@ -520,7 +520,7 @@ impl Packed {
         match self.layout.format.0.weights {
             Weights::Codes { code, .. } => code(self, row, col),
             Weights::Values { .. } | Weights::Numbers { .. } | Weights::Blocks(_) => {
-                unreachable!("they have no codes to be multiplied alone")
+                unreachable!("it has no separate codes")
             }
         }
     }

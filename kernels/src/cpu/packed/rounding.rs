@@ -16,7 +16,7 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::scale::{Lanes, Weights, largest};
 use super::{Layout, NotFinite, PANEL, PackError, Scales};
 
-/// Bytes of the scales of a panel's leaf, in formats with one per output.
+/// Bytes of a leaf's scales per panel, in formats with one per output.
 const SCALES_BYTES: usize = PANEL * size_of::<f32>();
 
 /// Codes of a group's weights, `[columns][outputs]`.

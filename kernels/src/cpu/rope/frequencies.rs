@@ -1,44 +1,44 @@
-//! Frequencies of a rotation, and the ways to scale them for longer contexts. Computed in f32 and rounded in
-//! the order of Hugging Face transformers.
+//! Frequencies of a rotation and their scaling for longer contexts. Computed in f32 and rounded in the order
+//! of Hugging Face transformers.
 
 use std::f64::consts::PI;
 
-/// How a model scales its rotation for longer contexts.
+/// Scaling of a rotation for longer contexts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Frequencies as they are.
+    /// Frequencies as the base gives them.
     None,
     /// All frequencies are divided by this factor.
     Linear(f64),
     /// Llama 3: low frequencies are divided, high ones kept, and those between interpolated.
     Llama3 {
-        /// Divides the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f64,
         /// Wavelengths above `original_context / low_freq_factor` are low frequencies.
         low_freq_factor: f64,
         /// Wavelengths below `original_context / high_freq_factor` are high frequencies.
         high_freq_factor: f64,
-        /// Context length of the first training.
+        /// Original training context, in tokens.
         original_context: f64,
     },
-    /// YaRN (Peng et al. 2023): as Llama 3, but interpolated over the pairs' indices.
+    /// YaRN (Peng et al. 2023): like Llama 3, but interpolated over the indices of the pairs.
     Yarn {
-        /// Divides the low frequencies.
+        /// Divisor of the low frequencies.
         factor: f64,
-        /// Pairs that turn more often than this within the original context keep their frequency.
+        /// Pairs with more turns than this within the original context keep their frequency.
         beta_fast: f64,
-        /// Pairs that turn less often than this are divided.
+        /// Frequencies of pairs with fewer turns than this are divided.
         beta_slow: f64,
-        /// Context length of the first training.
+        /// Original training context, in tokens.
         original_context: f64,
         /// Whether the bounds of the interpolation are rounded outwards to whole pairs.
         truncate: bool,
         /// Factor of cosines and sines.
         amplitude: f64,
     },
-    /// LongRoPE (Ding et al. 2024): each pair has a factor of its own.
+    /// LongRoPE (Ding et al. 2024): each pair has its own factor.
     Long {
-        /// Divides the frequency of each pair.
+        /// Divisor of each pair's frequency.
         factors: Vec<f64>,
         /// Factor of cosines and sines.
         amplitude: f64,
@@ -48,18 +48,17 @@ pub enum RopeScaling {
 /// A rotation of the pairs `(i, i + pairs)` of each head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rotation {
-    /// Angle of each pair per position; a pair with angle 0 is left as it is.
+    /// Angle of each pair per position; a pair with angle 0 is not rotated.
     pub frequencies: Vec<f32>,
-    /// Factor of the cosines and sines of pairs that are rotated.
+    /// Factor of the cosines and sines of rotated pairs.
     pub amplitude: f32,
 }
 
 impl Rotation {
-    /// The rotation of the first `rotated / 2` of `pairs` pairs with frequencies `theta^(-2i / rotated)`,
-    /// scaled.
+    /// Scaled rotation of the first `rotated / 2` of `pairs` pairs, with frequencies `theta^(-2i / rotated)`.
     ///
     /// # Panics
-    /// If more than all pairs are rotated, or [`RopeScaling::Long`] has another number of factors.
+    /// If `rotated` exceeds the head, or [`RopeScaling::Long`] has a different number of factors.
     pub fn new(pairs: usize, rotated: usize, theta: f64, scaling: &RopeScaling) -> Self {
         assert!(rotated <= 2 * pairs, "only pairs of the head are rotated");
         let periods: Vec<f32> = (0..rotated / 2)
@@ -79,7 +78,7 @@ impl Rotation {
         Self { frequencies, amplitude: scaling.amplitude() }
     }
 
-    /// The rotation of all of a head's pairs, not scaled.
+    /// Unscaled rotation of all pairs of a head.
     pub fn plain(head_dim: usize, theta: f64) -> Self {
         Self::new(head_dim / 2, head_dim, theta, &RopeScaling::None)
     }
@@ -99,7 +98,7 @@ impl RopeScaling {
     }
 }
 
-/// A frequency whose scaling depends on nothing else.
+/// Frequency under a scaling that treats each frequency on its own.
 fn scaled(frequency: f32, scaling: &RopeScaling) -> f32 {
     match *scaling {
         RopeScaling::Linear(factor) => frequency / factor as f32,
@@ -119,20 +118,20 @@ fn scaled(frequency: f32, scaling: &RopeScaling) -> f32 {
     }
 }
 
-/// Frequencies of [`RopeScaling::Yarn`]; others as they are.
+/// Frequencies under [`RopeScaling::Yarn`]; unchanged for other scalings.
 fn yarn(periods: &[f32], theta: f64, scaling: &RopeScaling) -> Vec<f32> {
     let RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } = *scaling else {
         return periods.iter().map(|period| 1.0 / period).collect();
     };
     let rotated = (2 * periods.len()) as f64;
-    // Index of the pair that turns `turns` times within the original context.
+    // Index of the pair with `turns` turns within the original context.
     let pair =
         |turns: f64| rotated * libm::log(original_context / (turns * 2.0 * PI)) / (2.0 * libm::log(theta));
     let (low, high) = (pair(beta_fast), pair(beta_slow));
     let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
     let (low, mut high) = (low.max(0.0), high.min(rotated - 1.0));
     if low == high {
-        high += 0.001; // as transformers, which divides by the difference
+        high += 0.001; // as in transformers, which divides by the difference
     }
     let frequency = |(i, period): (usize, &f32)| {
         let ramp = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);

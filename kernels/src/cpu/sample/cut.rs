@@ -1,12 +1,12 @@
 //! Top-k and top-p: selects the tokens that can be drawn.
 //!
 //! Tokens rank by descending logit, and equal logits by ascending id; tokens of weight zero are excluded.
-//! Only a few tokens are examined: those whose logit reaches a floor that enough tokens are known to reach.
-//! Top-p keeps thousands of tokens only if the distribution is flat; `flat` handles those.
+//! Only tokens above a floor are examined, chosen so that enough tokens are known to reach it. Top-p keeps
+//! thousands of tokens only if the distribution is flat; `flat` handles that case.
 //!
-//! Top-p adds weights as integers in units of 2^-44. Such sums are exact and so independent of order, and a
+//! Top-p adds weights as integers in units of 2^-44. Such sums are exact and independent of order, so a
 //! device that adds in any other order finds the same cut. Rounding a weight changes it by at most 2^-45; for
-//! all weights above 2^-21 f32 is coarser than that.
+//! all weights above 2^-21, f32 is coarser than that.
 
 use std::cmp::Ordering;
 
@@ -14,8 +14,8 @@ use super::super::simd::Isa;
 use super::peaks::Peaks;
 use super::weigh::{Weigh, Weighting, mass};
 
-/// The first attempt at top-p takes the tokens whose logit reaches the block maximum of this rank (in small
-/// vocabularies, of a lower one). That suffices for most distributions.
+/// The first attempt at top-p takes the tokens that reach the block maximum of this rank (a lower rank in
+/// small vocabularies). That suffices for most distributions.
 const FIRST_ATTEMPT_BLOCKS: usize = 256;
 
 /// Tokens that can be drawn, best first, and their weights.
@@ -86,8 +86,8 @@ impl Kept {
         }
     }
 
-    /// Keeps the fewest best tokens whose mass together reaches `goal`. Returns false if the tokens of the
-    /// first attempt do not reach it; see [`FIRST_ATTEMPT_BLOCKS`].
+    /// Keeps the fewest best tokens whose mass reaches `goal`. Returns false if the tokens of the first
+    /// attempt do not; see [`FIRST_ATTEMPT_BLOCKS`].
     pub(super) fn take_mass(&mut self, view: LogitView<'_>, peaks: &mut Peaks, goal: f64) -> bool {
         let floor = peaks.floor(FIRST_ATTEMPT_BLOCKS.min(peaks.blocks() / 8));
         self.take_reaching(view, peaks, floor);

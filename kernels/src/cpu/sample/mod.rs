@@ -60,13 +60,13 @@ pub struct Sampling<'a> {
     pub controls: Controls,
     /// Added to these tokens' logits. Tokens outside the vocabulary are ignored.
     pub logit_bias: &'a [(u32, f32)],
-    /// The only tokens to draw, if one of them has a finite logit; empty = any.
+    /// If one of these tokens has a finite logit, only they can be drawn; empty = no restriction.
     pub allowed: &'a [u32],
     /// Tokens that are only drawn if no other can be.
     pub forbidden: &'a [u32],
-    /// Sequences of tokens. The last token of each is forbidden if the output ends with the tokens before it.
+    /// Banned sequences. The last token of each is forbidden if the output ends with the tokens before it.
     pub bad_words: &'a [Vec<u32>],
-    /// Tokens so far, prompt first. Only penalties and bad words of several tokens need it.
+    /// Tokens so far, prompt first. Needed only by penalties and by banned sequences of several tokens.
     pub history: &'a [u32],
     /// Number of prompt tokens at the start of `history`.
     pub prompt_len: usize,
@@ -79,7 +79,7 @@ pub struct Sampling<'a> {
 }
 
 impl Sampling<'_> {
-    /// The tokens that would complete a bad word.
+    /// Tokens that would complete a banned sequence.
     pub fn ends_of_bad_words(&self) -> impl Iterator<Item = u32> {
         let output = self.history.get(self.prompt_len..).unwrap_or_default();
         let ends = self.bad_words.iter().filter_map(|word| word.split_last());

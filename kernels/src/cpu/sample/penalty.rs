@@ -2,8 +2,8 @@
 
 use super::{Controls, Sampling};
 
-/// Copies `logits` to `out`, with -∞ for the tokens that are not `allowed`. Copies all of them if `allowed`
-/// is empty, or if none of its tokens can be drawn.
+/// Copies `logits` to `out`, with -∞ for tokens that are not in `allowed`. Copies all of them if `allowed` is
+/// empty or none of its tokens can be drawn.
 pub(super) fn copy_allowed(logits: &[f32], allowed: &[u32], out: &mut Vec<f32>) {
     out.clear();
     if !allowed.is_empty() {

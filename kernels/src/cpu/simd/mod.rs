@@ -25,7 +25,7 @@ pub trait Simd: Copy + Send + Sync {
     type V: Copy;
     /// Thirty-two bfloat16 values as in memory: lane `j` holds the pair `2j` (even), `2j + 1` (odd).
     type Pairs: Copy;
-    /// A table of sixteen `f32` that codes of 4 bits are looked up in.
+    /// Table of sixteen `f32` for 4-bit lookups.
     type Table: Copy;
     /// Accumulators that fit the register file besides the operands.
     const ACCUMULATORS: usize;
@@ -109,20 +109,20 @@ pub trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `from` is readable for 16 bytes.
     unsafe fn load_i8(self, from: *const u8) -> Self::V;
-    /// Loads sixteen FP8 values (E4M3 without infinities) times 2^-8, as [`e4m3_in_256ths`] widens them.
+    /// Loads sixteen FP8 values (E4M3 without infinities) times 2^-8, widened like [`e4m3_in_256ths`].
     ///
     /// # Safety
-    /// `from` is readable for 16 bytes.
+    /// 16 bytes at `from` are readable.
     unsafe fn load_e4m3(self, from: *const u8) -> Self::V;
     /// Loads a table for [`Simd::look_up`].
     ///
     /// # Safety
-    /// `from` is readable for 16 values; it needs no alignment.
+    /// 16 values at `from` are readable; no alignment is required.
     unsafe fn load_table(self, from: *const f32) -> Self::Table;
-    /// The table's values for sixteen bytes: for their low halves, and for their high halves.
+    /// Table values for sixteen bytes: of their low halves, and of their high halves.
     ///
     /// # Safety
-    /// `from` is readable for 16 bytes.
+    /// 16 bytes at `from` are readable.
     unsafe fn look_up(self, table: Self::Table, from: *const u8) -> [Self::V; 2];
     /// The even values of the pairs, widened.
     fn widen_even(self, pairs: Self::Pairs) -> Self::V;
@@ -226,8 +226,8 @@ pub(super) fn nearest_bf16(value: f32) -> u16 {
     (rounded >> 16) as u16
 }
 
-/// An FP8 value (E4M3 without infinities) times 2^-8. Its bits, shifted, are an IEEE half of that value,
-/// subnormals included. The code of NaN gives 1.875.
+/// FP8 value (E4M3 without infinities) times 2^-8. Its shifted bits are an IEEE half of that value, including
+/// subnormals. The code of NaN gives 1.875.
 #[inline(always)]
 pub(super) fn e4m3_in_256ths(code: u8) -> f32 {
     half::f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32()
@@ -332,7 +332,7 @@ mod tests {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) -> Vec<u32> {
             let mut out = vec![0.0f32; 16 * LANES];
-            // SAFETY: reads 64 values and writes 16 vectors, as many as there are.
+            // SAFETY: reads 64 values and writes 16 vectors, which is all of them.
             unsafe {
                 let v: [S::V; 4] = std::array::from_fn(|i| s.load(self.0[i * LANES..].as_ptr()));
                 s.store(s.fma(v[0], v[1], v[2]), out[0..].as_mut_ptr());

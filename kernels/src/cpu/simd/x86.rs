@@ -256,7 +256,7 @@ where
 
     #[inline(always)]
     unsafe fn look_up(self, table: __m512, from: *const u8) -> [__m512; 2] {
-        // The permutation reads the low four bits of an index.
+        // The permutation uses the low four bits of an index.
         // SAFETY: the token and the contract.
         unsafe {
             let codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
@@ -564,13 +564,13 @@ unsafe fn bf16x8(from: *const u8) -> __m256 {
     }
 }
 
-/// Sixteen FP8 values (E4M3) as IEEE halves of 2^-8 times their values.
+/// Sixteen FP8 values (E4M3) times 2^-8, as IEEE halves.
 ///
 /// # Safety
-/// The machine has AVX2, and `from` is readable for 16 bytes.
+/// The machine has AVX2, and 16 bytes at `from` are readable.
 #[inline(always)]
 unsafe fn e4m3_as_halves(from: *const u8) -> __m256i {
-    // The sign moves to the top and the rest below the second bit, which the arithmetic shift fills with the
+    // Moves the sign to the top, and the rest below the second bit, which the arithmetic shift fills with the
     // sign.
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -579,7 +579,7 @@ unsafe fn e4m3_as_halves(from: *const u8) -> __m256i {
     }
 }
 
-/// Values of a table of sixteen for the low four bits of eight indices.
+/// Table values for the low four bits of eight indices.
 ///
 /// # Safety
 /// The machine has AVX2.

@@ -35,7 +35,7 @@ pub struct GateUp<T> {
 }
 
 impl<T: Activation> Glu<T> {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "glu")?, of: PhantomData })
     }

@@ -49,7 +49,7 @@ pub struct BlockCopies {
 }
 
 impl BlockCopy {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get("block_copy")? })
     }

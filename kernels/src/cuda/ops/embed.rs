@@ -36,7 +36,7 @@ pub struct EmbedRows<T> {
 }
 
 impl<T: Activation> Embed<T> {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "embed")?, of: PhantomData })
     }

@@ -183,7 +183,7 @@ pub struct Inputs {
 }
 
 impl ExpandInputs {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get("expand_inputs")? })
     }
@@ -255,7 +255,7 @@ pub struct Gather<T> {
 }
 
 impl<T: Activation> GatherRows<T> {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "gather_rows")?, of: PhantomData })
     }

@@ -38,7 +38,7 @@ pub struct Norm<T> {
 }
 
 impl<T: Activation> AddRmsNorm<T> {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernel_for!(kernels, T, "add_rms_norm")?, of: PhantomData })
     }

@@ -41,7 +41,7 @@ pub struct FillNormal<T> {
 }
 
 impl<T: Randomised> FillNormal<T> {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get(T::KERNEL)?, of: PhantomData })
     }

@@ -47,7 +47,7 @@ pub struct RopeRows<T, K> {
 }
 
 impl<T: Activation, K: KvElement> RopeKvWrite<T, K> {
-    /// Looks the kernel up. Fails if the cache is bf16 and activations are f16, or the reverse.
+    /// Looks up the kernel. Fails if the cache is bf16 and activations are f16, or the reverse.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         let name = match (T::SUFFIX, K::SUFFIX) {
             ("bf16", "bf16") => "rope_kv_write_bf16_bf16",

@@ -15,7 +15,7 @@ pub struct Softcap {
 }
 
 impl Softcap {
-    /// Looks the kernel up.
+    /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self { kernel: kernels.get("softcap")? })
     }

@@ -157,9 +157,9 @@ fn options(settings: &EtcdSettings) -> ConnectOptions {
     let mut options = ConnectOptions::new()
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_keep_alive(PING_EVERY, PING_TIMEOUT)
-        // Servers treat pings on a connection without a stream as abuse, too.
+        // Servers also treat pings on a connection without a stream as abuse.
         .with_keep_alive_while_idle(false)
-        // Otherwise a watch at a server that has lost its leader would stay silent instead of failing.
+        // Otherwise a watch on a server that has lost its leader would stay silent instead of failing.
         .with_require_leader(true)
         .with_auto_token_refresh(true);
     if let Some((name, password)) = &settings.user {

@@ -26,8 +26,7 @@ pub struct FollowerConfig {
     pub cluster: String,
     /// How long a worker may be missing before it leaves; [`GRACE`].
     pub grace: Duration,
-    /// Longest time that a watch runs before it is restarted, because one can break without an error;
-    /// [`RESYNC`].
+    /// How often a watch is restarted, because it can break without an error; default [`RESYNC`].
     pub resync: Duration,
     /// Seed of the jitter.
     pub seed: u64,

@@ -1,4 +1,4 @@
-//! Logs the start and the end of an outage of etcd once each, not every attempt, and traces the reconnection.
+//! Logs the start and end of an etcd outage, but not every attempt, and traces the reconnection.
 
 use super::api::EtcdError;
 use crate::clock::Timestamp;
@@ -14,7 +14,7 @@ pub(super) struct OutageLog {
 }
 
 impl OutageLog {
-    /// `key` is what is read or written.
+    /// Log for the key that is read or written.
     pub(super) fn new(meanwhile: &'static str, key: &str) -> Self {
         Self { meanwhile, away: None, connecting: Connecting::begin("etcd", key) }
     }

@@ -1,5 +1,5 @@
-//! The append-only log of a batch directory: one JSON object a line, of which the last for an id counts. Each
-//! line is synced to disk before a client can see its effect.
+//! Append-only log of a batch directory: one JSON object per line; the last line for an id counts. Each line
+//! is synced to disk before a client can observe its effect.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -10,19 +10,19 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{FileRecord, Job};
 
-/// One line.
+/// One log line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Entry {
+pub(super) enum LogLine {
     /// A file exists.
     File(FileRecord),
-    /// A file was deleted.
+    /// The file with this id was deleted.
     Deleted(String),
-    /// A job is in this state.
+    /// Latest state of a job.
     Job(Box<Job>),
 }
 
-/// Files and jobs by id.
+/// Current files and jobs by id.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub files: BTreeMap<String, FileRecord>,
@@ -30,16 +30,16 @@ pub(super) struct State {
 }
 
 impl State {
-    pub fn apply(&mut self, entry: Entry) {
+    pub fn apply(&mut self, entry: LogLine) {
         match entry {
-            Entry::File(file) => drop(self.files.insert(file.id.clone(), file)),
-            Entry::Deleted(id) => drop(self.files.remove(&id)),
-            Entry::Job(job) => drop(self.jobs.insert(job.id.clone(), *job)),
+            LogLine::File(file) => drop(self.files.insert(file.id.clone(), file)),
+            LogLine::Deleted(id) => drop(self.files.remove(&id)),
+            LogLine::Job(job) => drop(self.jobs.insert(job.id.clone(), *job)),
         }
     }
 }
 
-/// A log, locked by this process and open for appending.
+/// Log locked by this process and open for appending.
 #[derive(Debug)]
 pub(super) struct Log {
     file: File,
@@ -60,8 +60,8 @@ impl From<io::Error> for LogError {
 }
 
 impl Log {
-    /// Opens the log at `path`, which is created if needed, replays it, and rewrites it with one line for
-    /// each id. An incomplete last line is dropped: a kill cut it before a client could see its effect.
+    /// Opens or creates the log at `path`, replays it, and compacts it to one line per id. An incomplete last
+    /// line is dropped: a kill cut it before a client could observe its effect.
     pub fn open(path: &Path) -> Result<(Self, State), LogError> {
         let options = OpenOptions::new().read(true).append(true).create(true).clone();
         let lock = options.open(path.with_extension("lock"))?;
@@ -70,7 +70,7 @@ impl Log {
             Err(TryLockError::WouldBlock) => return Err(LogError::InUse),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
-        // Keeps the lock until the process ends; dropping the file would release it.
+        // Hold the lock until the process ends; dropping the file would release it.
         std::mem::forget(lock);
         let state = replay(path, &options)?;
         let compact: PathBuf = path.with_extension("new");
@@ -83,8 +83,8 @@ impl Log {
         Ok((Self { file: options.open(path)? }, state))
     }
 
-    /// Appends `entry`; on success it is on the disk.
-    pub fn append(&mut self, entry: &Entry) -> io::Result<()> {
+    /// Appends `entry` and syncs it to disk.
+    pub fn append(&mut self, entry: &LogLine) -> io::Result<()> {
         self.file.write_all(line(entry).as_bytes())?;
         self.file.sync_data()
     }
@@ -106,12 +106,12 @@ fn replay(path: &Path, options: &OpenOptions) -> Result<State, LogError> {
     }
 }
 
-fn entries(state: &State) -> impl Iterator<Item = Entry> + '_ {
-    let files = state.files.values().cloned().map(Entry::File);
-    files.chain(state.jobs.values().cloned().map(|job| Entry::Job(Box::new(job))))
+fn entries(state: &State) -> impl Iterator<Item = LogLine> + '_ {
+    let files = state.files.values().cloned().map(LogLine::File);
+    files.chain(state.jobs.values().cloned().map(|job| LogLine::Job(Box::new(job))))
 }
 
-fn line(entry: &Entry) -> String {
+fn line(entry: &LogLine) -> String {
     // Strings, numbers and maps with string keys always serialise.
     serde_json::to_string(entry).unwrap_or_default() + "\n"
 }

@@ -1,7 +1,6 @@
-//! Batches as jobs of a server (`/v1/files`, `/v1/batches`): uploaded files and jobs in one directory, with
-//! an append-only log as the record of both. `record` has the types, `log` the file, `store` the directory,
-//! and
-//! `work` runs jobs one after another into idle capacity.
+//! Batch jobs of a server (`/v1/files`, `/v1/batches`). Uploaded files and jobs share one directory, and an
+//! append-only log records both. `record` defines the types, `log` the log file, `store` the directory;
+//! `work` runs jobs one at a time on idle capacity.
 
 mod log;
 mod record;
@@ -14,11 +13,11 @@ pub use record::{Counts, FileRecord, Job, JobError, NewJob, Purpose, Status};
 pub use store::{Store, StoreError, Upload};
 pub use work::work;
 
-/// Largest input file, bytes; OpenAI's limit.
+/// Largest input file, in bytes; OpenAI's limit.
 pub const MAX_FILE_BYTES: u64 = 200 << 20;
 /// Most requests in a batch; OpenAI's limit.
 pub const MAX_REQUESTS: u64 = 50_000;
-/// Most files and jobs that the directory keeps.
+/// Most files and jobs in the directory.
 pub const MAX_RECORDS: usize = 10_000;
-/// Longest life of a batch, seconds: OpenAI's only completion window.
+/// Time limit of a batch, in seconds: OpenAI's only completion window.
 pub const WINDOW_SECONDS: u64 = 24 * 3600;

@@ -1,4 +1,4 @@
-//! Files and jobs, as the log keeps them and as the API shows them. Pure.
+//! Files and jobs, in the log's and the API's form. Pure.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -6,35 +6,35 @@ use serde_json::{Map, Value, json};
 use super::WINDOW_SECONDS;
 use crate::batch::Endpoint;
 
-/// Why a file exists.
+/// Purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Purpose {
     /// Input of a batch, uploaded by a client.
     Batch,
-    /// Answers or errors of a batch.
+    /// Output of a batch: answers or errors.
     BatchOutput,
 }
 
-/// A file.
+/// Record of a stored file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// `file-` and 32 hexadecimal digits.
+    /// Id: `file-` and 32 hexadecimal digits.
     pub id: String,
     /// Name of the tenant that owns it.
     pub tenant: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub created_at: u64,
-    /// Name that the client gave.
+    /// File name given by the client.
     pub filename: String,
-    /// What it is for.
+    /// Use of the file.
     pub purpose: Purpose,
 }
 
 impl FileRecord {
-    /// OpenAI's file object.
+    /// The file object of OpenAI's API.
     pub fn to_json(&self) -> Value {
         json!({
             "id": self.id, "object": "file", "bytes": self.bytes, "created_at": self.created_at,
@@ -43,25 +43,25 @@ impl FileRecord {
     }
 }
 
-/// State of a job.
+/// Status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Its input is read and checked.
+    /// The input is being checked.
     Validating,
-    /// Its input is wrong, or its answers could not be written.
+    /// The input is invalid, or the answers could not be written.
     Failed,
-    /// Its requests run.
+    /// Requests are running.
     InProgress,
-    /// Its output files are written.
+    /// Output files are being written.
     Finalizing,
     /// Every line has an answer or an error.
     Completed,
-    /// Its window closed first; the output has the answers until then.
+    /// The time limit passed; the output holds the answers up to then.
     Expired,
-    /// It was cancelled; its running requests are still ending.
+    /// Cancelled; running requests are still ending.
     Cancelling,
-    /// It was cancelled; the output has the answers until then.
+    /// Cancelled; the output holds the answers up to then.
     Cancelled,
 }
 
@@ -72,68 +72,68 @@ impl Status {
     }
 }
 
-/// Lines of a job.
+/// Numbers of requests in a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Requests of the input.
+    /// Requests in the input.
     pub total: u64,
-    /// Of these, those with a successful answer.
+    /// Requests with a successful answer.
     pub completed: u64,
-    /// Of these, those that were refused.
+    /// Requests that were refused.
     pub failed: u64,
 }
 
-/// A fault in a job's input.
+/// Fault in a job's input.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobError {
-    /// A code for programs.
+    /// Machine-readable code, as in OpenAI's API.
     pub code: String,
-    /// What is wrong, and what to do.
+    /// Fault and remedy.
     pub message: String,
-    /// Line of the input, from 1.
+    /// Number of the input line, from 1.
     pub line: Option<u64>,
 }
 
-/// A client's request for a job.
+/// Client's request to create a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewJob {
-    /// Every line's `url`.
+    /// Endpoint of every line.
     pub endpoint: Endpoint,
-    /// The uploaded input.
+    /// Id of the uploaded input.
     pub input_file_id: String,
     /// The client's key-value pairs, at most 16.
     pub metadata: Map<String, Value>,
 }
 
-/// A job.
+/// Record of a batch job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// `batch_` and 32 hexadecimal digits.
+    /// Id: `batch_` and 32 hexadecimal digits.
     pub id: String,
     /// Name of the tenant that owns it.
     pub tenant: String,
-    /// Path of its requests.
+    /// URL path of its requests.
     pub endpoint: String,
-    /// The input.
+    /// Id of the input file.
     pub input_file_id: String,
-    /// Its state.
+    /// Current status of the job.
     pub status: Status,
-    /// Answers, once it has ended.
+    /// File of answers, once the job has ended.
     pub output_file_id: Option<String>,
-    /// Refused lines, once it has ended.
+    /// File of refused lines, once the job has ended.
     pub error_file_id: Option<String>,
-    /// What is wrong with the input.
+    /// Faults in the input.
     pub errors: Vec<JobError>,
-    /// Lines so far.
+    /// Numbers of requests so far.
     pub counts: Counts,
     /// The client's key-value pairs.
     pub metadata: Map<String, Value>,
-    /// Seconds since 1970 of its creation, and of each status that it reached, by OpenAI's names.
+    /// Time of creation and of each status reached, seconds since 1970, under OpenAI's names.
     pub times: Map<String, Value>,
 }
 
 impl Job {
-    /// A job that has just been accepted.
+    /// Record of a newly accepted job.
     pub fn new(id: String, tenant: String, new: NewJob, now: u64) -> Self {
         let mut times = Map::new();
         times.insert("created_at".into(), now.into());
@@ -153,7 +153,7 @@ impl Job {
         }
     }
 
-    /// Moves it to `status` at `now`, seconds since 1970.
+    /// Sets the status at time `now`, seconds since 1970.
     pub fn enter(&mut self, status: Status, now: u64) {
         self.status = status;
         if let Ok(Value::String(name)) = serde_json::to_value(status) {
@@ -161,17 +161,17 @@ impl Job {
         }
     }
 
-    /// When its window closes, seconds since 1970.
+    /// Time limit, seconds since 1970.
     pub fn expires_at(&self) -> u64 {
         self.times["expires_at"].as_u64().unwrap_or(0)
     }
 
-    /// When it was created, seconds since 1970.
+    /// Creation time, seconds since 1970.
     pub fn created_at(&self) -> u64 {
         self.times["created_at"].as_u64().unwrap_or(0)
     }
 
-    /// OpenAI's batch object.
+    /// The batch object of OpenAI's API.
     pub fn to_json(&self) -> Value {
         let time = |status: &str| self.times.get(&format!("{status}_at")).cloned().unwrap_or(Value::Null);
         let errors = (!self.errors.is_empty()).then(|| {

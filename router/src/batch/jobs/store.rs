@@ -1,4 +1,4 @@
-//! The directory of files and jobs.
+//! Directory of batch files and jobs.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,75 +9,75 @@ use skein_node::clock;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::log::{Entry, Log, LogError, State};
+use super::log::{Log, LogError, LogLine, State};
 use super::record::{FileRecord, Job, NewJob, Purpose, Status};
 use super::{MAX_FILE_BYTES, MAX_RECORDS};
 
-/// Files and jobs of all tenants. Calls block on the disk, briefly.
+/// Files and jobs of all tenants. Calls block briefly on the disk.
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
     inner: Mutex<(Log, State)>,
-    /// A job was created or cancelled.
+    /// Signals that a job was created or cancelled.
     changed: Notify,
 }
 
-/// Why the directory cannot do something.
+/// Why an operation on the directory failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The disk failed.
+    /// The disk operation failed.
     #[error("the batch directory {}: {error}", path.display())]
     Io {
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the operating system.
         #[source]
         error: io::Error,
     },
-    /// Another router has it.
+    /// Another router uses the directory.
     #[error("the batch directory {} is in use by another router; give each router its own", .0.display())]
     InUse(PathBuf),
-    /// Its log is not a record of batches.
+    /// The log contains something else.
     #[error("line {number} of {} is not a record of batches: {reason}; give another directory", path.display())]
     NotALog {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// The line's number, from 1.
+        /// Number of the line, from 1.
         number: u64,
-        /// What is wrong with it.
+        /// Fault in the line.
         reason: String,
     },
-    /// Too many files and jobs.
+    /// The directory is full.
     #[error(
         "{MAX_RECORDS} files and batches exist, which is the limit; delete files that are no longer needed"
     )]
     Full,
-    /// Too many bytes in one file.
+    /// The file exceeds its size limit.
     #[error("the file is over {MAX_FILE_BYTES} bytes; split it")]
     TooLarge,
-    /// No file or job of this tenant has the id.
+    /// The tenant has no file or job with this id.
     #[error("there is no {what} `{id}`")]
     Unknown {
-        /// `file` or `batch`.
+        /// Kind of object: `file` or `batch`.
         what: &'static str,
-        /// The id that was asked for.
+        /// The id in the request.
         id: String,
     },
-    /// A job that has not ended reads the file.
+    /// An unfinished job uses the file.
     #[error("file `{file}` is in use by batch `{job}`; cancel the batch first")]
     FileInUse {
-        /// The file.
+        /// Id of the file.
         file: String,
-        /// The job.
+        /// Id of the job.
         job: String,
     },
 }
 
 impl Store {
-    /// Opens `directory`, which is created if needed.
+    /// Opens or creates `directory`.
     ///
     /// # Errors
-    /// If it cannot be written, another router has it, or its log holds something else.
+    /// If it is not writable, another router uses it, or its log contains something else.
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -99,7 +99,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Removes the files of interrupted uploads and deletions.
+    /// Removes files left by interrupted uploads and deletions.
     fn remove_unknown_files(&self) {
         let inner = self.lock();
         let Ok(entries) = std::fs::read_dir(self.directory.join("files")) else { return };
@@ -111,17 +111,17 @@ impl Store {
         }
     }
 
-    // A poisoned lock can be used: the state changes only after the log, so a panic leaves both consistent.
+    // A poisoned lock is usable: the state changes only after the log, so a panic leaves both consistent.
     fn lock(&self) -> MutexGuard<'_, (Log, State)> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, entry: Entry) -> Result<(), StoreError> {
+    fn record(&self, entry: LogLine) -> Result<(), StoreError> {
         let (log, state) = &mut *self.lock();
         let known = match &entry {
-            Entry::File(file) => state.files.contains_key(&file.id),
-            Entry::Job(job) => state.jobs.contains_key(&job.id),
-            Entry::Deleted(_) => true,
+            LogLine::File(file) => state.files.contains_key(&file.id),
+            LogLine::Job(job) => state.jobs.contains_key(&job.id),
+            LogLine::Deleted(_) => true,
         };
         if !known && state.files.len() + state.jobs.len() >= MAX_RECORDS {
             return Err(StoreError::Full);
@@ -137,37 +137,37 @@ impl Store {
         self.directory.join("files").join(id)
     }
 
-    /// Path of a running job's answers.
+    /// Path of the answers of a running job.
     pub fn answers(&self, job: &str) -> PathBuf {
         self.directory.join("work").join(format!("{job}.jsonl"))
     }
 
-    /// Starts a client's file; it does not exist until [`Upload::finish`].
+    /// Starts a client's file. It becomes visible with [`Upload::finish`].
     ///
     /// # Errors
-    /// If it cannot be created.
+    /// If the file cannot be created.
     pub fn upload(&self) -> Result<Upload<'_>, StoreError> {
         self.write_file(format!("file-{}", drawn_id()))
     }
 
-    /// Starts the file with this id, or replaces it.
+    /// Starts or replaces the file with this id.
     pub(super) fn write_file(&self, id: String) -> Result<Upload<'_>, StoreError> {
         let path = self.content(&id);
         let file = File::create(&path).map_err(|error| StoreError::Io { path: path.clone(), error })?;
         Ok(Upload { store: self, id, path, file, bytes: 0, finished: false })
     }
 
-    /// A tenant's file.
+    /// File of a tenant.
     ///
     /// # Errors
-    /// If there is none with this id.
+    /// If the tenant has no file with this id.
     pub fn file(&self, tenant: &str, id: &str) -> Result<FileRecord, StoreError> {
         let inner = self.lock();
         let file = inner.1.files.get(id).filter(|file| file.tenant == tenant);
         file.cloned().ok_or_else(|| StoreError::Unknown { what: "file", id: id.to_owned() })
     }
 
-    /// A tenant's files, newest first.
+    /// Files of a tenant, newest first.
     pub fn files(&self, tenant: &str) -> Vec<FileRecord> {
         let inner = self.lock();
         let mut files: Vec<_> =
@@ -176,10 +176,10 @@ impl Store {
         files
     }
 
-    /// Deletes a tenant's file.
+    /// Deletes a file of a tenant.
     ///
     /// # Errors
-    /// If there is none with this id, or a job still needs it.
+    /// If the tenant has no file with this id, or a job still needs it.
     pub fn delete(&self, tenant: &str, id: &str) -> Result<(), StoreError> {
         self.file(tenant, id)?;
         let user = self
@@ -192,16 +192,16 @@ impl Store {
         if let Some(job) = user {
             return Err(StoreError::FileInUse { file: id.to_owned(), job: job.id });
         }
-        self.record(Entry::Deleted(id.to_owned()))?;
-        // The record decides. If this fails, the next start removes the content.
+        self.record(LogLine::Deleted(id.to_owned()))?;
+        // The log is authoritative. If this fails, the next start removes the content.
         let _ = std::fs::remove_file(self.content(id));
         Ok(())
     }
 
-    /// Accepts a job.
+    /// Accepts a new job.
     ///
     /// # Errors
-    /// If its input does not exist, or the directory is full.
+    /// If its input does not exist or the directory is full.
     pub fn create(&self, tenant: &str, new: NewJob) -> Result<Job, StoreError> {
         self.file(tenant, &new.input_file_id)?;
         let id = format!("batch_{}", drawn_id());
@@ -211,17 +211,17 @@ impl Store {
         Ok(job)
     }
 
-    /// A tenant's job.
+    /// Job of a tenant.
     ///
     /// # Errors
-    /// If there is none with this id.
+    /// If the tenant has no job with this id.
     pub fn job(&self, tenant: &str, id: &str) -> Result<Job, StoreError> {
         let inner = self.lock();
         let job = inner.1.jobs.get(id).filter(|job| job.tenant == tenant);
         job.cloned().ok_or_else(|| StoreError::Unknown { what: "batch", id: id.to_owned() })
     }
 
-    /// A tenant's jobs, newest first.
+    /// Jobs of a tenant, newest first.
     pub fn jobs(&self, tenant: &str) -> Vec<Job> {
         let inner = self.lock();
         let mut jobs: Vec<_> = inner.1.jobs.values().filter(|job| job.tenant == tenant).cloned().collect();
@@ -229,10 +229,10 @@ impl Store {
         jobs
     }
 
-    /// Cancels a tenant's job, unless it has ended.
+    /// Cancels a job of a tenant, unless it has ended.
     ///
     /// # Errors
-    /// If there is none with this id.
+    /// If the tenant has no job with this id.
     pub fn cancel(&self, tenant: &str, id: &str) -> Result<Job, StoreError> {
         let mut job = self.job(tenant, id)?;
         if !job.status.is_final() && job.status != Status::Cancelling {
@@ -243,34 +243,34 @@ impl Store {
         Ok(job)
     }
 
-    /// Records a job's state.
+    /// Records the state of a job.
     ///
     /// # Errors
     /// If the disk fails.
     pub fn save(&self, job: &Job) -> Result<(), StoreError> {
-        self.record(Entry::Job(Box::new(job.clone())))
+        self.record(LogLine::Job(Box::new(job.clone())))
     }
 
-    /// Shows progress; not recorded, because a restart counts the answers.
+    /// Updates the visible progress. Not logged, because a restart counts the answers.
     pub(super) fn show(&self, id: &str, counts: super::Counts) {
         if let Some(job) = self.lock().1.jobs.get_mut(id) {
             job.counts = counts;
         }
     }
 
-    /// Whether a job was cancelled and has not ended.
+    /// Whether a job was cancelled but has not ended.
     pub(super) fn is_cancelling(&self, id: &str) -> bool {
         self.lock().1.jobs.get(id).is_some_and(|job| job.status == Status::Cancelling)
     }
 
-    /// The oldest job that has not ended.
+    /// Oldest unfinished job.
     pub(super) fn next(&self) -> Option<Job> {
         let inner = self.lock();
         let open = inner.1.jobs.values().filter(|job| !job.status.is_final());
         open.min_by(|a, b| (a.created_at(), &a.id).cmp(&(b.created_at(), &b.id))).cloned()
     }
 
-    /// Resolves at the next job that is created or cancelled after the call.
+    /// Resolves when a job is next created or cancelled after this call.
     pub(super) fn changed(&self) -> tokio::sync::futures::Notified<'_> {
         self.changed.notified()
     }
@@ -280,7 +280,7 @@ fn drawn_id() -> String {
     Uuid::now_v7().simple().to_string()
 }
 
-/// A file that is being written.
+/// File being written.
 #[derive(Debug)]
 pub struct Upload<'a> {
     store: &'a Store,
@@ -292,10 +292,10 @@ pub struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// Appends `bytes`.
+    /// Appends `bytes` to the file.
     ///
     /// # Errors
-    /// If the disk fails, or a client's file becomes too large.
+    /// If the disk fails, or an upload exceeds its size limit.
     pub fn write(&mut self, bytes: &[u8], purpose: Purpose) -> Result<(), StoreError> {
         self.bytes += bytes.len() as u64;
         if purpose == Purpose::Batch && self.bytes > MAX_FILE_BYTES {
@@ -304,10 +304,10 @@ impl Upload<'_> {
         self.file.write_all(bytes).map_err(|error| StoreError::Io { path: self.path.clone(), error })
     }
 
-    /// Completes the file, which exists from now on.
+    /// Completes the file and makes it visible.
     ///
     /// # Errors
-    /// If the disk fails, or the directory is full.
+    /// If the disk fails or the directory is full.
     pub fn finish(
         mut self,
         tenant: &str,
@@ -323,7 +323,7 @@ impl Upload<'_> {
             filename: filename.to_owned(),
             purpose,
         };
-        self.store.record(Entry::File(record.clone()))?;
+        self.store.record(LogLine::File(record.clone()))?;
         self.finished = true;
         Ok(record)
     }

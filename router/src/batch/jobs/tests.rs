@@ -1,4 +1,4 @@
-//! The directory of batches through kills at any byte, and jobs run over a scripted router.
+//! The batch directory after kills at any byte, and jobs over a scripted router.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn upload(store: &Store, tenant: &str, content: &str) -> String {
     file.finish(tenant, "in.jsonl", Purpose::Batch).expect("it is recorded").id
 }
 
-/// Every request is answered with `x`.
+/// Script that answers every request with `x`.
 fn answers() -> Script {
     Script::of([delta(0, "x"), finish(0, FinishReason::Stop(Some(1)))])
 }
@@ -31,7 +31,7 @@ fn line(name: &str, prompt: &str) -> String {
     json!({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}).to_string() + "\n"
 }
 
-/// What the log of a killed router leaves.
+/// Opens a directory with this log, as left by a killed router.
 fn reopened_with(log: &[u8]) -> Result<Store, StoreError> {
     let directory = tempfile::tempdir().expect("a directory").keep();
     std::fs::write(directory.join("jobs.log"), log).expect("the log");

@@ -1,5 +1,5 @@
-//! Runs the jobs of a store one after another, oldest first. A job's requests have the lowest priority and
-//! start only while the workers are less than half full, so they hardly delay other clients.
+//! Runs the jobs of a store one at a time, oldest first. A job's requests have the lowest priority and start
+//! only while the workers are less than half full, so they hardly delay other clients.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -22,33 +22,33 @@ use crate::batch::input::{InputError, Lines};
 use crate::batch::local::send;
 use crate::batch::output::Output;
 use crate::batch::runner::{self, Pace};
-use crate::batch::{Answer, Answerer, Call};
+use crate::batch::{Answer, Answerer, Call, WithPriority};
 use crate::gateway;
 use crate::metrics::pressure;
 use crate::tenant::Tenant;
 
-/// Requests start only below this pressure of the workers; 1 is full.
+/// Requests start only below this worker pressure; 1 means full.
 const IDLE_PRESSURE: f64 = 0.5;
 /// How often a request that waits for idle capacity checks for it.
 const IDLE_POLL: Duration = Duration::from_millis(50);
-/// Most requests of a job in flight, however large the fleet.
+/// Most requests of a job in flight, for any size of fleet.
 const MOST_AT_ONCE: u32 = 256;
-/// Priority of a job's requests, unless their body has one.
+/// Priority of a job's requests, unless their body has one. Workers run requests of this priority as
+/// background work.
 const LOWEST_PRIORITY: i32 = 100;
 /// How often a running job is checked for cancellation and expiry.
 const END_POLL: Duration = Duration::from_millis(200);
-/// Pause after a disk error.
+/// Delay after a disk error.
 const DISK_PAUSE: Duration = Duration::from_secs(5);
-/// Most faults of an input that are reported.
+/// Most faults reported for an input.
 const MOST_FAULTS: usize = 20;
 
-/// Runs jobs until the router drains. A job that runs then continues at the next start from its answers so
-/// far.
+/// Runs jobs until the router drains. A job running then continues at the next start after its last answer.
 pub async fn work(app: App, store: Arc<Store>) {
     loop {
         let changed = store.changed();
         tokio::pin!(changed);
-        // Subscribes before the look, so that no new job is missed.
+        // Subscribe before looking for a job, so that no new job is missed.
         changed.as_mut().enable();
         let Some(job) = store.next() else {
             tokio::select! {
@@ -62,7 +62,7 @@ pub async fn work(app: App, store: Arc<Store>) {
             () = app.drain.began() => return,
         };
         if let Err(error) = ended {
-            tracing::error!(batch = id, %error, "a batch cannot go on; trying again");
+            tracing::error!(batch = id, %error, "a batch failed; retrying");
             tokio::time::sleep(DISK_PAUSE).await;
         }
     }
@@ -117,7 +117,7 @@ fn now() -> u64 {
     clock::unix_time().as_secs()
 }
 
-/// Saves `job`, with the status cancelling if it was cancelled since it was read.
+/// Saves `job`, but as cancelling if it was cancelled after it was read.
 fn save_unless_cancelled(store: &Store, job: &mut Job) -> Result<(), StoreError> {
     if store.is_cancelling(&job.id) && !job.status.is_final() {
         job.enter(Status::Cancelling, now());
@@ -131,7 +131,7 @@ async fn ends_early(store: &Store, job: &Job) {
     }
 }
 
-/// Reads the whole input; returns its number of requests, or what is wrong with it.
+/// Reads the whole input; returns its number of requests, or its faults.
 async fn validate(store: &Store, job: &Job) -> Result<u64, Vec<JobError>> {
     let one = |code: &str, message: String, line| vec![JobError { code: code.into(), message, line }];
     let input = tokio::fs::File::open(store.content(&job.input_file_id)).await;
@@ -152,7 +152,7 @@ async fn validate(store: &Store, job: &Job) -> Result<u64, Vec<JobError>> {
             faults.push(JobError { code: code.into(), message, line: Some(number) });
         };
         if !names.insert(xxh3_128(item.custom_id.as_bytes())) {
-            fault("duplicate_custom_id", format!("the custom_id `{}` is used before", item.custom_id));
+            fault("duplicate_custom_id", format!("the custom_id `{}` is used twice", item.custom_id));
         }
         if let Ok(call) = &item.call
             && call.endpoint.path() != job.endpoint
@@ -175,24 +175,26 @@ async fn validate(store: &Store, job: &Job) -> Result<u64, Vec<JobError>> {
     }
 }
 
-/// Answers every line that has no answer yet.
+/// Processes every line without an answer.
 async fn answer(app: &App, store: &Store, job: &Job) -> Result<(), JobError> {
     let failed = |message: String| JobError { code: "server_error".into(), message, line: None };
     let input = tokio::fs::File::open(store.content(&job.input_file_id)).await;
     let input = input.map_err(|error| failed(format!("the input cannot be read: {error}")))?;
     let mut output = Output::open(&store.answers(&job.id)).map_err(|error| failed(error.to_string()))?;
     let idle = Idle::new(app, &job.tenant);
-    let pace = Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS) };
+    let pace =
+        Pace { at_once: idle.at_once(), retry_for: Duration::from_secs(WINDOW_SECONDS), checked: true };
     let show = |progress: runner::Progress| {
         let completed = progress.before + progress.answered;
         store.show(&job.id, Counts { total: job.counts.total, completed, failed: progress.failed });
     };
-    let done = runner::run(AsyncBufReader::new(input), &mut output, &idle, pace, show).await;
+    let lowest = WithPriority { answerer: &idle, priority: Some(LOWEST_PRIORITY) };
+    let done = runner::run(AsyncBufReader::new(input), &mut output, &lowest, pace, show).await;
     done.map(drop).map_err(|error| failed(error.to_string()))
 }
 
-/// Writes the answers and the refused lines to one file each, and ends the job. The files' ids derive from
-/// the job's, so a repetition after a kill replaces the same files.
+/// Writes answers and refused lines to one file each and ends the job. The file ids derive from the job's id,
+/// so a repetition after a kill replaces the same files.
 fn finalize(store: &Store, mut job: Job, end: Status) -> Result<(), StoreError> {
     let path = store.answers(&job.id);
     let hex = job.id.trim_start_matches("batch_").to_owned();
@@ -239,7 +241,7 @@ fn is_refused(line: &[u8]) -> bool {
     !value["error"].is_null()
 }
 
-/// Sends requests to this router, for one tenant, while it has idle capacity.
+/// Sends requests of one tenant to this router while it has idle capacity.
 struct Idle {
     app: App,
     routes: Router,
@@ -251,7 +253,7 @@ impl Idle {
         Self { app: app.clone(), routes: gateway::completions_for(app.clone(), tenant) }
     }
 
-    /// Half of the seats of the workers.
+    /// Half of the workers' total `max_num_seqs`.
     fn at_once(&self) -> usize {
         let seats = self.app.generator.capacity().map_or(1, |capacity| capacity.max_num_seqs);
         (seats / 2).clamp(1, MOST_AT_ONCE) as usize
@@ -273,12 +275,8 @@ impl Idle {
 impl Answerer for Idle {
     fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>> {
         async move {
-            let mut call = call.clone();
-            if let Some(body) = call.body.as_object_mut() {
-                body.entry("priority").or_insert_with(|| LOWEST_PRIORITY.into());
-            }
             self.idle().await;
-            send(&self.routes, &call, key).await
+            send(&self.routes, call, key).await
         }
         .boxed()
     }

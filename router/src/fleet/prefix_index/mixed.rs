@@ -1,15 +1,15 @@
-//! The hasher of the index's tables.
+//! Hasher of the index's tables.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use skein_proto::block_hash::BlockHash;
 
-/// A table of block hashes, or of numbers that a client can choose.
+/// Table keyed by block hashes, or by numbers that a client can choose.
 pub(super) type ByHash<T> = HashMap<BlockHash, T, Mixed>;
 
-/// Block hashes are uniform, but clients choose prompts and thereby hashes. Multiplying by a random number
-/// prevents them from provoking collisions in the table.
+/// Block hashes are uniform, but clients choose prompts and thereby hashes. Multiplication by a random number
+/// prevents deliberate collisions in the table.
 #[derive(Debug, Clone)]
 pub(super) struct Mixed(u64);
 
@@ -44,7 +44,7 @@ impl Hasher for Mixer {
     }
 }
 
-/// Gives memory back once a table has become nearly empty.
+/// Releases memory of a table that has become nearly empty.
 pub(super) fn shrink<T>(table: &mut ByHash<T>) {
     const SMALL: usize = 64;
     if table.capacity() > SMALL && table.len() * 8 < table.capacity() {

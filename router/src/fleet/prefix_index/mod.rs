@@ -1,8 +1,8 @@
-//! Which worker caches which prefix, from the runs that workers report. Pure.
+//! Index of the prefixes cached by each worker, built from the runs that workers report. Pure.
 //!
-//! One search answers for all workers: it walks down the [`tree`] of cached blocks and collects the holders
-//! of each run on the way. To the blocks that are cached come those [`expected`] soon, of prompts just
-//! placed or admitted, so that follow-up requests go to the same worker.
+//! A single search covers all workers: it descends the [`tree`] of cached blocks and collects the holders of
+//! each run. It also counts blocks [`expected`] soon, of prompts just placed or admitted, so that follow-up
+//! requests go to the same worker.
 
 mod expected;
 mod mixed;
@@ -19,7 +19,7 @@ use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
 use super::worker_id::WorkerId;
 pub use expected::Expectation;
 use expected::Expected;
-use tree::{NO_SEAT, Seat, Slot, Tree};
+use tree::{Column, NO_COLUMN, Slot, Tree};
 
 /// The index no longer matches the worker's cache; only a snapshot helps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +31,7 @@ pub struct Desync {
 
 /// Default memory limit of the index.
 pub const DEFAULT_MAX_BYTES: usize = 256 * 1024 * 1024;
-/// Handles of removed caches that one change frees, so that a large cache delays nobody.
+/// Handles of removed caches freed per change, so that a large cache delays no request.
 const CLEANED_AT_ONCE: usize = 64;
 
 /// The index over all workers.
@@ -40,29 +40,29 @@ pub struct PrefixIndex {
     tree: Tree,
     expected: Expected,
     members: HashMap<WorkerId, Place>,
-    free_seats: Vec<Seat>,
-    /// Seats that were ever given out, and [`NO_SEAT`].
-    seats: Seat,
+    free_columns: Vec<Column>,
+    /// Columns ever assigned, including [`NO_COLUMN`].
+    columns: Column,
     max_bytes: usize,
 }
 
-/// Where a worker is in the results and in the tree.
+/// A worker's position in results and in the tree.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    seat: Seat,
+    column: Column,
     slot: Slot,
 }
 
 /// For each worker, the number of leading blocks of a prompt that it caches or is about to cache.
 #[derive(Debug, Default)]
 pub struct Hits {
-    by_seat: Vec<u32>,
+    by_column: Vec<u32>,
 }
 
 impl Hits {
-    /// The blocks at the worker with this seat.
-    pub fn blocks(&self, seat: u32) -> u32 {
-        self.by_seat.get(seat as usize).copied().unwrap_or(0)
+    /// Number of blocks at the worker with this column.
+    pub fn blocks(&self, column: u32) -> u32 {
+        self.by_column.get(column as usize).copied().unwrap_or(0)
     }
 }
 
@@ -73,42 +73,42 @@ impl PrefixIndex {
             tree: Tree::default(),
             expected: Expected::default(),
             members: HashMap::new(),
-            free_seats: Vec::new(),
-            seats: NO_SEAT + 1,
+            free_columns: Vec::new(),
+            columns: NO_COLUMN + 1,
             max_bytes,
         }
     }
 
     /// Finds the leading blocks of `chain` at every worker. Does not allocate once `hits` has its size.
     pub fn search(&self, chain: &[BlockHash], hits: &mut Hits) {
-        hits.by_seat.clear();
-        hits.by_seat.resize(self.seats as usize, 0);
-        self.tree.search(chain, &mut hits.by_seat);
-        self.expected.search(chain, &mut hits.by_seat);
+        hits.by_column.clear();
+        hits.by_column.resize(self.columns as usize, 0);
+        self.tree.search(chain, &mut hits.by_column);
+        self.expected.search(chain, &mut hits.by_column);
     }
 
-    /// The number of `worker` in [`Hits`], from its first use until it is removed.
-    pub fn seat(&mut self, worker: WorkerId) -> u32 {
-        self.place(worker).seat
+    /// Number of `worker` in [`Hits`], valid from its first use until it is removed.
+    pub fn column(&mut self, worker: WorkerId) -> u32 {
+        self.place(worker).column
     }
 
     fn place(&mut self, worker: WorkerId) -> Place {
-        let Self { tree, members, free_seats, seats, .. } = self;
+        let Self { tree, members, free_columns, columns, .. } = self;
         *members.entry(worker).or_insert_with(|| {
-            let seat = free_seats.pop().unwrap_or_else(|| {
-                *seats += 1;
-                *seats - 1
+            let column = free_columns.pop().unwrap_or_else(|| {
+                *columns += 1;
+                *columns - 1
             });
-            Place { seat, slot: tree.open(seat) }
+            Place { column, slot: tree.open(column) }
         })
     }
 
     /// Replaces everything known of `worker`'s cache. Expectations stay.
     pub fn replace(&mut self, worker: WorkerId, runs: &[RunStored]) -> Result<(), Desync> {
-        let Place { seat, slot } = self.place(worker);
+        let Place { column, slot } = self.place(worker);
         self.tree.retire(slot);
-        let slot = self.tree.open(seat);
-        self.members.insert(worker, Place { seat, slot });
+        let slot = self.tree.open(column);
+        self.members.insert(worker, Place { column, slot });
         self.store(worker, runs)
     }
 
@@ -121,38 +121,38 @@ impl PrefixIndex {
         self.store(worker, &change.stored)
     }
 
-    /// Adds blocks to what is known of `worker`'s cache.
+    /// Adds blocks to the known content of `worker`'s cache.
     pub fn store(&mut self, worker: WorkerId, runs: &[RunStored]) -> Result<(), Desync> {
-        let Place { seat, slot } = self.place(worker);
+        let Place { column, slot } = self.place(worker);
         self.tree.clean(CLEANED_AT_ONCE);
         for run in runs {
             self.tree.store(slot, run)?;
             self.enforce_limit();
         }
-        self.expected.settle(seat, runs);
+        self.expected.settle(column, runs);
         Ok(())
     }
 
     /// Records that `worker` is about to cache `hashes`, which continue what it holds.
     pub fn expect(&mut self, worker: WorkerId, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
-        let Place { seat, .. } = self.place(worker);
-        self.expected.add(seat, who, hashes, now);
+        let Place { column, .. } = self.place(worker);
+        self.expected.add(column, who, hashes, now);
     }
 
     /// Drops the expectation of this router's placement `sequence`: the worker has admitted it, or it failed.
     pub fn withdraw(&mut self, worker: WorkerId, sequence: u64) {
         if let Some(place) = self.members.get(&worker) {
-            self.expected.withdraw(place.seat, sequence);
+            self.expected.withdraw(place.column, sequence);
         }
     }
 
-    /// Forgets everything about `worker`, which left or restarted. Its memory comes free as the index
-    /// changes, and in [`PrefixIndex::clean`].
+    /// Removes everything about `worker`, which left or restarted. Its memory is freed as the index changes,
+    /// and in [`PrefixIndex::clean`].
     pub fn remove(&mut self, worker: WorkerId) {
-        let Some(Place { seat, slot }) = self.members.remove(&worker) else { return };
-        self.expected.clear(seat);
+        let Some(Place { column, slot }) = self.members.remove(&worker) else { return };
+        self.expected.clear(column);
         self.tree.retire(slot);
-        self.free_seats.push(seat);
+        self.free_columns.push(column);
     }
 
     /// Frees up to `handles` runs of removed caches.
@@ -160,7 +160,7 @@ impl PrefixIndex {
         self.tree.clean(handles);
     }
 
-    /// Memory of the cached runs.
+    /// Memory of the cached runs, in bytes.
     pub fn bytes(&self) -> usize {
         self.tree.bytes()
     }

@@ -1,5 +1,5 @@
-//! The index compared with a naive model: for each worker, the set of token prefixes in its cache.
-//! `TEST_INDEX_SEEDS=10000` runs more than the usual seeds.
+//! The index against a naive model: for each worker, the set of token prefixes in its cache.
+//! `TEST_INDEX_SEEDS=10000` runs more seeds than usual.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,11 +16,11 @@ fn seeds() -> u64 {
     std::env::var("TEST_INDEX_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(100)
 }
 
-/// The hits of one worker.
+/// Hits of one worker.
 fn leading_blocks(index: &mut PrefixIndex, worker: WorkerId, chain: &[BlockHash]) -> usize {
-    let (seat, mut hits) = (index.seat(worker), Hits::default());
+    let (column, mut hits) = (index.column(worker), Hits::default());
     index.search(chain, &mut hits);
-    hits.blocks(seat) as usize
+    hits.blocks(column) as usize
 }
 
 /// In these tests a block is one small number, and a prefix a list of them.
@@ -75,11 +75,11 @@ impl Cache {
         let end = rng.random_range(*depth..prefix.len());
         self.held.retain(|held| held.len() <= end || !prefix.starts_with(held));
         prefix.truncate(end);
-        let told = RunTruncated { handle: *handle, new_end: end as u32 };
+        let truncated = RunTruncated { handle: *handle, new_end: end as u32 };
         if end == *depth {
             self.runs.remove(index);
         }
-        Some(told)
+        Some(truncated)
     }
 
     fn snapshot(&self) -> Vec<RunStored> {
@@ -222,11 +222,11 @@ fn a_prefix_is_expected_until_it_is_cached_withdrawn_or_too_old() {
         let many: Vec<u64> = (0..1000).map(|hash| round * 1000 + hash).collect();
         index.expect(worker, Expectation::Admitted, &many, at(61));
     }
-    let seat = index.seat(worker);
-    assert!(index.expected.blocks_of(seat) <= MAX_BLOCKS_EACH);
+    let column = index.column(worker);
+    assert!(index.expected.blocks_of(column) <= MAX_BLOCKS_EACH);
 }
 
-/// Operations in an order that no worker sends: parents evicted before children, handles reused, gaps.
+/// Operations in an order that no worker sends: parents evicted before children, reused handles, gaps.
 #[test]
 fn nonsense_from_a_worker_leaves_the_index_consistent_and_empty_in_the_end() {
     for seed in 0..seeds() {
@@ -279,7 +279,7 @@ fn workers_that_hold_the_same_blocks_share_their_memory() {
     }
     let mut hits = Hits::default();
     index.search(&chain, &mut hits);
-    assert!((0..64).all(|worker| hits.blocks(index.members[&WorkerId(worker)].seat) == 10_000));
+    assert!((0..64).all(|worker| hits.blocks(index.members[&WorkerId(worker)].column) == 10_000));
     let held = 64 * 10_000;
     assert!(index.bytes() < held, "less than a byte for each block that a worker holds: {}", index.bytes());
     (0..64).for_each(|worker| index.remove(WorkerId(worker)));

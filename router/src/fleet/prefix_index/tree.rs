@@ -1,12 +1,12 @@
 //! The cached blocks of all workers, each block once: a tree of runs. Pure.
 //!
-//! A *run* is a chain of blocks without gaps, stored as one array of hashes. It continues its parent at any
-//! block, so a divergence splits nothing. A hash names a block and everything before it, so only the first
-//! hash of a run is in a table: the rest of a match is a comparison of arrays. Each run lists its holders:
-//! the workers that cache its first `cutoff` blocks. So one walk down the tree tells what every worker holds.
+//! A *run* is a gapless chain of blocks, stored as one array of hashes. It may continue its parent at any
+//! block, so a divergence splits nothing. A hash identifies a block and everything before it, so only the
+//! first hash of a run is in a table; the rest of a match compares arrays. Each run lists its holders: the
+//! workers that cache its first `cutoff` blocks. One descent therefore finds what every worker holds.
 //!
-//! Workers speak of runs of their own, by handle. A handle's blocks are a path in the tree; the tree keeps
-//! only its last run, its *tail*, from which the path leads up.
+//! Workers refer to their own runs by handle. A handle's blocks are a path in the tree; the tree stores only
+//! the last run of the path, its *tail*, from which the path leads up.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -16,18 +16,18 @@ use skein_proto::runs::RunStored;
 use super::Desync;
 use super::mixed::{ByHash, Mixed, shrink};
 
-/// Number of a run. A freed number is used again.
+/// Index of a run; reused after it is freed.
 type RunId = u32;
-/// Number of one cache: a worker's, from one reset of it to the next.
+/// Index of one cache: a worker's, between two resets.
 pub(super) type Slot = u32;
-/// Number of a worker in the results of a search. It stays when the worker's cache is reset.
-pub(super) type Seat = u32;
+/// Index of a worker in search results; unchanged when its cache is reset.
+pub(super) type Column = u32;
 
-/// The parent of a run at depth 0.
+/// Parent of runs at depth 0.
 const ROOT: RunId = RunId::MAX;
-/// Seat of caches that are being removed; results for it are ignored.
-pub(super) const NO_SEAT: Seat = 0;
-/// Bytes of a run beside its arrays: the run itself, its head and its age in two tables.
+/// Column of caches being removed; results for it are ignored.
+pub(super) const NO_COLUMN: Column = 0;
+/// Bytes of a run besides its arrays: the run itself, and its entries in two tables.
 const RUN_BYTES: usize = size_of::<Run>() + 2 * size_of::<(u64, RunId)>() + 16;
 /// Bytes of a handle in its table, which is at least 7/16 full.
 const HANDLE_BYTES: usize = 2 * size_of::<(u64, Tail)>();
@@ -36,18 +36,18 @@ const HANDLE_BYTES: usize = 2 * size_of::<(u64, Tail)>();
 pub(super) struct Tree {
     runs: Vec<Run>,
     free_runs: Vec<RunId>,
-    /// The run that begins with this hash.
+    /// Run that starts with this hash.
     heads: ByHash<RunId>,
-    /// Runs without children by age: the candidates to forget.
+    /// Runs without children by age: candidates to forget.
     leaves: BTreeMap<u64, RunId>,
     last_age: u64,
     caches: Vec<Cache>,
-    /// The seat of each cache, apart from them because a search reads many.
-    seats: Vec<Seat>,
+    /// Column of each cache, in a separate array because a search reads many.
+    columns: Vec<Column>,
     free_slots: Vec<Slot>,
-    /// Handles with the same tail run as another one of their cache, by run and slot. Rare.
+    /// Further handles with the same tail run in the same cache, by run and slot. Rare.
     more_tails: HashMap<(RunId, Slot), Vec<u64>, Mixed>,
-    /// Caches being removed, with the handles that are left.
+    /// Caches being removed, with their remaining handles.
     retired: VecDeque<(Slot, Vec<u64>)>,
     bytes: usize,
 }
@@ -61,7 +61,7 @@ struct Run {
     /// Upper bound of the depths at which children continue this run.
     last_child: u32,
     age: u64,
-    /// By slot, ascending.
+    /// Holders by slot, ascending.
     holders: Vec<Holder>,
     counted_bytes: usize,
 }
@@ -69,22 +69,22 @@ struct Run {
 #[derive(Debug, Clone, Copy)]
 struct Holder {
     slot: Slot,
-    /// It holds this many blocks of the run, at least one.
+    /// Number of the run's blocks that it holds, at least one.
     cutoff: u32,
     /// A handle of its cache whose tail is in this run; 0 = none.
     handle: u64,
 }
 
-/// One worker's cache.
+/// Cache of one worker.
 #[derive(Debug, Default)]
 struct Cache {
     handles: ByHash<Tail>,
     blocks: usize,
-    /// Runs were forgotten, so an unknown handle does not mean a lost event.
+    /// Runs were forgotten, so an unknown handle does not imply a lost event.
     forgot: bool,
 }
 
-/// The path of a handle: the blocks from `depth` to `end`, of which the last is in `run`.
+/// Path of a handle: the blocks from `depth` to `end`; the last one is in `run`.
 #[derive(Debug, Clone, Copy)]
 struct Tail {
     run: RunId,
@@ -101,7 +101,7 @@ impl Run {
         self.holders.binary_search_by_key(&slot, |holder| holder.slot)
     }
 
-    /// Blocks that `slot` holds.
+    /// Number of blocks that `slot` holds.
     fn cutoff(&self, slot: Slot) -> u32 {
         self.holder(slot).map_or(0, |at| self.holders[at].cutoff)
     }
@@ -114,20 +114,20 @@ impl Run {
 }
 
 impl Tree {
-    /// Makes an empty cache.
-    pub fn open(&mut self, seat: Seat) -> Slot {
+    /// Creates an empty cache.
+    pub fn open(&mut self, column: Column) -> Slot {
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.caches.push(Cache::default());
-            self.seats.push(NO_SEAT);
+            self.columns.push(NO_COLUMN);
             self.caches.len() as Slot - 1
         });
-        self.seats[slot as usize] = seat;
+        self.columns[slot as usize] = column;
         slot
     }
 
-    /// Removes a cache from all results at once. Its memory comes free in [`Tree::clean`].
+    /// Removes a cache from all results immediately. [`Tree::clean`] frees its memory.
     pub fn retire(&mut self, slot: Slot) {
-        self.seats[slot as usize] = NO_SEAT;
+        self.columns[slot as usize] = NO_COLUMN;
         let handles = self.caches[slot as usize].handles.keys().copied().collect();
         self.retired.push_back((slot, handles));
     }
@@ -148,9 +148,9 @@ impl Tree {
         !self.retired.is_empty()
     }
 
-    /// Frees the number of a cache that has no handles any more.
+    /// Frees the slot of a cache without handles.
     fn close(&mut self, slot: Slot) {
-        // Blocks without a handle are left by a worker that evicted parents before their children.
+        // A worker that evicted parents before their children leaves blocks without a handle.
         if self.caches[slot as usize].blocks > 0 {
             for run in 0..self.runs.len() {
                 self.lower(run as RunId, slot, 0);
@@ -160,7 +160,7 @@ impl Tree {
         self.free_slots.push(slot);
     }
 
-    /// Bytes of runs, holders and handles.
+    /// Memory of runs, holders and handles, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -170,18 +170,18 @@ impl Tree {
         self.caches[slot as usize].blocks
     }
 
-    /// Sets `hits[seat]` to the number of leading blocks of `chain` that each worker holds. `hits` is zero
-    /// before, and has an entry for each seat.
+    /// Sets `hits[column]` to the number of leading blocks of `chain` that each worker holds. `hits` must be
+    /// zero, with an entry per column.
     pub fn search(&self, chain: &[BlockHash], hits: &mut [u32]) {
         let (mut at, mut parent) = (0_usize, ROOT);
         while let Some(&id) = chain.get(at).and_then(|hash| self.heads.get(hash)) {
             let run = &self.runs[id as usize];
             if run.parent != parent || run.depth as usize != at {
-                return; // another block has the same hash
+                return; // hash collision with another block
             }
             let same = same_prefix(&run.hashes, &chain[at..]);
             for holder in &run.holders {
-                let hit = &mut hits[self.seats[holder.slot as usize] as usize];
+                let hit = &mut hits[self.columns[holder.slot as usize] as usize];
                 if *hit as usize == at {
                     *hit += holder.cutoff.min(same as u32);
                 }
@@ -193,7 +193,7 @@ impl Tree {
     /// Adds the blocks of `stored` to a cache.
     pub fn store(&mut self, slot: Slot, stored: &RunStored) -> Result<(), Desync> {
         let Some(start) = self.start_of(slot, stored) else {
-            // What was forgotten cannot be continued, and a snapshot would only fill the memory again.
+            // A forgotten run cannot be continued, and a snapshot would only fill the memory again.
             return self.unless_forgotten(slot, stored.handle);
         };
         if stored.hashes.is_empty() {
@@ -205,7 +205,7 @@ impl Tree {
         }
         let (run, end) = self.insert(slot, start, stored.depth, &stored.hashes);
         if end < stored.depth + stored.hashes.len() as u32 {
-            self.caches[slot as usize].forgot = true; // two blocks have the same hash
+            self.caches[slot as usize].forgot = true; // hash collision of two blocks
         }
         let depth = known.map_or(stored.depth, |tail| tail.depth);
         if end == depth {
@@ -223,7 +223,7 @@ impl Tree {
         if self.caches[slot as usize].forgot { Ok(()) } else { Err(Desync { handle }) }
     }
 
-    /// The run that `stored` continues; `None` if it fits nothing that the cache holds.
+    /// Run that `stored` continues; `None` if it does not fit the cache.
     fn start_of(&self, slot: Slot, stored: &RunStored) -> Option<RunId> {
         let cache = &self.caches[slot as usize];
         if stored.handle == 0 {
@@ -247,7 +247,7 @@ impl Tree {
         (start.depth + start.cutoff(slot) >= stored.depth).then_some(run)
     }
 
-    /// Lets `slot` hold `rest`, which continues `run` at `depth`; returns the last run and the depth of its
+    /// Makes `slot` hold `rest`, which continues `run` at `depth`; returns the last run and the depth of its
     /// end.
     fn insert(&mut self, slot: Slot, mut run: RunId, mut depth: u32, rest: &[BlockHash]) -> (RunId, u32) {
         let mut rest = rest;
@@ -306,7 +306,7 @@ impl Tree {
         id
     }
 
-    /// Makes a run the youngest. A parent is as old as its youngest child was when that joined it.
+    /// Makes a run the youngest. A parent is as old as its youngest child was when it was added.
     fn touch(&mut self, id: RunId) {
         self.last_age += 1;
         let run = &mut self.runs[id as usize];
@@ -317,7 +317,7 @@ impl Tree {
         run.age = self.last_age;
     }
 
-    /// Lets `slot` hold at least `cutoff` blocks of a run.
+    /// Makes `slot` hold at least `cutoff` blocks of a run.
     fn hold(&mut self, id: RunId, slot: Slot, cutoff: u32) {
         let run = &mut self.runs[id as usize];
         let before = match run.holder(slot) {
@@ -338,7 +338,7 @@ impl Tree {
         self.count(id);
     }
 
-    /// Updates the bytes of a run.
+    /// Updates the byte count of a run.
     fn count(&mut self, id: RunId) {
         let run = &mut self.runs[id as usize];
         let bytes = run.bytes();
@@ -361,7 +361,7 @@ impl Tree {
         handles.into_iter().for_each(|other| self.register(id, slot, other));
     }
 
-    /// Takes the handles of `slot` whose tails are in a run.
+    /// Removes and returns the handles of `slot` whose tails are in a run.
     fn take_tails(&mut self, id: RunId, slot: Slot) -> Vec<u64> {
         let run = &mut self.runs[id as usize];
         let Ok(at) = run.holder(slot) else { return Vec::new() };
@@ -388,7 +388,7 @@ impl Tree {
         }
     }
 
-    /// Moves the tail of a handle up to depth `end`; at its start the handle is gone.
+    /// Moves the tail of a handle up to depth `end`; at its start the handle is removed.
     fn cut(&mut self, slot: Slot, handle: u64, end: u32) {
         while let Some(&tail) = self.caches[slot as usize].handles.get(&handle) {
             if tail.end <= end {
@@ -399,7 +399,7 @@ impl Tree {
         }
     }
 
-    /// Lets `slot` hold at most `to` blocks of a run, and moves the tails that were behind.
+    /// Makes `slot` hold at most `to` blocks of a run, and moves the tails beyond that.
     fn lower(&mut self, id: RunId, slot: Slot, to: u32) {
         let run = &mut self.runs[id as usize];
         let Ok(at) = run.holder(slot) else { return };
@@ -423,9 +423,9 @@ impl Tree {
         }
     }
 
-    /// The tail of a handle ends at `end` at the latest; the block before is in `run`.
+    /// Limits the tail of a handle to `end`; the block before is in `run`.
     fn move_tail(&mut self, slot: Slot, handle: u64, run: RunId, end: u32) {
-        // A worker that evicts parents before their children may hold less of the parent.
+        // A worker that evicts parents before children may hold less of the parent.
         let held = self.runs.get(run as usize).map_or(0, |run| run.depth + run.cutoff(slot));
         let end = end.min(held);
         let handles = &mut self.caches[slot as usize].handles;
@@ -440,7 +440,7 @@ impl Tree {
         self.register(run, slot, handle);
     }
 
-    /// Frees the blocks at a run's end that nobody holds, the run if that is all of it, and then its parents.
+    /// Frees blocks at a run's end that no cache holds, an empty run, and then its parents.
     fn trim(&mut self, mut id: RunId) {
         loop {
             let run = &mut self.runs[id as usize];
@@ -465,7 +465,7 @@ impl Tree {
         }
     }
 
-    /// Frees a run without holders and children; returns its parent.
+    /// Frees a run without holders or children; returns its parent.
     fn free(&mut self, id: RunId) -> RunId {
         let run = std::mem::take(&mut self.runs[id as usize]);
         self.leaves.remove(&run.age);
@@ -483,10 +483,10 @@ impl Tree {
         run.parent
     }
 
-    /// Forgets the oldest run that no other continues; returns whether there was one.
+    /// Forgets the oldest run without children; returns whether there was one.
     pub fn forget_oldest(&mut self) -> bool {
         let Some((_, &id)) = self.leaves.first_key_value() else { return false };
-        // Not by `lower`, which would look for the longest holder after each.
+        // Not with `lower`, which would search for the longest holder each time.
         while let Some(holder) = self.runs[id as usize].holders.last().copied() {
             self.caches[holder.slot as usize].forgot = true;
             let tails = self.take_tails(id, holder.slot);
@@ -500,14 +500,14 @@ impl Tree {
         true
     }
 
-    /// Whether nothing is stored.
+    /// Whether the tree is empty.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         let maps = self.heads.len() + self.leaves.len() + self.more_tails.len() + self.retired.len();
         maps == 0 && self.runs.len() == self.free_runs.len() && self.bytes == 0
     }
 
-    /// Checks everything that the operations rely on.
+    /// Checks all invariants.
     #[cfg(test)]
     pub fn audit(&self) {
         let mut blocks = vec![0; self.caches.len()];
@@ -545,13 +545,13 @@ impl Tree {
     }
 }
 
-/// Number of leading hashes in common. Hashes are chained: where they are equal, all before are.
+/// Number of leading hashes in common. Hashes are chained: if two are equal, so are all before.
 fn same_prefix(one: &[BlockHash], other: &[BlockHash]) -> usize {
     let most = one.len().min(other.len());
     if most == 0 || one[most - 1] == other[most - 1] {
         return most;
     }
-    // Divide and conquer over positions: equal before the divergence, different behind it.
+    // Binary search: equal before the divergence, different after it.
     let (mut equal, mut different) = (0, most - 1);
     while equal < different {
         let middle = usize::midpoint(equal, different);

@@ -1,5 +1,5 @@
-//! What the chat templates of public models write for an assistant's turn, as transformers renders them
-//! (`tests/golden/formats.py`): taken apart, it is what the template was given.
+//! Splits assistant turns as the chat templates of public models render them (transformers,
+//! `tests/golden/formats.py`). Splitting must return what the template was given.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
             let Formats { calls: format, reasoning, harmony } = formats;
             let plan = Arc::new(Plan { calls: format, reasoning, opening, harmony, functions: functions() });
             let parts = whole(&plan, text);
-            let told: Vec<Value> = parts
+            let found: Vec<Value> = parts
                 .calls
                 .iter()
                 .map(|(name, arguments)| {
@@ -56,9 +56,9 @@ fn turns_of_public_templates_come_apart_as_they_were_given() {
                 .collect();
             let thought = if reasoning.is_some() || harmony { case["thought"].as_str().unwrap() } else { "" };
             let content_differs = parts.content.trim() != case["content"] && case["thought"] == thought;
-            // GPT-OSS makes one call in a message.
+            // GPT-OSS has one call per message.
             let calls = if harmony { &calls[..calls.len().min(1)] } else { calls };
-            if told != calls || parts.reasoning.trim() != thought || content_differs {
+            if found != calls || parts.reasoning.trim() != thought || content_differs {
                 different.push(format!("{name}, {opening:?}: {parts:?}\n  of {text:?}"));
             }
             cases += 1;

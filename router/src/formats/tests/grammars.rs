@@ -1,5 +1,5 @@
-//! Every family's grammar, followed by random answers: what ends by itself is split into calls that their
-//! schemas accept.
+//! Samples random answers from every family's grammar. An answer that completes is split into calls that
+//! match their schemas.
 
 use std::sync::OnceLock;
 
@@ -67,7 +67,7 @@ fn vocabulary() -> &'static Vocabulary {
     })
 }
 
-/// A random answer of at most `most` tokens, and whether it ended by itself.
+/// Samples an answer of at most `most` tokens. Also returns whether it completed.
 fn answer(source: &Source, seed: u64, most: usize) -> (String, bool) {
     let vocabulary = vocabulary();
     let compiled =
@@ -86,7 +86,8 @@ fn answer(source: &Source, seed: u64, most: usize) -> (String, bool) {
             return (String::from_utf8(text).unwrap(), true);
         }
         let all: Vec<TokenId> = next.mask.tokens().collect();
-        // Random letters seldom close anything: control tokens, quotes and brackets are drawn more often.
+        // Random letters seldom close a construct, so control tokens, quotes and brackets are drawn more
+        // often.
         let closes = |token: &&TokenId| {
             let word = &vocabulary.words[**token as usize];
             **token >= 256 || matches!(word.as_slice(), [b'"' | b'}' | b']' | b')' | b'<'])
@@ -109,14 +110,14 @@ fn tools(choice: Choice, parallel: bool) -> ToolUse {
     ToolUse { functions: Arc::new(functions), choice, allowed: None, parallel }
 }
 
-struct Asked {
+struct Case {
     formats: Formats,
     opening: Opening,
     tools: ToolUse,
     last: Option<Source>,
 }
 
-impl Asked {
+impl Case {
     fn new(parser: &str, reasoning: Option<&str>, opening: Opening, tools: ToolUse) -> Self {
         Self {
             formats: Formats::default().with(Some(parser), reasoning).unwrap(),
@@ -152,7 +153,7 @@ impl Asked {
         whole(&Arc::new(Plan { calls, reasoning, opening: self.opening, harmony, functions }), text)
     }
 
-    /// Follows the grammar with many seeds; returns the answers that ended by themselves.
+    /// Samples an answer for each seed; returns those that completed.
     fn ended(&self, seeds: u64) -> Vec<(String, Parts)> {
         let source = self.source();
         let mut ended = Vec::new();
@@ -201,15 +202,15 @@ fn parsers() -> impl Iterator<Item = &'static str> {
 #[test]
 fn required_answers_are_calls_in_every_family() {
     for parser in parsers() {
-        let asked = Asked::new(parser, None, Opening::Fresh, tools(Choice::Required, true));
-        let ended = asked.ended(40);
+        let case = Case::new(parser, None, Opening::Fresh, tools(Choice::Required, true));
+        let ended = case.ended(40);
         for (text, parts) in &ended {
             assert!(!parts.calls.is_empty() && parts.content.is_empty(), "{parser}: {text}");
         }
         let has_both =
             |name: &str| ended.iter().any(|(_, parts)| parts.calls.iter().any(|(called, _)| called == name));
         assert!(has_both("now") && has_both("get_weather"), "{parser}");
-        // GPT-OSS ends a message with a call.
+        // GPT-OSS ends its message at the first call.
         let several = ended.iter().any(|(_, parts)| parts.calls.len() > 1);
         assert!(several || parser == "openai", "{parser}");
     }
@@ -219,8 +220,8 @@ fn required_answers_are_calls_in_every_family() {
 fn a_named_function_is_called_once_if_calls_are_not_parallel() {
     for parser in parsers() {
         let choice = Choice::Named("now".to_owned());
-        let asked = Asked::new(parser, None, Opening::Fresh, tools(choice, false));
-        for (text, parts) in asked.ended(12) {
+        let case = Case::new(parser, None, Opening::Fresh, tools(choice, false));
+        for (text, parts) in case.ended(12) {
             assert_eq!(parts.calls, [("now".to_owned(), parts.calls[0].1.clone())], "{parser}: {text}");
         }
     }
@@ -244,8 +245,8 @@ fn only_allowed_functions_are_called() {
 #[test]
 fn strict_functions_are_held_to_their_schema_where_the_model_is_free() {
     for parser in parsers() {
-        let asked = Asked::new(parser, None, Opening::Fresh, tools(Choice::Auto, true));
-        let ended = asked.ended(40);
+        let case = Case::new(parser, None, Opening::Fresh, tools(Choice::Auto, true));
+        let ended = case.ended(40);
         assert!(ended.iter().any(|(_, parts)| parts.calls.is_empty()), "{parser}");
     }
 }
@@ -254,8 +255,8 @@ fn strict_functions_are_held_to_their_schema_where_the_model_is_free() {
 fn reasoning_comes_before_calls_and_before_a_form() {
     for (parser, reasoning) in [("hermes", "qwen3"), ("mistral_v11", "mistral"), ("glm45", "glm45")] {
         for opening in [Opening::InReasoning, Opening::Fresh, Opening::Closed] {
-            let asked = Asked::new(parser, Some(reasoning), opening, tools(Choice::Required, true));
-            let ended = asked.ended(24);
+            let case = Case::new(parser, Some(reasoning), opening, tools(Choice::Required, true));
+            let ended = case.ended(24);
             let thought = ended.iter().filter(|(_, parts)| !parts.reasoning.is_empty()).count();
             assert_eq!(thought > 0, opening != Opening::Closed, "{parser} {opening:?}");
             assert!(ended.iter().all(|(_, parts)| !parts.calls.is_empty()), "{parser} {opening:?}");
@@ -267,11 +268,11 @@ fn reasoning_comes_before_calls_and_before_a_form() {
             Source::grammar("start: \"{\\\"a\\\": \" word \"}\"\nword: \"true\" | \"false\""),
         ] {
             let nothing = ToolUse::default();
-            let asked = Asked {
+            let case = Case {
                 last: Some(last.unwrap()),
-                ..Asked::new(parser, Some(reasoning), Opening::InReasoning, nothing)
+                ..Case::new(parser, Some(reasoning), Opening::InReasoning, nothing)
             };
-            for (text, parts) in asked.ended(12) {
+            for (text, parts) in case.ended(12) {
                 let value: Value =
                     serde_json::from_str(&parts.content).unwrap_or_else(|error| panic!("{error}: {text}"));
                 assert!(value["a"].is_boolean(), "{text}");
@@ -284,11 +285,11 @@ fn reasoning_comes_before_calls_and_before_a_form() {
 fn a_free_model_calls_or_answers_in_the_form() {
     let last = Source::choice(&["yes", "no"]).unwrap();
     for parser in ["hermes", "mistral", "openai", "llama3_json"] {
-        let asked = Asked {
+        let case = Case {
             last: Some(last.clone()),
-            ..Asked::new(parser, None, Opening::Fresh, tools(Choice::Auto, true))
+            ..Case::new(parser, None, Opening::Fresh, tools(Choice::Auto, true))
         };
-        let ended = asked.ended(40);
+        let ended = case.ended(40);
         for (text, parts) in &ended {
             assert_eq!(
                 parts.calls.is_empty(),
@@ -306,16 +307,16 @@ fn limits_that_tags_cannot_enforce_are_refused_by_name() {
     let parameters = json!({"type": "object", "properties": {"a/b": {"type": "string", "maxLength": 3}}});
     let refused = |strict: bool| {
         let functions = Arc::new([Function::new("f".to_owned(), Some(parameters.clone()), strict)]);
-        let asked = Asked::new(
+        let case = Case::new(
             "qwen3_coder",
             None,
             Opening::Fresh,
             ToolUse { functions, choice: Choice::Required, allowed: None, parallel: true },
         );
         let answer = Answer {
-            formats: asked.formats,
-            opening: asked.opening,
-            tools: &asked.tools,
+            formats: case.formats,
+            opening: case.opening,
+            tools: &case.tools,
             arguments: &["%json {}".to_owned()],
             last: None,
             thought_tokens: THOUGHT_TOKENS,

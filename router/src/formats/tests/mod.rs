@@ -1,4 +1,4 @@
-//! Every family's answers, taken apart whole and in random pieces; and what is no call.
+//! Splits every family's answers, whole and in random pieces, and texts that only resemble calls.
 
 mod goldens;
 mod grammars;
@@ -12,7 +12,7 @@ use super::table::FORMATS;
 use super::tools::Function;
 use super::{Formats, Opening, Piece, Plan, Splitter};
 
-/// An answer taken apart.
+/// Result of splitting one answer.
 #[derive(Debug, Default, PartialEq)]
 struct Parts {
     content: String,
@@ -69,7 +69,7 @@ fn whole(plan: &Arc<Plan>, text: &str) -> Parts {
     parts
 }
 
-/// The state after each prefix, as text: what a splitter has given out by then.
+/// Output so far after each prefix, as text.
 fn given(plan: &Arc<Plan>, text: &str, cuts: &[usize]) -> Vec<String> {
     let (mut splitter, mut parts) = (Splitter::new(plan.clone()), Parts::default());
     let mut from = 0;
@@ -97,7 +97,7 @@ fn check(parser: &str, text: &str, content: &str, calls: &[(&str, Value)]) {
     assert_eq!(parts.ended, (0..calls.len() as u32).collect::<Vec<_>>(), "{parser}: {text}");
 }
 
-/// Two calls in each family's own writing, after a word where the family allows one.
+/// Two calls in each family's syntax, after a word where the family allows one.
 const TWO_CALLS: [(&str, &str, &str); 13] = [
     ("lfm2", "Well.<|tool_call_start|>[get_weather(city='Zürich', days=2), now()]<|tool_call_end|>", "Well."),
     (
@@ -282,7 +282,7 @@ fn reasoning_is_told_apart() {
     let thought = "<think>\nHm, a <b>.\n</think>\n\nYes. ";
     check("", "qwen3", Opening::Fresh, thought, ("Hm, a <b>.", "Yes. ", 0));
     check("", "qwen3", Opening::InReasoning, "Hm\n</think>\n\nYes", ("Hm", "Yes", 0));
-    // Dynamo #8636: thinking switched off by the prompt, and the whole answer was called reasoning.
+    // Dynamo #8636: the prompt disabled thinking, and the whole answer was classified as reasoning.
     check("", "qwen3", Opening::Closed, "Yes, no thought.", ("", "Yes, no thought.", 0));
     check("", "qwen3", Opening::Fresh, "Yes, no thought.", ("", "Yes, no thought.", 0));
     check("", "qwen3", Opening::Fresh, "Yes <think>x</think>", ("", "Yes <think>x</think>", 0));
@@ -312,13 +312,13 @@ fn templates_tell_the_formats() {
     assert_eq!(name("hello"), None);
     assert!(Formats::of_template("{% if x %}</think>{% endif %}").reasoning.is_some());
     let unknown = Formats::default().with(Some("best"), None).unwrap_err().to_string();
-    assert!(unknown.starts_with("`best` is none of hermes, "), "{unknown}");
+    assert!(unknown.starts_with("`best` is not a known parser; use one of: hermes, "), "{unknown}");
     let newer = Formats::of_template("[TOOL_CALLS] [ARGS]").with(Some("mistral"), None).unwrap();
     assert_eq!(newer.calls.unwrap().names, ["mistral_v11"]);
 }
 
-/// Time is linear: a text twice as long takes at most some more than twice the steps. Counted in time, with
-/// room for a busy machine, on texts that make a splitter hold much back.
+/// Time is linear: doubling the text at most about doubles the time, with a margin for a busy machine. The
+/// texts make the splitter hold back as much as possible.
 #[test]
 fn long_answers_are_split_in_linear_time() {
     for unit in ["<tool_call>", "<tool_call>{\"name\": \"x", " ", "<", "{\"a\":", "[TOOL_CALLS][", "<think>"]
@@ -336,7 +336,7 @@ fn long_answers_are_split_in_linear_time() {
     }
 }
 
-/// Pieces that stress every boundary of every format.
+/// Fragments that stress the boundaries of every format.
 fn scraps() -> impl Strategy<Value = String> {
     let mut scraps: Vec<String> = [
         "<think>",
@@ -389,14 +389,14 @@ proptest! {
         let bounds: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
         let mut cuts: Vec<usize> = if bounds.is_empty() { Vec::new() } else { seeds.iter().map(|seed| bounds[seed.index(bounds.len())]).collect() };
         cuts.sort_unstable();
-        // What has come out by each cut is what comes out of the text up to there, cut everywhere.
+        // The output at each cut must equal the output of that prefix fed one character at a time.
         let (some, all) = (given(&plan, &text, &cuts), given(&plan, &text, &bounds));
         for (cut, state) in cuts.iter().zip(&some) {
             let at = bounds.binary_search(cut).unwrap();
             prop_assert_eq!(state, &all[at]);
         }
         prop_assert_eq!(some.last(), all.last());
-        // Nothing is lost where nothing was a call or a thought.
+        // Without a call or reasoning, no text is lost.
         let parts = whole(&plan, &text);
         if parts.calls.is_empty() && !plan.harmony && !text.contains("think") && !text.contains("THINK") && opening == Opening::Fresh {
             prop_assert_eq!(parts.content, text);

@@ -1,4 +1,4 @@
-//! A request of the Messages API as a draft.
+//! Converts a Messages request to a draft.
 
 use http::HeaderMap;
 use serde_json::{Map, Value, json};
@@ -55,12 +55,12 @@ fn context_management(fields: &mut Fields) {
     }
 }
 
-/// `output_format`, or `format` of `output_config`: a JSON schema.
+/// Reads `output_format`, or `format` in `output_config`: a JSON schema.
 fn output_format(fields: &mut Fields) {
     let mut config = fields.object("output_config").unwrap_or_default();
     let effort = config.shift_remove("effort");
     if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
-        // A hint for Anthropic's own models.
+        // A hint for Anthropic's models only.
         fields.leave(format!("output_config.effort={}", effort.as_str().unwrap_or_default()));
     }
     let format = config.shift_remove("format").or_else(|| fields.take("output_format"));
@@ -75,11 +75,11 @@ fn output_format(fields: &mut Fields) {
     fields.put("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
 }
 
-/// Whether the model should think. Without the field it does not, as at Anthropic.
+/// Whether the model should reason. The default is no, as at Anthropic.
 fn thinking(fields: &mut Fields) -> bool {
     let Some(thinking) = fields.object("thinking") else { return false };
     match thinking.get("type").and_then(Value::as_str) {
-        // The budget is not enforced: `max_tokens` bounds the whole answer.
+        // The token budget is ignored: `max_tokens` limits the whole answer.
         Some("enabled" | "adaptive") => true,
         Some("disabled") => false,
         _ => {
@@ -152,13 +152,13 @@ fn conversation(fields: &mut Fields) -> Conversation {
     conversation
 }
 
-/// A block by which Anthropic's own clients identify their requests. It differs in every request and means
-/// nothing to the model; in the prompt it would make every prefix a cache miss.
+/// A block by which Anthropic's clients identify their requests. It differs in every request and has no
+/// meaning for the model; in the prompt it would make every prefix miss the cache.
 fn is_volatile(text: &str) -> bool {
     text.starts_with("x-anthropic-billing-header:")
 }
 
-/// The texts of a string or of a list of text blocks.
+/// Texts of a string or of a list of text blocks.
 fn texts(content: &Value) -> Option<Vec<&str>> {
     match content {
         Value::String(text) => Some(vec![text]),
@@ -188,7 +188,7 @@ fn add(conversation: &mut Conversation, at: usize, message: &Value) -> Result<()
             ("text", "assistant") => conversation.assistant_says(text("text")),
             ("text", _) => said.push(text("text").to_owned()),
             ("thinking", "assistant") => conversation.reasons(text("thinking")),
-            // Encrypted by Anthropic, so it cannot be read here.
+            // Encrypted by Anthropic and therefore unreadable here.
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
                 let arguments =

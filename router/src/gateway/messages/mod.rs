@@ -1,5 +1,5 @@
-//! `POST /v1/messages` and `/v1/messages/count_tokens`, Anthropic's API. [`input`] reads a request as a
-//! draft, [`output`] writes the blocks and events of the answer.
+//! Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`. [`input`] converts a request to a
+//! draft; [`output`] writes the blocks and events of the answer.
 
 mod input;
 mod output;
@@ -24,7 +24,7 @@ use crate::tenant::Tenant;
 use crate::text::model_text::ChatPrompt;
 use crate::validate::{check_model, most_to_tokenize};
 
-/// What a body asks for.
+/// Converts a body into drafts.
 pub fn drafts(
     fields: Fields,
     headers: &HeaderMap,
@@ -52,7 +52,7 @@ async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Res
     answer(app, tenant, asked, thinks, output).await
 }
 
-/// The number of tokens of a request's prompt.
+/// Counts the tokens of a request's prompt.
 pub async fn count_tokens(
     State(app): State<App>,
     Extension(RequestId(id)): Extension<RequestId>,

@@ -1,5 +1,5 @@
-//! The blocks of an answer and the events by which a client follows them. Both come from here, so the whole
-//! answer equals the sum of the events.
+//! Blocks of an answer and the stream events that build them. Both come from the same state, so the events
+//! add up to the whole answer.
 
 use serde_json::{Value, json};
 
@@ -15,14 +15,14 @@ use crate::text::text_stream::{StopCause, TextFinish, Usage};
 pub struct Message {
     id: String,
     model: String,
-    /// Finished blocks.
+    /// Completed content blocks.
     blocks: Vec<Value>,
     open: Option<Block>,
     has_calls: bool,
     finish: Option<TextFinish>,
 }
 
-/// The unfinished block.
+/// Content block under construction.
 struct Block {
     kind: Kind,
     text: String,
@@ -43,7 +43,7 @@ impl Block {
             Kind::Text => json!({"type": "text", "text": self.text}),
             Kind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
             Kind::Call => {
-                // Not JSON if `max_tokens` cut it; `stop_reason` tells the client.
+                // Invalid JSON if `max_tokens` cut it off; `stop_reason` reports that.
                 let input: Value = serde_json::from_str(&self.text).unwrap_or_else(|_| json!({}));
                 json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
             }

@@ -1,4 +1,4 @@
-//! A request of the Responses API as a draft.
+//! Converts a Responses request to a draft.
 
 use http::HeaderMap;
 use serde_json::{Map, Value, json};
@@ -59,7 +59,7 @@ impl Parsed {
     }
 }
 
-/// Refuses fields that need an earlier answer to be stored.
+/// Refuses fields that need stored state.
 fn refuse_state(fields: &mut Fields) {
     for (name, why) in [
         ("previous_response_id", "no answer is stored; send the whole conversation in input"),
@@ -75,10 +75,10 @@ fn refuse_state(fields: &mut Fields) {
         let message = "background is not supported: no answer is stored; read the stream.";
         fields.note(Refusal::invalid("background", message));
     }
-    // `store` is accepted, but nothing is stored; the answer says `store: false`.
+    // `store` is accepted but ignored; the answer reports `store: false`.
     fields.take("store");
     for item in fields.strings("include") {
-        // Reasoning comes in plain text, and log-probabilities are not part of this API here.
+        // Reasoning is sent as plain text, and this API has no log-probabilities here.
         if item != "reasoning.encrypted_content" {
             let item: String = item.escape_default().take(60).collect();
             fields.note(Refusal::invalid("include", format!("include: `{item}` is not supported.")));
@@ -86,7 +86,7 @@ fn refuse_state(fields: &mut Fields) {
     }
 }
 
-/// Reads `text.format`, which is chat's `response_format` with one level less.
+/// Reads `text.format`, which is chat's `response_format` with one nesting level less.
 fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     let mut text = fields.object("text").unwrap_or_default();
     // A hint for OpenAI's own models; Codex sends it to every server.
@@ -105,7 +105,7 @@ fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
 
 fn effort(fields: &mut Fields) -> Option<String> {
     let mut reasoning = fields.object("reasoning")?;
-    // No model summarises here; the answer contains the reasoning itself.
+    // No model summarises here; the answer contains the full reasoning.
     reasoning.shift_remove("summary");
     reasoning.shift_remove("generate_summary");
     let effort = reasoning.shift_remove("effort").and_then(|effort| effort.as_str().map(str::to_owned));
@@ -185,7 +185,7 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
     Ok(())
 }
 
-/// The text of a string or of a list of text parts; `None` if there is something else in it.
+/// Text of a string or of a list of text parts; `None` if it contains anything else.
 fn texts(content: &Value) -> Option<String> {
     match content {
         Value::String(text) => Some(text.clone()),

@@ -1,5 +1,5 @@
-//! `POST /v1/responses`, OpenAI's newer API, without state: nothing is stored, so a client sends the whole
-//! conversation each time. [`input`] reads a request as a draft, [`output`] writes the items and events of
+//! OpenAI's newer API, `POST /v1/responses`, without state: nothing is stored, so a client sends the whole
+//! conversation each time. [`input`] converts a request to a draft; [`output`] writes the items and events of
 //! the answer.
 
 mod input;
@@ -22,7 +22,7 @@ use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::tenant::Tenant;
 
-/// What a body asks for.
+/// Converts a body into drafts.
 pub fn drafts(
     fields: Fields,
     headers: &HeaderMap,

@@ -1,5 +1,5 @@
-//! The items of an answer and the events by which a client follows them. Both come from here, so the whole
-//! answer equals the sum of the events.
+//! Items of an answer and the stream events that build them. Both come from the same state, so the events add
+//! up to the whole answer.
 
 use serde_json::{Map, Value, json};
 use skein_node::clock;
@@ -27,7 +27,7 @@ pub struct Items {
     sequence: u64,
 }
 
-/// The unfinished item.
+/// Output item under construction.
 struct Item {
     kind: Kind,
     id: String,

@@ -13,24 +13,24 @@ use crate::request::Draft;
 use crate::tenant::Tenant;
 use crate::text::text_stream::{TextFinish, Usage};
 
-/// A running answer. Dropping it cancels the request.
+/// Stream of a running answer. Dropping it cancels the request.
 pub struct Single {
     merged: Merged,
     split: Choices,
     ids: CallIds,
 }
 
-/// The pieces of an answer that have arrived since the last part.
+/// Pieces that have arrived since the last part.
 #[derive(Debug, Default)]
 pub struct Part {
-    /// Pieces of the answer.
+    /// New pieces, in order.
     pub pieces: Vec<Piece>,
-    /// Set on the last part.
+    /// Set in the last part.
     pub finish: Option<TextFinish>,
 }
 
 impl Single {
-    /// Starts `draft` and waits briefly for its first token, so that an early refusal is a status.
+    /// Starts `draft` and waits briefly for its first token, so that an early refusal is sent as a status.
     pub async fn start(
         app: &App,
         tenant: &Tenant,
@@ -45,7 +45,7 @@ impl Single {
         Ok(Self { merged, split, ids })
     }
 
-    /// The next part; `None` at the end.
+    /// Next part; `None` at the end.
     pub async fn next(&mut self) -> Option<Result<Part, Refusal>> {
         let delta = match self.merged.next().await? {
             Ok((_, delta)) => delta,
@@ -58,12 +58,12 @@ impl Single {
         Some(Ok(Part { pieces, finish: delta.finish }))
     }
 
-    /// The id of a call.
+    /// Id of the call at `index`.
     pub fn call_id(&self, index: u32, name: &str) -> String {
         self.ids.id(0, index, name)
     }
 
-    /// Counts so far.
+    /// Token counts so far.
     pub fn usage(&self) -> Usage {
         self.merged.usage()
     }

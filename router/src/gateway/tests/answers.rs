@@ -1,4 +1,4 @@
-//! The content and form of answers and streams.
+//! Content and format of answers and streams.
 
 use super::*;
 
@@ -152,11 +152,15 @@ async fn an_answer_reports_its_moves_if_there_were_any() {
         body["stream"] = json!(true);
         body["stream_options"] = json!({"include_usage": true});
         let events = post(moved(2, false), path, body).await.events();
-        let told =
+        let has_move =
             |event: &String| serde_json::from_str(event).is_ok_and(|event: Value| event["skein"] == receipt);
         let expected = [false, false, true, true, false];
-        let told: Vec<bool> = events.iter().map(told).collect();
-        assert_eq!(told[told.len() - 4..], expected[1..], "with the finish and with the usage: {events:?}");
+        let has_move: Vec<bool> = events.iter().map(has_move).collect();
+        assert_eq!(
+            has_move[has_move.len() - 4..],
+            expected[1..],
+            "with the finish and with the usage: {events:?}"
+        );
     }
     let prompts = post(moved(2, true), COMPLETIONS, json!({"prompt": ["a", "b"]})).await.json();
     assert_eq!(prompts["skein"], json!({"moves": 4, "resume_exact": true}));

@@ -1,4 +1,4 @@
-//! Refusals, and their exact text.
+//! Refusals and their exact text.
 
 use super::*;
 
@@ -96,7 +96,7 @@ async fn bad_fields_are_named() {
         CHAT,
         chat(json!({"response_format": {"type": "json_object"}, "guided_choice": ["a"]})),
         "response_format",
-        "only one of the fields may hold the answer to a format, got response_format, guided_choice.",
+        "only one field may constrain the answer's format, got response_format, guided_choice.",
     )
     .await;
     check(
@@ -132,7 +132,7 @@ async fn bad_fields_are_named() {
         CHAT,
         chat(json!({"chat_template": "{{ 1 }}"})),
         "chat_template",
-        "chat_template is not supported: it would be code from a stranger; leave it out.",
+        "chat_template is not supported: it would run code from the request; leave it out.",
     )
     .await;
 }
@@ -278,7 +278,7 @@ async fn a_compressed_body_is_refused_as_such() {
 #[tokio::test]
 async fn a_huge_content_length_is_refused_before_the_body_arrives() {
     let app = testing::app(says("x"));
-    // A body of which nothing ever arrives.
+    // A body that never arrives.
     let body = Body::from_stream(futures::stream::pending::<Result<&str, std::io::Error>>());
     let request = Request::post(COMPLETIONS).header("content-length", "99999999999").body(body).unwrap();
     let answer = send(&app, request).await;
@@ -289,7 +289,7 @@ async fn a_huge_content_length_is_refused_before_the_body_arrives() {
 async fn several_faults_of_one_body_are_named_in_one_answer() {
     let body = json!({"prompt": "a", "temperature": "hot", "n": 1.5, "suffix": "b", "guided_json": 3});
     let error = post(says("x"), COMPLETIONS, body).await.json()["error"].clone();
-    let message = "guided_json: the JSON schema is not usable: a schema is an object. \
+    let message = "guided_json: the JSON schema is not usable: a schema must be an object. \
         n must be a 64-bit integer, got 1.5. temperature must be a number, got a string. \
         suffix is not supported: no model here fills in the middle; leave it out.";
     assert_eq!((&error["param"], &error["message"]), (&json!("guided_json"), &json!(message)));
@@ -331,7 +331,7 @@ async fn only_the_assistants_own_words_can_be_continued() {
         let messages = json!([{"role": "user", "content": "hi"}, {"role": role, "content": "so"}]);
         post(says("x"), CHAT, json!({"messages": messages, "continue_final_message": true})).await
     };
-    let message = "continue_final_message needs a last message of the assistant, got one of `user`.";
+    let message = "continue_final_message requires the last message to be the assistant's, got role `user`.";
     check_error(ask("user").await, 400, &invalid("continue_final_message", message)).await;
     assert_eq!(ask("assistant").await.status, 200);
 }

@@ -1,16 +1,16 @@
-//! No field that OpenAI's or vLLM's requests have is dropped silently.
+//! No field of OpenAI's or vLLM's requests is dropped silently.
 
 use super::*;
 
-/// Of OpenAI's chat and completions, as its API reference lists them.
+/// Fields of OpenAI's chat and completions requests, as listed in its API reference.
 const OPENAI: &str = "audio best_of echo frequency_penalty function_call functions logit_bias logprobs \
     max_completion_tokens max_tokens messages metadata modalities model n parallel_tool_calls prediction \
     presence_penalty prompt prompt_cache_key prompt_cache_retention reasoning_effort response_format \
     safety_identifier seed service_tier stop store stream stream_options suffix temperature tool_choice tools \
     top_logprobs top_p user verbosity web_search_options";
 
-/// Further fields of vLLM's `ChatCompletionRequest` and `CompletionRequest`, including those that later
-/// releases dropped.
+/// Further fields of vLLM's `ChatCompletionRequest` and `CompletionRequest`, including those dropped in later
+/// releases.
 const VLLM: &str = "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template \
     chat_template_kwargs continue_final_message documents early_stopping ec_transfer_params guided_choice \
     guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos \
@@ -21,7 +21,7 @@ const VLLM: &str = "add_generation_prompt add_special_tokens allowed_token_ids b
     spaces_between_special_tokens stop_token_ids stream_interval structural_tag structured_outputs \
     thinking_token_budget top_k truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking";
 
-/// Fields whose value never changes an answer.
+/// Fields that never change an answer, whatever their value.
 const WITHOUT_EFFECT: &str = "guided_decoding_backend media_io_kwargs metadata mm_processor_kwargs \
     prompt_cache_key \
     prompt_cache_retention return_mm_kwargs safety_identifier service_tier session_id store user";
@@ -35,7 +35,7 @@ async fn a_known_field_is_never_silently_ignored() {
     let without_effect: Vec<&str> = WITHOUT_EFFECT.split_whitespace().collect();
     for path in [CHAT, COMPLETIONS] {
         for name in OPENAI.split_whitespace().chain(VLLM.split_whitespace()) {
-            // A value of a type that no field has, so the handler that reads the field refuses it.
+            // No field has this type, so the handler that reads it must refuse it.
             let mut body = plain(path);
             body[name] = json!([{"no": "such"}]);
             let answer = send(&testing::app(says("x")), post_bytes(path, body.to_string())).await;
@@ -73,7 +73,7 @@ async fn unknown_fields_are_refused_where_the_operator_says_so() {
     config.refuse_unknown_fields = true;
     let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
     let ask = async |body: Value| send(&app, post_bytes(COMPLETIONS, body.to_string())).await;
-    let message = "`zig` is no field of this API; leave it out. `stream_options.zag` is no field of this API; leave it out.";
+    let message = "`zig` is not a field of this API; leave it out. `stream_options.zag` is not a field of this API; leave it out.";
     let answer = ask(json!({"prompt": "a", "zig": 1, "stream": true, "stream_options": {"zag": true}})).await;
     assert_eq!((answer.status, &answer.json()["error"]["message"]), (400, &json!(message)));
     assert_eq!(ask(json!({"prompt": "a", "user": "u"})).await.status, 200);

@@ -1,8 +1,8 @@
-//! The metrics after requests of every kind.
+//! Metrics after requests of every kind.
 
 use super::*;
 
-/// The value of a series, given by its name and its own labels.
+/// Value of the series with this name and these labels.
 fn value(text: &str, name: &str, labels: &str) -> f64 {
     let line = text.lines().find(|line| {
         line.split(['{', ' ']).next() == Some(name) && labels.split(',').all(|label| line.contains(label))

@@ -1,5 +1,5 @@
 //! The HTTP API over a scripted generator: bodies, chunks and headers, byte for byte where clients rely on
-//! them. This file has the helpers; the tests are in the submodules.
+//! them. This file holds helpers; the tests are in submodules.
 
 mod answers;
 mod coding_clients;
@@ -55,7 +55,7 @@ impl Answer {
         self.events_with_ids().into_iter().map(|(_, data)| data).collect()
     }
 
-    /// The events of an SSE body as (id, data), times set to 0; an event without an id has an empty one.
+    /// Events of an SSE body as (id, data), with times set to 0; the id is empty if an event has none.
     fn events_with_ids(&self) -> Vec<(String, String)> {
         assert!(self.body.ends_with("\n\n"), "{}", self.body);
         let event = |event: &str| {
@@ -141,7 +141,7 @@ fn invalid(param: &str, message: &str) -> String {
     )
 }
 
-/// Posts `body`; returns the requests that reached the generator, and the answer.
+/// Posts `body`; returns the requests that reached the generator and the answer.
 async fn asked(path: &str, body: &Value, x_request_id: &str) -> (Vec<TokenRequest>, Answer) {
     let script = Arc::new(says("x"));
     let app = App::new(Arc::new(testing::model_text()), script.clone(), testing::config());

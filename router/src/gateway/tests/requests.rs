@@ -1,4 +1,4 @@
-//! What reaches the generator, and under which id.
+//! Requests that reach the generator, and their ids.
 
 use super::*;
 
@@ -175,7 +175,7 @@ async fn keys_share_no_request_id_and_no_prefix_cache() {
     assert_ne!(one.cache_salt, other.cache_salt);
     assert_ne!(one.stream_key(), other.stream_key());
     assert_ne!(one.call, other.call);
-    // Ollama's routes, too.
+    // Ollama's routes also require the key.
     let request = Request::post("/api/generate").header("authorization", "Bearer one");
     let request = request.body(Body::from(json!({"prompt": "hi", "raw": true}).to_string())).unwrap();
     assert_eq!(send(&app, request).await.status, 200);

@@ -1,4 +1,4 @@
-//! Streams resumed with `Last-Event-ID`: wherever they were cut, the parts add up to the whole.
+//! Streams resumed with `Last-Event-ID`: wherever a stream is cut, the parts add up to the whole.
 
 use proptest::prelude::*;
 use skein_proto::TokenId;
@@ -23,7 +23,7 @@ fn script(texts: &[String], cut: usize) -> Script {
     Script::of(deltas)
 }
 
-/// What a client has assembled.
+/// What a client has assembled from its events.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Assembled {
     choices: Vec<Whole>,
@@ -81,8 +81,7 @@ impl Whole {
     }
 }
 
-/// A client whose connection may break, in front of servers that each split the output into deltas
-/// differently.
+/// A client whose connection may break. Each server splits the output into deltas differently.
 struct Client {
     text: Arc<ModelText>,
     path: &'static str,
@@ -220,12 +219,12 @@ async fn ids_that_do_not_fit_the_body_are_refused() {
         assert_eq!(answer.status, status, "{}", answer.body);
     };
     check("t", &[], 400, "`<request id>/<state>`, got `t`").await;
-    check("t/1.1,1.1", &[], 400, "call with 2 choices, but this body asks for 1").await;
-    check("t/1.1", &[("n", json!(3))], 400, "call with 1 choices, but this body asks for 3").await;
+    check("t/1.1,1.1", &[], 400, "call with 2 choices, but this body requests 1").await;
+    check("t/1.1", &[("n", json!(3))], 400, "call with 1 choices, but this body requests 3").await;
     check("t/1.1", &[("request_id", json!("u"))], 400, "to a different request").await;
     check("t/1.1", &[("stream", json!(false))], 400, "only with stream: true").await;
     check("t/1.1f,", &[], 400, "`<request id>/<state>`").await;
-    // More than was generated, a finish before the end, or impossible counts: the stream's first event is the
+    // Counts beyond the output, a finish before the end, or impossible counts: the stream's first event is an
     // error.
     for id in ["t/9.9", "t/1.1f", "t/9.1", "t/1.9"] {
         let usage = [("stream_options", json!({"include_usage": true}))];

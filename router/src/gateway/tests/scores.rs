@@ -23,7 +23,7 @@ async fn text_offsets_of_an_echo_stay_within_its_text() {
         let choice = post(says("x"), COMPLETIONS, body).await.json()["choices"][0].take();
         (choice["text"].as_str().unwrap().to_owned(), choice["logprobs"]["text_offset"].clone())
     };
-    // The text is what the client sent, without the added BOS but with any control tokens spelled in it.
+    // The echo is the client's text, without the added BOS but with control tokens that the text spells out.
     for skip in [true, false] {
         assert_eq!(offsets(json!("ab"), skip).await, ("abx".to_owned(), json!([0, 0, 1, 2])));
         let spelt = ("a<|end|>x".to_owned(), json!([0, 0, 1, 8]));

@@ -1,4 +1,4 @@
-//! Keys, models, health and tokenisation.
+//! Keys, model list, health and tokenisation.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn everything_but_health_needs_the_key() {
             let error = &answer.json()["error"];
             assert_eq!(error["code"], "invalid_api_key");
             let message = error["message"].as_str().unwrap();
-            assert_eq!(message.starts_with("No API key was sent"), key.is_none(), "{message}");
+            assert_eq!(message.starts_with("This server requires an API key"), key.is_none(), "{message}");
         }
         assert_ne!(status(method, path, Some("sesame")).await.status, 401, "{path}");
     }
@@ -56,7 +56,7 @@ async fn the_servers_address_answers_with_a_page_of_links_that_lead_somewhere() 
     }
 }
 
-/// The CORS headers for a page of `origin`: of the answer, and of a preflight before it.
+/// CORS headers of the answer to a page of `origin`, and of the preflight before it.
 async fn browsed(allowed: &[&str], origin: &str) -> (Answer, Answer) {
     let mut config = testing::config();
     config.api_keys = vec!["sesame".to_owned()];
@@ -75,16 +75,16 @@ async fn browsed(allowed: &[&str], origin: &str) -> (Answer, Answer) {
 #[tokio::test]
 async fn pages_of_allowed_origins_may_call_and_no_others() {
     let page = "https://chat.example.org";
-    for (allowed, told) in [(&[page][..], page), (&["*"][..], "*")] {
+    for (allowed, header) in [(&[page][..], page), (&["*"][..], "*")] {
         let (preflight, answer) = browsed(allowed, page).await;
         assert_eq!(preflight.status, 200, "before any key is sent");
-        assert_eq!(preflight.header("access-control-allow-origin"), told);
+        assert_eq!(preflight.header("access-control-allow-origin"), header);
         assert_eq!(
             preflight.header("access-control-allow-headers"),
             "authorization,content-type,x-stainless-os"
         );
         assert!(preflight.header("access-control-allow-methods").contains("POST"));
-        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, told));
+        assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, header));
         assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
         assert_eq!(answer.header("access-control-allow-credentials"), "");
     }

@@ -1,11 +1,11 @@
-//! Tools and reasoning over chat, Responses and Messages: what the model is shown, what the answer is held
-//! to, how it comes apart, and that a stream says what the whole answer says.
+//! Tools and reasoning over chat, Responses and Messages: the rendered prompt, the grammar, the split answer,
+//! and the equality of streamed and whole answers.
 
 use super::*;
 use crate::request::TokenDelta;
 use crate::text::model_text::ModelText;
 
-/// Shows the names of tools, calls and results; its markers are those of Hermes with thoughts.
+/// Renders the names of tools, calls and results; its markers are Hermes's, with reasoning.
 const TEMPLATE: &str = "{% if tools %}{% for t in tools %}T:{{ t.function.name }};{% endfor %}{% endif %}\
     {% for m in messages %}<|{{ m.role if m.role != 'tool' else 'user' }}|>\
     {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\
@@ -57,7 +57,7 @@ pub(super) async fn reached(path: &str, body: Value) -> Result<(String, Option<S
     Ok((prompt, request.sampling.grammar.as_ref().map(|grammar| grammar.text.clone())))
 }
 
-/// A chat stream put together, as clients do it.
+/// A chat stream assembled as clients do it.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     content: String,
@@ -219,7 +219,7 @@ async fn bad_tools_are_refused_with_their_place() {
     check(json!({"reasoning_effort": "high"}), "this model's chat template does not read it").await;
     let many: Vec<Value> = (0..513).map(|at| tool(&format!("f{at}"))).collect();
     check(json!({"tools": many}), "tools takes at most 512 functions, got 513.").await;
-    // A loose schema that cannot be enforced holds the call to any object.
+    // A schema too loose to enforce still constrains the call to an object.
     let loose = json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}], "tool_choice": "required"});
     assert!(reached(CHAT, with_tools(loose)).await.unwrap().1.is_some());
 }
@@ -234,7 +234,7 @@ async fn a_model_without_tools_says_so() {
     );
     let app = App::new(Arc::new(text), Arc::new(says("x")), testing::config());
     let answer = ask(&app, CHAT, &with_tools(json!({}))).await;
-    assert!(answer.body.contains("name the format with the server's --tool-call-parser"), "{}", answer.body);
+    assert!(answer.body.contains("specify it with the server's --tool-call-parser"), "{}", answer.body);
 }
 
 #[tokio::test]

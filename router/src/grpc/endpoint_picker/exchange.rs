@@ -1,8 +1,8 @@
-//! One request between Envoy and the picker: which message gets which answers. Pure.
+//! One request between Envoy and the picker: the answers to each message. Pure.
 //!
-//! Envoy sends the body in one of several modes. `FULL_DUPLEX_STREAMED`, which the inference extension asks
-//! for, and `BUFFERED` let the picker read the whole body before it answers. In the others the answer is due
-//! earlier; then the pick considers load alone.
+//! Envoy sends the body in one of several modes. With `FULL_DUPLEX_STREAMED`, required by the inference
+//! extension, and `BUFFERED`, the picker reads the whole body before it answers. In the other modes the
+//! answer is due earlier, and the pick considers only load.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,54 +19,54 @@ use skein_proto::envoy::service::ext_proc::v3::{
 use super::{header_map, messages};
 use crate::refusal::Refusal;
 
-/// Namespace and key of the endpoints to which the proxy limits the pick.
+/// Namespace and key of the endpoints that the proxy allows.
 const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
 
-/// What to do about a message.
+/// Action after a message.
 #[derive(Debug)]
 pub enum Next {
-    /// Send these, perhaps none.
-    Say(Vec<ProcessingResponse>),
+    /// Send these answers, possibly none.
+    Send(Vec<ProcessingResponse>),
     /// Pick an endpoint, then call [`Exchange::picked`].
-    Pick(Told),
+    Pick(RequestParts),
     /// Refuse the request.
     Refuse(Refusal),
 }
 
-/// What the proxy has sent of a request so far.
+/// Request data received from the proxy so far.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct RequestParts {
     pub path: String,
     pub headers: HeaderMap,
-    /// `None` = there is none, or the pick cannot wait for it.
+    /// `None` = no body, or the pick cannot wait for it.
     pub body: Option<Bytes>,
-    /// The endpoints that the proxy allows; `None` = all.
+    /// Endpoints that the proxy allows; `None` = all.
     pub only: Option<Vec<SocketAddr>>,
 }
 
-/// Where a request goes.
+/// Destination of a request.
 #[derive(Debug, Clone)]
 pub struct Destination {
     pub endpoint: SocketAddr,
     pub worker: Arc<str>,
 }
 
-/// The message that the pick answers.
+/// Message to which the pick is the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Due {
     Headers,
     Body,
-    /// The body ended before its trailers.
+    /// The body ended without its trailers.
     Trailers,
 }
 
 #[derive(Debug)]
 pub struct Exchange {
-    /// Most bytes of a body.
+    /// Longest body, in bytes.
     limit: usize,
     request_mode: BodySendMode,
     response_mode: BodySendMode,
-    told: Told,
+    parts: RequestParts,
     body: BytesMut,
     due: Option<Due>,
     is_picked: bool,
@@ -74,14 +74,14 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An exchange before its first message. Unless the proxy names its modes, those of the inference
+    /// Exchange before its first message. Unless the proxy specifies its modes, those of the inference
     /// extension apply.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
             request_mode: BodySendMode::FullDuplexStreamed,
             response_mode: BodySendMode::FullDuplexStreamed,
-            told: Told::default(),
+            parts: RequestParts::default(),
             body: BytesMut::new(),
             due: None,
             is_picked: false,
@@ -89,61 +89,61 @@ impl Exchange {
         }
     }
 
-    /// Whether the proxy knows where to send the request.
+    /// Whether the destination has been sent to the proxy.
     pub fn is_picked(&self) -> bool {
         self.is_picked
     }
 
-    /// The status of the endpoint's answer, once it has begun.
+    /// Status of the endpoint's response, once it has started.
     pub fn status(&self) -> Option<u16> {
         self.status
     }
 
-    /// Handles the proxy's next message.
-    pub fn told(&mut self, message: ProcessingRequest) -> Next {
+    /// Handles the next message from the proxy.
+    pub fn handle(&mut self, message: ProcessingRequest) -> Next {
         if let Some(config) = &message.protocol_config {
             self.request_mode = config.request_body_mode();
             self.response_mode = config.response_body_mode();
         }
         if let Some(only) = message.metadata_context.as_ref().and_then(subset) {
-            self.told.only = Some(only);
+            self.parts.only = Some(only);
         }
         match message.request {
             Some(Message::RequestHeaders(headers)) => self.request_headers(headers),
             Some(Message::RequestBody(body)) => self.request_body(body),
             Some(Message::RequestTrailers(_)) if self.waits_for_body() => self.pick(Due::Trailers),
-            Some(Message::RequestTrailers(_)) => Next::Say(vec![messages::request_trailers()]),
+            Some(Message::RequestTrailers(_)) => Next::Send(vec![messages::request_trailers()]),
             Some(Message::ResponseHeaders(headers)) => {
                 self.status = Some(status(&headers));
-                Next::Say(vec![messages::response_headers()])
+                Next::Send(vec![messages::response_headers()])
             }
             Some(Message::ResponseBody(body)) => {
                 let echoed = self.response_mode == BodySendMode::FullDuplexStreamed;
-                Next::Say(if echoed {
+                Next::Send(if echoed {
                     messages::response_body(body)
                 } else {
                     vec![messages::response_body_kept()]
                 })
             }
-            Some(Message::ResponseTrailers(_)) => Next::Say(vec![messages::response_trailers()]),
-            None => Next::Say(Vec::new()),
+            Some(Message::ResponseTrailers(_)) => Next::Send(vec![messages::response_trailers()]),
+            None => Next::Send(Vec::new()),
         }
     }
 
     fn request_headers(&mut self, HttpHeaders { headers, end_of_stream }: HttpHeaders) -> Next {
-        self.told.path = value(headers.as_ref(), ":path");
-        self.told.headers = header_map(pairs(headers.as_ref()));
+        self.parts.path = value(headers.as_ref(), ":path");
+        self.parts.headers = header_map(pairs(headers.as_ref()));
         match self.request_mode {
             _ if end_of_stream => self.pick(Due::Headers),
-            BodySendMode::FullDuplexStreamed => Next::Say(Vec::new()),
-            BodySendMode::Buffered => Next::Say(vec![messages::request_headers()]),
+            BodySendMode::FullDuplexStreamed => Next::Send(Vec::new()),
+            BodySendMode::Buffered => Next::Send(vec![messages::request_headers()]),
             _ => self.pick(Due::Headers),
         }
     }
 
     fn request_body(&mut self, HttpBody { body, end_of_stream }: HttpBody) -> Next {
         if !self.waits_for_body() {
-            return Next::Say(vec![messages::request_body_kept()]);
+            return Next::Send(vec![messages::request_body_kept()]);
         }
         if self.body.len() + body.len() > self.limit {
             return Next::Refuse(Refusal::TooLarge { limit: self.limit });
@@ -152,7 +152,7 @@ impl Exchange {
         if end_of_stream || self.request_mode == BodySendMode::Buffered {
             self.pick(Due::Body)
         } else {
-            Next::Say(Vec::new())
+            Next::Send(Vec::new())
         }
     }
 
@@ -163,14 +163,14 @@ impl Exchange {
 
     fn pick(&mut self, due: Due) -> Next {
         self.due = Some(due);
-        let mut told = std::mem::take(&mut self.told);
+        let mut parts = std::mem::take(&mut self.parts);
         if due != Due::Headers {
-            told.body = Some(self.body.clone().freeze());
+            parts.body = Some(self.body.clone().freeze());
         }
-        Next::Pick(told)
+        Next::Pick(parts)
     }
 
-    /// The answers that send the request to `to`.
+    /// Answers that route the request to `to`.
     pub fn picked(&mut self, to: &Destination) -> Vec<ProcessingResponse> {
         self.is_picked = true;
         let body = std::mem::take(&mut self.body).freeze();
@@ -199,12 +199,12 @@ fn value(headers: Option<&Headers>, name: &str) -> String {
     found.map(|(_, value)| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
 }
 
-/// The answer's status; 0 if it is missing or not a number.
+/// Status of the response; 0 if missing or not a number.
 fn status(headers: &HttpHeaders) -> u16 {
     value(headers.headers.as_ref(), ":status").parse().unwrap_or(0)
 }
 
-/// The endpoints to choose from. Entries that are not addresses are left out, because no worker has them.
+/// Allowed endpoints. Entries that are not addresses are ignored, because no worker has them.
 fn subset(metadata: &Metadata) -> Option<Vec<SocketAddr>> {
     use prost_types::value::Kind;
     let (namespace, key) = SUBSET;

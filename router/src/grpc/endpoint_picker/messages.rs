@@ -1,4 +1,4 @@
-//! The messages that the picker sends.
+//! Messages sent by the picker.
 
 use bytes::Bytes;
 use skein_proto::envoy::config::core::v3::header_value_option::HeaderAppendAction;
@@ -16,58 +16,58 @@ use crate::gateway::picked::PICKED_WORKER;
 use crate::gateway::{error_object, refusal_headers};
 use crate::refusal::Refusal;
 
-/// Name of the header, and key of the metadata, with the endpoint.
+/// Header name, and metadata key, of the endpoint.
 const DESTINATION: &str = "x-gateway-destination-endpoint";
-/// Namespace of that metadata.
+/// Metadata namespace of the endpoint.
 const NAMESPACE: &str = "envoy.lb";
-/// Most bytes of a body in one message: some proxies limit a message to 64 KiB, framing included.
+/// Largest part of a body per message, in bytes: some proxies limit a message to 64 KiB, including framing.
 const BODY_CHUNK_BYTES: usize = 62_000;
 
 fn response(response: Response) -> ProcessingResponse {
     ProcessingResponse { response: Some(response), dynamic_metadata: None }
 }
 
-/// Passes the request's headers on unchanged.
+/// Passes the request headers on unchanged.
 pub fn request_headers() -> ProcessingResponse {
     response(Response::RequestHeaders(HeadersResponse::default()))
 }
 
-/// Passes the answer's headers on unchanged.
+/// Passes the response headers on unchanged.
 pub fn response_headers() -> ProcessingResponse {
     response(Response::ResponseHeaders(HeadersResponse::default()))
 }
 
-/// Tells the proxy to pass on the chunk of the request that it holds.
+/// Instructs the proxy to pass on the request chunk that it holds.
 pub fn request_body_kept() -> ProcessingResponse {
     response(Response::RequestBody(BodyResponse::default()))
 }
 
-/// Tells the proxy to pass on the chunk of the answer that it holds.
+/// Instructs the proxy to pass on the response chunk that it holds.
 pub fn response_body_kept() -> ProcessingResponse {
     response(Response::ResponseBody(BodyResponse::default()))
 }
 
-/// Passes the request's trailers on.
+/// Passes the request trailers on.
 pub fn request_trailers() -> ProcessingResponse {
     response(Response::RequestTrailers(TrailersResponse::default()))
 }
 
-/// Passes the answer's trailers on.
+/// Passes the response trailers on.
 pub fn response_trailers() -> ProcessingResponse {
     response(Response::ResponseTrailers(TrailersResponse::default()))
 }
 
-/// Returns the request's body to a proxy that has not kept it.
+/// Returns the request body to a proxy that does not buffer it.
 pub fn request_body(body: Bytes, is_end: bool) -> Vec<ProcessingResponse> {
     chunks(body, is_end).map(|chunk| response(Response::RequestBody(chunk))).collect()
 }
 
-/// Returns a part of the answer's body to a proxy that has not kept it.
+/// Returns a part of the response body to a proxy that does not buffer it.
 pub fn response_body(HttpBody { body, end_of_stream }: HttpBody) -> Vec<ProcessingResponse> {
     chunks(body, end_of_stream).map(|chunk| response(Response::ResponseBody(chunk))).collect()
 }
 
-/// Splits `body`. There is at least one chunk, because the last one carries the end.
+/// Splits `body` into at least one chunk, because the last chunk marks the end.
 fn chunks(mut body: Bytes, is_end: bool) -> impl Iterator<Item = BodyResponse> {
     let mut is_first = true;
     std::iter::from_fn(move || {
@@ -82,7 +82,7 @@ fn chunks(mut body: Bytes, is_end: bool) -> impl Iterator<Item = BodyResponse> {
     })
 }
 
-/// Sends the request to its endpoint, in the answer to its headers.
+/// Routes the request to its endpoint, in the answer to its headers.
 pub fn sent_to(to: &Destination) -> ProcessingResponse {
     let headers = HeadersResponse { response: Some(destination(to)) };
     ProcessingResponse {
@@ -91,7 +91,7 @@ pub fn sent_to(to: &Destination) -> ProcessingResponse {
     }
 }
 
-/// Sends the request to its endpoint, in the answer to a buffered body.
+/// Routes the request to its endpoint, in the answer to a buffered body.
 pub fn body_sent_to(to: &Destination) -> ProcessingResponse {
     let body = BodyResponse { response: Some(destination(to)) };
     ProcessingResponse { response: Some(Response::RequestBody(body)), dynamic_metadata: Some(metadata(to)) }
@@ -117,7 +117,7 @@ fn set_header(name: &str, value: Bytes) -> HeaderValueOption {
     }
 }
 
-/// The endpoint in the form that load balancers of Envoy read.
+/// Endpoint in the form that Envoy's load balancers read.
 fn metadata(to: &Destination) -> prost_types::Struct {
     use prost_types::value::Kind;
     let one = |name: &str, kind| prost_types::Struct {
@@ -127,7 +127,7 @@ fn metadata(to: &Destination) -> prost_types::Struct {
     one(NAMESPACE, Kind::StructValue(endpoint))
 }
 
-/// Answers the client as the HTTP API would; the request goes to no endpoint.
+/// Answers the client like the HTTP API; the request reaches no endpoint.
 pub fn refusal(refusal: &Refusal) -> ProcessingResponse {
     let shape = refusal.http();
     let own = refusal_headers(refusal);

@@ -1,8 +1,7 @@
-//! The endpoint picker of the Gateway API Inference Extension: Envoy sends what it receives by external
-//! processing (`ext_proc`), and the answer names the endpoint for the request. The choice is the one that
-//! this router would make itself.
+//! Endpoint picker of the Gateway API Inference Extension: Envoy sends each request by external processing
+//! (`ext_proc`), and the answer names its endpoint. The choice is the one that this router would make itself.
 //!
-//! The service needs no key, because proxies send none; it checks the key in the client's request.
+//! The service requires no key, because proxies send none; it checks the key in the client's request.
 
 mod exchange;
 mod messages;
@@ -22,20 +21,20 @@ use crate::app::App;
 use crate::gateway::{ApiKeys, BODY_TIMEOUT, picked};
 use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
-use exchange::{Exchange, Next, Told};
+use exchange::{Exchange, Next, RequestParts};
 
-/// This long after a pick, the worker's own reports count the request: proxies send requests on at once, and
-/// a worker with work reports four times a second.
+/// Time after a pick at which the worker's own reports count the request: proxies forward requests
+/// immediately, and a busy worker reports four times a second.
 const REPORTED_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a proxy may take to close a stream after a refusal.
+/// Time limit for a proxy to close a stream after a refusal.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Envoy's ExternalProcessor over an [`App`].
 pub struct EndpointPicker {
     app: App,
     keys: ApiKeys,
-    /// Port of the endpoints.
+    /// HTTP port of the endpoints.
     port: u16,
 }
 
@@ -62,7 +61,7 @@ impl ExternalProcessor for EndpointPicker {
     }
 }
 
-/// The pick for one request.
+/// State of the pick for one request.
 struct Picker {
     app: App,
     keys: ApiKeys,
@@ -73,22 +72,22 @@ struct Picker {
 
 fn answers(
     mut picker: Picker,
-    mut told: Streaming<ProcessingRequest>,
+    mut incoming: Streaming<ProcessingRequest>,
 ) -> impl Stream<Item = Result<ProcessingResponse, Status>> + Send {
     let mut exchange = Exchange::new(picker.app.config.limits.body_bytes);
     async_stream::try_stream! {
         loop {
-            let next = match picker.told(&mut told, &exchange).await {
-                // tonic's code for a message over the limit.
+            let next = match picker.next_message(&mut incoming, &exchange).await {
+                // tonic's code for a message above the size limit.
                 Some(Err(status)) if status.code() == Code::OutOfRange => {
                     Next::Refuse(Refusal::TooLarge { limit: picker.app.config.limits.body_bytes })
                 }
-                Some(message) => exchange.told(message?),
+                Some(message) => exchange.handle(message?),
                 None if exchange.is_picked() => break,
                 None => Next::Refuse(late()),
             };
             let responses = match next {
-                Next::Say(responses) => responses,
+                Next::Send(responses) => responses,
                 Next::Pick(asked) => match picker.pick(asked).await {
                     Ok(to) => exchange.picked(&to),
                     Err(refusal) => vec![messages::refusal(&refusal)],
@@ -101,46 +100,46 @@ fn answers(
                 yield response;
             }
             if is_over {
-                let _ = tokio::time::timeout(CLOSED_WITHIN, drained(&mut told)).await;
+                let _ = tokio::time::timeout(CLOSED_WITHIN, drained(&mut incoming)).await;
                 break;
             }
         }
     }
 }
 
-/// Reads on until the proxy closes the stream. If this side closed it while the body still arrives, the proxy
-/// might see the reset before the refusal.
-async fn drained(told: &mut Streaming<ProcessingRequest>) {
-    while let Ok(Some(_)) = told.message().await {}
+/// Reads until the proxy closes the stream. If this side closed it while the body is still arriving, the
+/// proxy might see the reset before the refusal.
+async fn drained(incoming: &mut Streaming<ProcessingRequest>) {
+    while let Ok(Some(_)) = incoming.message().await {}
 }
 
-/// The whole body must be there in time, as over HTTP.
+/// The whole body must arrive in time, as over HTTP.
 fn late() -> Refusal {
     Refusal::InvalidJson(format!("The body did not arrive within {} s.", BODY_TIMEOUT.as_secs()))
 }
 
 impl Picker {
-    /// The proxy's next message; `None` at the end, or if the request takes too long to arrive.
-    async fn told(
+    /// Next message of the proxy; `None` at the end, or if the request takes too long to arrive.
+    async fn next_message(
         &mut self,
-        told: &mut Streaming<ProcessingRequest>,
+        incoming: &mut Streaming<ProcessingRequest>,
         exchange: &Exchange,
     ) -> Option<Result<ProcessingRequest, Status>> {
         let limit = if exchange.is_picked() { REPORTED_AFTER } else { BODY_TIMEOUT };
-        match tokio::time::timeout(limit, told.message()).await {
+        match tokio::time::timeout(limit, incoming.message()).await {
             Ok(message) => message.transpose(),
             Err(_) if !exchange.is_picked() => None,
             Err(_) => {
                 if let Some(picked) = &mut self.picked {
                     picked.reported();
                 }
-                told.message().await.transpose()
+                incoming.message().await.transpose()
             }
         }
     }
 
-    async fn pick(&mut self, told: Told) -> Result<exchange::Destination, Refusal> {
-        let picked = self.picked(told).await;
+    async fn pick(&mut self, parts: RequestParts) -> Result<exchange::Destination, Refusal> {
+        let picked = self.picked(parts).await;
         self.app.metrics.picked(&picked);
         let picked = picked?;
         let to = exchange::Destination { endpoint: picked.endpoint, worker: picked.worker.clone() };
@@ -148,8 +147,8 @@ impl Picker {
         Ok(to)
     }
 
-    async fn picked(&self, told: Told) -> Result<Picked, Refusal> {
-        let Told { path, headers, body, only } = told;
+    async fn picked(&self, parts: RequestParts) -> Result<Picked, Refusal> {
+        let RequestParts { path, headers, body, only } = parts;
         let tenant = self.keys.admit(&headers).ok_or(Refusal::Unauthorized)?;
         let from = Endpoints { port: self.port, only };
         let draft = match body {
@@ -162,7 +161,7 @@ impl Picker {
         }
     }
 
-    /// Accounts for a request whose answer has begun.
+    /// Updates the account of a request whose response has started.
     fn answered(&mut self, exchange: &Exchange) {
         if let (Some(picked), Some(status)) = (&mut self.picked, exchange.status()) {
             if status < 500 { picked.answered() } else { picked.reported() }
@@ -170,7 +169,7 @@ impl Picker {
     }
 }
 
-/// The headers of `HttpHeaders`; those that are not valid in HTTP are left out.
+/// Headers of `HttpHeaders` that are valid in HTTP.
 fn header_map<'a>(pairs: impl Iterator<Item = (&'a str, &'a [u8])>) -> HeaderMap {
     let valid = |(name, value): (&str, &[u8])| {
         Some((

@@ -1,4 +1,4 @@
-//! The picker over a real connection, told what Envoy tells in each of its modes.
+//! The picker over a real connection, with Envoy's messages in each mode.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use skein_proto::envoy::config::core::v3 as core;
 use skein_proto::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use skein_proto::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
-use skein_proto::envoy::service::ext_proc::v3::processing_request::Request as Told;
+use skein_proto::envoy::service::ext_proc::v3::processing_request::Request as Sent;
 use skein_proto::envoy::service::ext_proc::v3::processing_response::Response as Said;
 use skein_proto::envoy::service::ext_proc::v3::{
     CommonResponse, HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse, ProcessingRequest,
@@ -21,14 +21,14 @@ use crate::testing::{self, Script};
 const BODY: &str = r#"{"model": "test", "prompt": "abc", "max_tokens": 5}"#;
 const ENDPOINT: &str = "10.0.0.7:8000";
 
-/// What Envoy tells, from a fresh stream on.
+/// Messages of Envoy on a new stream.
 #[derive(Default)]
 struct Proxy {
     messages: Vec<ProcessingRequest>,
 }
 
 impl Proxy {
-    /// A POST in a mode; `None` = Envoy says nothing about modes.
+    /// A POST in the given mode; `None` = Envoy specifies no mode.
     fn post(mode: Option<BodySendMode>, path: &str, headers: &[(&str, &str)]) -> Self {
         let own = [(":method", "POST"), (":path", path), ("content-type", "application/json")];
         let headers = headers.iter().chain(&own).map(|(key, value)| core::HeaderValue {
@@ -42,18 +42,18 @@ impl Proxy {
             response_body_mode: mode.into(),
         };
         let mut proxy =
-            Self::default().tells(Told::RequestHeaders(HttpHeaders { headers, end_of_stream: false }));
+            Self::default().sends(Sent::RequestHeaders(HttpHeaders { headers, end_of_stream: false }));
         proxy.messages[0].protocol_config = mode.map(modes);
         proxy
     }
 
-    fn tells(mut self, request: Told) -> Self {
+    fn sends(mut self, request: Sent) -> Self {
         self.messages.push(ProcessingRequest { request: Some(request), ..ProcessingRequest::default() });
         self
     }
 
     fn body(self, body: &str, end_of_stream: bool) -> Self {
-        self.tells(Told::RequestBody(HttpBody { body: body.as_bytes().to_vec().into(), end_of_stream }))
+        self.sends(Sent::RequestBody(HttpBody { body: body.as_bytes().to_vec().into(), end_of_stream }))
     }
 
     fn only(mut self, endpoints: &[&str]) -> Self {
@@ -68,7 +68,7 @@ impl Proxy {
         self
     }
 
-    /// All answers of a picker over `script`, and the requests that were picked for.
+    /// All answers of a picker over `script`, and the requests for which it picked.
     async fn ask(self, script: Script, api_keys: &[&str]) -> (Vec<ProcessingResponse>, Vec<TokenRequest>) {
         let script = Arc::new(script);
         let api_keys = api_keys.iter().map(|key| (*key).to_owned()).collect();
@@ -88,7 +88,7 @@ impl Proxy {
     }
 }
 
-/// The endpoint that an answer tells in its header, which must equal the one in its metadata.
+/// Endpoint in an answer's header, which must equal the one in its metadata.
 fn destination(common: &CommonResponse, said: &ProcessingResponse) -> String {
     use prost_types::value::Kind;
     let set = &common.header_mutation.as_ref().unwrap().set_headers;
@@ -129,7 +129,7 @@ async fn a_streamed_body_is_read_whole_and_sent_on_unchanged() {
             panic!("{said:?}")
         };
         assert_eq!((&chunk.body[..], chunk.end_of_stream, said.len()), (BODY.as_bytes(), true, 2));
-        // BOS and three bytes: the request was tokenised as this router would.
+        // BOS and three bytes: the request was tokenised as by this router.
         assert_eq!((requests[0].prompt.len(), requests[0].sampling.max_tokens), (4, 5));
     }
 }
@@ -140,7 +140,7 @@ async fn a_large_body_goes_on_in_small_messages_and_trailers_follow_it() {
     let proxy =
         Proxy::post(Some(BodySendMode::FullDuplexStreamed), "/v1/completions", &[]).body(&body, false);
     let (said, _) =
-        proxy.tells(Told::RequestTrailers(HttpTrailers::default())).ask(Script::default(), &[]).await;
+        proxy.sends(Sent::RequestTrailers(HttpTrailers::default())).ask(Script::default(), &[]).await;
     let mut sent = Vec::new();
     for said in &said[1..said.len() - 1] {
         let Some(Said::RequestBody(part)) = said.response.clone() else { panic!() };
@@ -176,7 +176,7 @@ async fn without_a_body_the_pick_is_by_load() {
         assert_eq!(destination(headers.response.as_ref().unwrap(), &said[0]), ENDPOINT);
         assert_eq!(requests[0].prompt.len(), 1);
     }
-    // Nor is the body of another route read.
+    // The body of other routes is not parsed either.
     let proxy = Proxy::post(None, "/v1/audio", &[]).body("no JSON", true);
     let (said, requests) = proxy.ask(Script::default(), &[]).await;
     assert!(matches!(said[0].response, Some(Said::RequestHeaders(_))) && requests[0].prompt.len() == 1);
@@ -189,9 +189,9 @@ async fn an_answer_passes_unchanged() {
     let tell = |mode| {
         Proxy::post(Some(mode), "/v1/completions", &[])
             .body(BODY, true)
-            .tells(Told::ResponseHeaders(headers.clone()))
-            .tells(Told::ResponseBody(body.clone()))
-            .tells(Told::ResponseTrailers(HttpTrailers::default()))
+            .sends(Sent::ResponseHeaders(headers.clone()))
+            .sends(Sent::ResponseBody(body.clone()))
+            .sends(Sent::ResponseTrailers(HttpTrailers::default()))
             .ask(Script::default(), &[])
     };
     let (said, _) = tell(BodySendMode::FullDuplexStreamed).await;

@@ -49,7 +49,7 @@ pub fn token_request(
         prompt: request.prompt_token_ids.into(),
         sampling: Arc::new(sampling.into()),
         n,
-        // A gateway has put the tenant into the salt.
+        // The gateway has already mixed the tenant into the salt.
         tenant: Tenant::default(),
         call: request.call,
         cache_salt: request.cache_salt.into(),

@@ -67,7 +67,7 @@ pub fn follow(
                 IDLE_INTERVAL
             };
             let draining = report.draining;
-            // No totals: a gateway would add the same workers up once for each of its routers.
+            // No totals: a gateway would count the same workers once for each of its routers.
             yield event(WatchBody::Load(report, Vec::new()));
             tokio::select! {
                 () = tokio::time::sleep(interval) => {}

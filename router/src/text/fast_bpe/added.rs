@@ -1,24 +1,24 @@
-//! Finds added tokens in a text, leftmost and longest first, as the library does before anything else.
+//! Finds added tokens in a text, leftmost and longest first, as the library does before all other steps.
 
 use std::ops::Range;
 
 use serde_json::Value;
 use skein_proto::TokenId;
 
-/// The added tokens of a tokenizer.
+/// Added tokens of a tokenizer.
 #[derive(Debug)]
 pub(super) struct AddedTokens {
-    /// Tokens to find in the raw text, and tokens to find between those.
+    /// Tokens matched in the raw text, and tokens matched between those.
     passes: [ByFirst; 2],
 }
 
-/// Tokens by their first byte, the longest first.
+/// Tokens by their first byte, longest first.
 #[derive(Debug)]
 struct ByFirst(Vec<Vec<(String, TokenId)>>);
 
 impl AddedTokens {
-    /// `None` if a token includes white space around it or must be a whole word; or if a token is searched in
-    /// normalised text, and the tokenizer `is_normalised`.
+    /// `None` if a token strips white space around it or must be a whole word, or if it is matched in
+    /// normalised text and the tokenizer `is_normalised`.
     pub fn from_json(
         tokens: &Value,
         is_normalised: bool,
@@ -32,13 +32,13 @@ impl AddedTokens {
                 return None;
             }
             let content = token["content"].as_str().filter(|content| !content.is_empty())?;
-            // Not the file's id: a token in the vocabulary keeps the vocabulary's id.
+            // A token in the vocabulary keeps the vocabulary's id, not the file's.
             passes[usize::from(later)].add(content, id_of(content)?);
         }
         Some(Self { passes })
     }
 
-    /// The added tokens of `text`, in order.
+    /// Added tokens in `text`, in order.
     pub fn find(&self, text: &str) -> Vec<(Range<usize>, TokenId)> {
         let mut found = Vec::new();
         let mut done = 0;

@@ -1,4 +1,4 @@
-//! Byte pair encoding of one word: the pair with the lowest rank is merged, the leftmost first, until no
+//! Byte pair encoding of one word: repeatedly merges the pair with the lowest rank, leftmost first, until no
 //! pair has a rank.
 
 use std::cell::RefCell;
@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::Value;
 use skein_proto::TokenId;
 
-/// Longest word encoded here; the time grows with its square.
+/// Longest word encoded here, in bytes; the time is quadratic in its length.
 const MAX_WORD_BYTES: usize = 64;
-/// Longest word that is remembered, in bytes and in tokens.
+/// Longest cached word, in bytes and in tokens.
 const REMEMBERED_BYTES: usize = 16;
 const REMEMBERED_TOKENS: usize = 6;
-/// Words remembered by each thread: 48 bytes each.
+/// Entries in each thread's word cache, of 48 bytes each.
 const REMEMBERED: usize = 1 << 14;
 
 /// The model: merges by pair, and the token of each plain byte.
@@ -22,9 +22,9 @@ const REMEMBERED: usize = 1 << 14;
 pub(super) struct Merges {
     by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
     bytes: [TokenId; 128],
-    /// Whole words that are tokens, if they are looked for before merging.
+    /// Whole words that are tokens, if these take precedence over merges.
     whole: HashMap<Box<[u8]>, TokenId>,
-    /// Distinguishes this model's words in a thread's memory from those of others.
+    /// Distinguishes the words of this model from others in a thread's cache.
     id: u32,
 }
 
@@ -34,7 +34,7 @@ struct Merge {
     token: TokenId,
 }
 
-/// A word that was encoded before.
+/// Cached encoding of a word.
 #[derive(Debug, Clone, Copy, Default)]
 struct Remembered {
     word: u128,
@@ -44,12 +44,12 @@ struct Remembered {
 }
 
 thread_local! {
-    /// The last word with each hash. It has a fixed size, so that no client can fill memory with words.
+    /// Last word with each hash. The size is fixed, so clients cannot fill memory with words.
     static WORDS: RefCell<Vec<Remembered>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Merges {
-    /// `None` if the model has anything beyond plain byte-level merges.
+    /// `None` if the model uses more than plain byte-level merges.
     pub fn from_json(model: &Value) -> Option<Self> {
         let is_off = |name: &str| model[name].is_null() || model[name] == false || model[name] == "";
         let plain = ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"];
@@ -82,7 +82,7 @@ impl Merges {
         Some(Self { by_pair, bytes, whole, id: MODELS.fetch_add(1, Ordering::Relaxed) })
     }
 
-    /// Appends the tokens of a word of plain bytes. Returns false, and does nothing, if the word is too long.
+    /// Appends the tokens of a word of plain bytes. Returns false without effect if the word is too long.
     pub fn push_word(&self, word: &[u8], ids: &mut Vec<TokenId>) -> bool {
         if word.len() > REMEMBERED_BYTES {
             return self.encode(word, ids);
@@ -96,7 +96,7 @@ impl Merges {
                 words.resize(REMEMBERED, Remembered::default());
             }
             let known = &words[at];
-            // A plain byte is not zero, so equal keys are equal words.
+            // Plain bytes are never zero, so equal keys mean equal words.
             if known.word == key && known.model == self.id {
                 ids.extend_from_slice(&known.tokens[..usize::from(known.count)]);
                 return true;
@@ -158,7 +158,7 @@ fn pair(one: TokenId, other: TokenId) -> u64 {
     u64::from(one) << 32 | u64::from(other)
 }
 
-/// A plain byte in a byte-level vocabulary: white space is written with other letters.
+/// Character of a plain byte in a byte-level vocabulary: white space maps to other characters.
 fn spelling(byte: u8) -> char {
     match byte {
         b' ' => 'Ġ',
@@ -169,7 +169,7 @@ fn spelling(byte: u8) -> char {
     }
 }
 
-/// The bytes of a token; `None` if one of them is not plain.
+/// Bytes of a token; `None` if one of them is not plain.
 fn plain_bytes(text: &str) -> Option<Box<[u8]>> {
     let byte = |letter: char| match letter {
         'Ġ' => Some(b' '),
@@ -187,7 +187,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 29)
 }
 
-/// Hashes pairs of tokens. They come from the operator's file, so no client can force collisions.
+/// Hashes pairs of tokens. They come from the operator's file, so clients cannot force collisions.
 #[derive(Debug, Default)]
 struct PairHasher(u64);
 

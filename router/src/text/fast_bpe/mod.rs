@@ -1,11 +1,9 @@
-//! A fast path for byte-level BPE, for the parts of a text that are plain ASCII. The rest goes to Hugging
-//! Face's library, and so does every text if the tokenizer is not known to give the same tokens on both
-//! paths.
+//! Fast path of byte-level BPE for the plain ASCII parts of a text. Hugging Face's library tokenizes the
+//! rest, and every text if the two paths might produce different tokens.
 //!
-//! A text may be cut where the library itself cuts: around added tokens, and between the words that the
-//! pre-tokenizer makes. A space between two ASCII letters begins a word under every supported rule, whatever
-//! stands around it: so a stretch with other characters is cut out at such spaces, and the library tokenizes
-//! it alone.
+//! A text may be cut where the library cuts: around added tokens, and between the pre-tokenizer's words.
+//! Under every supported rule, a space between two ASCII letters starts a word, whatever surrounds it. So a
+//! stretch with other characters is cut out at such spaces and tokenized by the library on its own.
 
 mod added;
 mod merges;
@@ -21,10 +19,10 @@ use added::AddedTokens;
 use merges::Merges;
 use words::Rule;
 
-/// Stretches for the library are joined if they are closer than this, because each call has a cost.
+/// Stretches for the library that are closer than this are joined, because each call has a cost.
 const CLOSE_BYTES: usize = 64;
 
-/// The fast tokenizer.
+/// Tokenizer with the fast path.
 #[derive(Debug)]
 pub(super) struct FastBpe {
     added: AddedTokens,
@@ -32,12 +30,12 @@ pub(super) struct FastBpe {
     merges: Merges,
 }
 
-/// Tokenizes a stretch of text with the library.
+/// Calls the library on a stretch of text.
 pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
 
 impl FastBpe {
-    /// From the contents of a tokenizer.json; `None` if it uses anything that this path may not reproduce.
-    /// `id_of` is the library's id of a token.
+    /// Built from a tokenizer.json; `None` if it uses anything that this path may not reproduce. `id_of` is
+    /// the library's id of a token.
     pub fn from_json(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
         let normalizer = &tree["normalizer"];
         // NFC leaves ASCII unchanged, and composes no character with a space or across one.
@@ -50,7 +48,7 @@ impl FastBpe {
         Some(Self { added, rule, merges: Merges::from_json(&tree["model"])? })
     }
 
-    /// The tokens of `text`, without those of the post-processor.
+    /// Tokens of `text`, without those of the post-processor.
     pub fn encode(&self, text: &str, library: Library<'_>) -> Result<Vec<TokenId>, Refusal> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut done = 0;
@@ -92,8 +90,8 @@ impl FastBpe {
     }
 }
 
-/// The first stretch from `from` on with a character that is not plain. It begins and ends at certain starts
-/// of words.
+/// First stretch from `from` on that contains a character that is not plain. It is cut at certain word
+/// starts.
 fn stretch(bytes: &[u8], from: usize) -> Option<(usize, usize)> {
     let odd = |from: usize| bytes[from..].iter().position(|byte| !is_plain(*byte)).map(|at| from + at);
     let starts_word = |at: &usize| is_start_of_word(bytes, *at);
@@ -109,7 +107,7 @@ fn stretch(bytes: &[u8], from: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// Whether `byte` is printable ASCII or usual white space, for which every rule's character classes are
+/// Whether `byte` is printable ASCII or common white space, for which the character classes of all rules are
 /// known.
 fn is_plain(byte: u8) -> bool {
     matches!(byte, b' '..=b'~' | b'\t' | b'\n' | b'\r')

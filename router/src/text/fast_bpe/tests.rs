@@ -1,4 +1,4 @@
-//! The fast path compared with the library, over random texts and every rule.
+//! Compares the fast path with the library on random texts under every rule.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -10,7 +10,7 @@ use crate::text::tokenizer::Tokenizer;
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Pieces that texts are made of: what rules distinguish, and what goes to the library.
+/// Building blocks of texts: characters that rules distinguish, and some for the library.
 const UNITS: [&str; 44] = [
     " ",
     " ",
@@ -69,7 +69,7 @@ fn split(pattern: &str) -> Value {
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]})
 }
 
-/// The shipped vocabulary under each rule.
+/// The shipped vocabulary with each rule.
 fn tokenizers() -> Vec<(&'static str, Value)> {
     let byte_level =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});

@@ -1,5 +1,5 @@
-//! Cuts plain ASCII into words, as the pre-tokenizers of byte-level BPE do. Each rule is a regular expression
-//! of a published tokenizer, written out for ASCII.
+//! Splits plain ASCII into words like the pre-tokenizers of byte-level BPE. Each rule is the regular
+//! expression of a published tokenizer, written out for ASCII.
 
 use serde_json::Value;
 
@@ -7,11 +7,11 @@ use serde_json::Value;
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// GPT-2's rule.
+    /// The expression above.
     Gpt2,
-    /// Each digit by itself, GPT-2's between them.
+    /// Each digit alone, GPT-2's rule between digits.
     DigitsThenGpt2,
-    /// The rule of Llama 3 and Qwen 2, with at most this many digits in a word.
+    /// Rule of Llama 3 and Qwen 2, with at most `digits` digits per word.
     Split { digits: usize },
 }
 
@@ -19,7 +19,7 @@ const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 impl Rule {
-    /// The rule of a `pre_tokenizer`; `None` if it is not one of these.
+    /// Rule of a `pre_tokenizer`; `None` if it is not supported.
     pub fn from_json(tree: &Value) -> Option<Self> {
         let byte_level = |step: &Value, use_regex: bool| {
             step["type"] == "ByteLevel"
@@ -46,7 +46,7 @@ impl Rule {
         }
     }
 
-    /// Where the word that starts at `at` ends.
+    /// End of the word that starts at `at`.
     pub fn end_of_word(self, text: &[u8], at: usize) -> usize {
         match self {
             Self::Gpt2 => gpt2(text, at),
@@ -94,13 +94,14 @@ fn split(text: &[u8], at: usize, digits: usize) -> usize {
     }
 }
 
-/// `\s+(?!\S)|\s+`: the last space before a word is left to it, unless it is the only one.
+/// `\s+(?!\S)
+/// s+`: the last space before a word belongs to the word, unless it is the only one.
 fn spaces(text: &[u8], at: usize) -> usize {
     let end = run(text, at, is_space);
     if end == text.len() || end == at + 1 { end } else { end - 1 }
 }
 
-/// The end of `'s`, `'ll` and the like.
+/// End of a contraction such as `'s` or `'ll`.
 fn contraction(text: &[u8], at: usize, any_case: bool) -> Option<usize> {
     if text[at] != b'\'' {
         return None;
@@ -115,7 +116,7 @@ fn contraction(text: &[u8], at: usize, any_case: bool) -> Option<usize> {
     endings.iter().find(is).map(|ending| at + 1 + ending.len())
 }
 
-/// The end of the bytes from `at` on that are `of_kind`.
+/// End of the run of bytes `of_kind` that starts at `at`.
 fn run(text: &[u8], at: usize, of_kind: impl Fn(u8) -> bool) -> usize {
     text[at..].iter().position(|byte| !of_kind(*byte)).map_or(text.len(), |end| at + end)
 }

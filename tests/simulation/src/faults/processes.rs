@@ -93,7 +93,7 @@ impl Nemesis {
         worker.process.kill();
     }
 
-    /// A router takes the first weights that it sees as the right ones.
+    /// Whether every router has seen the original weights: a router adopts the first weights that it sees.
     fn everybody_knows_the_weights(&self) -> bool {
         let knows = |&host: &Host| {
             let cluster = self.world.router(host).and_then(|run| run.cluster());

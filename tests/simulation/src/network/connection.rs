@@ -19,12 +19,12 @@ pub(super) struct End {
     pub(super) host: Host,
     pub(super) process: Process,
     dead: Mutex<Option<&'static str>>,
-    told: Notify,
+    ended: Notify,
 }
 
 impl End {
     fn new(host: Host, process: Process) -> Self {
-        Self { host, process, dead: Mutex::default(), told: Notify::new() }
+        Self { host, process, dead: Mutex::default(), ended: Notify::new() }
     }
 
     /// Why this end is dead; `None` = it is not.
@@ -35,18 +35,18 @@ impl End {
     /// Closes the connection at this end.
     pub(super) fn die(&self, why: &'static str) {
         self.dead.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
-        self.told.notify_waiters();
+        self.ended.notify_waiters();
     }
 
     /// Waits until this end is dead.
     pub(super) async fn died(&self) -> &'static str {
         loop {
-            let mut told = std::pin::pin!(self.told.notified());
-            told.as_mut().enable();
+            let mut ended = std::pin::pin!(self.ended.notified());
+            ended.as_mut().enable();
             if let Some(why) = self.dead() {
                 return why;
             }
-            told.await;
+            ended.await;
         }
     }
 }

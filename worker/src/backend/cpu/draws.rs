@@ -23,10 +23,10 @@ pub(super) struct Draws {
     scratch: Vec<Mutex<Scratch>>,
 }
 
-/// Memory of one thread.
+/// Working memory of one thread.
 struct Scratch {
     sample: sample::Scratch,
-    /// Logits under a grammar's mask. Takes memory once a grammar is used.
+    /// Logits with a grammar's mask applied; allocated on first use.
     masked: Vec<f32>,
 }
 
@@ -130,8 +130,8 @@ fn answer(isa: Isa, batch: &Batch, task: &Task, logits: &[f32], scratch: &mut Sc
         Want::Score(ScoreRow { target, top, .. }) => return Answer::Scored(score(*target, *top, scratch)),
         Want::Pool(_) => unreachable!("no task pools"),
     };
-    // The mask comes before everything else that changes logits, so that nothing can undo it.
-    // Log-probabilities are those of the model.
+    // The mask is applied before anything else that changes logits, so that nothing can undo it.
+    // Log-probabilities are the model's.
     let allowed = draw.mask.map(MaskSlot::wait);
     let drawn_from = match &allowed {
         None => logits,

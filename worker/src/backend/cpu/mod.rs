@@ -46,7 +46,8 @@ pub struct CpuOptions {
     pub kv_blocks: u32,
     /// Tokens in a KV block.
     pub block_size: u32,
-    /// Rows of the largest expected step; memory for it is allocated at the start. A larger step still works.
+    /// Rows in the largest expected step, for which memory is allocated at the start. Larger steps are
+    /// possible.
     pub max_rows: u32,
     /// Number types to compute in.
     pub numbers: NumberTypes,
@@ -93,7 +94,7 @@ impl CpuBackend {
         Self::load_with((model_dir, None), options, &PackedCache::none(), progress)
     }
 
-    /// Like [`load`](Self::load), with a cache for packed weights, and an adapter's directory.
+    /// Like [`load`](Self::load), with a cache for packed weights and an adapter's directory.
     pub fn load_with(
         (model_dir, adapter): (&Path, Option<&Path>),
         options: CpuOptions,
@@ -116,10 +117,10 @@ impl CpuBackend {
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
         let stages = model.connections.stages;
-        // The engine keeps one step in flight for each stage. Here the device is the host, so a further step
-        // would overlap nothing but the planning. It would waste a row after each stop token, and a new
-        // request would wait for two steps. If one more is launched anyway, it waits in this channel: this
-        // backend is the specification, so it must define what a carried token means.
+        // The engine keeps one step in flight per stage. On the CPU the device is the host, so a further step
+        // would overlap only planning; it would waste a row after each stop token, and a new request would
+        // wait for two steps. If one more is launched, it waits in this channel: this backend is the
+        // specification, so it must define what a carried token means.
         let (steps, inbox) = sync_channel::<Batch>(stages);
         let (outbox, outputs) = sync_channel(stages);
         let thread = std::thread::Builder::new().name("skein-compute-0".into()).spawn(move || {
@@ -212,25 +213,25 @@ pub struct CpuModel {
     tables: Vec<u32>,
     sequences: Vec<Rows<'static>>,
     wanted: Vec<Rows<'static>>,
-    /// Bytes that were allocated for packed weights.
+    /// Size of the packed weights, in bytes.
     packed_bytes: u64,
 }
 
-/// Bytes that a rank allocates when it loads its part of a model.
+/// Memory that a rank allocates for its part of a model, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Allocated {
-    /// Packed weights, at most; what is not needed is given back.
+    /// Packed weights, an upper bound; unused memory is returned.
     pub weights: u64,
-    /// KV cache.
+    /// Keys and values of the rank's layers and heads.
     pub kv_cache: u64,
     /// Activations of the largest expected step.
     pub activations: u64,
-    /// Logits, in the last stage.
+    /// Logits; only in the last stage.
     pub logits: u64,
 }
 
 impl Allocated {
-    /// Bytes of all parts.
+    /// Sum of all parts.
     pub fn total(&self) -> u64 {
         self.weights + self.kv_cache + self.activations + self.logits
     }
@@ -247,8 +248,8 @@ impl CpuModel {
         Self::load_rank((model_dir, None), options, cache, Alone.into(), progress)
     }
 
-    /// Loads one rank's part of the model in `model_dir`, with an adapter's directory. From then on all ranks
-    /// make the same calls that compute, in the same order and with the same batches.
+    /// Loads one rank's part of the model in `model_dir`, with an adapter's directory. Afterwards all ranks
+    /// must make the same computing calls, in the same order and with the same batches.
     pub fn load_rank(
         (model_dir, adapter): (&Path, Option<&Path>),
         options: CpuOptions,
@@ -274,10 +275,10 @@ impl CpuModel {
         Ok(Self { packed_bytes, ..Self::new(model, cpu, connections, options)? })
     }
 
-    /// What the rank with `shard` allocates for the model in `model_dir`. Reads the files' headers only.
+    /// Memory that the rank with `shard` allocates for the model in `model_dir`. Reads only file headers.
     ///
     /// # Errors
-    /// If a weight is missing or has another shape.
+    /// If a weight is missing or has the wrong shape.
     pub fn plan(
         model_dir: &Path,
         spec: &Spec,
@@ -294,7 +295,7 @@ impl CpuModel {
         })
     }
 
-    /// What is allocated.
+    /// Memory allocated by this rank.
     pub fn allocated(&self) -> Allocated {
         Allocated {
             weights: self.packed_bytes,
@@ -304,7 +305,7 @@ impl CpuModel {
         }
     }
 
-    /// A model that runs on `cpu`, with other ranks if it is a part of one.
+    /// A model that runs on `cpu`, and with other ranks if it is one part.
     pub fn new(
         model: Model,
         cpu: Cpu,
@@ -335,7 +336,7 @@ impl CpuModel {
         })
     }
 
-    /// Runs one step over token 0. If its logits are not finite, those of no request would be.
+    /// Runs a step on token 0. If its logits are not finite, no request's would be.
     ///
     /// # Errors
     /// If another rank is lost.
@@ -387,8 +388,8 @@ impl CpuModel {
         std::mem::replace(&mut self.activations.profile, Profile::measuring())
     }
 
-    /// Runs one step and returns the logits of `rows` (ascending) instead of tokens, for tests and
-    /// measurements; none if another stage has them.
+    /// Runs a step and returns the logits of `rows` (ascending) instead of tokens, for tests and
+    /// measurements. Empty unless this rank is in the last stage.
     ///
     /// # Panics
     /// If another rank is lost.
@@ -413,18 +414,17 @@ impl CpuModel {
         Ok(all)
     }
 
-    /// Bytes of weights that every step of this rank reads.
+    /// Bytes of weights that this rank reads in every step.
     pub fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes()
     }
 
-    /// Bytes of the KV cache, which has the rank's KV heads only.
+    /// Size of the KV cache, which holds only this rank's KV heads, in bytes.
     pub fn kv_bytes(&self) -> u64 {
         self.cache.bytes()
     }
 
-    /// Runs all layers. In the last one, rows that are not wanted are dropped once their keys and values are
-    /// cached.
+    /// Runs all layers. In the last one, rows that are not wanted end once their keys and values are cached.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), Lost> {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
@@ -465,7 +465,7 @@ impl CpuModel {
     }
 }
 
-/// The KV cache of the layers and heads of `spec`.
+/// Shape of the KV cache for the layers and heads of `spec`.
 fn kv_shape(spec: &Spec, options: &CpuOptions) -> KvShape {
     KvShape {
         layers: spec.layers.len(),
@@ -477,7 +477,7 @@ fn kv_shape(spec: &Spec, options: &CpuOptions) -> KvShape {
     }
 }
 
-/// Logits in memory at a time.
+/// Number of logits held at a time.
 fn logit_values(spec: &Spec, is_last: bool) -> usize {
     if is_last { LOGIT_ROWS * spec.vocab_size as usize } else { 0 }
 }

@@ -29,8 +29,8 @@ struct Workspace {
 }
 
 impl Draw {
-    /// Allocates memory for each of the launch sizes `capacities` (ascending); the last is the most samples
-    /// and scores in a pass.
+    /// Allocates memory for each launch size in `capacities` (ascending); the last is the most samples and
+    /// scores per pass.
     pub fn place(
         kernels: &Kernels,
         capacities: &[usize],

@@ -31,12 +31,12 @@ pub enum NotUsable {
         /// The allowed values.
         allowed: String,
     },
-    /// A part of the model has no kernel.
+    /// No kernel for a part of the model.
     #[error("the CUDA kernels cannot run this model: {family} has {part}; serve it with --device cpu")]
     Part {
-        /// The model's family.
+        /// Name of the model family.
         family: &'static str,
-        /// The part.
+        /// Description of the part without a kernel.
         part: &'static str,
     },
     /// A setting that the kernels do not support.
@@ -52,8 +52,8 @@ pub enum NotUsable {
 }
 
 impl NotUsable {
-    /// Whether a device that should work does not. The CPU does not replace it then, because the device may
-    /// work at the next start.
+    /// Whether a supported device failed. The CPU does not replace it then, because the device may work at
+    /// the next start.
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Device(Unavailable::DriverFailed(_)) => true,
@@ -82,7 +82,7 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
     Ok(OpenDevice { device, kernels })
 }
 
-/// A part of the model that has no kernel yet, in words.
+/// Part of the model without a kernel, as text for a message.
 fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
     let networks = || spec.layers.iter().map(|layer| layer.feed_forward);
     if networks().any(|network| network.experts.is_some()) {
@@ -106,7 +106,7 @@ fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
 /// Checks that there are kernels for `model`.
 ///
 /// # Errors
-/// Names the part of the model or the setting that has none.
+/// Names the part of the model or the setting without a kernel.
 pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
     if let Some(part) = part_without_kernel(&model.spec) {
         return Err(NotUsable::Part { family: model.model_type, part });

@@ -1,4 +1,4 @@
-//! Samples that follow a grammar.
+//! Samples constrained by a grammar.
 
 use skein_grammar::token_bytes::TokenBytes;
 use skein_grammar::{Library, Source};
@@ -22,7 +22,7 @@ fn held(source: &Source, params: SamplingParams, n: u32) -> NewRequest {
     request(params, n)
 }
 
-/// As the service submits it, for a model that knows the first `known` bytes.
+/// Submission as the service builds it, for a model whose vocabulary has only the first `known` bytes.
 fn submission_of(id: &str, asked: &NewRequest, known: u32) -> Submission {
     let library = Library::new(&TokenBytes::of_bytes(), known).unwrap();
     let grammar = asked.params.grammar.as_ref().unwrap();
@@ -82,7 +82,7 @@ async fn answers_follow_their_grammar_and_end_with_it() {
                     assert!(matcher.next_tokens().unwrap().may_end, "{text:?} is complete");
                 }
             }
-            // Drafts of other tokens change nothing.
+            // Drafts of other tokens must not change the output.
             let drafts = Drafts::new(3, Box::new(|_, most, draft: &mut Vec<_>| draft.extend(vec![65; most])));
             let drafted = run(Scene::drafting(options(1), drafts), &asked).await;
             assert_eq!(alike.expect("it ran").samples, drafted.samples);
@@ -129,7 +129,7 @@ async fn a_complete_answer_at_max_tokens_has_stopped_and_an_incomplete_one_has_n
     check(2, 0, FinishReason::Length).await;
     check(3, 0, FinishReason::Stop(None)).await;
     check(9, 0, FinishReason::Stop(None)).await;
-    // A grammar that allows nothing else goes before `min_tokens`.
+    // A complete answer takes precedence over `min_tokens`.
     check(9, 9, FinishReason::Stop(None)).await;
 }
 

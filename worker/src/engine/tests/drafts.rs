@@ -6,8 +6,8 @@ use super::scene::*;
 use super::*;
 use crate::scheduler::{Drafts, Propose};
 
-/// Proposes in turn the right tokens, garbage, and right tokens followed by garbage. `wholes`: prompts
-/// with their outputs.
+/// Proposes in turn correct tokens, garbage, and correct tokens followed by garbage. `wholes`: prompts with
+/// their outputs.
 fn in_turn(wholes: Vec<Vec<TokenId>>) -> Propose {
     let mut turn = 0;
     Box::new(move |tokens, most, draft| {

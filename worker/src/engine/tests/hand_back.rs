@@ -1,4 +1,4 @@
-//! A request cut anywhere and resumed elsewhere gives the same output as one that was not cut.
+//! A request cut anywhere and resumed elsewhere produces the same output as one that was not cut.
 
 use super::scene::*;
 use super::*;
@@ -33,14 +33,14 @@ fn cases() -> Vec<(&'static str, NewRequest)> {
     ]
 }
 
-/// Runs `turns` turns, then hands back. Returns what the reader got.
+/// Runs `turns` turns, then hands back. Returns the reader's output.
 async fn cut_after(turns: u32, asked: &NewRequest) -> Got {
     let mut scene = Scene::new(fake());
     let mut stream = scene.submit(keyed("cut", asked.clone())).await.expect("taken");
     let mut got = Got::default();
     for turn in 0..turns {
         scene.turn();
-        // Some readers are up to date when the engine hands back, others have read nothing.
+        // Some readers are up to date at the hand-back; others have read nothing.
         if turn % 3 == 0 {
             got.read(&mut stream);
         }
@@ -59,7 +59,7 @@ async fn cut_after(turns: u32, asked: &NewRequest) -> Got {
     got
 }
 
-/// The request that resumes the rest on another worker.
+/// Request that resumes the rest on another worker.
 fn rest_of(asked: &NewRequest, got: &Got) -> NewRequest {
     let left = |index: u32| got.samples.get(&index).is_none_or(|output| output.finish.is_none());
     let samples = asked.samples.iter().filter(|sample| left(sample.index));
@@ -79,7 +79,7 @@ fn joined(mut got: Got, rest: Got) -> Got {
         whole.tokens.extend(output.tokens);
         whole.finish = output.finish;
     }
-    // Scores start again from the first if some were missing.
+    // If some scores were missing, they restart from the first.
     got.scores.extend(rest.scores);
     got
 }
@@ -106,7 +106,7 @@ async fn a_resume_at_every_position_of_every_case_is_exact() {
         let whole = undisturbed(asked.clone()).await;
         let longest = whole.samples.values().map(|output| output.tokens.len()).max().expect("some");
         for cut in 0..=longest {
-            // What a client has after reading this far; samples that have ended are not requested again.
+            // Client state after reading this far; samples that have ended are not requested again.
             let mut got = Got { scores: whole.scores.clone(), ..Got::default() };
             for (&index, output) in &whole.samples {
                 let tokens = output.tokens.clone().into_iter().take(cut).collect();

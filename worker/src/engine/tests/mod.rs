@@ -1,4 +1,4 @@
-//! The engine loop over the fake backend: here on its own thread, in the submodules turn by turn.
+//! The engine loop over the fake backend: on its own thread here, turn by turn in the submodules.
 
 mod constraints;
 mod drafts;
@@ -30,7 +30,7 @@ use crate::streams::{
 };
 
 /// Longer than any test takes; a test that hangs fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Running = JoinHandle<Result<(), BackendError>>;
 
@@ -74,8 +74,7 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
 async fn read(stream: &mut TokenStream) -> Result<Vec<Delta>, StreamFault> {
     let mut all = Vec::new();
     let mut position = 40;
-    while let Some(deltas) = tokio::time::timeout(PATIENCE, stream.next()).await.expect("the stream goes on")
-    {
+    while let Some(deltas) = tokio::time::timeout(TIMEOUT, stream.next()).await.expect("the stream goes on") {
         for delta in deltas? {
             assert_eq!(delta.from_position, position, "positions have no holes");
             position += delta.tokens.len() as u32;
@@ -91,7 +90,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    assert!(tokio::time::timeout(PATIENCE, wait).await.is_ok(), "{what}");
+    assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "{what}");
 }
 
 async fn stop(handle: EngineHandle, running: Running) {
@@ -185,7 +184,7 @@ async fn a_reader_that_never_reads_loses_its_request_not_the_workers_memory() {
     let (handle, running) = start(FakeOptions { kv_blocks: 8192, ..FakeOptions::default() }, 8);
     let mut greedy = submission("a", 100_000);
     let params = SamplingParams { max_tokens: 100_000, logprobs: Some(20), ..SamplingParams::default() };
-    // Many bytes a token, so that few tokens reach the limit.
+    // Large logprob lists, so that few tokens reach the limit.
     greedy.request.params = Arc::new(params);
     greedy.request.samples = (0..32).map(|index| NewSample { index, delivered: Vec::new() }).collect();
     let mut lazy = handle.submit(greedy).await.expect("taken");
@@ -319,12 +318,12 @@ async fn an_idle_engine_ends_when_its_backend_dies_or_its_handles_are_dropped() 
         if dies {
             let ring = alarm.lock().unwrap().take().unwrap();
             ring();
-            tokio::time::timeout(PATIENCE, handle.ended()).await.expect("the alarm wakes the engine");
+            tokio::time::timeout(TIMEOUT, handle.ended()).await.expect("the alarm wakes the engine");
             assert!(running.join().unwrap().unwrap_err().to_string().contains("an illegal address"));
         } else {
             drop(handle);
             let joined = tokio::task::spawn_blocking(|| running.join().unwrap());
-            let ended = tokio::time::timeout(PATIENCE, joined).await;
+            let ended = tokio::time::timeout(TIMEOUT, joined).await;
             assert!(ended.expect("an alarm keeps no engine alive").unwrap().is_ok());
         }
     }

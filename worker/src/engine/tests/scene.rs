@@ -1,5 +1,5 @@
-//! An engine driven by a test: it takes its turns when the test says so, in simulated time, and is
-//! audited after each.
+//! An engine driven by a test in simulated time. The test decides when it takes its turns, and audits it
+//! after each.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl Scene {
         Self::of(scheduler(options), backend)
     }
 
-    /// An engine whose streams get drafts.
+    /// An engine that drafts tokens for its streams.
     pub fn drafting(options: FakeOptions, drafts: Drafts) -> Self {
         let mut scheduler = scheduler(&options);
         scheduler.set_drafts(drafts);
@@ -57,12 +57,12 @@ impl Scene {
         turn
     }
 
-    /// Turns until nothing is left to compute.
+    /// Takes turns until nothing is left to compute.
     pub fn run(&mut self) {
         while self.turn() == Turn::Worked {}
     }
 
-    /// Awaits an answer that takes one turn.
+    /// Awaits a reply that needs one turn.
     async fn ask<T>(&mut self, question: impl Future<Output = T>) -> T {
         let turn = async { self.turn() };
         tokio::join!(biased; question, turn).0
@@ -106,7 +106,7 @@ pub fn attachment(id: &str, from: &[(u32, u32)]) -> Attachment {
     Attachment { id: id.into(), key: KEY, samples, from_score: 0, linger: LINGER }
 }
 
-/// A request that other readers may join.
+/// A submission whose stream other readers can join.
 pub fn keyed(id: &str, request: NewRequest) -> Submission {
     Submission { stream_key: Some(KEY), linger: LINGER, ..Submission::alone(id, request) }
 }
@@ -118,7 +118,7 @@ pub fn request(params: SamplingParams, n: u32) -> NewRequest {
     NewRequest { params: Arc::new(params), samples, ..submission("", 1).request }
 }
 
-/// Everything that a reader got, each position once.
+/// A reader's accumulated output, each position once.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Got {
     pub samples: BTreeMap<u32, Output>,
@@ -134,7 +134,7 @@ pub struct Output {
 }
 
 impl Got {
-    /// Adds the next delta; panics if a position comes twice or is left out.
+    /// Adds the next delta; panics if a position repeats or is missing.
     pub fn add(&mut self, delta: Delta) {
         assert!(!self.handed_back, "nothing follows a hand-back");
         self.handed_back = delta.hand_back;
@@ -161,7 +161,7 @@ impl Got {
         output.finish = delta.finish;
     }
 
-    /// Reads what is there now; `Some` if the stream has ended.
+    /// Reads everything available; `Some` if the stream has ended.
     pub fn read(&mut self, stream: &mut TokenStream) -> Option<Result<(), StreamFault>> {
         use std::task::{Context, Poll, Waker};
         loop {
@@ -181,7 +181,7 @@ impl Got {
     }
 }
 
-/// A request's complete output on an engine of its own.
+/// Complete output of a request on its own engine.
 pub async fn undisturbed(request: NewRequest) -> Got {
     undisturbed_in(fake(), request).await
 }
@@ -197,7 +197,7 @@ pub async fn undisturbed_in(options: FakeOptions, request: NewRequest) -> Got {
     got
 }
 
-/// Small enough that stop tokens come up.
+/// Small enough that stop tokens occur.
 pub const VOCAB: u32 = 50;
 
 pub fn fake() -> FakeOptions {

@@ -1,4 +1,4 @@
-//! Requests with many readers, and with none.
+//! Requests with many readers, or with none.
 
 use super::scene::*;
 use super::*;
@@ -15,7 +15,7 @@ async fn a_stream_can_be_read_from_every_position_while_it_runs_and_after() {
     drop(first);
     let mut readers = Vec::new();
     for from in 0..=30 {
-        // One step each: the later readers start behind the computed tokens, the first ones ahead of them.
+        // One step each: later readers start behind the computed tokens, earlier ones ahead of them.
         let stream = scene.attach(&format!("reader {from}"), &[(0, PROMPT_LEN + from)]).await.expect("kept");
         readers.push((from, stream, Got::default()));
         for (_, stream, got) in &mut readers {
@@ -79,7 +79,7 @@ async fn the_last_readers_release_frees_all_blocks_in_the_same_turn() {
     let mut scene = Scene::new(fake());
     let blocks = scene.free_blocks();
     for round in 0..50 {
-        // At every age of a request, from before its first step on.
+        // At every age of a request, starting before its first step.
         let [name, other] = ["first", "second"].map(|name| format!("{name} {round}"));
         let first = scene.submit(keyed(&name, plain(10_000))).await.expect("taken");
         for _ in 0..round {
@@ -90,7 +90,7 @@ async fn the_last_readers_release_frees_all_blocks_in_the_same_turn() {
         assert!(scene.release(&name).await);
         assert!(scene.free_blocks() < blocks, "the other one still reads");
         assert!(!scene.release(&name).await, "only once");
-        // A release after the stream was dropped counts, too.
+        // A release after the stream was dropped also counts.
         if round % 2 == 0 {
             drop(second);
             assert!(scene.release(&other).await);
@@ -211,7 +211,7 @@ async fn a_different_request_with_the_same_key_is_computed_separately() {
     drop(first);
 }
 
-/// The request's output on this engine, without a key.
+/// Output of the request on this engine, without a key.
 async fn undisturbed_on(scene: &mut Scene, request: NewRequest) -> Got {
     let mut stream = scene.submit(Submission::alone("by itself", request)).await.expect("taken");
     scene.run();
@@ -227,7 +227,7 @@ async fn a_resumed_stream_is_kept_from_its_clients_first_token_on() {
     let mut resumed = plain(60);
     resumed.samples[0].delivered = whole[..20].to_vec();
     drop(scene.submit(keyed("resumed", resumed)).await.expect("taken"));
-    // Its router died as well, and the client has less than the router had.
+    // The router also died, and the client has less than the router had.
     let mut stream = scene.attach("again", &[(0, PROMPT_LEN + 4)]).await.expect("kept");
     scene.run();
     let mut got = Got::default();
@@ -278,7 +278,8 @@ async fn prompt_scores_are_kept_for_readers_that_lack_them() {
         assert!(got.scores.iter().eq(whole.scores.range(from_score..)), "from {from_score}");
         assert_eq!(got.samples, whole.samples);
     }
-    // A request that no longer wants scores joins, too. One that wants them does not join a stream without.
+    // A request that no longer needs scores joins as well. One that needs them does not join a stream without
+    // them.
     let without = request(SamplingParams { prompt_logprobs: None, ..params }, 1);
     drop(scene.submit(keyed("again", without.clone())).await.expect("joined"));
     assert_eq!(scene.engine.counts().accepted, 1);
@@ -347,7 +348,7 @@ async fn kept_output_is_bounded_ended_streams_go_first_and_readers_lose_nothing(
         drop(scene.submit(submission).await.expect("taken"));
         scene.run();
         assert!(scene.engine.outbox.bytes() <= LIMIT, "{} bytes", scene.engine.outbox.bytes());
-        // Each expires a little later.
+        // Each one expires slightly later.
         scene.pass(Duration::from_millis(1));
     }
     let mut kept = Vec::new();

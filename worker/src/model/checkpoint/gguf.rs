@@ -13,46 +13,46 @@ use crate::model::LoadError;
 use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
-/// Bytes that `sample` takes at the start, the middle and the end of a tensor.
+/// Bytes that `sample` takes from the start, middle and end of a tensor.
 const SAMPLE_BYTES: usize = 64;
 
-/// A model that is a file.
+/// A model stored as a GGUF file.
 pub struct ModelFile(GgufModel);
 
 impl ModelFile {
-    /// The model at `path`, if that is a file and no directory.
+    /// Opens the model at `path` if it is a file rather than a directory.
     ///
     /// # Errors
-    /// If it cannot be read or is damaged.
+    /// If the file cannot be read or is damaged.
     pub fn open(path: &Path) -> Result<Option<Self>, LoadError> {
         if is_gguf(path) { Ok(Some(Self(GgufModel::open(path)?))) } else { Ok(None) }
     }
 
-    /// What config.json would say.
+    /// Equivalent of config.json.
     ///
     /// # Errors
-    /// What is not supported.
+    /// If the model is unsupported.
     pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
         Ok(self.0.config()?)
     }
 
-    /// What tokenizer.json would say; `None` if its tokenizer is not supported.
+    /// Equivalent of tokenizer.json; `None` if the tokenizer is unsupported.
     pub fn tokenizer(&self) -> Option<Vec<u8>> {
         serde_json::to_vec(&self.0.tokenizer().ok()?).ok()
     }
 
-    /// Changes a spec of [`ModelFile::config`] to what the file's tensors contain.
+    /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
     pub fn adapt(&self, spec: &mut Spec) {
         let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
         spec.attention.pairs.is_interleaved = architecture.is_some_and(|it| ROTATES_ADJACENT.contains(&it));
-        // Converters add it to the weights.
+        // Converters have already added the offset to the weights.
         spec.norm.offset = 0.0;
         let is_fused = self.0.tensor("blk.0.attn_qkv.weight").is_some();
         spec.names = if is_fused { fused_names } else { names };
     }
 }
 
-/// Names of tensors, without the layer and the ending.
+/// Tensor names of a role, without layer and suffix.
 fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Embedding => &["token_embd"],
@@ -83,7 +83,7 @@ fn names(role: Role) -> &'static [&'static str] {
     }
 }
 
-/// [`names`] of Phi, whose projections are fused; its gate is a part of up.
+/// Like [`names`], for Phi's fused projections; up contains the gate.
 fn fused_names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Query | Role::Key | Role::Value => &["attn_qkv"],
@@ -92,7 +92,7 @@ fn fused_names(role: Role) -> &'static [&'static str] {
     }
 }
 
-/// The name in the file of a tensor of [`names`].
+/// Converts a name of [`names`] to the name in the file.
 fn file_name(name: &str) -> String {
     let name = match name.strip_prefix("model.layers.") {
         Some(of_layer) => format!("blk.{of_layer}"),
@@ -165,7 +165,7 @@ impl Weights {
         })
     }
 
-    /// Bytes of some rows of a tensor, if it has a supported type, that shape and those rows.
+    /// Bytes of a range of a tensor's rows, if type, shape and range are supported.
     fn storage(&self, tensor: &TensorInfo, shape: &[usize], rows: Range<usize>) -> Option<Storage> {
         let outer = if shape.len() > 1 { &shape[..shape.len() - 1] } else { shape };
         let all: usize = outer.iter().product();
@@ -178,7 +178,7 @@ impl Weights {
     }
 }
 
-/// Bytes of a type of this name, if it is supported.
+/// Bytes as values of the type `kind`, if supported.
 fn stored(kind: &str, bytes: Bytes) -> Option<Storage> {
     match kind {
         "F32" => Some(Storage::F32(bytes)),
@@ -191,7 +191,7 @@ fn stored(kind: &str, bytes: Bytes) -> Option<Storage> {
     }
 }
 
-/// Names of the supported types.
+/// Names of the supported types, for messages.
 fn supported() -> String {
     let blocks: Vec<&str> = BlockType::ALL.iter().map(|kind| kind.name()).collect();
     format!("F32, F16, BF16, {}", blocks.join(", "))

@@ -1,5 +1,5 @@
-//! A checkpoint: a model's weights in files, safetensors or GGUF. This room knows files, but not what their
-//! tensors are for.
+//! Checkpoint files with a model's weights, in safetensors or GGUF. This module knows the files but not the
+//! role of their tensors.
 
 mod gguf;
 pub mod quantised;
@@ -23,7 +23,7 @@ enum Files {
     Gguf(gguf::Weights),
 }
 
-/// Calls a method that both kinds of files have.
+/// Calls a method common to both kinds of files.
 macro_rules! on_files {
     ($self:ident, $files:ident => $call:expr) => {
         match &$self.0 {
@@ -66,7 +66,8 @@ impl Weights {
         on_files!(self, files => files.sample(take));
     }
 
-    /// How matrices are quantised by another library, if they are. GGUF's blocks are no such scheme.
+    /// Quantisation scheme of the matrices, if another library quantised them. GGUF's blocks do not count as
+    /// one.
     pub fn scheme(&self) -> Option<&Scheme> {
         match &self.0 {
             Files::Safetensors(files) => files.scheme(),
@@ -74,12 +75,12 @@ impl Weights {
         }
     }
 
-    /// Bytes of all files.
+    /// Total size of the files, in bytes.
     pub fn file_bytes(&self) -> u64 {
         on_files!(self, files => files.file_bytes())
     }
 
-    /// Whether a tensor of this name has a type that [`Weights::rows`] reads.
+    /// Whether [`Weights::rows`] can read the type of the tensor `name`.
     pub(in crate::model) fn has_numbers(&self, name: &str) -> bool {
         match &self.0 {
             Files::Safetensors(files) => files.has_numbers(name),
@@ -87,10 +88,10 @@ impl Weights {
         }
     }
 
-    /// The matrix of codes of this name and shape; `None` if there is none.
+    /// Matrix of codes with this name and shape; `None` if there is none.
     ///
     /// # Errors
-    /// If one of its tensors is missing, or has another type or shape, or a form that is not supported.
+    /// If one of its tensors is missing, or has the wrong type or shape or an unsupported form.
     pub(in crate::model) fn codes(
         &self,
         name: &str,
@@ -100,16 +101,16 @@ impl Weights {
         files.scheme().map_or(Ok(None), |scheme| quantised::find(files, scheme, name, shape))
     }
 
-    /// Whether a tensor has this name.
+    /// Whether there is a tensor `name`.
     pub fn contains(&self, name: &str) -> bool {
         on_files!(self, files => files.contains(name))
     }
 
-    /// Some rows of a tensor of this shape, mapped, not copied. The rows of a tensor of three dimensions are
-    /// those of all its matrices.
+    /// A range of a tensor's rows, mapped without a copy. In a three-dimensional tensor, the rows of all its
+    /// matrices count.
     ///
     /// # Errors
-    /// If it is missing, or has another shape or a type that is not supported.
+    /// If the tensor is missing, or has the wrong shape or an unsupported type.
     pub fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Storage, LoadError> {
         on_files!(self, files => files.rows(name, shape, rows))
     }

@@ -17,8 +17,8 @@ use crate::model::config::read_object;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Bytes that `sample` takes at the start, the middle and the end of a tensor. A fine-tuned model differs in
-/// nearly all of them, and hashing everything would cost as much as loading it.
+/// Bytes that `sample` takes from the start, middle and end of a tensor. A fine-tuned model differs in nearly
+/// all of them, and hashing everything would cost as much as loading.
 const SAMPLE_BYTES: usize = 64;
 /// Most shards of a model.
 const MAX_FILES: usize = 10_000;
@@ -27,9 +27,9 @@ const MAX_FILES: usize = 10_000;
 pub struct Weights {
     dir: PathBuf,
     files: Vec<WeightFile>,
-    /// Index of the file of each tensor.
+    /// File index of each tensor.
     places: HashMap<String, usize>,
-    /// How matrices are quantised, if they are.
+    /// Quantisation scheme of the matrices, if any.
     scheme: Option<Scheme>,
 }
 
@@ -37,7 +37,7 @@ struct WeightFile {
     path: PathBuf,
     map: Arc<MappedFile>,
     header: Metadata,
-    /// Offset of the tensors' bytes.
+    /// Offset of the tensor data.
     data: usize,
 }
 
@@ -56,14 +56,14 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Maps `file` of `dir`, which is no model.
+    /// Maps `file` in `dir`, which need not be a model.
     pub(in crate::model) fn open_file(dir: &Path, file: &str) -> Result<Self, LoadError> {
         let file = WeightFile::open(dir.join(file))?;
         let places = file.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
         Ok(Self { dir: dir.to_owned(), files: vec![file], places, scheme: None })
     }
 
-    /// Names of all tensors, sorted.
+    /// Tensor names, sorted.
     pub(in crate::model) fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.places.keys().map(String::as_str).collect();
         names.sort_unstable();
@@ -131,12 +131,12 @@ impl Weights {
         }
     }
 
-    /// How matrices are quantised, if they are.
+    /// Quantisation scheme of the matrices, if any.
     pub fn scheme(&self) -> Option<&Scheme> {
         self.scheme.as_ref()
     }
 
-    /// Bytes of all files.
+    /// Total size of the files, in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.map.len() as u64).sum()
     }
@@ -145,7 +145,7 @@ impl Weights {
         &self.dir
     }
 
-    /// A tensor as it is, of any type.
+    /// A tensor of any type, as stored.
     pub(in crate::model) fn raw(&self, name: &str) -> Option<Raw> {
         let (file, info) = self.place(name)?;
         let (start, end) = info.data_offsets;
@@ -153,19 +153,19 @@ impl Weights {
         Some(Raw { name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone(), bytes })
     }
 
-    /// Whether a tensor of this name holds numbers of 16 or 32 bits.
+    /// Whether the tensor `name` contains 16- or 32-bit numbers.
     pub(in crate::model) fn has_numbers(&self, name: &str) -> bool {
         let is_number = |dtype| matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
         self.place(name).is_some_and(|(_, info)| is_number(info.dtype))
     }
 
-    /// Whether a tensor has this name.
+    /// Whether there is a tensor `name`.
     pub fn contains(&self, name: &str) -> bool {
         self.place(name).is_some()
     }
 
-    /// Some rows of a tensor of this shape, mapped, not copied. The rows of a tensor of three dimensions are
-    /// those of all its matrices.
+    /// A range of a tensor's rows, mapped without a copy. In a three-dimensional tensor, the rows of all its
+    /// matrices count.
     pub fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Storage, LoadError> {
         let missing = || LoadError::MissingTensor {
             tensor: name.to_owned(),
@@ -181,8 +181,8 @@ impl Weights {
         })
     }
 
-    /// The file of a tensor, and its entry there. Some files omit the prefix `model.`. In models that also
-    /// take images the language model has a prefix of its own.
+    /// File and entry of a tensor. Some files omit the prefix `model.`; in models that also take images, the
+    /// language model has a further prefix.
     fn place(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {
         let find = |name: &str| {
             let file = &self.files[*self.places.get(name)?];
@@ -202,8 +202,8 @@ impl WeightFile {
             Ok(map) => Arc::new(map),
             Err(source) => return Err(LoadError::Read { path, source }),
         };
-        // The library checks that the header fits the file, that the tensors lie back to back in it, and that
-        // shapes, types and lengths agree.
+        // The library checks that the header fits the file, that tensors are contiguous, and that shapes,
+        // types and lengths agree.
         match SafeTensors::read_metadata(&map) {
             Ok((header_bytes, header)) => {
                 Ok(Self { path, data: size_of::<u64>() + header_bytes, map, header })
@@ -215,7 +215,7 @@ impl WeightFile {
         }
     }
 
-    /// Bytes of some rows of a tensor, if it has a supported type, that shape and those rows.
+    /// Bytes of a range of a tensor's rows, if type, shape and range are supported.
     fn storage(&self, info: &TensorInfo, shape: &[usize], rows: Range<usize>) -> Option<Storage> {
         let (start, end) = info.data_offsets;
         let outer = if shape.len() > 1 { &shape[..shape.len() - 1] } else { shape };
@@ -237,7 +237,7 @@ impl WeightFile {
     }
 }
 
-/// Whether `name` is a plain file name: an index must not lead out of its directory.
+/// Whether `name` is a plain file name: an index must not point outside its directory.
 fn is_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
@@ -269,7 +269,7 @@ mod tests {
         (dir, weights)
     }
 
-    /// Checks that a directory with these files is refused with a message containing all of `words`.
+    /// Checks that a directory with these files is refused, with all of `words` in the message.
     fn check_refused(files: &[(&str, &[u8])], words: &[&str]) {
         let (_dir, weights) = with(files);
         let message = weights.err().unwrap().to_string();

@@ -1,7 +1,7 @@
-//! Command R (Cohere 2024) and Command R7B and A (2025), whose windowed layers alone rotate.
+//! Command R (Cohere 2024), and Command R7B and A (2025), where only windowed layers use rotary positions.
 //!
-//! Attention and feed-forward network read the same normalised rows; layer normalisation without biases;
-//! logits are scaled.
+//! Attention and the feed-forward network read the same normalised rows. Uses layer normalisation without
+//! biases and scaled logits.
 
 use skein_kernels::cpu::rope::Rotation;
 
@@ -11,7 +11,7 @@ use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;
 use crate::model::spec::{NormKind, NormSpec, Spec};
 
-// Defaults of transformers' `CohereConfig` and `Cohere2Config` for missing fields.
+// Defaults of transformers' `CohereConfig` and `Cohere2Config`.
 const EPS: f64 = 1e-5;
 const COHERE_THETA: f64 = 500_000.0;
 const LOGIT_SCALE: f64 = 0.0625;

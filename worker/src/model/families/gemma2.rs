@@ -1,7 +1,7 @@
 //! Gemma 2 (Gemma Team 2024).
 //!
-//! The outputs of attention and feed-forward network are normalised, as are their inputs. Every other layer
-//! has a window; scores and logits are capped; embeddings are scaled by the square root of their width; the
+//! Inputs and outputs of attention and the feed-forward network are normalised. Every other layer has a
+//! window, scores and logits are capped, embeddings are scaled by the square root of their width, and the
 //! gate is GELU.
 
 use skein_kernels::gate::Gate;
@@ -12,7 +12,7 @@ use crate::model::fields::Fields;
 use crate::model::spec::{AttentionSpec, NormPlace, NormSpec, Spec};
 use crate::model::tensors::Role;
 
-// Defaults of transformers' `Gemma2Config` for missing fields.
+// Defaults of transformers' `Gemma2Config`.
 const HEAD_DIM: usize = 256;
 const QUERY_PRE_ATTN_SCALAR: f64 = 256.0;
 const SLIDING_WINDOW: usize = 4096;
@@ -34,7 +34,7 @@ pub fn gemma2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
-/// What Gemma 2 and 3 have in common.
+/// Common parts of Gemma 2 and 3.
 pub fn gemma(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     fields.one_of("hidden_activation", &["gelu_pytorch_tanh"], Some("gelu_pytorch_tanh"))?;
     let defaults = Defaults { head_dim: Some(HEAD_DIM), is_tied: true, ..Defaults::USUAL };

@@ -1,7 +1,6 @@
-//! Gemma 3 (Gemma Team 2025), its text model.
+//! Text model of Gemma 3 (Gemma Team 2025).
 //!
-//! Gemma 2 with normalised heads instead of caps. Five of six layers have a window and a rotation of their
-//! own.
+//! Gemma 2 with normalised heads instead of caps. Five of six layers have a window and a separate rotation.
 
 use serde_json::{Map, Value};
 use skein_kernels::cpu::rope::Rotation;
@@ -12,12 +11,12 @@ use crate::model::fields::Fields;
 use crate::model::rope::{RopeDefaults, object, read};
 use crate::model::spec::{QkNorm, Spec};
 
-// Defaults of transformers' `Gemma3TextConfig` for missing fields.
+// Defaults of transformers' `Gemma3TextConfig`.
 const SLIDING_WINDOW: usize = 4096;
 const SLIDING_WINDOW_PATTERN: usize = 6;
 const GLOBAL_THETA: f64 = 1e6;
 const LOCAL_THETA: f64 = 10_000.0;
-/// Sizes that checkpoints with images leave out.
+/// Sizes that checkpoints of multimodal models omit.
 pub const SIZES: &[(&str, u32)] = &[
     ("vocab_size", 262_208),
     ("hidden_size", 2304),
@@ -51,11 +50,11 @@ pub fn gemma3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
-/// Index of the rotation of layers without a window, and of those with one.
+/// Rotation index of layers without and with a window.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
 
-/// Both rotations: version 5 of transformers nests them in `rope_parameters`, version 4 scales only the
+/// Both rotations. Version 5 of transformers nests them in `rope_parameters`; version 4 scales only the
 /// global one.
 fn rotations(fields: &Fields<'_>, head_dim: usize) -> Result<Vec<Rotation>, LoadError> {
     let empty = Map::new();

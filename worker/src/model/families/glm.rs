@@ -1,6 +1,6 @@
-//! GLM-4 (GLM Team 2024), as `glm`, and its successor of 2025, `glm4`, which normalises outputs, too.
+//! GLM-4 (GLM Team 2024), `glm`, and its successor `glm4` (2025), which also normalises outputs.
 //!
-//! Llama with biases of queries, keys and values, a fused gate, and half of each head rotated, in adjacent
+//! Llama with biases of queries, keys and values, a fused gate, and rotation of half of each head in adjacent
 //! pairs.
 
 use super::{Defaults, llama, silu_decoder};
@@ -10,7 +10,7 @@ use crate::model::rope::RopeDefaults;
 use crate::model::spec::{NormPlace, NormSpec, Spec};
 use crate::model::tensors::Role;
 
-// Defaults of transformers' `GlmConfig` for missing fields.
+// Defaults of transformers' `GlmConfig`.
 const HEAD_DIM: usize = 128;
 const EPS: f64 = 1.5625e-7;
 const PARTIAL: f64 = 0.5;

@@ -1,5 +1,5 @@
-//! GLM-4.5 and 4.6 (GLM Team 2025): experts chosen as DeepSeek-V3 chooses them (DeepSeek-AI 2024), by
-//! corrected sigmoids within the best groups, and a network beside them. Half of each head is rotated.
+//! GLM-4.5 and 4.6 (GLM Team 2025). Experts are chosen as in DeepSeek-V3 (DeepSeek-AI 2024), by corrected
+//! sigmoids within the best groups, and a shared network runs beside them. Half of each head is rotated.
 
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 
@@ -9,13 +9,13 @@ use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;
 use crate::model::spec::{ExpertsSpec, QkNorm, SharedSpec, Spec};
 
-// Defaults of transformers' `Glm4MoeConfig` for missing fields.
+// Defaults of transformers' `Glm4MoeConfig`.
 const EPS: f64 = 1e-5;
 const PARTIAL: f64 = 0.5;
 const EXPERTS: (usize, usize) = (128, 8);
 const MOE_INTERMEDIATE_SIZE: usize = 1408;
 const DENSE_LAYERS: usize = 1;
-/// Groups are ranked by the sum of their two best experts.
+/// A group ranks by the sum of this many best experts.
 const BY_BEST: usize = 2;
 
 pub fn glm4_moe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
@@ -34,7 +34,7 @@ pub fn glm4_moe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
-/// Reads a mixture in the fields of DeepSeek-V3. `inner_size` is an expert's.
+/// Reads a mixture of experts from DeepSeek-V3's fields. `inner_size` is that of one expert.
 fn grouped_experts(fields: &Fields<'_>, inner_size: usize) -> Result<ExpertsSpec, LoadError> {
     let plain = experts(fields, "n_routed_experts", EXPERTS, fields.flag("norm_topk_prob", true)?)?;
     let (count, per_token) = (plain.count, plain.routing.per_token);

@@ -1,4 +1,4 @@
-//! Granite 3 (Granite Team 2024), dense and with a mixture of experts: Llama with factors for embeddings,
+//! Granite 3 (Granite Team 2024), dense or with a mixture of experts: Llama with factors for embeddings,
 //! scores, outputs and logits.
 
 use super::{experts, llama};
@@ -7,17 +7,17 @@ use crate::model::fields::Fields;
 use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
-/// Experts of a layer and of a token, if the configuration does not say.
+/// Default numbers of experts per layer and per token.
 const EXPERTS: (usize, usize) = (8, 2);
-/// Values that a factor may have.
+/// Allowed range of a factor.
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
 pub fn granite(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let factor = |field| fields.number(field, FACTORS, Some(1.0));
     let residual = factor("residual_multiplier")?;
     let mut spec = llama::llama(fields)?;
-    // Instead of each output, the residual stream is scaled, by the inverse. Normalisation undoes that if its
-    // eps is scaled, too.
+    // Instead of scaling each output, scale the residual stream by the inverse. Normalisation cancels it if
+    // eps is scaled as well.
     spec.embedding_scale = (factor("embedding_multiplier")? / residual) as f32;
     spec.norm.eps = (f64::from(spec.norm.eps) / (residual * residual)) as f32;
     spec.attention.scale = factor("attention_multiplier")? as f32;
@@ -27,13 +27,13 @@ pub fn granite(fields: &Fields<'_>) -> Result<Spec, LoadError> {
 
 pub fn granitemoe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let mut spec = granite(fields)?;
-    // A softmax over the chosen experts is that over all, divided by its sum.
+    // A softmax over the chosen experts equals the softmax over all, divided by the sum of the chosen.
     let experts = experts(fields, "num_local_experts", EXPERTS, true)?;
     spec.layers.iter_mut().for_each(|layer| layer.feed_forward.experts = Some(experts));
     Ok(Spec { names, ..spec })
 }
 
-/// The names of IBM's release, and those of version 5 of transformers.
+/// Names in IBM's release and in version 5 of transformers.
 fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Router => &["block_sparse_moe.router.layer", "block_sparse_moe.router"],

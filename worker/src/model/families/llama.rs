@@ -1,4 +1,4 @@
-//! Llama (Touvron et al. 2023) and its relatives of the same form: Falcon 3, SmolLM 2, and Mistral with its
+//! Llama (Touvron et al. 2023) and models of the same architecture: Falcon 3, SmolLM 2, and Mistral with its
 //! window.
 //!
 //! A pre-norm decoder: grouped-query attention with rotary positions, then a SwiGLU network, each added to
@@ -10,7 +10,7 @@ use crate::model::fields::Fields;
 use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
-/// Default window of transformers' `MistralConfig` if the field is missing; only an explicit null means none.
+/// Default window of transformers' `MistralConfig`; only an explicit null disables it.
 const MISTRAL_DEFAULT_WINDOW: usize = 4096;
 
 pub fn llama(fields: &Fields<'_>) -> Result<Spec, LoadError> {
@@ -27,7 +27,7 @@ pub fn mistral(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
-/// Names of tensors in the checkpoint.
+/// Tensor names in checkpoints.
 pub fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Embedding => &["model.embed_tokens"],

@@ -7,7 +7,7 @@ use crate::model::rope::RopeDefaults;
 use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
-// Defaults of transformers' `MixtralConfig` for missing fields.
+// Defaults of transformers' `MixtralConfig`.
 const EPS: f64 = 1e-5;
 const THETA: f64 = 1e6;
 const EXPERTS: (usize, usize) = (8, 2);
@@ -23,7 +23,7 @@ pub fn mixtral(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(Spec { names, ..spec })
 }
 
-/// The names of Mistral AI's release, and those of version 5 of transformers.
+/// Names in Mistral AI's release and in version 5 of transformers.
 fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Router => &["block_sparse_moe.gate", "mlp.gate"],

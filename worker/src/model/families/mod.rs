@@ -1,5 +1,5 @@
-//! Model families: each reads its config.json into a [`Spec`]. A family is a file here and a
-//! line of [`FAMILIES`].
+//! Model families. Each converts its config.json to a [`Spec`], and consists of a file here and a line in
+//! [`FAMILIES`].
 
 mod cohere;
 mod gemma2;
@@ -33,11 +33,11 @@ use super::spec::{
 /// A family of models.
 #[derive(Debug)]
 pub struct Family {
-    /// Its `model_type` in config.json.
+    /// `model_type` in config.json.
     pub model_type: &'static str,
-    /// Reads and validates its fields.
+    /// Reads and validates the family's fields.
     pub spec: fn(&Fields<'_>) -> Result<Spec, LoadError>,
-    /// Sizes that its configurations may leave out.
+    /// Sizes that its configurations may omit.
     pub sizes: &'static [(&'static str, u32)],
 }
 
@@ -72,9 +72,9 @@ pub const FAMILIES: &[Family] = &[
     Family::new("starcoder2", starcoder2::starcoder2),
 ];
 
-/// Most experts of a layer.
+/// Most experts in a layer.
 const MAX_EXPERTS: usize = 4096;
-/// Least letters that two names share at their start if one is to be called near the other.
+/// Fewest leading letters that a name must share with another to be suggested.
 const NEAR_LETTERS: usize = 3;
 
 /// The family named by `model_type`.
@@ -97,28 +97,28 @@ pub fn find(fields: &Fields<'_>) -> Result<&'static Family, LoadError> {
     })
 }
 
-/// Names of all families.
+/// Names of all families, for messages.
 fn supported() -> String {
     FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ")
 }
 
-/// The family whose name has the longest start in common with `name`.
+/// Family whose name shares the longest prefix with `name`.
 fn near(name: &str) -> Option<&'static str> {
     let shared = |family: &&Family| {
         let same = family.model_type.chars().zip(name.chars()).take_while(|(known, letter)| known == letter);
         same.filter(|(letter, _)| letter.is_alphanumeric()).count()
     };
-    // Of equally near names the shortest: without the suffix of a variant.
+    // Among equally near names, the shortest: it has no variant suffix.
     let nearest = FAMILIES.iter().max_by_key(|family| (shared(family), usize::MAX - family.model_type.len()));
     nearest.filter(|family| shared(family) >= NEAR_LETTERS).map(|family| family.model_type)
 }
 
-/// What a family assumes where the configuration says nothing.
+/// Defaults of a family for absent fields.
 #[derive(Clone, Copy)]
 struct Defaults {
     /// `None` = the hidden size divided by the heads.
     head_dim: Option<usize>,
-    /// The name of the field that holds the normalisations' eps.
+    /// Field that holds the normalisations' eps.
     eps_field: &'static str,
     eps: f64,
     is_tied: bool,
@@ -137,8 +137,8 @@ impl Defaults {
     };
 }
 
-/// A pre-norm decoder with the properties that most families share: full attention, no biases. Families
-/// change what differs.
+/// Pre-norm decoder with the properties common to most families: full attention, no biases. Families override
+/// the rest.
 fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
     let hidden_size = fields.size("hidden_size", 1 << 17, None)?;
     let (heads, kv_heads, head_dim) = heads(fields, hidden_size, defaults.head_dim)?;
@@ -183,13 +183,13 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
     })
 }
 
-/// A [`decoder`] whose gate is SiLU.
+/// A [`decoder`] with SiLU as its gate.
 fn silu_decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
     fields.one_of("hidden_act", &["silu"], Some("silu"))?;
     decoder(fields, defaults)
 }
 
-/// Query heads, KV heads, and values in a head.
+/// Numbers of query heads and KV heads, and values per head.
 fn heads(
     fields: &Fields<'_>,
     hidden_size: usize,
@@ -211,14 +211,14 @@ fn heads(
     Ok((heads, kv_heads, head_dim))
 }
 
-/// Adds attention biases if the configuration has them.
+/// Adds attention biases if the configuration enables them.
 fn with_attention_bias(fields: &Fields<'_>, spec: Spec) -> Result<Spec, LoadError> {
     let has_bias = fields.flag("attention_bias", false)?;
     let attention = AttentionSpec { has_bias, has_output_bias: has_bias, ..spec.attention };
     Ok(Spec { attention, ..spec })
 }
 
-/// The window in `sliding_window`; `None` if it is null, or covers the longest sequence.
+/// Window in `sliding_window`; `None` if null, or at least as long as the longest sequence.
 fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<u32>, LoadError> {
     if fields.is_absent("sliding_window") && (default.is_none() || fields.get("sliding_window").is_some()) {
         return Ok(None);
@@ -228,7 +228,7 @@ fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<u32>, Lo
     Ok(Some(window).filter(|window| *window < longest))
 }
 
-/// Which of `layers` have a window: those that `layer_types` names, or without it those that `or` says.
+/// Which of `layers` have a window: those in `layer_types`, or without that field those for which `or` holds.
 fn windowed(fields: &Fields<'_>, layers: usize, or: impl Fn(usize) -> bool) -> Result<Vec<bool>, LoadError> {
     if fields.is_absent("layer_types") {
         return Ok((0..layers).map(or).collect());
@@ -243,12 +243,12 @@ fn windowed(fields: &Fields<'_>, layers: usize, or: impl Fn(usize) -> bool) -> R
     (0..layers).map(has_window).collect()
 }
 
-/// Whether each of `layers` is in a group of `interval`, but not its last.
+/// Whether a layer is not the last of its group of `interval` layers.
 fn in_groups(interval: usize) -> impl Fn(usize) -> bool {
     move |layer| !(layer + 1).is_multiple_of(interval)
 }
 
-/// Reads a mixture of experts.
+/// Reads the fields of a mixture of experts.
 fn experts(
     fields: &Fields<'_>,
     count_field: &str,

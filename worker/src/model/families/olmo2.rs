@@ -1,5 +1,5 @@
-//! OLMo 2 (OLMo Team 2024): Llama that normalises the outputs of attention and feed-forward network instead
-//! of their inputs, and all heads of queries and of keys together.
+//! OLMo 2 (OLMo Team 2024): Llama with normalised outputs instead of inputs of attention and feed-forward
+//! network, and with one norm over all heads of the queries and one over the keys.
 
 use super::{Defaults, llama, silu_decoder, with_attention_bias};
 use crate::model::LoadError;

@@ -1,12 +1,12 @@
-//! OLMoE (Muennighoff et al. 2024): Llama with a mixture of experts that normalises all heads of queries and
-//! of keys together.
+//! OLMoE (Muennighoff et al. 2024): Llama with a mixture of experts, one norm over all heads of the queries,
+//! and one over the keys.
 
 use super::{Defaults, experts, silu_decoder, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{QkNorm, Spec};
 
-// Defaults of transformers' `OlmoeConfig` for missing fields.
+// Defaults of transformers' `OlmoeConfig`.
 const EPS: f64 = 1e-5;
 const EXPERTS: (usize, usize) = (64, 8);
 

@@ -1,7 +1,6 @@
 //! Phi-3, Phi-4 and Phi-4-mini (Abdin et al. 2024).
 //!
-//! Llama with fused projections and, in models of long contexts, LongRoPE and a rotation of a part of each
-//! head.
+//! Llama with fused projections. Long-context models also use LongRoPE and rotate only part of each head.
 
 use super::{Defaults, llama, silu_decoder, window};
 use crate::model::LoadError;

@@ -1,13 +1,13 @@
-//! Qwen2 and Qwen2.5 (Qwen Team 2024), Llama with biases of queries, keys and values, and Qwen3 (2025), which
-//! normalises heads instead.
+//! Qwen2 and Qwen2.5 (Qwen Team 2024): Llama with biases of queries, keys and values. Qwen3 (2025) has
+//! normalised heads instead.
 
 use super::{Defaults, silu_decoder, window, windowed, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{QkNorm, Spec};
 
-// Defaults of transformers' `Qwen2Config` and `Qwen3Config` for missing fields.
-const QWEN3_HEAD_DIM: usize = 128; // whatever the hidden size
+// Defaults of transformers' `Qwen2Config` and `Qwen3Config`.
+const QWEN3_HEAD_DIM: usize = 128; // independent of the hidden size
 const SLIDING_WINDOW: usize = 4096;
 const MAX_WINDOW_LAYERS: usize = 28;
 
@@ -24,7 +24,7 @@ pub fn qwen3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     with_attention_bias(fields, spec)
 }
 
-/// Adds the window of the layers from `max_window_layers` on, if the configuration uses it.
+/// Adds a window to the layers from `max_window_layers` on, if enabled.
 fn with_windows(fields: &Fields<'_>, mut spec: Spec) -> Result<Spec, LoadError> {
     if !fields.flag("use_sliding_window", false)? {
         return Ok(spec);

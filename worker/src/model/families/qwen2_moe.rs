@@ -1,5 +1,5 @@
-//! Qwen1.5 and Qwen2 with a mixture of experts (Qwen Team 2024): Qwen2 with experts in some or all layers,
-//! and beside them a network that all rows use, weighted by the sigmoid of a logit.
+//! Qwen1.5 and Qwen2 with mixtures of experts (Qwen Team 2024): Qwen2 with experts in some or all layers, and
+//! a shared network weighted by the sigmoid of a logit.
 
 use super::qwen3_moe::with_experts;
 use super::{Defaults, experts, silu_decoder, window, windowed};
@@ -7,7 +7,7 @@ use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{SharedSpec, Spec};
 
-// Defaults of transformers' `Qwen2MoeConfig` for missing fields.
+// Defaults of transformers' `Qwen2MoeConfig`.
 const EXPERTS: (usize, usize) = (60, 4);
 const MOE_INTERMEDIATE_SIZE: usize = 1408;
 const SHARED_INTERMEDIATE_SIZE: usize = 5632;
@@ -20,7 +20,7 @@ pub fn qwen2_moe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     if fields.flag("use_sliding_window", false)? {
         let window = window(fields, Some(SLIDING_WINDOW))?;
         let most = fields.size("max_window_layers", 4096, Some(MAX_WINDOW_LAYERS))?;
-        // Every second layer, of those before `max_window_layers`.
+        // Every second layer before `max_window_layers`.
         let windowed = windowed(fields, spec.layers.len(), |layer| layer.is_multiple_of(2) && layer < most)?;
         for (layer, has_window) in spec.layers.iter_mut().zip(windowed) {
             layer.window = window.filter(|_| has_window);

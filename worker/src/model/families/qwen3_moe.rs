@@ -1,4 +1,4 @@
-//! Qwen3 with a mixture of experts (Qwen Team 2025) in some or all layers.
+//! Qwen3 (Qwen Team 2025) with mixtures of experts in some or all layers.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{ExpertsSpec, QkNorm, Spec};
 
-// Defaults of transformers' `Qwen3MoeConfig` for missing fields.
+// Defaults of transformers' `Qwen3MoeConfig`.
 const EXPERTS: (usize, usize) = (128, 8);
 const MOE_INTERMEDIATE_SIZE: usize = 768;
 const SLIDING_WINDOW: usize = 4096;
@@ -23,7 +23,7 @@ pub fn qwen3_moe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     with_experts(fields, spec, experts, inner_size)
 }
 
-/// Gives `experts` to the layers that have some.
+/// Adds `experts` to the layers that have them.
 pub fn with_experts(
     fields: &Fields<'_>,
     mut spec: Spec,
@@ -40,7 +40,7 @@ pub fn with_experts(
     Ok(spec)
 }
 
-/// Layers without experts, in `mlp_only_layers`.
+/// Layers without experts, from `mlp_only_layers`.
 fn dense_layers(fields: &Fields<'_>) -> Result<Vec<u64>, LoadError> {
     if fields.is_absent("mlp_only_layers") {
         return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! SmolLM 3 (Bakouch et al. 2025): Llama with every fourth layer without rotation.
+//! SmolLM 3 (Bakouch et al. 2025): Llama with no rotary positions in every fourth layer.
 
 use serde_json::Value;
 use skein_kernels::cpu::rope::Rotation;
@@ -9,7 +9,7 @@ use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;
 use crate::model::spec::Spec;
 
-// Defaults of transformers' `SmolLM3Config` for missing fields.
+// Defaults of transformers' `SmolLM3Config`.
 const NO_ROPE_LAYER_INTERVAL: usize = 4;
 const THETA: f64 = 2e6;
 
@@ -31,7 +31,7 @@ pub fn smollm3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
-/// Whether each layer rotates: 1 in `no_rope_layers`, whose name says the opposite of its values.
+/// Whether each layer rotates: 1 in `no_rope_layers`, despite its name.
 fn rotates(fields: &Fields<'_>, layers: usize) -> Result<Vec<bool>, LoadError> {
     let interval = fields.size("no_rope_layer_interval", 4096, Some(NO_ROPE_LAYER_INTERVAL))?;
     if fields.is_absent("no_rope_layers") {

@@ -1,5 +1,5 @@
-//! StarCoder 2 (Lozhkov et al. 2024): layer normalisation, biases everywhere, and a feed-forward network
-//! without a gate.
+//! StarCoder 2 (Lozhkov et al. 2024): layer normalisation, biases throughout, and an ungated feed-forward
+//! network.
 
 use skein_kernels::gate::Gate;
 

@@ -1,5 +1,6 @@
-//! What ranks exchange during a step: embeddings, partial sums of products, and logits. Everything is
-//! gathered from all ranks and then chosen or added in one order, so all ranks have the bits of a single one.
+//! Data that ranks exchange during a step: embeddings, partial sums of products, and logits. Everything is
+//! gathered from all ranks and then selected or added in a fixed order, so all ranks get the same bits as a
+//! single rank.
 
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
@@ -11,26 +12,26 @@ use skein_kernels::leaves;
 
 use crate::shard::Shard;
 
-/// The heads of a model that ranks share.
+/// Attention heads, as divided among ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Heads<'a> {
     pub shard: &'a Shard,
-    /// Values in a head.
+    /// Values per head.
     pub dim: usize,
     /// KV heads of the whole model.
     pub kv_heads: usize,
 }
 
-/// Buffers of exchanges; empty on a single rank.
+/// Exchange buffers; empty on a single rank.
 #[derive(Default)]
 pub(super) struct Shared {
     own: Aligned<f32>,
-    /// What all ranks gave, in the order of ranks.
+    /// Gathered data, in rank order.
     all: Aligned<f32>,
 }
 
 impl Shared {
-    /// Gathers `len` values that `compute` writes.
+    /// Gathers `len` values that `compute` writes on each rank.
     fn gather(
         &mut self,
         ranks: &mut dyn Ranks,
@@ -46,8 +47,8 @@ impl Shared {
         Ok(all)
     }
 
-    /// Rows of the embedding table, each from the rank that has it: `compute` writes this rank's, and
-    /// anything for the others.
+    /// Embedding rows, each from the rank that has it: `compute` writes this rank's rows and arbitrary values
+    /// for the others.
     pub(super) fn embeddings(
         &mut self,
         ranks: &mut dyn Ranks,
@@ -64,8 +65,8 @@ impl Shared {
         Ok(())
     }
 
-    /// A product that ranks share by its inputs: `compute` writes the sum over this rank's leaves. The ranks'
-    /// sums are joined as a tree; then comes the bias, then `y`.
+    /// A product divided among ranks by its inputs: `compute` writes the sum over this rank's leaves. The
+    /// ranks' sums are added as a tree, then the bias, then `y`.
     pub(super) fn sum(
         &mut self,
         cpu: &mut Cpu,
@@ -80,8 +81,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The outputs of experts, `[pairs, width]`, each from the rank that has the expert: `owners` names it.
-    /// All ranks chose alike, so they know how many pairs each one gives.
+    /// Outputs of experts, `[pairs, width]`, each from the rank that has the expert according to `owners`.
+    /// All ranks make the same choice, so they know how many pairs each one contributes.
     pub(super) fn expert_outputs(
         &mut self,
         ranks: &mut dyn Ranks,
@@ -110,9 +111,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Queries and keys of all heads, for a norm over whole rows: `normalise` gets `[rows, q | k]` of the
-    /// whole model, and this rank's part of the result replaces that of `qkv`, `[rows, q | k | v]` of its
-    /// own heads.
+    /// Queries and keys of all heads, for a norm over whole rows. `normalise` gets `[rows, q | k]` of the
+    /// whole model, and this rank's part of the result replaces that of `qkv`, `[rows, q | k | v]` of its own
+    /// heads.
     pub(super) fn whole_rows(
         &mut self,
         ranks: &mut dyn Ranks,
@@ -132,7 +133,7 @@ impl Shared {
                 to[..own].copy_from_slice(&from[..own]);
             }
         })?;
-        // Queries are `group` times as wide as keys, which follow them.
+        // Queries are `group` times as wide as the keys that follow them.
         let (q_width, whole) = (kv_heads * shard.group * dim, kv_heads * (shard.group + 1) * dim);
         let count_rows = qkv.len() / stride;
         rows.grow(count_rows * whole);
@@ -166,7 +167,8 @@ impl Shared {
         compute: impl FnOnce(&mut [f32]),
     ) -> Result<(), Lost> {
         let vocab = shard.vocabulary_of(shard.ranks - 1).end;
-        // All ranks give equally many values; those with fewer rows of the vocabulary leave the end unused.
+        // All ranks contribute equally many values; ranks with a smaller part of the vocabulary leave the end
+        // unused.
         let (rows, widest) = (logits.len() / vocab, shard.widest_vocabulary());
         let own = rows * shard.vocabulary.len();
         let all = self.gather(ranks, rows * widest, |values| compute(&mut values[..own]))?;

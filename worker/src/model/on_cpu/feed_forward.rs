@@ -16,27 +16,27 @@ use super::exchange::Shared;
 use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 
-/// Activations of networks that are not gated, and of experts.
+/// Activations of ungated networks and of experts.
 #[derive(Default)]
 pub(super) struct Inner {
-    /// `[rows, inner]` of a network without a gate.
+    /// `[rows, inner]` of an ungated network.
     up: Aligned<f32>,
     experts: Experts,
 }
 
-/// Activations of experts. A pair is a row and one of its experts.
+/// Activations of experts. A pair is a row and one of its chosen experts.
 #[derive(Default)]
 struct Experts {
-    /// `[rows, hidden]`, normalised, in `f32`: what the router reads.
+    /// `[rows, hidden]`, normalised, in `f32`: input of the router.
     normalised: Input,
-    /// `[rows, hidden]`: the same, for gathering.
+    /// `[rows, hidden]`: the same values, for gathering.
     rows: Aligned<f32>,
-    /// `[rows, experts]`
+    /// Router logits, `[rows, experts]`.
     logits: Aligned<f32>,
     choices: Choices,
-    /// `[pairs, hidden]`
+    /// Gathered inputs, `[pairs, hidden]`.
     input: Input,
-    /// `[pairs, hidden]`
+    /// Outputs of the experts, `[pairs, hidden]`.
     outputs: Aligned<f32>,
 }
 
@@ -49,7 +49,8 @@ impl Inner {
         self.experts.rows.grow(experts_rows);
     }
 
-    /// Values for steps of `rows` rows: a plain network's, and experts' logits, outputs and inputs.
+    /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, outputs and
+    /// inputs.
     pub fn lens(spec: &Spec, rows: usize) -> [usize; 4] {
         let plain = spec.layers.iter().filter(|layer| !layer.feed_forward.is_gated);
         let plain = plain.map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default();
@@ -58,14 +59,14 @@ impl Inner {
         [plain, experts, per_token * spec.hidden_size, inputs].map(|width| rows * width)
     }
 
-    /// Values that are allocated.
+    /// Number of allocated values.
     pub fn len(&self) -> usize {
         let Experts { logits, outputs, rows, .. } = &self.experts;
         [&self.up, logits, outputs, rows].map(|values| values.len()).iter().sum()
     }
 }
 
-/// A layer's network, for `x` `[rows, hidden]`.
+/// A layer's feed-forward network, with its input `x` `[rows, hidden]`.
 pub(super) struct Network<'a> {
     pub model: &'a Model,
     pub spec: &'a FeedForwardSpec,
@@ -74,8 +75,8 @@ pub(super) struct Network<'a> {
 }
 
 impl Network<'_> {
-    /// Sets `inner` to the activations that a dense network's down projection reads, and returns that
-    /// projection; `None` if `weights` are experts.
+    /// Sets `inner` to the input of a dense network's down projection, and returns that projection; `None` if
+    /// `weights` are experts.
     pub fn run_dense<'w>(
         &self,
         cpu: &mut Cpu,
@@ -125,7 +126,7 @@ fn gate(
     gated_matmul(cpu, input, gated, encoding, inner);
 }
 
-/// A layer's mixture of experts.
+/// Mixture of experts of one layer.
 pub(super) struct Mixture<'a> {
     pub model: &'a Model,
     pub spec: &'a FeedForwardSpec,
@@ -135,9 +136,9 @@ pub(super) struct Mixture<'a> {
 }
 
 impl Mixture<'_> {
-    /// Adds the experts' outputs to `x` `[rows, hidden]`. The weights of a chosen expert are read once, for
-    /// all its rows together. The router always reads `f32`: a rounding could change the choice. Every rank
-    /// chooses, computes the experts that it has, and adds the outputs of all.
+    /// Adds the experts' outputs to `x` `[rows, hidden]`. The weights of a chosen expert are read once for
+    /// all its rows. The router always reads `f32`, because rounding could change the choice. Every rank
+    /// makes the choice, computes its own experts, and adds the outputs of all.
     ///
     /// # Errors
     /// If another rank is lost.
@@ -161,8 +162,8 @@ impl Mixture<'_> {
         let outputs = &mut outputs[..choices.pairs() * hidden];
         let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
         let chosen: Vec<(usize, Range<usize>)> = own.collect();
-        // One run, unless other ranks have experts between, or a checkpoint stores experts in several types
-        // or with inputs in several orders.
+        // A single run, unless other ranks' experts lie between, or the checkpoint stores experts in several
+        // types or input orders.
         let joins = |(a, of_a): &(usize, Range<usize>), (b, of_b): &(usize, Range<usize>)| {
             of_a.end == of_b.start && self.reads(*a) == self.reads(*b)
         };
@@ -189,7 +190,7 @@ impl Mixture<'_> {
         Ok(())
     }
 
-    /// Adds the output of the network that all rows share, if there is one.
+    /// Adds the output of the shared network, if there is one.
     fn add_shared(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
         let Some((network, router)) = &self.weights.shared else { return };
         let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
@@ -204,7 +205,7 @@ impl Mixture<'_> {
         add_shared(cpu, outputs, logits, hidden, x);
     }
 
-    /// An expert that this rank has.
+    /// Network of an expert on this rank.
     fn network(&self, expert: usize) -> &GatedNetwork {
         self.weights.networks[expert].as_ref().expect("only the rank's own experts are computed")
     }
@@ -214,7 +215,7 @@ impl Mixture<'_> {
         Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
     }
 
-    /// How an expert's products read their inputs, and in which order: gate and up, then down.
+    /// Encoding and order of the inputs of an expert's products: gate and up, then down.
     fn reads(&self, expert: usize) -> [(Encoding, Option<&Order>); 2] {
         let GatedNetwork { gate, up, down } = self.network(expert);
         let (gate, up, down) = (gate.linear(), up.linear(), down.linear());

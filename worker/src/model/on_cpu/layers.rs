@@ -1,4 +1,4 @@
-//! A layer's weights, by role.
+//! Weights of a layer, by role.
 
 use std::collections::HashMap;
 
@@ -19,22 +19,22 @@ pub(super) struct Layer {
     pub q: Projection,
     pub k: Projection,
     pub v: Projection,
-    /// Normalise queries and keys: `[head_dim]` each for head by head, or the widths of all heads.
+    /// Norms of queries and keys: `[head_dim]` each for a norm per head, or the width of all heads.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub o: Projection,
-    /// Normalises the output before it is added to the residual stream.
+    /// Norm of the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
-    /// `None` if the input is not normalised, or as for attention.
+    /// `None` if the input is not normalised or shares the attention's norm.
     pub feed_forward_norm: Option<Norm>,
     pub feed_forward: FeedForward,
-    /// Normalises the output before it is added to the residual stream.
+    /// Norm of the output before it is added to the residual stream.
     pub down_norm: Option<Vec<f32>>,
 }
 
-/// The weights of a feed-forward network.
+/// Weights of a feed-forward network.
 pub(super) enum FeedForward {
     Gated(GatedNetwork),
-    /// `up` and `down`, without a gate.
+    /// `up` and `down` of an ungated network.
     Plain(Projection, Projection),
     Experts(Box<Mixture>),
 }
@@ -42,11 +42,11 @@ pub(super) enum FeedForward {
 /// A mixture of experts.
 pub(super) struct Mixture {
     pub router: Projection,
-    /// Added to the experts' scores before the choice.
+    /// Correction added to the experts' scores before the choice.
     pub correction: Option<Vec<f32>>,
-    /// The experts that this rank has.
+    /// Experts on this rank.
     pub networks: Vec<Option<GatedNetwork>>,
-    /// The network of all rows, and the product that weighs it; whole on every rank.
+    /// Shared network and the projection for its weight; complete on every rank.
     pub shared: Option<(GatedNetwork, Option<Projection>)>,
 }
 
@@ -68,10 +68,10 @@ impl Projection {
     }
 }
 
-/// Weights of a normalisation of rows.
+/// Weights of a norm over rows.
 pub(super) struct Norm {
     pub weight: Vec<f32>,
-    /// Layer normalisations may have one.
+    /// Bias; only layer normalisation may have one.
     pub bias: Option<Vec<f32>>,
 }
 
@@ -82,7 +82,7 @@ impl Norm {
 }
 
 impl Layer {
-    /// Takes the layer's weights out of `parts`.
+    /// Assembles a layer from `parts`.
     pub fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
         let mut vector = |role| parts.vector(layer, role);
         let qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
@@ -121,7 +121,7 @@ impl Mixture {
         let expert = |expert| {
             let at = |role| (Some(layer), Some(expert), role);
             if !parts.has_matrix(at(Role::ExpertGate)) {
-                return None; // another rank has it
+                return None; // on another rank
             }
             let mut take = |role| parts.projection_at(at(role));
             let (gate, up) = (take(Role::ExpertGate), take(Role::ExpertUp));
@@ -139,10 +139,10 @@ impl Mixture {
     }
 }
 
-/// A layer, `None` outside the layers, an expert, `None` outside the experts, and a role.
+/// Layer (`None` outside layers), expert (`None` outside experts), and role.
 type At = (Option<usize>, Option<usize>, Role);
 
-/// Weights that were read but not yet assigned to a layer.
+/// Weights that were read but are not yet assigned to a layer.
 pub(super) struct Parts {
     matrices: HashMap<At, Packed>,
     biases: HashMap<At, Vec<f32>>,
@@ -150,7 +150,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Reads the rank's part of all vectors among `tensors`.
+    /// Reads this rank's part of all vectors in `tensors`.
     pub fn read(
         spec: &Spec,
         shard: &Shard,
@@ -185,7 +185,7 @@ impl Parts {
         self.matrix_at((layer, None, role))
     }
 
-    /// The weights of a normalisation, if there is one.
+    /// Weights of a norm, if the model has it.
     pub fn norm(&mut self, layer: Option<usize>, role: Role) -> Option<Norm> {
         let at = (layer, None, role);
         Some(Norm { weight: self.norms.remove(&at)?, bias: self.biases.remove(&at) })
@@ -203,9 +203,9 @@ impl Parts {
         Projection { weights: self.matrix_at(at), bias: self.biases.remove(&at) }
     }
 
-    /// A matrix that the model has, because [`crate::model::tensors::all`] lists it.
+    /// A matrix that exists, because [`crate::model::tensors::all`] lists it.
     fn matrix_at(&mut self, at: At) -> Packed {
-        self.matrices.remove(&at).unwrap_or_else(|| unreachable!("it is in the list of tensors"))
+        self.matrices.remove(&at).unwrap_or_else(|| unreachable!("the list of tensors contains it"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Models on the CPU: weights packed for its kernels, and the operations over them.
+//! Models on the CPU: weights packed for its kernels, and the operations on them.
 
 mod exchange;
 mod feed_forward;
@@ -36,16 +36,16 @@ use crate::model::spec::{NormKind, Spec};
 use crate::model::tensors::{self, Kind, Role, Tensor};
 use crate::shard::Shard;
 
-/// A model's weights and its forward pass, or one rank's part of them.
+/// Weights and forward pass of a model, or one rank's part of them.
 pub struct Model {
-    /// What this rank computes.
+    /// Structure of the part on this rank.
     spec: Spec,
     shard: Shard,
-    /// Looked up in the first stage.
+    /// Embedding table, in the first stage.
     embedding: Option<WeightMatrix>,
     layers: Vec<Layer>,
     norm: Option<Norm>,
-    /// Multiplied with in the last stage.
+    /// Output projection, in the last stage.
     head: Option<Packed>,
     /// Whether activations are rounded to bfloat16 before products with bfloat16 weights.
     bf16: bool,
@@ -54,13 +54,13 @@ pub struct Model {
 }
 
 impl Model {
-    /// Finds and validates every weight, and takes the part of `shard`. `pack` packs the matrices that steps
-    /// multiply with, in this order: the layers', then the head. The embedding is used as stored for lookups,
-    /// even if it is also the head. An adapter is merged into the matrices. `bf16`: activations are rounded
-    /// to bfloat16 before products with bfloat16 weights.
+    /// Finds and validates every weight, and takes the part in `shard`. `pack` packs the matrices used in
+    /// products, in this order: the layers', then the head. Embeddings are looked up as stored, even if the
+    /// table is also the head. An adapter is merged into the matrices. `bf16`: round activations to bfloat16
+    /// before products with bfloat16 weights.
     ///
     /// # Errors
-    /// A weight that is missing or has another shape, and the errors of `pack`.
+    /// A weight that is missing or has the wrong shape, and errors of `pack`.
     pub fn load(
         spec: &Spec,
         shard: Shard,
@@ -91,22 +91,22 @@ impl Model {
         })
     }
 
-    /// Bytes of weights that every step reads; with experts, a step of one token.
+    /// Bytes of weights read in every step; for mixtures of experts, in a step of one token.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
 
-    /// What the model computes, on this rank.
+    /// Structure of the part on this rank.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Whether its stage gives logits.
+    /// Whether this rank's stage computes logits.
     pub fn is_last(&self) -> bool {
         self.shard.is_last()
     }
 
-    /// Whether its stage begins with tokens; others begin with the rows of the stage before.
+    /// Whether this rank's stage starts from tokens; other stages start from the previous stage's rows.
     pub fn is_first(&self) -> bool {
         self.shard.is_first()
     }
@@ -118,8 +118,8 @@ impl Model {
         activations
     }
 
-    /// Runs all layers over `step` and writes its keys and values to `cache`. Leaves the wanted
-    /// rows for [`Model::logits`]. All ranks run the same step.
+    /// Runs all layers on `step` and writes its keys and values to `cache`. Leaves the wanted rows for
+    /// [`Model::logits`]. All ranks run the same step.
     ///
     /// # Errors
     /// If another rank is lost.
@@ -135,13 +135,13 @@ impl Model {
         operations::forward(&self.spec, &mut running)
     }
 
-    /// Logits of some of the last step's wanted rows: `[rows, vocab]`, on every rank of the last stage.
+    /// Logits of some wanted rows of the last step: `[rows, vocab]`, on every rank of the last stage.
     ///
     /// # Errors
     /// If another rank is lost.
     ///
     /// # Panics
-    /// In another stage.
+    /// In any other stage.
     pub fn logits(
         &self,
         cpu: &mut Cpu,
@@ -172,13 +172,13 @@ impl Model {
         Ok(())
     }
 
-    /// Factor for embedding rows; some models round it to bfloat16 if activations are.
+    /// Factor of embedding rows; some models round it to bfloat16 together with activations.
     fn embedding_scale(&self) -> f32 {
         let scale = self.spec.embedding_scale;
         if self.bf16 && self.spec.rounds_embedding_scale { bf16::from_f32(scale).to_f32() } else { scale }
     }
 
-    /// Encodes the rows of `x`, normalised if there is a `norm`.
+    /// Encodes the rows of `x`, normalised if `norm` is given.
     fn normalise_into(
         &self,
         cpu: &mut Cpu,
@@ -197,13 +197,13 @@ impl Model {
         }
     }
 
-    /// The input encoding that all of `stack` accept. `input` takes the order of their columns.
+    /// Input encoding that all of `stack` accept. `input` adopts the order of their columns.
     fn encoding(&self, stack: &[Linear<'_>], input: &mut Input) -> Encoding {
         input.set_order(stack.first().and_then(|linear| linear.weights.order().cloned()));
         self.encoding_alone(stack)
     }
 
-    /// [`Model::encoding`] of columns in any order.
+    /// Like [`Model::encoding`], for columns in any order.
     fn encoding_alone(&self, stack: &[Linear<'_>]) -> Encoding {
         let mut encodings = stack.iter().map(|linear| linear.weights.layout().encoding(self.bf16));
         let first = encodings.next().unwrap_or_default();
@@ -212,11 +212,11 @@ impl Model {
     }
 }
 
-/// The rank's part of all matrices that steps multiply with, with the adapter's changes: the layers', then
-/// the head. Only the headers of the files are read.
+/// This rank's part of all matrices used in products, with the adapter's changes: the layers', then the head.
+/// Reads only the headers of the files.
 ///
 /// # Errors
-/// A weight that is missing or has another shape, or a form that its product cannot have.
+/// A weight that is missing, has the wrong shape, or has a form that its product does not support.
 pub fn matrices(
     spec: &Spec,
     shard: &Shard,
@@ -226,14 +226,14 @@ pub fn matrices(
     let head = tensors::head(&tensors);
     let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
     if let Some(adapter) = adapter {
-        // A tied head would change the embedding, too.
+        // Changing a tied head would also change the embedding.
         let untied = (head.role != Role::Embedding).then_some(head);
         let adapted: Vec<_> = tensors.iter().filter(is_in_layer).chain(untied).collect();
         adapter.check_is_used(&adapted)?;
     }
     let multiplied = tensors.iter().filter(is_in_layer);
     let multiplied = multiplied.chain(shard.is_last().then_some(head));
-    // A short vocabulary leaves the last ranks without rows of the head.
+    // With a short vocabulary, the last ranks have no rows of the head.
     let is_own = |tensor: &&Tensor| !shard.part(spec, tensor).is_empty() || tensor.role == head.role;
     let for_use = |tensor: &Tensor| match tensor.role {
         Role::Router | Role::SharedRouter => Use::Router,
@@ -247,7 +247,7 @@ pub fn matrices(
     Ok(matrices)
 }
 
-/// Bytes of `packed` that a step of one token reads: of experts, as many as a token has.
+/// Bytes of `packed` read in a step of one token; of the experts, as many as one token uses.
 fn bytes_of_one_token(spec: &Spec, matrices: &[Matrix], packed: &[Packed]) -> u64 {
     let is_used = |tensor: &Tensor| tensor.expert.is_none_or(|expert| expert < spec.experts().1);
     let used = matrices.iter().zip(packed).filter(|(matrix, _)| is_used(&matrix.tensor));

@@ -1,6 +1,6 @@
-//! Packs weights for the CPU's kernels when a model is loaded: lays them out and, if configured, quantises
-//! them to small integers. All packed matrices of a model form one run of bytes, so that one file can hold
-//! them: see [`super::packed_cache`].
+//! Packs weights for the CPU's kernels at load: arranges them and, if configured, quantises them to small
+//! integers. The packed matrices of a model are contiguous in memory, so that one file can hold them: see
+//! [`super::packed_cache`].
 
 use std::ops::Range;
 
@@ -20,35 +20,36 @@ use crate::shard;
 
 /// Matrices start at multiples of a page.
 const PART_ALIGN: usize = 4096;
-/// Bytes from which unquantised weights are kept on disk: packing fewer takes only some tens of milliseconds.
+/// Smallest total of unquantised weights that are cached on disk, in bytes: packing fewer takes only tens of
+/// milliseconds.
 const LEAST_KEPT_BYTES: usize = 64 << 20;
 
-/// A matrix of a model, as stored.
+/// A stored matrix of the model, to be packed.
 pub struct Matrix {
-    /// Its tensor.
+    /// Description of the tensor in the model.
     pub tensor: Tensor,
-    /// The part of the stored matrix that is packed; its heads are reordered then.
+    /// Stored matrix, or the part of it that is packed; packing reorders its heads.
     pub weights: StoredMatrix,
-    /// Its first row and column in the stored matrix; `None` = it is all of it.
+    /// First row and column within the stored matrix; `None` = the whole matrix.
     pub part_at: Option<(usize, usize)>,
-    /// What it is multiplied for, which decides how it may be quantised.
+    /// Use of the matrix, which determines how it may be quantised.
     pub for_use: Use,
-    /// Leaves of its product's sums.
+    /// Number of leaves of its product's sums.
     pub leaves: usize,
-    /// The change that an adapter makes, if any.
+    /// Change by an adapter, if any.
     pub delta: Option<Delta>,
-    /// The packed format of codes, which keeps all of them; `None` if weights are stored as numbers.
+    /// Packed format that preserves its codes; `None` if the weights are stored as numbers.
     pub codes: Option<Format>,
 }
 
-/// What a matrix is multiplied for.
+/// Use of a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Layers' activations.
+    /// Product with a layer's activations.
     Layer,
-    /// The choice of experts: its weights are never quantised.
+    /// Choice of experts; its weights are never quantised.
     Router,
-    /// Logits.
+    /// Product that computes logits.
     Head,
 }
 
@@ -56,7 +57,7 @@ impl Matrix {
     /// The `part` of `tensor` in `weights`, with the adapter's change.
     ///
     /// # Errors
-    /// If it is missing, has another shape, or a form that cannot be cut, changed or used so.
+    /// If it is missing, has the wrong shape, or has a form that cannot be divided, changed or used this way.
     pub(super) fn find(
         tensor: &Tensor,
         for_use: Use,
@@ -91,8 +92,8 @@ impl Matrix {
         Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
     }
 
-    /// Its candidate layouts when weights are quantised to `rounded`, best first; the best one may not be
-    /// able to hold the matrix.
+    /// Candidate layouts when weights are quantised to `rounded`, best first. The best one may be unable to
+    /// represent the matrix.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
         let formats = match (&self.weights, rounded, self.for_use) {
             (StoredMatrix::Codes(_), ..) => self.codes.into_iter().collect(),
@@ -109,8 +110,8 @@ impl Matrix {
     }
 }
 
-/// The candidate layouts of a model's matrices. The choice is made while packing and stored before the
-/// matrices, one byte for each.
+/// Candidate layouts of a model's matrices. Packing makes the choice and stores it before the matrices, as
+/// one byte each.
 struct Plan {
     layouts: Vec<Vec<Layout>>,
 }
@@ -125,13 +126,13 @@ impl Plan {
         self.layouts.len().next_multiple_of(PART_ALIGN)
     }
 
-    /// Most bytes that the matrices take.
+    /// Upper bound on the size of the matrices, in bytes.
     fn most_bytes(&self) -> usize {
         let largest = |layouts: &Vec<Layout>| layouts.iter().map(Layout::bytes).max().unwrap_or_default();
         self.layouts.iter().fold(self.start(), |end, layouts| part_after(end, largest(layouts)).end)
     }
 
-    /// Layout and place of each matrix for the `chosen` layouts; `None` if one does not exist.
+    /// Layout and byte range of each matrix under the `chosen` layouts; `None` if a choice does not exist.
     fn parts(&self, chosen: &[u8]) -> Option<Vec<(Layout, Range<usize>)>> {
         let mut end = self.start();
         let part = |(layouts, chosen): (&Vec<Layout>, &u8)| {
@@ -143,7 +144,7 @@ impl Plan {
         self.layouts.iter().zip(chosen).map(part).collect()
     }
 
-    /// Key of the packed bytes: different for any two that may differ. `source` identifies the model.
+    /// Cache key of the packed bytes: different whenever they may differ. `source` identifies the model.
     fn key(&self, matrices: &[Matrix], source: u64) -> u64 {
         let mut hash = Xxh3Default::new();
         hash.update(&source.to_le_bytes());
@@ -156,7 +157,7 @@ impl Plan {
     }
 }
 
-/// Bytes that [`pack`] allocates for `matrices`, if it does not find them packed.
+/// Bytes that [`pack`] allocates for `matrices` if they are not cached.
 pub fn most_bytes(matrices: &[Matrix], rounded: Option<Format>) -> u64 {
     Plan::new(matrices, rounded).most_bytes() as u64
 }
@@ -167,9 +168,9 @@ fn part_after(end: usize, bytes: usize) -> Range<usize> {
     start..start + bytes
 }
 
-/// Packs `matrices` of `weights`, or takes them from `cache`. `rounded` is the format to which the layers'
-/// weights are quantised; `None` keeps their values. `source` identifies the model's weights. `progress` gets
-/// (bytes done, total bytes) of the stored weights.
+/// Packs `matrices` of `weights`, or takes them from `cache`. The layers' weights are quantised to `rounded`;
+/// `None` keeps their values. `source` identifies the model's weights. `progress` receives (bytes done, total
+/// bytes) of the stored weights.
 ///
 /// # Errors
 /// Fails if a weight to be quantised is not finite, or if memory runs out.
@@ -203,7 +204,7 @@ pub fn pack(
             blank.keep(cpu, bytes).map_err(no_room)?
         }
     };
-    // From now on only the embedding's rows are read from the stored weights.
+    // From now on, only embedding rows are read from the stored weights.
     weights.release();
     progress(stored, stored);
     let parts = plan.parts(&kept.bytes(0..matrices.len()));
@@ -212,12 +213,12 @@ pub fn pack(
     Ok(parts.iter().map(packed).collect())
 }
 
-/// Bytes of the matrices as stored.
+/// Size of the stored matrices, in bytes.
 fn stored_bytes(matrices: &[Matrix]) -> u64 {
     matrices.iter().map(|matrix| matrix.weights.len_bytes() as u64).sum()
 }
 
-/// Packs all matrices one after another and returns the bytes used.
+/// Packs all matrices in order and returns the number of bytes used.
 fn fill(
     cpu: &mut Cpu,
     matrices: &[Matrix],
@@ -240,7 +241,7 @@ fn fill(
     Ok(end)
 }
 
-/// Packs a matrix in the first of `layouts` that can hold it. Returns the index of the layout and its bytes.
+/// Packs a matrix in the first of `layouts` that can represent it. Returns the layout's index and size.
 fn pack_one(
     cpu: &mut Cpu,
     matrix: &Matrix,
@@ -269,7 +270,7 @@ fn pack_one(
             Err(why @ (PackError::ManyExponents { .. } | PackError::WideScale { .. }))
                 if chosen + 1 < layouts.len() =>
             {
-                tracing::debug!(tensor = matrix.tensor.name, %why, "it takes more memory");
+                tracing::debug!(tensor = matrix.tensor.name, %why, "the matrix needs a larger layout");
                 to.fill(0);
                 chosen += 1;
             }
@@ -278,7 +279,7 @@ fn pack_one(
     }
 }
 
-/// Format part of the file names of unquantised weights.
+/// Format in the file name of unquantised weights.
 const STORED: &str = "stored";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Matrices of codes among a model's products: those that read the same input are multiplied together.
+//! Matrices of codes in products: matrices that read the same input are multiplied together.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use super::pack::{Matrix, Use};
 use crate::model::LoadError;
 use crate::model::tensors::{Kind, StoredMatrix};
 
-/// Refuses products whose matrices are stored in different forms, or have their inputs in different orders.
+/// Refuses products whose matrices differ in storage or in the order of their inputs.
 pub(super) fn check(matrices: &[Matrix]) -> Result<(), LoadError> {
     let mut firsts: HashMap<_, &Matrix> = HashMap::new();
     for matrix in matrices {
@@ -37,7 +37,7 @@ fn order(matrix: &Matrix) -> Option<&Order> {
     }
 }
 
-/// Whether it is multiplied as integers if nothing is rounded at load.
+/// Whether the matrix is multiplied as integers when nothing is quantised at load.
 fn is_integer(matrix: &Matrix) -> bool {
     match matrix.codes {
         Some(format) => format.is_integer(),
@@ -45,7 +45,7 @@ fn is_integer(matrix: &Matrix) -> bool {
     }
 }
 
-/// A matrix's form in messages.
+/// Storage of a matrix, for messages.
 fn form(matrix: &Matrix) -> String {
     let name = match (&matrix.weights, matrix.codes) {
         (_, Some(format)) => format.name(),
@@ -55,7 +55,7 @@ fn form(matrix: &Matrix) -> String {
     if order(matrix).is_some() { format!("{name} in activation order") } else { name.to_owned() }
 }
 
-/// The packed form of `matrices`, each with the order of its inputs. Equal orders are one.
+/// Packed `matrices` with the order of their inputs. Equal orders are shared.
 pub(super) fn in_order(matrices: &[Matrix], packed: Vec<Packed>) -> Vec<Packed> {
     let mut orders: HashSet<Order> = HashSet::new();
     let mut shared = |order: &Order| match orders.get(order) {

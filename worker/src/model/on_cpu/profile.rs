@@ -1,7 +1,7 @@
-//! Measures how a step's time is spent.
+//! Measures the time spent in each part of a step.
 //!
-//! While off it costs a branch for each operation; while on, a clock reading of some 30 ns, too little to
-//! distort a step.
+//! When off, it costs a branch per operation; when on, a clock reading of about 30 ns, too short to distort a
+//! step.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use skein_node::clock::{self, Timestamp};
 /// Part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Embedding lookups, and the angles of positions.
+    /// Embedding lookups and rotary angles.
     Embed,
-    /// Normalising rows, and encoding inputs of products.
+    /// Norms, and encoding the inputs of products.
     Encode,
-    /// The layers' products, including the gate between two of them.
+    /// Products of the layers, including the gate between two of them.
     Products,
     /// Rotating queries and keys, and writing to the cache.
     Cache,

@@ -1,4 +1,4 @@
-//! One forward step: its rows, its activations, and the operations over them.
+//! One forward step: its rows, activations and operations.
 
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
@@ -29,7 +29,7 @@ pub struct ForwardStep<'a> {
     pub slots: &'a [u32],
     /// The rows by sequence.
     pub sequences: &'a [Rows<'a>],
-    /// Rows whose logits are wanted, ascending. The others end in the last layer once their keys and
+    /// Rows whose logits are needed, ascending. The other rows end in the last layer once their keys and
     /// values are cached.
     pub wanted: &'a [u32],
     /// The wanted rows by sequence, numbered among the wanted ones.
@@ -41,7 +41,7 @@ pub struct ForwardStep<'a> {
 pub struct Activations {
     /// `[rows, hidden]`: the residual stream.
     pub(super) x: Aligned<f32>,
-    /// `[rows, hidden]` normalised, or `[rows, q]` from attention, in the next product's encoding.
+    /// `[rows, hidden]` normalised, or `[rows, q]` from attention, encoded for the next product.
     pub(super) input: Input,
     /// `[rows, inner]`, likewise.
     gated: Input,
@@ -54,9 +54,9 @@ pub struct Activations {
     added: Aligned<f32>,
     /// `[rows, q | k]` of all ranks' heads, for norms over whole rows.
     whole: Aligned<f32>,
-    /// `[rotations, rows, head_dim / 2]`
+    /// Cosines, `[rotations, rows, head_dim / 2]`.
     cos: Aligned<f32>,
-    /// As `cos`.
+    /// Sines, with the shape of `cos`.
     sin: Aligned<f32>,
     scores: attention::Scratch,
     pub(super) shared: Shared,
@@ -87,21 +87,21 @@ impl Activations {
         (values * size_of::<f32>()) as u64
     }
 
-    /// Bytes that are allocated at the start; encoded inputs come with the first step.
+    /// Bytes allocated so far; encoded inputs are allocated in the first step.
     pub fn bytes(&self) -> u64 {
         let Self { x, qkv, attended, added, cos, sin, .. } = self;
         let lens = [x, qkv, attended, added, cos, sin].map(|values| values.len());
         ((lens.iter().sum::<usize>() + self.inner.len()) * size_of::<f32>()) as u64
     }
 
-    /// The residual stream of the step that runs: `[rows, hidden]`.
+    /// Residual stream of the current step: `[rows, hidden]`.
     pub fn residual(&mut self, spec: &Spec, rows: usize) -> &mut [f32] {
         self.grow(spec, rows);
         &mut self.x[..rows * spec.hidden_size]
     }
 }
 
-/// Values of a row in [`Activations`]: `x`, `qkv`, `attended`, `added`, `cos`, `sin`.
+/// Values per row in [`Activations`]: `x`, `qkv`, `attended`, `added`, `cos`, `sin`.
 fn widths(spec: &Spec) -> [usize; 6] {
     let attention = &spec.attention;
     let added = if spec.norm.place.has_outputs() { spec.hidden_size } else { 0 };
@@ -120,7 +120,7 @@ pub(super) struct Running<'a> {
     /// Rows in progress: all, or only the wanted ones in the last layer once the others' keys and
     /// values are cached.
     rows: usize,
-    /// Those rows by sequence.
+    /// The same rows, grouped by sequence.
     sequences: &'a [Rows<'a>],
 }
 
@@ -138,8 +138,8 @@ impl<'a> Running<'a> {
         Self { model, cpu, step, cache, activations, ranks, rows, sequences: step.sequences }
     }
 
-    /// In the last layer, continues with the wanted rows only, moved together: the others' results
-    /// are never read.
+    /// In the last layer, continues with the wanted rows only, moved to the front: nothing reads the others'
+    /// results.
     fn end_early(&mut self, layer: usize) {
         let wanted = self.step.wanted;
         if !self.model.shard.is_last() || layer + 1 < self.model.layers.len() || wanted.len() == self.rows {
@@ -162,7 +162,7 @@ impl Operations for Running<'_> {
         let scale = model.embedding_scale();
         let (shard, x) = (&model.shard, &mut x[..*rows * model.spec.hidden_size]);
         match &model.embedding {
-            // Later stages have got the rows of the stage before.
+            // Later stages have received the rows of the stage before.
             None => {}
             Some(table) if shard.ranks == 1 => embed(cpu, table, step.tokens, scale, x),
             Some(table) => {
@@ -274,13 +274,13 @@ impl Operations for Running<'_> {
     }
 }
 
-/// Normalises queries and keys, `[rows, q | k | v]`, in place.
+/// Normalises queries and keys in `[rows, q | k | v]`, in place.
 fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
     let (attention, eps) = (&spec.attention, spec.norm.eps);
     let (heads, kv_heads, stride) = (attention.heads, attention.kv_heads, attention.qkv_width());
-    // Norms of whole rows see the queries as one head, and the keys as the head that follows as many of its
-    // own width.
+    // Norms of whole rows treat the queries as one head, and the keys as a head that follows after heads of
+    // its own width.
     let (queries, keys) = match attention.qk_norm {
         QkNorm::Row => (0..1, heads / kv_heads..heads / kv_heads + 1),
         QkNorm::Heads | QkNorm::None => (0..heads, heads..heads + kv_heads),
@@ -289,8 +289,8 @@ fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     rms_norm_heads(cpu, qkv, stride, keys, k_norm, eps);
 }
 
-/// Normalises queries and keys of whole rows, `[rows, q | k]` of all ranks, in place. Queries are `group`
-/// times as wide as keys, `width`.
+/// Normalises queries and keys of whole rows in `[rows, q | k]` of all ranks, in place. Queries are `group`
+/// times as wide as the keys, `width`.
 fn normalise_rows(cpu: &mut Cpu, group: usize, width: usize, eps: f32, layer: &Layer, rows: &mut [f32]) {
     let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
     rms_norm_heads(cpu, rows, (group + 1) * width, 0..1, q_norm, eps);
@@ -300,7 +300,7 @@ fn normalise_rows(cpu: &mut Cpu, group: usize, width: usize, eps: f32, layer: &L
 /// The residual stream.
 struct Residual<'a> {
     x: &'a mut [f32],
-    /// The output, if it is normalised before it is added.
+    /// Output that is normalised before it is added.
     added: &'a mut Aligned<f32>,
     shared: &'a mut Shared,
     ranks: &'a mut dyn Ranks,
@@ -308,7 +308,7 @@ struct Residual<'a> {
 }
 
 impl Residual<'_> {
-    /// Adds a product that ranks share by its inputs, normalised if there is a `norm`.
+    /// Adds a product divided among ranks by its inputs, normalised if `norm` is given.
     fn add(self, cpu: &mut Cpu, input: &Input, linear: Linear<'_>, norm: Option<&[f32]>) -> Result<(), Lost> {
         let Self { x, added, shared, ranks, eps } = self;
         let Some(norm) = norm else { return product(cpu, shared, ranks, input, linear, (x, Write::Add)) };
@@ -319,7 +319,7 @@ impl Residual<'_> {
     }
 }
 
-/// A product that ranks share by its inputs: the sum of all ranks' leaves, then the bias, then `y`.
+/// Product divided among ranks by its inputs: the sum of all ranks' leaves, then the bias, then `y`.
 fn product(
     cpu: &mut Cpu,
     shared: &mut Shared,
@@ -337,7 +337,7 @@ fn product(
     shared.sum(cpu, ranks, linear.bias, (y, linear.weights.rows(), write), sum)
 }
 
-/// Moves some rows of `values` `[any, width]` to its start; `rows` is ascending.
+/// Moves some rows of `values` `[any, width]` to the front; `rows` is ascending.
 fn keep_rows(values: &mut [f32], rows: &[u32], width: usize) {
     for (to, from) in rows.iter().map(|row| *row as usize).enumerate() {
         values.copy_within(from * width..(from + 1) * width, to * width);

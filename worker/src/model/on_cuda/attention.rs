@@ -1,12 +1,12 @@
-//! A step's attention: which kernel computes which rows.
+//! Selects the attention kernel for each row of a step.
 //!
 //! | rows of a sequence | device | by |
 //! |---|---|---|
 //! | a full tile or more | sm_90, cache in the activations' type, `head_dim` 64 or 128 | [`PrefillSm90`] |
 //! | otherwise | any | [`Attention`] |
 //!
-//! Both see all sequences of a step, and each skips the other's rows. Which one computes a row depends on its
-//! chunk, and they round differently, so batch-invariant mode uses [`Attention`] for all.
+//! Both see all sequences of a step, and each skips the other's rows. A row's kernel depends on its chunk,
+//! and the kernels round differently, so batch-invariant mode uses only [`Attention`].
 
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
@@ -14,8 +14,8 @@ use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, Prefil
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-/// Query rows, times the heads of a group, from which [`PrefillSm90`] pays off: its tile. With fewer, part of
-/// each product is idle, and a tile walks its whole context alone while [`Attention`] splits it.
+/// Query rows times heads per group from which [`PrefillSm90`] is faster: its tile. With fewer, part of each
+/// product is idle, and one tile processes the whole context alone while [`Attention`] splits it.
 const FULL_TILE: usize = 128;
 /// Parts of the workspace start at multiples of this.
 const ALIGNMENT: usize = 256;
@@ -28,7 +28,7 @@ pub struct Windows<T, K> {
 }
 
 impl<T: Activation, K: KvElement> Windows<T, K> {
-    /// Finds the kernels. `shape` is that of all layers, except for their `windows`.
+    /// Looks the kernels up. All layers have `shape`, except for their `windows`.
     pub fn new(
         kernels: &Kernels,
         shape: AttentionShape,
@@ -60,7 +60,7 @@ impl<T: Activation, K: KvElement> Windows<T, K> {
         self.kinds.len() * most.next_multiple_of(ALIGNMENT)
     }
 
-    /// The part of the workspace for one kind.
+    /// Part of the workspace for one window size.
     fn part(&self, workspace: DeviceSlice<u8>, kind: usize) -> DeviceSlice<u8> {
         let bytes = workspace.len() / self.kinds.len();
         workspace.slice(kind * bytes..(kind + 1) * bytes)
@@ -102,7 +102,7 @@ pub struct StepAttention<T, K> {
 /// The kernel for long chunks.
 struct Prefill<T> {
     kernel: PrefillSm90<T>,
-    /// Least rows of a sequence for this kernel.
+    /// Fewest rows of a sequence for this kernel.
     min_rows: usize,
     /// Filled by [`StepAttention::set_cache`].
     layers: Vec<PrefillLayer<T>>,
@@ -119,13 +119,13 @@ pub struct LayerRows<'a, T, K> {
     pub out: DeviceSlice<T>,
     /// Index of the layer.
     pub index: usize,
-    /// Its keys and values, including those of the step's rows.
+    /// Keys and values of the layer, including those of the step's rows.
     pub cache: KvLayer<K>,
-    /// As passed to the plan.
+    /// Sequences as passed to the plan.
     pub sequences: &'a StepSequences,
-    /// As passed to the plan.
+    /// Workspace as passed to the plan.
     pub workspace: DeviceSlice<u8>,
-    /// As passed to the plan.
+    /// Step kind as passed to the plan.
     pub kind: StepKind,
 }
 
@@ -150,7 +150,7 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
         if self.prefill.is_some() { "wgmma" } else { "mma.sync" }
     }
 
-    /// Least rows of a sequence for the long-chunk kernel; `None` if there is none.
+    /// Fewest rows of a sequence for the long-chunk kernel; `None` if it is not used.
     pub fn prefill_rows(&self) -> Option<usize> {
         self.prefill.as_ref().map(|prefill| prefill.min_rows)
     }
@@ -221,7 +221,7 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
         self.general.launch(stream, rows)
     }
 
-    /// The kernel for long chunks, if the step may have some.
+    /// Kernel for long chunks, if the step may contain some.
     fn prefill_of(&self, kind: StepKind) -> Option<&Prefill<T>> {
         self.prefill.as_ref().filter(|_| kind == StepKind::Mixed)
     }

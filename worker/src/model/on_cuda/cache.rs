@@ -1,4 +1,4 @@
-//! The KV cache on a device: for each layer a plane of keys and a plane of values, one after the other.
+//! KV cache on a device: a plane of keys and a plane of values per layer, in this order.
 
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::ops::block_copy::BlockPlanes;

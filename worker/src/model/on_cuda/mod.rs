@@ -32,7 +32,7 @@ use crate::model::tensors::Product;
 /// Most kernel launches of a layer; the plan of each window comes before them.
 const LAUNCHES_PER_LAYER: usize = 10;
 
-/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph.
+/// Most kernel launches of a forward pass's layers, and so of nodes in a graph.
 pub fn launches(spec: &Spec) -> usize {
     spec.layers.len() * LAUNCHES_PER_LAYER
 }
@@ -47,11 +47,11 @@ pub struct Model<T, K> {
     pub cache: Vec<KvLayer<K>>,
     /// Angles of each rotation: `[positions, head_dim]`.
     pub angles: Vec<DeviceSlice<f32>>,
-    /// The operations' kernels.
+    /// Kernels of the operations.
     pub ops: Ops<T, K>,
 }
 
-/// The operations of the forward pass.
+/// Operations of the forward pass.
 pub struct Ops<T, K> {
     /// Looks up token embeddings.
     pub embed: Embed<T>,
@@ -59,7 +59,7 @@ pub struct Ops<T, K> {
     pub norm: AddRmsNorm<T>,
     /// Rotation and KV write.
     pub rope: RopeKvWrite<T, K>,
-    /// Paged attention, by window.
+    /// Paged attention, for each window size.
     pub attention: Windows<T, K>,
     /// Matrix products of projections.
     pub linear: Linear<T>,
@@ -70,9 +70,9 @@ pub struct Ops<T, K> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
-    /// Queues one product of each shape for each row count up to `rows` that cuBLASLt distinguishes, over
-    /// whatever the memory holds. That chooses its algorithms and loads their code before the first request.
-    /// `logits` has room for `logit_rows` rows.
+    /// Queues one product per shape and per row count up to `rows` that cuBLASLt distinguishes, on arbitrary
+    /// memory contents. This selects the algorithms and loads their code before the first request. `logits`
+    /// holds `logit_rows` rows.
     pub fn warm_up(
         &self,
         stream: &Stream,
@@ -117,7 +117,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         a: &Activations<T>,
         logits: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        // In sandwich models the last layer has already added its output.
+        // In models that normalise outputs, the last layer has already added its output.
         let mut delta = if self.spec.norm.place.has_outputs() { DeviceSlice::NONE } else { a.delta };
         let mut residual = a.residual;
         if let Some(wanted) = wanted {

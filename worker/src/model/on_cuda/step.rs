@@ -1,4 +1,4 @@
-//! One forward step: its rows, its activations, and the operations over them.
+//! One forward step: its rows, activations and operations.
 
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
@@ -32,7 +32,7 @@ pub struct StepRows {
     pub kind: StepKind,
 }
 
-/// Activations and workspaces, for steps of a bounded number of rows.
+/// Activations and workspaces for steps up to a fixed number of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Activations<T> {
     /// `[rows, hidden]`: the residual stream.
@@ -55,7 +55,7 @@ pub struct Activations<T> {
     pub(super) linear: DeviceSlice<u8>,
 }
 
-/// Bytes of the workspaces.
+/// Sizes of the workspaces, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Workspace {
     /// Workspace of attention.
@@ -94,7 +94,7 @@ pub(super) struct Running<'a, T, K> {
     stream: &'a Stream,
     step: &'a StepRows,
     a: &'a Activations<T>,
-    /// Output that the next normalisation adds to the residual stream.
+    /// Output for the next norm to add to the residual stream.
     delta: Delta<T>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct Running<'a, T, K> {
 pub(super) struct Delta<T> {
     /// `[rows, hidden]`, or [`DeviceSlice::NONE`].
     pub values: DeviceSlice<T>,
-    /// `[hidden]`: weights with which it is normalised first, or [`DeviceSlice::NONE`].
+    /// Weights of a norm to apply first, `[hidden]`, or [`DeviceSlice::NONE`].
     pub weight: DeviceSlice<f32>,
 }
 
@@ -216,8 +216,8 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         model.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, self.rows(), a.linear)?;
         self.multiply(layer, Product::Down, a.delta, a.gated)?;
         self.delta = Delta { values: a.delta, weight: weights.norm(Role::FeedForwardOutputNorm) };
-        // Logits need a few rows only, and gathering adds the delta without normalising it. So sandwich
-        // models add it here.
+        // Logits need only a few rows, and gathering adds the delta without a norm. Models that normalise
+        // outputs therefore add it here.
         if layer + 1 == model.spec.layers.len() && model.spec.norm.place.has_outputs() {
             self.normalise(model.weights.norm)?;
         }

@@ -1,4 +1,4 @@
-//! A model's weights on a device, and which tensors of the checkpoint go where.
+//! Weights of a model on a device, and the mapping from the checkpoint's tensors.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ use crate::model::checkpoint::Weights;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
 
-/// All weights. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input are stacked.
+/// All weights. Matrices are `[outputs, inputs]` as in the checkpoint; matrices with the same input are
+/// stacked.
 pub struct DeviceWeights<T> {
     /// `[vocab, hidden]`: the embedding table.
     pub embedding: DeviceSlice<T>,
@@ -30,7 +31,7 @@ pub struct DeviceWeights<T> {
 pub struct LayerWeights<T> {
     /// Indexed by [`Product`].
     products: [LinearWeight<T>; Product::OF_A_LAYER.len()],
-    /// Indexed by [`Role`]; [`DeviceSlice::NONE`] if the model has none.
+    /// Indexed by [`Role`]; [`DeviceSlice::NONE`] if the model lacks it.
     norms: [DeviceSlice<f32>; Role::COUNT],
 }
 
@@ -56,11 +57,11 @@ impl<T> LayerWeights<T> {
     }
 }
 
-/// A tensor of the checkpoint and its place on the device.
+/// A checkpoint tensor and its destination on the device.
 pub struct TensorCopy<T> {
-    /// The tensor in the file, or a normalisation's values.
+    /// Tensor in the file, or values of a norm.
     pub from: WeightMatrix,
-    /// Where its rows go.
+    /// Destination of its rows.
     pub to: Place<T>,
 }
 
@@ -69,9 +70,9 @@ pub struct TensorCopy<T> {
 pub enum Place<T> {
     /// Values of the activations' type: matrices and biases.
     Values(DeviceSlice<T>),
-    /// Values in f32: norms.
+    /// f32 values of a norm.
     Wide(DeviceSlice<f32>),
-    /// A matrix that is quantised during upload, row by row.
+    /// Matrix quantised row by row during upload.
     Quantised {
         /// The quantised rows.
         values: DeviceSlice<E4m3>,
@@ -80,7 +81,7 @@ pub enum Place<T> {
     },
 }
 
-/// `[n, k]` of the layers' matrices. The head is left out because it writes to the logits.
+/// Shapes `[n, k]` of the layers' matrices. Excludes the head, which writes to the logits.
 pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
     let tensors = tensors::all(spec);
     let products = tensors::products(&tensors).into_iter();
@@ -88,7 +89,7 @@ pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
 }
 
 impl<T: Activation> DeviceWeights<T> {
-    /// Takes memory for all weights. `quantised`: the layers' matrices are e4m3 with a scale for each output.
+    /// Allocates all weights. `quantised`: the layers' matrices are e4m3 with a scale per output.
     pub fn place(spec: &Spec, quantised: bool, memory: &mut Carver) -> Self {
         let tensors = tensors::all(spec);
         let head = tensors::head(&tensors);
@@ -111,10 +112,10 @@ impl<T: Activation> DeviceWeights<T> {
         Self { embedding, layers, norm: memory.take(spec.hidden_size), head }
     }
 
-    /// Finds and validates every tensor of the checkpoint, and pairs it with its place.
+    /// Finds and validates every tensor of the checkpoint, with its destination.
     ///
     /// # Errors
-    /// A tensor that is missing, or differs from the configuration in type or shape.
+    /// A tensor that is missing or has the wrong type or shape.
     pub fn sources(&self, spec: &Spec, weights: &Weights) -> Result<Vec<TensorCopy<T>>, LoadError> {
         let source = |tensor: &Tensor| {
             let from = if tensor.kind == Kind::Norm {
@@ -127,7 +128,7 @@ impl<T: Activation> DeviceWeights<T> {
         tensors::all(spec).iter().map(source).collect()
     }
 
-    /// The place of `tensor`.
+    /// Destination of `tensor`.
     fn place_of(&self, tensor: &Tensor) -> Place<T> {
         let layer = tensor.layer.map(|layer| &self.layers[layer]);
         let weight = |product| layer.map_or(&self.head, |layer| layer.product(product));
@@ -143,7 +144,7 @@ impl<T: Activation> DeviceWeights<T> {
     }
 }
 
-/// The weights of a normalisation as they are applied.
+/// Weights of a norm as they are applied.
 fn norm(tensor: &Tensor, spec: &Spec, weights: &Weights) -> Result<WeightMatrix, LoadError> {
     let values: Vec<u8> = tensor.read(spec, weights)?.into_iter().flat_map(f32::to_le_bytes).collect();
     Ok(WeightMatrix::new(Storage::F32(values.into()), 1, tensor.rows))
@@ -169,7 +170,7 @@ fn place_product<T: Activation>(
     }
 }
 
-/// The place of some rows of a product's matrices.
+/// Destination of a range of rows in a product's matrices.
 fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range<usize>) -> Place<T> {
     let inside = rows.start * weight.k..rows.end * weight.k;
     match weight.values {

@@ -23,7 +23,7 @@ impl Answers {
             let answer =
                 answers.iter().find(|answer| answer.len() > tokens.len() && answer.starts_with(tokens));
             draft.extend(answer.iter().flat_map(|answer| &answer[tokens.len()..]).take(right));
-            // Valid vocabulary tokens: the backend must tell which are wrong.
+            // Wrong tokens of the vocabulary, which the verification must reject.
             draft.extend((draft.len()..most).map(|at| (at * 7 + turn) as TokenId % VOCAB));
         })
     }

@@ -1,5 +1,5 @@
-//! A small request beside a call of many sequences: how long it waits, and that both produce the tokens that
-//! they would produce alone.
+//! A small request beside a call of many sequences: its waiting time, and that both produce the same tokens
+//! as alone.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn config() -> SchedulerConfig {
     }
 }
 
-/// One of the prompts of call `call`: `samples` samples of up to `tokens` tokens.
+/// A prompt of call `call`: `samples` samples of up to `tokens` tokens.
 fn part_of(call: u64, key: u64, samples: u32, tokens: u32) -> NewRequest {
     let params = SamplingParams { temperature: 1.0, max_tokens: tokens, ..SamplingParams::default() };
     let prompt = (0..20).map(|at| (at * 3 + key as u32) % VOCAB).collect();
@@ -30,7 +30,7 @@ fn small(key: u64) -> NewRequest {
     part_of(key, key, 1, 8)
 }
 
-/// Steps until request `key` ends; returns the time that this took.
+/// Steps until request `key` ends; returns the simulated time.
 fn time_to_end(world: &mut World, key: u64) -> Duration {
     let start = world.now;
     while world.streams[&(RequestKey(key), 0)].finish.is_none() {
@@ -44,7 +44,7 @@ fn time_to_end(world: &mut World, key: u64) -> Duration {
 
 #[test]
 fn eight_tokens_beside_a_call_of_128_prompts_of_16_samples_of_1000_tokens_take_a_few_steps() {
-    // With room for all of what runs, and with room for a quarter of it.
+    // With room for everything that runs, and with room for a quarter of it.
     for kv_blocks in [64 * 64, 16 * 64] {
         let mut world = World::new(&config(), kv_blocks);
         world.submit(small(1));
@@ -115,7 +115,7 @@ fn a_call_beside_small_requests_without_end_gets_on_in_its_share() {
     let mut steps = 0;
     while unfinished(&world) > 0 {
         steps += 1;
-        // As many as the rest of the seats can take.
+        // As many as the remaining seats can hold.
         for _ in 0..7 {
             world.submit(small(key));
             key += 1;

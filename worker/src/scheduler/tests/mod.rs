@@ -2,6 +2,7 @@
 //! every stream against the same request run alone. The tokens are the same with one step at a time and with
 //! steps planned and launched ahead.
 
+mod background;
 mod drafts;
 mod fair_share;
 mod holds;
@@ -328,7 +329,7 @@ fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
     let salt = if rng.chance(15) { "other" } else { "" };
     NewRequest {
         call: key.is_multiple_of(2).then_some(key % 3),
-        priority: rng.within(0..=2) as i32 - 1,
+        priority: [-1, 0, 1, BACKGROUND][rng.within(0..=3) as usize],
         deadline: rng.chance(30).then(|| Timestamp::from_start(Duration::from_millis(rng.next() % 500))),
         scope: CacheScope::new("model", salt),
         ..request(key, prompt, params)

@@ -5,13 +5,13 @@ use super::*;
 
 /// Duration of a step: a fixed part (reading the weights) and a part for each row.
 #[derive(Debug, Clone, Copy)]
-struct Speed {
+pub(super) struct Speed {
     fixed_micros: u64,
     row_micros: u64,
 }
 
 /// A CPU with 16-bit weights, one with 8-bit weights, one with a large model, and a GPU.
-const SPEEDS: [Speed; 4] = [
+pub(super) const SPEEDS: [Speed; 4] = [
     Speed { fixed_micros: 35_000, row_micros: 3_000 },
     Speed { fixed_micros: 18_000, row_micros: 900 },
     Speed { fixed_micros: 90_000, row_micros: 12_000 },
@@ -21,12 +21,12 @@ const SPEEDS: [Speed; 4] = [
 const LONG: usize = 4000;
 
 impl Speed {
-    fn of_step(self) -> impl Fn(u32) -> Duration {
+    pub(super) fn of_step(self) -> impl Fn(u32) -> Duration {
         move |rows| Duration::from_micros(self.fixed_micros + self.row_micros * u64::from(rows))
     }
 
     /// A world at this speed that has already run steps of many sizes.
-    fn world(self) -> World {
+    pub(super) fn world(self) -> World {
         let config = SchedulerConfig {
             block_size: 16,
             max_num_seqs: 64,
@@ -46,14 +46,19 @@ fn to_first_token() -> SamplingParams {
     SamplingParams { max_tokens: 1, ..SamplingParams::default() }
 }
 
-fn prompt(key: u64, len: usize) -> NewRequest {
+pub(super) fn prompt(key: u64, len: usize) -> NewRequest {
     let params = to_first_token();
     // A scope for each key, so that no two share a block.
     NewRequest { scope: CacheScope::new("model", &key.to_string()), ..request(key, vec![3; len], params) }
 }
 
 /// Steps until `key` has its first token. Returns the time since `arrival` and the longest step.
-fn first_token(world: &mut World, key: u64, arrival: Timestamp, speed: Speed) -> (Duration, Duration) {
+pub(super) fn first_token(
+    world: &mut World,
+    key: u64,
+    arrival: Timestamp,
+    speed: Speed,
+) -> (Duration, Duration) {
     let mut longest = Duration::ZERO;
     while !world.first_tokens.contains(&RequestKey(key)) {
         assert!(world.step_that_takes(speed.of_step()), "it waits, so there is something to compute");

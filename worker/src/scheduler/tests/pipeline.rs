@@ -1,8 +1,8 @@
-//! Pipelines: as many steps in flight as stages, each with a part of the streams.
+//! Pipelines: as many steps in flight as stages, each with part of the streams.
 
 use super::*;
 
-/// A world whose backend has `stages` stages.
+/// A world whose backend has `stages` pipeline stages.
 fn pipeline(stages: usize, config: &SchedulerConfig, kv_blocks: u32) -> World {
     let mut world = World::at_depth(stages, config, kv_blocks);
     world.scheduler.set_stages(stages as u32);

@@ -49,7 +49,7 @@ async fn a_drain_refuses_new_requests_finishes_short_ones_and_hands_back_the_res
     assert!(given_back && tokens.len() < 470);
     while let Ok(Some(_)) = next(&mut events).await {}
     served.stop().await.expect("a clean end");
-    // Resumed on another worker, the request continues with the tokens that it would have had here.
+    // Resumed on another worker, the request continues with the same tokens.
     let mut other = serve_fake(FakeOptions::default()).await;
     let whole = other.client.generate(request("whole", 470)).await.expect("taken").into_inner();
     let (whole, ..) = read(whole, 40).await.expect("no fault");

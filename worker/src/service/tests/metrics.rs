@@ -75,7 +75,7 @@ async fn a_request_that_nobody_reads_any_more_counts_as_aborted() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, cancelled).await.expect("it is cancelled in time");
+    tokio::time::timeout(TIMEOUT, cancelled).await.expect("it is cancelled in time");
     let text = scrape(&served).await;
     assert_eq!(value(&text, "vllm:request_success_total", "finished_reason=\"abort\""), 1.0);
     served.stop().await.expect("a clean end");

@@ -22,7 +22,7 @@ use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use crate::config::{BackendKind, SchedulerConfig, WorkerConfig};
 
 const VOCAB: u32 = 500;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct Served {
     address: SocketAddr,
@@ -54,13 +54,13 @@ async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
     };
     let (shutdown, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
-    let told = move |address| {
+    let on_ready = move |address| {
         let _ = ready.send(address);
     };
-    let task = tokio::spawn(serve_backend(config, load, told, async {
+    let task = tokio::spawn(serve_backend(config, load, on_ready, async {
         let _ = stopped.await;
     }));
-    let address = tokio::time::timeout(PATIENCE, address).await.expect("in time").expect("ready");
+    let address = tokio::time::timeout(TIMEOUT, address).await.expect("in time").expect("ready");
     let client = WorkerClient::connect(format!("http://{address}")).await.expect("it listens");
     Served { address, client, shutdown: Some(shutdown), task }
 }
@@ -68,7 +68,7 @@ async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
 impl Served {
     async fn stop(mut self) -> Result<(), WorkerError> {
         drop(self.shutdown.take());
-        tokio::time::timeout(PATIENCE, self.task).await.expect("it ends in time").expect("no panic")
+        tokio::time::timeout(TIMEOUT, self.task).await.expect("it ends in time").expect("no panic")
     }
 }
 
@@ -103,7 +103,7 @@ fn request(id: &str, max_tokens: u32) -> wire::GenerateRequest {
 }
 
 async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Status> {
-    tokio::time::timeout(PATIENCE, stream.message()).await.expect("the stream goes on")
+    tokio::time::timeout(TIMEOUT, stream.message()).await.expect("the stream goes on")
 }
 
 /// Tokens of sample 0 from `position` on, its end, and the request's cached tokens.
@@ -301,7 +301,7 @@ async fn too_much_is_shed_and_duplicates_refused() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let stream = tokio::time::timeout(PATIENCE, taken).await.expect("room in time");
+    let stream = tokio::time::timeout(TIMEOUT, taken).await.expect("room in time");
     read(stream, 40).await.expect("no fault");
     served.stop().await.expect("a clean end");
 }

@@ -5,7 +5,7 @@ use tonic::metadata::MetadataValue;
 
 use super::*;
 
-/// What each call is answered with, by its name. `token` is the bearer token, if any.
+/// Status of each call, by its name. `token` is the bearer token, if any.
 async fn answers(address: SocketAddr, token: Option<&str>) -> Vec<(&'static str, Code)> {
     let channel = Channel::from_shared(format!("http://{address}")).expect("an address");
     let channel = channel.connect().await.expect("it listens");

@@ -62,7 +62,7 @@ fn logprob(token: TokenId) -> TokenLogprobs {
 
 /// All tokens of one sample, from the first output position on.
 #[derive(Debug, Clone, Default)]
-struct Told {
+struct Output {
     tokens: Vec<TokenId>,
     finished: bool,
 }
@@ -78,7 +78,7 @@ struct Reader {
 struct World {
     ring: Ring,
     logprobs: bool,
-    told: Vec<Told>,
+    expected: Vec<Output>,
     scores: Vec<TokenLogprobs>,
     readers: Vec<Reader>,
     /// First position of each sample at which a reader can start.
@@ -88,12 +88,12 @@ struct World {
 
 impl World {
     fn new(logprobs: bool, delivered: usize) -> Self {
-        let told = Told { tokens: (0..delivered as u32).collect(), finished: false };
+        let expected = Output { tokens: (0..delivered as u32).collect(), finished: false };
         let unknown = if logprobs { delivered as u32 } else { 0 };
         Self {
             ring: Ring::new(&request(logprobs, delivered)),
             logprobs,
-            told: vec![told; SAMPLES as usize],
+            expected: vec![expected; SAMPLES as usize],
             scores: Vec::new(),
             readers: Vec::new(),
             kept_from: vec![PROMPT_LEN + unknown; SAMPLES as usize],
@@ -102,7 +102,7 @@ impl World {
     }
 
     fn end(&self, sample: u32) -> u32 {
-        PROMPT_LEN + self.told[sample as usize].tokens.len() as u32
+        PROMPT_LEN + self.expected[sample as usize].tokens.len() as u32
     }
 
     fn act(&mut self, act: Act) {
@@ -125,13 +125,13 @@ impl World {
     }
 
     fn token(&mut self, sample: u32) {
-        let (position, told) = (self.end(sample), &mut self.told[sample as usize]);
+        let (position, expected) = (self.end(sample), &mut self.expected[sample as usize]);
         // A real request scores its prompt before it draws; here scores are optional.
-        if told.finished {
+        if expected.finished {
             return;
         }
         let token = (position * 7 + sample) % 50;
-        told.tokens.push(token);
+        expected.tokens.push(token);
         let logprobs = self.logprobs.then(|| logprob(token));
         self.ring.add(RequestEvent::Token { request: RequestKey(1), sample, position, token, logprobs });
     }
@@ -145,7 +145,7 @@ impl World {
 
     fn finish(&mut self, sample: u32) {
         let position = self.end(sample);
-        if !std::mem::replace(&mut self.told[sample as usize].finished, true) {
+        if !std::mem::replace(&mut self.expected[sample as usize].finished, true) {
             let reason = FinishReason::Length;
             self.ring.add(RequestEvent::Finished { request: RequestKey(1), sample, position, reason });
         }
@@ -158,8 +158,9 @@ impl World {
         };
         let wanted: Vec<SamplePosition> = (0..SAMPLES).zip(back).filter_map(from).collect();
         let fits = |at: &SamplePosition| {
-            let told = &self.told[at.index as usize];
-            at.from >= self.kept_from[at.index as usize] && (!told.finished || at.from <= self.end(at.index))
+            let expected = &self.expected[at.index as usize];
+            at.from >= self.kept_from[at.index as usize]
+                && (!expected.finished || at.from <= self.end(at.index))
         };
         let fits = wanted.iter().all(fits) && from_score.max(1) >= self.scores_from.min(PROMPT_LEN);
         let cursor = self.ring.cursor(&wanted, from_score);
@@ -185,27 +186,31 @@ impl World {
             if delta.tokens.is_empty() && delta.finish.is_none() {
                 continue;
             }
-            let told = &self.told[delta.sample_index as usize];
+            let expected = &self.expected[delta.sample_index as usize];
             let next = reader.next[delta.sample_index as usize]
                 .as_mut()
                 .expect("it wants that sample, and has no end of it");
             assert!(delta.tokens.is_empty() || delta.from_position == *next);
             let first = (delta.from_position - PROMPT_LEN) as usize;
-            assert_eq!(delta.tokens, told.tokens[first..first + delta.tokens.len()]);
+            assert_eq!(delta.tokens, expected.tokens[first..first + delta.tokens.len()]);
             if self.logprobs {
                 assert!(delta.logprobs.iter().map(|entry| entry.token).eq(delta.tokens.iter().copied()));
             }
             *next += delta.tokens.len() as u32;
             if delta.finish.is_some() {
                 // Beyond the sample's end only if it started there.
-                assert!(told.finished && *next >= PROMPT_LEN + told.tokens.len() as u32);
+                assert!(expected.finished && *next >= PROMPT_LEN + expected.tokens.len() as u32);
                 reader.next[delta.sample_index as usize] = None;
             }
         }
         // It has read everything.
         for (sample, next) in reader.next.iter().enumerate() {
-            let told = &self.told[sample];
-            assert!(next.is_none_or(|next| !told.finished && next >= PROMPT_LEN + told.tokens.len() as u32));
+            let expected = &self.expected[sample];
+            assert!(
+                next.is_none_or(
+                    |next| !expected.finished && next >= PROMPT_LEN + expected.tokens.len() as u32
+                )
+            );
         }
         assert!(!wants || reader.next_score > self.scores.len() as u32);
         assert_eq!(reader.cursor.is_done(), reader.next.iter().all(Option::is_none));

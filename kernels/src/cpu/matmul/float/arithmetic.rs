@@ -1,8 +1,8 @@
 //! Order of summation of floating-point products within a [leaf](crate::leaves), for each format of weights.
 //!
 //! - Weights in bfloat16 ([`OfPairs`]): columns in pairs, pairs ascending, the odd column of a pair first.
-//!   Each product is added by fused multiply-add. Activations are `f32`, which may have been rounded to
-//!   bfloat16 before.
+//!   Each product is added by fused multiply-add. Activations are `f32`, possibly already rounded to
+//!   bfloat16.
 //! - Weights in other formats ([`Wide`]): columns ascending, each product added by fused multiply-add.
 //!
 //! Columns are padded with zeros. For bfloat16 this is the order of `VDPBF16PS` on rows of pairs, which

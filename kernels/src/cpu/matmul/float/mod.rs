@@ -102,7 +102,7 @@ pub(in crate::cpu) struct TileInputs<'a> {
     pub(in crate::cpu) panel_bytes: usize,
     pub(in crate::cpu) apart: usize,
     pub(in crate::cpu) prefetch: &'a Prefetch,
-    /// Leaves of the sums.
+    /// Number of leaves of the sums.
     pub(in crate::cpu) leaves: usize,
 }
 

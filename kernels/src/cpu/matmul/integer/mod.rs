@@ -1,12 +1,11 @@
-//! Products of weights that are small integers, packed ([`super::super::packed`]), with activations that are
-//! codes, too.
+//! Products of packed small-integer weights ([`super::super::packed`]) with activations that are also codes.
 //!
-//! The products `(code - zero) * activation code` of a group of 32 columns, or of up to [`SEGMENT`] columns
-//! of a [leaf](crate::leaves) if an output has one scale a leaf, are summed exactly, as integers. Then, group
-//! by group in ascending order, that sum, as f32, times the scale is added to the leaf's result by fused
+//! The products `(code - zero) * activation code` are summed exactly, as integers, over a group of 32
+//! columns, or over up to [`SEGMENT`] columns of a [leaf](crate::leaves) if an output has one scale per leaf.
+//! In ascending order of groups, each sum, as f32, times its scale is added to the leaf's result by fused
 //! multiply-add. The result is multiplied by the scale of the row's leaf, and leaves are joined as a tree.
 //!
-//! Zero points are free in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
+//! Zero points cost nothing in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 

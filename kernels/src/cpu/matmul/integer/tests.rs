@@ -78,7 +78,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// A balanced tree over `sums`.
+/// Sum of `sums` as a balanced tree.
 fn tree(sums: &[f32]) -> f32 {
     match sums {
         [sum] => *sum,

@@ -26,9 +26,9 @@ pub(in crate::cpu) struct IntegerTileInputs<'a> {
     /// Sums of groups; rows are `sum_stride` apart.
     pub(in crate::cpu) sums: &'a [i32],
     pub(in crate::cpu) sum_stride: usize,
-    /// Sums of the halves of groups; rows are `2 * sum_stride` apart.
+    /// Sums of half groups; rows are `2 * sum_stride` apart.
     pub(in crate::cpu) half_sums: &'a [i32],
-    /// Sums of rows' leaves, `[rows][leaves]`.
+    /// Sums of the rows' leaves, `[rows][leaves]`.
     pub(in crate::cpu) totals: &'a [i32],
     pub(in crate::cpu) weights: &'a [u8],
     pub(in crate::cpu) scales: &'a [u8],
@@ -47,10 +47,10 @@ pub(in crate::cpu) type Floats<S, const MR: usize, const NR: usize> =
 pub(in crate::cpu) trait Kind {
     const FORMAT: Format;
 
-    /// The sums over one leaf of `MR` rows and `NR` panels, without the rows' scales.
+    /// Sums over one leaf of `MR` rows and `NR` panels, without the rows' scales.
     ///
     /// # Safety
-    /// [`IntegerTileInputs::check`] has passed for `MR` rows and `NR` panels, and there is such a leaf.
+    /// [`IntegerTileInputs::check`] has passed for `MR` rows and `NR` panels, and the leaf exists.
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
@@ -118,11 +118,11 @@ impl<'a> IntegerTileInputs<'a> {
         sums
     }
 
-    /// Adds a leaf's integer sums times their outputs' scales.
+    /// Adds the integer sums of a leaf, times the outputs' scales.
     ///
     /// # Safety
-    /// [`IntegerTileInputs::check`] has passed for `NR` panels, there is such a leaf, and the format has one
-    /// scale per output and leaf.
+    /// [`IntegerTileInputs::check`] has passed for `NR` panels, the leaf exists, and the format has one scale
+    /// per output and leaf.
     #[inline(always)]
     pub(in crate::cpu) unsafe fn add_scaled<S: Integers, const MR: usize, const NR: usize>(
         &self,

@@ -20,7 +20,7 @@ use crate::cpu::simd::integer::IntegerIsa;
 /// Multiplies the outputs of a part by its rows of `x`, which have the encoding that the format requires.
 type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
-/// The formats with their kernels; those of blocks have a table of their own.
+/// Formats with their kernels; those of blocks have their own table.
 const TABLE: [(Format, Multiply); 20] = [
     (Format::F32, f32::multiply),
     (Format::F16, f16::multiply),
@@ -67,19 +67,19 @@ impl Format {
 
     /// 4 bits, one single-precision scale and zero point per output and span of 32, 64 or 128 columns.
     pub const INT4_SPANS: [Self; 3] = spanned::INT4_SPANS;
-    /// 8 bits, likewise.
+    /// 8 bits, with scales and zero points as in [`Format::INT4_SPANS`].
     pub const INT8_SPANS: [Self; 3] = spanned::INT8_SPANS;
-    /// FP8 (E4M3 without infinities), with one single-precision scale per output and span, likewise.
+    /// FP8 (E4M3 without infinities), with one single-precision scale per output and span.
     pub const FP8_SPANS: [Self; 3] = spanned::FP8_SPANS;
-    /// 4 bits that are looked up in a table of sixteen values, with scales likewise; rounds to NF4.
+    /// 4-bit indices into a table of sixteen values, with one scale per output and span; quantises to NF4.
     pub const TABLE_SPANS: [Self; 3] = spanned::TABLE_SPANS;
 
-    /// The formats that only hold weights which are stored in blocks.
+    /// Formats that hold only weights stored in blocks.
     pub fn of_blocks() -> impl Iterator<Item = Self> {
         blocks::TABLE.iter().map(|(format, _)| *format)
     }
 
-    /// All formats to which weights can be converted, in the order of the table.
+    /// Formats to which weights can be converted, in the order of the table.
     pub fn all() -> impl Iterator<Item = Self> {
         TABLE.iter().map(|(format, _)| *format)
     }

@@ -59,7 +59,7 @@ fn only_allowed_tokens_are_drawn_unless_none_of_them_can_be() {
     check(&logits, of(&[0, 3]), 0);
     check(&logits, Sampling { allowed: &[3], ..PLAIN }, 3);
     check(&logits, Sampling { logit_bias: &[(1, 100.0), (3, 5.0)], ..of(&[0, 3]) }, 3);
-    // All allowed tokens are forbidden: one of them is drawn anyway.
+    // All allowed tokens are forbidden, so one of them is drawn anyway.
     check(&logits, Sampling { forbidden: &[0, 3], ..of(&[0, 3]) }, 0);
     // The mask has removed every allowed token.
     check(&[none, 3.0, 2.0, none], of(&[0, 3, 99]), 1);

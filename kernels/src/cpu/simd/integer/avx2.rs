@@ -112,7 +112,7 @@ macro_rules! common {
 
         #[inline(always)]
         fn with_upper(self, low: Self::Codes, upper: Self::Codes, by: i32, mask: i8) -> Self::Codes {
-            // SAFETY: the token. The count is a constant where this is inlined.
+            // SAFETY: the token. The count is constant after inlining.
             unsafe {
                 let (mask, count) = (_mm256_set1_epi8(mask), _mm_cvtsi32_si128(by.abs()));
                 let [a, b] = if by < 0 {

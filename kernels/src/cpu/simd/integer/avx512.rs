@@ -97,7 +97,7 @@ macro_rules! common {
 
         #[inline(always)]
         fn with_upper(self, low: __m512i, upper: __m512i, by: i32, mask: i8) -> __m512i {
-            // SAFETY: the token. The count is a constant where this is inlined.
+            // SAFETY: the token. The count is constant after inlining.
             unsafe {
                 let count = _mm_cvtsi32_si128(by.abs());
                 let shifted =

@@ -76,8 +76,8 @@ pub trait Integers: Copy + Send + Sync {
     fn low(self, bytes: Self::Codes) -> Self::Codes;
     /// The high halves of the bytes.
     fn high(self, bytes: Self::Codes) -> Self::Codes;
-    /// `low` with the bits of `mask` taken from `upper`, whose bytes are shifted left by `by` bits, or right
-    /// if that is negative. Bits that cross bytes are those outside the mask.
+    /// `low` with the bits in `mask` replaced by those of `upper`, whose bytes are shifted left by `by` bits,
+    /// or right if negative. Bits shifted across bytes must lie outside the mask.
     fn with_upper(self, low: Self::Codes, upper: Self::Codes, by: i32, mask: i8) -> Self::Codes;
     /// Loads four codes of activations.
     ///

@@ -1,4 +1,4 @@
-//! AWQ (arXiv 2306.00978) in the layout that AutoAWQ calls gemm.
+//! AWQ (arXiv 2306.00978) in AutoAWQ's layout `gemm`.
 //!
 //! ```text
 //! qweight  i32 [K, N / 8]   codes of 4 bits; output 8c + [0, 2, 4, 6, 1, 3, 5, 7][i] is place i of word c

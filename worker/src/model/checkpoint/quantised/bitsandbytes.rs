@@ -1,5 +1,5 @@
-//! NF4 and FP4 as bitsandbytes stores them (QLoRA, arXiv 2305.14314): indices of 4 bits into a table, and a
-//! scale for each block of values, which may be quantised itself.
+//! NF4 and FP4 as stored by bitsandbytes (QLoRA, arXiv 2305.14314): 4-bit indices into a table, and a scale
+//! per block of values, which may itself be quantised.
 //!
 //! ```text
 //! weight                                u8 [N * K / 2, 1]   indices, the high half of a byte first
@@ -17,7 +17,7 @@ use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, float};
 use super::{Module, Raw};
 use crate::model::LoadError;
 
-/// What the JSON object says.
+/// Quantisation state in the JSON object.
 struct State {
     block: usize,
     nested_block: usize,

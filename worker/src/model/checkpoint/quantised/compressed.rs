@@ -1,4 +1,4 @@
-//! compressed-tensors, as llm-compressor writes it.
+//! compressed-tensors, the format of llm-compressor.
 //!
 //! ```text
 //! pack-quantized   weight_packed i32 [N, K * bits / 32], filled along the inputs with code + 2^(bits - 1),
@@ -17,7 +17,7 @@ use super::scheme::{Compressed, Fp8};
 use super::{FLOATS, Module, Raw, fp8};
 use crate::model::LoadError;
 
-/// Bits of packed codes.
+/// Supported widths of packed codes, in bits.
 pub(super) const BITS: [usize; 2] = [4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
@@ -32,7 +32,7 @@ pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<St
     }
 }
 
-/// The scales `[N, G]`, and the inputs of a group.
+/// Scales `[N, G]`, and the number of inputs per group.
 fn scales(module: &Module<'_>) -> Result<(Raw, usize), LoadError> {
     let (rows, cols) = (module.rows, module.cols);
     let scale = module.find("weight_scale");
@@ -88,9 +88,9 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
     })
 }
 
-/// Inputs of a group of MXFP4.
+/// Inputs per group of MXFP4.
 const MX_GROUP: usize = 32;
-/// Values of E2M1.
+/// Magnitudes that E2M1 can represent.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 fn mxfp4(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {

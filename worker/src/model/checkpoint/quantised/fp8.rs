@@ -1,13 +1,13 @@
-//! FP8 (E4M3) with a scale for all of a matrix, for each output, or for each block: DeepSeek's and Qwen's
-//! checkpoints, ModelOpt's, and compressed-tensors'. Weights are multiplied by their scale, whatever its
-//! name.
+//! FP8 (E4M3) with a scale for the whole matrix, for each output, or for each block, in the checkpoints of
+//! DeepSeek, Qwen, ModelOpt and compressed-tensors. Weights are multiplied by the scale under any of its
+//! names.
 //!
 //! ```text
 //! weight            e4m3 [N, K]
 //! weight_scale_inv  or weight_scale: [], [1], [N, 1] or [blocks of N, blocks of K]
 //! ```
 //!
-//! Activations stay `f32`, so their scales (`input_scale`) are not read.
+//! Activations stay `f32`, so their scales (`input_scale`) are ignored.
 
 use safetensors::tensor::Dtype;
 
@@ -39,7 +39,7 @@ pub(super) fn find(module: &Module<'_>, scheme: &Fp8) -> Result<Option<StoredCod
     }))
 }
 
-/// The scales, and the inputs that share one.
+/// Scales, and the number of inputs that share one.
 fn scales(module: &Module<'_>, scheme: &Fp8, scale: &Raw) -> Result<(Grid, usize), LoadError> {
     let (rows, cols) = (module.rows, module.cols);
     let wrong = || {

@@ -1,4 +1,4 @@
-//! GPTQ (arXiv 2210.17323) as GPTQModel and AutoGPTQ store it.
+//! GPTQ (arXiv 2210.17323) as stored by GPTQModel and AutoGPTQ.
 //!
 //! ```text
 //! qweight  i32 [K * bits / 32, N]   codes, filled along the inputs
@@ -14,13 +14,13 @@ use super::scheme::Gptq;
 use super::{FLOATS, Module};
 use crate::model::LoadError;
 
-/// Bits of a code.
+/// Supported code widths, in bits.
 pub(super) const BITS: [usize; 4] = [2, 3, 4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Gptq) -> Result<Option<StoredCodes>, LoadError> {
     let Some(words) = module.find("qweight") else { return Ok(None) };
     let (rows, cols) = (module.rows, module.cols);
-    // If the configuration gives some modules other bits, they follow from the shape.
+    // The configuration may override the width for some modules; it then follows from the shape.
     let allowed = if scheme.has_overrides { &BITS[..] } else { &[scheme.bits][..] };
     let is_of =
         |bits: &&usize| words.shape == [cols * **bits / 32, rows] && (cols * **bits).is_multiple_of(32);

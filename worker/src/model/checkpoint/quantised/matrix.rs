@@ -1,4 +1,4 @@
-//! A matrix of codes in a checkpoint, read row by row when it is packed.
+//! A matrix of codes in a checkpoint, read row by row while it is packed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use skein_sys::mapped::Bytes;
 use super::{Module, Raw};
 use crate::model::LoadError;
 
-/// Spans of columns that packed formats have a scale for, as in [`Format::INT4_SPANS`].
+/// Column counts that share a scale in packed formats, as in [`Format::INT4_SPANS`].
 const SPANS: [usize; 3] = [32, 64, 128];
 
-/// What codes mean.
+/// Interpretation of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// `scale * (code - zero)`, codes of up to 4 bits.
+    /// `scale * (code - zero)` with codes of up to 4 bits.
     Int4,
-    /// `scale * (code - zero)`, codes of 8 bits.
+    /// `scale * (code - zero)` with 8-bit codes.
     Int8,
-    /// FP8 (E4M3).
+    /// FP8 numbers (E4M3).
     Fp8,
-    /// An index into the matrix's table.
+    /// Indices into the matrix's table.
     Table,
 }
 
-/// Where codes are.
+/// Storage of the codes.
 pub(super) enum Codes {
-    /// Words of 32 bits `[inputs * bits / 32, outputs]`, filled along the inputs from the low bits on.
+    /// 32-bit words `[inputs * bits / 32, outputs]`, filled along the inputs from the low bits.
     DownInputs { words: Bytes, bits: usize },
-    /// Words `[inputs, outputs / 8]` of AWQ.
+    /// AWQ's words `[inputs, outputs / 8]`.
     Awq { words: Bytes },
     /// Words `[outputs, words]`, filled along the inputs.
     AlongInputs { words: Bytes, bits: usize, each: usize },
-    /// Bytes `[outputs, inputs]`; each is xored with `flip`.
+    /// Bytes `[outputs, inputs]`, each xored with `flip`.
     Bytes { bytes: Bytes, flip: u8 },
-    /// Halves of bytes `[outputs, inputs]`.
+    /// Half bytes `[outputs, inputs]`.
     Halves { bytes: Bytes, is_low_first: bool },
 }
 
-/// Where zero points are.
+/// Storage of the zero points.
 pub(super) enum Zeros {
-    /// All the same.
+    /// One value for all.
     All(u8),
-    /// Words `[groups, outputs * bits / 32]`, filled along the outputs; `plus` is added to each, modulo the
-    /// bits.
+    /// Words `[groups, outputs * bits / 32]`, filled along the outputs; `plus` is added to each value modulo
+    /// `2^bits`.
     AlongOutputs { words: Bytes, bits: usize, plus: u8 },
-    /// Words `[groups, outputs / 8]` of AWQ.
+    /// AWQ's words `[groups, outputs / 8]`.
     Awq { words: Bytes },
     /// Words `[outputs * bits / 32, groups]`, filled along the outputs.
     DownOutputs { words: Bytes, bits: usize },
@@ -55,7 +55,7 @@ pub(super) enum Zeros {
     Bytes(Bytes),
 }
 
-/// Where scales are: that of output `n` and group `g` is value `n / rows_each * row + g * group`.
+/// Storage of scales: output `n` and group `g` use value `n / rows_each * row + g * group`.
 pub(super) struct Grid {
     pub values: Bytes,
     pub dtype: Dtype,
@@ -65,19 +65,19 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// Scales `[outputs, groups]`, or of blocks of `rows_each` outputs.
+    /// Scales `[outputs, groups]`, or for blocks of `rows_each` outputs.
     pub fn by_output(raw: &Raw, rows_each: usize) -> Self {
         let row = raw.shape.get(1).copied().unwrap_or(1);
         Self { values: raw.bytes.clone(), dtype: raw.dtype, rows_each, row, group: 1 }
     }
 
-    /// Scales `[groups, outputs]`.
+    /// Scales in the order `[groups, outputs]`.
     pub fn by_group(raw: &Raw) -> Self {
         let group = raw.shape.get(1).copied().unwrap_or(1);
         Self { values: raw.bytes.clone(), dtype: raw.dtype, rows_each: 1, row: 1, group }
     }
 
-    /// One scale for all.
+    /// One scale for the whole matrix.
     pub fn single(raw: &Raw) -> Self {
         Self { values: raw.bytes.clone(), dtype: raw.dtype, rows_each: 1, row: 0, group: 0 }
     }
@@ -87,10 +87,10 @@ impl Grid {
     }
 }
 
-/// How scales are found.
+/// Form of the scales.
 pub(super) enum Scales {
     Grid(Grid),
-    /// `nested_table[code] * nested_scale + offset` for each of the flat groups of bitsandbytes.
+    /// `nested_table[code] * nested_scale + offset` per group, in bitsandbytes's flat order.
     Nested {
         codes: Bytes,
         table: Vec<f32>,
@@ -113,11 +113,11 @@ impl Scales {
     }
 }
 
-/// Value `index` of `bytes`.
+/// Value `index` of `bytes`, widened to f32.
 pub(in crate::model) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
     match dtype {
         Dtype::F16 => half::f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
-        // A power of two (E8M0); the smallest is subnormal, and the code of NaN gives infinity.
+        // A power of two (E8M0). The smallest is subnormal, and the code for NaN gives infinity.
         Dtype::U8 => f32::from_bits(match bytes[index] {
             0 => 1 << 22,
             exponent => u32::from(exponent) << 23,
@@ -127,12 +127,12 @@ pub(in crate::model) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
     }
 }
 
-/// Word `index` of `bytes`.
+/// 32-bit word `index` of `bytes`.
 fn word(bytes: &[u8], index: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bytes[4 * index + i]))
 }
 
-/// The code `number` of a row of words, which are filled from the low bits on without gaps.
+/// Code `number` of a row of words, packed from the low bits without gaps.
 fn field(number: usize, bits: usize, word: impl Fn(usize) -> u32) -> u8 {
     let (at, shift) = (number * bits / 32, number * bits % 32);
     let low = word(at) >> shift;
@@ -140,10 +140,10 @@ fn field(number: usize, bits: usize, word: impl Fn(usize) -> u32) -> u8 {
     ((low | high) & ((1 << bits) - 1)) as u8
 }
 
-/// Place of a column's code in a word of AWQ, in codes.
+/// Position of each column's code in an AWQ word, in codes.
 const AWQ_PLACES: [u32; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// A stored matrix of codes, `[outputs, inputs]`, whatever the order of its bytes.
+/// A matrix of codes `[outputs, inputs]`, independent of its byte order.
 pub(super) struct StoredCodes {
     pub rows: usize,
     pub cols: usize,
@@ -151,11 +151,11 @@ pub(super) struct StoredCodes {
     pub codes: Codes,
     pub scales: Scales,
     pub zeros: Zeros,
-    /// Inputs in a group, in the order of `order`.
+    /// Inputs per group, in the order of `order`.
     pub group: usize,
-    /// Inputs sorted by group, if that is another order.
+    /// Inputs sorted by group, if the checkpoint has a different order.
     pub order: Option<Order>,
-    /// Values of codes that are looked up.
+    /// Value of each code, for codes that are table indices.
     pub table: [f32; 16],
 }
 
@@ -196,12 +196,12 @@ impl StoredCodes {
     }
 }
 
-/// The code of output `row` in line `line` of AWQ's words.
+/// Code of output `row` in line `line` of AWQ's words.
 fn awq(words: &[u8], line: usize, row: usize, rows: usize) -> u8 {
     (word(words, line * (rows / 8) + row / 8) >> (4 * AWQ_PLACES[row % 8]) & 15) as u8
 }
 
-/// A matrix of codes, or a part of one, `[outputs, inputs]`.
+/// A matrix of codes `[outputs, inputs]`, or part of one.
 #[derive(Clone)]
 pub struct CodedMatrix {
     name: Arc<str>,
@@ -226,32 +226,33 @@ impl CodedMatrix {
         self.cols.len()
     }
 
-    /// Inputs sorted by group, if they are not so in the checkpoint.
+    /// Inputs sorted by group, if the checkpoint has a different order.
     pub fn order(&self) -> Option<&Order> {
         self.stored.order.as_ref()
     }
 
-    /// Bytes of its codes.
+    /// Size of its codes, in bytes.
     pub fn len_bytes(&self) -> usize {
         let bits = if matches!(self.stored.meaning, Meaning::Int4 | Meaning::Table) { 4 } else { 8 };
         self.rows() * self.cols() * bits / 8
     }
 
-    /// Some of its rows and columns.
+    /// The part with these rows and columns.
     ///
     /// # Errors
-    /// If columns that are sorted by group are cut.
+    /// If the columns are sorted by group and would be split.
     ///
     /// # Panics
-    /// If there are no such rows and columns.
+    /// If the matrix has no such rows and columns.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Result<Self, LoadError> {
         assert!(rows.end <= self.rows() && cols.end <= self.cols(), "a part of the matrix");
         if self.order().is_some() && cols != (0..self.cols()) {
             return Err(LoadError::CodedTensor {
                 tensor: self.name.to_string(),
-                reason: "it is in activation order (g_idx), so ranks cannot share its inputs; serve it with \
+                reason:
+                    "its inputs are in activation order (g_idx), so ranks cannot split them; serve it with \
                          --tensor-parallel-size 1"
-                    .into(),
+                        .into(),
             });
         }
         let shifted = |of: &Range<usize>, by: Range<usize>| of.start + by.start..of.start + by.end;
@@ -259,16 +260,16 @@ impl CodedMatrix {
         Ok(Self { rows, cols, ..self.clone() })
     }
 
-    /// Leaves of its product's sums, if the model's configuration says `leaves`: one if its inputs are
-    /// sorted, because leaves are neighbouring inputs.
+    /// Number of leaves of its product's sums, given the configured `leaves`. It is one if the inputs are
+    /// sorted, because leaves are consecutive inputs.
     pub fn leaves(&self, leaves: usize) -> usize {
         if self.order().is_some() { 1 } else { leaves }
     }
 
-    /// The packed format that keeps all its codes and scales.
+    /// Packed format that preserves all codes and scales.
     ///
     /// # Errors
-    /// If groups are no whole spans of 32 columns.
+    /// If groups are not multiples of 32 columns.
     pub fn format(&self, leaves: usize) -> Result<Format, LoadError> {
         let StoredCodes { meaning, group, cols, .. } = *self.stored;
         let (leaf, is_single) = (self.cols() / self.leaves(leaves), group >= cols);
@@ -295,13 +296,13 @@ impl CodedMatrix {
         })
     }
 
-    /// Its rows for packing; row `i` is row `from(i)`.
+    /// Rows for packing; row `i` is row `from(i)` of the matrix.
     pub fn in_order<F: Fn(usize) -> usize + Sync>(&self, from: F) -> CodedRows<'_, F> {
         CodedRows { matrix: self, from }
     }
 }
 
-/// Rows of a [`CodedMatrix`] in some order.
+/// Rows of a [`CodedMatrix`] in a given order.
 pub struct CodedRows<'a, F> {
     matrix: &'a CodedMatrix,
     from: F,
@@ -315,7 +316,7 @@ impl<F: Fn(usize) -> usize + Sync> GivenRows for CodedRows<'_, F> {
             let col = stored.order.as_ref().map_or(cols.start + i, |order| order[i] as usize);
             *code = stored.code(from, col);
         }
-        // The two codes of NaN.
+        // Both codes of NaN.
         let is_nan = |code: &u8| stored.meaning == Meaning::Fp8 && code & 0x7f == 0x7f;
         if let Some(col) = to.codes.iter().position(is_nan) {
             return Err(NotFinite { row, col, value: f32::NAN }.into());
@@ -336,22 +337,22 @@ impl<F: Fn(usize) -> usize + Sync> GivenRows for CodedRows<'_, F> {
     }
 }
 
-/// Inputs sorted by the group that `g_idx` gives each, if they are not so already.
+/// Inputs sorted by the group that `g_idx` assigns; `None` if already sorted.
 ///
 /// # Errors
-/// If a group does not exist, or has another number of inputs than `group`.
+/// If a group does not exist or does not have `group` inputs.
 pub(super) fn order(module: &Module<'_>, raw: &Raw, group: usize) -> Result<Option<Order>, LoadError> {
     let groups = module.cols.div_ceil(group);
     let of: Vec<u32> = (0..module.cols).map(|col| word(&raw.bytes, col)).collect();
     if of.iter().all(|group| *group == u32::MAX) {
-        return Ok(None); // compressed-tensors initialises it so
+        return Ok(None); // the initial value in compressed-tensors
     }
     if let Some(col) = of.iter().position(|at| *at as usize >= groups) {
         let reason = format!("input {col} is of group {}, and there are {groups}", of[col] as i32);
         return Err(module.bad(&raw.name, reason));
     }
     let mut order: Vec<u32> = (0..module.cols as u32).collect();
-    order.sort_by_key(|col| of[*col as usize]); // stable, as the format wants
+    order.sort_by_key(|col| of[*col as usize]); // stable, as the format requires
     for (i, inputs) in order.chunks(group).enumerate() {
         if let Some(col) = inputs.iter().find(|col| of[**col as usize] as usize != i) {
             let reason = format!(

@@ -1,7 +1,7 @@
-//! Checkpoints that others have quantised: their `quantization_config`, and their matrices as codes.
+//! Checkpoints quantised by other libraries: their `quantization_config` and their matrices of codes.
 //!
-//! Which matrices are quantised is read from the files, not from lists of names: a matrix that is stored as
-//! numbers of 16 or 32 bits is used as such. What a module's tensors mean is in one file a format.
+//! The files decide which matrices are quantised, not lists of names: a matrix of 16- or 32-bit numbers is
+//! used as it is. One file per format interprets the tensors of a module.
 
 mod awq;
 mod bitsandbytes;
@@ -22,7 +22,7 @@ use crate::model::LoadError;
 use matrix::StoredCodes;
 pub(in crate::model) use matrix::float;
 
-/// A tensor as it is in its file.
+/// A tensor as stored in its file.
 pub(in crate::model) struct Raw {
     pub name: String,
     pub dtype: Dtype,
@@ -30,11 +30,11 @@ pub(in crate::model) struct Raw {
     pub bytes: Bytes,
 }
 
-/// The tensors of one module, `base.suffix`.
+/// Tensors of one module, named `base.suffix`.
 struct Module<'a> {
     weights: &'a Weights,
     base: &'a str,
-    /// Outputs and inputs that the configuration says.
+    /// Outputs and inputs according to the configuration.
     rows: usize,
     cols: usize,
 }
@@ -44,7 +44,7 @@ impl Module<'_> {
         self.weights.raw(&format!("{}.{suffix}", self.base))
     }
 
-    /// The tensor of this shape and one of these types.
+    /// Tensor `suffix` with this shape and one of these types.
     fn get(&self, suffix: &str, dtypes: &[Dtype], shape: &[usize]) -> Result<Raw, LoadError> {
         let raw = self.find(suffix).ok_or_else(|| self.missing(suffix, format!("{dtypes:?} {shape:?}")))?;
         let fits = dtypes.contains(&raw.dtype) && raw.shape == shape;
@@ -60,17 +60,17 @@ impl Module<'_> {
         self.bad(&raw.name, format!("it is {:?} {:?}, expected {expected}", raw.dtype, raw.shape))
     }
 
-    /// An error of one of the module's tensors.
+    /// Error about one of the module's tensors.
     fn bad(&self, tensor: &str, reason: String) -> LoadError {
         LoadError::CodedTensor { tensor: tensor.to_owned(), reason }
     }
 }
 
-/// Finds the quantised matrix `name` `[rows, cols]`, which ends in `.weight`; `None` if there is no such
-/// module in the scheme's form.
+/// Finds the quantised matrix `name` `[rows, cols]`, which ends in `.weight`; `None` if the module is not in
+/// the scheme's form.
 ///
 /// # Errors
-/// If a tensor of it is missing, or has another type or shape, or a form that is not supported.
+/// If one of its tensors is missing, or has the wrong type or shape or an unsupported form.
 pub(super) fn find(
     weights: &Weights,
     scheme: &Scheme,
@@ -89,5 +89,5 @@ pub(super) fn find(
     Ok(codes.map(|codes| CodedMatrix::whole(codes, name)))
 }
 
-/// Types of scales.
+/// Number types of scales.
 const FLOATS: [Dtype; 3] = [Dtype::F16, Dtype::BF16, Dtype::F32];

@@ -1,4 +1,4 @@
-//! How a checkpoint is quantised: `quantization_config` of config.json, or quantize_config.json.
+//! Quantisation scheme of a checkpoint: `quantization_config` of config.json, or quantize_config.json.
 
 use std::path::Path;
 
@@ -8,72 +8,72 @@ use super::compressed;
 use crate::model::LoadError;
 use crate::model::config::read_object;
 use crate::model::fields::Fields;
-use crate::model::formats::{self, Source};
+use crate::model::formats::{self, FormatSource};
 
 const CONFIG: &str = "config.json";
-/// Names of the object in config.json; compressed-tensors had another one.
+/// Names of the object in config.json; compressed-tensors used a different one.
 const OBJECTS: [&str; 2] = ["quantization_config", "compression_config"];
-/// Where AutoGPTQ and AutoAWQ also keep it.
+/// Separate files in which AutoGPTQ and AutoAWQ also store it.
 const OWN_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
 
-/// A way to quantise, with what its tensors do not say themselves.
+/// Quantisation scheme, with the parameters that its tensors do not show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scheme {
-    /// See [`super::gptq`].
+    /// Scheme read by [`super::gptq`].
     Gptq(Gptq),
-    /// See [`super::awq`].
+    /// Scheme read by [`super::awq`].
     Awq(Awq),
-    /// See [`super::compressed`].
+    /// Scheme read by [`super::compressed`].
     Compressed(Compressed),
-    /// See [`super::fp8`].
+    /// Scheme read by [`super::fp8`].
     Fp8(Fp8),
-    /// See [`super::bitsandbytes`].
+    /// Scheme read by [`super::bitsandbytes`].
     BitsAndBytes,
 }
 
-/// GPTQ.
+/// Parameters of GPTQ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gptq {
-    /// Bits of a code, in modules without others.
+    /// Default code width, in bits.
     pub bits: usize,
-    /// Whether zero points are stored as they are. Version 1 stores them less one.
+    /// Whether zero points are stored unchanged. Version 1 stores them minus one.
     pub is_v2: bool,
-    /// Inputs that share a scale; `None` = all.
+    /// Inputs per scale; `None` = all.
     pub group: Option<usize>,
-    /// Whether some modules have other groups (`dynamic`).
+    /// Whether some modules override the parameters (`dynamic`).
     pub has_overrides: bool,
 }
 
-/// AWQ.
+/// Parameters of AWQ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Awq {
-    /// Inputs that share a scale; `None` = all.
+    /// Inputs per scale; `None` = all.
     pub group: Option<usize>,
 }
 
-/// compressed-tensors.
+/// Parameters of compressed-tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compressed {
-    /// Outputs and inputs of a block of FP8.
+    /// Outputs and inputs per block of FP8.
     pub block: Option<[usize; 2]>,
 }
 
-/// FP8.
+/// Parameters of FP8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fp8 {
-    /// Outputs and inputs of a block; `None` = one scale for all, or for each output.
+    /// Outputs and inputs per block; `None` = one scale for the matrix or for each output.
     pub block: Option<[usize; 2]>,
 }
 
-/// Values of `quant_method`.
+/// Supported values of `quant_method`.
 const METHODS: [&str; 7] =
     ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt"];
 
 impl Scheme {
-    /// The scheme of the model in `dir`; `None` if its weights are not quantised.
+    /// Scheme of the model in `dir`; `None` if its weights are not quantised.
     ///
     /// # Errors
-    /// If it is one that cannot be read, with what is near.
+    /// If the scheme is unsupported; names alternatives.
     pub fn of(dir: &Path) -> Result<Option<Self>, LoadError> {
         let config = dir.join(CONFIG);
         if config.exists()
@@ -93,10 +93,10 @@ impl Scheme {
         Ok(None)
     }
 
-    /// The scheme that `config`, the content of config.json, describes.
+    /// Scheme in `config`, the content of config.json.
     ///
     /// # Errors
-    /// Those of [`Scheme::of`].
+    /// As for [`Scheme::of`].
     pub fn in_config(config: &Map<String, Value>) -> Result<Option<Self>, LoadError> {
         let text = config.get("text_config").and_then(Value::as_object);
         let mut objects = OBJECTS.iter().flat_map(|name| {
@@ -124,7 +124,7 @@ impl Scheme {
         }
     }
 
-    /// Whether its matrices are multiplied as integers on the CPU; of mixed ones, most.
+    /// Whether the CPU multiplies its matrices as integers; for mixed schemes, most of them.
     pub fn is_of_integers(&self) -> bool {
         !matches!(self, Self::Fp8(_) | Self::BitsAndBytes | Self::Compressed(Compressed { block: Some(_) }))
     }
@@ -141,14 +141,14 @@ impl Scheme {
     }
 }
 
-/// Why a quantised checkpoint cannot be served on a device that has no kernels for its codes.
+/// Message for a device without kernels for the scheme's codes.
 pub fn refused(scheme: &Scheme, device: formats::Device) -> String {
     format!(
         "this model's weights are quantised with {}, and {} has no kernels for them; add --device cpu, or serve the model's \
          16-bit weights ({})",
         scheme.name(),
         device.text(),
-        formats::supported(device, Source::Checkpoint)
+        formats::supported(device, FormatSource::Checkpoint)
     )
 }
 
@@ -156,13 +156,13 @@ fn unknown_method(fields: &Fields<'_>) -> LoadError {
     unlisted(fields, "quant_method")
 }
 
-/// A field whose value is not in the table of formats.
+/// Error for a field whose value is not in the table of formats.
 fn unlisted(fields: &Fields<'_>, field: &str) -> LoadError {
-    let supported = formats::supported(formats::Device::Cpu, Source::Checkpoint);
+    let supported = formats::supported(formats::Device::Cpu, FormatSource::Checkpoint);
     fields.wrong(field, format!("absent for weights in bf16, f16 or f32; or {supported}"))
 }
 
-/// The field `group_size`: -1 is all inputs.
+/// Reads `group_size`; -1 means all inputs.
 fn group(fields: &Fields<'_>) -> Result<Option<usize>, LoadError> {
     match fields.get("group_size").and_then(Value::as_i64) {
         Some(-1) => Ok(None),
@@ -178,14 +178,15 @@ fn gptq(fields: &Fields<'_>) -> Result<Gptq, LoadError> {
     let format = if fields.is_absent("checkpoint_format") { "format" } else { "checkpoint_format" };
     let format = fields.one_of(format, &["gptq", "gptq_v2"], Some("gptq"))?;
     if fields.flag("is_marlin_format", false)? {
-        return Err(fields.wrong("is_marlin_format", "false: Marlin's layout is not read, GPTQ's is".into()));
+        return Err(fields
+            .wrong("is_marlin_format", "false: only GPTQ's own layout is supported, not Marlin's".into()));
     }
     let has_overrides = !fields.is_absent("dynamic");
     Ok(Gptq { bits, is_v2: format == "gptq_v2", group: group(fields)?, has_overrides })
 }
 
 fn awq(fields: &Fields<'_>) -> Result<Awq, LoadError> {
-    // AutoAWQ's own file has other names.
+    // AutoAWQ's own file uses different names.
     let bits = if fields.is_absent("bits") { "w_bit" } else { "bits" };
     if fields.size(bits, 32, None)? != 4 {
         return Err(fields.wrong(bits, "4".into()));
@@ -202,12 +203,14 @@ fn awq(fields: &Fields<'_>) -> Result<Awq, LoadError> {
 
 fn bits_and_bytes(fields: &Fields<'_>) -> Result<(), LoadError> {
     if !fields.flag("load_in_4bit", false)? {
-        return Err(fields.wrong("load_in_4bit", "true: of bitsandbytes, NF4 and FP4 are read".into()));
+        return Err(
+            fields.wrong("load_in_4bit", "true: only NF4 and FP4 of bitsandbytes are supported".into())
+        );
     }
     fields.one_of("bnb_4bit_quant_type", &["nf4", "fp4"], Some("nf4")).map(|_| ())
 }
 
-/// A list of two sizes.
+/// Reads a list of two sizes.
 fn block(fields: &Fields<'_>, field: &str) -> Result<Option<[usize; 2]>, LoadError> {
     let Some(value) = fields.get(field).filter(|value| !value.is_null()) else { return Ok(None) };
     let sizes: Option<Vec<usize>> = value.as_array().map(|list| {
@@ -219,7 +222,7 @@ fn block(fields: &Fields<'_>, field: &str) -> Result<Option<[usize; 2]>, LoadErr
     }
 }
 
-/// Names of compressed-tensors' forms.
+/// Names of compressed-tensors' formats.
 const COMPRESSED: [&str; 6] = [
     "dense",
     "pack-quantized",
@@ -234,7 +237,7 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
     {
         fields.one_of("format", &COMPRESSED, None)?;
     }
-    // Rotated weights need their inputs rotated, too.
+    // Rotated weights would also need rotated inputs.
     let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
     if !fields.get("transform_config").is_none_or(is_empty) {
         return Err(fields.wrong("transform_config", "absent".into()));
@@ -262,7 +265,7 @@ fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
     Ok(found)
 }
 
-/// Checks the weights of a group of `config_groups`; returns the block of FP8 ones.
+/// Validates the weights of a group of `config_groups`; returns its FP8 block size.
 fn group_of_weights(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, LoadError> {
     let kind = fields.one_of("type", &["int", "float"], Some("int"))?;
     let bits = fields.size("num_bits", 32, Some(8))?;

@@ -20,25 +20,25 @@ const MAGIC: [u8; 8] = *b"skeinpk2";
 const SLICE: usize = 4 << 20;
 const PAGE: usize = 4096;
 
-/// Bytes of the header, without its own checksum.
+/// Size of the header without its own checksum, in bytes.
 fn header_bytes(bytes: usize) -> usize {
     MAGIC.len() + 8 * (3 + bytes.div_ceil(SLICE))
 }
 
-/// Offset of the data if there are at most `bytes` bytes of it.
+/// Offset of up to `bytes` bytes of data.
 pub(super) fn data_at(bytes: usize) -> usize {
     (header_bytes(bytes) + 8).next_multiple_of(PAGE)
 }
 
-/// Writes the header for the data from `at` on.
+/// Writes the header for the data that starts at `at`.
 pub(super) fn seal(cpu: &mut Cpu, file: &mut [u8], name: &str, at: usize) {
     let sums = sums(cpu, &file[at..]);
     let header = header(name, at..file.len(), &sums);
     file[..header.len()].copy_from_slice(&header);
 }
 
-/// The range of `name`'s data in `file` if it is complete and undamaged, else what is wrong. Brings all of
-/// it into memory.
+/// Range of `name`'s data in `file` if complete and undamaged, otherwise the fault. Reads all of it into
+/// memory.
 pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str) -> Result<Range<usize>, String> {
     let number = |index: usize| {
         let bytes = file.get(MAGIC.len() + 8 * index..)?.first_chunk()?;

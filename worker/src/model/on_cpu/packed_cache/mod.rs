@@ -1,11 +1,11 @@
-//! Packed weights on disk, so that the next start need not pack again. Losing them costs time, never
-//! a result: unreadable or damaged files are rebuilt, and if a file cannot be written the weights
-//! stay in memory.
+//! Cache of packed weights on disk, so that the next start need not pack again. Losing it costs time but
+//! never changes a result: unreadable or damaged files are rebuilt, and if a file cannot be written the
+//! weights stay in memory.
 //!
 //! A writer fills a file under a temporary name, locks it exclusively, and renames it once it is on disk.
-//! Workers that start meanwhile wait for it and share its memory. If the writer dies, its lock goes with it
-//! and the next worker starts over. Every user of a file holds a shared lock on it, and locked files are not
-//! deleted to make room.
+//! Workers that start meanwhile wait for it and share its memory. If the writer dies, its lock is released
+//! and the next worker starts over. Every user of a file holds a shared lock, and locked files are never
+//! deleted.
 
 mod file;
 mod room;
@@ -27,10 +27,9 @@ use skein_sys::mapped::{Bytes, MappedFile};
 
 /// Most bytes of packed weights in a directory; `room::make_room` deletes older ones.
 pub const MOST_BYTES: u64 = 20 << 30;
-/// How long a worker waits for another one that is packing the same weights before it packs its
-/// own, in memory.
+/// How long a worker waits for another to pack the same weights before it packs its own in memory.
 const WAIT_FOR_MAKER: Duration = Duration::from_secs(300);
-/// How often it checks.
+/// How often a waiting worker checks the lock.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A directory of packed weights, or none.
@@ -43,9 +42,9 @@ pub struct PackedCache {
 
 /// Result of [`PackedCache::find`].
 pub enum Found {
-    /// All the bytes, verified.
+    /// The complete, verified bytes.
     Whole(Kept),
-    /// Not found: the bytes have to be filled in.
+    /// Not cached; the bytes must be filled in.
     Blank(Blank),
 }
 
@@ -58,7 +57,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// A part of the bytes.
+    /// A range of the bytes.
     ///
     /// # Panics
     /// If the range is out of bounds.
@@ -78,7 +77,7 @@ pub struct Blank {
     at: usize,
 }
 
-/// An unfinished file. Dropping it deletes the file if it is still unfinished.
+/// An unfinished file, deleted on drop.
 struct Place {
     name: String,
     directory: PathBuf,
@@ -103,25 +102,25 @@ fn unfinished(directory: &Path, name: &str) -> PathBuf {
 }
 
 impl PackedCache {
-    /// A cache that keeps nothing.
+    /// A cache that stores nothing.
     pub fn none() -> Self {
         Self { directory: None, most_bytes: MOST_BYTES, wait_for_maker: WAIT_FOR_MAKER }
     }
 
-    /// Keeps packed weights in `directory`, which is created when needed.
+    /// Stores packed weights in `directory`, which is created on demand.
     pub fn at(directory: PathBuf) -> Self {
         Self { directory: Some(directory), ..Self::none() }
     }
 
-    /// Whether it keeps nothing.
+    /// Whether the cache stores nothing.
     pub fn is_none(&self) -> bool {
         self.directory.is_none()
     }
 
-    /// The bytes kept as `name`, or room for at most `bytes` bytes to fill in.
+    /// Bytes cached as `name`, or a buffer for up to `bytes` bytes to fill.
     ///
     /// # Errors
-    /// If there is neither disk nor address space for it.
+    /// If neither disk nor memory has room for it.
     pub fn find(&self, cpu: &mut Cpu, name: &str, bytes: usize) -> io::Result<Found> {
         if let Some(directory) = &self.directory {
             match read(cpu, directory, name) {
@@ -145,7 +144,7 @@ impl PackedCache {
         Ok(Found::Blank(Blank { place: None, filling: Filling::in_memory(bytes)?, at: 0 }))
     }
 
-    /// A file to be filled in, or the bytes if another worker has finished them meanwhile.
+    /// A file to fill, or the bytes if another worker has finished them in the meantime.
     fn make(&self, cpu: &mut Cpu, directory: &Path, name: &str, bytes: usize) -> io::Result<Found> {
         std::fs::create_dir_all(directory)?;
         let path = unfinished(directory, name);
@@ -192,7 +191,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// The complete file `name`; `None` if it does not exist; an error if it is damaged.
+/// The complete file `name`; `None` if it does not exist. Fails if it is damaged.
 fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Result<Option<Kept>, String> {
     let path = directory.join(name);
     if !path.try_exists().unwrap_or(false) {
@@ -208,18 +207,18 @@ fn read(cpu: &mut Cpu, directory: &Path, name: &str) -> Result<Option<Kept>, Str
 }
 
 impl Blank {
-    /// The bytes to fill in, initially zero.
+    /// Buffer to fill, initially zero.
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.filling[self.at..]
     }
 
-    /// Keeps the first `bytes` bytes. If the disk fails, they are only rebuilt at the next start.
+    /// Stores the first `bytes` bytes. If the disk fails, the next start rebuilds them.
     ///
     /// # Errors
     /// If the memory cannot be made read-only.
     ///
     /// # Panics
-    /// If `bytes` exceeds the room.
+    /// If `bytes` exceeds the buffer.
     pub fn keep(mut self, cpu: &mut Cpu, bytes: usize) -> io::Result<Kept> {
         let range = self.at..self.at + bytes;
         self.filling.shrink(range.end)?;

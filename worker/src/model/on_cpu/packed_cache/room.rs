@@ -1,4 +1,4 @@
-//! Bounds the disk space of packed weights: the least recently used files are deleted first, and none in use.
+//! Limits the disk space of packed weights: deletes the least recently used files, but none in use.
 
 use std::fs::{DirEntry, File};
 use std::path::Path;
@@ -20,8 +20,8 @@ pub(super) fn note_use(map: &MappedFile) {
     }
 }
 
-/// Deletes unused packed weights in `directory`, least recently used first, until they take at most `most`
-/// bytes together with `more` new ones. Also deletes what dead writers left. Never deletes `keep`.
+/// Deletes unused packed weights in `directory`, least recently used first, until they and `more` new bytes
+/// take at most `most` bytes. Also deletes files of dead writers. Never deletes `keep`.
 pub(super) fn make_room(directory: &Path, keep: &str, most: u64, more: u64) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     let mut files: Vec<(SystemTime, u64, DirEntry)> = Vec::new();

@@ -3,9 +3,9 @@ use std::time::SystemTime;
 
 use super::*;
 
-/// Two slices and a bit, so that several checksums count.
+/// Slightly more than two slices, so that several checksums matter.
 const BYTES: usize = (8 << 20) + 100;
-/// Two slices more, because less may be used than was reserved.
+/// Two slices more, because fewer bytes may be used than reserved.
 const ROOM: usize = BYTES + (9 << 20);
 const NAME: &str = "0123-int8.packed";
 
@@ -18,7 +18,7 @@ fn is_whole(kept: &Kept) -> bool {
         && kept.bytes(0..BYTES).iter().enumerate().all(|(at, byte)| *byte == pattern(at))
 }
 
-/// Finds or fills in the bytes; says which.
+/// Finds or fills in the bytes; returns whether they were found.
 fn find_or_make(cache: &PackedCache, name: &str) -> (Kept, bool) {
     let cpu = &mut Cpu::new(2);
     match cache.find(cpu, name, ROOM).unwrap() {
@@ -115,7 +115,7 @@ fn a_writer_that_died_or_gave_up_is_replaced() {
     let cache = PackedCache::at(directory.path().to_owned());
     std::fs::write(directory.path().join(format!("{NAME}.new")), b"half of it").unwrap();
     let Ok(Found::Blank(blank)) = cache.find(&mut Cpu::new(1), NAME, ROOM) else { panic!("not there yet") };
-    // While it is being written, a worker with less patience continues in memory.
+    // A worker with a zero timeout does not wait for the writer but continues in memory.
     let hasty = PackedCache { wait_for_maker: Duration::ZERO, ..cache.clone() };
     let Ok(Found::Blank(other)) = hasty.find(&mut Cpu::new(1), NAME, ROOM) else { panic!("not there yet") };
     assert!(blank.place.is_some() && other.place.is_none());

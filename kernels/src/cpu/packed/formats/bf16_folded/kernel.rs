@@ -70,7 +70,7 @@ struct Folded<'a> {
     patches: [Option<Patches<'a>>; MAX_STREAMS],
     apart: usize,
     prefetch: &'a Prefetch,
-    /// Leaves of the sums.
+    /// Number of leaves of the sums.
     leaves: usize,
 }
 

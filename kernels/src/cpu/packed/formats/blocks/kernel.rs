@@ -1,5 +1,5 @@
-//! Products with blocks. A group's sum of codes is exact, as an integer; then it is added to the leaf's
-//! result, group by group in ascending order, in `f32`:
+//! Products with blocks. The sum of a group's codes is exact, as an integer; it is then added to the leaf's
+//! result in `f32`, group by group in ascending order:
 //!
 //! ```text
 //! result = fma(sum of (code - zero) * x, scale, result)
@@ -36,12 +36,12 @@ pub(super) fn multiply_6_16(part: &Part<'_>, _: Isa, integers: IntegerIsa) {
     integers.run(Product::<Blocks<6, 16>> { part, kind: PhantomData });
 }
 
-/// The kernel of formats with codes of `BITS` bits and scales for `COLUMNS` columns. What else differs
-/// between them is asked once a group.
+/// Kernel for codes of `BITS` bits with a scale per `COLUMNS` columns. Other differences between formats are
+/// checked once per group.
 struct Blocks<const BITS: usize, const COLUMNS: usize>;
 
 impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
-    const FORMAT: Format = Format(&Q4_0); // all have the same register budget
+    const FORMAT: Format = Format(&Q4_0); // all formats have the same register budget
 
     #[inline(always)]
     unsafe fn sums<S: Integers, const MR: usize, const NR: usize>(
@@ -55,7 +55,7 @@ impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
         let mut results = [[f.zero(); NR]; MR];
         for group in leaf * groups..(leaf + 1) * groups {
             let (header, codes) = section.places(BITS, group);
-            // SAFETY: checked above; a section of all panels and a group of all rows is inside.
+            // SAFETY: checked above; a section of all panels and a group of all rows is in bounds.
             unsafe {
                 let (header, w) = (t.weights.as_ptr().add(header), t.weights.as_ptr().add(codes));
                 if group % section.groups == 0 {
@@ -83,10 +83,10 @@ impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
 }
 
 impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
-    /// Sum of the codes of row `m` in group `number` of `COLUMNS` columns.
+    /// Sum of row `m`'s codes in group `number` of `COLUMNS` columns.
     ///
     /// # Safety
-    /// There is such a row and group.
+    /// The row and group exist.
     #[inline(always)]
     unsafe fn row_sum(t: &IntegerTileInputs<'_>, m: usize, number: usize) -> i32 {
         // SAFETY: guaranteed by the caller.
@@ -98,8 +98,8 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         }
     }
 
-    /// The exact sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32
-    /// columns with the group, in panels `apart` bytes apart.
+    /// Exact sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32 columns
+    /// that contain the group, in panels `apart` bytes apart.
     ///
     /// # Safety
     /// These columns of `MR` rows and `NR` panels are readable.
@@ -164,10 +164,10 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
     }
 
     /// Adds a group's sums times their scales, and its minima times the rows' sums. `header` points to the
-    /// section with the group's parameters, of which it has number `index`.
+    /// section that holds the group's parameters at `index`.
     ///
     /// # Safety
-    /// The section's parameters of `NR` panels are readable, and there is such a group of `MR` rows.
+    /// The section's parameters of `NR` panels are readable, and the group of `MR` rows exists.
     #[inline(always)]
     unsafe fn add<S: Integers, const MR: usize, const NR: usize>(
         s: S,
@@ -195,7 +195,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
                 if !form.has_minimum {
                     continue;
                 }
-                // Minima of types with factors are subtracted.
+                // Types with factors subtract their minima.
                 let (minimum, sign) = if form.has_factors {
                     (f.mul(f.load_f16(header.add(HALVES)), f.load_i8(header.add(minimum_at))), -1)
                 } else {

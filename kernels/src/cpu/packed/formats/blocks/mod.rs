@@ -1,8 +1,8 @@
-//! Weights that GGUF stores in [blocks](crate::cpu::blocks), with their own codes, scales and minima: nothing
-//! is rounded. Codes have 4, 5 or 6 bits.
+//! Weights stored by GGUF in [blocks](crate::cpu::blocks), packed without rounding: codes, scales and minima
+//! are preserved. Codes have 4, 5 or 6 bits.
 //!
-//! A panel is a run of sections, of 256 columns if groups have factors, else of 64. A section begins with its
-//! parameters, each for sixteen outputs, and continues with its codes, so that there is one stream to read:
+//! A panel consists of sections of 256 columns if groups have factors, else of 64. A section starts with its
+//! parameters, each for sixteen outputs, followed by its codes, so that the kernel reads a single stream:
 //!
 //! ```text
 //! with factors     scales f16 [16] | minima f16 [16] | factors i8 [groups][16] | minima's i8 [groups][16]
@@ -12,7 +12,7 @@
 //!                  5th and 6th bits [2][16 outputs][4]: pair of bits j / 4 is that of column j
 //! ```
 //!
-//! Minima are missing in types without them, but the place of the one beside the scale stays.
+//! Types without minima omit them, except for the unused slot beside the scale.
 
 mod kernel;
 mod pack;
@@ -28,16 +28,16 @@ use crate::cpu::input::GROUP;
 use crate::cpu::matrix::WeightMatrix;
 use crate::cpu::{Cpu, packed};
 
-/// Groups of 32 columns in a section whose groups have factors.
+/// Groups of 32 columns per section, if groups have factors.
 const FACTOR_SECTION: usize = 8;
-/// Groups of 32 columns in a section whose groups have scales of their own.
+/// Groups of 32 columns per section, if groups have their own scales.
 const SCALE_SECTION: usize = 2;
-/// Bytes of a group's low bits in a panel.
+/// Bytes of a group's low bits per panel.
 const LOW_BYTES: usize = GROUP * PANEL / 2;
 /// Bytes of a vector of sixteen halves.
 const HALVES: usize = 2 * PANEL;
 
-/// The formats of this file with their kernels.
+/// Formats of this module with their kernels.
 pub(super) const TABLE: [(Format, Multiply); 9] = [
     (Format(&Q4_0), kernel::multiply_4_32),
     (Format(&Q4_1), kernel::multiply_4_32),
@@ -60,8 +60,8 @@ static Q4_K: Spec = spec("q4-k", 4, BlockType::Q4K);
 static Q5_K: Spec = spec("q5-k", 5, BlockType::Q5K);
 static Q6_K: Spec = spec("q6-k", 6, BlockType::Q6K);
 
-/// The formats that hold blocks of this type without loss, best first. All but the last may be unable to hold
-/// a given matrix.
+/// Formats that hold blocks of this type without loss, best first. All but the last may be unable to
+/// represent a given matrix.
 pub(super) fn keeping(kind: BlockType) -> &'static [Format] {
     match kind {
         BlockType::Q4_0 => const { &[Format(&Q4_0)] },
@@ -74,7 +74,7 @@ pub(super) fn keeping(kind: BlockType) -> &'static [Format] {
         BlockType::Q4K => const { &[Format(&Q4_K)] },
         BlockType::Q5K => const { &[Format(&Q5_K)] },
         BlockType::Q6K => const { &[Format(&Q6_K)] },
-        // Its scales are powers of two of 8 bits, of which halves have only some.
+        // Its scales are 8-bit powers of two, which half precision covers only in part.
         BlockType::Mxfp4 => const { &[Format::INT8_GROUP, Format::F32] },
     }
 }
@@ -84,7 +84,7 @@ const fn spec(file_name: &'static str, bits: u32, kind: BlockType) -> Spec {
     let columns = section.groups * GROUP;
     Spec {
         inserted: Inserted { columns, bytes: section.header },
-        // A group's sums are kept besides those of all columns.
+        // A group's sums are kept in addition to those of all columns.
         sums: [2, 2],
         ..Spec::new([kind.name(), file_name], bits, columns, Weights::Blocks(kind), pack_blocks)
     }
@@ -93,18 +93,18 @@ const fn spec(file_name: &'static str, bits: u32, kind: BlockType) -> Spec {
 /// Implements [`packed::pack`].
 ///
 /// # Panics
-/// If the matrix is not stored in blocks of the format's type.
+/// If the matrix is not stored in the format's block type.
 fn pack_blocks(cpu: &mut Cpu, from: &WeightMatrix, layout: Layout, to: &mut [u8]) -> Result<(), PackError> {
     let kind = from.storage().blocks();
-    let kind = kind.unwrap_or_else(|| unreachable!("{:?} holds blocks only", layout.format));
+    let kind = kind.unwrap_or_else(|| unreachable!("{:?} holds only blocks", layout.format));
     pack::pack(cpu, from, kind, layout, to)
 }
 
-/// Places of a section's parts.
+/// Layout of a section.
 #[derive(Clone, Copy)]
 struct Section {
     form: Form,
-    /// Groups of 32 columns.
+    /// Number of groups of 32 columns.
     groups: usize,
     /// Bytes before the codes.
     header: usize,
@@ -121,7 +121,7 @@ impl Section {
         }
     }
 
-    /// The section of a layout in a format of this file.
+    /// Section of a layout in one of this module's formats.
     fn in_layout(layout: &Layout) -> Self {
         match layout.format.0.weights {
             Weights::Blocks(kind) => Self::of(kind.form()),
@@ -129,43 +129,43 @@ impl Section {
         }
     }
 
-    /// Scales in a section.
+    /// Scales per section.
     const fn scales(&self) -> usize {
         self.groups * GROUP / self.form.group
     }
 
-    /// Bytes of a section whose codes have `bits` bits.
+    /// Size of a section with codes of `bits` bits.
     const fn bytes(&self, bits: usize) -> usize {
         self.header + self.groups * group_bytes(bits)
     }
 
-    /// Offset of the section with a group of 32 columns, and of that group's codes.
+    /// Offsets of the section that contains a group of 32 columns, and of the group's codes.
     #[inline(always)]
     const fn places(&self, bits: usize, group: usize) -> (usize, usize) {
         let section = group / self.groups * self.bytes(bits);
         (section, section + self.header + group % self.groups * group_bytes(bits))
     }
 
-    /// Offset in a section of sixteen outputs' factors of scale number `index`, or of their scales.
+    /// Offset in a section of scale (or factor) number `index` of sixteen outputs.
     #[inline(always)]
     const fn scale_at(&self, index: usize) -> usize {
         if self.form.has_factors { 2 * HALVES + index * PANEL } else { index * HALVES }
     }
 
-    /// As [`Section::scale_at`], for minima.
+    /// Like [`Section::scale_at`], for minima.
     #[inline(always)]
     const fn minimum_at(&self, index: usize) -> usize {
         self.scale_at(self.scales() + index)
     }
 }
 
-/// Bytes of the codes of 32 columns of a panel.
+/// Bytes of the codes of 32 columns in a panel.
 const fn group_bytes(bits: usize) -> usize {
     GROUP * PANEL * bits / 8
 }
 
-/// Place of a column of 32 and an output: the byte with its low bits and whether they are high in it, and the
-/// byte with its upper bits and where they begin in it.
+/// Position of the code of a column (of 32) and output: the byte with its low bits and whether they are the
+/// high half, and the byte with its upper bits and their shift.
 const fn code_places(bits: usize, col: usize, lane: usize) -> ((usize, bool), (usize, u32)) {
     let at = lane * 4 + col % 4;
     let low = (col / 8 * PANEL * 4 + at, col % 8 >= 4);
@@ -176,7 +176,7 @@ const fn code_places(bits: usize, col: usize, lane: usize) -> ((usize, bool), (u
     (low, (upper.0, upper.1 as u32))
 }
 
-/// The weight of an output and column.
+/// Weight of an output and column.
 pub(in crate::cpu::packed) fn weight(packed: &Packed, row: usize, col: usize) -> f32 {
     let (layout, panel, lane) = (packed.layout(), packed.panel_of(row), row % PANEL);
     let (section, bits) = (Section::in_layout(&layout), layout.format.bits() as usize);

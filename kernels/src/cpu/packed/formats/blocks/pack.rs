@@ -1,4 +1,4 @@
-//! Packs blocks: panel by panel, block by block, without a change of any code, scale or minimum.
+//! Packs blocks panel by panel and block by block, without changing any code, scale or minimum.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,10 +15,10 @@ use crate::cpu::input::GROUP;
 use crate::cpu::matrix::{Storage, WeightMatrix};
 use crate::cpu::simd::LANES;
 
-/// Packs blocks of type `kind` to a format that keeps them, with all threads.
+/// Packs blocks of type `kind` to a format that preserves them, with all threads.
 ///
 /// # Errors
-/// If a scale is no half, and the format has only those.
+/// If the format stores scales in half precision and a scale does not fit.
 pub(in crate::cpu::packed) fn pack(
     cpu: &mut Cpu,
     from: &WeightMatrix,
@@ -55,7 +55,7 @@ pub(in crate::cpu::packed) fn pack(
     }
 }
 
-/// A copy in `f32`.
+/// Copy in `f32`.
 fn widened(from: &WeightMatrix) -> WeightMatrix {
     let mut bytes = Vec::with_capacity(from.rows() * from.cols() * size_of::<f32>());
     let mut row = vec![0.0; from.cols()];
@@ -72,7 +72,7 @@ fn outputs(layout: &Layout, panel: usize) -> impl Iterator<Item = (usize, usize)
     (0..PANEL.min(layout.rows - first)).map(move |lane| (lane, first + lane))
 }
 
-/// Packs a panel's outputs to a format of this file. `to` is zero at first.
+/// Packs the outputs of a panel to a format of this module. `to` must be zero.
 fn pack_panel(from: &WeightMatrix, kind: BlockType, layout: &Layout, panel: usize, to: &mut [u8]) {
     let (form, section) = (kind.form(), Section::in_layout(layout));
     let (mut block, bits) = (Block::default(), layout.format.bits() as usize);
@@ -91,7 +91,7 @@ fn pack_panel(from: &WeightMatrix, kind: BlockType, layout: &Layout, panel: usiz
     }
 }
 
-/// Writes a block's parameters to its section; `first` is the number of its first scale there.
+/// Writes a block's parameters to its section, where its first scale has number `first`.
 fn put_parameters(section: &Section, block: &Block, first: usize, lane: usize, to: &mut [u8]) {
     let mut put = |at: usize, value: f32| {
         to[at + 2 * lane..][..2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
@@ -124,10 +124,10 @@ fn put_codes(codes: &[u8], bits: usize, lane: usize, to: &mut [u8]) {
     }
 }
 
-/// Packs a panel's outputs to [`Format::INT8_GROUP`].
+/// Packs the outputs of a panel to [`Format::INT8_GROUP`].
 ///
 /// # Errors
-/// The first output with a scale that is no half.
+/// The first output with a scale that does not fit half precision.
 fn pack_bytes(
     from: &WeightMatrix,
     kind: BlockType,

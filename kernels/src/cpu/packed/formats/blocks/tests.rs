@@ -10,7 +10,7 @@ fn hash(i: usize, seed: u32) -> u32 {
     (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
 }
 
-/// Offsets of the halves of a block.
+/// Offsets of the half-precision numbers in a block.
 fn halves(kind: BlockType) -> &'static [usize] {
     match kind {
         BlockType::Q4_0 | BlockType::Q5_0 | BlockType::Q8_0 | BlockType::Iq4Nl => &[0],
@@ -113,7 +113,7 @@ fn tree(sums: &[f32]) -> f32 {
     }
 }
 
-/// Compares products on every instruction set and numbers of threads with the formula, and with `f64`.
+/// Compares products on every instruction set and thread count with the formula, and with `f64`.
 fn check(kind: BlockType, (m, rows, cols, leaves): (usize, usize, usize, usize)) {
     let matrix = matrix(kind, rows, cols, 5);
     let weights = packed(&mut Cpu::new(2), &matrix, leaves);

@@ -153,7 +153,7 @@ impl Kind for Int4 {
 #[repr(align(64))]
 struct UnpackedGroup(MaybeUninit<[u8; GROUP * PANEL]>);
 
-/// Addresses to call [`next_group`] with for `group` of the panel at `panel`.
+/// Initial addresses for [`next_group`] to reach `group` of the panel at `panel`.
 #[inline(always)]
 fn before_group(panel: *const u8, group: usize) -> (*const u8, *const u8) {
     let line = panel.wrapping_add(group / STEP_GROUPS * STEP_LINE_BYTES);

@@ -1,4 +1,4 @@
-//! Integers: the products of a span are summed exactly, then added, times the span's scale, in `f32`.
+//! Integer codes: the products of a span are summed exactly, then added in `f32`, times the span's scale.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -22,10 +22,10 @@ pub(in super::super) fn multiply_eight_bits(part: &Part<'_>, _: Isa, integers: I
     integers.run(Product::<Spanned<8>> { part, kind: PhantomData });
 }
 
-/// The kernel for codes of `BITS` bits and spans of any whole number of groups.
+/// Kernel for codes of `BITS` bits and spans of whole groups.
 struct Spanned<const BITS: usize>;
 
-/// Adds the products of one group to a span's sums.
+/// Adds the products of a group to the sums of a span.
 ///
 /// # Safety
 /// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
@@ -59,7 +59,7 @@ unsafe fn add_group<S: Integers, const BITS: usize, const MR: usize, const NR: u
 }
 
 impl<const BITS: usize> Kind for Spanned<BITS> {
-    // All spans have the same budget of registers.
+    // All spans have the same register budget.
     const FORMAT: Format = if BITS == 4 { INT4_SPANS[0] } else { INT8_SPANS[0] };
 
     #[inline(always)]
@@ -75,7 +75,7 @@ impl<const BITS: usize> Kind for Spanned<BITS> {
         let mut results = [[f.zero(); NR]; MR];
         let mut zeros = [s.splat_zeros(ZERO); NR];
         let (mut group, end) = (leaf * groups, (leaf + 1) * groups);
-        // SAFETY: checked above; all spans and groups of all rows and panels are inside.
+        // SAFETY: checked above; all spans and groups of all rows and panels are in bounds.
         unsafe {
             let (mut x, mut w) =
                 (t.codes.as_ptr().add(group * GROUP), t.weights.as_ptr().add(group * group_bytes));

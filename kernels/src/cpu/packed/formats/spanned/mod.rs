@@ -1,10 +1,10 @@
-//! Formats of checkpoints that others have quantised. An output has a single-precision scale for each span
-//! of 32, 64 or 128 columns of a leaf, so that every scale of GPTQ, AWQ, compressed-tensors, FP8 and
-//! bitsandbytes is kept as it is: larger groups repeat theirs.
+//! Formats for checkpoints quantised by other libraries. An output has a single-precision scale per span of
+//! 32, 64 or 128 columns of a leaf. That preserves every scale of GPTQ, AWQ, compressed-tensors, FP8 and
+//! bitsandbytes: larger groups repeat theirs.
 //!
-//! - 4 and 8 bits with a zero point a span, multiplied as integers ([`integers`]).
-//! - FP8 (E4M3 without infinities), and 4 bits that are looked up in a table of the matrix, such as NF4,
-//!   multiplied as `f32` ([`numbers`]).
+//! - 4 and 8 bits with a zero point per span, multiplied as integers ([`integers`]).
+//! - FP8 (E4M3 without infinities), and 4-bit indices into a table, such as NF4, multiplied as `f32`
+//!   ([`numbers`]).
 
 mod integers;
 mod numbers;
@@ -18,11 +18,11 @@ use crate::cpu::input::GROUP;
 pub(super) use integers::{multiply_eight_bits, multiply_four_bits};
 pub(super) use numbers::{multiply_fp8, multiply_table};
 
-/// Columns that are multiplied between two prefetches; spans are whole chunks.
+/// Columns multiplied between two prefetches; spans are whole chunks.
 const CHUNK: usize = 16;
-/// Numbers of FP8 are multiplied in units of `1 / FP8_UNITS`; see [`crate::cpu::simd::Simd::load_e4m3`].
+/// FP8 numbers are multiplied in units of `1 / FP8_UNITS`; see [`crate::cpu::simd::Simd::load_e4m3`].
 const FP8_UNITS: f32 = 256.0;
-/// Bytes of a table of sixteen values.
+/// Size of a table of sixteen values, in bytes.
 const TABLE_BYTES: usize = 16 * size_of::<f32>();
 
 pub(super) const INT4_SPANS: [Format; 3] =
@@ -52,7 +52,7 @@ const fn integers(names: [&'static str; 2], bits: u32, span: usize) -> Spec {
         4 => (Some(int8::FORMAT), round::four_bits as Pack),
         _ => (None, round::eight_bits as Pack),
     };
-    // A span's sums are kept besides those of all columns.
+    // A span's sums are kept in addition to those of all columns.
     Spec { sums: [2, 2], head, ..Spec::new(names, bits, GROUP, weights, pack) }
 }
 

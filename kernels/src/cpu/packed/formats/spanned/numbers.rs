@@ -1,5 +1,5 @@
-//! Numbers: within a span, products are added in ascending order of the columns by fused multiply-add. The
-//! sum is added, times the span's scale, to that of the spans before, likewise.
+//! Floating-point codes: within a span, products are added in ascending column order by fused multiply-add.
+//! The sum, times the span's scale, is then added to that of the earlier spans in the same way.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
@@ -22,37 +22,37 @@ pub(in super::super) fn multiply_table(part: &Part<'_>, isa: Isa, _: IntegerIsa)
     isa.run(Product::<LookedUp> { part, codes: PhantomData });
 }
 
-/// The number of an output and column in FP8.
+/// FP8 number of an output and column.
 pub(super) fn fp8(packed: &Packed, row: usize, col: usize) -> f32 {
     e4m3_in_256ths(packed.stored_code(row, col))
 }
 
-/// The number of an output and column that is looked up.
+/// Table value of an output and column.
 pub(super) fn looked_up(packed: &Packed, row: usize, col: usize) -> f32 {
     let value = &table(packed)[usize::from(packed.stored_code(row, col)) * 4..][..4];
     f32::from_le_bytes(std::array::from_fn(|i| value[i]))
 }
 
-/// The matrix's table.
+/// Table of the matrix.
 fn table(packed: &Packed) -> &[u8] {
     &packed.bytes()[packed.layout().tail_at()..][..TABLE_BYTES]
 }
 
-/// How codes become numbers.
+/// Decoding of codes to numbers.
 trait Codes {
     /// Bytes of two columns of sixteen outputs.
     const PAIR_BYTES: usize;
-    /// What decoding needs besides the codes.
+    /// State needed for decoding.
     type Decoder<S: Simd>: Copy;
 
     /// # Safety
-    /// `table` is readable for a table of sixteen values if the format has one.
+    /// `table` points to sixteen readable values if the format has a table.
     unsafe fn decoder<S: Simd>(s: S, table: *const u8) -> Self::Decoder<S>;
 
-    /// The numbers of two columns.
+    /// Numbers of two columns.
     ///
     /// # Safety
-    /// `from` is readable for `PAIR_BYTES`.
+    /// `PAIR_BYTES` bytes at `from` are readable.
     unsafe fn pair<S: Simd>(s: S, decoder: Self::Decoder<S>, from: *const u8) -> [S::V; 2];
 }
 
@@ -110,7 +110,7 @@ impl<C: Codes> Kernel for Product<'_, C> {
     }
 }
 
-/// A tile of `MR` rows of `x` by `NR` panels.
+/// Tile of `MR` rows of `x` by `NR` panels.
 struct Block<'a, C, const MR: usize, const NR: usize> {
     part: &'a Part<'a>,
     tile: &'a Tile,
@@ -147,7 +147,7 @@ impl<C: Codes, const MR: usize, const NR: usize> Block<'_, C, MR, NR> {
         let (chunks, spans) = (layout.leaf_cols().div_ceil(CHUNK), layout.leaf_spans());
         let span_chunks = layout.scale_cols() / CHUNK;
         let (mut x, mut w, mut scales) = (x.as_ptr(), w.as_ptr(), scales.as_ptr());
-        // SAFETY: formats that look numbers up have a table.
+        // SAFETY: formats with table lookups have a table.
         let decoder = unsafe { C::decoder(s, packed.bytes()[layout.tail_at()..].as_ptr()) };
         let mut prefetch = tile.prefetch.cursor(columns / CHUNK);
         let mut tree = Tree::<S, MR, NR>::new(layout.leaves);
@@ -180,7 +180,7 @@ impl<C: Codes, const MR: usize, const NR: usize> Block<'_, C, MR, NR> {
 /// Adds the products of a chunk of columns.
 ///
 /// # Safety
-/// A chunk of all rows of `x` and of all panels is readable; rows are apart in values, panels in bytes.
+/// A chunk of all rows of `x` and all panels is readable. Row strides are in values, panel strides in bytes.
 #[inline(always)]
 unsafe fn chunk<S: Simd, C: Codes, const MR: usize, const NR: usize>(
     s: S,

@@ -1,13 +1,13 @@
-//! Rounds weights to the formats of this room: to the nearest code, with the scale that reaches the span's
-//! largest weight.
+//! Quantises weights to the formats of this module: to the nearest code, with the scale that covers the
+//! span's largest weight.
 
 use super::super::super::{GivenRow, GivenRows, Layout, NotFinite, PackError, pack_rows};
 use crate::cpu::Cpu;
 use crate::cpu::matrix::WeightMatrix;
 
-/// Largest FP8 number.
+/// Largest finite FP8 number.
 const FP8_MOST: f32 = 448.0;
-/// Values of NF4 (arXiv 2305.14314), as bitsandbytes has them.
+/// Values of NF4 (arXiv 2305.14314), as in bitsandbytes.
 #[allow(clippy::excessive_precision)] // as published
 pub(super) const NF4: [f32; 16] = [
     -1.0,
@@ -81,7 +81,7 @@ pub(super) fn table(
     round(cpu, from, layout, to, |weights| (largest(weights), 0), code)
 }
 
-/// The nearest of the codes up to `most`.
+/// Nearest code from 0 to `most`.
 fn nearest(steps: f32, zero: u8, most: u8) -> u8 {
     (steps.round_ties_even() + f32::from(zero)).clamp(0.0, f32::from(most)) as u8
 }
@@ -90,7 +90,7 @@ fn largest(weights: &[f32]) -> f32 {
     weights.iter().fold(0f32, |largest, weight| largest.max(weight.abs()))
 }
 
-/// The nearest FP8 number (E4M3), ties to even; larger ones become the largest.
+/// Nearest FP8 number (E4M3), ties to even; larger values saturate.
 pub(super) fn to_e4m3(value: f32) -> u8 {
     let (size, sign) = (value.abs().min(FP8_MOST), if value.is_sign_negative() { 0x80 } else { 0 });
     if size < 2f32.powi(-6) {
@@ -101,8 +101,8 @@ pub(super) fn to_e4m3(value: f32) -> u8 {
     sign | ((rounded >> 20) - (120 << 3)).min(0x7e) as u8
 }
 
-/// Packs `from`: a span has the scale and zero point that `scale_zero` chooses, a weight the code of `code`
-/// for the weight over the scale.
+/// Packs `from`: `scale_zero` chooses the scale and zero point of a span, and `code` the code of a weight
+/// divided by the scale.
 fn round(
     cpu: &mut Cpu,
     from: &WeightMatrix,

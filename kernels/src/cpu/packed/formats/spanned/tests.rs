@@ -9,7 +9,7 @@ fn hash(i: usize, seed: u32) -> u32 {
     (i as u32 ^ seed.rotate_left(16)).wrapping_mul(0x9E37_79B1).rotate_left(13).wrapping_mul(0x85EB_CA6B)
 }
 
-/// Random codes of `bits` bits with random scales and zero points; none of FP8's codes of NaN.
+/// Random codes of `bits` bits with random scales and zero points; excludes FP8's codes of NaN.
 struct Random {
     bits: u32,
 }
@@ -81,7 +81,7 @@ fn given_codes_are_kept_as_they_are() {
     }
 }
 
-/// One output for one row in the order that [`numbers`] defines, without leaves.
+/// One output for one row in the order defined in [`numbers`], without leaves.
 fn defined(layout: &Layout, packed: &Packed, row: usize, x: &[f32]) -> f32 {
     let number = if FP8_SPANS.contains(&layout.format) { numbers::fp8 } else { numbers::looked_up };
     let mut result = 0f32;

@@ -1,0 +1,71 @@
+//! Background requests, such as those of a batch: they fill what other requests leave, and hardly delay them.
+//!
+//! While a prompt of another request is computed, background requests get no rows. Otherwise a request that
+//! arrives waits at most for a step that they have made slightly longer: while others were here lately, they
+//! get few rows a step. When nobody else has come for a while, they get all.
+
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+
+use super::Scheduler;
+use super::plan::Plan;
+use super::sequence::Rank;
+use super::step_time::Work;
+
+/// Requests of this priority or a lower one (a higher number) are background requests.
+pub const BACKGROUND: i32 = 100;
+/// How long after the last other request background requests stay small.
+const OTHERS_LATELY: Duration = Duration::from_secs(10);
+/// While they stay small, they lengthen a step by at most this share (1 / n) of its fixed cost, or by
+/// [`LEAST_EXTRA`] if that is more.
+const EXTRA_SHARE: u32 = 3;
+const LEAST_EXTRA: Duration = Duration::from_micros(500);
+/// Their rows while the time of a step is unknown.
+const ROWS_AT_FIRST: u32 = 4;
+
+/// Which requests a part of the plan is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Background requests.
+    Background,
+    /// All others.
+    Foreground,
+}
+
+impl Class {
+    pub fn has(self, rank: Rank) -> bool {
+        (rank.priority >= BACKGROUND) == (self == Self::Background)
+    }
+}
+
+impl Scheduler {
+    /// Most rows of background requests in `plan`, which has those of all others. Called at each plan,
+    /// because it also notes when others were last here.
+    pub(super) fn background_rows(&mut self, plan: &Plan, now: Timestamp) -> u32 {
+        if self.queues.all().any(|sequence| Class::Foreground.has(sequence.rank)) {
+            self.others_seen = Some(now);
+        }
+        if plan.step.prompt_rows() > 0 {
+            return 0;
+        }
+        match self.others_seen {
+            Some(seen) if now.since(seen) < OTHERS_LATELY => self.rows_of_little_time(),
+            _ => u32::MAX,
+        }
+    }
+
+    fn rows_of_little_time(&self) -> u32 {
+        let fixed = self.pace.step_time.fixed();
+        let extra = (fixed / EXTRA_SHARE).max(LEAST_EXTRA);
+        let rows = self.pace.step_time.tokens_within(fixed + extra, Work::default(), 0);
+        rows.unwrap_or(ROWS_AT_FIRST).max(1)
+    }
+
+    /// Whether any background request is here.
+    pub(super) fn has_background(&self) -> bool {
+        let last_waiting = self.queues.waiting.last_key_value().map(|(rank, _)| *rank);
+        let last_running = self.queues.running.last().map(|sequence| sequence.rank);
+        last_waiting.into_iter().chain(last_running).any(|rank| Class::Background.has(rank))
+    }
+}
