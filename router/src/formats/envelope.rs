@@ -53,15 +53,15 @@ impl Envelope {
     }
 
     /// Takes the next character.
-    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
+    pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
         match &self.at {
-            At::Begin | At::Key | At::Colon(_) | At::Value(_) | At::Next if is_space(c) => Step::More,
+            At::Begin | At::Key | At::Colon(_) | At::Value(_) | At::Next if is_space(c) => Consumed::More,
             At::Begin if c == '{' => self.go(At::Key),
             At::Key if c == '"' => self.go(At::InKey(String::new())),
             At::Colon(field) if c == ':' => self.go(At::Value(*field)),
             At::Next if c == ',' => self.go(At::Key),
             At::Next if c == '}' => self.end(out),
-            At::Begin | At::Key | At::Colon(_) | At::Next => Step::Fail,
+            At::Begin | At::Key | At::Colon(_) | At::Next => Consumed::Fail,
             At::Value(field) => self.value(*field, c, out),
             At::InKey(_) => self.in_key(c),
             At::Name(_) => self.in_name(c, plan, out),
@@ -71,56 +71,56 @@ impl Envelope {
         }
     }
 
-    fn in_key(&mut self, c: char) -> Step {
-        let At::InKey(key) = &mut self.at else { return Step::Fail };
+    fn in_key(&mut self, c: char) -> Consumed {
+        let At::InKey(key) = &mut self.at else { return Consumed::Fail };
         match c {
             '"' => {
                 let field = field(key);
                 self.go(At::Colon(field))
             }
-            c if c == '\\' || key.len() >= MAX_KEY_BYTES || c.is_control() => Step::Fail,
+            c if c == '\\' || key.len() >= MAX_KEY_BYTES || c.is_control() => Consumed::Fail,
             c => {
                 key.push(c);
-                Step::More
+                Consumed::More
             }
         }
     }
 
-    fn in_name(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
-        let At::Name(name) = &mut self.at else { return Step::Fail };
+    fn in_name(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
+        let At::Name(name) = &mut self.at else { return Consumed::Fail };
         match c {
             '"' => {
                 let name = std::mem::take(name);
                 self.name(&name, plan, out)
             }
-            _ if name.len() >= MAX_NAME_BYTES || !in_name(c) => Step::Fail,
+            _ if name.len() >= MAX_NAME_BYTES || !in_name(c) => Consumed::Fail,
             c => {
                 name.push(c);
-                Step::More
+                Consumed::More
             }
         }
     }
 
-    fn in_arguments(&mut self, c: char, out: &mut Out) -> Step {
-        let At::Arguments(skim) = &mut self.at else { return Step::Fail };
+    fn in_arguments(&mut self, c: char, out: &mut Out) -> Consumed {
+        let At::Arguments(skim) = &mut self.at else { return Consumed::Fail };
         let skimmed = skim.step(c);
         match skimmed {
-            Skimmed::Wrong | Skimmed::After => return Step::Fail,
+            Skimmed::Wrong | Skimmed::After => return Consumed::Fail,
             Skimmed::Inside | Skimmed::Last if self.named => out.argument(c),
             Skimmed::Inside | Skimmed::Last => self.early.push(c),
         }
-        if skimmed == Skimmed::Last { self.go(At::Next) } else { Step::More }
+        if skimmed == Skimmed::Last { self.go(At::Next) } else { Consumed::More }
     }
 
     /// Arguments in a string: their JSON is known at its end.
-    fn in_quoted(&mut self, c: char, out: &mut Out) -> Step {
-        let At::Quoted(skim, text) = &mut self.at else { return Step::Fail };
+    fn in_quoted(&mut self, c: char, out: &mut Out) -> Consumed {
+        let At::Quoted(skim, text) = &mut self.at else { return Consumed::Fail };
         let skimmed = skim.step(c);
         text.push(c);
         if skimmed != Skimmed::Last {
-            return if skimmed == Skimmed::Inside { Step::More } else { Step::Fail };
+            return if skimmed == Skimmed::Inside { Consumed::More } else { Consumed::Fail };
         }
-        let Ok(text) = serde_json::from_str::<String>(text) else { return Step::Fail };
+        let Ok(text) = serde_json::from_str::<String>(text) else { return Consumed::Fail };
         if self.named {
             out.arguments(&text);
         } else {
@@ -129,11 +129,11 @@ impl Envelope {
         self.go(At::Next)
     }
 
-    fn in_other(&mut self, c: char, plan: &Plan, out: &mut Out) -> Step {
-        let At::Other(skim) = &mut self.at else { return Step::Fail };
+    fn in_other(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
+        let At::Other(skim) = &mut self.at else { return Consumed::Fail };
         match skim.step(c) {
-            Skimmed::Wrong => Step::Fail,
-            Skimmed::Inside => Step::More,
+            Skimmed::Wrong => Consumed::Fail,
+            Skimmed::Inside => Consumed::More,
             Skimmed::Last => self.go(At::Next),
             // A number ends with the character after it.
             Skimmed::After => {
@@ -148,7 +148,7 @@ impl Envelope {
         Consumed::More
     }
 
-    fn value(&mut self, field: Field, c: char, out: &mut Out) -> Step {
+    fn value(&mut self, field: Field, c: char, out: &mut Out) -> Consumed {
         match field {
             Field::Name if c == '"' && !self.named => return self.go(At::Name(String::new())),
             Field::Name => return Consumed::Fail,

@@ -7,7 +7,7 @@ use crate::config::RouterConfig;
 use crate::formats::tools::{Choice, Function};
 use crate::gateway::conversation::Conversation;
 use crate::gateway::fields::{Fields, wrong};
-use crate::gateway::single::asked::{self, Asked};
+use crate::gateway::single::request::{self, SingleRequest};
 use crate::gateway::tool_fields::{self, Chosen, Offered, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 
@@ -22,12 +22,12 @@ pub fn parse(
     id: &str,
     config: &RouterConfig,
     only_counted: bool,
-) -> Result<(Asked, bool), Refusal> {
+) -> Result<(SingleRequest, bool), Refusal> {
     output_format(&mut fields);
     if let Some(stop) = fields.take("stop_sequences") {
         fields.put("stop", stop);
     }
-    let draft = asked::draft(&mut fields, headers, id, config, "max_tokens")?;
+    let draft = request::draft(&mut fields, headers, id, config, "max_tokens")?;
     if draft.sampling.max_tokens.is_none() && !only_counted {
         let message = "max_tokens is required: the most tokens of the answer.";
         fields.note(Refusal::invalid("max_tokens", message));
@@ -42,7 +42,7 @@ pub fn parse(
     let conversation = conversation(&mut fields);
     fields.take("anthropic_version");
     context_management(&mut fields);
-    Ok((Asked::new(draft, fields, conversation, offered, variables, config)?, thinks))
+    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinks))
 }
 
 /// Edits by which a client wants its prompt shortened. None is made: what of earlier reasoning the model
@@ -148,7 +148,7 @@ fn conversation(fields: &mut Fields) -> Conversation {
         fields.note(Refusal::invalid("messages", "messages is required: a list of messages."));
     }
     let messages = fields.list("messages", "a list of messages").unwrap_or_default();
-    asked::converse(fields, &mut conversation, &messages, add);
+    request::converse(fields, &mut conversation, &messages, add);
     conversation
 }
 

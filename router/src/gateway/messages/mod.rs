@@ -14,8 +14,8 @@ use self::output::Message;
 use super::fields::Fields;
 use super::refused::Refused;
 use super::request_id::RequestId;
-use super::single::asked::Asked;
 use super::single::output::answer;
+use super::single::request::SingleRequest;
 use crate::app::{App, work_bytes};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
@@ -64,7 +64,7 @@ pub async fn count_tokens(
 async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
-    let (Asked { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
+    let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
     check_model(draft.model.as_deref(), &app.text)?;
     let most = most_to_tokenize(&app.generator.model_limits()?);
     let text = app.text.clone();

@@ -7,13 +7,13 @@ use crate::config::RouterConfig;
 use crate::gateway::conversation::Conversation;
 use crate::gateway::fields::{Fields, wrong};
 use crate::gateway::responses::tools::{Faces, arguments_of, qualified, tools};
-use crate::gateway::single::asked::{self, Asked};
+use crate::gateway::single::request::{self, SingleRequest};
 use crate::refusal::Refusal;
 
 /// A parsed request, and what its answer repeats and how it shows calls.
 pub struct Parsed {
     /// The request.
-    pub asked: Asked,
+    pub asked: SingleRequest,
     /// Fields that the answer repeats.
     pub echo: Map<String, Value>,
     /// How calls are shown to the client.
@@ -37,7 +37,7 @@ impl Parsed {
         echo.insert("instructions".to_owned(), instructions.clone().into());
         echo.insert("metadata".to_owned(), fields.take("metadata").unwrap_or_else(|| json!({})));
         text_format(&mut fields, &mut echo);
-        let mut draft = asked::draft(&mut fields, headers, id, config, "max_output_tokens")?;
+        let mut draft = request::draft(&mut fields, headers, id, config, "max_output_tokens")?;
         for (name, value) in [
             ("max_output_tokens", draft.sampling.max_tokens.into()),
             ("temperature", draft.sampling.temperature.into()),
@@ -54,7 +54,7 @@ impl Parsed {
         // What Codex says about itself.
         fields.take("client_metadata");
         truncation(&mut fields);
-        let asked = Asked::new(draft, fields, conversation, offered, variables, config)?;
+        let asked = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
         Ok(Self { asked, echo, faces })
     }
 }
@@ -131,7 +131,7 @@ fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversati
             return conversation;
         }
     };
-    asked::converse(fields, &mut conversation, &items, add);
+    request::converse(fields, &mut conversation, &items, add);
     conversation
 }
 

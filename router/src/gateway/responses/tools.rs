@@ -1,5 +1,5 @@
-//! The tools of the Responses API. To the model each is a function of one name; the client sees its calls as it
-//! offered them: as calls of a function, of a function in a namespace, or of a tool with free text.
+//! The tools of the Responses API. To the model each is a function of one name; the client sees its calls
+//! as it offered them: as calls of a function, of a function in a namespace, or of a tool with free text.
 
 use std::collections::HashMap;
 
@@ -118,8 +118,8 @@ impl Read {
         }
     }
 
-    /// A function is strict only if it says so. OpenAI makes the others strict, too, by rewriting their schemas;
-    /// this server does not.
+    /// A function is strict only if it says so. OpenAI makes the others strict, too, by rewriting their
+    /// schemas; this server does not.
     fn function(&mut self, at: usize, tool: &Value, namespace: Option<&str>) -> Result<(), Refusal> {
         let mut shown: Map<String, Value> = tool.as_object().cloned().unwrap_or_default();
         let strict = shown.get("strict").is_some_and(|strict| *strict == true);
@@ -135,8 +135,8 @@ impl Read {
         Ok(())
     }
 
-    /// A tool with free text is a function of one text to the model. Its grammar is told to the model, and not
-    /// enforced: within a JSON string it would be another one.
+    /// A tool with free text is a function of one text to the model. Its grammar is told to the model, and
+    /// not enforced: within a JSON string it would be another one.
     fn custom(&mut self, at: usize, tool: &Value) -> Result<(), Refusal> {
         let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
         if let Some(grammar) = tool["format"]["definition"].as_str() {

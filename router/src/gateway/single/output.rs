@@ -5,7 +5,7 @@ use axum::response::{IntoResponse, Response};
 use futures::Stream;
 use serde_json::Value;
 
-use super::asked::Asked;
+use super::request::SingleRequest;
 use super::{Part, Single};
 use crate::app::App;
 use crate::gateway::shapes;
@@ -14,8 +14,8 @@ use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 use crate::text::text_stream::Usage;
 
-/// An answer in the form of one API. It is written by the same code whole and as events, so that the events add
-/// up to the whole answer.
+/// An answer in the form of one API. It is written by the same code whole and as events, so that the events
+/// add up to the whole answer.
 pub trait Output: Send + 'static {
     /// The events before the first part.
     fn begin(&mut self, usage: Usage) -> Vec<Named>;
@@ -36,11 +36,11 @@ pub trait Output: Send + 'static {
 pub async fn answer(
     app: &App,
     tenant: &Tenant,
-    asked: Asked,
+    asked: SingleRequest,
     include_reasoning: bool,
     output: impl Output,
 ) -> Result<Response, Refusal> {
-    let Asked { draft, stream, ignored } = asked;
+    let SingleRequest { draft, stream, ignored } = asked;
     let id = draft.request_id.clone().unwrap_or_default();
     let single = Single::start(app, tenant, draft, include_reasoning).await?;
     let response = if stream {

@@ -14,7 +14,7 @@ use crate::refusal::Refusal;
 use crate::request::Draft;
 
 /// A parsed request for one answer.
-pub struct Asked {
+pub struct SingleRequest {
     /// The request itself.
     pub draft: Draft,
     /// Whether to stream the answer.
@@ -23,8 +23,8 @@ pub struct Asked {
     pub ignored: Option<HeaderValue>,
 }
 
-/// Takes the fields that these APIs share with the others. `max_tokens` is the API's name for the most tokens of
-/// an answer.
+/// Takes the fields that these APIs share with the others. `max_tokens` is the API's name for the most
+/// tokens of an answer.
 ///
 /// # Errors
 /// A bad request id.
@@ -56,8 +56,9 @@ pub fn converse(
     }
 }
 
-impl Asked {
-    /// Completes `draft` with its prompt and tools, and takes the last fields. `variables` are the template's.
+impl SingleRequest {
+    /// Completes `draft` with its prompt and tools, and takes the last fields. `variables` are the
+    /// template's.
     ///
     /// # Errors
     /// All faults of the body in one refusal.
