@@ -3,9 +3,10 @@
 Usage: python3 benches/load/constrained.py path/to/skein MODEL_DIR [--rounds N] [--tokens N]
 Starts one CPU worker. In turn, and compared by their medians over the rounds:
 1. tokens a second of 32 free streams, and of 32 that follow a JSON schema (bound: 0.97 of the free ones);
-2. the gaps between tokens of 31 free streams, alone and beside one stream whose masks take long (p99: 1.05 times);
-3. the time to the first token of short free requests beside short constrained ones, whose schemas are known or have
-   to be compiled (5 ms more, at the median).
+2. the gaps between tokens of 31 free streams, beside a free one and beside one whose masks take long
+   (p99: 1.05 times);
+3. the time to the first token of short free requests, beside constrained ones whose schemas are known, and
+   beside ones whose schemas have to be compiled (5 ms more, at the median).
 Prints the figures and exits 1 if a bound is missed. Needs a machine that does nothing else.
 """
 

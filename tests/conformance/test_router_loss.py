@@ -81,7 +81,7 @@ def chunks(port: int, seed: int, heard: list[dict]) -> list[dict]:
 
 
 def together(heard: list[dict]) -> tuple:
-    """The call that chunks add up to, and how the answer ended. How many tokens a chunk has is a matter of time."""
+    """The call that chunks add up to, and how it ended. How many tokens a chunk has depends on time."""
     calls = [call for choice in heard for call in choice["delta"].get("tool_calls") or []]
     assert [call["index"] for call in calls] == [0] * len(calls)
     assert sum("id" in call for call in calls) == 1, "a call begins once"
