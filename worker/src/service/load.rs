@@ -11,7 +11,7 @@ use tracing::field::Empty;
 use tracing::info_span;
 
 use super::memory_plan::Needs;
-use super::{WorkerError, precision, ranks, sizing};
+use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
@@ -100,12 +100,6 @@ pub(super) fn load(
 
 /// Loads on the device of `config`.
 fn load_on(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
-    if config.ranks.count() > 1 && config.backend != BackendKind::Cpu {
-        return Err(WorkerError::Unsuitable(format!(
-            "--tensor-parallel-size {} and --pipeline-parallel-size {} need --device cpu: GPUs do not share a model yet",
-            config.ranks.tensor_parallel, config.ranks.pipeline_parallel
-        )));
-    }
     match config.backend {
         BackendKind::Auto => load_auto(config, progress),
         BackendKind::Cuda => {
@@ -197,8 +191,15 @@ fn load_cuda(
         // Dummy weights are determined by their sizes.
         LoadFormat::Dummy => 0,
     };
-    let loaded = cuda::load(&config.model, &model, opened, &options, progress);
-    let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
+    let (backend, gaps, arithmetic) = if config.ranks.count() > 1 {
+        let (group, arithmetic) = cuda_ranks::lead(config, &model, opened, &options, progress)?;
+        (group, None, arithmetic)
+    } else {
+        let loaded = cuda::load(&config.model, &model, opened, &options, progress);
+        let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
+        let gaps = backend.gaps();
+        (Box::new(backend) as Box<dyn Backend>, gaps, arithmetic)
+    };
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::Bf16,
@@ -211,8 +212,8 @@ fn load_cuda(
         fingerprint: computed_with(fingerprint, &arithmetic),
         // The device's sampler takes no masks yet.
         grammars: None,
-        gaps: backend.gaps(),
-        backend: Box::new(backend),
+        gaps,
+        backend,
         vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
@@ -284,7 +285,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
-        let (group, weight_bytes) = ranks::lead(config, (&model.spec, topology), options, progress)?;
+        let (group, weight_bytes) = ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
         (Box::new(group), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);

@@ -22,6 +22,7 @@ use skein_kernels::cuda::ops::quantize::Quantize;
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
+use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
@@ -32,6 +33,7 @@ use super::gaps::StepGaps;
 use super::graphs::{self, Graphs};
 use super::memory::{StepMemory, StepSizes};
 use super::plan::{self, MemoryShare, Needs};
+use super::rank::{Connected, RankLink};
 use super::slot::Slot;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
@@ -43,10 +45,12 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
-use crate::model::on_cuda::weights::{self, DeviceWeights, Place, TensorCopy};
+use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales, Place, TensorCopy};
 use crate::model::on_cuda::{self, Activations, Model, Ops, Workspace, cache};
 use crate::model::spec::AttentionSpec;
 use crate::model::tensors;
+use crate::shard::Shard;
 
 /// Options of a CUDA backend.
 #[derive(Debug, Clone)]
@@ -72,6 +76,23 @@ pub struct Fp8 {
     pub kv_cache: bool,
 }
 
+/// A model on a device whose first step has not run. All ranks of a group run it together.
+pub struct LoadedRank<'a> {
+    /// Everything but the weights that affects the bits of logits.
+    pub arithmetic: String,
+    start: Box<dyn FnOnce() -> Result<CudaBackend, CudaLoadError> + 'a>,
+}
+
+impl LoadedRank<'_> {
+    /// Runs a first step and starts the backend.
+    ///
+    /// # Errors
+    /// A damaged model, or a device that fails.
+    pub fn start(self) -> Result<CudaBackend, CudaLoadError> {
+        (self.start)()
+    }
+}
+
 /// Loads the model in `dir` onto `opened`. Also returns a text of everything but the weights that affects the
 /// bits of logits. `progress` gets (bytes done, total bytes).
 ///
@@ -84,6 +105,23 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(CudaBackend, String), CudaLoadError> {
+    let mut loaded = load_rank((dir, config), opened, options, None, progress)?;
+    let arithmetic = std::mem::take(&mut loaded.arithmetic);
+    Ok((loaded.start()?, arithmetic))
+}
+
+/// Loads this process's part of the model in a directory onto `opened`: all of it, or that of a rank, which then
+/// is connected with the others.
+///
+/// # Errors
+/// As [`load`], and a rank that is lost.
+pub fn load_rank<'a>(
+    (dir, config): (&'a Path, &'a ModelConfig),
+    opened: OpenDevice,
+    options: &'a CudaOptions,
+    link: Option<RankLink>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedRank<'a>, CudaLoadError> {
     let (weights, dtype) = match options.cuda.load_format {
         LoadFormat::Dummy => (None, dummy::dtype(dir)?),
         LoadFormat::Auto => {
@@ -93,12 +131,14 @@ pub fn load(
         }
     };
     opened.device.limit_waits(options.cuda.step_timeout);
-    let loading = Loading { dir, config, weights, opened, options };
+    let shard = link.as_ref().map_or_else(|| Shard::whole(&config.spec), |link| link.shard.clone());
+    let connected = link.map(|link| link.connect(&opened.device, options.cuda.step_timeout)).transpose()?;
+    let loading = Loading { dir, config, shard, weights, opened, options };
     match (dtype, options.fp8.kv_cache) {
-        (Dtype::F16, false) => loading.load::<f16, f16>(progress),
-        (Dtype::F16, true) => loading.load::<f16, E4m3>(progress),
-        (_, false) => loading.load::<bf16, bf16>(progress),
-        (_, true) => loading.load::<bf16, E4m3>(progress),
+        (Dtype::F16, false) => loading.load::<f16, f16>(connected, progress),
+        (Dtype::F16, true) => loading.load::<f16, E4m3>(connected, progress),
+        (_, false) => loading.load::<bf16, bf16>(connected, progress),
+        (_, true) => loading.load::<bf16, E4m3>(connected, progress),
     }
 }
 
@@ -106,34 +146,50 @@ pub fn load(
 struct Loading<'a> {
     dir: &'a Path,
     config: &'a ModelConfig,
+    /// The part that this process has.
+    shard: Shard,
     /// `None` for dummy weights.
     weights: Option<Weights>,
     opened: OpenDevice,
     options: &'a CudaOptions,
 }
 
-impl Loading<'_> {
-    fn load<T, K>(self, progress: &mut dyn FnMut(u64, u64)) -> Result<(CudaBackend, String), CudaLoadError>
+impl<'a> Loading<'a> {
+    fn load<T, K>(
+        self,
+        mut connected: Option<Connected>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<LoadedRank<'a>, CudaLoadError>
     where
         T: Activation + BlasElement,
         K: KvElement,
     {
         let arithmetic = self.arithmetic::<T, K>();
-        let (mut model, kv_blocks) = self.place::<T, K>()?;
-        self.prepare(&mut model, progress).inspect_err(|error| {
-            if let CudaLoadError::Cuda(error) = error {
-                // Before dropping the model, which would wait for a stuck device.
-                self.opened.device.note(error);
-            }
-        })?;
-        self.report(&model, &arithmetic, kv_blocks)?;
-        let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
-        let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
-        Ok((backend.map_err(LoadError::Thread)?.with_gaps(gaps), arithmetic))
+        let (mut model, kv_blocks) = self.place::<T, K>(connected.as_mut())?;
+        self.noting_faults(|| self.fill(&mut model, progress))?;
+        let of_log = arithmetic.clone();
+        let start = move || {
+            self.noting_faults(|| self.begin(&mut model))?;
+            self.report(&model, &of_log, kv_blocks)?;
+            let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
+            let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
+            Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps))
+        };
+        Ok(LoadedRank { arithmetic, start: Box::new(start) })
     }
 
-    /// Fills the memory of `model` and runs a first step.
-    fn prepare<T, K>(
+    /// Runs `work`, and gives the device up if its error says that it is lost: before a model is dropped, which
+    /// would wait for a stuck device.
+    fn noting_faults(&self, work: impl FnOnce() -> Result<(), CudaLoadError>) -> Result<(), CudaLoadError> {
+        work().inspect_err(|error| {
+            if let CudaLoadError::Cuda(error) = error {
+                self.opened.device.note(error);
+            }
+        })
+    }
+
+    /// Fills the memory of `model`.
+    fn fill<T, K>(
         &self,
         model: &mut CudaModel<T, K>,
         progress: &mut dyn FnMut(u64, u64),
@@ -142,7 +198,7 @@ impl Loading<'_> {
         T: Activation + BlasElement,
         K: KvElement,
     {
-        let loading = tracing::info_span!(target: PROCESS, "load weights").entered();
+        let _loading = tracing::info_span!(target: PROCESS, "load weights").entered();
         match &self.weights {
             Some(weights) => self.upload(model, weights, progress)?,
             None => self.make_up(model, progress)?,
@@ -151,12 +207,21 @@ impl Loading<'_> {
             upload_angles(rotation, *to, &model.stream)?;
         }
         model.draw.clear(&model.stream)?;
-        model.stream.synchronize()?;
-        drop(loading);
+        Ok(model.stream.synchronize()?)
+    }
+
+    /// Runs a first step. A rank of several also captures its graphs, because all must do it at once.
+    fn begin<T, K>(&self, model: &mut CudaModel<T, K>) -> Result<(), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
         let _first = tracing::info_span!(target: PROCESS, "first step").entered();
         let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
         model.model.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
-        self.check(model)
+        self.check(model)?;
+        while self.shard.ranks > 1 && model.use_spare_time()? {}
+        Ok(())
     }
 
     /// Logs device, libraries and memory in one line.
@@ -194,33 +259,42 @@ impl Loading<'_> {
         let mut arithmetic = format!("cuda {activations} weights {weights} kv {cache}");
         if cuda.batch_invariant {
             let (major, minor) = self.opened.device.capability;
-            arithmetic += &format!(" invariant sm_{major}{minor}");
+            arithmetic += &format!(" leaves {MAX_LEAVES} invariant sm_{major}{minor}");
+        } else if self.options.fp8.weights && self.shard.ranks > 1 {
+            // Each rank has scales of its own.
+            arithmetic += &format!(" ranks {}", self.shard.ranks);
         }
         arithmetic
     }
 
     /// Plans and takes all memory, and lays everything out in it.
-    fn place<T, K>(&self) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
+    fn place<T, K>(
+        &self,
+        mut connected: Option<&mut Connected>,
+    ) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
     where
         T: Activation + BlasElement,
         K: KvElement,
     {
         let OpenDevice { device, kernels } = &self.opened;
-        let (spec, options) = (&self.config.spec, self.options);
+        let (whole, shard, options) = (&self.config.spec, &self.shard, self.options);
+        let spec = &shard.spec(whole);
         let (cuda, limits) = (&options.cuda, &options.limits);
         let max_model_len = limits.max_model_len.unwrap_or(self.config.max_position_embeddings);
         let sizes = StepSizes::new(limits, max_model_len);
         let capacities = graphs::sizes(sizes.pass.rows);
         let positions = max_model_len as usize;
-        let is_quantised = options.fp8.weights;
+        let quantised = options.fp8.weights.then(|| self.scales());
+        let shapes = weights::shapes(whole, shard);
         let mut plan = ArenaPlan::new(device)?;
         let mut ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, positions),
-            linear: ops.linear.workspace_bytes(sizes.rows, &weights::shapes(spec)),
+            linear: ops.linear.workspace_bytes(sizes.rows, &shapes),
+            exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
         };
         let place_always = |memory: &mut Carver| {
-            let weights = DeviceWeights::<T>::place(spec, is_quantised, memory);
+            let weights = DeviceWeights::<T>::place(whole, shard, quantised, memory);
             let mut angles = |_| memory.take::<f32>(positions * spec.attention.head_dim);
             (weights, spec.rotations.iter().map(&mut angles).collect::<Vec<_>>())
         };
@@ -237,21 +311,30 @@ impl Loading<'_> {
                 Ok(())
             })?,
             step: plan::count(|memory| place_step(memory).map(drop))?,
-            graph_nodes: if cuda.enforce_eager { 0 } else { capacities.len() * on_cuda::launches(spec) },
+            graph_nodes: if cuda.enforce_eager {
+                0
+            } else {
+                capacities.len() * on_cuda::launches(spec, shard.ranks)
+            },
             block_bytes: cache::planes(spec) * block_bytes,
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
+            ranks: shard.ranks,
         };
         let share = MemoryShare {
             utilization: cuda.memory_utilization,
             sharers: cuda.sharers,
             kv_bytes: options.kv_cache_memory_bytes,
         };
-        if is_quantised && self.weights.is_some() {
-            let bytes = upload::staging_bytes(&weights::shapes(spec));
+        if quantised.is_some() && self.weights.is_some() {
+            let bytes = upload::staging_bytes(&shapes);
             plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
         }
-        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share)?;
+        let agree = |blocks| match &mut connected {
+            None => Ok(blocks),
+            Some(connected) => connected.least(blocks),
+        };
+        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share, agree)?;
         tracing::info!("memory of the device:\n{plan}");
         let arena = plan.allocate()?;
 
@@ -260,8 +343,10 @@ impl Loading<'_> {
         let planes = planes_of(&arena, kv_blocks, block_bytes);
         let cache = cache::layers::<K>(spec, limits.block_size, planes)?;
         ops.attention.set_cache(&cache)?;
-        let spec = spec.clone();
-        let model = Model { spec, weights, cache, angles, ops };
+        let communicator = connected.map(|connected| Arc::clone(&connected.communicator));
+        let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, shard));
+        let (spec, exchange) = (spec.clone(), exchange.transpose()?);
+        let model = Model { spec, weights, cache, angles, ops, exchange };
         let (give_back, free) = sync_channel(STEPS_IN_FLIGHT + 1);
         for _ in 0..=STEPS_IN_FLIGHT {
             // The channel has room for all of them.
@@ -294,6 +379,11 @@ impl Loading<'_> {
         Ok((model, kv_blocks))
     }
 
+    /// Whose weights share a scale in e4m3. In default mode cuBLASLt multiplies, which has scales of outputs.
+    fn scales(&self) -> E4m3Scales {
+        if self.options.cuda.batch_invariant { E4m3Scales::Leaf } else { E4m3Scales::Output }
+    }
+
     fn ops<T, K>(&self) -> Result<Ops<T, K>, CudaError>
     where
         T: Activation + BlasElement,
@@ -301,7 +391,7 @@ impl Loading<'_> {
     {
         let OpenDevice { device, kernels } = &self.opened;
         let batch_invariant = self.options.cuda.batch_invariant;
-        let spec = &self.config.spec;
+        let spec = &self.shard.spec(&self.config.spec);
         let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
         let shape =
             AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
@@ -351,7 +441,7 @@ impl Loading<'_> {
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        for TensorCopy { from, to } in model.model.weights.sources(&self.config.spec, weights)? {
+        for TensorCopy { from, to } in model.model.weights.sources(&self.config.spec, &self.shard, weights)? {
             match to {
                 Place::Values(to) => upload.add(&from, to.cast(), dtype),
                 Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),

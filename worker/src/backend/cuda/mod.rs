@@ -17,6 +17,7 @@ mod load;
 mod memory;
 mod pack;
 mod plan;
+mod rank;
 mod slot;
 mod step;
 mod threads;
@@ -25,9 +26,10 @@ mod usable;
 
 pub use error::CudaLoadError;
 pub use gaps::StepGaps;
-pub use load::{CudaOptions, Fp8, load};
+pub use load::{CudaOptions, Fp8, LoadedRank, load, load_rank};
+pub use rank::RankLink;
 pub use threads::CudaBackend;
-pub use usable::{NotUsable, OpenDevice, check_model, open};
+pub use usable::{NotUsable, OpenDevice, check_heads, check_model, open};
 
 use skein_kernels::cuda::{CudaError, Device};
 
