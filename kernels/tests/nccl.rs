@@ -68,6 +68,10 @@ fn a_rank() {
         *byte = u8::from_str_radix(std::str::from_utf8(text).unwrap(), 16).unwrap();
     }
     assert!(skein_cuda_emulation::load());
+    std::thread::spawn(|| {
+        std::thread::sleep(ENDS_WITHIN);
+        std::process::exit(3);
+    });
     let said = match work(told[0], (rank, ranks), UniqueId(id)) {
         Ok(said) => said,
         Err(error) => error.to_string(),
@@ -196,8 +200,9 @@ impl Rank {
             for end in &ends {
                 end.is_done()?;
             }
-            self.joined.check()?;
-            second.check()?;
+            // What is blocked for ever must not be waited for when memory is freed.
+            let checked = self.joined.check().and_then(|()| second.check());
+            checked.inspect_err(|error| self.device.note(error))?;
         }
         Ok("nothing was refused".into())
     }

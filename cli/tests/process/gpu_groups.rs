@@ -74,6 +74,9 @@ fn two_gpus_draw_the_tokens_of_one_also_when_a_rank_is_killed() {
         let expected = run_all(&alone.url).await;
         drop(alone);
         let cluster = serve(&["-tp", "2"], "4").await;
+        // As `--plan` says, below.
+        let log = cluster.log();
+        assert!(log.contains("kv_blocks=512") || log.contains("\"kv_blocks\":512"), "{log}");
         check(&run_all(&cluster.url).await, &expected, &cluster);
         let group = wait_for_groups(&cluster, 2).await[0];
         let (seen, ended) = tokio::join!(run_all(&cluster.url), async {
@@ -109,6 +112,26 @@ fn more_ranks_than_gpus_are_refused() {
     assert!(of_two.contains("needs the GPUs 0 to 3, and this process sees 2"), "{of_two}");
     let chosen = said(&[("EMU_DEVICES", "4"), ("CUDA_VISIBLE_DEVICES", "3")], &["-tp", "2"]);
     assert!(chosen.contains("this process sees 1"), "{chosen}");
+    let mut plan = std::process::Command::new(SKEIN);
+    plan.args([
+        "worker",
+        "--model",
+        model,
+        "--device",
+        "cuda",
+        "-tp",
+        "2",
+        "--plan",
+        "--max-model-len",
+        "128",
+    ]);
+    plan.args(["--kv-cache-memory-bytes", "8388608"]).env("LD_LIBRARY_PATH", &libraries);
+    let output = plan.output().expect("it ends");
+    let planned = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Two of four KV heads of 32 values, 4 layers, keys and values: 16 KiB a block of 16 tokens.
+    assert!(planned.contains("512 blocks, 8192 tokens, 64 sequences"), "{planned} {output:?}");
+    let ranks = planned.lines().filter(|line| line.contains("8388608")).count();
+    assert_eq!(ranks, 2, "{planned}");
     let staged = said(&[("EMU_DEVICES", "4")], &["--pipeline-parallel-size", "2"]);
     assert!(staged.contains("--pipeline-parallel-size 2 needs --device cpu"), "{staged}");
 }

@@ -254,6 +254,14 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
+    /// Whether a frame comes within `most`.
+    ///
+    /// # Errors
+    /// If the group ends.
+    pub fn comes_within(&self, most: Duration) -> Result<bool, RingError> {
+        self.ring.has_more(most)
+    }
+
     /// Waits for the next frame, for as long as the group exists, and reads it into `words`.
     ///
     /// # Errors

@@ -1,12 +1,13 @@
 //! Ranks on GPUs: one process and one device each, on one machine.
 
+use super::load::{cuda_options, open_cuda};
 use super::ranks::{self, Work};
 use super::{WorkerError, precision};
 use crate::backend::Backend;
-use crate::backend::cpu::{CpuOptions, NumberTypes};
-use crate::backend::cuda::{self, CudaLoadError, CudaOptions, LoadedRank, OpenDevice, RankLink};
+use crate::backend::cpu::{Connections, CpuOptions, NumberTypes};
+use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
 use crate::config::WorkerConfig;
-use crate::group::{CudaWelcome, Member, RankProcess};
+use crate::group::{CudaWelcome, Member, RankProcess, Topology};
 use crate::model::config::ModelConfig;
 use crate::shard::Shard;
 
@@ -20,9 +21,7 @@ pub(super) fn lead(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Box<dyn Backend>, String), WorkerError> {
     check_settings(config, cuda::visible_gpus())?;
-    let (topology, shards) = ranks::shards(config, &model.spec)?;
-    let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
-    shards.iter().try_for_each(cuda::check_heads).map_err(unsuitable)?;
+    let (topology, shards) = shards(config, model)?;
     let work = Work {
         arithmetic: arithmetic(options),
         // Read by ranks on the CPU only, but for the threads.
@@ -43,7 +42,7 @@ pub(super) fn lead(
     let group = ranks::lead(config, (&model.spec, topology), work)?;
     let (ended, shard) = (Box::new(group.ended()), shards[0].clone());
     let mut arithmetic = String::new();
-    let load = |connections: crate::backend::cpu::Connections| {
+    let load = |connections: Connections| {
         let link = RankLink { shard, ranks: connections.ranks, ended };
         let loaded = cuda::load_rank((&config.model, model), opened, &options, Some(link), progress);
         let loaded = loaded.map_err(failed)?;
@@ -52,6 +51,37 @@ pub(super) fn lead(
     };
     let leader = group.load(load, |loaded: LoadedRank<'_>| loaded.start().map_err(failed))?;
     Ok((Box::new(leader), arithmetic))
+}
+
+/// Each rank's part, if GPUs can compute them.
+fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<Shard>), WorkerError> {
+    let (topology, shards) = ranks::shards(config, &model.spec)?;
+    let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
+    shards.iter().try_for_each(cuda::check_heads).map_err(unsuitable)?;
+    Ok((topology, shards))
+}
+
+/// What a model needs on GPUs.
+pub(super) struct CudaPlan {
+    pub model: ModelConfig,
+    pub topology: Topology,
+    /// Each rank's part, by rank.
+    pub shards: Vec<Shard>,
+    pub options: CudaOptions,
+    /// Bytes of each rank.
+    pub planned: Vec<DeviceBytes>,
+    pub kv_blocks: u32,
+}
+
+/// Plans the ranks of `config`, each on a GPU like the first one. The others need not be there.
+pub(super) fn plan(config: &WorkerConfig) -> Result<CudaPlan, WorkerError> {
+    check_settings(config, u32::MAX)?;
+    let (model, options) = cuda_options(config)?;
+    let opened = open_cuda(config)?.map_err(|why| WorkerError::Load(Box::new(why)))?;
+    let (topology, shards) = shards(config, &model)?;
+    let planned = cuda::plan_ranks((&config.model, &model), &opened, &options, &shards);
+    let (planned, kv_blocks) = planned.map_err(failed)?;
+    Ok(CudaPlan { model, topology, shards, options, planned, kv_blocks })
 }
 
 fn failed(error: CudaLoadError) -> WorkerError {

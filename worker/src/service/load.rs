@@ -143,7 +143,7 @@ fn load_auto(
 }
 
 /// Opens the device and its kernels, or says why it cannot be used for the model.
-fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
+pub(super) fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
     let _opening = info_span!(target: PROCESS, "open device").entered();
     let model = ModelConfig::from_dir(&config.model)?;
     match cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size) {
@@ -155,11 +155,11 @@ fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, Wor
     }
 }
 
-fn load_cuda(
-    config: &WorkerConfig,
-    opened: OpenDevice,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<LoadedBackend, WorkerError> {
+/// The model of `config` and the options of its CUDA backend.
+///
+/// # Errors
+/// Settings and models that are for the CPU only.
+pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOptions), WorkerError> {
     if ModelFile::open(&config.model)?.is_some() {
         let what = "GGUF files are served on the CPU, and this worker has a GPU; add --device cpu, or give the \
                     model as a directory of safetensors";
@@ -186,6 +186,16 @@ fn load_cuda(
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         readers: config.threads,
     };
+    Ok((model, options))
+}
+
+fn load_cuda(
+    config: &WorkerConfig,
+    opened: OpenDevice,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedBackend, WorkerError> {
+    let (model, options) = cuda_options(config)?;
+    let fp8 = options.fp8;
     let fingerprint = match config.cuda.load_format {
         LoadFormat::Auto => fingerprint(&config.model)?,
         // Dummy weights are determined by their sizes.

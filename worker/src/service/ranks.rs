@@ -96,38 +96,53 @@ pub(super) fn lead(
     (spec, topology): (&Spec, Topology),
     work: Work,
 ) -> Result<Group, WorkerError> {
-    let ranks = topology.ranks();
-    let command = config.ranks.command.as_ref().ok_or_else(|| {
+    let command = rank_command(config)?;
+    let others = gather_nodes(config, &topology)?;
+    let cannot = |error: std::io::Error| stopped(format!("cannot start {} ranks: {error}", topology.ranks()));
+    let step_bytes = work.cpu.max_rows as usize * spec.hidden_size * size_of::<f32>();
+    let plan = |node| NodePlan::new(topology, node, step_bytes);
+    let memory = GroupMemory::create(plan(0), config.cuda.step_timeout).map_err(cannot)?;
+    let address = others.first().map_or(IpAddr::from([127, 0, 0, 1]), |node| node.own_address);
+    let welcome = welcome(config, work, &memory, address)?;
+    let mut processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
+    let nodes = start_nodes(others, &processes, &welcome, plan);
+    let nodes = nodes.map_err(|why| stopped(processes.fail(why)))?;
+    let Member { connections, reports, closer } =
+        connect(&memory, &mut processes, nodes.as_deref(), &welcome)?;
+    processes.watch().also(move |_, _| closer.close());
+    let reports = reports.unwrap_or_else(|| unreachable!("the leader is in the last stage"));
+    Ok(Group { memory, epoch: welcome.epoch, processes, nodes, connections, reports })
+}
+
+/// How this command starts ranks.
+fn rank_command(config: &WorkerConfig) -> Result<&RankCommand, WorkerError> {
+    config.ranks.command.as_ref().ok_or_else(|| {
         WorkerError::Unsuitable(
             "--tensor-parallel-size and --pipeline-parallel-size need processes, which this command does not start; use \
              skein worker or skein serve"
                 .into(),
         )
-    })?;
-    let others = gather_nodes(config, &topology)?;
-    let cannot = |error: std::io::Error| stopped(format!("cannot start {ranks} ranks: {error}"));
-    let step_bytes = work.cpu.max_rows as usize * spec.hidden_size * size_of::<f32>();
-    let plan = |node| NodePlan::new(topology, node, step_bytes);
-    let memory = GroupMemory::create(plan(0), config.cuda.step_timeout).map_err(cannot)?;
-    let address = others.first().map_or(IpAddr::from([127, 0, 0, 1]), |node| node.own_address);
-    let threads = work.cpu.threads;
-    let welcome = welcome(config, work, &memory, address)?;
-    let mut processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
-    let watch = processes.watch().clone();
+    })
+}
+
+/// Waits until all ranks have joined, and connects this process with those that it works with.
+fn connect(
+    memory: &GroupMemory,
+    processes: &mut Processes,
+    nodes: Option<&Nodes>,
+    welcome: &Welcome,
+) -> Result<Member, WorkerError> {
+    let (topology, watch) = (welcome.plan.topology, processes.watch().clone());
     let fail = |why: String| stopped(watch.fail(why));
-    let nodes = start_nodes(others, &processes, &welcome, plan).map_err(fail)?;
-    let listener = group::listen(&topology, address).map_err(|error| fail(error.to_string()))?;
+    let listener = group::listen(&topology, welcome.address).map_err(|error| fail(error.to_string()))?;
     let ports = processes.joined().map_err(stopped)?;
+    let (ranks, threads) = (topology.ranks(), welcome.threads);
     tracing::info!(ranks, nodes = topology.nodes, threads, "{ranks} ranks have joined, loading");
     let own_port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
     let ports: Vec<Option<u16>> = std::iter::once(own_port).chain(ports).collect();
-    let peers = nodes.as_ref().map(|nodes| introduce(nodes, &processes, &welcome, &ports));
+    let peers = nodes.map(|nodes| introduce(nodes, processes, welcome, &ports));
     let peers = peers.transpose().map_err(fail)?;
-    let member = group::connect(&memory, 0, listener, peers.as_ref()).map_err(fail)?;
-    let Member { connections, reports, closer } = member;
-    watch.also(move |_, _| closer.close());
-    let reports = reports.unwrap_or_else(|| unreachable!("the leader is in the last stage"));
-    Ok(Group { memory, epoch: welcome.epoch, processes, nodes, connections, reports })
+    group::connect(memory, 0, listener, peers.as_ref()).map_err(fail)
 }
 
 /// What the ranks are told.

@@ -7,32 +7,25 @@ use std::sync::mpsc::sync_channel;
 use half::{bf16, f16};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::rope::{Rotation, angles};
-use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver, Phase};
+use skein_kernels::cuda::arena::{Arena, Carver};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::block_copy::{BlockCopy, BlockPlanes};
-use skein_kernels::cuda::ops::embed::Embed;
-use skein_kernels::cuda::ops::inputs::{ExpandInputs, GatherRows, HEADER_WORDS};
+use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS};
 use skein_kernels::cuda::ops::kv::KvElement;
-use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
-use skein_kernels::cuda::ops::norm::AddRmsNorm;
 use skein_kernels::cuda::ops::quantize::Quantize;
-use skein_kernels::cuda::ops::rope::RopeKvWrite;
-use skein_kernels::cuda::ops::softcap::Softcap;
-use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
+use skein_kernels::cuda::{CudaError, DeviceSlice, PinnedBuffer, Stream};
 use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
-use super::draw::Draw;
 use super::dummy;
 use super::error::CudaLoadError;
 use super::gaps::StepGaps;
-use super::graphs::{self, Graphs};
-use super::memory::{StepMemory, StepSizes};
-use super::plan::{self, MemoryShare, Needs};
+use super::graphs::Graphs;
+use super::layout::Layout;
+use super::plan;
 use super::rank::{Connected, RankLink};
 use super::slot::Slot;
 use super::step::CudaModel;
@@ -44,11 +37,9 @@ use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
-use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
-use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales, Place, TensorCopy};
-use crate::model::on_cuda::{self, Activations, Model, Ops, Workspace, cache};
-use crate::model::spec::AttentionSpec;
+use crate::model::on_cuda::weights::{Place, TensorCopy};
+use crate::model::on_cuda::{Model, cache};
 use crate::model::tensors;
 use crate::shard::Shard;
 
@@ -122,14 +113,7 @@ pub fn load_rank<'a>(
     link: Option<RankLink>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedRank<'a>, CudaLoadError> {
-    let (weights, dtype) = match options.cuda.load_format {
-        LoadFormat::Dummy => (None, dummy::dtype(dir)?),
-        LoadFormat::Auto => {
-            let weights = Weights::open(dir)?;
-            let embedding = tensors::embedding(&config.spec).find(&weights)?;
-            (Some(weights), Dtype::of(embedding.storage()))
-        }
-    };
+    let (weights, dtype) = stored(dir, config, options)?;
     opened.device.limit_waits(options.cuda.step_timeout);
     let shard = link.as_ref().map_or_else(|| Shard::whole(&config.spec), |link| link.shard.clone());
     let connected = link.map(|link| link.connect(&opened.device, options.cuda.step_timeout)).transpose()?;
@@ -142,16 +126,32 @@ pub fn load_rank<'a>(
     }
 }
 
+/// The weights, if there are any, and the type that they are computed in.
+pub(super) fn stored(
+    dir: &Path,
+    config: &ModelConfig,
+    options: &CudaOptions,
+) -> Result<(Option<Weights>, Dtype), LoadError> {
+    match options.cuda.load_format {
+        LoadFormat::Dummy => Ok((None, dummy::dtype(dir)?)),
+        LoadFormat::Auto => {
+            let weights = Weights::open(dir)?;
+            let embedding = tensors::embedding(&config.spec).find(&weights)?;
+            Ok((Some(weights), Dtype::of(embedding.storage())))
+        }
+    }
+}
+
 /// The inputs of a load.
-struct Loading<'a> {
-    dir: &'a Path,
-    config: &'a ModelConfig,
+pub(super) struct Loading<'a> {
+    pub dir: &'a Path,
+    pub config: &'a ModelConfig,
     /// The part that this process has.
-    shard: Shard,
+    pub shard: Shard,
     /// `None` for dummy weights.
-    weights: Option<Weights>,
-    opened: OpenDevice,
-    options: &'a CudaOptions,
+    pub weights: Option<Weights>,
+    pub opened: OpenDevice,
+    pub options: &'a CudaOptions,
 }
 
 impl<'a> Loading<'a> {
@@ -277,76 +277,26 @@ impl<'a> Loading<'a> {
         K: KvElement,
     {
         let OpenDevice { device, kernels } = &self.opened;
-        let (whole, shard, options) = (&self.config.spec, &self.shard, self.options);
-        let spec = &shard.spec(whole);
-        let (cuda, limits) = (&options.cuda, &options.limits);
-        let max_model_len = limits.max_model_len.unwrap_or(self.config.max_position_embeddings);
-        let sizes = StepSizes::new(limits, max_model_len);
-        let capacities = graphs::sizes(sizes.pass.rows);
-        let positions = max_model_len as usize;
-        let quantised = options.fp8.weights.then(|| self.scales());
-        let shapes = weights::shapes(whole, shard);
-        let mut plan = ArenaPlan::new(device)?;
-        let mut ops = self.ops::<T, K>()?;
-        let workspace = Workspace {
-            attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, positions),
-            linear: ops.linear.workspace_bytes(sizes.rows, &shapes),
-            exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
-        };
-        let place_always = |memory: &mut Carver| {
-            let weights = DeviceWeights::<T>::place(whole, shard, quantised, memory);
-            let mut angles = |_| memory.take::<f32>(positions * spec.attention.head_dim);
-            (weights, spec.rotations.iter().map(&mut angles).collect::<Vec<_>>())
-        };
-        let vocab = spec.vocab_size as usize;
-        let place_step = |memory: &mut Carver| -> Result<_, CudaError> {
-            let activations = Activations::<T>::place(spec, sizes.rows, sizes.pass.rows, workspace, memory);
-            let step = StepMemory::place(sizes, vocab, memory);
-            Ok((activations, step, Draw::place(kernels, &capacities, vocab, memory)?))
-        };
-        let block_bytes = cache::plane_block_bytes::<K>(spec, limits.block_size);
-        let needs = Needs {
-            weights: plan::count(|memory| {
-                place_always(memory);
-                Ok(())
-            })?,
-            step: plan::count(|memory| place_step(memory).map(drop))?,
-            graph_nodes: if cuda.enforce_eager {
-                0
-            } else {
-                capacities.len() * on_cuda::launches(spec, shard.ranks)
-            },
-            block_bytes: cache::planes(spec) * block_bytes,
-            block_size: limits.block_size,
-            max_model_len: limits.max_model_len,
-            ranks: shard.ranks,
-        };
-        let share = MemoryShare {
-            utilization: cuda.memory_utilization,
-            sharers: cuda.sharers,
-            kv_bytes: options.kv_cache_memory_bytes,
-        };
-        if quantised.is_some() && self.weights.is_some() {
-            let bytes = upload::staging_bytes(&shapes);
-            plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
-        }
+        let (cuda, limits) = (&self.options.cuda, &self.options.limits);
         let agree = |blocks| match &mut connected {
             None => Ok(blocks),
             Some(connected) => connected.least(blocks),
         };
-        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share, agree)?;
+        let layout = self.layout::<T, K>()?;
+        let (plan, kv_blocks) = self.plan(&layout, agree)?;
         tracing::info!("memory of the device:\n{plan}");
         let arena = plan.allocate()?;
 
-        let (weights, angles) = place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
-        let (activations, memory, draw) = place_step(&mut Carver::new(arena.slice(plan::STEP)))?;
+        let (weights, angles) = self.place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
+        let (activations, memory, draw) =
+            self.place_step(&layout, &mut Carver::new(arena.slice(plan::STEP)))?;
+        let Layout { spec, mut ops, sizes, block_bytes, .. } = layout;
         let planes = planes_of(&arena, kv_blocks, block_bytes);
-        let cache = cache::layers::<K>(spec, limits.block_size, planes)?;
+        let cache = cache::layers::<K>(&spec, limits.block_size, planes)?;
         ops.attention.set_cache(&cache)?;
         let communicator = connected.map(|connected| Arc::clone(&connected.communicator));
-        let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, shard));
-        let (spec, exchange) = (spec.clone(), exchange.transpose()?);
-        let model = Model { spec, weights, cache, angles, ops, exchange };
+        let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, &self.shard));
+        let model = Model { spec, weights, cache, angles, ops, exchange: exchange.transpose()? };
         let (give_back, free) = sync_channel(STEPS_IN_FLIGHT + 1);
         for _ in 0..=STEPS_IN_FLIGHT {
             // The channel has room for all of them.
@@ -377,37 +327,6 @@ impl<'a> Loading<'a> {
             device: Arc::clone(device),
         };
         Ok((model, kv_blocks))
-    }
-
-    /// Whose weights share a scale in e4m3. In default mode cuBLASLt multiplies, which has scales of outputs.
-    fn scales(&self) -> E4m3Scales {
-        if self.options.cuda.batch_invariant { E4m3Scales::Leaf } else { E4m3Scales::Output }
-    }
-
-    fn ops<T, K>(&self) -> Result<Ops<T, K>, CudaError>
-    where
-        T: Activation + BlasElement,
-        K: KvElement,
-    {
-        let OpenDevice { device, kernels } = &self.opened;
-        let batch_invariant = self.options.cuda.batch_invariant;
-        let spec = &self.shard.spec(&self.config.spec);
-        let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
-        let shape =
-            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
-        let blas = BlasLt::open(device)?.map(Arc::new);
-        if blas.is_none() {
-            tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
-        }
-        Ok(Ops {
-            embed: Embed::new(kernels)?,
-            norm: AddRmsNorm::new(kernels)?,
-            rope: RopeKvWrite::new(kernels)?,
-            attention: Windows::new(kernels, shape, spec.layers.iter().map(|layer| layer.window))?,
-            linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
-            gather: GatherRows::new(kernels)?,
-            softcap: Softcap::new(kernels)?,
-        })
     }
 
     /// Fills the weights with random values on the device.

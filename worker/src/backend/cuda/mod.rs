@@ -13,6 +13,7 @@ mod dummy;
 mod error;
 mod gaps;
 mod graphs;
+mod layout;
 mod load;
 mod memory;
 mod pack;
@@ -26,6 +27,7 @@ mod usable;
 
 pub use error::CudaLoadError;
 pub use gaps::StepGaps;
+pub use layout::{DeviceBytes, plan_ranks};
 pub use load::{CudaOptions, Fp8, LoadedRank, load, load_rank};
 pub use rank::RankLink;
 pub use threads::CudaBackend;

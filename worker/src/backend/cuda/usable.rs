@@ -84,7 +84,7 @@ impl NotUsable {
 }
 
 /// A device with loaded kernels; the calling thread is bound to it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct OpenDevice {
     pub(super) device: Arc<Device>,
     pub(super) kernels: Arc<Kernels>,
