@@ -170,6 +170,7 @@ pub async fn start_with(
     changes: mpsc::Receiver<Change>,
     connector: Arc<dyn Connector>,
 ) -> Result<(App, Cluster), Failure> {
+    skein_sys::memory::unmap_large_allocations();
     let loading = info_span!(target: PROCESS, "load tokenizer");
     try_text(&config.model, &config.text).instrument(loading.clone()).await?;
     let (model, names, sources) =

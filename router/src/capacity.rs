@@ -46,7 +46,7 @@ impl Capacity {
     fn of_one(worker: &WorkerStatus, info: &WorkerInfo) -> Self {
         let load = &worker.load;
         Self {
-            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            limits: ModelLimits::of(info),
             fingerprint: info.fingerprint,
             grammar_fingerprint: info.grammar_fingerprint,
             resume_exact: info.resume_exact,
@@ -64,10 +64,7 @@ impl Capacity {
 
     fn with(self, other: Self) -> Self {
         Self {
-            limits: ModelLimits {
-                max_model_len: self.limits.max_model_len.min(other.limits.max_model_len),
-                vocab_size: self.limits.vocab_size.min(other.limits.vocab_size),
-            },
+            limits: self.limits.and(other.limits),
             fingerprint: self.fingerprint,
             grammar_fingerprint: if self.grammar_fingerprint == other.grammar_fingerprint {
                 self.grammar_fingerprint

@@ -7,6 +7,7 @@ use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
+use skein_proto::info::WorkerInfo;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
@@ -228,4 +229,23 @@ pub struct ModelLimits {
     pub max_model_len: u32,
     /// Token ids are below this.
     pub vocab_size: u32,
+    /// Most sequences at once, which bounds the samples of a prompt.
+    pub max_num_seqs: u32,
+}
+
+impl ModelLimits {
+    /// The limits of one worker.
+    pub fn of(info: &WorkerInfo) -> Self {
+        let WorkerInfo { max_model_len, vocab_size, max_num_seqs, .. } = *info;
+        Self { max_model_len, vocab_size, max_num_seqs }
+    }
+
+    /// The limits that hold on both workers.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            max_model_len: self.max_model_len.min(other.max_model_len),
+            vocab_size: self.vocab_size.min(other.vocab_size),
+            max_num_seqs: self.max_num_seqs.min(other.max_num_seqs),
+        }
+    }
 }

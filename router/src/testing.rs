@@ -163,7 +163,9 @@ impl Generator for Script {
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         match &self.not_ready {
             Some(refusal) => Err(refusal.clone()),
-            None => Ok(ModelLimits { max_model_len: MAX_MODEL_LEN, vocab_size: 256 + BYTES }),
+            None => {
+                Ok(ModelLimits { max_model_len: MAX_MODEL_LEN, vocab_size: 256 + BYTES, max_num_seqs: 128 })
+            }
         }
     }
 

@@ -1,5 +1,24 @@
 //! Returns freed memory from the allocator to the system.
 
+/// Allocations of at least this many bytes get a mapping of their own, which is unmapped when they are freed.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const OWN_MAPPING_BYTES: libc::c_int = 1024 * 1024;
+
+/// Lets large allocations return to the system as soon as they are freed. Call it once, at the start of a
+/// process that handles requests of very different sizes.
+///
+/// By default glibc raises both of its thresholds, up to 32 and 64 MiB, when a large allocation is freed. Each
+/// thread's arena may then keep that much at its top, where [`give_back`] does not look. Does nothing with
+/// other allocators.
+pub fn unmap_large_allocations() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: takes numbers, and only sets the allocator's own parameters, under its lock.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, OWN_MAPPING_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, OWN_MAPPING_BYTES);
+    }
+}
+
 /// Returns the allocator's free memory to the system. Walks the whole heap, which takes about a millisecond
 /// per hundred MiB.
 ///

@@ -360,7 +360,7 @@ impl Default for SchedulerConfig {
         Self {
             block_size: 16,
             max_model_len: None,
-            max_num_seqs: 64,
+            max_num_seqs: 128,
             max_num_batched_tokens: 512,
             max_num_queued_reqs: 1024,
             enable_prefix_caching: true,

@@ -375,7 +375,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         COMPUTE,
-        "Most sequences that a worker runs at once [default: 64; on a GPU 256]",
+        "Most sequences that a worker runs at once [default: 128; on a GPU 256]",
     ),
     one(
         "max-num-batched-tokens",

@@ -305,11 +305,7 @@ impl Fleet {
     /// never was one.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
         let limits = self.standings.takers(now).map(|standing| standing.limits);
-        let common = limits.reduce(|one, other| ModelLimits {
-            max_model_len: one.max_model_len.min(other.max_model_len),
-            vocab_size: one.vocab_size.min(other.vocab_size),
-        });
-        common.or(self.known_limits)
+        limits.reduce(ModelLimits::and).or(self.known_limits)
     }
 
     /// Whether any worker accepts requests.

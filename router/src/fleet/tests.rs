@@ -134,7 +134,10 @@ fn a_worker_is_ready_from_its_first_report_on() {
     assert_eq!(scene.fleet.limits(at(0)), None);
     assert_eq!(scene.watch(0, 0, 1, load(1, rated(0, 0))), [Action::Wake]);
     assert!(scene.is_ready(0, 0));
-    assert_eq!(scene.fleet.limits(at(0)), Some(ModelLimits { max_model_len: 1000, vocab_size: 500 }));
+    assert_eq!(
+        scene.fleet.limits(at(0)),
+        Some(ModelLimits { max_model_len: 1000, vocab_size: 500, max_num_seqs: 8 })
+    );
 
     assert_eq!(scene.fleet.handle(at(0), Event::Lost(id)), []);
     assert!(!scene.is_ready(0, 0));

@@ -309,7 +309,7 @@ impl Worker {
             },
             seat,
             grammar_fingerprint: info.grammar_fingerprint,
-            limits: ModelLimits { max_model_len: info.max_model_len, vocab_size: info.vocab_size },
+            limits: ModelLimits::of(info),
             able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },
             doubtful_at: heard + limits.worker_timeout / 2,
             open_at: self.breaker.open_at(),

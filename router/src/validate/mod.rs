@@ -53,7 +53,9 @@ pub fn validate(
     let priority = faults.value_of(check_priority(draft.priority));
     faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
     let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
-    let n = faults.value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n))).unwrap_or(1);
+    let n = faults
+        .value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n.min(model.max_num_seqs))))
+        .unwrap_or(1);
     let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
     faults.value_of(answer_form::effort(&mut draft, text));
     let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));

@@ -6,7 +6,7 @@ use serde_json::json;
 
 const GOLDEN_SEEDS: [u64; 4] =
     [7768404102018490534, 10201980388726181575, 14158958447135364054, 11898486305011032276];
-const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300 };
+const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300, max_num_seqs: 128 };
 
 fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
     validate(draft, &testing::model_text(), &MODEL, &RequestLimits::default(), Timestamp::ZERO)
@@ -112,6 +112,15 @@ fn a_text_with_tokens_outside_the_models_vocabulary_is_refused_by_the_router() {
         template_kwargs: serde_json::Map::new(),
     };
     assert_eq!(run(chat).unwrap_err().param(), Some("messages"));
+}
+
+#[test]
+fn more_samples_than_a_worker_runs_at_once_are_refused_by_the_router() {
+    let small = ModelLimits { max_num_seqs: 8, ..MODEL };
+    let draft = draft(SamplingOptions { n: Some(9), ..some() });
+    let refusal = validate(draft, &testing::model_text(), &small, &RequestLimits::default(), Timestamp::ZERO)
+        .unwrap_err();
+    assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some("n"), "n must be in [1, 8], got 9."));
 }
 
 #[test]

@@ -56,7 +56,7 @@ mod tests {
     use crate::testing;
     use skein_proto::sampling::SamplingOptions;
 
-    const MODEL: ModelLimits = ModelLimits { max_model_len: 8, vocab_size: 300 };
+    const MODEL: ModelLimits = ModelLimits { max_model_len: 8, vocab_size: 300, max_num_seqs: 8 };
 
     fn cut(prompt: Prompt, tokens: i64, keep_first: bool, max_tokens: Option<i64>) -> Vec<TokenId> {
         let text = testing::model_text();

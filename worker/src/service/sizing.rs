@@ -7,7 +7,7 @@ use crate::config::SchedulerConfig;
 const SHORTEST_LEN: u32 = 2;
 
 /// The default cache holds `max_num_seqs` sequences of this many tokens.
-const MODERATE_LEN: u32 = 2048;
+const MODERATE_LEN: u32 = 1024;
 /// The default cache takes at most this share of the available memory.
 const MEMORY_SHARE_PERCENT: u64 = 40;
 /// Bytes assumed if the system does not say how much is available.
