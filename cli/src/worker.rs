@@ -416,8 +416,8 @@ impl Launch {
         }
         command
     }
-    /// The first GPU of worker `index`, which has `each` GPUs in a row, and how many workers share it. If a GPU
-    /// was `named`, all share that one.
+    /// The first GPU of worker `index`, which has `each` GPUs in a row, and how many workers share it. If a
+    /// GPU was `named`, all share that one.
     fn gpu_of(&self, index: usize, each: usize, named: Option<u32>) -> (u32, usize) {
         let runs = (self.gpus / each).max(1);
         let run = index % runs;

@@ -19,9 +19,9 @@
 //
 // Blocks advance through rows first, GROUP row tiles at a time, so that blocks that run together share
 // weights, and x stays in L2. The sums of a slice and the total are both in registers: 128 of them in the 128
-// x 128 tile, one block per SM. LEAVES has a sum for each level of the tree besides the leaf's: 128 in the 128
-// x 64 tile. Tensor work is 128 * 128 * 64 per stage against 32 KB from L2: 64 flops a
-// byte. Not yet run on a GPU; mma.sync reaches about 60% of wgmma's rate on Hopper.
+// x 128 tile, one block per SM. LEAVES has a sum for each level of the tree besides the leaf's: 128 in the
+// 128 x 64 tile. Tensor work is 128 * 128 * 64 per stage against 32 KB from L2: 64 flops a byte. Not yet run
+// on a GPU; mma.sync reaches about 60% of wgmma's rate on Hopper.
 #include "linear.cuh"
 
 constexpr int STAGE_K = 64;

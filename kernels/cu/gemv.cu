@@ -9,8 +9,8 @@
 //   leaf                       k in a leaf, LEAVES only
 // Grid (ceil(n / tile)), tile = 16 TILES (GATED: 8 TILES) outputs; block 256: each warp computes all outputs
 // of the tile for one of the 8 slices of k, so a block ends with one sum through shared memory, and no second
-// launch is needed. LEAVES: with fewer leaves than warps, a block has 8 / leaves tiles. Sums as in linear.cuh,
-// for any number of rows. Reference: cpu::matmul.
+// launch is needed. LEAVES: with fewer leaves than warps, a block has 8 / leaves tiles. Sums as in
+// linear.cuh, for any number of rows. Reference: cpu::matmul.
 //
 // Why tensor cores even for one row: 16 x 16 weights are 512 bytes and one instruction for up to 8 rows.
 // Multiply-adds would take 8 instructions for every 16 bytes, after 8 to widen them, and again for each row.

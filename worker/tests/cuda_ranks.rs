@@ -1,5 +1,5 @@
-//! Groups of ranks on emulated GPUs, a process each: the same log-probabilities, bit for bit, on one rank, two,
-//! four and eight, and an end in time when NCCL does not go on.
+//! Groups of ranks on emulated GPUs, a process each: the same log-probabilities, bit for bit, on one rank,
+//! two, four and eight, and an end in time when NCCL does not go on.
 //!
 //! The tests start this binary again: as a leader, which starts its ranks in turn.
 #![allow(missing_docs, clippy::unwrap_used)]

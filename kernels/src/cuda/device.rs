@@ -182,8 +182,8 @@ impl Device {
         self.wait_limit.get().copied()
     }
 
-    /// Asks `ask` now and then while the device's work is waited for with a limit; its error ends the wait and
-    /// abandons the device. Only the first call has an effect.
+    /// Asks `ask` now and then while the device's work is waited for with a limit; its error ends the wait
+    /// and abandons the device. Only the first call has an effect.
     pub fn ask_in_waits(&self, ask: Ask) {
         let _ = self.question.set(Question(ask)); // one that is already set stays
     }

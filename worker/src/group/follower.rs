@@ -69,8 +69,8 @@ pub fn follow<B: Backend>(
     }
 }
 
-/// Collects steps until the next frame should be read: because it is there and the backend takes another step,
-/// or because no step is left.
+/// Collects steps until the next frame should be read: because it is there and the backend takes another
+/// step, or because no step is left.
 fn collect_due<B: Backend>(
     in_flight: &mut VecDeque<(u64, StepHandle)>,
     backend: &mut B,

@@ -181,8 +181,8 @@ impl Group {
         move || watch.failure()
     }
 
-    /// Loads the leader's part with `load`. Once all ranks have loaded theirs, all check the model; `check` runs
-    /// this rank's part of that and returns its backend.
+    /// Loads the leader's part with `load`. Once all ranks have loaded theirs, all check the model; `check`
+    /// runs this rank's part of that and returns its backend.
     pub fn load<M, B: Backend>(
         self,
         load: impl FnOnce(Connections) -> Result<M, WorkerError>,
@@ -350,8 +350,8 @@ pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, St
     group::connect(memory, welcome.rank, listener, peers.as_ref())
 }
 
-/// Tells the leader that this rank has loaded its part, and follows it. `check` checks the model together with
-/// all ranks.
+/// Tells the leader that this rank has loaded its part, and follows it. `check` checks the model together
+/// with all ranks.
 pub(super) fn follow<B: Backend>(
     process: &RankProcess,
     reports: Option<Box<dyn Ranks>>,

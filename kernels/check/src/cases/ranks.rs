@@ -1,5 +1,5 @@
-//! Cases of [`skein_kernels::cuda::ops::ranks`], and of products that ranks share by their inputs: the sums of
-//! any number of ranks, joined, have the bits of one rank with all leaves.
+//! Cases of [`skein_kernels::cuda::ops::ranks`], and of products that ranks share by their inputs: the sums
+//! of any number of ranks, joined, have the bits of one rank with all leaves.
 
 use half::{bf16, f16};
 

@@ -1,5 +1,5 @@
-// device.cpp: the devices that the environment describes, and their primary contexts. All have the same memory:
-// a process uses one of them.
+// device.cpp: the devices that the environment describes, and their primary contexts. All have the same
+// memory: a process uses one of them.
 #include <cstdio>
 #include <cstdlib>
 #include <algorithm>
@@ -16,8 +16,8 @@ constexpr int MAX_DEVICES = 64;
 // A context is the address of its device's entry.
 static char contexts[MAX_DEVICES];
 
-// The devices that the process sees, in its order: EMU_DEVICES of them, or those in CUDA_VISIBLE_DEVICES up to
-// the first that does not exist.
+// The devices that the process sees, in its order: EMU_DEVICES of them, or those in CUDA_VISIBLE_DEVICES up
+// to the first that does not exist.
 static const std::vector<int>& visible() {
   static const std::vector<int> list = [] {
     std::vector<int> list;

@@ -1,6 +1,6 @@
-// nccl.cpp: the calls of libnccl.so.2 that Skein makes. Ranks are processes that share memory; work waits on the
-// emulated driver's streams until all ranks have come to it. What NCCL would hang on, or compute wrongly, is
-// refused with both ranks named.
+// nccl.cpp: the calls of libnccl.so.2 that Skein makes. Ranks are processes that share memory; work waits on
+// the emulated driver's streams until all ranks have come to it. What NCCL would hang on, or compute wrongly,
+// is refused with both ranks named.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -28,7 +28,8 @@ struct Request {
   int32_t is_captured;
 };
 
-// One rank's part. `posted` and `read` count chunks: a chunk is written once all ranks have read the last one.
+// One rank's part. `posted` and `read` count chunks: a chunk is written once all ranks have read the last
+// one.
 struct Slot {
   std::atomic<uint32_t> ranks;  // number of ranks as this one was told; 0: it has not joined
   std::atomic<int32_t> device;

@@ -13,8 +13,8 @@ use crate::cuda::CudaError;
 
 /// File name of the library.
 const NAME: &str = "libnccl.so.2";
-/// Oldest and newest usable versions, `10000 * major + 100 * minor + patch`: before 2.18, initialisation blocks
-/// in more places; another major version may have other types.
+/// Oldest and newest usable versions, `10000 * major + 100 * minor + patch`: before 2.18, initialisation
+/// blocks in more places; another major version may have other types.
 const VERSIONS: std::ops::Range<c_int> = 21_800..30_000;
 /// Version of [`ncclConfig_t`] as it is filled here. The library gives its defaults to newer fields.
 const CONFIG_VERSION: c_int = 23_000;

@@ -1,8 +1,8 @@
 //! Exchange between ranks on GPUs. NCCL moves bytes and adds nothing: sums are made by our kernels
 //! ([`super::ops::ranks`]), so all ranks have the same bits, whatever algorithm NCCL chooses.
 //!
-//! No wait is for ever. Calls do not block, waits have a limit, and a communicator that is lost is aborted on a
-//! thread that nobody waits for: an abort can hang like what it ends.
+//! No wait is for ever. Calls do not block, waits have a limit, and a communicator that is lost is aborted on
+//! a thread that nobody waits for: an abort can hang like what it ends.
 //!
 //! Not yet run on a GPU: tested on `skein-cuda-emulation`.
 

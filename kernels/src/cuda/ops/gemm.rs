@@ -29,7 +29,8 @@ impl Tile {
     /// All tile sizes.
     pub const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
 
-    /// Returns (rows of the weight, rows of `x`, threads, stages). `is_narrow`: weights are e4m3 or have leaves.
+    /// Returns (rows of the weight, rows of `x`, threads, stages). `is_narrow`: weights are e4m3 or have
+    /// leaves.
     fn shape(self, is_narrow: bool) -> (usize, usize, u32, usize) {
         match (self, is_narrow) {
             (Self::Small, _) => (32, 32, 128, 8),

@@ -19,8 +19,8 @@ pub struct LinearWeight<T> {
     pub bias: DeviceSlice<T>,
     /// Values of the matrix.
     pub values: WeightValues<T>,
-    /// Inputs in a [leaf](crate::leaves), if ranks may share the matrix by its inputs; all leaves have as many,
-    /// and there is a power of two of them. 0: the sums are cut into slices, which ranks cannot share.
+    /// Inputs in a [leaf](crate::leaves), if ranks may share the matrix by its inputs; all leaves have as
+    /// many, and there is a power of two of them. 0: the sums are cut into slices, which ranks cannot share.
     pub leaf: usize,
 }
 

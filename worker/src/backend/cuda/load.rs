@@ -101,8 +101,8 @@ pub fn load(
     Ok((loaded.start()?, arithmetic))
 }
 
-/// Loads this process's part of the model in a directory onto `opened`: all of it, or that of a rank, which then
-/// is connected with the others.
+/// Loads this process's part of the model in a directory onto `opened`: all of it, or that of a rank, which
+/// then is connected with the others.
 ///
 /// # Errors
 /// As [`load`], and a rank that is lost.
@@ -178,8 +178,8 @@ impl<'a> Loading<'a> {
         Ok(LoadedRank { arithmetic, start: Box::new(start) })
     }
 
-    /// Runs `work`, and gives the device up if its error says that it is lost: before a model is dropped, which
-    /// would wait for a stuck device.
+    /// Runs `work`, and gives the device up if its error says that it is lost: before a model is dropped,
+    /// which would wait for a stuck device.
     fn noting_faults(&self, work: impl FnOnce() -> Result<(), CudaLoadError>) -> Result<(), CudaLoadError> {
         work().inspect_err(|error| {
             if let CudaLoadError::Cuda(error) = error {

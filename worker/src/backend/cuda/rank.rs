@@ -34,8 +34,8 @@ pub(super) struct Connected {
 const GREETING: usize = ID_BYTES + 2;
 
 impl RankLink {
-    /// Connects the devices of all ranks. From now on waits for `device` end when the group does, or when NCCL
-    /// reports an error.
+    /// Connects the devices of all ranks. From now on waits for `device` end when the group does, or when
+    /// NCCL reports an error.
     pub(super) fn connect(
         mut self,
         device: &Arc<Device>,

@@ -102,8 +102,8 @@ impl Upload {
         self.add_parts(from, to, DeviceSlice::NONE, dtype);
     }
 
-    /// Adds a matrix that becomes e4m3 from `dtype`. Each row, or each of the equal parts of a row that have a
-    /// scale, is scaled so that its largest value becomes the largest of e4m3.
+    /// Adds a matrix that becomes e4m3 from `dtype`. Each row, or each of the equal parts of a row that have
+    /// a scale, is scaled so that its largest value becomes the largest of e4m3.
     pub fn add_quantised(
         &mut self,
         from: &WeightMatrix,

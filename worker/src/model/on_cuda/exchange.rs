@@ -88,8 +88,8 @@ impl<T: Activation> Exchange<T> {
         self.kernels.embed_chosen(stream, chosen)
     }
 
-    /// Queues a product that ranks share by its inputs: `compute` writes the sums over this rank's leaves. The
-    /// ranks' sums are joined as a tree; then comes the bias.
+    /// Queues a product that ranks share by its inputs: `compute` writes the sums over this rank's leaves.
+    /// The ranks' sums are joined as a tree; then comes the bias.
     pub(super) fn sum(
         &self,
         stream: &Stream,

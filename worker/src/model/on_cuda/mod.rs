@@ -34,8 +34,8 @@ use crate::model::tensors::Product;
 /// Most kernel launches of a layer; the plan of each window comes before them.
 const LAUNCHES_PER_LAYER: usize = 10;
 
-/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph. A rank of several
-/// shares two products of each layer.
+/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph. A rank of
+/// several shares two products of each layer.
 pub fn launches(spec: &Spec, ranks: usize) -> usize {
     let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM } else { 0 };
     spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges)

@@ -16,7 +16,8 @@ use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
 use crate::shard::{Part, Shard};
 
-/// All weights of a rank. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input are stacked.
+/// All weights of a rank. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input
+/// are stacked.
 pub struct DeviceWeights<T> {
     /// `[vocab, hidden]`: the rank's rows of the embedding table.
     pub embedding: DeviceSlice<T>,
