@@ -15,7 +15,8 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
 use crate::group::{
     self, Answer, CudaWelcome, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan,
-    NodeSettings, Nodes, Peers, Processes, RankError, RankProcess, TOKEN_BYTES, Terms, Topology, Welcome,
+    NodeSettings, Nodes, Peers, Processes, RankCommand, RankError, RankProcess, TOKEN_BYTES, Terms, Topology,
+    Welcome,
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;

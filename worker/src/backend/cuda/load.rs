@@ -30,7 +30,7 @@ use super::rank::{Connected, RankLink};
 use super::slot::Slot;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
-use super::upload::{self, Dtype, Quantiser, Upload};
+use super::upload::{Dtype, Quantiser, Upload};
 use super::{OpenDevice, STEPS_IN_FLIGHT};
 use crate::backend::{BackendError, Batch, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
