@@ -82,7 +82,7 @@ fn a_rank() {
 }
 
 fn work(job: &str, (rank, ranks): (usize, usize), id: UniqueId) -> Result<String, CudaError> {
-    let ordinal = if job == "one device" { 0 } else { rank };
+    let ordinal = if job == "device" { 0 } else { rank };
     let device = Device::open(ordinal as u32).map_err(|error| CudaError::invalid(error.to_string()))?;
     let nccl = Nccl::open()?;
     let patience = if job == "join" || job == "device" { IMPATIENT } else { PATIENCE };
@@ -222,7 +222,7 @@ fn what_would_hang_is_refused_and_names_both_ranks() {
         ("lengths", &["rank 0 gathers 5 values", "rank 1 gathers 6 values", "in call 1"][..]),
         ("graph", &["of a graph", "rank 1 gathers 5 values", "rank 0 gathers 5 values"]),
         ("two", &["uses two communicators at once"]),
-        ("one device", &["Duplicate GPU detected: rank 0 and rank 1 both on CUDA device 0"]),
+        ("device", &["Duplicate GPU detected: rank 0 and rank 1 both on CUDA device 0"]),
     ] {
         all_say(job, 2, &[], words);
     }
