@@ -227,7 +227,7 @@ impl FakeConfig {
 }
 
 /// Settings of CUDA backends only, by vLLM's names if vLLM has the setting.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CudaConfig {
     /// Index among the visible devices.
     pub ordinal: u32,
@@ -282,7 +282,7 @@ pub enum KvCacheDtype {
 }
 
 /// Where the weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadFormat {
     /// From the model directory.
     Auto,
@@ -339,7 +339,7 @@ impl DeviceKind {
 }
 
 /// Limits of the scheduler and the KV cache, by vLLM's names.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerConfig {
     /// Tokens in a KV block.
     pub block_size: u32,

@@ -304,7 +304,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Processes (ranks) that share each layer of a worker's model; a power of two, only with --device cpu",
+        "Processes (ranks) that share each layer of a worker's model, each with a GPU on GPUs; a power of two",
     ),
     one(
         "pipeline-parallel-size",
@@ -351,7 +351,7 @@ pub const FLAGS: &[Flag] = &[
         "false",
         ENGINE,
         SERVE | WORKER,
-        "Print the memory that each rank of a worker would need, and exit; requires no device",
+        "Print the memory that each rank of a worker would need, and exit; with --device cuda from the first GPU's memory",
     ),
     one(
         "threads",

@@ -2,7 +2,7 @@
 //! every line is answered once, with the answer of an undisturbed run.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};

@@ -19,6 +19,8 @@ mod tests;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use choice::{Offer, choose};
 use index::Index;
 pub use odds::Source;
@@ -35,7 +37,7 @@ pub const MOST_DRAFTED: usize = 31;
 pub const MOST_ROWS: u32 = 64;
 
 /// The places that drafts come from, as `--speculate` names them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Speculate {
     /// All there are.
     #[default]
