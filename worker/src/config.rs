@@ -46,7 +46,7 @@ pub struct WorkerConfig {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Workers that start on this machine together and share its free memory; at least 1.
     pub memory_sharers: u32,
-    /// How long running requests may continue after the worker is told to stop. Whatever has not ended then
+    /// How long running requests may continue after the worker begins to stop. Whatever has not ended then
     /// is handed back, and its routers resume it elsewhere. 0 = hand back at once.
     pub drain_grace: Duration,
     /// Longest drain; streams still unread then are cut.
@@ -350,7 +350,7 @@ pub struct SchedulerConfig {
     pub max_num_seqs: u32,
     /// Token budget of one step.
     pub max_num_batched_tokens: u32,
-    /// Most waiting requests; beyond it, routers are told to go elsewhere.
+    /// Most waiting requests; beyond it, requests are refused as `full`.
     pub max_num_queued_reqs: u32,
     /// Whether equal prefixes share blocks.
     pub enable_prefix_caching: bool,

@@ -49,13 +49,23 @@ impl Allowed {
     /// allowed token has -∞ itself, the first one gets a finite value.
     pub fn mask_logits<'a>(&self, logits: &[f32], out: &'a mut Vec<f32>) -> Option<&'a [f32]> {
         let Self::Tokens(mask) = self else { return None };
-        out.clear();
+        out.resize(logits.len(), f32::NEG_INFINITY);
         let mut finite = false;
-        for (logits, word) in logits.chunks(u32::BITS as usize).zip(mask.words()) {
-            for (bit, logit) in logits.iter().enumerate() {
-                let logit = if word & (1 << bit) != 0 { *logit } else { f32::NEG_INFINITY };
-                finite |= logit != f32::NEG_INFINITY;
-                out.push(logit);
+        let groups = logits.chunks(u32::BITS as usize).zip(out.chunks_mut(u32::BITS as usize));
+        for ((logits, out), word) in groups.zip(mask.words()) {
+            // Most words of most masks allow none of their tokens, or all.
+            match *word {
+                0 => out.fill(f32::NEG_INFINITY),
+                u32::MAX => {
+                    out.copy_from_slice(logits);
+                    finite |= logits.iter().fold(false, |any, logit| any | (*logit != f32::NEG_INFINITY));
+                }
+                word => {
+                    for (bit, (logit, out)) in logits.iter().zip(out).enumerate() {
+                        *out = if word & (1 << bit) != 0 { *logit } else { f32::NEG_INFINITY };
+                        finite |= *out != f32::NEG_INFINITY;
+                    }
+                }
             }
         }
         if !finite {
@@ -102,6 +112,13 @@ struct State {
 }
 
 impl MaskSlot {
+    /// A slot that has `allowed`, and no matcher.
+    pub fn filled(allowed: Allowed) -> Self {
+        let slot = Self::default();
+        slot.fill(allowed, None);
+        slot
+    }
+
     /// Puts the result, and the matcher if it is this slot that keeps it.
     pub fn fill(&self, allowed: Allowed, matcher: Option<Matcher>) {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,6 +207,11 @@ mod tests {
         let masked = allowed.mask_logits(&logits, &mut out).unwrap();
         let left: Vec<usize> = (0..40).filter(|at| masked[*at].is_finite()).collect();
         assert_eq!((left, masked.len()), (vec![3, 35], 40));
+        let every: Vec<TokenId> = (0..40).collect();
+        let all = Allowed::new(next(&every, false), &SamplingParams::default(), false);
+        assert_eq!(all.mask_logits(&logits, &mut out), Some(&*logits));
+        let none = all.mask_logits(&[f32::NEG_INFINITY; 40], &mut out).unwrap();
+        assert_eq!(none.iter().position(|logit| logit.is_finite()), Some(0));
         let none = allowed.mask_logits(&[f32::NEG_INFINITY; 40], &mut out).unwrap();
         assert_eq!(none.iter().position(|logit| logit.is_finite()), Some(3));
         assert_eq!(Allowed::End.mask_logits(&logits, &mut out), None);

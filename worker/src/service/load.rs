@@ -209,8 +209,7 @@ fn load_cuda(
             })
         },
         fingerprint: computed_with(fingerprint, &arithmetic),
-        // The device's sampler does not support masks yet.
-        grammars: None,
+        grammars: grammars(&config.model, model.spec.vocab_size),
         gaps: backend.gaps(),
         backend: Box::new(backend),
         vocab_size: model.spec.vocab_size,

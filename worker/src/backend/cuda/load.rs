@@ -265,7 +265,7 @@ impl Loading<'_> {
         let (give_back, free) = sync_channel(STEPS_IN_FLIGHT + 1);
         for _ in 0..=STEPS_IN_FLIGHT {
             // The channel has room for all of them.
-            let _ = give_back.send(Slot::new(device, &sizes)?);
+            let _ = give_back.send(Slot::new(device, &sizes, vocab)?);
         }
         let model = CudaModel {
             graphs: Graphs::new(sizes.sequences, cuda.enforce_eager),
