@@ -6,7 +6,8 @@
 //! [`odds`] measures how often each is right, [`row_cost`] what a further row takes, and [`choice`] verifies
 //! as many as pay. So there is nothing to set: plain prose and full batches are decoded as ever.
 //!
-//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`DraftSource`]; it keeps its
+//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`DraftSource`]; it keeps
+//! its
 //! keys and values itself, by text.
 
 mod choice;
