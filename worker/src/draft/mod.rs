@@ -7,8 +7,7 @@
 //! as many as pay. So there is nothing to set: plain prose and full batches are decoded as ever.
 //!
 //! Pure: tokens and times in, guesses out. A model that drafts would be one more [`DraftSource`]; it keeps
-//! its
-//! keys and values itself, by text.
+//! its keys and values itself, by text.
 
 mod choice;
 mod index;
