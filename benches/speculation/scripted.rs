@@ -22,7 +22,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Starts again.
+    /// Sets all counts to zero.
     pub fn reset(&self) {
         for count in [&self.draws, &self.drafted, &self.right] {
             count.store(0, Relaxed);

@@ -15,7 +15,7 @@ const DIALS: [f64; 6] = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0];
 const DIAL_TEXTS: u64 = 16;
 const DIAL_VOCABULARY: usize = 4000;
 
-/// One text.
+/// A generated text and its kind.
 #[derive(Debug, Clone)]
 pub struct Text {
     pub kind: String,

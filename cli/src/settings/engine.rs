@@ -156,7 +156,7 @@ fn kv_bytes(settings: &mut Settings) -> Option<u64> {
     settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
 }
 
-/// `--speculate`.
+/// The `--speculate` setting, or its default.
 fn speculate(settings: &mut Settings) -> Speculate {
     settings.value("speculate", one_of(&SPECULATE)).unwrap_or_default()
 }

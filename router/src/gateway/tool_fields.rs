@@ -46,7 +46,7 @@ pub fn tools(fields: &mut Fields) -> Offered {
     offered(fields, tools.collect(), chosen, parallel)
 }
 
-/// Takes `tools`.
+/// Takes the field `tools`; empty if absent.
 pub fn list(fields: &mut Fields) -> Vec<Value> {
     fields.list("tools", "a list of tools").unwrap_or_default()
 }

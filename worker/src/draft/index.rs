@@ -11,7 +11,7 @@ pub(super) const LONGEST_MATCH: usize = 32;
 const MOST_PLACES: usize = 16;
 /// Tokens indexed in one call, so that no step waits for a long prompt.
 const INDEXED_AT_ONCE: usize = 1024;
-/// Smallest table.
+/// Smallest size of the table.
 const FEWEST_CHAINS: usize = 64;
 
 /// The index of one growing text. Takes 8 to 16 bytes a token.

@@ -6,8 +6,8 @@
 //! [`odds`] measures how often each is right, [`row_cost`] what a further row takes, and [`choice`] verifies
 //! as many as pay. So there is nothing to set: plain prose and full batches are decoded as ever.
 //!
-//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`Source`]; it keeps its
-//! keys and values itself, by text.
+//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`DraftSource`]; it keeps
+//! its keys and values itself, by text.
 
 mod choice;
 mod index;
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use choice::{Offer, choose};
 use index::Index;
-pub use odds::Source;
+pub use odds::DraftSource;
 use odds::{Luck, Odds};
 use remembered::Remembered;
 use row_cost::RowCost;
@@ -81,7 +81,7 @@ struct Draft {
     tokens: Vec<TokenId>,
     chances: Vec<f32>,
     /// Where it comes from, and the length of the match before it.
-    from: Option<(Source, usize)>,
+    from: Option<(DraftSource, usize)>,
 }
 
 impl Progress {
@@ -170,7 +170,7 @@ impl Guesser {
         if self.forces && !text.forced.is_empty() {
             self.found.clear();
             self.found.extend(text.forced.iter().take(most).map(|token| (*token, 1.0)));
-            self.put(Source::Grammar, 0, luck, latest);
+            self.put(DraftSource::Grammar, 0, luck, latest);
         } else {
             self.look_up(text, most, index, luck, latest);
         }
@@ -188,7 +188,7 @@ impl Guesser {
             .as_ref()
             .map_or(0, |texts| texts.propose(text.scope, text.tokens, most, &mut self.found));
         if remembered > own.map_or(0, |place| place.matched) {
-            return self.put(Source::Remembered, remembered, luck, latest);
+            return self.put(DraftSource::Remembered, remembered, luck, latest);
         }
         let Some(place) = own else { return };
         self.found.clear();
@@ -198,11 +198,11 @@ impl Guesser {
             let token = token.unwrap_or_else(|| self.found[at - text.tokens.len()].0);
             self.found.push((token, 1.0));
         }
-        self.put(Source::Own, place.matched, luck, latest);
+        self.put(DraftSource::Own, place.matched, luck, latest);
     }
 
     /// Turns what was found into a draft with chances.
-    fn put(&mut self, source: Source, matched: usize, luck: &Luck, latest: &mut Draft) {
+    fn put(&mut self, source: DraftSource, matched: usize, luck: &Luck, latest: &mut Draft) {
         latest.from = Some((source, matched));
         let mut chance = 1.0;
         for (at, (token, share)) in self.found.iter().enumerate() {

@@ -6,7 +6,7 @@
 
 /// Where a draft comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum DraftSource {
     /// Earlier in the same text.
     Own,
     /// A finished text.
@@ -72,27 +72,27 @@ impl Default for Odds {
 }
 
 impl Odds {
-    fn rate(&mut self, source: Source, matched: usize) -> &mut Rate {
+    fn rate(&mut self, source: DraftSource, matched: usize) -> &mut Rate {
         let class = LENGTHS.partition_point(|length| *length <= matched) - 1;
         match source {
-            Source::Own => &mut self.own[class],
-            Source::Remembered => &mut self.remembered[class],
-            Source::Grammar => &mut self.grammar,
+            DraftSource::Own => &mut self.own[class],
+            DraftSource::Remembered => &mut self.remembered[class],
+            DraftSource::Grammar => &mut self.grammar,
         }
     }
 
     /// The chance that the token after a match of `matched` tokens is right, in a text that has done as
     /// `luck` says.
-    pub fn chance(&mut self, source: Source, matched: usize, luck: &Luck) -> f32 {
-        let factor = if source == Source::Grammar { 1.0 } else { luck.factor() };
+    pub fn chance(&mut self, source: DraftSource, matched: usize, luck: &Luck) -> f32 {
+        let factor = if source == DraftSource::Grammar { 1.0 } else { luck.factor() };
         (self.rate(source, matched).chance() * factor).min(HIGHEST)
     }
 
     /// Takes in whether it was.
-    pub fn observe(&mut self, source: Source, matched: usize, right: bool, luck: &mut Luck) {
+    pub fn observe(&mut self, source: DraftSource, matched: usize, right: bool, luck: &mut Luck) {
         let rate = self.rate(source, matched);
         // What a grammar forces says nothing about how repetitive a text is.
-        if source != Source::Grammar {
+        if source != DraftSource::Grammar {
             luck.observe(rate.chance(), right);
         }
         rate.observe(right);
@@ -126,26 +126,26 @@ mod tests {
     fn chances_follow_what_happens_and_depend_on_source_and_length() {
         let (mut odds, mut luck) = (Odds::default(), Luck::default());
         for n in 0..400 {
-            odds.observe(Source::Own, 3, n % 4 == 0, &mut Luck::default());
-            odds.observe(Source::Own, 40, true, &mut Luck::default());
-            odds.observe(Source::Remembered, 40, n % 2 == 0, &mut luck);
+            odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut Luck::default());
+            odds.observe(DraftSource::Own, 40, true, &mut Luck::default());
+            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut luck);
         }
         let mut chance = |source, matched| odds.chance(source, matched, &Luck::default());
-        assert!((chance(Source::Own, 3) - 0.25).abs() < 0.05);
-        assert!(chance(Source::Own, 50) > 0.97);
-        assert!((chance(Source::Remembered, 32) - 0.5).abs() < 0.05);
-        assert_eq!(chance(Source::Own, 8), 0.6, "as at the start");
+        assert!((chance(DraftSource::Own, 3) - 0.25).abs() < 0.05);
+        assert!(chance(DraftSource::Own, 50) > 0.97);
+        assert!((chance(DraftSource::Remembered, 32) - 0.5).abs() < 0.05);
+        assert_eq!(chance(DraftSource::Own, 8), 0.6, "as at the start");
     }
 
     #[test]
     fn a_text_that_is_never_right_is_soon_believed_to_be_so_and_back() {
         let (mut odds, mut luck) = (Odds::default(), Luck::default());
-        let usual = odds.chance(Source::Own, 10, &luck);
-        (0..20).for_each(|_| odds.observe(Source::Own, 10, false, &mut luck));
-        let unlucky = odds.chance(Source::Own, 10, &luck);
+        let usual = odds.chance(DraftSource::Own, 10, &luck);
+        (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut luck));
+        let unlucky = odds.chance(DraftSource::Own, 10, &luck);
         assert!(unlucky < usual / 4.0, "{unlucky} after {usual}");
-        assert!(odds.chance(Source::Own, 10, &Luck::default()) > unlucky * 1.5, "others less so");
-        (0..60).for_each(|_| odds.observe(Source::Own, 10, true, &mut luck));
-        assert!(odds.chance(Source::Own, 10, &luck) > usual);
+        assert!(odds.chance(DraftSource::Own, 10, &Luck::default()) > unlucky * 1.5, "others less so");
+        (0..60).for_each(|_| odds.observe(DraftSource::Own, 10, true, &mut luck));
+        assert!(odds.chance(DraftSource::Own, 10, &luck) > usual);
     }
 }

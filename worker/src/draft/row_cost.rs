@@ -20,7 +20,7 @@ const LARGEST_ERROR: f64 = 0.4;
 /// Steps after which a measurement is too old to be trusted, and is estimated from its neighbours again.
 const FORGOTTEN_AFTER: u64 = 512;
 
-/// Measured times.
+/// Measured step times by number of rows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RowCost {
     /// Logarithm of the scale; `None` before the first step.

@@ -1,4 +1,4 @@
-//! Whole guesses.
+//! Tests of complete drafts.
 
 use super::*;
 

@@ -109,9 +109,9 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Makes drafts for the first `most` streams of `class` in a step, which get `rows` rows. They take no row that a prompt or a
-    /// stream of another class has, because those are never in vain, and no block that another stream may
-    /// need.
+    /// Makes drafts for the first `most` streams of `class` in a step, which get `rows` rows. They take no
+    /// row of a prompt or of a stream of another class, because those always yield tokens, and no block that
+    /// another stream may need.
     pub(super) fn make_drafts(&mut self, class: Class, most: usize, rows: u32, plan: &mut Plan) {
         let Some(mut drafts) = self.drafts.take() else { return };
         let number = plan.step.number;

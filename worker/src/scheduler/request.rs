@@ -156,7 +156,7 @@ pub enum Note {
     },
     /// A step verified a draft of it.
     Drafted {
-        /// The request.
+        /// Key of the request.
         request: RequestKey,
         /// Tokens of the draft; at least one.
         drafted: u32,

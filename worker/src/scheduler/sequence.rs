@@ -65,7 +65,7 @@ pub(super) struct Sequence {
     pub carries: bool,
     /// What it waits for other than a step.
     pub hold: Option<Hold>,
-    /// Its drafts.
+    /// State of its drafts.
     pub progress: Progress,
     /// Guesses of what its grammar forces after so many tokens.
     pub forced: (u32, Vec<TokenId>),

@@ -234,7 +234,7 @@ fn only_allowed_functions_are_called() {
             let allowed = Some(Arc::from(["now".to_owned()]));
             let is_forced = choice.is_forced();
             let tools = ToolUse { allowed, ..tools(choice, true) };
-            let ended = Asked::new(parser, None, Opening::Fresh, tools).ended(40);
+            let ended = Case::new(parser, None, Opening::Fresh, tools).ended(40);
             let mut names = ended.iter().flat_map(|(_, parts)| &parts.calls).map(|(name, _)| name.as_str());
             assert!(names.clone().count() > 0 || !is_forced, "{parser}");
             assert!(names.all(|name| name == "now"), "{parser}");
@@ -382,13 +382,13 @@ fn reasoning_without_end_is_ended_where_a_call_or_a_form_must_follow() {
             }
             for (tools, last) in &wanted {
                 let (tools, last) = (tools.clone(), last.clone());
-                let asked = Asked { last, ..Asked::new(parser, reasoning, opening, tools) };
+                let case = Case { last, ..Case::new(parser, reasoning, opening, tools) };
                 for wish in ["x", "<", "</thin"] {
-                    let (text, tokens, by_itself) = stubborn(&asked.source(), begin, wish);
+                    let (text, tokens, by_itself) = stubborn(&case.source(), begin, wish);
                     let told = format!("{parser} {opening:?} {wish}: {text}");
-                    let parts = asked.parts(&text);
+                    let parts = case.parts(&text);
                     assert!(by_itself, "{told}");
-                    let follows = if asked.last.is_some() { parts.content } else { parts.calls[0].0.clone() };
+                    let follows = if case.last.is_some() { parts.content } else { parts.calls[0].0.clone() };
                     assert!(["now", "yes", "no"].contains(&&*follows), "{told}");
                     let thought = parts.reasoning.len();
                     assert!(thought.abs_diff(THOUGHT_TOKENS as usize) < 8, "{thought}, {tokens}: {told}");

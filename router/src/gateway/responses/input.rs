@@ -12,8 +12,8 @@ use crate::refusal::Refusal;
 
 /// A parsed request, and what its answer repeats and how it shows calls.
 pub struct Parsed {
-    /// The request.
-    pub asked: SingleRequest,
+    /// The request as for any single-prompt API.
+    pub request: SingleRequest,
     /// Fields that the answer repeats.
     pub echo: Map<String, Value>,
     /// How calls are shown to the client.
@@ -54,8 +54,8 @@ impl Parsed {
         // What Codex says about itself.
         fields.take("client_metadata");
         truncation(&mut fields);
-        let asked = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
-        Ok(Self { asked, echo, faces })
+        let request = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
+        Ok(Self { request, echo, faces })
     }
 }
 

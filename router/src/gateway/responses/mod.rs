@@ -29,7 +29,7 @@ pub fn drafts(
     id: &str,
     config: &RouterConfig,
 ) -> Result<Vec<Draft>, Refusal> {
-    Parsed::of(fields, headers, id, config).map(|parsed| vec![parsed.asked.draft])
+    Parsed::of(fields, headers, id, config).map(|parsed| vec![parsed.request.draft])
 }
 
 pub async fn create(
@@ -41,8 +41,8 @@ pub async fn create(
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id))?;
     let parsed = Parsed::of(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
-    let Parsed { asked, echo, faces } = parsed;
-    let id = asked.draft.request_id.clone().unwrap_or_default();
+    let Parsed { request, echo, faces } = parsed;
+    let id = request.draft.request_id.clone().unwrap_or_default();
     let items = Items::new(&id, &app.text.name(), echo, faces);
-    Ok(answer(&app, &tenant, asked, true, items).await?)
+    Ok(answer(&app, &tenant, request, true, items).await?)
 }

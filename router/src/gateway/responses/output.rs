@@ -20,7 +20,7 @@ pub struct Items {
     created_at: u64,
     echo: Map<String, Value>,
     faces: Faces,
-    /// Finished items.
+    /// Output items that are complete.
     items: Vec<Value>,
     open: Option<Item>,
     finish: Option<TextFinish>,

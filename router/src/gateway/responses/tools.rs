@@ -24,7 +24,7 @@ pub enum Face {
     Custom,
     /// As calls of the function `name` in `namespace`.
     Within {
-        /// The namespace.
+        /// Name of the namespace.
         namespace: String,
         /// The function's name in it.
         name: String,

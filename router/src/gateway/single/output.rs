@@ -36,11 +36,11 @@ pub trait Output: Send + 'static {
 pub async fn answer(
     app: &App,
     tenant: &Tenant,
-    asked: SingleRequest,
+    request: SingleRequest,
     include_reasoning: bool,
     output: impl Output,
 ) -> Result<Response, Refusal> {
-    let SingleRequest { draft, stream, ignored } = asked;
+    let SingleRequest { draft, stream, ignored } = request;
     let id = draft.request_id.clone().unwrap_or_default();
     let single = Single::start(app, tenant, draft, include_reasoning).await?;
     let response = if stream {
