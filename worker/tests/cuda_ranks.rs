@@ -108,7 +108,7 @@ impl Told {
             epoch: 9,
             leader: std::process::id(),
             memory: memory.descriptor(),
-            patience: memory.patience(),
+            timeout: memory.timeout(),
             terms: Terms {
                 version: env!("CARGO_PKG_VERSION").into(),
                 model: fingerprint(&self.dir).unwrap(),
