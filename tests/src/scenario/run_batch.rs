@@ -2,7 +2,7 @@
 //! every line is answered once, with the answer of an undisturbed run.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -114,7 +114,7 @@ fn lines_of(path: &Path) -> u64 {
     std::fs::read(path).map_or(0, |text| text.iter().filter(|byte| **byte == b'\n').count() as u64)
 }
 
-fn compare(report: &mut Report, lines: u64, calm: &PathBuf, killed: &PathBuf) {
+fn compare(report: &mut Report, lines: u64, calm: &Path, killed: &Path) {
     let (expected, got) = (answers(calm), answers(killed));
     let (Ok(expected), Ok(got)) = (&expected, &got) else {
         for fault in [expected.err(), got.err()].into_iter().flatten() {
