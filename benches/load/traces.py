@@ -1,10 +1,10 @@
 """Measures what traces and metrics by OTLP cost: throughput and processor time per request, with and without.
 
 Usage: python3 benches/load/traces.py path/to/skein [--rounds N] [--requests N] [--ratio R]
-Each round starts two clusters of a router and one fake worker and loads them in turn: one exports R of the traces
-(default 0.05) and the metrics to a sink in this process, one exports nothing. Both have metrics for Prometheus,
-which are always on. `skein bench serve` makes the load. Prints the median of the rounds' ratios; exits 1 if one is
-below 0.98. Needs a machine that does nothing else.
+Each round starts two clusters of a router and one fake worker and loads them in turn with `skein bench
+serve`. One exports the metrics and the fraction R of the traces (default 0.05) to a sink in this process, the
+other exports nothing. Metrics for Prometheus are always enabled. Prints the median of the rounds' ratios;
+exits 1 if one is below 0.98. Needs an otherwise idle machine.
 """
 
 import argparse

@@ -156,13 +156,15 @@ pub fn visible_gpus(engine: &EngineSettings) -> usize {
     }
 }
 
-/// One worker per GPU: two on one would share its memory and read the weights twice.
+/// One worker per GPU, or per as many GPUs as it has ranks: two on one would share its memory and read the
+/// weights twice.
 fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
+    let ranks = engine.worker.ranks.tensor_parallel.max(1) as usize;
     match (gpus, engine.device.ordinal) {
         _ if engine.worker.ranks.nodes.count > 1 => 1,
         (0, _) => CPU_WORKERS,
         (_, Some(_)) => 1,
-        (gpus, None) => gpus.min(MAX_WORKERS as usize),
+        (gpus, None) => (gpus / ranks).clamp(1, MAX_WORKERS as usize),
     }
 }
 

@@ -285,14 +285,17 @@ fn exit_code(error: &WorkerError) -> u8 {
             if let Some(why) = why.downcast_ref::<NotUsable>() {
                 return match why {
                     NotUsable::Model { .. } | NotUsable::Part { .. } => MODEL,
-                    NotUsable::Setting { .. } => USAGE,
+                    NotUsable::Setting { .. } | NotUsable::Heads { .. } => USAGE,
                     NotUsable::Device(_) | NotUsable::Kernels(_) => DEVICE,
                 };
             }
             match why.downcast_ref::<CudaLoadError>() {
                 // A device fault may be gone after a restart, so a supervisor retries.
                 Some(error) if error.is_device_fault() => OTHER,
-                Some(CudaLoadError::Cuda(_) | CudaLoadError::Step(_)) => DEVICE,
+                Some(CudaLoadError::Lost(_)) => OTHER,
+                Some(CudaLoadError::Cuda(_) | CudaLoadError::Step(_) | CudaLoadError::Differs { .. }) => {
+                    DEVICE
+                }
                 Some(CudaLoadError::TooSmall { .. }) => USAGE,
                 Some(CudaLoadError::Model(_)) | None => MODEL,
             }
@@ -363,7 +366,8 @@ impl Launch {
         };
         flag("device", &engine.device.text());
         if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
-            let (ordinal, sharers) = self.gpu_of(index, engine.device.ordinal);
+            let each = config.ranks.tensor_parallel.max(1) as usize;
+            let (ordinal, sharers) = self.gpu_of(index, each, engine.device.ordinal);
             flag(GPU_ORDINAL, &ordinal);
             flag(GPU_SHARERS, &sharers);
             gpu_flags(&config.cuda, &mut flag);
@@ -379,6 +383,7 @@ impl Launch {
             flag("lora-modules", &format_args!("{}={}", adapter.name, adapter.directory.display()));
         }
         flag("block-size", &scheduler.block_size);
+        flag("speculate", &settings::speculate_name(scheduler.speculate));
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
         flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
@@ -413,14 +418,14 @@ impl Launch {
         }
         command
     }
-    /// The GPU of worker `index`, and how many workers share it. If a GPU was `named`, all share that one.
-    fn gpu_of(&self, index: usize, named: Option<u32>) -> (u32, usize) {
-        let gpus = self.gpus.max(1);
+    /// The first GPU of worker `index`, which has `each` GPUs in a row, and how many workers share it. If a
+    /// GPU was `named`, all share that one.
+    fn gpu_of(&self, index: usize, each: usize, named: Option<u32>) -> (u32, usize) {
+        let runs = (self.gpus / each).max(1);
+        let run = index % runs;
         match named {
             Some(ordinal) => (ordinal, self.workers),
-            None => {
-                ((index % gpus) as u32, (self.workers.saturating_sub(index % gpus)).div_ceil(gpus).max(1))
-            }
+            None => ((run * each) as u32, (self.workers.saturating_sub(run)).div_ceil(runs).max(1)),
         }
     }
 }
@@ -439,7 +444,7 @@ mod tests {
 
     #[test]
     fn workers_are_assigned_to_the_gpus_in_turn() {
-        let check = |workers, gpus, named, expected: &[(u32, usize)]| {
+        let check = |workers, gpus, each, named, expected: &[(u32, usize)]| {
             let launch = Launch {
                 binary: PathBuf::new(),
                 model: PathBuf::new(),
@@ -450,12 +455,15 @@ mod tests {
                 log_format: "auto",
                 otlp_flags: Vec::new(),
             };
-            let assigned: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, named)).collect();
+            let assigned: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, each, named)).collect();
             assert_eq!(assigned, expected);
         };
-        check(1, 0, None, &[(0, 1)]);
-        check(2, 2, None, &[(0, 1), (1, 1)]);
-        check(3, 2, None, &[(0, 2), (1, 1), (0, 2)]);
-        check(2, 4, Some(3), &[(3, 2), (3, 2)]);
+        check(1, 0, 1, None, &[(0, 1)]);
+        check(2, 2, 1, None, &[(0, 1), (1, 1)]);
+        check(3, 2, 1, None, &[(0, 2), (1, 1), (0, 2)]);
+        check(2, 4, 1, Some(3), &[(3, 2), (3, 2)]);
+        // Ranks: two GPUs each; the odd one is left over.
+        check(2, 5, 2, None, &[(0, 1), (2, 1)]);
+        check(3, 4, 2, None, &[(0, 2), (2, 1), (0, 2)]);
     }
 }

@@ -2,22 +2,30 @@
 //! prints statistics. Reads lines of `{"name": …, "schema": …, "valid": [instances]}`, which
 //! `tests/grammar/published` creates from published packages.
 //!
-//! Each schema is either refused with the name of a keyword or followed. The validator must accept every
-//! completed answer, and the grammar must accept each valid instance byte by byte.
+//! For each schema: it is refused by the name of a keyword, or random answers follow it. The validator must
+//! accept those that end by themselves, and the grammar must accept each valid instance, byte by byte and
+//! in the tokens that byte-pair encoding gives. Ends with an error if anything is otherwise than
+//! [`EXPECTED`].
 
 #![allow(clippy::unwrap_used)] // a program of tests
 #![allow(clippy::disallowed_methods)] // it measures, and knows no clock of a process
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use skein_grammar::token_bytes::TokenBytes;
-use skein_grammar::{Compiled, Library, Refused, Source};
+use skein_grammar::{Compiled, Library, Matcher, Refused, Source};
 
 /// Longest answer, in tokens.
 const MOST_TOKENS: usize = 400;
+
+/// Valid instances that are not accepted, by a part of the case's name.
+const EXPECTED: [&str; 1] = [
+    // Draft 7 ignores keywords beside `$ref`; here they count, as in all later drafts.
+    "draft7/ref.json: ref overrides any sibling keywords",
+];
 
 #[derive(Default)]
 struct Figures {
@@ -27,10 +35,18 @@ struct Figures {
     ended: usize,
     /// Completed answers that the validator rejects.
     invalid: Vec<String>,
-    /// Answers that ended with a matcher error.
+    /// Ended by themselves, and have a number beyond the range of doubles, which this validator cannot read.
+    beyond_doubles: usize,
+    /// Ended by an error of the matcher.
     stuck: Vec<String>,
+    /// Positions at which a matcher was compared with one that followed the tokens so far anew.
+    replayed: usize,
+    /// Those at which the two allow different tokens.
+    differing: usize,
     instances: usize,
-    /// Valid instances that the grammar rejects.
+    /// Accepted with whole numbers written without a fraction: the grammar of a constant has one spelling.
+    respelt: usize,
+    /// Valid by the suite, and the grammar does not accept them.
     not_accepted: Vec<String>,
     compiling: Vec<Duration>,
     masks: Vec<Duration>,
@@ -39,7 +55,23 @@ struct Figures {
 struct Vocabulary {
     bytes: TokenBytes,
     library: Library,
-    single: Vec<u32>,
+    /// The token of each sequence of bytes; lower ids are merged first.
+    ids: HashMap<Vec<u8>, u32>,
+}
+
+impl Vocabulary {
+    /// The tokens of `text` by byte-pair encoding, without splitting it into words first.
+    fn encode(&self, text: &str) -> Vec<u32> {
+        let mut parts: Vec<Vec<u8>> = text.bytes().map(|byte| vec![byte]).collect();
+        loop {
+            let merged = |at: usize| self.ids.get(&[&*parts[at], &*parts[at + 1]].concat());
+            let pairs = (0..parts.len().saturating_sub(1)).filter_map(|at| Some((*merged(at)?, at)));
+            let Some((_, at)) = pairs.min() else { break };
+            let right = parts.remove(at + 1);
+            parts[at].extend(right);
+        }
+        parts.iter().map(|part| self.ids[part]).collect()
+    }
 }
 
 fn main() {
@@ -48,9 +80,9 @@ fn main() {
     let tree = serde_json::from_slice(&std::fs::read(tokenizer).unwrap()).unwrap();
     let bytes = TokenBytes::from_tokenizer_json(&tree).unwrap();
     let library = Library::new(&bytes, bytes.vocab_size()).unwrap();
-    let single = (0..=255_u8)
-        .map(|byte| (0..bytes.vocab_size()).find(|token| bytes.get(*token) == [byte]).unwrap_or(u32::MAX));
-    let vocabulary = Vocabulary { single: single.collect(), bytes, library };
+    let ids = (0..bytes.vocab_size()).rev().map(|token| (bytes.get(token).to_vec(), token)).collect();
+    let vocabulary = Vocabulary { ids, bytes, library };
+    let mut is_as_expected = true;
     for file in arguments {
         let mut figures = Figures::default();
         let lines = std::io::BufReader::new(std::fs::File::open(&file).unwrap()).lines();
@@ -59,6 +91,10 @@ fn main() {
             figures.case(&vocabulary, &case, each, number as u64);
         }
         figures.print(&file);
+        is_as_expected &= figures.is_as_expected();
+    }
+    if !is_as_expected {
+        std::process::exit(1);
     }
 }
 
@@ -75,6 +111,7 @@ impl Figures {
                     Refused::Keyword { keyword, .. } => format!("keyword {keyword}"),
                     Refused::TooLarge { what, unit, .. } => format!("{what}: too many {unit}"),
                     Refused::Unusable { reason, .. } => {
+                        let reason = reason.rsplit_once(": ").map_or(&*reason, |(_, reason)| reason);
                         format!("unusable: {}", reason.chars().take(60).collect::<String>())
                     }
                     Refused::Unavailable { reason } => reason,
@@ -92,9 +129,12 @@ impl Figures {
                 Ok(None) => {}
                 Ok(Some(text)) => {
                     self.ended += 1;
-                    let value: Result<Value, _> = serde_json::from_str(&text);
-                    if !value.is_ok_and(|value| validator.is_valid(&value)) {
-                        self.invalid.push(format!("{name}: {schema}\n      {text}"));
+                    match serde_json::from_str::<Value>(&text) {
+                        Ok(value) if validator.is_valid(&value) => {}
+                        Err(error) if error.to_string().starts_with("number out of range") => {
+                            self.beyond_doubles += 1;
+                        }
+                        _ => self.invalid.push(format!("{name}: {schema}\n      {text}")),
                     }
                 }
                 Err(stuck) => self.stuck.push(format!("{name}: {stuck}")),
@@ -102,13 +142,27 @@ impl Figures {
         }
         for instance in case["valid"].as_array().into_iter().flatten() {
             self.instances += 1;
-            if !accepts(vocabulary, &compiled, &in_order(instance, schema).to_string()) {
+            let instance = in_order(instance, schema);
+            if accepts(vocabulary, &compiled, &instance.to_string()) {
+                continue;
+            }
+            if accepts(vocabulary, &compiled, &whole_numbers(&instance).to_string()) {
+                self.respelt += 1;
+            } else {
                 self.not_accepted.push(format!("{name}: {schema}\n      {instance}"));
             }
         }
     }
 
-    /// Generates a random answer; `None` if it was cut off.
+    fn is_as_expected(&self) -> bool {
+        let is_expected = |case: &String| EXPECTED.iter().any(|name| case.starts_with(name));
+        self.invalid.is_empty()
+            && self.stuck.is_empty()
+            && self.differing == 0
+            && self.not_accepted.iter().all(is_expected)
+    }
+
+    /// A random answer; `None` if it was cut.
     fn answer(
         &mut self,
         vocabulary: &Vocabulary,
@@ -121,11 +175,15 @@ impl Figures {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % limit.max(1)
         };
-        let mut text = Vec::new();
+        let (mut text, mut tokens) = (Vec::new(), Vec::new());
         for step in 0..MOST_TOKENS {
             let started = Instant::now();
             let next = matcher.next_tokens().map_err(|stuck| stuck.to_string())?;
             self.masks.push(started.elapsed());
+            if below(8) == 0 {
+                self.replayed += 1;
+                self.differing += usize::from(replay(compiled, &tokens)?.next_tokens().as_ref() != Ok(&next));
+            }
             if next.mask.is_empty() || (next.may_end && below(2) == 0) {
                 return String::from_utf8(text).map(Some).map_err(|error| error.to_string());
             }
@@ -136,6 +194,7 @@ impl Figures {
             let from = if closing.is_empty() || below(MOST_TOKENS) > 4 * step { &all } else { &closing };
             let token = from[below(from.len())];
             text.extend_from_slice(vocabulary.bytes.get(token));
+            tokens.push(token);
             matcher.advance(token).map_err(|stuck| stuck.to_string())?;
         }
         Ok(None)
@@ -149,13 +208,20 @@ impl Figures {
             println!("    {count:5}  {what}");
         }
         println!(
-            "  answers {}, completed {}, of these invalid {}; stuck {}",
+            "  answers {}, ended by themselves {}, of these invalid {}, with numbers beyond doubles {}; stuck {}",
             self.answers,
             self.ended,
             self.invalid.len(),
+            self.beyond_doubles,
             self.stuck.len()
         );
-        println!("  valid instances {}, not accepted {}", self.instances, self.not_accepted.len());
+        println!(
+            "  valid instances {}, accepted with 1.0 written as 1 {}, not accepted {}",
+            self.instances,
+            self.respelt,
+            self.not_accepted.len()
+        );
+        println!("  matchers replayed {}, differing {}", self.replayed, self.differing);
         println!("  compile {}", percentiles(&mut self.compiling));
         println!("  mask    {}", percentiles(&mut self.masks));
         for (what, list) in
@@ -168,13 +234,24 @@ impl Figures {
     }
 }
 
-/// The instance with members in schema order, which the grammar enforces.
+/// A matcher that follows `tokens` from the beginning.
+fn replay(compiled: &Compiled, tokens: &[u32]) -> Result<Matcher, String> {
+    let mut matcher = compiled.matcher();
+    tokens.iter().try_for_each(|token| matcher.advance(*token)).map_err(|stuck| stuck.to_string())?;
+    Ok(matcher)
+}
+
+/// The instance with members in the schema's order, which a grammar keeps.
 fn in_order(instance: &Value, schema: &Value) -> Value {
-    let (Value::Object(members), Some(properties)) = (instance, schema["properties"].as_object()) else {
-        return instance.clone();
-    };
+    let constants = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
+    if let Some(constant) = constants.into_iter().find(|constant| *constant == instance) {
+        return constant.clone();
+    }
+    let Value::Object(members) = instance else { return instance.clone() };
+    let parts = schema["allOf"].as_array().into_iter().flatten();
+    let properties = std::iter::once(schema).chain(parts).filter_map(|part| part["properties"].as_object());
     let mut ordered = serde_json::Map::new();
-    for (name, inner) in properties {
+    for (name, inner) in properties.flatten() {
         ordered.extend(members.get(name).map(|member| (name.clone(), in_order(member, inner))));
     }
     for (name, member) in members {
@@ -183,16 +260,32 @@ fn in_order(instance: &Value, schema: &Value) -> Value {
     ordered.into()
 }
 
-fn accepts(vocabulary: &Vocabulary, compiled: &Compiled, text: &str) -> bool {
-    let mut matcher = compiled.matcher();
-    for byte in text.bytes() {
-        let token = vocabulary.single[byte as usize];
-        if !matcher.next_tokens().is_ok_and(|next| next.mask.allows(token)) || matcher.advance(token).is_err()
-        {
-            return false;
+/// The instance with `1.0` written as `1`.
+fn whole_numbers(instance: &Value) -> Value {
+    match instance {
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < 1e18);
+            whole.map_or_else(|| instance.clone(), |float| (float as i64).into())
         }
+        Value::Array(items) => items.iter().map(whole_numbers).collect(),
+        Value::Object(members) => {
+            members.iter().map(|(name, member)| (name.clone(), whole_numbers(member))).collect()
+        }
+        _ => instance.clone(),
     }
-    matcher.next_tokens().is_ok_and(|next| next.may_end)
+}
+
+/// Whether the grammar accepts `text` byte by byte and in the tokens of byte-pair encoding.
+fn accepts(vocabulary: &Vocabulary, compiled: &Compiled, text: &str) -> bool {
+    let bytes: Vec<u32> = text.bytes().map(|byte| vocabulary.ids[&vec![byte]]).collect();
+    [bytes, vocabulary.encode(text)].iter().all(|tokens| {
+        let mut matcher = compiled.matcher();
+        let mut follows = |token: &u32| {
+            matcher.next_tokens().is_ok_and(|next| next.mask.allows(*token))
+                && matcher.advance(*token).is_ok()
+        };
+        tokens.iter().all(&mut follows) && matcher.next_tokens().is_ok_and(|next| next.may_end)
+    })
 }
 
 fn percentiles(times: &mut [Duration]) -> String {

@@ -81,7 +81,8 @@ impl Library {
         let mut matcher = llguidance::Matcher::new(Ok(parser));
         // Detects a grammar that allows nothing at all.
         matcher.consume_tokens(&[]).map_err(|error| refused(error.to_string()))?;
-        Ok(Compiled { pristine: Mutex::new(matcher), vocab_size: self.vocab_size, bytes })
+        let tokens = self.factory.tok_env().clone();
+        Ok(Compiled { pristine: Mutex::new(matcher), tokens, vocab_size: self.vocab_size, bytes })
     }
 }
 
@@ -112,6 +113,7 @@ pub(crate) fn regex_to_lark(pattern: &str) -> String {
 /// Compiled grammar in its initial state, shared by all answers that use it.
 pub struct Compiled {
     pristine: Mutex<llguidance::Matcher>,
+    tokens: TokEnv,
     vocab_size: u32,
     bytes: usize,
 }
@@ -127,7 +129,7 @@ impl Compiled {
     /// own answer.
     pub fn matcher(&self) -> Matcher {
         let pristine = self.pristine.lock().unwrap_or_else(PoisonError::into_inner);
-        Matcher { inner: pristine.deep_clone(), vocab_size: self.vocab_size }
+        Matcher { inner: pristine.deep_clone(), tokens: self.tokens.clone(), vocab_size: self.vocab_size }
     }
 
     /// Size in memory, in bytes.
@@ -139,6 +141,7 @@ impl Compiled {
 /// State of an answer in its grammar: a function of the grammar and the answer's tokens.
 pub struct Matcher {
     inner: llguidance::Matcher,
+    tokens: TokEnv,
     vocab_size: u32,
 }
 
@@ -178,7 +181,14 @@ impl Matcher {
 
     /// Copy that shares no state with this matcher.
     pub fn fork(&self) -> Self {
-        Self { inner: self.inner.deep_clone(), vocab_size: self.vocab_size }
+        Self { inner: self.inner.deep_clone(), tokens: self.tokens.clone(), vocab_size: self.vocab_size }
+    }
+
+    /// Tokens of the text that must come next; empty if there is a choice. The grammar allows other spellings
+    /// of the text, so these are guesses. Takes the matcher, because it may not be followed afterwards.
+    pub fn into_forced(mut self) -> Vec<TokenId> {
+        let bytes = self.inner.compute_ff_bytes();
+        if bytes.contains(&CONTROL) { Vec::new() } else { self.tokens.tokenize_bytes(&bytes) }
     }
 }
 

@@ -48,42 +48,106 @@ const SCHEMA: [&str; 5] = ["items", "additionalItems", "additionalProperties", "
 const LISTS: [&str; 5] = ["anyOf", "allOf", "oneOf", "prefixItems", "items"];
 /// Keywords whose value is an object of schemas.
 const MAPS: [&str; 2] = ["properties", "patternProperties"];
+/// Keywords whose value is an object of schemas that others refer to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+/// Keywords whose value is a count. JSON Schema lets it be written as `2.0`, the library does not.
+const COUNTS: [&str; 6] =
+    ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
+/// An email address whose parts are within RFC 5321's lengths (4.5.3.1), which the library's own format
+/// leaves open: up to 64 characters before the `@`, 32 if there are dots among them, then up to six labels
+/// of 40. The library cannot intersect two such expressions, so lengths and characters are in one.
+const EMAIL: &str = concat!(
+    r"^([a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,64}|[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-](\.?[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]){0,31})",
+    r"@[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?){0,5}$"
+);
 
-/// Checks `schema` and its `$ref` targets. Returns pointers to its `oneOf`s, because overlapping branches are
-/// detected only at compilation.
+/// Keywords that are refused, depending on their values, only when a schema is compiled; what the library
+/// says then, and what to do instead.
+pub const DECIDED_LATER: [(&str, &str, &str); 3] = [
+    (
+        "oneOf",
+        "oneOf constraints are not supported",
+        "its branches may overlap; use anyOf, or give the branches different types or a property with different \
+         constants",
+    ),
+    (
+        "patternProperties",
+        "patternProperty regexes",
+        "its expressions may match the same name; write ones that cannot",
+    ),
+    ("multipleOf", "'multipleOf'", "it must be positive and have few digits"),
+];
+
+/// Checks `schema` and its `$ref` targets. Returns where it has keywords of [`DECIDED_LATER`], as (keyword,
+/// pointer).
 ///
 /// # Errors
-/// At the first keyword that cannot be enforced, or a size above its limit.
-pub fn check(schema: &Value) -> Result<Vec<String>, Refused> {
+/// For the first keyword that cannot be enforced, or a size above its limit.
+pub fn check(schema: &Value) -> Result<Vec<(&'static str, String)>, Refused> {
     check_size("JSON schema", schema.to_string().len(), "bytes", MAX_SCHEMA_BYTES)?;
     check_size("JSON schema", depth(schema, 0), "nested levels", MAX_DEPTH)?;
     if !schema.is_object() && !schema.is_boolean() {
         let reason = "a schema must be an object".to_owned();
         return Err(Refused::Unusable { what: "JSON schema", reason });
     }
-    let mut check = Check { root: schema, seen: HashSet::new(), left: Vec::new(), one_ofs: Vec::new() };
+    let mut check = Check { root: schema, seen: HashSet::new(), left: Vec::new(), decided_later: Vec::new() };
     check.left.push(String::new());
     while let Some(pointer) = check.left.pop() {
         check.schema_at(&pointer)?;
     }
-    check.one_ofs.sort();
-    Ok(check.one_ofs)
+    check.decided_later.sort();
+    Ok(check.decided_later)
 }
 
-/// Schema text for the library, with limited white space.
-pub fn with_whitespace(schema: &Value) -> String {
-    let mut fields = match schema {
-        Value::Object(fields) => fields.clone(),
-        // `true` accepts anything; the library refuses `false`.
+/// The schema's text for the library, with bounded white space.
+pub fn for_library(schema: &Value) -> String {
+    let mut fields = match prepared(schema) {
+        Value::Object(fields) => fields,
+        // `true` accepts anything; `false` is refused by the library.
         Value::Bool(true) => Map::new(),
-        _ => return schema.to_string(),
+        other => return other.to_string(),
     };
     let pattern = format!(r"[\x20\x0A\x0D\x09]{{1,{MAX_WHITESPACE}}}");
     fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": pattern}));
     Value::Object(fields).to_string()
 }
 
-/// Deepest bracket nesting in a text, including brackets in strings: an upper bound for recursive parsers.
+/// `schema` with what the library reads otherwise than JSON Schema says written so that it reads it alike.
+fn prepared(schema: &Value) -> Value {
+    let Value::Object(fields) = schema else { return schema.clone() };
+    let inner = |(keyword, value): (&String, &Value)| {
+        let name = keyword.as_str();
+        let value = match value {
+            Value::Number(count) if COUNTS.contains(&name) => as_count(count),
+            Value::Array(items) if LISTS.contains(&name) => items.iter().map(prepared).collect(),
+            Value::Object(named) if MAPS.contains(&name) || DEFINITIONS.contains(&name) => {
+                named.iter().map(|(name, inner)| (name.clone(), prepared(inner))).collect()
+            }
+            value if SCHEMA.contains(&name) => prepared(value),
+            value => value.clone(),
+        };
+        (keyword.clone(), value)
+    };
+    let mut fields: Map<String, Value> = fields.iter().map(inner).collect();
+    if fields.get("format").is_some_and(|format| format == "email") {
+        fields.shift_remove("format");
+        let email = json!({"pattern": EMAIL});
+        if let Some(Value::Array(all)) = fields.get_mut("allOf") {
+            all.push(email);
+        } else {
+            fields.insert("allOf".to_owned(), json!([email]));
+        }
+    }
+    fields.into()
+}
+
+/// `2.0` → `2`; the library reports what is no count.
+fn as_count(number: &serde_json::Number) -> Value {
+    let whole = number.as_f64().filter(|float| float.fract() == 0.0 && (0.0..1e9).contains(float));
+    whole.map_or_else(|| number.clone().into(), |float| (float as u64).into())
+}
+
+/// Deepest nesting of brackets in a text, those in strings included: a bound for recursive parsers.
 pub fn nesting(text: &str) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for byte in text.bytes() {
@@ -115,7 +179,7 @@ struct Check<'a> {
     seen: HashSet<String>,
     /// Pointers to schemas not yet checked.
     left: Vec<String>,
-    one_ofs: Vec<String>,
+    decided_later: Vec<(&'static str, String)>,
 }
 
 impl Check<'_> {
@@ -174,9 +238,8 @@ impl Check<'_> {
             let escaped = inner.map(|(name, _)| name.replace('~', "~0").replace('/', "~1"));
             self.left.extend(escaped.map(|name| format!("{pointer}/{keyword}/{name}")));
         }
-        if fields.contains_key("oneOf") {
-            self.one_ofs.push(pointer.to_owned());
-        }
+        let decided_later = DECIDED_LATER.iter().filter(|(keyword, ..)| fields.contains_key(*keyword));
+        self.decided_later.extend(decided_later.map(|(keyword, ..)| (*keyword, pointer.to_owned())));
     }
 }
 
@@ -226,6 +289,21 @@ mod tests {
         check(json!({"enum": [{"if": 1}], "description": "x", "x-vendor": true}));
         check(json!({"$ref": "#", "$defs": {"unused": {"not": {}}}}));
         check(json!({"$ref": "#/$defs/a%2Fb".replace("%2F", "~1"), "$defs": {"a/b": {}}}));
+    }
+
+    #[test]
+    fn what_the_library_reads_otherwise_is_rewritten() {
+        let check = |schema: Value, expected: Value| assert_eq!(prepared(&schema), expected);
+        check(json!({"maxLength": 2.0, "default": 2.0}), json!({"maxLength": 2, "default": 2.0}));
+        check(json!({"maxLength": 2.5}), json!({"maxLength": 2.5}));
+        check(
+            json!({"$defs": {"a": {"items": {"minItems": 1.0}}}, "enum": [{"minItems": 1.0}]}),
+            json!({"$defs": {"a": {"items": {"minItems": 1}}}, "enum": [{"minItems": 1.0}]}),
+        );
+        check(
+            json!({"anyOf": [{"format": "email"}, {"format": "email", "allOf": [{"minLength": 5}]}, true]}),
+            json!({"anyOf": [{"allOf": [{"pattern": EMAIL}]}, {"allOf": [{"minLength": 5}, {"pattern": EMAIL}]}, true]}),
+        );
     }
 
     #[test]

@@ -14,8 +14,8 @@ pub struct Source {
     text: String,
     /// Kind of constraint, for errors.
     what: &'static str,
-    /// Pointers to the schema's `oneOf`s, which only the library can check.
-    one_ofs: Vec<String>,
+    /// The schema's keywords that only the library can check, with their pointers.
+    decided_later: Vec<(&'static str, String)>,
 }
 
 impl Source {
@@ -25,9 +25,9 @@ impl Source {
     /// # Errors
     /// [`Refused::Keyword`] for a keyword that cannot be enforced, or another reason.
     pub fn json_schema(value: &Value) -> Result<Self, Refused> {
-        let one_ofs = schema::check(value)?;
-        let text = format!("start: %json {}\n", schema::with_whitespace(value));
-        Ok(Self { one_ofs, ..Self::new("JSON schema", text)? })
+        let decided_later = schema::check(value)?;
+        let text = format!("start: %json {}\n", schema::for_library(value));
+        Ok(Self { decided_later, ..Self::new("JSON schema", text)? })
     }
 
     /// JSON object of any content.
@@ -96,7 +96,7 @@ impl Source {
         check_size(what, text.len(), "bytes", MAX_SOURCE_BYTES)?;
         let depth = schema::nesting(&text);
         check_size(what, depth, "nested levels", 4 * crate::limits::MAX_DEPTH)?;
-        Ok(Self { text, what, one_ofs: Vec::new() })
+        Ok(Self { text, what, decided_later: Vec::new() })
     }
 
     /// Canonical text in Lark's notation.
@@ -114,18 +114,15 @@ impl Source {
 
     /// Converts the library's `reason` to a refusal.
     pub(crate) fn refused(&self, reason: &str) -> Refused {
-        if let Some(pointer) = self.one_ofs.first()
-            && reason.contains("oneOf constraints are not supported")
-        {
-            let others = match self.one_ofs.len() {
-                1 => String::new(),
-                count => format!(" (or another of the {count} in this schema)"),
+        for (keyword, said, advice) in schema::DECIDED_LATER {
+            let mut places = self.decided_later.iter().filter(|(other, _)| *other == keyword);
+            let Some((_, pointer)) = places.next().filter(|_| reason.contains(said)) else { continue };
+            let others = match places.count() {
+                0 => String::new(),
+                count => format!(" (or another of the {} in this schema)", count + 1),
             };
-            let reason = format!(
-                "its branches may overlap{others}; use anyOf, or give the branches different types or a \
-                 property with different constants"
-            );
-            return Refused::Keyword { pointer: pointer.clone(), keyword: "oneOf".into(), reason };
+            let reason = format!("{advice}{others}");
+            return Refused::Keyword { pointer: pointer.clone(), keyword: keyword.into(), reason };
         }
         Refused::Unusable { what: self.what, reason: reason.to_owned() }
     }

@@ -93,7 +93,7 @@ fn free_text(triggers: &[&str], tags: &[Tag<'_>], at_least_one: bool) -> Result<
 /// Checked schema of a tag's content, as text.
 fn json(content: &Value) -> Result<String, Refused> {
     schema::check(content)?;
-    Ok(schema::with_whitespace(content))
+    Ok(schema::for_library(content))
 }
 
 fn list<'a>(value: &'a Value, name: &str) -> Result<&'a [Value], Refused> {

@@ -7,6 +7,7 @@
 //   scales                     f32, of e4m3 weights: see linear.cuh
 //   bias    [n], GATED [2 n]   T or null
 //   function                   activation of the gate: see gate.cuh
+//   leaf                       k in a leaf, LEAVES only
 // Grid (ceil(rows / BM) * ceil(n / outputs)), outputs = BN (GATED: BN / 2). Block: 32 WARPS. Dynamic shared
 // memory: max(STAGES * (BN * 64 * sizeof(W) + BM * 128), BM * (outputs * sizeof(out) + 16)) bytes. Sums as in
 // linear.cuh: the bits are those of gemv.cu, for any tile. Reference: cpu::matmul.
@@ -18,8 +19,9 @@
 //
 // Blocks advance through rows first, GROUP row tiles at a time, so that blocks that run together share
 // weights, and x stays in L2. The sums of a slice and the total are both in registers: 128 of them in the 128
-// x 128 tile, one block per SM. Tensor work is 128 * 128 * 64 per stage against 32 KB from L2: 64 flops a
-// byte. Not yet run on a GPU; mma.sync reaches about 60% of wgmma's rate on Hopper.
+// x 128 tile, one block per SM. LEAVES has a sum for each level of the tree besides the leaf's: 128 in the
+// 128 x 64 tile. Tensor work is 128 * 128 * 64 per stage against 32 KB from L2: 64 flops a byte. Not yet run
+// on a GPU; mma.sync reaches about 60% of wgmma's rate on Hopper.
 #include "linear.cuh"
 
 constexpr int STAGE_K = 64;
@@ -74,17 +76,17 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
     }
   }
 
-  // Loads k from `at` on; zeros past the end.
-  __device__ __forceinline__ void load_w(u8* stage, int at) const {
-    bool there = at + (int)threadIdx.x % W_CHUNKS * Of::CHUNK < k;
+  // Loads k from `at` on; zeros past `end`.
+  __device__ __forceinline__ void load_w(u8* stage, int at, int end) const {
+    bool there = at + (int)threadIdx.x % W_CHUNKS * Of::CHUNK < end;
 #pragma unroll
     for (int i = 0; i < BN / W_ROWS; i++)
       ptx::cp_async16(w_at(stage, threadIdx.x / W_CHUNKS + i * W_ROWS, threadIdx.x % W_CHUNKS),
                       w[i] + (there ? at : 0), there);
   }
 
-  __device__ __forceinline__ void load_x(u8* stage, int at) const {
-    bool there = at + (int)threadIdx.x % X_CHUNKS * 8 < k;
+  __device__ __forceinline__ void load_x(u8* stage, int at, int end) const {
+    bool there = at + (int)threadIdx.x % X_CHUNKS * 8 < end;
 #pragma unroll
     for (int i = 0; i < BM / X_ROWS; i++)
       ptx::cp_async16(x_at(stage, threadIdx.x / X_CHUNKS + i * X_ROWS, threadIdx.x % X_CHUNKS),
@@ -134,9 +136,30 @@ template <int TN, int TM> __device__ __forceinline__ void join(float (*to)[TM][4
       }
 }
 
+// A leaf's sum joins the tree: `open` has a finished left half for each level of leaf's bits. Leaves `sum`
+// with the tree so far if it was the last leaf, otherwise with the sum that was stored.
+template <int TN, int TM>
+__device__ __forceinline__ void close_leaf(float (*open)[TN][TM][4], float (*sum)[TM][4], int leaf) {
+  bool carries = true;
+#pragma unroll
+  for (int level = 0; level < LEVELS; level++) {
+    bool has_left = leaf >> level & 1;
+#pragma unroll
+    for (int tile = 0; tile < TN; tile++)
+#pragma unroll
+      for (int j = 0; j < TM; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          if (carries && has_left) sum[tile][j][i] = open[level][tile][j][i] + sum[tile][j][i];
+          if (carries && !has_left) open[level][tile][j][i] = sum[tile][j][i];
+        }
+    carries = carries && has_left;
+  }
+}
+
 template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, int STAGES>
 __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* bias,
-                     int rows, int n, int k, u32 function) {
+                     int rows, int n, int k, u32 function, int leaf) {
   using Of = Tile<T, W, Out, M, BN, BM, WN, WM, STAGES>;
   constexpr int TN = Of::TN, TM = Of::TM, STAGE_BYTES = Of::W_BYTES + Of::X_BYTES;
   constexpr bool SCALED = Of::Of::SCALED;
@@ -150,37 +173,44 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
   Of tile;
   tile.k = k;
   tile.find_w(w, column_tile * (BN / 16), n);
-  int stages = (k + STAGE_K - 1) / STAGE_K, slice_stages = slice_length(k) / STAGE_K;
+  int leaves = M == LEAVES ? k / leaf : 1;
+  int slice_stages = M == LEAVES ? (leaf + STAGE_K - 1) / STAGE_K : slice_length(k) / STAGE_K;
+  int stages = M == LEAVES ? leaves * slice_stages : (k + STAGE_K - 1) / STAGE_K;
+  // First k of stage s, and the end of its slice.
+  auto at = [&](int s) { return M == LEAVES ? s / slice_stages * leaf + s % slice_stages * STAGE_K : s * STAGE_K; };
+  auto end = [&](int s) { return M == LEAVES ? min((s / slice_stages + 1) * leaf, k) : k; };
 
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) tile.load_w(shared + s * STAGE_BYTES, s * STAGE_K);
+  for (int s = 0; s < STAGES - 1; s++) tile.load_w(shared + s * STAGE_BYTES, at(s), end(s));
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   tile.find_x(x, row_tile * BM, rows);
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
-    tile.load_x(shared + s * STAGE_BYTES, s * STAGE_K);
+    tile.load_x(shared + s * STAGE_BYTES, at(s), end(s));
     ptx::cp_async_commit();
   }
 
-  float block[SCALED ? TN : 1][TM][4] = {}, slice[TN][TM][4] = {}, sum[TN][TM][4] = {};
-  int in_slice = 0;
+  float block[SCALED ? TN : 1][TM][4] = {}, slice[TN][TM][4] = {}, sum[M == LEAVES ? 1 : TN][TM][4] = {};
+  float open[M == LEAVES ? LEVELS : 1][TN][TM][4];
+  int in_slice = 0, slices = 0;
 #pragma unroll 1
   for (int s = 0; s < stages; s++) {
     ptx::cp_async_wait<STAGES - 2>();
     __syncthreads();  // stage s is here, for all; and all have read stage s - 1, whose place is next
     int ahead = s + STAGES - 1;
     u8* to = shared + ahead % STAGES * STAGE_BYTES;
-    tile.load_w(to, ahead * STAGE_K);
-    tile.load_x(to, ahead * STAGE_K);
+    tile.load_w(to, at(ahead), end(ahead));
+    tile.load_x(to, at(ahead), end(ahead));
     ptx::cp_async_commit();
     Of::multiply(shared + s % STAGES * STAGE_BYTES, wn, wm, SCALED ? block : slice);
-    if (SCALED && (s % 2 || s + 1 == stages)) {
+    int of_slice = M == LEAVES ? in_slice : s;
+    if (SCALED && (of_slice % 2 || s + 1 == stages || (M == LEAVES && in_slice + 1 == slice_stages))) {
 #pragma unroll
       for (int i = 0; i < TN; i++) {
         int first = column_tile * (BN / 16) + wn / 16 + i;
-        float low = scales.at(weight_row<M>(first, g, n), s / 2);
-        float high = scales.at(weight_row<M>(first, g + 8, n), s / 2);
+        float low = scales.at(weight_row<M>(first, g, n), of_slice / 2);
+        float high = scales.at(weight_row<M>(first, g + 8, n), of_slice / 2);
 #pragma unroll
         for (int j = 0; j < TM; j++)
 #pragma unroll
@@ -191,30 +221,42 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
       }
     }
     if (++in_slice == slice_stages) {
-      join<TN, TM>(sum, slice);
       in_slice = 0;
+      if (M != LEAVES) {
+        join<TN, TM>(sum, slice);
+        continue;
+      }
+      close_leaf<TN, TM>(open, slice, slices++);
+      if (slices == leaves) break;
+      scales.values += scales.leaf_stride;
+#pragma unroll
+      for (int i = 0; i < TN * TM * 4; i++) slice[i / 4 / TM][i / 4 % TM][i % 4] = 0.f;
     }
   }
-  join<TN, TM>(sum, slice);  // the last slice may be short; an empty one adds 0
+  if (M != LEAVES) join<TN, TM>(sum, slice);  // the last slice may be short; an empty one adds 0
+  float (*result)[TM][4] = M == LEAVES ? slice : sum;
 
   // Write through shared memory, so that whole lines are written.
   constexpr int STRIDE = Of::OUTPUTS + 16 / sizeof(Out);
   Out* staged = (Out*)shared;
   ptx::cp_async_wait<0>();
   __syncthreads();
-  auto bias_of = [&](int row) { return bias ? to_f32(bias[row]) : 0.f; };
+  auto add_bias = [&](float to, int row) {
+    if (M == LEAVES && !bias) return to;  // ranks' sums have theirs when they are joined
+    return to + (bias ? to_f32(bias[row]) : 0.f);
+  };
 #pragma unroll
   for (int i = 0; i < TN; i++) {
     int first = column_tile * (BN / 16) + wn / 16 + i, local = (wn / 16 + i) * (M == GATED ? 8 : 16) + g;
-    float low = bias_of(weight_row<M>(first, g, n)), high = bias_of(weight_row<M>(first, g + 8, n));
+    int low = weight_row<M>(first, g, n), high = weight_row<M>(first, g + 8, n);
 #pragma unroll
     for (int j = 0; j < TM; j++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        float a = sum[i][j][e] + low, b = sum[i][j][e + 2] + high;
+        float a = add_bias(result[i][j][e], low), b = add_bias(result[i][j][e + 2], high);
         Out* to = staged + (wm + j * 8 + t * 2 + e) * STRIDE + local;
         to[0] = from_f32<Out>(M == GATED ? gated(function, a, b) : a);
-        if (M == PLAIN) to[8] = from_f32<Out>(b);
+        if (M != GATED) to[8] = from_f32<Out>(b);
       }
   }
   __syncthreads();
@@ -238,21 +280,26 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
 #define GEMM(name, T, W, OUT, MODE, BN, BM, WN, WM, STAGES)                                                 \
   extern "C" __global__ void __launch_bounds__((BN / WN) * (BM / WM) * 32)                                  \
       name(OUT* out, const T* x, const W* w, const float* scales, i32 row_shift,         \
-           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k, u32 function) {             \
-    Scales by{scales, row_shift, row_stride, k_stride}; \
-    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, w, by, bias, rows, n, k, function); \
+           i32 row_stride, i32 k_stride, i32 leaf_stride, const T* bias, i32 rows, i32 n, i32 k,            \
+           u32 function, i32 leaf) {                                                                        \
+    Scales by{scales, row_shift, row_stride, k_stride, leaf_stride};                                        \
+    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, w, by, bias, rows, n, k, function, leaf);         \
   }                                                                                                         \
   EXPORT(name)
 #define GEMM_TILES(name, T, W, OUT, MODE, LARGE_M)             \
   GEMM(name##_small, T, W, OUT, MODE, 32, 32, 16, 16, 8)       \
   GEMM(name##_medium, T, W, OUT, MODE, 64, 64, 32, 32, 4)      \
   GEMM(name##_large, T, W, OUT, MODE, 128, LARGE_M, 128 * LARGE_M / 256, 32, 3)
-#define GEMM_ALL(t, T)                                          \
-  GEMM_TILES(gemm_##t##_same_plain, T, T, T, PLAIN, 128)        \
-  GEMM_TILES(gemm_##t##_same_f32, T, T, float, PLAIN, 128)      \
-  GEMM_TILES(gemm_##t##_same_gated, T, T, T, GATED, 128)        \
-  GEMM_TILES(gemm_##t##_e4m3_plain, T, e4m3, T, PLAIN, 64)      \
-  GEMM_TILES(gemm_##t##_e4m3_f32, T, e4m3, float, PLAIN, 64)    \
-  GEMM_TILES(gemm_##t##_e4m3_gated, T, e4m3, T, GATED, 64)
+#define GEMM_ALL(t, T)                                                 \
+  GEMM_TILES(gemm_##t##_same_plain, T, T, T, PLAIN, 128)               \
+  GEMM_TILES(gemm_##t##_same_f32, T, T, float, PLAIN, 128)             \
+  GEMM_TILES(gemm_##t##_same_gated, T, T, T, GATED, 128)               \
+  GEMM_TILES(gemm_##t##_same_leaves, T, T, T, LEAVES, 64)              \
+  GEMM_TILES(gemm_##t##_same_leaves_f32, T, T, float, LEAVES, 64)      \
+  GEMM_TILES(gemm_##t##_e4m3_plain, T, e4m3, T, PLAIN, 64)             \
+  GEMM_TILES(gemm_##t##_e4m3_f32, T, e4m3, float, PLAIN, 64)           \
+  GEMM_TILES(gemm_##t##_e4m3_gated, T, e4m3, T, GATED, 64)             \
+  GEMM_TILES(gemm_##t##_e4m3_leaves, T, e4m3, T, LEAVES, 64)           \
+  GEMM_TILES(gemm_##t##_e4m3_leaves_f32, T, e4m3, float, LEAVES, 64)
 GEMM_ALL(bf16, bf16)
 GEMM_ALL(f16, f16)

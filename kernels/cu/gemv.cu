@@ -6,9 +6,11 @@
 //   scales                     f32, of e4m3 weights: see linear.cuh
 //   bias    [n], GATED [2 n]   T or null
 //   function                   activation of the gate: see gate.cuh
+//   leaf                       k in a leaf, LEAVES only
 // Grid (ceil(n / tile)), tile = 16 TILES (GATED: 8 TILES) outputs; block 256: each warp computes all outputs
 // of the tile for one of the 8 slices of k, so a block ends with one sum through shared memory, and no second
-// launch is needed. Sums as in linear.cuh, for any number of rows. Reference: cpu::matmul.
+// launch is needed. LEAVES: with fewer leaves than warps, a block has 8 / leaves tiles. Sums as in
+// linear.cuh, for any number of rows. Reference: cpu::matmul.
 //
 // Why tensor cores even for one row: 16 x 16 weights are 512 bytes and one instruction for up to 8 rows.
 // Multiply-adds would take 8 instructions for every 16 bytes, after 8 to widen them, and again for each row.
@@ -127,11 +129,14 @@ template <class T, class W, Mode M, int NT, int TILES> struct Part {
 
 template <class T, class W, class Out, Mode M, int NT, int TILES>
 __device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* bias,
-                     int rows, int n, int k, u32 function) {
+                     int rows, int n, int k, u32 function, int leaf) {
   constexpr int OUTPUTS = 16 * TILES, ROWS = 8 * NT;
   __shared__ float partial[SLICES][OUTPUTS][ROWS + 1];
-  int slice = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int length = slice_length(k);
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  int slices = M == LEAVES ? k / leaf : SLICES, groups = SLICES / slices;
+  int slice = warp % slices, first_tile = (blockIdx.x * groups + warp / slices) * TILES;
+  int length = M == LEAVES ? leaf : slice_length(k);
+  if (M == LEAVES) scales.values += slice * scales.leaf_stride;
 
   Part<T, W, M, NT, TILES> part;
   using P = decltype(part);
@@ -143,7 +148,7 @@ __device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* b
   for (int tile = 0; tile < TILES; tile++) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      weight_rows[tile][half] = weight_row<M>(blockIdx.x * TILES + tile, g + 8 * half, n);
+      weight_rows[tile][half] = weight_row<M>(first_tile + tile, g + 8 * half, n);
       part.row[tile][half] = w + (size_t)weight_rows[tile][half] * k + chunk;
     }
 #pragma unroll
@@ -156,7 +161,7 @@ __device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* b
 #pragma unroll
   for (int i = 0; i < STAGES_AHEAD / 2 * TILES; i++) {
     int tile = i % TILES, at = begin + (2 + i / TILES * 2 + lane / 16) * P::STAGE;
-    const W* row = w + (size_t)weight_row<M>(blockIdx.x * TILES + tile, lane % 16, n) * k;
+    const W* row = w + (size_t)weight_row<M>(first_tile + tile, lane % 16, n) * k;
     if (at < end) ptx::prefetch_l2(row + at);
   }
 
@@ -168,7 +173,7 @@ __device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* b
     part.x[nt] = r < rows ? x + (size_t)r * k + chunk : nullptr;
   }
 #pragma unroll 1
-  for (int s = 0, at = begin / 128; s < stages; s += 2, at += 2) {
+  for (int s = 0, at = M == LEAVES ? 0 : begin / 128; s < stages; s += 2, at += 2) {
     part.multiply(0, 0, at, scales, weight_rows);
     part.load(2, 0);
     if (s + 1 < stages) part.multiply(1, 1, at + 1, scales, weight_rows);
@@ -182,26 +187,35 @@ __device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* b
     for (int nt = 0; nt < NT; nt++)
 #pragma unroll
       for (int i = 0; i < 4; i++)
-        partial[slice][tile * 16 + g + i / 2 * 8][nt * 8 + t * 2 + i % 2] = part.sum[tile][nt][i];
+        partial[warp][tile * 16 + g + i / 2 * 8][nt * 8 + t * 2 + i % 2] = part.sum[tile][nt][i];
   __syncthreads();
-  auto total = [&](int output, int r) {
+  auto total = [&](int group, int output, int r) {
+    if (M == LEAVES) {
+      float v[SLICES];
+#pragma unroll
+      for (int s = 0; s < SLICES; s++) v[s] = s < slices ? partial[group * slices + s][output][r] : 0.f;
+      return tree(v, slices);
+    }
     float sum = 0.f;
 #pragma unroll
     for (int s = 0; s < SLICES; s++) sum += partial[s][output][r];
     return sum;
   };
-  constexpr int WRITTEN = M == GATED ? OUTPUTS / 2 : OUTPUTS;
+  constexpr int EACH = M == GATED ? OUTPUTS / 2 : OUTPUTS;
+  int written = EACH * groups;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < WRITTEN * ROWS; i += blockDim.x) {
-    int output = i % WRITTEN, r = i / WRITTEN, column = blockIdx.x * WRITTEN + output;
+  for (int i = threadIdx.x; i < written * ROWS; i += blockDim.x) {
+    int r = i / written, of_block = i % written, column = blockIdx.x * written + of_block;
+    int group = of_block / EACH, output = of_block % EACH;
     if (r >= rows || column >= n) continue;
     float value;
     if (M == GATED) {
       int gate = output / 8 * 16 + output % 8;
       float b0 = bias ? to_f32(bias[column]) : 0.f, b1 = bias ? to_f32(bias[n + column]) : 0.f;
-      value = gated(function, total(gate, r) + b0, total(gate + 8, r) + b1);
+      value = gated(function, total(group, gate, r) + b0, total(group, gate + 8, r) + b1);
     } else {
-      value = total(output, r) + (bias ? to_f32(bias[column]) : 0.f);
+      value = total(group, output, r);
+      if (bias || M != LEAVES) value += bias ? to_f32(bias[column]) : 0.f;
     }
     out[(size_t)r * n + column] = from_f32<Out>(value);
   }
@@ -210,20 +224,25 @@ __device__ void gemv(Out* out, const T* x, const W* w, Scales scales, const T* b
 #define GEMV(name, T, W, OUT, MODE, NT, TILES, BLOCKS)                                                      \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                 \
       name(OUT* out, const T* x, const W* w, const float* scales, i32 row_shift,         \
-           i32 row_stride, i32 k_stride, const T* bias, i32 rows, i32 n, i32 k, u32 function) {             \
-    Scales by{scales, row_shift, row_stride, k_stride}; \
-    gemv<T, W, OUT, MODE, NT, TILES>(out, x, w, by, bias, rows, n, k, function); \
+           i32 row_stride, i32 k_stride, i32 leaf_stride, const T* bias, i32 rows, i32 n, i32 k,            \
+           u32 function, i32 leaf) {                                                                        \
+    Scales by{scales, row_shift, row_stride, k_stride, leaf_stride};                                        \
+    gemv<T, W, OUT, MODE, NT, TILES>(out, x, w, by, bias, rows, n, k, function, leaf);                      \
   }                                                                                                         \
   EXPORT(name)
 #define GEMV_ROWS(name, T, W, OUT, MODE, BLOCKS8, BLOCKS16) \
   GEMV(name##_rows8, T, W, OUT, MODE, 1, 1, BLOCKS8)        \
   GEMV(name##_rows16, T, W, OUT, MODE, 2, 2, BLOCKS16)
-#define GEMV_ALL(t, T)                                       \
-  GEMV_ROWS(gemv_##t##_same_plain, T, T, T, PLAIN, 3, 2)     \
-  GEMV_ROWS(gemv_##t##_same_f32, T, T, float, PLAIN, 3, 2)   \
-  GEMV_ROWS(gemv_##t##_same_gated, T, T, T, GATED, 3, 2)     \
-  GEMV_ROWS(gemv_##t##_e4m3_plain, T, e4m3, T, PLAIN, 2, 1)  \
-  GEMV_ROWS(gemv_##t##_e4m3_f32, T, e4m3, float, PLAIN, 2, 1) \
-  GEMV_ROWS(gemv_##t##_e4m3_gated, T, e4m3, T, GATED, 2, 1)
+#define GEMV_ALL(t, T)                                                 \
+  GEMV_ROWS(gemv_##t##_same_plain, T, T, T, PLAIN, 3, 2)               \
+  GEMV_ROWS(gemv_##t##_same_f32, T, T, float, PLAIN, 3, 2)             \
+  GEMV_ROWS(gemv_##t##_same_gated, T, T, T, GATED, 3, 2)               \
+  GEMV_ROWS(gemv_##t##_same_leaves, T, T, T, LEAVES, 3, 2)             \
+  GEMV_ROWS(gemv_##t##_same_leaves_f32, T, T, float, LEAVES, 3, 2)     \
+  GEMV_ROWS(gemv_##t##_e4m3_plain, T, e4m3, T, PLAIN, 2, 1)            \
+  GEMV_ROWS(gemv_##t##_e4m3_f32, T, e4m3, float, PLAIN, 2, 1)          \
+  GEMV_ROWS(gemv_##t##_e4m3_gated, T, e4m3, T, GATED, 2, 1)            \
+  GEMV_ROWS(gemv_##t##_e4m3_leaves, T, e4m3, T, LEAVES, 2, 1)          \
+  GEMV_ROWS(gemv_##t##_e4m3_leaves_f32, T, e4m3, float, LEAVES, 2, 1)
 GEMV_ALL(bf16, bf16)
 GEMV_ALL(f16, f16)

@@ -11,6 +11,11 @@
 //    slice's as fma(scale, sum, slice).
 // 3. The result starts at 0 and adds the slices' sums ascending, then the bias; then it is rounded.
 //
+// Products that ranks may share by their inputs (mode LEAVES) are cut into leaves of the model's choice in
+// place of slices: a power of two up to SLICES, of equal length. Their sums are joined as a balanced tree, so
+// one rank with all leaves, or several with whole subtrees, give the same bits (src/leaves.rs). With e4m3
+// weights, blocks of 128 k are counted from the start of a leaf.
+//
 // Which 16 k: lane (g, t) = (lane / 4, lane % 4) of a warp holds the values 2t, 2t+1, 2t+8, 2t+9 of row g of
 // A, and the same values of column g of B. The order of k within an instruction does not matter if A and B
 // agree on it. So the lane loads 16 consecutive bytes of a weight row, as memory prefers, and uses them as
@@ -23,8 +28,19 @@ constexpr int SLICES = 8;
 
 __device__ __forceinline__ int slice_length(int k) { return (k + SLICES * 128 - 1) / (SLICES * 128) * 128; }
 
-// How sums become results.
-enum Mode { PLAIN, GATED };
+// How sums become results: as they are; as a gate and its up; as a tree of leaves.
+enum Mode { PLAIN, GATED, LEAVES };
+constexpr int LEVELS = 3;  // of a tree of SLICES leaves
+
+// The sum of v[0..count), count a power of two up to SLICES, as a balanced tree.
+__device__ __forceinline__ float tree(float (&v)[SLICES], int count) {
+#pragma unroll
+  for (int apart = 1; apart < SLICES; apart *= 2)
+#pragma unroll
+    for (int i = 0; i < SLICES; i += 2 * apart)
+      if (apart < count) v[i] += v[i + apart];
+  return v[0];
+}
 
 // 16 bytes in registers.
 struct Words {
@@ -83,10 +99,11 @@ __device__ __forceinline__ void fragment(T, e4m3, const Words& l, const Words& h
 
 // Scales of e4m3 weights: row n and k in [128 b, 128 b + 128) have the scale values[(n >> row_shift) *
 // row_stride + b * k_stride]. One for all: (31, 0, 0). One per row: (0, 1, 0). One per block of 128 x 128:
-// (7, ceil(K / 128), 1).
+// (7, ceil(K / 128), 1). One per row and leaf: (0, leaves, 0), and `values` advances with the leaf by
+// leaf_stride.
 struct Scales {
   const float* values;
-  i32 row_shift, row_stride, k_stride;
+  i32 row_shift, row_stride, k_stride, leaf_stride;
   __device__ __forceinline__ float at(int row, int block) const {
     return values[(size_t)(row >> row_shift) * row_stride + (size_t)block * k_stride];
   }
@@ -96,7 +113,7 @@ struct Scales {
 // rows of each, so that a lane's sums of rows g and g + 8 are a gate and its up. Rows past the end repeat the
 // last one: they are computed but not written.
 template <Mode M> __device__ __forceinline__ int weight_row(int tile, int r, int n) {
-  if (M == PLAIN) return min(tile * 16 + r, n - 1);
+  if (M != GATED) return min(tile * 16 + r, n - 1);
   return min(tile * 8 + r % 8, n - 1) + (r < 8 ? 0 : n);
 }
 

@@ -1,5 +1,5 @@
 //! Compiles the kernels with a C++ compiler and links them with the emulated driver to `libcuda.so.1`. Also
-//! builds `libcublasLt.so.13` and `libnvrtc.so.13`.
+//! builds `libcublasLt.so.13`, `libnvrtc.so.13` and `libnccl.so.2`.
 //!
 //! Without a C++ compiler the crate still builds, and its users skip the tests that need it. `EMU_FLAGS` adds
 //! flags (sanitizers). A file is recompiled if it or a file that it includes has changed, according to
@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::SystemTime;
 
 /// Folders of C++ sources, library, and link arguments.
-const LIBRARIES: [(&[&str], &str, &[&str]); 3] = [
+const LIBRARIES: [(&[&str], &str, &[&str]); 5] = [
     (&["../cu", "cpp/emulation", "cpp/driver", "cpp/selftest"], "libcuda.so.1", &[]),
     (&["cpp/cublaslt"], "libcublasLt.so.13", &["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]),
     (&["cpp/nvrtc"], "libnvrtc.so.13", &[]),
+    (&["cpp/nccl"], "libnccl.so.2", &["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"]),
+    (&["cpp/nccl_old"], "libnccl-old.so.2", &[]),
 ];
 
 fn main() {

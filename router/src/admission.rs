@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::config::AdmissionConfig;
 use crate::refusal::Refusal;
 
-/// Shortest wait that a refused client is told.
+/// Shortest `retry-after` of a refusal.
 const SHORTEST_RETRY: Duration = Duration::from_millis(100);
-/// Longest wait that a refused client is told.
+/// Longest `retry-after` of a refusal.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 /// The admission gate. Clones share one count.

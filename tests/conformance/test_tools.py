@@ -131,14 +131,59 @@ def test_messages(claude):
         claude.messages.create(model=MODEL, max_tokens=8, messages=[{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]}])
 
 
-def test_two_turns_share_their_prefix(claude):
+@pytest.fixture(scope="module")
+def wide_claude():
+    """A server with room for a coding client's prompts; what it answers does not matter."""
+    from conftest import Cluster
+
+    running = Cluster("--device", "fake", "--chat-template", str(TEMPLATE))
+    yield anthropic.Anthropic(base_url=f"http://{running.address}", api_key="unused", max_retries=0)
+    running.end()
+
+
+def test_two_turns_share_their_prefix(wide_claude):
     """A coding client's second turn finds its first in the cache, though its billing block has changed."""
+    tools = [{"name": f"tool_{at}", "description": "Does one of many things. " * 20, "input_schema": SCHEMA} for at in range(18)]
+
     def ask(turn, messages):
-        system = [{"type": "text", "text": f"x-anthropic-billing-header: turn={turn}"}, {"type": "text", "text": "Be brief. " * 30}]
-        return claude.messages.create(model=MODEL, max_tokens=4, system=system, messages=messages)
-    ask(1, USER)
-    again = ask(2, USER).usage
-    assert again.cache_read_input_tokens >= 0.9 * (again.cache_read_input_tokens + again.input_tokens)
+        system = [{"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={turn};"}, {"type": "text", "text": "Be brief, and keep to the rules. " * 120}]
+        return wide_claude.messages.create(model=MODEL, max_tokens=16, system=system, messages=messages, tools=tools)
+
+    first = [{"role": "user", "content": "Fix the bug. " * 200}]
+    answer = ask(1, first)
+    said = "".join(block.text for block in answer.content if block.type == "text")
+    usage = ask(2, [*first, {"role": "assistant", "content": said or "Done."}, {"role": "user", "content": "Go on."}]).usage
+    prompt = usage.cache_read_input_tokens + usage.input_tokens
+    assert prompt > 6500 and usage.cache_read_input_tokens >= 0.99 * prompt, usage
+
+
+def test_allowed_tools_and_free_text_tools(client):
+    other = {"type": "function", "function": {"name": "other", "parameters": SCHEMA}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}}
+    for seed in range(4):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=USER, tools=[other, TOOL], tool_choice=allowed, parallel_tool_calls=False, max_tokens=200, seed=seed, temperature=1,
+            extra_body=NOTHING_THOUGHT)
+        (call,) = answer.choices[0].message.tool_calls
+        check_call(call.function.name, call.function.arguments)
+    patch = {"type": "custom", "name": "apply_patch", "description": "Edits files", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}}
+    asked = dict(model=MODEL, input="Patch!", tools=[patch, {"type": "web_search"}], tool_choice={"type": "custom", "name": "apply_patch"}, parallel_tool_calls=False,
+                 max_output_tokens=300, extra_body=NOTHING_THOUGHT | {"seed": 1}, store=False)
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert "response.custom_tool_call_input.done" in kinds
+    call = final.output[0]
+    assert call.type == "custom_tool_call" and call.name == "apply_patch" and isinstance(call.input, str)
+    again = [{"role": "user", "content": "Patch!"}, call.model_dump(exclude_none=True), {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}]
+    assert client.responses.create(model=MODEL, input=again, tools=[patch], max_output_tokens=8, extra_body=NOTHING_THOUGHT).usage.output_tokens <= 8
+
+
+def test_reasoning_without_end_does_not_keep_a_required_call_away(client):
+    """The shipped model never closes a thought by itself."""
+    answer = client.chat.completions.create(
+        model=MODEL, messages=USER, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=400, seed=3, temperature=1)
+    check_call(answer.choices[0].message.tool_calls[0].function.name, answer.choices[0].message.tool_calls[0].function.arguments)
 
 
 def test_langchain_tools(server):

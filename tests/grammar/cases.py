@@ -22,9 +22,11 @@ def suite(archive: pathlib.Path):
             parts = pathlib.PurePosixPath(member.name).parts
             if member.name.rpartition(".")[2] != "json" or parts[-3:-2] != ("tests",) or parts[-2] not in DRAFTS:
                 continue
+            # From 2019-09 on the suite takes a format for a remark; here it is enforced.
+            is_remark = parts[-1] == "format.json" and parts[-2] != "draft7"
             for group in json.load(tar.extractfile(member)):
                 yield {"name": f"{parts[-2]}/{parts[-1]}: {group['description']}", "schema": group["schema"],
-                       "valid": [test["data"] for test in group["tests"] if test["valid"]]}
+                       "valid": [test["data"] for test in group["tests"] if test["valid"] and not is_remark]}
 
 
 def json_schema(schema):

@@ -1,5 +1,5 @@
-//! Membership with real etcd servers: what a router learns while etcd is stopped, killed, wiped or without a
-//! leader. Without an etcd the tests print that they are skipped.
+//! Membership with real etcd servers: which changes a router sees while etcd is stopped, killed, wiped or
+//! without a leader. Without an etcd the tests print that they are skipped.
 
 mod access;
 mod outages;

@@ -38,6 +38,14 @@ impl Cluster {
     /// # Panics
     /// With the process's log if it does not become ready.
     pub async fn serve(binary: &str, arguments: &[&str]) -> Self {
+        Self::serve_with(binary, arguments, &[]).await
+    }
+
+    /// [`serve`](Self::serve) with some environment variables.
+    ///
+    /// # Panics
+    /// With the process's log if it does not become ready.
+    pub async fn serve_with(binary: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let binary = std::env::var("TEST_BINARY").unwrap_or_else(|_| binary.to_owned());
         let log_dir = tempfile::tempdir().expect("a temporary directory");
         let log = log_dir.path().join("log");
@@ -46,6 +54,7 @@ impl Cluster {
         let child = Command::new(binary)
             .args(["serve", "--port", &port])
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stderr(out.try_clone().expect("a second handle on the log"))
             .stdout(out)

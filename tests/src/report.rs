@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::load::{Ended, Tally};
 use crate::scenario::Plan;
 
-/// What a router says when a request leaves a worker behind.
+/// Log message of a router when a request moves to another worker.
 const MOVED: &str = "request continues on another worker";
 
 /// The result of one scenario.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use skein_node::supervisor::Secret;
 
 use crate::backend::fake::StepCost;
+use crate::draft::Speculate;
 use crate::group::{RankCommand, Setting};
 
 /// Effective settings of one worker process.
@@ -45,7 +46,7 @@ pub struct WorkerConfig {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Workers that start on this machine together and share its free memory; at least 1.
     pub memory_sharers: u32,
-    /// How long running requests may continue after the worker is told to stop. Whatever has not ended then
+    /// How long running requests may continue after the worker begins to stop. Whatever has not ended then
     /// is handed back, and its routers resume it elsewhere. 0 = hand back at once.
     pub drain_grace: Duration,
     /// Longest drain; streams still unread then are cut.
@@ -226,7 +227,7 @@ impl FakeConfig {
 }
 
 /// Settings of CUDA backends only, by vLLM's names if vLLM has the setting.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CudaConfig {
     /// Index among the visible devices.
     pub ordinal: u32,
@@ -281,7 +282,7 @@ pub enum KvCacheDtype {
 }
 
 /// Where the weights come from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LoadFormat {
     /// From the model directory.
     Auto,
@@ -338,7 +339,7 @@ impl DeviceKind {
 }
 
 /// Limits of the scheduler and the KV cache, by vLLM's names.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerConfig {
     /// Tokens in a KV block.
     pub block_size: u32,
@@ -349,10 +350,12 @@ pub struct SchedulerConfig {
     pub max_num_seqs: u32,
     /// Token budget of one step.
     pub max_num_batched_tokens: u32,
-    /// Most waiting requests; beyond it, routers are told to go elsewhere.
+    /// Most waiting requests; beyond it, requests are refused as `full`.
     pub max_num_queued_reqs: u32,
     /// Whether equal prefixes share blocks.
     pub enable_prefix_caching: bool,
+    /// Where drafts come from, if the device verifies them.
+    pub speculate: Speculate,
 }
 
 impl Default for SchedulerConfig {
@@ -364,6 +367,7 @@ impl Default for SchedulerConfig {
             max_num_batched_tokens: 512,
             max_num_queued_reqs: 1024,
             enable_prefix_caching: true,
+            speculate: Speculate::Auto,
         }
     }
 }

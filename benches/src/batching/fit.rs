@@ -5,7 +5,7 @@ use super::step_time::{StepTime, Work};
 /// A step and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timed {
-    /// Its size.
+    /// Size of the step: rows and context.
     pub work: Work,
     /// Its duration in seconds, above zero.
     pub seconds: f64,

@@ -11,7 +11,7 @@ use crate::engine::{self, Job};
 /// A measured step time.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// The model.
+    /// Step-time model fitted to the measurement.
     pub step_time: StepTime,
     /// Steps that it was made from.
     pub made_from: Vec<Timed>,

@@ -21,9 +21,9 @@ pub struct Line {
 pub enum Dash {
     /// Without gaps, and with a dot at each point.
     Solid,
-    /// Long dashes.
+    /// Line of long dashes.
     Dashed,
-    /// Short dashes.
+    /// Line of short dashes.
     Dotted,
 }
 
@@ -57,7 +57,7 @@ pub struct Chart<'a> {
     pub y_scale: Scale,
 }
 
-/// Draws `lines`.
+/// Draws `lines` into `chart` as SVG.
 pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let x = Axis::over(chart.x_scale, points().map(|point| point.0));

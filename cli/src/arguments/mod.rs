@@ -2,6 +2,7 @@
 //! answered, several values after one flag become several flags, and problems with flag names are recorded,
 //! so that they are reported together with problems of values. Pure.
 
+mod speculative;
 mod vllm;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use clap::Command;
 use skein_node::config::suggest;
 
+use speculative::Meaning;
 use vllm::{Answer, LISTS, Row, TABLE, Takes, VALUES};
 
 /// Hidden flag: carries a problem found here to the list that the settings report.
@@ -158,10 +160,24 @@ impl<'a> Reading<'a> {
             Answer::Taken(how) => self.taken.push(format!("{spelt}: {how}")),
             Answer::Refused(_) if is_off => self.taken.push(format!("{spelt}: it is never on")),
             Answer::Refused(why) => self.refused.push(format!("{spelt}: {why}")),
+            Answer::Speculative if is_off => self.taken.push(format!("{spelt}: it is not needed")),
+            Answer::Speculative => self.speculative(spelt, values.first().copied()),
             Answer::Only(good, why) => match values.iter().find(|value| !good.contains(value)) {
                 Some(value) => self.refused.push(format!("{spelt} {value}: {why}")),
                 None => self.taken.push(format!("{spelt}: {why}")),
             },
+        }
+    }
+
+    fn speculative(&mut self, spelt: &str, value: Option<&str>) {
+        let Some(value) = value else { return self.refused.push(format!("{spelt}: needs a value")) };
+        match speculative::read(spelt, value) {
+            Ok(Meaning::Speculate(ours)) if self.known.contains_key("speculate") => {
+                self.push("speculate", ours);
+            }
+            Ok(Meaning::Speculate(_)) => self.refused.push(format!("{spelt}: is --speculate of skein serve")),
+            Ok(Meaning::Nothing(why)) => self.taken.push(format!("{spelt}: {why}")),
+            Err(why) => self.refused.push(format!("{spelt}: {why}")),
         }
     }
 

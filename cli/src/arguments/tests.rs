@@ -79,6 +79,8 @@ fn flags_that_mean_the_same_are_passed_on() {
     check("serve DIR --served-model-name a DIR", "serve DIR --served-model-name=a --served-model-name=DIR");
     check("serve --api-key a b --port 1", "serve --api-key=a --api-key=b --port=1");
     check("run --url u --api-key a hello", "run --url=u --api-key=a hello");
+    check(r#"serve --speculative-config={"method":"ngram"}"#, "serve --speculate=ngram");
+    check("serve --speculative-config.method suffix", "serve --speculate=suffix");
     check("serve --no-enable-prefix-caching", "serve --no-enable-prefix-caching");
     check("run --temperature 0 -- --not-a-flag", "run --temperature=0 -- --not-a-flag");
     check("bench serve --whatever 1", "bench serve --whatever 1");
@@ -111,7 +113,9 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
         TAKEN,
         &["-O3: the model", "--compilation-config.level: the"],
     );
-    check("serve --speculative-config.method ngram", REFUSED, &["--speculative-config.method: speculative"]);
+    check("serve --speculative-config.model a", REFUSED, &["--speculative-config.model: model has no"]);
+    check("gateway --spec-method ngram", REFUSED, &["--spec-method: is --speculate of skein serve"]);
+    check("serve --spec-tokens 5", TAKEN, &["--spec-tokens: how many tokens"]);
     check("router --data-parallel-size 2", REFUSED, &[]);
     check("gateway --data-parallel-size 2", REFUSED, &["--data-parallel-size: is --workers of skein serve"]);
 }

@@ -24,6 +24,8 @@ pub enum Answer {
     Only(&'static [&'static str], &'static str),
     /// Refused. The text says why and names alternatives.
     Refused(&'static str),
+    /// About speculative decoding; see `speculative`.
+    Speculative,
 }
 
 /// Flags that are handled alike. Names lack the two leading dashes; one-dash flags keep theirs.
@@ -41,7 +43,7 @@ const fn row(names: &'static [&'static str], takes: Takes, answer: Answer) -> Ro
     Row { names, takes, answer }
 }
 
-use Answer::{Means, Only, Refused, Taken};
+use Answer::{Means, Only, Refused, Speculative, Taken};
 use Takes::{Nothing, Value, Values};
 
 const ONE_DEVICE: &str = "a worker uses one device, or the CPU with --tensor-parallel-size and --pipeline-parallel-size; --workers N runs N full replicas";
@@ -54,7 +56,7 @@ const NO_LORA: &str = "one LoRA adapter is merged into the weights at load: --lo
 const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
-const NO_DRAFTS: &str = "speculative decoding is not supported; leave it out";
+const NO_DRAFT_METRICS: &str = "accepted drafts are counted for a worker, vllm:spec_decode_num_accepted_tokens_total, and not by request";
 const TOOLS: &str = "tool calls and reasoning are parsed wherever the model's format is known";
 const NO_PLUGIN: &str = "plugins are not supported; see --tool-call-parser and --reasoning-parser";
 const NO_TOOL_OPTION: &str = "it has no counterpart; leave it out";
@@ -269,7 +271,7 @@ pub const TABLE: &[Row] = &[
         Value,
         Only(&["1"], "each step is planned anew, while the one before computes"),
     ),
-    row(&["num-lookahead-slots"], Value, Only(&["0"], NO_DRAFTS)),
+    row(&["num-lookahead-slots"], Value, Only(&["0"], "drafts take blocks as they come")),
     row(
         &["stream-interval"],
         Value,
@@ -514,12 +516,8 @@ pub const TABLE: &[Row] = &[
         Refused(NO_LORA),
     ),
     row(&["lora-target-modules", "long-lora-scaling-factors", "prompt-adapters"], Values, Refused(NO_LORA)),
-    row(
-        &["speculative-config", "-sc", "spec-method", "spec-model", "spec-tokens"],
-        Value,
-        Refused(NO_DRAFTS),
-    ),
-    row(&["per-request-spec-decode-metrics"], Value, Only(&["none"], NO_DRAFTS)),
+    row(&["speculative-config", "-sc", "spec-method", "spec-model", "spec-tokens"], Value, Speculative),
+    row(&["per-request-spec-decode-metrics"], Value, Only(&["none"], NO_DRAFT_METRICS)),
     // Requests and answers.
     row(
         &["chat-template-content-format"],

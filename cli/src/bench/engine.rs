@@ -10,8 +10,10 @@ use skein_bench::engine::shares::Least;
 use skein_bench::engine::{self, Job};
 use skein_bench::load::metrics::{Record, Report, Summary, Targets};
 use skein_bench::load::report;
+use skein_node::config::Origin;
 use skein_node::telemetry;
 use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::draft::Speculate;
 use skein_worker::service::LocalWorker;
 
 use super::progress_bar;
@@ -235,7 +237,11 @@ pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWo
 async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
-    let config = worker::configure_local(&mut settings).await?;
+    let mut config = worker::configure_local(&mut settings).await?;
+    // Steps are measured, and random weights repeat themselves.
+    if matches!(settings.origin("speculate"), Origin::Default) {
+        config.scheduler.speculate = Speculate::Off;
+    }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     Ok(config)
 }

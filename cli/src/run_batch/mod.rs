@@ -91,7 +91,7 @@ struct Flags {
         long,
         value_name = "N",
         allow_negative_numbers = true,
-        help = "Priority of requests that have none; with 100, Skein runs them into idle capacity only"
+        help = "Priority of requests that have none; with 100, Skein runs them only on idle capacity"
     )]
     priority: Option<i32>,
 }

@@ -7,6 +7,7 @@ use skein_worker::config::{
     AdapterConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
     WorkerConfig,
 };
+use skein_worker::draft::Speculate;
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
@@ -47,6 +48,7 @@ impl EngineSettings {
             max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
             max_num_queued_reqs: defaults.max_num_queued_reqs,
             enable_prefix_caching: settings.switch("enable-prefix-caching"),
+            speculate: speculate(settings),
         };
         let unset = UnsetLimits {
             max_num_seqs: max_num_seqs.is_none(),
@@ -58,7 +60,9 @@ impl EngineSettings {
     /// For `skein run`, with one user: `max_num_seqs` sequences at once and defaults for the other limits.
     pub fn read_for_one(settings: &mut Settings, max_num_seqs: u32) -> Self {
         let max_model_len = max_model_len(settings);
-        let scheduler = SchedulerConfig { max_model_len, max_num_seqs, ..SchedulerConfig::default() };
+        let speculate = speculate(settings);
+        let scheduler =
+            SchedulerConfig { max_model_len, max_num_seqs, speculate, ..SchedulerConfig::default() };
         let unset = UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true };
         Self::with_limits(settings, scheduler, unset)
     }
@@ -150,6 +154,24 @@ fn threads(settings: &mut Settings) -> usize {
 /// The `--kv-cache-memory-bytes` setting; `None` if unset.
 fn kv_bytes(settings: &mut Settings) -> Option<u64> {
     settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
+}
+
+/// The `--speculate` setting, or its default.
+fn speculate(settings: &mut Settings) -> Speculate {
+    settings.value("speculate", one_of(&SPECULATE)).unwrap_or_default()
+}
+
+/// Values of `--speculate`.
+const SPECULATE: [(&str, Speculate); 4] = [
+    ("auto", Speculate::Auto),
+    ("off", Speculate::Off),
+    ("ngram", Speculate::Ngram),
+    ("suffix", Speculate::Suffix),
+];
+
+/// The value of `--speculate` that means `speculate`.
+pub fn speculate_name(speculate: Speculate) -> &'static str {
+    SPECULATE.iter().find(|(_, value)| *value == speculate).map_or("auto", |(name, _)| name)
 }
 
 fn max_model_len(settings: &mut Settings) -> Option<u32> {

@@ -25,7 +25,7 @@ use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 #[cfg(feature = "worker")]
-pub use engine::EngineSettings;
+pub use engine::{EngineSettings, speculate_name};
 #[cfg(feature = "worker")]
 pub use fake::FakeSettings;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};

@@ -304,7 +304,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Processes (ranks) that share each layer of a worker's model; a power of two, only with --device cpu",
+        "Processes (ranks) that share each layer of a worker's model, each with a GPU on GPUs; a power of two",
     ),
     one(
         "pipeline-parallel-size",
@@ -351,7 +351,7 @@ pub const FLAGS: &[Flag] = &[
         "false",
         ENGINE,
         SERVE | WORKER,
-        "Print the memory that each rank of a worker would need, and exit; requires no device",
+        "Print the memory that each rank of a worker would need, and exit; with --device cuda from the first GPU's memory",
     ),
     one(
         "threads",
@@ -427,6 +427,14 @@ pub const FLAGS: &[Flag] = &[
         "Directory that keeps weights repacked for the CPU between starts, or none [default: skein/packed in the user's cache]",
     ),
     switch("enable-prefix-caching", "true", ENGINE, COMPUTE, "Reuse the KV cache of equal prompt prefixes"),
+    one(
+        "speculate",
+        Some("auto"),
+        "FROM",
+        ENGINE,
+        COMPUTE | RUN,
+        "Verify several guessed tokens in a step where that is faster; answers stay the same: auto, off, or guesses from the text itself (ngram), from finished texts too (suffix). CPU only",
+    ),
     one(
         "gpu-memory-utilization",
         Some("0.9"),

@@ -1,6 +1,6 @@
 //! Standalone routers and workers that discover each other through a real etcd, which starts late, stops for
-//! a while, and must hear first when a worker shuts down. Without an etcd the tests print that they are
-//! skipped.
+//! a while, and must be the first to learn that a worker shuts down. Without an etcd the tests print that
+//! they are skipped.
 
 use std::time::Duration;
 

@@ -12,14 +12,14 @@ use crate::chaos::{STREAMS, difference, run_all};
 use crate::{SKEIN, block_on};
 
 /// Time limit for a group to end after one of its ranks is killed, on a machine that runs other tests.
-const ENDS_WITHIN: Duration = Duration::from_secs(5);
+pub const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 fn rounds() -> usize {
     std::env::var("TEST_GROUP_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(2)
 }
 
 /// Process ids of every complete worker of two ranks: the leader and the other rank.
-async fn wait_for_groups(cluster: &Cluster, count: usize) -> Vec<[u32; 2]> {
+pub async fn wait_for_groups(cluster: &Cluster, count: usize) -> Vec<[u32; 2]> {
     for _ in 0..1500 {
         let workers = cluster.worker_pids();
         let groups: Vec<[u32; 2]> = workers
@@ -37,7 +37,7 @@ async fn wait_for_groups(cluster: &Cluster, count: usize) -> Vec<[u32; 2]> {
     panic!("the supervisor did not bring {count} groups back:\n{}", cluster.log());
 }
 
-fn is_alive(pid: u32) -> bool {
+pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z ")
 }

@@ -4,6 +4,7 @@ mod chaos;
 mod etcd;
 mod faults;
 mod gguf;
+mod gpu_groups;
 mod groups;
 mod moves;
 mod nodes;

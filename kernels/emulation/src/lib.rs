@@ -1,8 +1,13 @@
 //! NVIDIA's libraries with kernels that run on the CPU, to test everything that talks to a GPU without one.
 //!
 //! `cpp/emulation` runs the unchanged `kernels/cu/*.cu` with one fiber per CUDA thread; `cpp/driver` is a
-//! `libcuda.so.1` around it, `cpp/cublaslt` a `libcublasLt.so.13`, `cpp/nvrtc` a `libnvrtc.so.13`. A process
-//! that finds them in place of NVIDIA's runs the same Rust code, call by call.
+//! `libcuda.so.1` around it, `cpp/cublaslt` a `libcublasLt.so.13`, `cpp/nvrtc` a `libnvrtc.so.13`, `cpp/nccl`
+//! a `libnccl.so.2`. A process that finds them in place of NVIDIA's runs the same Rust code, call by call.
+//!
+//! The emulated NCCL connects processes, each a rank with a device of its own. Its work waits on the stream
+//! until all ranks have come to it, and it refuses, with both ranks named, what NCCL would hang on: another
+//! order, size or type, a graph's call on one rank and not on another, two communicators at once, two
+//! threads.
 //!
 //! Work on streams runs *late*, only when a call waits for it. That catches a host that reads a result too
 //! early or changes the source of a pending copy. These environment variables are read when the driver
@@ -13,13 +18,17 @@
 //! | `EMU_SEED` | order of threads, blocks and streams: 0 = by index, any other number shuffles |
 //! | `EMU_EAGER=1` | work is done at once |
 //! | `EMU_MEMORY` | bytes of device memory, 1 GiB if unset |
-//! | `EMU_DEVICES` | 0: a driver without a device |
+//! | `EMU_DEVICES` | number of devices, 1 if unset; `CUDA_VISIBLE_DEVICES` chooses among them |
 //! | `EMU_DRIVER` | the driver's version, 13000 if unset |
 //! | `EMU_CAPABILITY` | compute capability times ten, 90 if unset |
 //! | `EMU_HANG_AT_LAUNCH=n` | the n-th kernel that runs (from 1) never ends |
 //! | `EMU_ILLEGAL_ADDRESS_AT_LAUNCH=n` | it ends with error 700, and so does every later call |
 //! | `EMU_ECC_AT_LAUNCH=n` | the same with error 214, as after an uncorrectable memory error (an Xid) |
 //! | `EMU_NO_MEMORY_AT_ALLOCATION=n` | the n-th device allocation fails |
+//! | `EMU_NCCL_FAULT=hang:r:n` | rank r's n-th exchange (from 1) never ends |
+//! | `EMU_NCCL_FAULT=error:r:n`, `remote:r:n` | it ends with an asynchronous error |
+//! | `EMU_NCCL_FAULT=absent:r`, `abort:r` | rank r never joins; its abort never returns |
+//! | `EMU_NCCL_VERSION` | NCCL's version, 22803 if unset |
 //! | `EMU_LIBRARIES` | the libraries of another build |
 
 use std::ffi::CStr;
@@ -42,12 +51,12 @@ pub fn directory() -> Option<PathBuf> {
     (!directory.is_empty()).then(|| directory.into())
 }
 
-/// Makes this process load the emulation in place of the driver, cuBLASLt and NVRTC. If there is none, prints
-/// why and returns false.
+/// Makes this process load the emulation in place of the driver, cuBLASLt, NVRTC and NCCL. If there is none,
+/// prints why and returns false.
 pub fn load() -> bool {
     load_only_driver()
         && *OTHERS.get_or_init(|| {
-            for name in ["libcublasLt.so.13", "libnvrtc.so.13"] {
+            for name in ["libcublasLt.so.13", "libnvrtc.so.13", "libnccl.so.2"] {
                 // Once loaded, a library is found by its name; it stays loaded until the process ends.
                 std::mem::forget(open(name));
             }

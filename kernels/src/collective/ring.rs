@@ -182,6 +182,14 @@ pub struct RingReader {
 }
 
 impl RingReader {
+    /// Whether there are unread words, after waiting up to `most` for them.
+    ///
+    /// # Errors
+    /// If the group ends.
+    pub fn has_more(&self, most: Duration) -> Result<bool, RingError> {
+        self.ring.wait(self.ring.at, self.read + 1, Some(most))
+    }
+
     /// Waits up to `most`, or as long as the group exists, for the next `words`, which the writer put in one
     /// call.
     ///
@@ -258,6 +266,8 @@ mod tests {
         let empty = self::ring(64, 1);
         let late = empty.reader(0).take(&mut [0; 4], Some(Duration::from_millis(10)));
         assert!(matches!(late, Err(RingError::Late { .. })), "{late:?}");
+        assert_eq!(empty.reader(0).has_more(Duration::from_millis(1)), Ok(false));
+        assert_eq!(reader.has_more(TIMEOUT), Ok(true));
         reader.take(&mut [0; 16], Some(TIMEOUT)).unwrap();
         ring.end.because_of(3);
         assert_eq!(reader.take(&mut [0; 8], None), Err(RingError::Ended(3)));

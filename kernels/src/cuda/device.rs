@@ -79,8 +79,21 @@ pub struct Device {
     pub shared_bytes_per_block: u32,
     /// Longest wait for the device's work, if limited.
     wait_limit: OnceLock<Duration>,
+    /// Asked during waits, see [`Self::ask_in_waits`].
+    question: OnceLock<Question>,
     /// Whether the device is stuck or has faulted, see [`Self::abandon`].
     is_abandoned: AtomicBool,
+}
+
+/// Says why the device's work cannot end, if it cannot.
+pub type Ask = Box<dyn Fn() -> Result<(), CudaError> + Send + Sync>;
+
+struct Question(Ask);
+
+impl std::fmt::Debug for Question {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a question")
+    }
 }
 
 // SAFETY: a context may be used by any thread for which it is current, and [`Device::bind`] makes it so.
@@ -145,6 +158,7 @@ impl Device {
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
             wait_limit: OnceLock::new(),
+            question: OnceLock::new(),
             is_abandoned: AtomicBool::new(false),
         };
         device.bind()?;
@@ -166,6 +180,18 @@ impl Device {
     /// The limit of waits; `None` = no limit.
     pub(crate) fn wait_limit(&self) -> Option<Duration> {
         self.wait_limit.get().copied()
+    }
+
+    /// Asks `ask` now and then while the device's work is waited for with a limit; its error ends the wait
+    /// and abandons the device. Only the first call has an effect.
+    pub fn ask_in_waits(&self, ask: Ask) {
+        let _ = self.question.set(Question(ask)); // one that is already set stays
+    }
+
+    /// Why the device's work cannot end.
+    pub(crate) fn ask(&self) -> Result<(), CudaError> {
+        let asked = self.question.get().map_or(Ok(()), |Question(ask)| ask());
+        asked.inspect_err(|_| self.abandon())
     }
 
     /// Gives up on the device: from now on no thread frees anything on it. The driver's functions for freeing

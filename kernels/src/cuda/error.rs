@@ -38,6 +38,32 @@ pub enum CudaError {
         /// The product's shape, or empty.
         about: String,
     },
+    /// An NCCL call failed, or NCCL reports that a collective operation did.
+    #[error("{call} failed: {text} (NCCL status {code})")]
+    Nccl {
+        /// The library function.
+        call: &'static str,
+        /// Numeric value of the `ncclResult_t`.
+        code: i32,
+        /// NCCL's description.
+        text: String,
+    },
+    /// There is no usable NCCL.
+    #[error(
+        "ranks on GPUs need NCCL, and libnccl.so.2 {why}; install it where the loader finds it (LD_LIBRARY_PATH); \
+         packages: libnccl2, or nvidia-nccl-cu{major} of PyPI",
+        major = MAJOR
+    )]
+    NoNccl {
+        /// What is wrong with it, as a verb phrase.
+        why: String,
+    },
+    /// Work on the device cannot end, for example because another rank is lost.
+    #[error("the device's work is not waited for: {why}")]
+    Ended {
+        /// Why it cannot end.
+        why: String,
+    },
     /// NVRTC rejected a kernel's source.
     #[error("NVRTC does not compile {file} for {target}:\n{log}")]
     Compile {
@@ -115,9 +141,9 @@ impl CudaError {
             Self::Blas { code: 3, .. } => ErrorKind::OutOfMemory,
             // EXECUTION_FAILED and INTERNAL_ERROR: the next driver call returns the driver's own error.
             Self::Blas { code: 13 | 14, .. } => ErrorKind::DeviceFault,
-            Self::Stuck { .. } => ErrorKind::DeviceFault,
+            Self::Stuck { .. } | Self::Nccl { .. } | Self::Ended { .. } => ErrorKind::DeviceFault,
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::NoCompiler { .. } => ErrorKind::Unavailable,
+            Self::NoCompiler { .. } | Self::NoNccl { .. } => ErrorKind::Unavailable,
             Self::Driver { .. }
             | Self::Blas { .. }
             | Self::Invalid { .. }

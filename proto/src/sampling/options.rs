@@ -3,8 +3,9 @@
 use super::{OutOfRange, Range, SamplingParams};
 use crate::v1;
 
-/// Sampling as a client asks for it. An absent field takes its value from the model's generation_config.json,
-/// else the neutral value. Numbers are wide, so that the range check reports an error rather than the parser.
+/// Sampling parameters as a client sends them. An absent field takes its value from the model's
+/// generation_config.json, else the neutral value. Numbers are wide, so that the range check reports an error
+/// rather than the parser.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[allow(missing_docs)] // named and ranged as in skein.v1.SamplingOptions
 pub struct SamplingOptions {

@@ -48,7 +48,7 @@ pub trait Answerer: Send + Sync {
 
 /// Gives requests that have no priority one.
 pub struct WithPriority<'a> {
-    /// Sends them.
+    /// Answers each request of the batch.
     pub answerer: &'a dyn Answerer,
     /// The priority; `None` leaves requests as they are.
     pub priority: Option<i32>,

@@ -23,10 +23,8 @@ pub struct Envelope {
 #[derive(Debug)]
 enum At {
     Begin,
-    /// Before a key. `first`: the object may still be empty.
-    Key {
-        first: bool,
-    },
+    /// Before a key.
+    Key,
     InKey(String),
     Colon(Field),
     Value(Field),
@@ -54,104 +52,100 @@ impl Envelope {
         Self { at: At::Begin, only_known, named: false, early: String::new(), has_arguments: false }
     }
 
-    /// Consumes the next character.
+    /// Takes the next character.
     pub fn step(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
-        match &mut self.at {
-            At::Begin => match c {
-                '{' => self.go(At::Key { first: true }),
-                c if is_space(c) => Consumed::More,
-                _ => Consumed::Fail,
-            },
-            At::Key { first } => match c {
-                '"' => self.go(At::InKey(String::new())),
-                '}' if *first => Consumed::Fail,
-                c if is_space(c) => Consumed::More,
-                _ => Consumed::Fail,
-            },
-            At::InKey(key) => match c {
-                '"' => {
-                    let field = field(key);
-                    self.go(At::Colon(field))
-                }
-                '\\' => Consumed::Fail,
-                c if key.len() >= MAX_KEY_BYTES || c.is_control() => Consumed::Fail,
-                c => {
-                    key.push(c);
-                    Consumed::More
-                }
-            },
-            At::Colon(field) => match c {
-                ':' => {
-                    let field = *field;
-                    self.go(At::Value(field))
-                }
-                c if is_space(c) => Consumed::More,
-                _ => Consumed::Fail,
-            },
-            At::Value(_) if is_space(c) => Consumed::More,
-            At::Value(field) => {
-                let field = *field;
-                self.value(field, c, out)
+        match &self.at {
+            At::Begin | At::Key | At::Colon(_) | At::Value(_) | At::Next if is_space(c) => Consumed::More,
+            At::Begin if c == '{' => self.go(At::Key),
+            At::Key if c == '"' => self.go(At::InKey(String::new())),
+            At::Colon(field) if c == ':' => self.go(At::Value(*field)),
+            At::Next if c == ',' => self.go(At::Key),
+            At::Next if c == '}' => self.end(out),
+            At::Begin | At::Key | At::Colon(_) | At::Next => Consumed::Fail,
+            At::Value(field) => self.value(*field, c, out),
+            At::InKey(_) => self.in_key(c),
+            At::Name(_) => self.in_name(c, plan, out),
+            At::Arguments(_) => self.in_arguments(c, out),
+            At::Quoted(..) => self.in_quoted(c, out),
+            At::Other(_) => self.in_other(c, plan, out),
+        }
+    }
+
+    fn in_key(&mut self, c: char) -> Consumed {
+        let At::InKey(key) = &mut self.at else { return Consumed::Fail };
+        match c {
+            '"' => {
+                let field = field(key);
+                self.go(At::Colon(field))
             }
-            At::Name(name) => match c {
-                '"' => {
-                    let name = std::mem::take(name);
-                    self.name(&name, plan, out)
-                }
-                _ if name.len() >= MAX_NAME_BYTES || !in_name(c) => Consumed::Fail,
-                c => {
-                    name.push(c);
-                    Consumed::More
-                }
-            },
-            At::Arguments(skim) => {
-                let skimmed = skim.step(c);
-                match skimmed {
-                    Skimmed::Wrong | Skimmed::After => return Consumed::Fail,
-                    Skimmed::Inside | Skimmed::Last if self.named => out.argument(c),
-                    Skimmed::Inside | Skimmed::Last => self.early.push(c),
-                }
-                self.go_if(skimmed == Skimmed::Last, At::Next)
+            c if c == '\\' || key.len() >= MAX_KEY_BYTES || c.is_control() => Consumed::Fail,
+            c => {
+                key.push(c);
+                Consumed::More
             }
-            At::Quoted(skim, text) => {
-                let skimmed = skim.step(c);
-                text.push(c);
-                if skimmed != Skimmed::Last {
-                    return if skimmed == Skimmed::Inside { Consumed::More } else { Consumed::Fail };
-                }
-                let Ok(text) = serde_json::from_str::<String>(text) else { return Consumed::Fail };
-                if self.named {
-                    out.arguments(&text)
-                } else {
-                    self.early = text
-                }
-                self.go(At::Next)
+        }
+    }
+
+    fn in_name(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
+        let At::Name(name) = &mut self.at else { return Consumed::Fail };
+        match c {
+            '"' => {
+                let name = std::mem::take(name);
+                self.name(&name, plan, out)
             }
-            At::Other(skim) => match skim.step(c) {
-                Skimmed::Wrong => Consumed::Fail,
-                Skimmed::Inside => Consumed::More,
-                Skimmed::Last => self.go(At::Next),
-                Skimmed::After => {
-                    self.at = At::Next;
-                    self.step(c, plan, out)
-                }
-            },
-            At::Next => match c {
-                ',' => self.go(At::Key { first: false }),
-                '}' => self.end(out),
-                c if is_space(c) => Consumed::More,
-                _ => Consumed::Fail,
-            },
+            _ if name.len() >= MAX_NAME_BYTES || !in_name(c) => Consumed::Fail,
+            c => {
+                name.push(c);
+                Consumed::More
+            }
+        }
+    }
+
+    fn in_arguments(&mut self, c: char, out: &mut Out) -> Consumed {
+        let At::Arguments(skim) = &mut self.at else { return Consumed::Fail };
+        let skimmed = skim.step(c);
+        match skimmed {
+            Skimmed::Wrong | Skimmed::After => return Consumed::Fail,
+            Skimmed::Inside | Skimmed::Last if self.named => out.argument(c),
+            Skimmed::Inside | Skimmed::Last => self.early.push(c),
+        }
+        if skimmed == Skimmed::Last { self.go(At::Next) } else { Consumed::More }
+    }
+
+    /// Arguments in a string: their JSON is known at its end.
+    fn in_quoted(&mut self, c: char, out: &mut Out) -> Consumed {
+        let At::Quoted(skim, text) = &mut self.at else { return Consumed::Fail };
+        let skimmed = skim.step(c);
+        text.push(c);
+        if skimmed != Skimmed::Last {
+            return if skimmed == Skimmed::Inside { Consumed::More } else { Consumed::Fail };
+        }
+        let Ok(text) = serde_json::from_str::<String>(text) else { return Consumed::Fail };
+        if self.named {
+            out.arguments(&text);
+        } else {
+            self.early = text;
+        }
+        self.go(At::Next)
+    }
+
+    fn in_other(&mut self, c: char, plan: &Plan, out: &mut Out) -> Consumed {
+        let At::Other(skim) = &mut self.at else { return Consumed::Fail };
+        match skim.step(c) {
+            Skimmed::Wrong => Consumed::Fail,
+            Skimmed::Inside => Consumed::More,
+            Skimmed::Last => self.go(At::Next),
+            // A number ends with the character after it.
+            Skimmed::After => {
+                self.at = At::Next;
+                self.step(c, plan, out)
+            }
         }
     }
 
     fn go(&mut self, at: At) -> Consumed {
         self.at = at;
         Consumed::More
-    }
-
-    fn go_if(&mut self, condition: bool, at: At) -> Consumed {
-        if condition { self.go(at) } else { Consumed::More }
     }
 
     fn value(&mut self, field: Field, c: char, out: &mut Out) -> Consumed {

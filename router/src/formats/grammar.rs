@@ -26,15 +26,22 @@ pub struct Answer<'a> {
     pub arguments: &'a [String],
     /// Required format of the final text; `None` = free text.
     pub last: Option<&'a Source>,
-    /// Control tokens of the tokenizer.
+    /// Most tokens of reasoning, if something of a given form must follow it.
+    pub thought_tokens: u32,
+    /// The tokenizer's control tokens.
     pub control: &'a ControlTokens,
 }
 
-/// Whether the grammar constrains calls: a call is required, parallel calls are off, or a function is strict.
+/// Whether calls are held to a grammar: wherever the model must call, may call once only or some functions
+/// only, or functions are strict.
 pub fn holds_calls(tools: &ToolUse) -> bool {
     match tools.choice {
         Choice::None => false,
-        Choice::Auto => !tools.parallel || tools.functions.iter().any(|function| function.strict),
+        Choice::Auto => {
+            !tools.parallel
+                || tools.allowed.is_some()
+                || tools.functions.iter().any(|function| function.strict)
+        }
         Choice::Required | Choice::Named(_) => true,
     }
 }
@@ -61,6 +68,13 @@ impl Answer<'_> {
         Source::from_text(text).map(Some)
     }
 
+    /// Most tokens of reasoning; `None` if nothing has to follow it, so that nothing is lost if it never
+    /// ends.
+    fn bound_of_thought(&self) -> Option<u32> {
+        let must_call = self.tools.is_on() && self.tools.choice.is_forced();
+        (must_call || self.last.is_some()).then_some(self.thought_tokens)
+    }
+
     fn is_about_calls(&self) -> bool {
         holds_calls(self.tools) || (self.last.is_some() && self.tools.is_on())
     }
@@ -77,13 +91,16 @@ impl Answer<'_> {
     /// Optional reasoning region before the answer.
     fn reasoning(&self, lark: &mut Lark<'_>) -> String {
         let Some(reasoning) = self.formats.reasoning else { return String::new() };
+        if self.opening == Opening::Closed {
+            return String::new();
+        }
+        let thought = match self.bound_of_thought() {
+            Some(most) => lark.until_within(most, reasoning.close),
+            None => lark.until("ANY", reasoning.close),
+        };
         match self.opening {
-            Opening::Closed => String::new(),
-            Opening::InReasoning => format!("{} gap? ", lark.until("ANY", reasoning.close)),
-            Opening::Fresh => {
-                let open = lark.spelt(reasoning.open);
-                format!("(gap? {open} {} gap?)? ", lark.until("ANY", reasoning.close))
-            }
+            Opening::InReasoning => format!("{thought} gap? "),
+            _ => format!("(gap? {} {thought} gap?)? ", lark.spelt(reasoning.open)),
         }
     }
 
@@ -150,8 +167,12 @@ impl Answer<'_> {
             format!("{} {text}", lark.spelt(&format!("<|channel|>{name}<|message|>")))
         };
         let after = lark.spelt("<|end|><|start|>assistant");
-        let aside = channel(lark, "analysis", "ANY?");
+        let bound = self.bound_of_thought();
+        let thought = bound.map_or_else(|| "ANY?".to_owned(), |most| format!("{}?", lark.text_within(most)));
+        let aside = channel(lark, "analysis", &thought);
         let aside = lark.rule(&format!("{aside} {after}"));
+        // A bound on each of any number of asides would be none.
+        let asides = if bound.is_some() { "?" } else { "*" };
         let mut ends = Vec::new();
         if self.tools.is_on() && self.is_about_calls() {
             for (at, function) in self.tools.callable() {
@@ -161,12 +182,12 @@ impl Answer<'_> {
                 ends.push(lark.rule(&call));
             }
         }
-        if !matches!(self.tools.choice, Choice::Required | Choice::Named(_)) || ends.is_empty() {
+        if !self.tools.choice.is_forced() || ends.is_empty() {
             let last = self.last.map_or_else(|| "ANY?".to_owned(), Source::nested);
             let last = channel(lark, "final", &last);
             ends.push(lark.rule(&last));
         }
-        format!("{aside}* ({})", ends.join(" | "))
+        format!("{aside}{asides} ({})", ends.join(" | "))
     }
 }
 
@@ -329,6 +350,32 @@ impl Lark<'_> {
         self.count += 1;
         let name = format!("r{}", self.count);
         self.rules += &format!("{name}[lazy]: {free}? {}\n", quoted(marker));
+        name
+    }
+
+    /// At most `most` tokens of any text, then `marker`. After the last of them only the marker may come: a
+    /// function of the tokens alone, so a stream is cut at the same place wherever it runs.
+    fn until_within(&mut self, most: u32, marker: &str) -> String {
+        if self.has_control(marker) {
+            let (text, marker) = (self.text_within(most), self.spelt(marker));
+            return self.rule(&format!("{text}? {marker}"));
+        }
+        self.count += 1;
+        let (ends, cut) = (format!("r{}", self.count), format!("cut{}", self.count));
+        let (quoted, pattern) = (quoted(marker), escaped(marker));
+        // Both are read at once. The first is complete at the marker; at the bound only the second one is.
+        self.rules += &format!(
+            "{ends}[lazy, max_tokens={most}]: ANY? {quoted}\n\
+             {cut}[max_tokens={most}]: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/\n"
+        );
+        self.rule(&format!("{ends} | {cut} {quoted}"))
+    }
+
+    /// At least one and at most `most` tokens of any text.
+    fn text_within(&mut self, most: u32) -> String {
+        self.count += 1;
+        let name = format!("text{}", self.count);
+        self.rules += &format!("{name}[max_tokens={most}]: /(?s:.+)/\n");
         name
     }
 

@@ -40,13 +40,23 @@ pub struct ToolUse {
     pub functions: Arc<[Function]>,
     /// Whether calls are forbidden, optional or required.
     pub choice: Choice,
-    /// Whether an answer may contain several calls.
+    /// The only names among `functions` that may be called; `None` = all. The model is shown all of them, so
+    /// that the prompt stays the same.
+    pub allowed: Option<Arc<[String]>>,
+    /// Whether an answer may have several calls.
     pub parallel: bool,
+}
+
+impl Choice {
+    /// Whether the answer has to be a call.
+    pub fn is_forced(&self) -> bool {
+        matches!(self, Self::Required | Self::Named(_))
+    }
 }
 
 impl Default for ToolUse {
     fn default() -> Self {
-        Self { functions: Arc::new([]), choice: Choice::None, parallel: true }
+        Self { functions: Arc::new([]), choice: Choice::None, allowed: None, parallel: true }
     }
 }
 
@@ -62,8 +72,11 @@ impl ToolUse {
             Choice::Named(name) => Some(name),
             _ => None,
         };
+        let is_allowed = |name: &String| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(name));
         let all = self.functions.iter().enumerate();
-        all.filter(move |(_, function)| named.is_none_or(|name| *name == function.name))
+        all.filter(move |(_, function)| {
+            named.is_none_or(|name| *name == function.name) && is_allowed(&function.name)
+        })
     }
 }
 

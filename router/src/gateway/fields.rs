@@ -85,6 +85,11 @@ impl Fields {
         self.untaken.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// Whether a field is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.untaken.get(name).is_some_and(|value| !value.is_null())
+    }
+
     /// Adds a fault for [`Fields::finish`] to report.
     pub fn note(&mut self, fault: Refusal) {
         self.faults.note(fault);
@@ -127,6 +132,17 @@ impl Fields {
     /// Takes a boolean; `None` if absent.
     pub fn optional_bool(&mut self, name: &'static str) -> Option<bool> {
         self.typed(name, "true or false", Value::as_bool)
+    }
+
+    /// Takes a list; `None` if absent.
+    pub fn list(&mut self, name: &'static str, expected: &str) -> Option<Vec<Value>> {
+        match self.take(name)? {
+            Value::Array(items) => Some(items),
+            other => {
+                self.note(wrong(name, expected, &other));
+                None
+            }
+        }
     }
 
     /// Takes a string; `None` if absent.

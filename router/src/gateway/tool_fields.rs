@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::fields::{Fields, wrong};
+use super::fields::Fields;
 use crate::formats::MAX_NAME_BYTES;
 use crate::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 use crate::refusal::Refusal;
@@ -16,34 +16,62 @@ pub struct Offered {
     pub shown: Vec<Value>,
 }
 
-/// Takes the tool fields of a chat request.
+/// What `tool_choice` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// Whether and what to call.
+    pub choice: Choice,
+    /// The only functions that may be called; `None` = all.
+    pub allowed: Option<Vec<String>>,
+}
+
+impl From<Choice> for Chosen {
+    fn from(choice: Choice) -> Self {
+        Self { choice, allowed: None }
+    }
+}
+
+/// Takes the fields of a chat request.
 pub fn tools(fields: &mut Fields) -> Offered {
-    let list = match fields.take("tools") {
-        None => Vec::new(),
-        Some(Value::Array(list)) => list,
-        Some(other) => {
-            fields.note(wrong("tools", "a list of tools", &other));
-            Vec::new()
-        }
-    };
+    let list = list(fields);
     let choice = fields.take("tool_choice");
     let parallel = fields.optional_bool("parallel_tool_calls").unwrap_or(true);
-    let functions = list.iter().enumerate().map(|(at, tool)| of_chat(at, tool)).collect();
-    let functions: Vec<Function> = fields.value_of(functions);
-    let choice = fields.value_of(chat_choice(choice.as_ref()));
-    let shown = list.into_iter().map(shown).collect();
-    let offered = offered(functions, shown, choice, parallel);
-    fields.value_of(offered)
+    let of_tool = |tool: &Value| {
+        let name = (tool["type"] == "function").then(|| tool["function"]["name"].as_str()).flatten();
+        name.map(str::to_owned)
+    };
+    let allowed = choice.as_ref().map(|choice| &choice["allowed_tools"]);
+    let chosen = chosen(choice.as_ref(), allowed, of_tool);
+    let tools = list.into_iter().enumerate().map(|(at, tool)| Ok((of_chat(at, &tool)?, shown(tool))));
+    offered(fields, tools.collect(), chosen, parallel)
+}
+
+/// Takes the field `tools`; empty if absent.
+pub fn list(fields: &mut Fields) -> Vec<Value> {
+    fields.list("tools", "a list of tools").unwrap_or_default()
+}
+
+/// The tools, each as a function and as the template shows it, with what may be called of them. Faults are
+/// noted.
+pub fn offered(
+    fields: &mut Fields,
+    tools: Result<Vec<(Function, Value)>, Refusal>,
+    chosen: Result<Option<Chosen>, Refusal>,
+    parallel: bool,
+) -> Offered {
+    let (functions, shown) = fields.value_of(tools).into_iter().unzip();
+    let chosen = fields.value_of(chosen);
+    fields.value_of(checked(functions, shown, chosen, parallel))
 }
 
 /// Checks the functions and the tool choice together.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for too many functions, duplicate names, or a required call without functions.
-pub fn offered(
+/// [`Refusal::Invalid`] for too many functions, equal names, or a choice without functions.
+pub fn checked(
     functions: Vec<Function>,
     shown: Vec<Value>,
-    choice: Option<Choice>,
+    chosen: Option<Chosen>,
     parallel: bool,
 ) -> Result<Offered, Refusal> {
     if functions.len() > MAX_FUNCTIONS {
@@ -60,11 +88,23 @@ pub fn offered(
         let message = format!("tools has two functions named `{}`.", twice.name);
         return Err(Refusal::invalid("tools", message));
     }
-    if functions.is_empty() && !matches!(choice, None | Some(Choice::None | Choice::Auto)) {
-        return Err(Refusal::invalid("tool_choice", "tool_choice requires a call, but there are no tools."));
+    let Chosen { choice, allowed } = chosen.unwrap_or_else(|| Choice::Auto.into());
+    if functions.is_empty() && choice.is_forced() {
+        return Err(Refusal::invalid("tool_choice", "tool_choice asks for a call, but there are no tools."));
     }
-    let choice = if functions.is_empty() { Choice::None } else { choice.unwrap_or(Choice::Auto) };
-    Ok(Offered { tools: ToolUse { functions: functions.into(), choice, parallel }, shown })
+    let stranger = allowed.iter().flatten().find(|name| !names.contains(*name));
+    if let Some(stranger) = stranger {
+        let stranger: String = stranger.escape_default().take(64).collect();
+        let message = format!("tool_choice allows `{stranger}`, which is not among the tools.");
+        return Err(Refusal::invalid("tool_choice", message));
+    }
+    drop(names);
+    let choice = if functions.is_empty() { Choice::None } else { choice };
+    // All of them is no limit.
+    let allowed =
+        allowed.filter(|allowed| functions.iter().any(|function| !allowed.contains(&function.name)));
+    let tools = ToolUse { functions: functions.into(), choice, allowed: allowed.map(Into::into), parallel };
+    Ok(Offered { tools, shown })
 }
 
 fn of_chat(at: usize, tool: &Value) -> Result<Function, Refusal> {
@@ -120,14 +160,35 @@ fn is_of_object(schema: &Map<String, Value>) -> bool {
     schema.get("type").is_none_or(|kind| *kind == "object")
 }
 
-/// Parses the `tool_choice` of a chat request.
-fn chat_choice(choice: Option<&Value>) -> Result<Option<Choice>, Refusal> {
+/// Reads OpenAI's `tool_choice`: a word, a named tool, or `allowed_tools`. `name_of` finds a tool's name, and
+/// `allowed` is where the mode and list of allowed tools are.
+///
+/// # Errors
+/// [`Refusal::Invalid`] for another form.
+pub fn chosen(
+    choice: Option<&Value>,
+    allowed: Option<&Value>,
+    name_of: impl Fn(&Value) -> Option<String>,
+) -> Result<Option<Chosen>, Refusal> {
     let Some(choice) = choice else { return Ok(None) };
-    if let Some(choice) = choice.as_str().and_then(word) {
-        return Ok(Some(choice));
+    let refused = || {
+        let message = "tool_choice must be `auto`, `none`, `required`, one of the tools as {\"type\": \"function\", …} \
+                       with its name, or {\"type\": \"allowed_tools\", …} with a mode and tools.";
+        Refusal::invalid("tool_choice", message)
+    };
+    let word = |value: &Value| value.as_str().and_then(word);
+    if choice["type"] != "allowed_tools" {
+        let named = || Some(Choice::Named(name_of(choice)?));
+        let found = if choice.is_string() { word(choice) } else { named() };
+        return found.map(|choice| Some(choice.into())).ok_or_else(refused);
     }
-    let name = (choice["type"] == "function").then(|| choice["function"]["name"].as_str()).flatten();
-    named(name)
+    let mode = allowed.and_then(|allowed| word(&allowed["mode"])).filter(|mode| *mode != Choice::None);
+    let names: Option<Vec<String>> =
+        allowed.and_then(|allowed| allowed["tools"].as_array()?.iter().map(name_of).collect());
+    match (mode, names) {
+        (Some(choice), Some(names)) if !names.is_empty() => Ok(Some(Chosen { choice, allowed: Some(names) })),
+        _ => Err(refused()),
+    }
 }
 
 /// Parses `auto`, `none` or `required`.
@@ -140,22 +201,7 @@ pub fn word(word: &str) -> Option<Choice> {
     }
 }
 
-/// Choice of the function `name`.
-///
-/// # Errors
-/// [`Refusal::Invalid`] without a name.
-pub fn named(name: Option<&str>) -> Result<Option<Choice>, Refusal> {
-    match name {
-        Some(name) => Ok(Some(Choice::Named(name.to_owned()))),
-        None => {
-            let message = "tool_choice must be `auto`, `none`, `required`, or {\"type\": \"function\", \"function\": \
-                           {\"name\": …}}.";
-            Err(Refusal::invalid("tool_choice", message))
-        }
-    }
-}
-
-/// A tool for the chat template, without `strict`, which has no meaning for the model.
+/// A tool as the template shows it, without `strict`, which means nothing to the model.
 fn shown(mut tool: Value) -> Value {
     if let Some(function) = tool["function"].as_object_mut() {
         function.shift_remove("strict");

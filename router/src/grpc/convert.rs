@@ -108,11 +108,11 @@ fn tools(chat: &v1::Chat) -> Result<Offered, Refusal> {
     let functions = functions.collect::<Result<Vec<_>, Refusal>>()?;
     let choice = match chat.tool_choice.as_str() {
         "" => None,
-        word => Some(tool_fields::word(word).unwrap_or_else(|| Choice::Named(word.to_owned()))),
+        word => Some(tool_fields::word(word).unwrap_or_else(|| Choice::Named(word.to_owned())).into()),
     };
     let shown =
         list.into_iter().map(|(function, _)| json!({"type": "function", "function": function})).collect();
-    tool_fields::offered(functions, shown, choice, chat.parallel_tool_calls.unwrap_or(true))
+    tool_fields::checked(functions, shown, choice, chat.parallel_tool_calls.unwrap_or(true))
 }
 
 /// JSON object from a string; an empty string is an empty object.

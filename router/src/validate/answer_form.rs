@@ -15,7 +15,11 @@ use crate::request::{Draft, Prompt};
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::Split;
 
-/// Refuses a constraint that no worker could apply.
+/// Tokens of `max_tokens` that reasoning leaves to a call or form that must follow it. Of a short answer
+/// reasoning may take half.
+const TOKENS_AFTER_THOUGHT: u32 = 1024;
+
+/// Refuses a constraint that no worker could follow.
 pub fn compile(source: &Source, field: &'static str, text: &ModelText) -> Result<(), Refusal> {
     let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
     text.grammars.compile(source).map(drop).map_err(refuse)
@@ -100,6 +104,7 @@ pub fn grammar(
     draft: &Draft,
     opening: Option<Opening>,
     arguments: &[String],
+    max_tokens: u32,
     text: &ModelText,
 ) -> Result<Option<Arc<Grammar>>, Refusal> {
     let last = draft.constraint.as_ref();
@@ -112,7 +117,9 @@ pub fn grammar(
         Some(opening) => {
             let last = last.map(|constraint| &constraint.source);
             let control = text.tokenizer.control();
-            let answer = Answer { formats, opening, tools: &draft.tools, arguments, last, control };
+            let thought_tokens = thought_tokens(max_tokens);
+            let answer =
+                Answer { formats, opening, tools: &draft.tools, arguments, last, thought_tokens, control };
             answer.grammar().map_err(refuse)?
         }
     };
@@ -122,7 +129,15 @@ pub fn grammar(
     Ok(Some(Arc::new(Grammar { text, fingerprint })))
 }
 
-/// How to split the answer's text; `None` = all of it is content.
+/// Most tokens of reasoning before something that must follow. Rounded down to three binary digits, so that
+/// requests with prompts of different lengths share a compiled grammar.
+fn thought_tokens(max_tokens: u32) -> u32 {
+    let most = max_tokens.saturating_sub(TOKENS_AFTER_THOUGHT).max(max_tokens / 2).max(1);
+    let dropped = most.ilog2().saturating_sub(2);
+    most >> dropped << dropped
+}
+
+/// How the answer's text is split; `None` if all of it is content.
 pub fn split(tools: &ToolUse, opening: Opening, text: &ModelText) -> Option<Split> {
     let formats = text.formats;
     let calls = formats.calls.filter(|_| tools.is_on());
@@ -137,4 +152,21 @@ pub fn split(tools: &ToolUse, opening: Opening, text: &ModelText) -> Option<Spli
         functions: tools.functions.clone(),
     };
     Some(Split { plan: Arc::new(plan), kept: text.kept.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::thought_tokens;
+
+    #[test]
+    fn reasoning_leaves_room_for_what_must_follow() {
+        let check = |max_tokens: u32, expected: u32| assert_eq!(thought_tokens(max_tokens), expected);
+        check(1, 1);
+        check(7, 3);
+        check(100, 48);
+        check(2048, 1024);
+        check(4096, 3072);
+        check(32_768, 28_672);
+        check(131_072, 114_688);
+    }
 }

@@ -68,13 +68,13 @@ pub fn validate(
     sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
     let (prompt, opening) = prompt_tokens(&draft, text, model)?;
-    sampling.grammar = answer_form::grammar(&draft, opening, &arguments, text)?;
     let split = opening.and_then(|opening| answer_form::split(&draft.tools, opening, text));
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {
         Some(_) => sampling.max_tokens,
         None => text.defaults.max_new_tokens.filter(|count| *count > 0).map_or(room, |count| count.min(room)),
     };
+    sampling.grammar = answer_form::grammar(&draft, opening, &arguments, sampling.max_tokens, text)?;
     sampling.min_tokens =
         whole("min_tokens", draft.sampling.min_tokens, 0, i64::from(sampling.max_tokens))?.unwrap_or(0);
 

@@ -1,4 +1,4 @@
-//! Truncates a long prompt if its client asks for it (vLLM's `truncate_prompt_tokens`). Pure.
+//! Truncates a long prompt if its request allows it (vLLM's `truncate_prompt_tokens`). Pure.
 
 use skein_proto::TokenId;
 

@@ -58,7 +58,7 @@ fn draft(n: i64, seed: i64, choice: Choice) -> Draft {
             max_tokens: Some(56),
             ..SamplingOptions::default()
         },
-        tools: ToolUse { functions: Arc::new(functions), choice, parallel: true },
+        tools: ToolUse { functions: Arc::new(functions), choice, ..ToolUse::default() },
         ..Draft::default()
     }
 }

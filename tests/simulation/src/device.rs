@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use skein_worker::backend::{Answer, Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::backend::{Answer, Backend, BackendError, Batch, Sampled, StepHandle, StepOutput};
 use skein_worker::config::SchedulerConfig;
 use tokio::time::Instant;
 
@@ -100,6 +100,13 @@ impl SimulatedBackend {
     }
 }
 
+/// Makes a token that of other weights; false if it stays.
+fn change(sampled: &mut Sampled) -> bool {
+    let changes = sampled.token > LAST_STOP_TOKEN + 1;
+    sampled.token -= u32::from(changes);
+    changes
+}
+
 impl Backend for SimulatedBackend {
     fn kv_blocks(&self) -> u32 {
         self.fake.kv_blocks()
@@ -109,6 +116,10 @@ impl Backend for SimulatedBackend {
         // Only the fake knows the tokens that it carries from one step to the next, so other weights allow
         // one step.
         if self.other_weights { 1 } else { self.fake.steps_in_flight() }
+    }
+
+    fn verifies(&self) -> bool {
+        self.fake.verifies()
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
@@ -123,13 +134,24 @@ impl Backend for SimulatedBackend {
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
         let mut output = self.fake.collect(step)?;
+        let accepted = |answer: &Answer| match answer {
+            Answer::Verified(drawn) => (drawn.len() as u64).saturating_sub(1),
+            _ => 0,
+        };
+        self.log.accepted(output.answers.iter().map(accepted).sum());
         if self.other_weights {
             // Stop tokens stay as they are, because min_tokens may forbid them.
             for answer in &mut output.answers {
-                if let Answer::Sampled(sampled) = answer
-                    && sampled.token > LAST_STOP_TOKEN + 1
-                {
-                    sampled.token -= 1;
+                match answer {
+                    Answer::Sampled(sampled) => {
+                        change(sampled);
+                    }
+                    // Draws after a changed token were conditioned on another one.
+                    Answer::Verified(drawn) => {
+                        let changed = drawn.iter_mut().position(change);
+                        drawn.truncate(changed.map_or(drawn.len(), |at| at + 1));
+                    }
+                    Answer::Undrawn | Answer::Scored(_) | Answer::Pooled(_) => {}
                 }
             }
         }

@@ -1,8 +1,10 @@
 //! What a seed determines before the run: the members, their sizes and their faults.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
+use skein_worker::TokenId;
 use skein_worker::backend::fake::StepCost;
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 
@@ -31,6 +33,8 @@ pub struct Plan {
     pub kv_blocks: u32,
     /// Cost model of its steps.
     pub cost: StepCost,
+    /// Tokens that the model repeats; see the fake backend.
+    pub habits: Range<TokenId>,
     /// Settings of every router.
     pub router: RouterConfig,
     /// One poll of a task in this many is deferred.
@@ -73,6 +77,7 @@ impl Plan {
             requests: random.small(5, 40),
             faults: faults(&random),
             fault_pause: random.millis(200, 8_000),
+            habits: habits(&random),
         }
     }
 }
@@ -86,6 +91,12 @@ fn faults(random: &Random) -> Vec<Fault> {
         faults.retain(|&fault| fault != Fault::OtherWeights);
     }
     faults
+}
+
+/// Half of the models repeat themselves, so that drafts are often right.
+fn habits(random: &Random) -> Range<TokenId> {
+    let first = random.pick(&[0, 0, 20, 30]);
+    if first == 0 { 0..0 } else { first..first + random.between(4, 20) as TokenId }
 }
 
 fn network(random: &Random) -> NetworkSpec {
@@ -105,6 +116,7 @@ fn scheduler(random: &Random) -> SchedulerConfig {
         max_num_batched_tokens: random.small(8, 64),
         max_num_queued_reqs: random.pick(&[4, 16, 64]),
         enable_prefix_caching: !random.once_in(8),
+        ..SchedulerConfig::default()
     }
 }
 

@@ -17,6 +17,7 @@ use skein_router::links::transport::{Connector, Transport};
 use skein_router::links::worker_client::{Attempt, WorkerClient};
 use skein_router::request::TokenRequest;
 use skein_worker::config::WorkerConfig;
+use skein_worker::draft::Speculate;
 use skein_worker::engine::Engine;
 
 use crate::device::Device;
@@ -52,6 +53,7 @@ pub struct Sample {
 pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
     let mut config = plan.worker.clone();
     config.scheduler.enable_prefix_caching = false;
+    config.scheduler.speculate = Speculate::Off;
     let (client, mut engine) = alone(plan, &config, request.n).await;
     let attempt = Attempt {
         id: request.id.clone(),

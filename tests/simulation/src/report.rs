@@ -23,6 +23,8 @@ struct Inner {
     violation: Option<String>,
     /// Times of the faults.
     disturbances: Vec<Duration>,
+    /// Draft tokens that were right.
+    accepted: u64,
     /// Whether to print every line at once, for a replay.
     loud: bool,
 }
@@ -70,6 +72,16 @@ impl Log {
     pub fn disturbances_since(&self, since: Duration) -> usize {
         let inner = self.lock();
         inner.disturbances.len() - inner.disturbances.partition_point(|&at| at < since)
+    }
+
+    /// Counts draft tokens that were right.
+    pub fn accepted(&self, tokens: u64) {
+        self.lock().accepted += tokens;
+    }
+
+    /// Draft tokens that were right.
+    pub fn all_accepted(&self) -> u64 {
+        self.lock().accepted
     }
 
     /// The first violated invariant, if any.

@@ -42,6 +42,8 @@ pub struct Summary {
     pub completed: u32,
     /// Faults that were injected.
     pub disturbances: u64,
+    /// Draft tokens that were right.
+    pub accepted: u64,
     /// The violated invariant, if any.
     pub violation: Option<String>,
     /// The end of the log, if an invariant was violated.
@@ -69,8 +71,9 @@ pub fn run_seed(seed: u64, loud: bool) -> Summary {
     }
     let disturbances = log.disturbances_since(Duration::ZERO) as u64;
     let ((hash, lines), violation) = (log.digest(), log.violation());
+    let accepted = log.all_accepted();
     let tail = if violation.is_some() { log.tail() } else { Vec::new() };
-    Summary { seed, hash, lines, simulated, requests, completed, disturbances, violation, tail }
+    Summary { seed, hash, lines, simulated, requests, completed, disturbances, accepted, violation, tail }
 }
 
 /// Waits for a violation or a panic.

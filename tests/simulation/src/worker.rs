@@ -93,8 +93,9 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
     let &Make { host, plan, config, kv_blocks, other_weights } = make;
     let limits = config.scheduler.clone();
     let (block_size, cost) = (limits.block_size, plan.cost);
+    let habits = plan.habits.clone();
     let options =
-        FakeOptions { vocab_size: VOCAB_SIZE, block_size, kv_blocks, cost, ..FakeOptions::default() };
+        FakeOptions { vocab_size: VOCAB_SIZE, block_size, kv_blocks, cost, habits, ..FakeOptions::default() };
     let backend = SimulatedBackend::new(host, options, limits, other_weights, device.clone(), log.clone());
     let loaded = LoadedBackend {
         eos_token_ids: vec![0],

@@ -62,17 +62,19 @@ fn nothing_is_lost_in_any_run() {
     let took = started.elapsed();
     let speed = sums.simulated.as_secs_f64() / took.as_secs_f64();
     println!(
-        "{} seeds, {} requests ({} completed), {} disturbances, {:.1} h simulated in {:.1} s: {speed:.0} times real time",
+        "{} seeds, {} requests ({} completed), {} disturbances, {} draft tokens right, {:.1} h simulated in {:.1} s: {speed:.0} times real time",
         sums.seeds,
         sums.requests,
         sums.completed,
         sums.disturbances,
+        sums.accepted,
         sums.simulated.as_secs_f64() / 3600.0,
         took.as_secs_f64()
     );
     if let Some(failed) = sums.failed {
         fail(&failed);
     }
+    assert!(count < 100 || sums.accepted > count, "drafts were verified");
     if setting("TEST_SIM_SPEED").is_some_and(|wanted| wanted > 0) {
         assert!(speed >= SPEED, "simulated time runs {speed:.0} times as fast as real time");
     }
@@ -84,6 +86,7 @@ struct Sums {
     requests: u64,
     completed: u64,
     disturbances: u64,
+    accepted: u64,
     simulated: Duration,
     /// The lowest seed that failed.
     failed: Option<Summary>,
@@ -95,6 +98,7 @@ impl Sums {
         self.requests += u64::from(summary.requests);
         self.completed += u64::from(summary.completed);
         self.disturbances += summary.disturbances;
+        self.accepted += summary.accepted;
         self.simulated += summary.simulated;
         let lower = self.failed.as_ref().is_none_or(|failed| summary.seed < failed.seed);
         if summary.violation.is_some() && lower {

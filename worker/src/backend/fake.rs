@@ -8,6 +8,7 @@
 //! then depends on earlier ones only through the last token's slot.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
@@ -43,6 +44,9 @@ pub struct FakeOptions {
     pub fail_at_step: Option<u64>,
     /// Whether each step reads the whole context back through the block table.
     pub reads_context: bool,
+    /// Tokens of a text that repeats itself: seven times of eight a draw is the one of these that follows the
+    /// token before. Empty: every draw is a hash of all before it.
+    pub habits: Range<TokenId>,
 }
 
 impl Default for FakeOptions {
@@ -55,6 +59,7 @@ impl Default for FakeOptions {
             steps_in_flight: 2,
             fail_at_step: None,
             reads_context: true,
+            habits: 0..0,
         }
     }
 }
@@ -119,12 +124,14 @@ impl FakeBackend {
     }
 
     fn answer(&self, batch: &Batch, want: &Want, states: &[u64]) -> Answer {
-        let draw = |draw: Draw<'_>| self.draw(batch, &draw, states[draw.row as usize]);
         match want {
             Want::Sample(sample) => self.sample(batch, &sample.draw(batch), states),
             Want::Verify(verify) => {
                 check_verify(batch, verify);
-                let drawn = (0..verify.rows.len() as u32).map(|nth| draw(verify.draw(batch, nth)));
+                let rows = 0..verify.rows.len() as u32;
+                let drawn = rows.map_while(|nth| {
+                    self.sample(batch, &verify.draw(batch, nth), states).drawn().first().cloned()
+                });
                 Answer::verified(batch.draft(verify), drawn.collect())
             }
             Want::Score(score) => Answer::Scored(self.score(score, states[score.row as usize])),
@@ -232,7 +239,7 @@ impl FakeBackend {
             let output = &draw.history[draw.prompt_len as usize..];
             state = output.iter().fold(state, |state, &token| mix(state, u64::from(token)));
         }
-        let mut token = self.token_of(state);
+        let mut token = self.by_habit(batch, draw, state).unwrap_or_else(|| self.token_of(state));
         let allowed = &params.allowed_token_ids;
         let banned: Vec<TokenId> = sampling(draw).ends_of_bad_words().collect();
         let is_forbidden = |token| {
@@ -251,6 +258,12 @@ impl FakeBackend {
             };
         }
         Sampled { token, logprobs: params.logprobs.map(|top| self.logprobs(state, token, top)) }
+    }
+
+    fn by_habit(&self, batch: &Batch, draw: &Draw<'_>, state: u64) -> Option<TokenId> {
+        let Range { start, end } = self.options.habits;
+        let has_habit = end > start && !mix(state, 2).is_multiple_of(8);
+        has_habit.then(|| start + (batch.tokens[draw.row as usize] * 5 + 1) % (end - start))
     }
 
     fn check_history(&self, batch: &Batch, draw: &Draw<'_>) {

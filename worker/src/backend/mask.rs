@@ -2,6 +2,7 @@
 //! pass, and the backend reads it before drawing.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use skein_grammar::{Mask, Matcher, Next, Stuck};
 use skein_proto::sampling::SamplingParams;
@@ -48,13 +49,23 @@ impl Allowed {
     /// allowed token has -∞ itself, the first one gets a finite value.
     pub fn mask_logits<'a>(&self, logits: &[f32], out: &'a mut Vec<f32>) -> Option<&'a [f32]> {
         let Self::Tokens(mask) = self else { return None };
-        out.clear();
+        out.resize(logits.len(), f32::NEG_INFINITY);
         let mut finite = false;
-        for (logits, word) in logits.chunks(u32::BITS as usize).zip(mask.words()) {
-            for (bit, logit) in logits.iter().enumerate() {
-                let logit = if word & (1 << bit) != 0 { *logit } else { f32::NEG_INFINITY };
-                finite |= logit != f32::NEG_INFINITY;
-                out.push(logit);
+        let groups = logits.chunks(u32::BITS as usize).zip(out.chunks_mut(u32::BITS as usize));
+        for ((logits, out), word) in groups.zip(mask.words()) {
+            // Most words of most masks allow none of their tokens, or all.
+            match *word {
+                0 => out.fill(f32::NEG_INFINITY),
+                u32::MAX => {
+                    out.copy_from_slice(logits);
+                    finite |= logits.iter().fold(false, |any, logit| any | (*logit != f32::NEG_INFINITY));
+                }
+                word => {
+                    for (bit, (logit, out)) in logits.iter().zip(out).enumerate() {
+                        *out = if word & (1 << bit) != 0 { *logit } else { f32::NEG_INFINITY };
+                        finite |= *out != f32::NEG_INFINITY;
+                    }
+                }
             }
         }
         if !finite {
@@ -62,6 +73,16 @@ impl Allowed {
             *out.get_mut(first)? = 0.0;
         }
         Some(out)
+    }
+
+    /// Number of tokens that may be drawn.
+    pub fn count(&self) -> u32 {
+        if let Self::Tokens(mask) = self { mask.count() } else { 0 }
+    }
+
+    /// Whether `token` may be drawn.
+    pub fn allows(&self, token: TokenId) -> bool {
+        if let Self::Tokens(mask) = self { mask.allows(token) } else { false }
     }
 
     /// The allowed token at index `nth`, modulo their number; `None` if there is none.
@@ -86,13 +107,22 @@ struct State {
     allowed: Option<Arc<Allowed>>,
     /// Matcher to reuse for the next token.
     matcher: Option<Matcher>,
+    /// Guesses of the text that must come next; `None` while unknown.
+    forced: Option<Vec<TokenId>>,
 }
 
 impl MaskSlot {
-    /// Stores the result.
-    pub fn fill(&self, allowed: Allowed, matcher: Matcher) {
+    /// A slot that has `allowed`, and no matcher.
+    pub fn filled(allowed: Allowed) -> Self {
+        let slot = Self::default();
+        slot.fill(allowed, None);
+        slot
+    }
+
+    /// Puts the result, and the matcher if it is this slot that keeps it.
+    pub fn fill(&self, allowed: Allowed, matcher: Option<Matcher>) {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = State { allowed: Some(Arc::new(allowed)), matcher: Some(matcher) };
+        (state.allowed, state.matcher) = (Some(Arc::new(allowed)), matcher);
         drop(state);
         self.0.filled.notify_all();
     }
@@ -106,6 +136,25 @@ impl MaskSlot {
             }
             state = self.0.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// A copy of the matcher, if it is there.
+    pub fn fork_matcher(&self) -> Option<Matcher> {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.matcher.as_ref().map(Matcher::fork)
+    }
+
+    /// Puts guesses of the text that must come next.
+    pub fn set_forced(&self, tokens: Vec<TokenId>) {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).forced = Some(tokens);
+        self.0.filled.notify_all();
+    }
+
+    /// Those guesses, waiting at most so long; `None` if they are not known by then.
+    pub fn forced_within(&self, wait: Duration) -> Option<Vec<TokenId>> {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.filled.wait_timeout_while(state, wait, |state| state.forced.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.forced.clone()
     }
 
     /// The result, if available.
@@ -158,6 +207,11 @@ mod tests {
         let masked = allowed.mask_logits(&logits, &mut out).unwrap();
         let left: Vec<usize> = (0..40).filter(|at| masked[*at].is_finite()).collect();
         assert_eq!((left, masked.len()), (vec![3, 35], 40));
+        let every: Vec<TokenId> = (0..40).collect();
+        let all = Allowed::new(next(&every, false), &SamplingParams::default(), false);
+        assert_eq!(all.mask_logits(&logits, &mut out), Some(&*logits));
+        let none = all.mask_logits(&[f32::NEG_INFINITY; 40], &mut out).unwrap();
+        assert_eq!(none.iter().position(|logit| logit.is_finite()), Some(0));
         let none = allowed.mask_logits(&[f32::NEG_INFINITY; 40], &mut out).unwrap();
         assert_eq!(none.iter().position(|logit| logit.is_finite()), Some(3));
         assert_eq!(Allowed::End.mask_logits(&logits, &mut out), None);

@@ -49,6 +49,11 @@ pub trait Backend: Send {
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError>;
     /// Waits for `step`, which must be the oldest in flight.
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError>;
+    /// Whether the oldest step in flight has ended, so that [`collect`](Self::collect) does not wait for it;
+    /// `None` if the backend cannot tell.
+    fn has_ended(&mut self) -> Option<bool> {
+        None
+    }
     /// Sets a callback, called from any thread, for a failure while nothing is in flight. An engine without
     /// steps in flight sleeps; the callback wakes it to check [`health`](Self::health). Only backends that
     /// work between steps need it.

@@ -70,6 +70,8 @@ pub struct VerifyRows {
     pub history: Range<u32>,
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
+    /// What the sample's grammar allows at each row; empty if it has none.
+    pub masks: Vec<MaskSlot>,
 }
 
 /// Scores `target`, the prompt token that follows `row`.
@@ -125,7 +127,9 @@ impl SampleRow {
 impl VerifyRows {
     /// Its draw at the `nth` row, as part of `batch`.
     pub fn draw<'a>(&'a self, batch: &'a Batch, nth: u32) -> Draw<'a> {
-        let Self { ref rows, ref params, sample_index, stop_from, ref history, prompt_len, .. } = *self;
+        let Self {
+            ref rows, ref params, sample_index, stop_from, ref history, prompt_len, ref masks, ..
+        } = *self;
         let (row, position) = (rows.start + nth, self.position + nth);
         let history = if params.needs_history() { batch.history_in(history) } else { &[] };
         let history = &history[..history.len().min(position as usize)];
@@ -137,7 +141,7 @@ impl VerifyRows {
             forbid_stop: position < stop_from,
             history,
             prompt_len,
-            mask: None,
+            mask: masks.get(nth as usize),
         }
     }
 }
@@ -156,7 +160,8 @@ pub enum Answer {
     Sampled(Sampled),
     /// Answer to a [`Want::Sample`] whose grammar allows no token.
     Undrawn,
-    /// Answers a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one.
+    /// Answers a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one, unless a
+    /// grammar allows none.
     Verified(Vec<Sampled>),
     /// Answers a [`Want::Score`].
     Scored(TokenLogprobs),
@@ -174,11 +179,11 @@ pub struct Sampled {
 }
 
 impl Answer {
-    /// The answer for a draft, given the draws at its rows: accepts while they are equal.
+    /// The answer for a draft, given the draws at its rows up to the first whose grammar allows none: accepts
+    /// while they are equal.
     pub fn verified(draft: &[TokenId], mut drawn: Vec<Sampled>) -> Self {
-        assert_eq!(
-            drawn.len(),
-            draft.len() + 1,
+        assert!(
+            drawn.len() <= draft.len() + 1,
             "one draw for each of the draft's tokens, and one after them"
         );
         let accepted = draft.iter().zip(&drawn).take_while(|(draft, drawn)| **draft == drawn.token).count();
@@ -239,6 +244,10 @@ mod tests {
         check(&[4, 7], &[4, 5, 6], 1);
         // Draws after a wrong token were conditioned on it, so they do not count even if equal.
         check(&[7, 5], &[4, 5, 6], 0);
+        // A grammar ended the draws.
+        check(&[4, 5, 8], &[4, 5], 1);
+        check(&[7, 5, 8], &[4, 5], 0);
+        assert_eq!(Answer::verified(&[4], Vec::new()), Answer::Verified(Vec::new()));
     }
 
     #[test]
@@ -253,6 +262,7 @@ mod tests {
             stop_from: 4,
             history: 1..5,
             prompt_len: 1,
+            masks: Vec::new(),
         };
         assert_eq!(batch.draft(&verify), [1, 2]);
         let draws = [0, 1, 2].map(|nth| verify.draw(&batch, nth));

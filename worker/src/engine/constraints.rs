@@ -7,17 +7,27 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
 
-use skein_grammar::{Matcher, Stuck};
+use skein_grammar::{Matcher, Next, Stuck};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
-use crate::backend::{Allowed, MaskSlot};
+use crate::TokenId;
+use crate::backend::{Allowed, Batch, MaskSlot, Want};
 use crate::scheduler::{NewRequest, RequestEvent, RequestKey, Scheduler};
 
 /// Most masks queued for the thread. A running sample requests one at a time; if the queue is full, the
 /// engine waits.
 const MAX_JOBS: usize = 1024;
+
+/// A text that is forced has no more tokens at its start: it and its prefixes.
+const MOST_SPELLINGS: u32 = 32;
+
+/// Longest wait for what a grammar forces, and most samples that are waited for in a step. A mask takes some
+/// 50 µs, a step of a small model a few ms.
+const FORCED_WAIT: Duration = Duration::from_micros(100);
+const MOST_WAITED_FOR: usize = 4;
 
 /// Matchers of a request's samples, advanced past the tokens delivered earlier.
 #[derive(Debug)]
@@ -42,19 +52,69 @@ struct Sample {
     slot: MaskSlot,
 }
 
-struct Job {
-    matcher: Matcher,
-    params: Arc<SamplingParams>,
-    forbid_stop: bool,
-    slot: MaskSlot,
+enum Job {
+    /// The mask of a sample's next draw.
+    Next {
+        matcher: Box<Matcher>,
+        params: Arc<SamplingParams>,
+        forbid_stop: bool,
+        slot: MaskSlot,
+        /// Whether what the grammar forces next is wanted, too.
+        forces: bool,
+    },
+    /// The masks of the draws after each token of `draft`. The first of `slots` has the matcher before it.
+    Draft {
+        draft: Vec<TokenId>,
+        slots: Vec<MaskSlot>,
+        params: Arc<SamplingParams>,
+        /// Position of the first draw, and where stop tokens may be drawn from.
+        position: u32,
+        stop_from: u32,
+    },
 }
 
 impl Job {
     fn run(self) {
-        let Self { mut matcher, params, forbid_stop, slot } = self;
-        let allowed = Allowed::new(matcher.next_tokens(), &params, forbid_stop);
-        slot.fill(allowed, matcher);
+        match self {
+            Self::Next { mut matcher, params, forbid_stop, slot, forces } => {
+                let allowed = Allowed::new(matcher.next_tokens(), &params, forbid_stop);
+                let may_force = forces && allowed.count() <= MOST_SPELLINGS;
+                slot.fill(allowed, Some(*matcher));
+                let copy = may_force.then(|| slot.fork_matcher()).flatten();
+                slot.set_forced(copy.map_or(Vec::new(), Matcher::into_forced));
+            }
+            Self::Draft { draft, slots, params, position, stop_from } => {
+                let Some((first, rest)) = slots.split_first() else { return };
+                let masks = masks_after(first, &draft, |at, next| {
+                    Allowed::new(next, &params, position + 1 + at < stop_from)
+                });
+                // No draw counts after a token that is not allowed.
+                let masks = masks.chain(std::iter::repeat(Allowed::End));
+                rest.iter().zip(masks).for_each(|(slot, allowed)| slot.fill(allowed, None));
+            }
+        }
     }
+}
+
+/// What may be drawn after each token of `draft`, as far as the tokens are allowed. Follows a copy of the
+/// matcher: a limit that is met on the way there is no error of the answer, which may go elsewhere.
+fn masks_after<'a>(
+    first: &MaskSlot,
+    draft: &'a [TokenId],
+    allowed: impl Fn(u32, Result<Next, Stuck>) -> Allowed + 'a,
+) -> impl Iterator<Item = Allowed> + 'a {
+    let mut before = first.wait();
+    let mut matcher = None;
+    let may_start = draft.first().is_some_and(|token| before.allows(*token));
+    if may_start {
+        matcher = first.fork_matcher();
+    }
+    draft.iter().zip(0..).map_while(move |(token, at)| {
+        let matcher = matcher.as_mut().filter(|_| before.allows(*token))?;
+        let next = matcher.advance(*token).and_then(|()| matcher.next_tokens());
+        before = Arc::new(allowed(at, next));
+        Some((*before).clone())
+    })
 }
 
 /// How a constrained sample ended.
@@ -100,18 +160,19 @@ impl Constraints {
     /// stopped, even at `max_tokens`.
     pub fn follow(&mut self, events: &mut [RequestEvent], scheduler: &mut Scheduler) -> Vec<Followed> {
         let mut followed = Vec::new();
+        // A step may have drawn several tokens of a sample; the next mask is that after the last one.
+        let mut moved: BTreeMap<(RequestKey, u32), (Matcher, u32)> = BTreeMap::new();
         for event in events {
             match event {
                 RequestEvent::Token { request, sample, position, token, .. } => {
                     let (key, index, len) = (*request, *sample, *position + 1);
-                    let known = self.samples.get(&(key, index));
-                    let Some(mut matcher) = known.and_then(|sample| sample.slot.take_matcher()) else {
-                        continue;
-                    };
+                    let of_slot = || self.samples.get(&(key, index))?.slot.take_matcher();
+                    let before = moved.remove(&(key, index)).map(|(matcher, _)| matcher);
+                    let Some(mut matcher) = before.or_else(of_slot) else { continue };
                     match matcher.advance(*token) {
                         Err(stuck) => followed.push(Followed::Failed(key, stuck)),
                         Ok(()) if matcher.is_done() => followed.push(Followed::Done(key, index)),
-                        Ok(()) => self.ask(key, index, matcher, len, scheduler),
+                        Ok(()) => drop(moved.insert((key, index), (matcher, len))),
                     }
                 }
                 RequestEvent::Finished { request, sample, reason, .. } => {
@@ -124,7 +185,38 @@ impl Constraints {
                 RequestEvent::Started { .. } | RequestEvent::PromptScored { .. } => {}
             }
         }
+        for ((key, index), (matcher, len)) in moved {
+            self.ask(key, index, matcher, len, scheduler);
+        }
         followed
+    }
+
+    /// Tells the scheduler what grammars force next, as far as that is known in time.
+    pub fn offer_forced(&self, scheduler: &mut Scheduler) {
+        if !scheduler.drafts() {
+            return;
+        }
+        for (at, (&(key, index), sample)) in self.samples.iter().enumerate() {
+            let wait = if at < MOST_WAITED_FOR { FORCED_WAIT } else { Duration::ZERO };
+            let forced = sample.slot.forced_within(wait).unwrap_or_default();
+            scheduler.set_forced(key, index, forced);
+        }
+    }
+
+    /// Has the masks for the drafts of `batch` computed, after those for its other draws.
+    pub fn ask_for_drafts(&mut self, batch: &Batch) {
+        for want in &batch.wants {
+            let Want::Verify(verify) = want else { continue };
+            if verify.masks.len() > 1 {
+                self.send(Job::Draft {
+                    draft: batch.draft(verify).to_vec(),
+                    slots: verify.masks.clone(),
+                    params: verify.params.clone(),
+                    position: verify.position,
+                    stop_from: verify.stop_from,
+                });
+            }
+        }
     }
 
     /// Samples whose mask allows no further token. Draws already planned for them were not made.
@@ -151,7 +243,13 @@ impl Constraints {
             return;
         }
         let forbid_stop = len - sample.prompt_len < sample.params.min_tokens;
-        let job = Job { matcher, params: sample.params.clone(), forbid_stop, slot: sample.slot.clone() };
+        let (params, slot) = (sample.params.clone(), sample.slot.clone());
+        let forces = scheduler.drafts();
+        let matcher = Box::new(matcher);
+        self.send(Job::Next { matcher, params, forbid_stop, slot, forces });
+    }
+
+    fn send(&mut self, job: Job) {
         let jobs = self.jobs.get_or_insert_with(start);
         // Without the thread, compute the mask here.
         if let Err(job) = jobs.send(job) {

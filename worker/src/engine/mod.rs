@@ -205,7 +205,9 @@ impl Engine {
 
     /// Plans and launches a step; false if none can be planned now.
     fn launch_next(&mut self) -> Result<bool, BackendError> {
+        self.constraints.offer_forced(&mut self.scheduler);
         let Some(plan) = self.scheduler.plan(clock::now()) else { return Ok(false) };
+        self.constraints.ask_for_drafts(&plan.batch);
         let running = self.backend.launch(plan.batch)?;
         self.in_flight.push_back((plan.step, running));
         Ok(true)

@@ -1,10 +1,16 @@
 //! The loop of a follower rank: executes the leader's frames until a stop frame.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use skein_kernels::collective::{Ranks, RingError};
 
 use super::frame::{Disagreement, Frame, FrameError, Sequence, agree};
 use super::memory::FrameReader;
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, StepHandle};
+
+/// Time between two looks at a step in flight while no frame comes.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// Why a follower ended before its stop frame.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +49,11 @@ pub fn follow<B: Backend>(
     let (mut sequence, mut words) = (Sequence { epoch, step: 0 }, Vec::new());
     let mut check = Some(check);
     let mut backend = None;
+    let mut in_flight = VecDeque::new();
     loop {
+        if let Some(backend) = &mut backend {
+            collect_due(&mut in_flight, backend, &frames, &mut reports)?;
+        }
         frames.read(&mut words)?;
         match (sequence.read(&words)?, &mut backend) {
             (Frame::Stop, _) => return Ok(()),
@@ -53,12 +63,40 @@ pub fn follow<B: Backend>(
             }
             (Frame::Run(_), None) => return Err(RankError::Unchecked),
             (Frame::Run(batch), Some(backend)) => {
-                let step = backend.launch(batch)?;
-                let output = backend.collect(step)?;
-                if let Some(reports) = &mut reports {
-                    agree(&mut **reports, sequence.step, &output)?;
-                }
+                in_flight.push_back((sequence.step, backend.launch(batch)?));
             }
         }
     }
+}
+
+/// Collects steps until the next frame should be read: because it is there and the backend takes another
+/// step, or because no step is left.
+fn collect_due<B: Backend>(
+    in_flight: &mut VecDeque<(u64, StepHandle)>,
+    backend: &mut B,
+    frames: &FrameReader,
+    reports: &mut Option<Box<dyn Ranks>>,
+) -> Result<(), RankError> {
+    while !in_flight.is_empty() {
+        let has_room = in_flight.len() < backend.steps_in_flight();
+        if has_room && frame_comes_first(backend, frames)? {
+            return Ok(());
+        }
+        let Some((number, step)) = in_flight.pop_front() else { return Ok(()) };
+        let output = backend.collect(step)?;
+        if let Some(reports) = reports {
+            agree(&mut **reports, number, &output)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a frame comes before the oldest step in flight has ended.
+fn frame_comes_first<B: Backend>(backend: &mut B, frames: &FrameReader) -> Result<bool, RingError> {
+    while backend.has_ended() == Some(false) {
+        if frames.comes_within(LOOK_AGAIN)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -252,6 +252,14 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
+    /// Whether a frame comes within `most`.
+    ///
+    /// # Errors
+    /// If the group ends.
+    pub fn comes_within(&self, most: Duration) -> Result<bool, RingError> {
+        self.ring.has_more(most)
+    }
+
     /// Reads the next frame into `words`, waiting as long as the group exists.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::{GroupMemory, NodePlan};
 use super::mesh::Peers;
 use super::watch::Watch;
-use crate::config::Precision;
+use crate::config::{CudaConfig, Precision, SchedulerConfig};
 
 /// Longest line of a welcome or an answer, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
@@ -34,7 +34,7 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 const ANSWERS_IN_FLIGHT: usize = 256;
 
 /// Whole configuration of a rank, sent by the leader.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// Number of the rank, from 1.
     pub rank: usize,
@@ -66,6 +66,19 @@ pub struct Welcome {
     pub precision: Precision,
     /// Directory for packed weights; `None` = not cached.
     pub packed_cache_dir: Option<PathBuf>,
+    /// What a rank with a GPU needs to know; `None` on the CPU.
+    pub cuda: Option<CudaWelcome>,
+}
+
+/// What a rank with a GPU needs to know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CudaWelcome {
+    /// Its settings; the device is that of rank 0, and those of the other ranks follow it.
+    pub config: CudaConfig,
+    /// Limits, which set the size of the largest step.
+    pub limits: SchedulerConfig,
+    /// KV cache bytes; `None` = whatever memory is left.
+    pub kv_cache_memory_bytes: Option<u64>,
 }
 
 /// Properties that ranks must share to draw the same tokens.
@@ -474,6 +487,7 @@ mod tests {
             max_rows: 1,
             precision: Precision::default(),
             packed_cache_dir: None,
+            cuda: None,
         };
         (Processes::start(&memory, &command, &welcome).unwrap(), memory)
     }

@@ -76,7 +76,9 @@ fn put_want(words: &mut Vec<u32>, want: &Want) {
             put_params(words, params);
         }
         Want::Verify(verify) => {
-            let VerifyRows { rows, params, sample_index, position, stop_from, history, prompt_len } = verify;
+            // The leader refuses masks.
+            let VerifyRows { rows, params, sample_index, position, stop_from, history, prompt_len, masks: _ } =
+                verify;
             words.extend([VERIFY, rows.start, rows.end, *sample_index, *position, *stop_from]);
             words.extend([history.start, history.end, *prompt_len]);
             put_params(words, params);
@@ -228,6 +230,7 @@ impl Reader<'_> {
                     stop_from,
                     history,
                     prompt_len,
+                    masks: Vec::new(),
                 }))
             }
             [SCORE] => self.take().map(|[row, target, top]| Want::Score(ScoreRow { row, target, top })),
@@ -316,6 +319,7 @@ mod tests {
             stop_from: 11,
             history: 1..3,
             prompt_len: 1,
+            masks: Vec::new(),
         };
         Batch {
             tokens: vec![5, 6],

@@ -10,6 +10,8 @@ use skein_node::metrics::{
 use skein_proto::info::WorkerInfo;
 use skein_proto::totals::Total;
 
+use crate::draft::MOST_DRAFTED;
+
 pub use observer::Observer;
 
 /// The metrics of one worker.
@@ -24,6 +26,10 @@ pub struct Metrics {
     prefix_queries: IntCounter,
     prefix_hits: IntCounter,
     preemptions: IntCounter,
+    drafts: IntCounter,
+    draft_tokens: IntCounter,
+    accepted_tokens: IntCounter,
+    accepted_by_position: IntCounterVec,
     prompt_tokens: IntCounter,
     cached_tokens: IntCounter,
     generation_tokens: IntCounter,
@@ -43,6 +49,12 @@ pub struct Metrics {
     streams: IntGauge,
     outcomes: IntCounterVec,
 }
+
+/// Values of `position`: those of a longest draft.
+const POSITIONS: [&str; MOST_DRAFTED] = [
+    "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18",
+    "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30",
+];
 
 /// Values of `outcome`, in the order of [`Counts`](crate::streams::Counts).
 const OUTCOMES: [&str; 4] = ["completed", "errored", "cancelled", "handed_back"];
@@ -66,6 +78,16 @@ impl Metrics {
             prefix_hits: r
                 .counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
             preemptions: r.counter("vllm:num_preemptions_total", "Sequences preempted and recomputed."),
+            drafts: r.counter("vllm:spec_decode_num_drafts_total", "Drafts verified."),
+            draft_tokens: r.counter("vllm:spec_decode_num_draft_tokens_total", "Tokens of verified drafts."),
+            accepted_tokens: r
+                .counter("vllm:spec_decode_num_accepted_tokens_total", "Tokens of drafts that were right."),
+            accepted_by_position: r.counters(
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "Tokens of drafts that were right, by position in the draft.",
+                "position",
+                &POSITIONS,
+            ),
             prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
             cached_tokens: r
                 .counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in the prefix cache."),

@@ -10,7 +10,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
 
 use super::phases::{Phases, Times};
-use super::{Metrics, OUTCOMES};
+use super::{Metrics, OUTCOMES, POSITIONS};
 use crate::scheduler::{NewRequest, Note, RequestEvent, RequestKey};
 use crate::streams::Counts;
 
@@ -74,10 +74,25 @@ impl Observer {
     /// Work that no event tells.
     pub fn notes(&mut self, notes: &[Note]) {
         for note in notes {
-            let (Note::Prefilled { request, .. } | Note::Preempted { request }) = note;
+            let (Note::Prefilled { request, .. }
+            | Note::Preempted { request }
+            | Note::Drafted { request, .. }) = note;
+            if let Note::Drafted { drafted, accepted, .. } = note {
+                self.drafted(*drafted, *accepted);
+            }
             if let Some(request) = self.requests.get_mut(request) {
                 request.span.note(*note);
             }
+        }
+    }
+
+    fn drafted(&self, drafted: u32, accepted: u32) {
+        let metrics = &self.metrics;
+        metrics.drafts.inc();
+        metrics.draft_tokens.inc_by(drafted.into());
+        metrics.accepted_tokens.inc_by(accepted.into());
+        for position in POSITIONS.iter().take(accepted as usize) {
+            metrics.accepted_by_position.with_label_values(&[position]).inc();
         }
     }
 

@@ -15,6 +15,8 @@ pub(super) struct Phases {
     chunks: u32,
     prefilled_tokens: u32,
     preemptions: u32,
+    drafted: u32,
+    accepted: u32,
     output_tokens: u32,
     latest: Option<Timestamp>,
     longest_wait: Duration,
@@ -37,6 +39,8 @@ impl Phases {
             chunks: 0,
             prefilled_tokens: 0,
             preemptions: 0,
+            drafted: 0,
+            accepted: 0,
             output_tokens: 0,
             latest: None,
             longest_wait: Duration::ZERO,
@@ -50,6 +54,10 @@ impl Phases {
                 self.prefilled_tokens += rows;
             }
             Note::Preempted { .. } => self.preemptions += 1,
+            Note::Drafted { drafted, accepted, .. } => {
+                self.drafted += drafted;
+                self.accepted += accepted;
+            }
         }
     }
 
@@ -92,6 +100,8 @@ impl Phases {
             Part::new("decode", first_token, ended)
                 .count("skein.tokens", self.output_tokens)
                 .count("skein.preemptions", self.preemptions)
+                .count("skein.draft_tokens", self.drafted)
+                .count("skein.accepted_tokens", self.accepted)
         });
     }
 }

@@ -27,9 +27,9 @@ const ROWS_AT_FIRST: u32 = 4;
 /// Which requests a part of the plan is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// Background requests.
+    /// Requests of the lowest priority, as in batches.
     Background,
-    /// All others.
+    /// Requests of any other priority.
     Foreground,
 }
 

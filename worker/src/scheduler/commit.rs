@@ -16,7 +16,10 @@ impl Scheduler {
     pub fn commit(&mut self, step: Step, output: &StepOutput, now: Timestamp) -> Vec<RequestEvent> {
         assert_eq!(step.number, self.committed_steps + 1, "steps are committed in order");
         self.committed_steps = step.number;
-        self.pace.observe(&step, accepted(output), now);
+        let took = self.pace.observe(&step, accepted(output), now);
+        if step.prompt_rows() == 0 {
+            self.learn_time(step.rows, took);
+        }
         let mut events = Vec::with_capacity(output.answers.len() + 2);
         let mut forks = Vec::new();
         let mut running = std::mem::take(&mut self.queues.running);
@@ -26,6 +29,7 @@ impl Scheduler {
         let sort = !forks.is_empty();
         running.append(&mut forks);
         for sequence in running.extract_if(.., |sequence| sequence.finished) {
+            self.remember(&sequence);
             self.kv.release(sequence.table);
         }
         if sort {
@@ -64,13 +68,11 @@ impl Scheduler {
         }
         match planned.draws {
             Draws::None => {}
-            Draws::Next { want } => {
-                output.answers[want].drawn().iter().for_each(|drawn| sequence.accept(drawn, events));
-            }
+            Draws::Next { want } => self.accept_draw(sequence, &output.answers[want], events),
             Draws::Fork { wants, samples } => {
                 self.fork_samples(sequence, &samples, &output.answers[wants], forks, events);
             }
-            Draws::Verify { want, .. } => self.accept_draft(sequence, &output.answers[want], events),
+            Draws::Verify { want, len } => self.accept_draft(sequence, len, &output.answers[want], events),
         }
     }
 
@@ -96,22 +98,7 @@ impl Scheduler {
         sequence.accept(own, events);
     }
 
-    /// Accepts the right tokens of a draft and the one after them, and frees the blocks of the wrong ones.
-    fn accept_draft(&mut self, sequence: &mut Sequence, answer: &Answer, events: &mut Vec<RequestEvent>) {
-        let computed = sequence.computed + answer.drawn().len() as u32 - 1;
-        for drawn in answer.drawn() {
-            sequence.accept(drawn, events);
-            if sequence.finished {
-                break;
-            }
-        }
-        sequence.computed = computed.min(sequence.len());
-        let known = sequence.len();
-        self.kv.truncate(&mut sequence.table, known);
-        self.register(sequence);
-    }
-
-    fn register(&mut self, sequence: &mut Sequence) {
+    pub(super) fn register(&mut self, sequence: &mut Sequence) {
         let full = sequence.computed / self.limits.block_size;
         if full > sequence.table.registered() {
             sequence.extend_hashes(self.limits.block_size);
@@ -123,6 +110,8 @@ impl Scheduler {
 
 /// Draft tokens that this step verified as right.
 fn accepted(output: &StepOutput) -> u32 {
-    let of = |answer: &Answer| if let Answer::Verified(drawn) = answer { drawn.len() as u32 - 1 } else { 0 };
+    let of = |answer: &Answer| {
+        if let Answer::Verified(drawn) = answer { (drawn.len() as u32).saturating_sub(1) } else { 0 }
+    };
     output.answers.iter().map(of).sum()
 }

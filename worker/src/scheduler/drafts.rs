@@ -1,44 +1,220 @@
 //! Speculative drafts: tokens proposed before they are drawn. A right one saves a step and a wrong one costs
-//! a row; no output token depends on them. The scheduler does not know how they are made.
+//! a row; no output token depends on them. How they are made is in [`crate::draft`].
 
+use std::time::Duration;
+
+use super::background::Class;
+use super::plan::Plan;
+use super::sequence::Sequence;
+use super::{Note, Scheduler};
 use crate::TokenId;
+use crate::backend::{Answer, Sampled};
+use crate::draft::{Guesser, MOST_DRAFTED, Text};
 
 /// Appends to the list at most that many vocabulary tokens that may follow the given ones.
 pub type Propose = Box<dyn FnMut(&[TokenId], usize, &mut Vec<TokenId>) + Send>;
 
-/// The proposer and the maximum length of a draft.
-pub struct Drafts {
-    propose: Propose,
-    most: u32,
-    /// The latest draft; its allocation is reused.
-    draft: Vec<TokenId>,
+/// Most tokens of a draft under a grammar: each needs a mask, and the step waits for the last one.
+const MOST_DRAFTED_UNDER_GRAMMAR: u32 = 8;
+
+/// Where drafts come from.
+pub struct Drafts(Origin);
+
+enum Origin {
+    /// Guesses, verified where that pays.
+    Guessed(Box<Guesser>),
+    /// Whatever is proposed, at most so many tokens at a time, verified always: for tests.
+    Given(Propose, u32),
 }
 
 impl std::fmt::Debug for Drafts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Drafts").field("most", &self.most).finish_non_exhaustive()
+        let name = if self.are_given() { "Given" } else { "Guessed" };
+        f.debug_tuple(name).finish()
     }
 }
 
 impl Drafts {
-    /// Drafts of at most `most` tokens each.
+    /// Drafts of at most `most` tokens each, all of which are verified.
     pub fn new(most: u32, propose: Propose) -> Self {
-        Self { propose, most, draft: Vec::with_capacity(most as usize) }
+        Self(Origin::Given(propose, most))
     }
 
-    /// Makes a draft after `tokens`, of at most `most` tokens, and returns its length.
-    pub(super) fn make(&mut self, tokens: &[TokenId], most: u32) -> u32 {
-        let most = self.most.min(most) as usize;
-        self.draft.clear();
-        if most > 0 {
-            (self.propose)(tokens, most, &mut self.draft);
-            self.draft.truncate(most);
+    /// The guesses of `guesser`.
+    pub fn guessed(guesser: Guesser) -> Self {
+        Self(Origin::Guessed(Box::new(guesser)))
+    }
+
+    /// Whether each draw of a stream is a verification, even of no token.
+    pub(super) fn are_given(&self) -> bool {
+        matches!(self.0, Origin::Given(..))
+    }
+
+    /// Makes drafts for the streams of a step that has room for `rows` of them. A draft follows a known
+    /// token; where the last one is in flight, what is guessed only tells whether it would be right.
+    fn make(&mut self, mut streams: Vec<&mut Sequence>, rows: u32) {
+        let count = streams.len() as u32;
+        let is_known = |sequence: &&mut Sequence| sequence.planned_len() == sequence.len();
+        match &mut self.0 {
+            Origin::Given(propose, most) => {
+                let mut left = rows / 2;
+                for sequence in streams.into_iter().filter(is_known) {
+                    let most = (*most).min(sequence.most_drafted()).min(left) as usize;
+                    let Sequence { tokens, progress, .. } = sequence;
+                    progress.set_draft(|draft| {
+                        if most > 0 {
+                            propose(tokens, most, draft);
+                            draft.truncate(most);
+                        }
+                    });
+                    left -= progress.taken();
+                }
+            }
+            Origin::Guessed(guesser) => {
+                for sequence in &mut streams {
+                    let most = sequence.most_drafted() as usize;
+                    let len = sequence.len();
+                    let Sequence { tokens, scope, params, progress, forced, .. } = &mut **sequence;
+                    let forced = if forced.0 == len { &forced.1[..] } else { &[] };
+                    let text = Text { tokens, scope, stops: &params.stop_token_ids, forced };
+                    guesser.guess(&text, most, progress);
+                }
+                let mut known: Vec<&mut Sequence> = streams.into_iter().filter(is_known).collect();
+                let drafts = known.iter().map(|sequence| &sequence.progress);
+                let taken = guesser.choose(drafts, count, rows);
+                for (sequence, taken) in known.iter_mut().zip(taken) {
+                    sequence.progress.take(*taken);
+                }
+            }
         }
-        self.draft.len() as u32
     }
 
-    /// The first `len` tokens of the latest draft.
-    pub(super) fn latest(&self, len: u32) -> &[TokenId] {
-        &self.draft[..len as usize]
+    /// Learns from the tokens that were drawn after `sequence`.
+    fn learn(&mut self, sequence: &mut Sequence, drawn: &[Sampled]) {
+        match &mut self.0 {
+            Origin::Given(..) => sequence.progress.clear(),
+            Origin::Guessed(guesser) => {
+                guesser.drawn(drawn.iter().map(|drawn| drawn.token), &mut sequence.progress);
+            }
+        }
+    }
+}
+
+impl Sequence {
+    /// Most tokens of a draft: one more token always follows it, however much of it is right.
+    fn most_drafted(&self) -> u32 {
+        let most = if self.is_constrained() { MOST_DRAFTED_UNDER_GRAMMAR } else { MOST_DRAFTED as u32 };
+        (self.max_len - self.len()).saturating_sub(1).min(most)
+    }
+}
+
+impl Scheduler {
+    /// Makes drafts for the first `most` streams of `class` in a step, which get `rows` rows. They take no
+    /// row of a prompt or of a stream of another class, because those always yield tokens, and no block that
+    /// another stream may need.
+    pub(super) fn make_drafts(&mut self, class: Class, most: usize, rows: u32, plan: &mut Plan) {
+        let Some(mut drafts) = self.drafts.take() else { return };
+        let number = plan.step.number;
+        let all = self.queues.running.iter().filter(|sequence| sequence.is_decoding(number)).count();
+        let waits = (plan.step.rows > 0 || self.has_prompt_rows(class, number)) && !drafts.are_given();
+        let is_meant = |sequence: &&mut Sequence| class.has(sequence.rank) && sequence.is_decoding(number);
+        let mut streams: Vec<&mut Sequence> =
+            self.queues.running.iter_mut().filter(is_meant).take(most).collect();
+        streams.iter_mut().for_each(|sequence| sequence.progress.clear());
+        let count = streams.len() as u32;
+        if !waits {
+            drafts.make(streams, rows.saturating_sub(count));
+        }
+        plan.step.draft_blocks = self.kv.available().saturating_sub(all as u32);
+        self.drafts = Some(drafts);
+    }
+
+    /// Whether a prompt of `class` could have rows in `step`.
+    fn has_prompt_rows(&self, class: Class, step: u64) -> bool {
+        let prompts = |sequence: &Sequence| {
+            class.has(sequence.rank) && !sequence.is_decoding(step) && sequence.pending(step) > 0
+        };
+        self.queues.running.iter().any(prompts)
+            || self
+                .queues
+                .waiting
+                .values()
+                .find(|head| class.has(head.rank))
+                .is_some_and(|head| self.fits(head))
+    }
+
+    /// Makes the blocks for the draft of the running sequence at `index`, whose last token is at `end - 1`,
+    /// without preempting. Returns how much of the draft has its blocks.
+    pub(super) fn grow_for_draft(&mut self, index: usize, end: u32, plan: &mut Plan) -> u32 {
+        let sequence = &mut self.queues.running[index];
+        let taken = sequence.progress.taken();
+        if taken == 0 {
+            return 0;
+        }
+        assert_eq!(sequence.len(), end, "a draft follows a known token");
+        let held = sequence.table.blocks().len() as u32;
+        let room = (held + plan.step.draft_blocks) * self.limits.block_size;
+        let wanted = (end + taken).min(room);
+        let drafted = self.kv.grow(&mut sequence.table, end, wanted, &mut plan.batch.copies) - end;
+        plan.step.draft_blocks -= sequence.table.blocks().len() as u32 - held;
+        drafted
+    }
+
+    /// Hands out a plain draw, and learns what a draft would have got right.
+    pub(super) fn accept_draw(
+        &mut self,
+        sequence: &mut Sequence,
+        answer: &Answer,
+        events: &mut Vec<super::RequestEvent>,
+    ) {
+        self.learn(sequence, answer.drawn());
+        answer.drawn().iter().for_each(|drawn| sequence.accept(drawn, events));
+    }
+
+    /// Accepts the right tokens of a draft of `drafted` tokens and the one after them, and frees the blocks
+    /// of the wrong ones.
+    pub(super) fn accept_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        drafted: u32,
+        answer: &Answer,
+        events: &mut Vec<super::RequestEvent>,
+    ) {
+        self.learn(sequence, answer.drawn());
+        let accepted = (answer.drawn().len() as u32).saturating_sub(1);
+        if drafted > 0 {
+            self.notes.push(Note::Drafted { request: sequence.request, drafted, accepted });
+        }
+        let computed = sequence.computed + accepted;
+        for drawn in answer.drawn() {
+            sequence.accept(drawn, events);
+            if sequence.finished {
+                break;
+            }
+        }
+        sequence.computed = computed.min(sequence.len());
+        let known = sequence.len();
+        self.kv.truncate(&mut sequence.table, known);
+        self.register(sequence);
+    }
+
+    fn learn(&mut self, sequence: &mut Sequence, drawn: &[Sampled]) {
+        if let Some(drafts) = &mut self.drafts {
+            drafts.learn(sequence, drawn);
+        }
+    }
+
+    /// A step of `rows` rows that only continued texts took `took`.
+    pub(super) fn learn_time(&mut self, rows: u32, took: Duration) {
+        if let Some(Drafts(Origin::Guessed(guesser))) = &mut self.drafts {
+            guesser.took(rows, took);
+        }
+    }
+
+    /// Keeps the text of a sequence that has ended, for others to be guessed from.
+    pub(super) fn remember(&mut self, sequence: &Sequence) {
+        if let Some(Drafts(Origin::Guessed(guesser))) = &mut self.drafts {
+            guesser.ended(&sequence.scope, &sequence.tokens, sequence.prompt_len);
+        }
     }
 }

@@ -246,6 +246,7 @@ impl Scheduler {
         if sequence.samples.is_empty()
             && let Some(sequence) = self.queues.remove(rank)
         {
+            self.remember(&sequence);
             self.kv.release(sequence.table);
         }
         Some(RequestEvent::Finished { request, sample, position, reason })
@@ -271,6 +272,12 @@ impl Scheduler {
             sequence.masks.push((sample, mask));
             true
         })
+    }
+
+    /// Tells what the grammar of a sample forces next: guesses for its next draft.
+    pub fn set_forced(&mut self, request: RequestKey, sample: u32, tokens: Vec<TokenId>) {
+        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
+        sequence.into_iter().for_each(|sequence| sequence.forced = (sequence.len(), tokens.clone()));
     }
 
     /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go

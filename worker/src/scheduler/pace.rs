@@ -1,5 +1,7 @@
 //! Measured speed: the duration of steps, and tokens a second.
 
+use std::time::Duration;
+
 use skein_node::clock::Timestamp;
 
 use super::rate::Rate;
@@ -34,7 +36,8 @@ impl Default for Pace {
 impl Pace {
     /// Measures the step's own time, from its planning or from the commit before it if that was later.
     /// `accepted` is the number of draft tokens found right, which its streams got in addition to one each.
-    pub fn observe(&mut self, step: &Step, accepted: u32, now: Timestamp) {
+    /// Returns that time.
+    pub fn observe(&mut self, step: &Step, accepted: u32, now: Timestamp) -> Duration {
         let took = now.since(step.started.max(self.last_commit));
         self.last_commit = now;
         self.step_time.observe(step.work(), took);
@@ -43,5 +46,6 @@ impl Pace {
         } else if step.prompt_rows() == 0 {
             self.decode.observe(step.streams + accepted, took);
         }
+        took
     }
 }

@@ -6,6 +6,7 @@ use skein_node::clock::Timestamp;
 
 use super::background::Class;
 use super::budget::{attended, even_chunk};
+use super::drafts::Drafts;
 use super::fair_share::FairShare;
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
@@ -36,6 +37,7 @@ impl Scheduler {
             stream_rows: 0,
             attended: 0,
             budget: self.limits.max_num_batched_tokens,
+            draft_blocks: 0,
             started: now,
         };
         let mut plan = Plan { batch: Batch::default(), step };
@@ -75,21 +77,19 @@ impl Scheduler {
         self.short_of_blocks = false;
     }
 
-    /// Gives each stream of `class`, at most `most`, one row, and drafts up to half of the remaining budget;
-    /// prompts get the other half.
+    /// Gives each stream of `class`, at most `most`, one row, and one for each token of its draft.
     fn plan_decodes(&mut self, class: Class, most: u32, plan: &mut Plan) {
         let number = plan.step.number;
         let decoding =
             self.queues.running.iter().filter(|seq| class.has(seq.rank) && seq.is_decoding(number));
-        let most = self.streams_in_a_step().min(most.min(plan.step.left()) as usize);
+        let rows = most.min(plan.step.left());
+        let most = self.streams_in_a_step().min(rows as usize);
         let ranks: Vec<Rank> = decoding.map(|seq| seq.rank).take(most).collect();
-        let for_drafts = plan.step.left().saturating_sub(ranks.len() as u32) / 2;
-        let planned = plan.step.stream_rows - plan.step.streams;
+        self.make_drafts(class, most, rows, plan);
         for rank in ranks {
             // An earlier stream may have preempted it. If there is no block for it, it sits out this step.
             if let Some(index) = self.queues.index_of(rank) {
-                let drafted = plan.step.stream_rows - plan.step.streams - planned;
-                self.plan_sequence(index, 1 + for_drafts - drafted, plan);
+                self.plan_sequence(index, 1, true, plan);
             }
         }
     }
@@ -149,7 +149,7 @@ impl Scheduler {
                 plan.step.budget += rows.saturating_sub(most);
                 most = rows;
             }
-            if !self.plan_sequence(next, most, plan) {
+            if !self.plan_sequence(next, most, false, plan) {
                 break;
             }
         }
@@ -194,9 +194,9 @@ impl Scheduler {
         self.queues.index_of(rank).map(|index| self.queues.running[index].pending(step))
     }
 
-    /// Gives the running sequence at `index` up to `most` rows of this step, as far as blocks allow. False if
-    /// it gets none.
-    fn plan_sequence(&mut self, index: usize, most: u32, plan: &mut Plan) -> bool {
+    /// Gives the running sequence at `index` up to `most` rows of this step and, if it `drafts`, those of its
+    /// draft, as far as blocks allow. False if it gets none.
+    fn plan_sequence(&mut self, index: usize, most: u32, drafts: bool, plan: &mut Plan) -> bool {
         let number = plan.step.number;
         let sequence = &self.queues.running[index];
         let (start, decoding) = (sequence.next_row(), sequence.is_decoding(number));
@@ -208,14 +208,12 @@ impl Scheduler {
         if known == start {
             return false;
         }
-        // Each draft token would need its own mask.
-        let constrained = self.queues.running[index].is_constrained();
-        let takes_draft = decoding && !constrained;
-        let drafted = if takes_draft { self.make_draft(index, known, most - 1, plan) } else { 0 };
-        let draft = self.drafts.as_ref().filter(|_| !constrained).map(|drafts| drafts.latest(drafted));
+        let drafted = if drafts { self.grow_for_draft(index, known, plan) } else { 0 };
         let rows = known + drafted - start;
+        let always = self.drafts.as_ref().is_some_and(Drafts::are_given);
         let sequence = &mut self.queues.running[index];
-        sequence.plan_rows(number, rows, draft, self.limits.block_size, &mut plan.batch);
+        let drafted = (drafted > 0 || always).then_some(drafted);
+        sequence.plan_rows(number, rows, drafted, self.limits.block_size, &mut plan.batch);
         plan.step.attended += attended(start, start + rows);
         plan.step.rows += rows;
         if decoding {
@@ -242,17 +240,6 @@ impl Scheduler {
                 _ => return end,
             }
         }
-    }
-
-    /// Makes a draft for the running sequence at `index`, whose last token is at `end - 1`, and the blocks
-    /// for it, without preempting. Returns the draft's length.
-    fn make_draft(&mut self, index: usize, end: u32, most: u32, plan: &mut Plan) -> u32 {
-        let Some(drafts) = &mut self.drafts else { return 0 };
-        let sequence = &mut self.queues.running[index];
-        assert_eq!(sequence.len(), end, "a draft follows a known token");
-        // One more token always follows the draft, however much of it is right.
-        let drafted = drafts.make(&sequence.tokens, most.min(sequence.max_len - end - 1));
-        self.kv.grow(&mut sequence.table, end, end + drafted, &mut plan.batch.copies) - end
     }
 
     /// Moves a waiting sequence to the running ones, with its cached prefix, if it fits.
@@ -300,6 +287,7 @@ impl Scheduler {
         self.kv.release(std::mem::take(&mut sequence.table));
         sequence.computed = 0;
         sequence.planned.clear();
+        sequence.progress.clear();
         sequence.reports_hit |= sequence.unreported_hit.take().is_some();
         sequence.extend_hashes(self.limits.block_size);
         self.short_of_blocks = true;

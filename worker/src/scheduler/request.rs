@@ -154,6 +154,15 @@ pub enum Note {
         /// Key of the request.
         request: RequestKey,
     },
+    /// A step verified a draft of it.
+    Drafted {
+        /// Key of the request.
+        request: RequestKey,
+        /// Tokens of the draft; at least one.
+        drafted: u32,
+        /// Those of them that were right.
+        accepted: u32,
+    },
 }
 
 impl RequestEvent {

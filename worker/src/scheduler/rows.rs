@@ -4,30 +4,29 @@ use std::ops::Range;
 
 use super::planned_rows::{Draws, PlannedRows};
 use super::sequence::Sequence;
-use crate::TokenId;
-use crate::backend::{Batch, BatchSequence, SampleRow, ScoreRow, VerifyRows, Want};
+use crate::backend::{Batch, BatchSequence, MaskSlot, SampleRow, ScoreRow, VerifyRows, Want};
 
 impl Sequence {
-    /// Adds its next `rows` tokens to the batch of `step`, and a draw if they reach its end. With a `draft`,
-    /// even an empty one, the draw is a verification and the draft's tokens are the last rows.
+    /// Adds its next `rows` tokens to the batch of `step`, and a draw if they reach its end. With `drafted`,
+    /// even 0, the draw is a verification, and the last rows are so many tokens of its draft.
     pub fn plan_rows(
         &mut self,
         step: u64,
         rows: u32,
-        draft: Option<&[TokenId]>,
+        drafted: Option<u32>,
         block_size: u32,
         batch: &mut Batch,
     ) {
         let (start, end) = (self.next_row(), self.next_row() + rows);
-        let (first_row, drafted) = (batch.tokens.len() as u32, draft.unwrap_or_default());
-        let known = end - drafted.len() as u32;
+        let (first_row, draft) = (batch.tokens.len() as u32, drafted.unwrap_or(0));
+        let known = end - draft;
         let of_known = start.min(self.len()) as usize..known.min(self.len()) as usize;
         batch.tokens.extend_from_slice(&self.tokens[of_known]);
         if known > self.len() {
             batch.carried.push(self.carried_to(batch.tokens.len()));
             batch.tokens.push(0);
         }
-        batch.tokens.extend_from_slice(drafted);
+        batch.tokens.extend_from_slice(self.progress.draft(draft));
         batch.positions.extend(start..end);
         batch.slots.extend((start..end).map(|position| self.table.slot(position, block_size)));
         let first_block = batch.block_tables.len() as u32;
@@ -40,9 +39,9 @@ impl Sequence {
         });
         let scores = self.plan_scores(start..known, first_row, batch);
         let last_row = first_row + (known - start) - 1;
-        let draws = match draft {
+        let draws = match drafted {
             _ if known < self.planned_len() => Draws::None,
-            Some(draft) if self.samples.len() == 1 => self.plan_verification(draft, last_row, batch),
+            Some(len) if self.samples.len() == 1 => self.plan_verification(len, last_row, batch),
             _ => self.plan_draws(end, last_row, batch),
         };
         self.planned.push_back(PlannedRows { step, rows, scores, draws });
@@ -90,12 +89,12 @@ impl Sequence {
         }
     }
 
-    /// Verifies `draft`, whose tokens are in the rows after `row`, the sequence's last known token.
-    fn plan_verification(&self, draft: &[TokenId], row: u32, batch: &mut Batch) -> Draws {
-        let (history, len) = (batch.history.len() as u32, draft.len() as u32);
+    /// Verifies `len` tokens of its draft, in the rows after `row`, the sequence's last known token.
+    fn plan_verification(&self, len: u32, row: u32, batch: &mut Batch) -> Draws {
+        let history = batch.history.len() as u32;
         if self.params.needs_history() {
             batch.history.extend_from_slice(&self.tokens);
-            batch.history.extend_from_slice(draft);
+            batch.history.extend_from_slice(self.progress.draft(len));
         }
         batch.wants.push(Want::Verify(VerifyRows {
             rows: row..row + 1 + len,
@@ -105,7 +104,16 @@ impl Sequence {
             stop_from: self.prompt_len.saturating_add(self.params.min_tokens),
             history: history..batch.history.len() as u32,
             prompt_len: self.prompt_len,
+            masks: self.masks_of_draft(len),
         }));
         Draws::Verify { want: batch.wants.len() - 1, len }
+    }
+
+    /// The mask of its next draw, and new ones for the draws after `len` tokens of a draft; none without a
+    /// grammar.
+    fn masks_of_draft(&self, len: u32) -> Vec<MaskSlot> {
+        let first = self.mask_of(self.samples[0]);
+        let others = (0..len).map(|_| MaskSlot::default());
+        first.map_or(Vec::new(), |first| std::iter::once(first).chain(others).collect())
     }
 }

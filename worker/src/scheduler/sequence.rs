@@ -16,6 +16,7 @@ use super::planned_rows::PlannedRows;
 use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
 use crate::backend::{MaskSlot, Sampled};
+use crate::draft::Progress;
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
 /// Order of admission, prefill and preemption: lower priority, then nearer deadline, then earlier arrival. It
@@ -64,6 +65,10 @@ pub(super) struct Sequence {
     pub carries: bool,
     /// What it waits for other than a step.
     pub hold: Option<Hold>,
+    /// State of its drafts.
+    pub progress: Progress,
+    /// Guesses of what its grammar forces after so many tokens.
+    pub forced: (u32, Vec<TokenId>),
     pub finished: bool,
 }
 
@@ -108,6 +113,8 @@ impl Sequence {
             masks: Vec::new(),
             carries: true,
             hold: None,
+            progress: Progress::default(),
+            forced: (0, Vec::new()),
             finished: false,
         }
     }
@@ -187,6 +194,8 @@ impl Sequence {
             masks: Vec::new(),
             carries: self.carries,
             hold: self.hold,
+            progress: Progress::default(),
+            forced: (0, Vec::new()),
             finished: false,
         }
     }

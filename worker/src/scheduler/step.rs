@@ -19,6 +19,8 @@ pub struct Step {
     pub(super) attended: u64,
     /// Most rows allowed.
     pub(super) budget: u32,
+    /// Blocks that drafts may still take.
+    pub(super) draft_blocks: u32,
     pub(super) started: Timestamp,
 }
 

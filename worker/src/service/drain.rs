@@ -14,7 +14,7 @@ const DRAIN_POLL: Duration = Duration::from_millis(20);
 const LAST_WRITES: Duration = Duration::from_millis(500);
 
 impl WorkerService {
-    /// Refuses new requests, lets running ones go on for `grace`, then asks routers to move the rest.
+    /// Refuses new requests, lets running ones continue for `grace`, then hands the rest back to the routers.
     /// Requests that have nowhere to go continue. Shortly before `timeout` the rest is handed back and every
     /// stream is written to its end. The engine keeps running.
     pub async fn drain(&self, grace: Duration, timeout: Duration) {

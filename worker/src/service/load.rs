@@ -11,7 +11,7 @@ use tracing::field::Empty;
 use tracing::info_span;
 
 use super::memory_plan::Needs;
-use super::{WorkerError, precision, ranks, sizing};
+use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
@@ -100,12 +100,6 @@ pub(super) fn load(
 
 /// Loads on the device of `config`.
 fn load_on(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
-    if config.ranks.count() > 1 && config.backend != BackendKind::Cpu {
-        return Err(WorkerError::Unsuitable(format!(
-            "--tensor-parallel-size {} and --pipeline-parallel-size {} need --device cpu: several GPUs cannot share a model yet",
-            config.ranks.tensor_parallel, config.ranks.pipeline_parallel
-        )));
-    }
     match config.backend {
         BackendKind::Auto => load_auto(config, progress),
         BackendKind::Cuda => {
@@ -149,7 +143,7 @@ fn load_auto(
 }
 
 /// Opens the device and its kernels, or says why it cannot be used for the model.
-fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
+pub(super) fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {
     let _opening = info_span!(target: PROCESS, "open device").entered();
     let model = ModelConfig::from_dir(&config.model)?;
     match cuda::open(config.cuda.ordinal, &model, config.scheduler.block_size) {
@@ -161,11 +155,11 @@ fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, Wor
     }
 }
 
-fn load_cuda(
-    config: &WorkerConfig,
-    opened: OpenDevice,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<LoadedBackend, WorkerError> {
+/// The model of `config` and the options of its CUDA backend.
+///
+/// # Errors
+/// Settings and models that are for the CPU only.
+pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOptions), WorkerError> {
     if ModelFile::open(&config.model)?.is_some() {
         let what = "GGUF files need the CPU, and this worker uses a GPU; add --device cpu, or give the \
                     model as a directory of safetensors";
@@ -192,13 +186,30 @@ fn load_cuda(
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         readers: config.threads,
     };
+    Ok((model, options))
+}
+
+fn load_cuda(
+    config: &WorkerConfig,
+    opened: OpenDevice,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedBackend, WorkerError> {
+    let (model, options) = cuda_options(config)?;
+    let fp8 = options.fp8;
     let fingerprint = match config.cuda.load_format {
         LoadFormat::Auto => fingerprint(&config.model)?,
         // Dummy weights are determined by their sizes.
         LoadFormat::Dummy => 0,
     };
-    let loaded = cuda::load(&config.model, &model, opened, &options, progress);
-    let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
+    let (backend, gaps, arithmetic) = if config.ranks.count() > 1 {
+        let (group, arithmetic) = cuda_ranks::lead(config, &model, opened, &options, progress)?;
+        (group, None, arithmetic)
+    } else {
+        let loaded = cuda::load(&config.model, &model, opened, &options, progress);
+        let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
+        let gaps = backend.gaps();
+        (Box::new(backend) as Box<dyn Backend>, gaps, arithmetic)
+    };
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::Bf16,
@@ -209,10 +220,14 @@ fn load_cuda(
             })
         },
         fingerprint: computed_with(fingerprint, &arithmetic),
-        // The device's sampler does not support masks yet.
-        grammars: None,
-        gaps: backend.gaps(),
-        backend: Box::new(backend),
+        // The group's leader sends no masks.
+        grammars: if config.ranks.count() > 1 {
+            None
+        } else {
+            grammars(&config.model, model.spec.vocab_size)
+        },
+        gaps,
+        backend,
         vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
@@ -283,7 +298,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
-        let (group, weight_bytes) = ranks::lead(config, (&model.spec, topology), options, progress)?;
+        let (group, weight_bytes) = ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
         (Box::new(group), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);

@@ -3,6 +3,7 @@
 //! only validated values.
 
 mod constraint;
+mod cuda_ranks;
 mod detached;
 mod drain;
 mod load;

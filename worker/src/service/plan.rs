@@ -1,12 +1,15 @@
 //! Computes the memory that a worker would need, rank by rank, with the functions that allocate it. Loads
 //! nothing and starts no process.
 
+use super::cuda_ranks::CudaPlan;
 use super::load::{CpuPlan, plan_cpu};
 use super::memory_plan::size;
-use super::{WorkerError, sizing};
+use super::{WorkerError, cuda_ranks, sizing};
 use crate::backend::cpu::{Allocated, CpuModel};
+use crate::backend::cuda::DeviceBytes;
 use crate::config::{BackendKind, WorkerConfig};
 use crate::group::NodePlan;
+use crate::shard::Shard;
 
 /// Planned memory of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,17 +39,21 @@ pub struct RankPlan {
     pub allocated: Allocated,
 }
 
-/// Plans the memory of the CPU worker of `config`.
+/// Plans the memory of the worker of `config`: on the CPU, or with `--device cuda` on GPUs like the first.
 ///
 /// # Errors
 /// If the model cannot be served with this configuration.
 pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
-    if !matches!(config.backend, BackendKind::Cpu | BackendKind::Auto) {
-        return Err(WorkerError::Unsuitable("--plan is for --device cpu".into()));
-    }
     super::serve::check_settings(&config.scheduler)?;
+    match config.backend {
+        BackendKind::Cpu | BackendKind::Auto => {}
+        BackendKind::Cuda => return plan_cuda(config),
+        BackendKind::Fake => {
+            return Err(WorkerError::Unsuitable("--plan is for --device cpu and cuda".into()));
+        }
+    }
     let CpuPlan { model, topology, shards, options, .. } = plan_cpu(config)?;
-    let rank = |(rank, shard): (usize, &crate::shard::Shard)| {
+    let rank = |(rank, shard): (usize, &Shard)| {
         Ok(RankPlan {
             node: topology.node_of(rank),
             stage: shard.stage,
@@ -70,6 +77,28 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             model.max_position_embeddings,
             options.kv_blocks,
         ),
+    })
+}
+
+fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
+    let CudaPlan { model, topology, shards, options, planned, kv_blocks } = cuda_ranks::plan(config)?;
+    let rank = |((rank, shard), bytes): ((usize, &Shard), &DeviceBytes)| {
+        let DeviceBytes { weights, kv_cache, activations, logits } = *bytes;
+        RankPlan {
+            node: topology.node_of(rank),
+            stage: shard.stage,
+            layers: shard.layers.clone(),
+            allocated: Allocated { weights, kv_cache, activations, logits },
+        }
+    };
+    let shared = if topology.ranks() == 1 { 0 } else { NodePlan::new(topology, 0, 0).bytes() as u64 };
+    let max_model_len = sizing::max_model_len(&options.limits, model.max_position_embeddings, kv_blocks);
+    Ok(MemoryPlan {
+        ranks: shards.iter().enumerate().zip(&planned).map(rank).collect(),
+        shared: vec![shared],
+        kv_blocks,
+        block_size: options.limits.block_size,
+        max_model_len,
     })
 }
 

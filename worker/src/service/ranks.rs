@@ -1,21 +1,22 @@
-//! A CPU model shared by several ranks: how the leader starts its group, and the main loop of the other
-//! ranks.
+//! A model that several ranks share: how the leader starts its group, and what the other ranks do.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_kernels::collective::Ranks;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::matrix::Storage;
 
 use super::{WorkerError, precision};
-use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions};
+use crate::backend::cpu::{Connections, CpuBackend, CpuModel, CpuOptions};
 use crate::backend::{Backend, BackendError};
-use crate::config::{NodesConfig, RanksConfig, WorkerConfig};
+use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
 use crate::group::{
-    self, Answer, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings, Nodes,
-    Peers, Processes, RankError, RankProcess, TOKEN_BYTES, Terms, Topology, Welcome,
+    self, Answer, CudaWelcome, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan,
+    NodeSettings, Nodes, Peers, Processes, RankCommand, RankError, RankProcess, TOKEN_BYTES, Terms, Topology,
+    Welcome,
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
@@ -70,80 +71,155 @@ fn threads(config: &WorkerConfig) -> usize {
     }
 }
 
-/// Starts the other ranks, loads the leader's part, and returns the group and the bytes of weights that this
-/// rank reads per step.
+/// How all ranks compute, as their leader tells them.
+pub(super) struct Work {
+    /// Everything but the model that affects the bits of logits.
+    pub arithmetic: String,
+    /// On the CPU; of a GPU's rank only the threads, which read weights.
+    pub cpu: CpuOptions,
+    /// On GPUs.
+    pub cuda: Option<CudaWelcome>,
+}
+
+/// A group whose ranks have joined and load their parts.
+pub(super) struct Group {
+    memory: GroupMemory,
+    epoch: u64,
+    processes: Processes,
+    nodes: Option<Arc<Nodes>>,
+    connections: Connections,
+    reports: Box<dyn Ranks>,
+}
+
+/// Starts the other ranks of the model of `config`, and connects this process with them.
 pub(super) fn lead(
     config: &WorkerConfig,
     (spec, topology): (&Spec, Topology),
-    options: CpuOptions,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(impl Backend + 'static, u64), WorkerError> {
-    let ranks = topology.ranks();
-    let command = config.ranks.command.as_ref().ok_or_else(|| {
+    work: Work,
+) -> Result<Group, WorkerError> {
+    let command = rank_command(config)?;
+    let others = gather_nodes(config, &topology)?;
+    let cannot = |error: std::io::Error| stopped(format!("cannot start {} ranks: {error}", topology.ranks()));
+    let step_bytes = work.cpu.max_rows as usize * spec.hidden_size * size_of::<f32>();
+    let plan = |node| NodePlan::new(topology, node, step_bytes);
+    let memory = GroupMemory::create(plan(0), config.cuda.step_timeout).map_err(cannot)?;
+    let address = others.first().map_or(IpAddr::from([127, 0, 0, 1]), |node| node.own_address);
+    let welcome = welcome(config, work, &memory, address)?;
+    let mut processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
+    let nodes = start_nodes(others, &processes, &welcome, plan);
+    let nodes = nodes.map_err(|why| stopped(processes.fail(why)))?;
+    let Member { connections, reports, closer } =
+        connect(&memory, &mut processes, nodes.as_deref(), &welcome)?;
+    processes.watch().also(move |_, _| closer.close());
+    let reports = reports.unwrap_or_else(|| unreachable!("the leader is in the last stage"));
+    Ok(Group { memory, epoch: welcome.epoch, processes, nodes, connections, reports })
+}
+
+/// How this command starts ranks.
+fn rank_command(config: &WorkerConfig) -> Result<&RankCommand, WorkerError> {
+    config.ranks.command.as_ref().ok_or_else(|| {
         WorkerError::Unsuitable(
             "--tensor-parallel-size and --pipeline-parallel-size need processes, which this command does not start; use \
              skein worker or skein serve"
                 .into(),
         )
-    })?;
-    let others = gather_nodes(config, &topology)?;
-    let cannot = |error: std::io::Error| stopped(format!("cannot start {ranks} ranks: {error}"));
-    let timeout = config.cuda.step_timeout;
-    let plan =
-        |node| NodePlan::new(topology, node, options.max_rows as usize * spec.hidden_size * size_of::<f32>());
-    let memory = GroupMemory::create(plan(0), timeout).map_err(cannot)?;
-    let epoch = super::serve::draw_epoch();
-    let address = others.first().map_or(IpAddr::from([127, 0, 0, 1]), |node| node.own_address);
-    let welcome = Welcome {
-        rank: 0,
-        plan: plan(0),
-        address,
-        epoch,
-        leader: std::process::id(),
-        memory: memory.descriptor(),
-        timeout,
-        terms: terms(&config.model, &precision::cpu_arithmetic(&options.numbers))?,
-        model: config.model.clone(),
-        threads: options.threads,
-        kv_blocks: options.kv_blocks,
-        block_size: options.block_size,
-        max_rows: options.max_rows,
-        precision: config.precision,
-        packed_cache_dir: config.cpu.packed_cache_dir.clone(),
-    };
-    let mut processes = Processes::start(&memory, command, &welcome).map_err(cannot)?;
-    let watch = processes.watch().clone();
+    })
+}
+
+/// Waits until all ranks have joined, and connects this process with those that it works with.
+fn connect(
+    memory: &GroupMemory,
+    processes: &mut Processes,
+    nodes: Option<&Nodes>,
+    welcome: &Welcome,
+) -> Result<Member, WorkerError> {
+    let (topology, watch) = (welcome.plan.topology, processes.watch().clone());
     let fail = |why: String| stopped(watch.fail(why));
-    let nodes = start_nodes(others, &processes, &welcome, plan).map_err(fail)?;
-    let listener = group::listen(&topology, address).map_err(|error| fail(error.to_string()))?;
+    let listener = group::listen(&topology, welcome.address).map_err(|error| fail(error.to_string()))?;
     let ports = processes.joined().map_err(stopped)?;
-    tracing::info!(
-        ranks,
-        nodes = topology.nodes,
-        threads = options.threads,
-        "all {ranks} ranks joined; loading"
-    );
+    let (ranks, threads) = (topology.ranks(), welcome.threads);
+    tracing::info!(ranks, nodes = topology.nodes, threads, "{ranks} ranks have joined, loading");
     let own_port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
     let ports: Vec<Option<u16>> = std::iter::once(own_port).chain(ports).collect();
-    let peers = nodes.as_ref().map(|nodes| introduce(nodes, &processes, &welcome, &ports));
+    let peers = nodes.map(|nodes| introduce(nodes, processes, welcome, &ports));
     let peers = peers.transpose().map_err(fail)?;
-    let member = group::connect(&memory, 0, listener, peers.as_ref()).map_err(fail)?;
-    let Member { connections, reports, closer } = member;
-    processes.watch().also(move |_, _| closer.close());
+    group::connect(memory, 0, listener, peers.as_ref()).map_err(fail)
+}
+
+/// What the ranks are told.
+fn welcome(
+    config: &WorkerConfig,
+    work: Work,
+    memory: &GroupMemory,
+    address: IpAddr,
+) -> Result<Welcome, WorkerError> {
+    let Work { arithmetic, cpu, cuda } = work;
+    let is_dummy = cuda.as_ref().is_some_and(|cuda| cuda.config.load_format == LoadFormat::Dummy);
+    Ok(Welcome {
+        rank: 0,
+        plan: memory.plan(),
+        address,
+        epoch: super::serve::draw_epoch(),
+        leader: std::process::id(),
+        memory: memory.descriptor(),
+        timeout: memory.timeout(),
+        terms: terms(&config.model, is_dummy, &arithmetic)?,
+        model: config.model.clone(),
+        threads: cpu.threads,
+        kv_blocks: cpu.kv_blocks,
+        block_size: cpu.block_size,
+        max_rows: cpu.max_rows,
+        precision: config.precision,
+        packed_cache_dir: config.cpu.packed_cache_dir.clone(),
+        cuda,
+    })
+}
+
+impl Group {
+    /// Says why the group has ended.
+    pub fn ended(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+        let watch = self.processes.watch().clone();
+        move || watch.failure()
+    }
+
+    /// Loads the leader's part with `load`. Once all ranks have loaded theirs, all check the model; `check`
+    /// runs this rank's part of that and returns its backend.
+    pub fn load<M, B: Backend>(
+        self,
+        load: impl FnOnce(Connections) -> Result<M, WorkerError>,
+        check: impl FnOnce(M) -> Result<B, WorkerError>,
+    ) -> Result<Leader<B>, WorkerError> {
+        let Self { memory, epoch, processes, nodes, connections, reports } = self;
+        let model = load(connections).map_err(|error| {
+            // Another rank's failure, if that came first, is the reason for this one's.
+            let own = error.to_string();
+            let why = processes.fail(own.clone());
+            if why == own { error } else { stopped(why) }
+        })?;
+        let watch = processes.loaded().map_err(stopped)?;
+        let watching = watch.clone();
+        let leader = Leader::start(&memory, (epoch, watch), (reports, nodes), || check(model));
+        leader.inspect_err(|error| drop(watching.fail(error.to_string())))
+    }
+}
+
+/// Leads a group of CPU ranks; returns it with the bytes of weights that this rank's steps read.
+pub(super) fn lead_on_cpu(
+    config: &WorkerConfig,
+    of_model: (&Spec, Topology),
+    options: CpuOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(impl Backend + 'static, u64), WorkerError> {
+    let arithmetic = precision::cpu_arithmetic(&options.numbers);
+    let group = lead(config, of_model, Work { arithmetic, cpu: options, cuda: None })?;
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
-    let loaded = CpuModel::load_rank((&config.model, None), options, &cache, connections, progress);
-    let model = loaded.map_err(|error| {
-        processes.fail(error.to_string());
-        WorkerError::from(error)
-    })?;
-    let weight_bytes = model.weight_bytes();
-    let watch = processes.loaded().map_err(stopped)?;
-    let watching = watch.clone();
-    let reports = reports.unwrap_or_else(|| unreachable!("the leader is in the last stage"));
-    let leader = Leader::start(&memory, (epoch, watch), (reports, nodes), || checked(model, &config.model));
-    let leader = leader.inspect_err(|error| {
-        watching.fail(error.to_string());
-    })?;
+    let mut weight_bytes = 0;
+    let load = |connections| {
+        let model = CpuModel::load_rank((&config.model, None), options, &cache, connections, progress)?;
+        weight_bytes = model.weight_bytes();
+        Ok(model)
+    };
+    let leader = group.load(load, |model| checked(model, &config.model))?;
     Ok((leader, weight_bytes))
 }
 
@@ -253,11 +329,17 @@ pub fn run_rank() -> Result<(), String> {
 }
 
 fn serve_rank(process: &RankProcess) -> Result<(), String> {
+    match &process.welcome.cuda {
+        None => serve_on_cpu(process),
+        Some(cuda) => super::cuda_ranks::serve_rank(process, cuda),
+    }
+}
+
+/// Tells the leader that this rank is there, and connects it with the others.
+pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, String> {
     let RankProcess { welcome, memory, .. } = process;
-    let said = |error: WorkerError| error.to_string();
-    let (stored, scheme) = stored(&welcome.model)?;
-    let numbers = precision::on_cpu(welcome.precision, &stored, scheme.as_ref()).map_err(said)?;
-    let own = terms(&welcome.model, &precision::cpu_arithmetic(&numbers)).map_err(said)?;
+    let is_dummy = welcome.cuda.as_ref().is_some_and(|cuda| cuda.config.load_format == LoadFormat::Dummy);
+    let own = terms(&welcome.model, is_dummy, arithmetic).map_err(|error| error.to_string())?;
     let listener = group::listen(&welcome.plan.topology, welcome.address);
     let listener = listener.map_err(|error| format!("cannot listen for other nodes: {error}"))?;
     let port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
@@ -266,7 +348,28 @@ fn serve_rank(process: &RankProcess) -> Result<(), String> {
         return Err(why);
     }
     let peers = listener.is_some().then(|| process.peers()).transpose()?;
-    let Member { connections, reports, .. } = group::connect(memory, welcome.rank, listener, peers.as_ref())?;
+    group::connect(memory, welcome.rank, listener, peers.as_ref())
+}
+
+/// Tells the leader that this rank has loaded its part, and follows it. `check` checks the model together
+/// with all ranks.
+pub(super) fn follow<B: Backend>(
+    process: &RankProcess,
+    reports: Option<Box<dyn Ranks>>,
+    check: impl FnOnce() -> Result<B, String>,
+) -> Result<(), String> {
+    let RankProcess { welcome, memory, .. } = process;
+    Answer::Loaded.emit();
+    let ended = group::follow(memory.reader(welcome.rank), reports, welcome.epoch, check);
+    ended.map_err(|error: RankError| error.to_string())
+}
+
+fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
+    let welcome = &process.welcome;
+    let (stored, scheme) = stored(&welcome.model)?;
+    let numbers = precision::on_cpu(welcome.precision, &stored, scheme.as_ref());
+    let numbers = numbers.map_err(|error| error.to_string())?;
+    let Member { connections, reports, .. } = join(process, &precision::cpu_arithmetic(&numbers))?;
     let options = CpuOptions {
         threads: welcome.threads,
         kv_blocks: welcome.kv_blocks,
@@ -277,10 +380,7 @@ fn serve_rank(process: &RankProcess) -> Result<(), String> {
     let cache = packed_cache(welcome.packed_cache_dir.as_deref());
     let model = CpuModel::load_rank((&welcome.model, None), options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
-    Answer::Loaded.emit();
-    let check = || checked(model, &welcome.model).map_err(|error| error.to_string());
-    let ended = group::follow(memory.reader(welcome.rank), reports, welcome.epoch, check);
-    ended.map_err(|error: RankError| error.to_string())
+    follow(process, reports, || checked(model, &welcome.model).map_err(|error| error.to_string()))
 }
 
 /// Checks the model together with all ranks, and starts its compute thread.
@@ -296,10 +396,11 @@ fn packed_cache(directory: Option<&Path>) -> PackedCache {
     directory.map_or(PackedCache::none(), |directory| PackedCache::at(directory.to_owned()))
 }
 
-fn terms(model: &Path, arithmetic: &str) -> Result<Terms, WorkerError> {
+fn terms(model: &Path, is_dummy: bool, arithmetic: &str) -> Result<Terms, WorkerError> {
     Ok(Terms {
         version: env!("CARGO_PKG_VERSION").into(),
-        model: fingerprint(model)?,
+        // Dummy weights are determined by their sizes.
+        model: if is_dummy { 0 } else { fingerprint(model)? },
         arithmetic: arithmetic.into(),
     })
 }

@@ -18,9 +18,10 @@ use super::server::Server;
 use super::{ModelFacts, Ready, WorkerService, sizing};
 use crate::backend::BackendError;
 use crate::config::{SchedulerConfig, WorkerConfig};
+use crate::draft::{Guesser, Speculate};
 use crate::engine::{Engine, EngineHandle};
 use crate::metrics::{Metrics, Observer};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Drafts, Scheduler};
 
 /// Why a worker could not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -191,6 +192,14 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
     }
     let mut scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
     scheduler.set_stages(loaded.backend.stages() as u32);
+    match Guesser::new(limits.speculate, limits.enable_prefix_caching) {
+        Some(guesser) if loaded.backend.verifies() => scheduler.set_drafts(Drafts::guessed(guesser)),
+        Some(_) if limits.speculate != Speculate::Auto => tracing::warn!(
+            backend = loaded.device.name(),
+            "this backend does not verify drafts yet: tokens are decoded one by one, as with --speculate off"
+        ),
+        Some(_) | None => {}
+    }
     let max_num_seqs = scheduler.max_num_seqs();
     let (engine, handle) = Engine::new(scheduler, loaded.backend, max_streams(limits));
     let info = WorkerInfo {

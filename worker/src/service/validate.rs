@@ -142,12 +142,6 @@ fn samples(
 fn sampling(params: wire::SamplingParams, facts: &ModelFacts) -> Result<SamplingParams, Invalid> {
     let mut params = SamplingParams::from(params);
     params.check(facts.info.vocab_size)?;
-    if facts.info.backend == "cuda" {
-        // The GPU sampler does not apply masks yet.
-        let count = params.allowed_token_ids.len();
-        let got = format_args!("{count} entries");
-        check(count == 0, "allowed_token_ids", got, "none: GPU workers do not support it yet")?;
-    }
     let stop = &mut params.stop_token_ids;
     if !params.ignore_eos {
         stop.extend_from_slice(&facts.eos_token_ids);

@@ -2,10 +2,10 @@
 //! without ever waiting, and each reader takes everything new at once, so a slow reader gets fewer and longer
 //! deltas. A reader with more than [`MAX_UNREAD_BYTES`] unread is ended.
 //!
-//! If the last reader of a request disappears without a release, the request goes on for its linger time, and
-//! its output stays readable equally long after its end. Without a linger, output is dropped once read and
-//! the request is cancelled as soon as its last reader is gone. This room has no clock and no timer: expiry
-//! is noticed when the engine next sweeps.
+//! If the last reader of a request disappears without a release, the request continues for its linger time,
+//! and its output stays readable equally long after its end. Without a linger, output is dropped once read
+//! and the request is cancelled as soon as its last reader is gone. This module has no clock and no timer:
+//! the engine's next sweep detects expiry.
 
 mod audit;
 mod budget;

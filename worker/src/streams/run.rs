@@ -14,7 +14,7 @@ use crate::TokenId;
 use crate::kv_cache::CacheScope;
 use crate::scheduler::NewRequest;
 
-/// Longest time that a request goes on, or its output stays readable, without a reader.
+/// Longest time that a request continues, or its output stays readable, without a reader.
 pub const MAX_LINGER: Duration = Duration::from_secs(300);
 
 /// Most reader names kept per request, for releases. Above this, the oldest readers that have left are

@@ -11,7 +11,7 @@ use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::engine::{Engine, EngineHandle};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::scheduler::Scheduler;
+use skein_worker::scheduler::{Drafts, Scheduler};
 
 pub const BLOCK_SIZE: u32 = 16;
 /// Tokens per block in tests where blocks should run out.
@@ -86,6 +86,28 @@ pub fn start(
     };
     let mut scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
     scheduler.set_stages(backend.stages() as u32);
+    run(scheduler, backend, max_streams)
+}
+
+/// An engine that verifies drafts, with small steps and sequences of up to 64 tokens.
+pub fn start_drafting(
+    backend: impl Backend + 'static,
+    drafts: Option<Drafts>,
+    max_streams: u32,
+) -> (EngineHandle, Running) {
+    let config = SchedulerConfig {
+        block_size: SMALL_BLOCK,
+        max_num_seqs: 8,
+        max_num_batched_tokens: 40,
+        ..SchedulerConfig::default()
+    };
+    let mut scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
+    scheduler.set_stages(backend.stages() as u32);
+    drafts.into_iter().for_each(|drafts| scheduler.set_drafts(drafts));
+    run(scheduler, backend, max_streams)
+}
+
+fn run(scheduler: Scheduler, backend: impl Backend + 'static, max_streams: u32) -> (EngineHandle, Running) {
     let (engine, handle) = Engine::new(scheduler, Box::new(backend), max_streams);
     (handle, std::thread::spawn(move || engine.run()))
 }

@@ -80,6 +80,10 @@ impl Backend for Group {
         self.leader.as_ref().unwrap().stages()
     }
 
+    fn verifies(&self) -> bool {
+        self.leader.as_ref().unwrap().verifies()
+    }
+
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
         self.leader().launch(batch)
     }

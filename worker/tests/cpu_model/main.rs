@@ -15,3 +15,4 @@ mod quantised;
 mod ranks;
 mod requests;
 mod resume;
+mod speculation;

@@ -148,6 +148,7 @@ fn a_draft_is_verified_by_the_tokens_of_plain_decoding() {
             stop_from: 0,
             history: 0..batch.history.len() as u32,
             prompt_len,
+            masks: Vec::new(),
         }));
         let step = backend.launch(batch).unwrap();
         let output = backend.collect(step).unwrap();

@@ -24,8 +24,8 @@ const MAX_TOKENS: u32 = 14;
 
 /// Output of one sample: tokens, log-probability bits and finish reason.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Output {
-    tokens: Vec<TokenId>,
+pub struct Output {
+    pub tokens: Vec<TokenId>,
     logprobs: Vec<Bits>,
     finish: Option<FinishReason>,
 }
@@ -91,7 +91,7 @@ fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
     }
 }
 
-async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
+pub async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
     let mut outputs = vec![Output::default(); n];
     while let Some(deltas) = stream.next().await {
         for delta in deltas.unwrap() {

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_grammar::Mask;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::CudaBackend;
-use skein_worker::backend::{Backend, Batch, BlockCopy, Sampled, StepOutput};
+use skein_worker::backend::{
+    Allowed, Answer, Backend, Batch, BlockCopy, MaskSlot, Sampled, StepOutput, Want,
+};
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
@@ -34,19 +37,72 @@ fn ways() -> Vec<Arc<SamplingParams>> {
     [plain, seeded, cut, penalties, biased].into_iter().map(Arc::new).collect()
 }
 
-/// Draws `count` tokens with each method in one batch: first the prompts, then one token per step. The next
-/// input is the token in `feed`, or else the drawn one.
+/// Ways with tokens that must not be drawn.
+fn limited_ways() -> Vec<Arc<SamplingParams>> {
+    let seeded = SamplingParams { temperature: 1.1, seed: 5, ..SamplingParams::default() };
+    let listed = SamplingParams { allowed_token_ids: (0..24).map(|i| i * 7 + 3).collect(), ..seeded.clone() };
+    let words = SamplingParams {
+        bad_words: (0..280).filter(|token| token % 3 == 0).map(|token| vec![token]).collect(),
+        ..seeded.clone()
+    };
+    let pairs = SamplingParams {
+        allowed_token_ids: (20..26).collect(),
+        bad_words: (20..26)
+            .flat_map(|a| (20..26).map(move |b| vec![a, b]))
+            .filter(|w| w[0] >= w[1])
+            .collect(),
+        presence_penalty: 0.2,
+        ..seeded.clone()
+    };
+    let masked = SamplingParams { top_k: 20, stop_token_ids: vec![8], ..seeded };
+    [listed, words, pairs, masked].into_iter().map(Arc::new).collect()
+}
+
+/// What the grammar of the last of [`limited_ways`] allows at `turn`.
+fn grammar(turn: usize) -> Mask {
+    let mut mask = Mask::none(300);
+    (0..300).filter(|token| token % (turn as u32 % 5 + 2) == 0).for_each(|token| mask.allow(token));
+    mask
+}
+
+/// Whether the last of `tokens` may follow the others.
+fn is_allowed(way: usize, turn: usize, tokens: &[u32]) -> bool {
+    let [.., before, last] = *tokens else { return false };
+    match way {
+        0 => last < 24 * 7 && last % 7 == 3,
+        1 => last >= 280 || last % 3 != 0,
+        // 25 has no successor, so there all of the list are.
+        2 => (20..26).contains(&last) && (turn == 0 || before == 25 || last > before),
+        _ => grammar(turn).allows(last) && last != 8,
+    }
+}
+
+/// Draws `count` tokens for each way in one batch: first the prompts, then one token per step. The next input
+/// is the token in `feed`, or else the token drawn.
 fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>]>) -> Vec<Vec<Sampled>> {
-    let ways = ways();
+    generate_in(&ways(), false, backend, count, feed)
+}
+
+/// The same in given `ways`; `masked`: the last one under the mask of [`grammar`].
+fn generate_in(
+    ways: &[Arc<SamplingParams>],
+    masked: bool,
+    backend: &mut dyn Backend,
+    count: usize,
+    feed: Option<&[Vec<Sampled>]>,
+) -> Vec<Vec<Sampled>> {
     let mut sequences: Vec<Sequence> =
         (0..ways.len()).map(|i| sequence_of(prompt(i as u32, 5 + 2 * i), i as u32)).collect();
     let mut drawn = Vec::new();
     for turn in 0..count {
         let mut batch = Batch::default();
-        for (sequence, way) in sequences.iter_mut().zip(&ways) {
+        for (sequence, way) in sequences.iter_mut().zip(ways) {
             let left = sequence.tokens.len() - sequence.computed;
             sequence.put(&mut batch, left);
             sample(sequence, &mut batch, way, 0, None);
+        }
+        if let Some(Want::Sample(last)) = batch.wants.last_mut().filter(|_| masked) {
+            last.mask = Some(MaskSlot::filled(Allowed::Tokens(grammar(turn))));
         }
         let samples: Vec<Sampled> = step(backend, batch).drawn().cloned().collect();
         let fed = feed.map_or(&samples, |feed| &feed[turn]);
@@ -109,6 +165,50 @@ fn tokens_are_those_of_the_cpu() {
     // Rounding to bf16 decides between nearly equal tokens. A wrong seed or a lost penalty would differ
     // nearly always.
     assert!(differing.iter().all(|differing| *differing <= 3), "of {TURNS} draws each: {differing:?} differ");
+}
+
+#[test]
+fn what_must_not_be_drawn_is_not_drawn_and_the_rest_is_as_on_the_cpu() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    const TURNS: usize = 40;
+    let (dir, ways) = (LLAMA.make(7), limited_ways());
+    let expected = generate_in(&ways, true, &mut on_cpu(dir.path()), TURNS, None);
+    let got = generate_in(&ways, true, &mut on_cuda(dir.path(), eager()), TURNS, Some(&expected));
+    let mut differing = [0; 4];
+    for way in 0..ways.len() {
+        let mut before = 0;
+        for (turn, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let (got, expected) = (got[way].token, expected[way].token);
+            for token in [got, expected] {
+                assert!(is_allowed(way, turn, &[before, token]), "way {way}, turn {turn}: {before}, {token}");
+            }
+            differing[way] += usize::from(got != expected);
+            before = expected;
+        }
+    }
+    assert!(differing.iter().all(|differing| *differing <= 4), "of {TURNS} draws each: {differing:?} differ");
+}
+
+#[test]
+fn a_sample_whose_grammar_is_complete_is_not_drawn() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let (dir, way) = (LLAMA.make(7), Arc::new(SamplingParams::default()));
+    let backend = &mut on_cuda(dir.path(), eager());
+    let mut batch = Batch::default();
+    for place in 0..2 {
+        let mut sequence = sequence_of(prompt(place, 9), place);
+        sequence.put(&mut batch, 9);
+        sample(&sequence, &mut batch, &way, 0, None);
+    }
+    if let Want::Sample(first) = &mut batch.wants[0] {
+        first.mask = Some(MaskSlot::filled(Allowed::End));
+    }
+    let answers = step(backend, batch).answers;
+    assert!(matches!(answers[..], [Answer::Undrawn, Answer::Sampled(_)]), "{answers:?}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl<T: Randomised> Weights<T> {
 impl Weights<bf16> {
     pub fn get(&self, copy: usize) -> LinearWeight<bf16> {
         let values = WeightValues::Same(self.copy(copy));
-        LinearWeight { n: self.n, k: self.k, bias: DeviceSlice::NONE, values }
+        LinearWeight { n: self.n, k: self.k, bias: DeviceSlice::NONE, values, leaf: 0 }
     }
 }
 
@@ -62,7 +62,7 @@ impl Weights<E4m3> {
     pub fn get_fp8(&self, copy: usize) -> LinearWeight<bf16> {
         let (values, scales) = (self.copy(copy), *self.scales);
         let values = WeightValues::E4m3 { values, scales, granularity: Granularity::Channel };
-        LinearWeight { n: self.n, k: self.k, bias: DeviceSlice::NONE, values }
+        LinearWeight { n: self.n, k: self.k, bias: DeviceSlice::NONE, values, leaf: 0 }
     }
 }
 

@@ -114,7 +114,7 @@ impl<T: Activation> Operands<T> {
         let (same_len, codes_len) = if granularity.is_none() { (n * k, 0) } else { (0, n * k) };
         let same: Vec<T> = each(same_len, CHEAP, |i| T::from_f32(raw[i] * spread));
         let codes: Vec<E4m3> = each(codes_len, CHEAP, |i| E4m3::from_f32(raw[i] * 64.0));
-        let (stride, count) = granularity.map_or((0, 1), |granularity| granularity.stride_and_count(n, k));
+        let (stride, count) = granularity.map_or((0, 1), |granularity| granularity.stride_and_count(n, k, 1));
         let scales: Vec<f32> =
             bench.normal(count).into_iter().map(|value| (1.5 + value / 4.0) * spread / 64.0).collect();
         let scale_at = |row: usize, column: usize| match granularity {
@@ -145,6 +145,7 @@ impl<T: Activation> Operands<T> {
                 k,
                 bias: if with_bias { *bias_device } else { DeviceSlice::NONE },
                 values,
+                leaf: 0,
             },
             _bias: bias_device,
             _same: same_device,

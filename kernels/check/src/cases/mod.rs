@@ -14,6 +14,7 @@ mod mma;
 mod norm;
 mod quantize;
 mod random;
+mod ranks;
 mod roofline;
 mod rope;
 mod sample;
@@ -51,6 +52,7 @@ pub fn run(
     quantize::run(&mut bench)?;
     blaslt::run(&mut bench)?;
     linear::run(&mut bench)?;
+    ranks::run(&mut bench)?;
     sm90::run(&mut bench)?;
     attention::run(&mut bench)?;
     attention_sm90::run(&mut bench)?;

@@ -19,9 +19,10 @@ struct Executable {
 std::unordered_map<void*, std::unique_ptr<Graph>> graphs;
 std::unordered_map<void*, std::unique_ptr<Executable>> executables;
 
-Result run_nodes(const Nodes& nodes) {
-  for (const Operation& node : nodes) {
-    if (Result result = node.run()) return result;
+// Runs the nodes from `at`, which it advances.
+Result run_nodes(const Nodes& nodes, size_t& at) {
+  for (; at < nodes.size(); at++) {
+    if (Result result = nodes[at].run()) return result;
     if (state().hangs) return SUCCESS;
   }
   return SUCCESS;
@@ -156,7 +157,8 @@ API cuGraphLaunch(void* executable, void* handle) {
   if (found == executables.end()) return complain(INVALID_VALUE, "an instantiated graph that does not exist");
   if (!stream) return INVALID_HANDLE;
   std::shared_ptr<const Nodes> nodes = found->second->nodes;
-  auto run = [nodes] { return run_nodes(*nodes); };
+  auto at = std::make_shared<size_t>(0);
+  auto run = [nodes, at] { return run_nodes(*nodes, *at); };
   return enqueue(*stream, Operation{Operation::GRAPH, run, executable, nullptr, 0});
 }
 

@@ -1,16 +1,41 @@
-// device.cpp: one device, as the environment describes it, and its primary context.
+// device.cpp: the devices that the environment describes, and their primary contexts. All have the same
+// memory: a process uses one of them.
 #include <cstdio>
 #include <cstdlib>
+#include <algorithm>
 #include <cstring>
 
 #include "state.h"
 
 namespace driver {
-extern thread_local bool has_context;
+extern thread_local void* current_context;
 }
 using namespace driver;
 
-static char context;
+constexpr int MAX_DEVICES = 64;
+// A context is the address of its device's entry.
+static char contexts[MAX_DEVICES];
+
+// The devices that the process sees, in its order: EMU_DEVICES of them, or those in CUDA_VISIBLE_DEVICES up
+// to the first that does not exist.
+static const std::vector<int>& visible() {
+  static const std::vector<int> list = [] {
+    std::vector<int> list;
+    int count = std::min(setting("EMU_DEVICES", 1), MAX_DEVICES);
+    const char* chosen = getenv("CUDA_VISIBLE_DEVICES");
+    if (!chosen) {
+      for (int device = 0; device < count; device++) list.push_back(device);
+      return list;
+    }
+    for (char* end; *chosen; chosen = *end == ',' ? end + 1 : end) {
+      long device = strtol(chosen, &end, 10);
+      if (end == chosen || device < 0 || device >= count) break;
+      list.push_back((int)device);
+    }
+    return list;
+  }();
+  return list;
+}
 
 API cuDriverGetVersion(int* version) {
   *version = setting("EMU_DRIVER", 13000);
@@ -19,19 +44,19 @@ API cuDriverGetVersion(int* version) {
 API cuInit(unsigned flags) {
   driver::Call call(driver::Call::NOTHING);
   if (flags != 0) return INVALID_VALUE;
-  if (setting("EMU_DEVICES", 1) == 0) return NO_DEVICE;
+  if (visible().empty()) return NO_DEVICE;
   if (!state().initialized) arm_from_environment();
   state().initialized = true;
   return SUCCESS;
 }
 API cuDeviceGetCount(int* count) {
   ENTER(INIT);
-  *count = setting("EMU_DEVICES", 1);
+  *count = (int)visible().size();
   return SUCCESS;
 }
 API cuDeviceGet(int* device, int ordinal) {
   ENTER(INIT);
-  if (ordinal < 0 || ordinal >= setting("EMU_DEVICES", 1)) return INVALID_DEVICE;
+  if (ordinal < 0 || ordinal >= (int)visible().size()) return INVALID_DEVICE;
   *device = ordinal;
   return SUCCESS;
 }
@@ -40,9 +65,10 @@ API cuDeviceGetName(char* name, int length, int) {
   snprintf(name, (size_t)length, "Skein emulated device");
   return SUCCESS;
 }
-API cuDeviceGetUuid_v2(void* uuid, int) {
+API cuDeviceGetUuid_v2(void* uuid, int device) {
   ENTER(INIT);
   memcpy(uuid, "skein emulation", 16);
+  ((char*)uuid)[15] = (char)visible()[device];
   return SUCCESS;
 }
 API cuDeviceGetPCIBusId(char* text, int length, int) {
@@ -86,28 +112,32 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
   }
   return SUCCESS;
 }
-API cuDevicePrimaryCtxRetain(void** to, int) {
+API cuDevicePrimaryCtxRetain(void** to, int device) {
   ENTER(INIT);
-  *to = &context;
+  *to = &contexts[device];
   return SUCCESS;
 }
 API cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 API cuDevicePrimaryCtxSetFlags_v2(int, unsigned) { return SUCCESS; }
 API cuCtxSetCurrent(void* of) {
   ENTER(INIT);
-  if (of && of != &context) return INVALID_CONTEXT;
-  has_context = of != nullptr;
+  if (of && (of < contexts || of >= contexts + MAX_DEVICES)) return INVALID_CONTEXT;
+  current_context = of;
   return SUCCESS;
 }
 API cuCtxGetCurrent(void** of) {
   ENTER(INIT);
-  *of = has_context ? &context : nullptr;
+  *of = current_context;
   return SUCCESS;
 }
 API cuCtxGetDevice(int* device) {
   ENTER(CONTEXT);
-  *device = 0;
+  *device = (int)((char*)current_context - contexts);
   return SUCCESS;
+}
+// For the emulated NCCL: the current device among all of the machine, or -1.
+API skein_emulation_current_device() {
+  return current_context ? visible()[(char*)current_context - contexts] : -1;
 }
 API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   ENTER(CONTEXT);

@@ -249,6 +249,20 @@ API skein_emulation_enqueue(void* handle, int (*run)(void*), const void* data, s
   };
   return enqueue(*stream, Operation{Operation::KERNEL, work, (const void*)run, nullptr, 0});
 }
+// For the emulated NCCL: the same for work that waits for other processes. It is run again while it returns
+// NOT_READY.
+API skein_emulation_enqueue_waiting(void* handle, int (*run)(void*), const void* data, size_t bytes) {
+  ENTER(CONTEXT);
+  std::shared_ptr<Stream> stream = find_stream(handle);
+  if (!stream) return INVALID_HANDLE;
+  auto copied = std::make_shared<std::vector<char>>((const char*)data, (const char*)data + bytes);
+  auto work = [=]() -> Result {
+    int result = run(copied->data());
+    if (result && result != NOT_READY) return fail(LAUNCH_FAILED, "a collective operation failed");
+    return (Result)result;
+  };
+  return enqueue(*stream, Operation{Operation::KERNEL, work, (const void*)run, nullptr, 0});
+}
 // Called while work runs, under the lock.
 API skein_emulation_is_device(uint64_t address, size_t bytes) {
   return is_device(address, bytes) || is_pinned(address, bytes);

@@ -6,7 +6,7 @@
 
 namespace driver {
 
-thread_local bool has_context = false;
+thread_local void* current_context = nullptr;
 
 State& state() {
   // Never destroyed: handles outlive static destructors.
@@ -16,7 +16,7 @@ State& state() {
 
 Call::Call(Need need) : lock(state().lock), error(SUCCESS) {
   if (need != NOTHING && !state().initialized) error = NOT_INITIALIZED;
-  else if (need == CONTEXT && !has_context) error = INVALID_CONTEXT;
+  else if (need == CONTEXT && !current_context) error = INVALID_CONTEXT;
   else if (need == CONTEXT) error = state().sticky;
 }
 

@@ -61,7 +61,8 @@ struct CudaEvent {
   std::vector<bool> before;
 };
 
-// One piece of work, or a node of a graph.
+// One piece of work, or a node of a graph. It is run again later if it returns NOT_READY: it waits for other
+// processes.
 struct Operation {
   enum Kind { KERNEL, COPY, FILL, HOST, GRAPH, RECORD, WAIT } kind;
   std::function<Result()> run;

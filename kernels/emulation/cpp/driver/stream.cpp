@@ -38,8 +38,10 @@ Result run_one(Stream& stream, Operation& operation) {
     while (!is_done(operation)) {
       std::shared_ptr<Stream> other = operation.event->stream;
       if (!other || other->is_idle() || other.get() == &stream) break;
+      size_t at = other->next;
       if (Result result = proceed(*other, 1)) return result;
       if (state().hangs) return SUCCESS;
+      if (!other->is_idle() && other->next == at) return NOT_READY;
     }
     return SUCCESS;
   }
@@ -87,6 +89,10 @@ Result proceed(Stream& stream, size_t most) {
     // Moved out because running it may destroy the whole queue.
     Operation operation = std::move(stream.queue[stream.next]);
     Result result = run_one(stream, operation);
+    if (result == NOT_READY) {
+      stream.queue[stream.next] = std::move(operation);
+      return SUCCESS;
+    }
     if (result) return state().sticky ? state().sticky : fail(result, "");
     if (state().hangs) {
       stream.queue[stream.next] = std::move(operation);
@@ -110,9 +116,21 @@ static Result wait_while_hanging(Call& call) {
   return state().sticky;
 }
 
+// Lets other threads and processes proceed.
+static Result pause(Call& call) {
+  call.lock.unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(50));
+  call.lock.lock();
+  return state().sticky;
+}
+
 Result drain(Call& call, Stream& stream) {
-  if (Result result = proceed(stream, SIZE_MAX)) return result;
-  return wait_while_hanging(call);
+  for (;;) {
+    if (Result result = proceed(stream, SIZE_MAX)) return result;
+    if (state().hangs) return wait_while_hanging(call);
+    if (stream.is_idle()) return SUCCESS;
+    if (Result result = pause(call)) return result;
+  }
 }
 
 Result drain_all(Call& call) {
@@ -230,9 +248,12 @@ API cuEventSynchronize(void* handle) {
   EVENT(event, handle);
   if (event->capture) return complain(CAPTURED_EVENT, "an event recorded in a capture is waited for");
   while (event->completed < event->recorded && !event->stream->is_idle()) {
+    size_t at = event->stream->next;
     if (Result result = proceed(*event->stream, 1)) return result;
     if (state().hangs) {
       if (Result result = wait_while_hanging(call)) return result;
+    } else if (!event->stream->is_idle() && event->stream->next == at) {
+      if (Result result = pause(call)) return result;
     }
   }
   return SUCCESS;

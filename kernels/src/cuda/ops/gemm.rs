@@ -21,7 +21,7 @@ pub enum Tile {
     Small,
     /// 64 by 64.
     Medium,
-    /// 128 by 128, or by 64 with e4m3 weights.
+    /// 128 by 128, or by 64 with e4m3 weights or leaves.
     Large,
 }
 
@@ -29,9 +29,10 @@ impl Tile {
     /// All tile sizes.
     pub const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
 
-    /// Returns (rows of the weight, rows of `x`, threads, stages).
-    fn shape(self, e4m3: bool) -> (usize, usize, u32, usize) {
-        match (self, e4m3) {
+    /// Returns (rows of the weight, rows of `x`, threads, stages). `is_narrow`: weights are e4m3 or have
+    /// leaves.
+    fn shape(self, is_narrow: bool) -> (usize, usize, u32, usize) {
+        match (self, is_narrow) {
             (Self::Small, _) => (32, 32, 128, 8),
             (Self::Medium, _) => (64, 64, 128, 4),
             (Self::Large, false) => (128, 128, 256, 3),
@@ -39,8 +40,8 @@ impl Tile {
         }
     }
 
-    fn shared_bytes(self, e4m3: bool, output: Output) -> u32 {
-        let (weight_rows, x_rows, _, stages) = self.shape(e4m3);
+    fn shared_bytes(self, e4m3: bool, has_leaves: bool, output: Output) -> u32 {
+        let (weight_rows, x_rows, _, stages) = self.shape(e4m3 || has_leaves);
         let weight_bytes = if e4m3 { 1 } else { 2 };
         let stage = STAGE_K * (weight_rows * weight_bytes + x_rows * 2);
         let row = match output {
@@ -51,8 +52,8 @@ impl Tile {
         (stages * stage).max(x_rows * (row + ROW_PADDING)) as u32
     }
 
-    fn blocks(self, e4m3: bool, output: Output, rows: usize, columns: usize) -> usize {
-        let (weight_rows, x_rows, ..) = self.shape(e4m3);
+    fn blocks(self, is_narrow: bool, output: Output, rows: usize, columns: usize) -> usize {
+        let (weight_rows, x_rows, ..) = self.shape(is_narrow);
         let outputs = if output.is_gated() { weight_rows / 2 } else { weight_rows };
         rows.div_ceil(x_rows) * columns.div_ceil(outputs)
     }
@@ -75,8 +76,15 @@ impl<T: Activation> Gemm<T> {
         };
         let table = Table::new(kernels, &names)?;
         for (output, e4m3, tile, kernel) in table.all() {
-            let output = [Output::Plain, Output::F32, Output::Gated(Gate::Silu)][output];
-            kernel.allow_shared(Tile::ALL[tile].shared_bytes(e4m3, output))?;
+            let gated = Output::Gated(Gate::Silu);
+            let (output, has_leaves) = [
+                (Output::Plain, false),
+                (Output::F32, false),
+                (gated, false),
+                (Output::Plain, true),
+                (Output::F32, true),
+            ][output];
+            kernel.allow_shared(Tile::ALL[tile].shared_bytes(e4m3, has_leaves, output))?;
         }
         let multiprocessors = kernels.device().multiprocessors as usize;
         Ok(Self { table, multiprocessors, of: PhantomData })
@@ -85,10 +93,10 @@ impl<T: Activation> Gemm<T> {
     /// The largest tile whose blocks still occupy every multiprocessor, and at least half of which `rows`
     /// fill.
     pub fn tile<O: Element>(&self, product: &Product<'_, T, O>) -> Tile {
-        let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
+        let (e4m3, has_leaves) = kind(product);
         let fits = |tile: &Tile| {
-            let (_, x_rows, ..) = tile.shape(e4m3);
-            let blocks = tile.blocks(e4m3, product.output, product.rows, product.columns());
+            let (_, x_rows, ..) = tile.shape(e4m3 || has_leaves);
+            let blocks = tile.blocks(e4m3 || has_leaves, product.output, product.rows, product.columns());
             product.rows * 2 > x_rows && blocks >= self.multiprocessors
         };
         Tile::ALL.into_iter().rev().find(fits).unwrap_or(Tile::Small)
@@ -109,11 +117,18 @@ impl<T: Activation> Gemm<T> {
         if product.rows == 0 {
             return Ok(());
         }
-        let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
-        let (_, _, threads, _) = tile.shape(e4m3);
-        let blocks = tile.blocks(e4m3, product.output, product.rows, product.columns());
-        let grid = Grid::new(blocks as u32, threads).shared(tile.shared_bytes(e4m3, product.output));
+        let (e4m3, has_leaves) = kind(product);
+        let (_, _, threads, _) = tile.shape(e4m3 || has_leaves);
+        let blocks = tile.blocks(e4m3 || has_leaves, product.output, product.rows, product.columns());
+        let shared_bytes = tile.shared_bytes(e4m3, has_leaves, product.output);
+        let grid = Grid::new(blocks as u32, threads).shared(shared_bytes);
         let kernel = self.table.get(product, tile as usize);
         kernel.launch(stream, grid.overlapping(), &product.args())
     }
+}
+
+/// Whether its weights are e4m3, and whether they have leaves.
+fn kind<T, O>(product: &Product<'_, T, O>) -> (bool, bool) {
+    let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
+    (e4m3, product.weight.leaf > 0)
 }

@@ -7,6 +7,7 @@ use super::product::{Product, Table, product_names};
 use crate::cuda::launch::Grid;
 use crate::cuda::memory::Element;
 use crate::cuda::{CudaError, Kernels, Stream};
+use crate::leaves::MAX_LEAVES;
 
 /// Most rows per launch.
 pub const MAX_ROWS: usize = 16;
@@ -40,7 +41,12 @@ impl<T: Activation> Gemv<T> {
             return Ok(());
         }
         let tile = usize::from(rows > TILES[0].0);
-        let outputs = TILES[tile].1 / if product.output.is_gated() { 2 } else { 1 };
+        let outputs = match (product.output.is_gated(), product.weight.leaf) {
+            (true, _) => TILES[tile].1 / 2,
+            (false, 0) => TILES[tile].1,
+            // Warps without a leaf have other outputs.
+            (false, _) => TILES[tile].1 * MAX_LEAVES / product.weight.leaves(),
+        };
         let blocks = product.columns().div_ceil(outputs) as u32;
         self.table.get(product, tile).launch(
             stream,

@@ -17,6 +17,7 @@ pub mod norm;
 pub mod product;
 pub mod quantize;
 pub mod random;
+pub mod ranks;
 pub mod rope;
 pub mod sample;
 pub mod score;

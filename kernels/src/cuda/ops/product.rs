@@ -6,6 +6,7 @@ use crate::cuda::launch::{Args, Kernel};
 use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels};
 use crate::gate::Gate;
+use crate::leaves::{MAX_LEAVES, UNIT};
 
 /// A weight matrix on the device, `[n, k]`, row-major: row `n` has the weights of output `n`.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +19,9 @@ pub struct LinearWeight<T> {
     pub bias: DeviceSlice<T>,
     /// Values of the matrix.
     pub values: WeightValues<T>,
+    /// Inputs in a [leaf](crate::leaves), if ranks may share the matrix by its inputs; all leaves have as
+    /// many, and there is a power of two of them. 0: the sums are cut into slices, which ranks cannot share.
+    pub leaf: usize,
 }
 
 /// Storage of a weight's values.
@@ -44,18 +48,21 @@ pub enum Granularity {
     Tensor,
     /// A row: `[n]`.
     Channel,
+    /// A leaf of a row: `[n, leaves]`, so that ranks that share the matrix have the same.
+    Leaf,
     /// A block of 128 x 128: `[ceil(n / 128), ceil(k / 128)]`. Stacked tensors start at multiples of 128
     /// rows.
     Block128,
 }
 
 impl Granularity {
-    /// Scales from one row of blocks to the next, and their total number.
-    pub fn stride_and_count(self, n: usize, k: usize) -> (usize, usize) {
+    /// Scales from one row of blocks to the next, and their total number. `leaves`: leaves of a row.
+    pub fn stride_and_count(self, n: usize, k: usize, leaves: usize) -> (usize, usize) {
         let stride = k.div_ceil(128);
         match self {
             Self::Tensor => (0, 1),
             Self::Channel => (1, n),
+            Self::Leaf => (leaves, n * leaves),
             Self::Block128 => (stride, n.div_ceil(128) * stride),
         }
     }
@@ -64,7 +71,7 @@ impl Granularity {
 impl<T: Activation> LinearWeight<T> {
     /// Checks the sizes; call it once, when the weights are loaded.
     pub fn check(&self) -> Result<(), CudaError> {
-        let Self { n, k, bias, values } = *self;
+        let Self { n, k, bias, values, .. } = *self;
         let (len, multiple, address) = match values {
             WeightValues::Same(values) => (values.len(), 8, values.address()),
             WeightValues::E4m3 { values, .. } => (values.len(), 16, values.address()),
@@ -79,6 +86,8 @@ impl<T: Activation> LinearWeight<T> {
             format!("its address {address:#x} is not a multiple of 16")
         } else if !bias.is_empty() && bias.len() < n {
             format!("a bias of {} is too short", bias.len())
+        } else if let Some(problem) = self.leaf_problem() {
+            problem
         } else if let Some((have, want)) = self.missing_scales() {
             format!("{have} scales are too few, {want} are needed")
         } else {
@@ -87,9 +96,30 @@ impl<T: Activation> LinearWeight<T> {
         Err(CudaError::invalid(format!("a [{n}, {k}] weight: {problem}")))
     }
 
+    /// Leaves of a row; 1 without.
+    pub fn leaves(&self) -> usize {
+        self.k.checked_div(self.leaf).unwrap_or(1)
+    }
+
+    fn leaf_problem(&self) -> Option<String> {
+        let (Self { k, leaf, .. }, leaves) = (*self, self.leaves());
+        let by = |wanted| match self.values {
+            WeightValues::E4m3 { granularity, .. } => granularity == wanted,
+            WeightValues::Same(_) => false,
+        };
+        if leaf == 0 {
+            return by(Granularity::Leaf).then(|| "it has scales of leaves and no leaves".into());
+        }
+        let fits = k.is_multiple_of(leaf) && leaves.is_power_of_two() && leaves <= MAX_LEAVES;
+        // Loads of 16 bytes must not cross the end of a leaf.
+        let unit = if by(Granularity::Block128) { 128 } else { UNIT };
+        let whole = leaves == 1 || leaf.is_multiple_of(unit);
+        (!fits || !whole).then(|| format!("it cannot be cut into leaves of {leaf} inputs"))
+    }
+
     fn missing_scales(&self) -> Option<(usize, usize)> {
         let WeightValues::E4m3 { scales, granularity, .. } = self.values else { return None };
-        let (_, want) = granularity.stride_and_count(self.n, self.k);
+        let (_, want) = granularity.stride_and_count(self.n, self.k, self.leaves());
         (scales.len() < want).then_some((scales.len(), want))
     }
 
@@ -120,12 +150,14 @@ impl Output {
         matches!(self, Self::Gated(_))
     }
 
-    /// Index of the output in a [`Table`].
-    fn index(self) -> usize {
-        match self {
-            Self::Plain => 0,
-            Self::F32 => 1,
-            Self::Gated(_) => 2,
+    /// Index in a [`Table`] of the output of a product with leaves, or of one without.
+    fn index(self, has_leaves: bool) -> usize {
+        match (self, has_leaves) {
+            (Self::Plain, false) => 0,
+            (Self::F32, false) => 1,
+            (Self::Gated(_), _) => 2,
+            (Self::Plain, true) => 3,
+            (Self::F32, true) => 4,
         }
     }
 }
@@ -154,9 +186,10 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
     /// Asserts that all sizes fit, and returns the kernels' arguments.
     pub(super) fn args(&self) -> Args<'static> {
         let Self { out, x, weight, rows, output } = *self;
-        let LinearWeight { n, k, bias, values } = *weight;
+        let LinearWeight { n, k, bias, values, leaf } = *weight;
         debug_assert_eq!(weight.check(), Ok(()));
         assert!(!output.is_gated() || n.is_multiple_of(2), "gate and up of {n} rows are not of one size");
+        assert!(!output.is_gated() || leaf == 0, "gate and up are not divided by their inputs");
         let expected = if output == Output::F32 { 4 } else { size_of::<T>() };
         assert_eq!(size_of::<O>(), expected, "{output:?} results have {expected} bytes");
         let columns = self.columns();
@@ -164,14 +197,16 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
         assert!(x.len() >= rows * k, "x of {} is less than [{rows}, {k}]", x.len());
         let aligned = x.address().is_multiple_of(16) && out.address().is_multiple_of(16);
         assert!(aligned, "x at {:#x} or out at {:#x} is no multiple of 16", x.address(), out.address());
-        let (address, scales, shift, row_stride, k_stride) = match values {
-            WeightValues::Same(values) => (values.address(), DeviceSlice::NONE, 0, 0, 0),
+        let (address, scales, shift, row_stride, k_stride, leaf_stride) = match values {
+            WeightValues::Same(values) => (values.address(), DeviceSlice::NONE, 0, 0, 0, 0),
             WeightValues::E4m3 { values, scales, granularity } => {
-                let (stride, _) = granularity.stride_and_count(n, k);
+                let (stride, _) = granularity.stride_and_count(n, k, weight.leaves());
+                let blocks = leaf / 128; // of a leaf
                 match granularity {
-                    Granularity::Tensor => (values.address(), scales, 31, 0, 0),
-                    Granularity::Channel => (values.address(), scales, 0, stride, 0),
-                    Granularity::Block128 => (values.address(), scales, 7, stride, 1),
+                    Granularity::Tensor => (values.address(), scales, 31, 0, 0, 0),
+                    Granularity::Channel => (values.address(), scales, 0, stride, 0, 0),
+                    Granularity::Leaf => (values.address(), scales, 0, stride, 0, 1),
+                    Granularity::Block128 => (values.address(), scales, 7, stride, 1, blocks),
                 }
             }
         };
@@ -183,21 +218,29 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
             .size(shift)
             .size(row_stride)
             .size(k_stride)
+            .size(leaf_stride)
             .slice(bias)
             .size(rows)
             .size(columns)
             .size(k)
             .u32(if let Output::Gated(by) = output { by as u32 } else { 0 })
+            .size(leaf)
     }
 }
 
+/// Ways to write results, those of products with leaves included.
+const OUTPUTS: usize = 5;
+
 /// The kernels of a file by output, by whether weights are e4m3, and by tile.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Table<const TILES: usize>([[[Kernel; TILES]; 2]; 3]);
+pub(super) struct Table<const TILES: usize>([[[Kernel; TILES]; 2]; OUTPUTS]);
 
 impl<const TILES: usize> Table<TILES> {
-    pub(super) fn new(kernels: &Kernels, names: &[[[&'static str; TILES]; 2]; 3]) -> Result<Self, CudaError> {
-        let mut table = [[[kernels.get(names[0][0][0])?; TILES]; 2]; 3];
+    pub(super) fn new(
+        kernels: &Kernels,
+        names: &[[[&'static str; TILES]; 2]; OUTPUTS],
+    ) -> Result<Self, CudaError> {
+        let mut table = [[[kernels.get(names[0][0][0])?; TILES]; 2]; OUTPUTS];
         for (kernels_of, names) in
             table.as_flattened_mut().as_flattened_mut().iter_mut().zip(names.as_flattened().as_flattened())
         {
@@ -208,7 +251,7 @@ impl<const TILES: usize> Table<TILES> {
 
     pub(super) fn get<T, O>(&self, product: &Product<'_, T, O>, tile: usize) -> Kernel {
         let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
-        self.0[product.output.index()][usize::from(e4m3)][tile]
+        self.0[product.output.index(product.weight.leaf > 0)][usize::from(e4m3)][tile]
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, bool, usize, Kernel)> + '_ {
@@ -226,6 +269,8 @@ macro_rules! product_names {
         [[$(concat!($prefix, "_same_plain_", $tile)),*], [$(concat!($prefix, "_e4m3_plain_", $tile)),*]],
         [[$(concat!($prefix, "_same_f32_", $tile)),*], [$(concat!($prefix, "_e4m3_f32_", $tile)),*]],
         [[$(concat!($prefix, "_same_gated_", $tile)),*], [$(concat!($prefix, "_e4m3_gated_", $tile)),*]],
+        [[$(concat!($prefix, "_same_leaves_", $tile)),*], [$(concat!($prefix, "_e4m3_leaves_", $tile)),*]],
+        [[$(concat!($prefix, "_same_leaves_f32_", $tile)),*], [$(concat!($prefix, "_e4m3_leaves_f32_", $tile)),*]],
     ]};
 }
 pub(super) use product_names;

@@ -28,7 +28,10 @@ const SPECIAL: [&str; 12] = [
     "<|python_tag|>",
 ];
 
-/// Vocabulary of 256 bytes, some words, and the control tokens.
+/// Most tokens of reasoning before something that must follow.
+const THOUGHT_TOKENS: u32 = 200;
+
+/// 256 bytes, some words, and the control tokens.
 struct Vocabulary {
     words: Vec<Vec<u8>>,
     library: Library,
@@ -104,7 +107,7 @@ fn tools(choice: Choice, parallel: bool) -> ToolUse {
         "city": {"enum": ["Rome", "Zürich"]}, "days": {"$ref": "#/$defs/days"}, "note": {"type": "string"}},
         "required": ["city"], "additionalProperties": false, "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}}});
     let functions = [strict("get_weather", weather), Function::new("now".to_owned(), None, true)];
-    ToolUse { functions: Arc::new(functions), choice, parallel }
+    ToolUse { functions: Arc::new(functions), choice, allowed: None, parallel }
 }
 
 struct Case {
@@ -137,6 +140,7 @@ impl Case {
             tools: &self.tools,
             arguments: &arguments,
             last: self.last.as_ref(),
+            thought_tokens: THOUGHT_TOKENS,
             control: &vocabulary().control,
         };
         answer.grammar().unwrap().expect("something is fixed")
@@ -224,6 +228,21 @@ fn a_named_function_is_called_once_if_calls_are_not_parallel() {
 }
 
 #[test]
+fn only_allowed_functions_are_called() {
+    for parser in parsers() {
+        for choice in [Choice::Auto, Choice::Required] {
+            let allowed = Some(Arc::from(["now".to_owned()]));
+            let is_forced = choice.is_forced();
+            let tools = ToolUse { allowed, ..tools(choice, true) };
+            let ended = Case::new(parser, None, Opening::Fresh, tools).ended(40);
+            let mut names = ended.iter().flat_map(|(_, parts)| &parts.calls).map(|(name, _)| name.as_str());
+            assert!(names.clone().count() > 0 || !is_forced, "{parser}");
+            assert!(names.all(|name| name == "now"), "{parser}");
+        }
+    }
+}
+
+#[test]
 fn strict_functions_are_held_to_their_schema_where_the_model_is_free() {
     for parser in parsers() {
         let case = Case::new(parser, None, Opening::Fresh, tools(Choice::Auto, true));
@@ -292,7 +311,7 @@ fn limits_that_tags_cannot_enforce_are_refused_by_name() {
             "qwen3_coder",
             None,
             Opening::Fresh,
-            ToolUse { functions, choice: Choice::Required, parallel: true },
+            ToolUse { functions, choice: Choice::Required, allowed: None, parallel: true },
         );
         let answer = Answer {
             formats: case.formats,
@@ -300,10 +319,81 @@ fn limits_that_tags_cannot_enforce_are_refused_by_name() {
             tools: &case.tools,
             arguments: &["%json {}".to_owned()],
             last: None,
+            thought_tokens: THOUGHT_TOKENS,
             control: &vocabulary().control,
         };
         answer.grammar().err().map(|refused| refused.to_string())
     };
     assert!(refused(true).unwrap().starts_with("the schema has `maxLength` at \"/properties/a~1b\""));
     assert_eq!(refused(false), None);
+}
+
+/// The answer of a model that begins with `begin` and goes on with `wish`, over and over, wherever it may.
+/// Returns its text, its number of tokens, and whether it ended by itself.
+fn stubborn(source: &Source, begin: &str, wish: &str) -> (String, usize, bool) {
+    let Vocabulary { words, library, control } = vocabulary();
+    let compiled = library.compile(source).unwrap();
+    let (mut matcher, mut tokens) = (compiled.matcher(), Vec::new());
+    let found = control.find(begin, '\u{FDEF}');
+    let is_marker = |at: usize| found.iter().find(|(range, _)| range.contains(&at));
+    let byte = |(at, byte): (usize, u8)| match is_marker(at) {
+        Some((range, token)) => (range.start == at).then_some(*token),
+        None => Some(TokenId::from(byte)),
+    };
+    let begin: Vec<TokenId> = begin.bytes().enumerate().filter_map(byte).collect();
+    let text = |tokens: &[TokenId]| {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| words[*token as usize].clone()).collect();
+        String::from_utf8(bytes).unwrap()
+    };
+    let mut wishes = wish.bytes().map(TokenId::from).cycle();
+    while tokens.len() < 2 * THOUGHT_TOKENS as usize {
+        let next = matcher.next_tokens().unwrap();
+        // A worker that takes the stream up here allows the same.
+        let mut taken_up = compiled.matcher();
+        tokens.iter().for_each(|token| taken_up.advance(*token).unwrap());
+        assert_eq!(taken_up.next_tokens().as_ref(), Ok(&next), "after {} tokens", tokens.len());
+        let wished = begin.get(tokens.len()).copied().or_else(|| wishes.next());
+        let wished = wished.filter(|token| next.mask.allows(*token));
+        let Some(token) = wished.or_else(|| next.mask.tokens().last()) else {
+            return (text(&tokens), tokens.len(), true);
+        };
+        tokens.push(token);
+        matcher.advance(token).unwrap();
+    }
+    (text(&tokens), tokens.len(), false)
+}
+
+#[test]
+fn reasoning_without_end_is_ended_where_a_call_or_a_form_must_follow() {
+    let families = [
+        ("hermes", Some("qwen3"), "<think>"),
+        ("glm45", Some("glm45"), "<think>"),
+        ("mistral_v11", Some("mistral"), "[THINK]"),
+        ("openai", None, "<|channel|>analysis<|message|>"),
+    ];
+    let call = tools(Choice::Named("now".to_owned()), false);
+    let form = Source::choice(&["yes", "no"]).unwrap();
+    let wanted = [(call, None), (ToolUse::default(), Some(form))];
+    for (parser, reasoning, open) in families {
+        for (opening, begin) in [(Opening::Fresh, open), (Opening::InReasoning, "")] {
+            // GPT-OSS's prompts leave it before its channel.
+            if parser == "openai" && opening == Opening::InReasoning {
+                continue;
+            }
+            for (tools, last) in &wanted {
+                let (tools, last) = (tools.clone(), last.clone());
+                let case = Case { last, ..Case::new(parser, reasoning, opening, tools) };
+                for wish in ["x", "<", "</thin"] {
+                    let (text, tokens, by_itself) = stubborn(&case.source(), begin, wish);
+                    let told = format!("{parser} {opening:?} {wish}: {text}");
+                    let parts = case.parts(&text);
+                    assert!(by_itself, "{told}");
+                    let follows = if case.last.is_some() { parts.content } else { parts.calls[0].0.clone() };
+                    assert!(["now", "yes", "no"].contains(&&*follows), "{told}");
+                    let thought = parts.reasoning.len();
+                    assert!(thought.abs_diff(THOUGHT_TOKENS as usize) < 8, "{thought}, {tokens}: {told}");
+                }
+            }
+        }
+    }
 }

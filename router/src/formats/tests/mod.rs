@@ -374,8 +374,13 @@ fn scraps() -> impl Strategy<Value = String> {
     prop::collection::vec(prop::sample::select(scraps), 0..12).prop_map(|scraps| scraps.concat())
 }
 
+/// The same cases in every run.
+fn fixed(cases: u32) -> ProptestConfig {
+    ProptestConfig { rng_seed: prop::test_runner::RngSeed::Fixed(28), ..ProptestConfig::with_cases(cases) }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #![proptest_config(fixed(10_000))]
     #[test]
     fn any_cuts_give_one_result(text in scraps(), format in 0..FORMATS.len(), opening in 0_usize..3, seeds in prop::collection::vec(any::<prop::sample::Index>(), 0..12)) {
         let opening = [Opening::Fresh, Opening::InReasoning, Opening::Closed][opening];
@@ -396,5 +401,47 @@ proptest! {
         if parts.calls.is_empty() && !plan.harmony && !text.contains("think") && !text.contains("THINK") && opening == Opening::Fresh {
             prop_assert_eq!(parts.content, text);
         }
+    }
+}
+
+/// Changes `text` at random: cuts pieces out, doubles them, and puts other characters in.
+fn damaged(text: &str, seeds: &[(prop::sample::Index, u8)]) -> String {
+    let mut characters: Vec<char> = text.chars().collect();
+    for (place, change) in seeds {
+        let at = place.index(characters.len() + 1);
+        let piece = at..(at + usize::from(change % 7)).min(characters.len());
+        match change % 4 {
+            0 => drop(characters.drain(piece)),
+            1 => {
+                let doubled = characters[piece.clone()].to_vec();
+                characters.splice(piece.start..piece.start, doubled);
+            }
+            2 => characters.insert(
+                at,
+                ['"', '{', '}', '\\', '<', '\n', 'é', '[', ']', ','][usize::from(change / 4 % 10)],
+            ),
+            _ => characters.truncate(at.max(1)),
+        }
+    }
+    characters.into_iter().collect()
+}
+
+proptest! {
+    #![proptest_config(fixed(10_000))]
+    #[test]
+    fn damaged_answers_are_split_alike_whole_and_in_characters(
+        format in 0..TWO_CALLS.len(), thinks in any::<bool>(), opening in 0_usize..3,
+        changes in prop::collection::vec(any::<(prop::sample::Index, u8)>(), 0..6),
+    ) {
+        let (parser, text, _) = TWO_CALLS[format];
+        let opening = [Opening::Fresh, Opening::InReasoning, Opening::Closed][opening];
+        let text = damaged(&format!("{}{text}", if thinks { "<think>\nHm.\n</think>\n\n" } else { "" }), &changes);
+        let plan = plan(parser, Some("qwen3"), opening);
+        let (mut splitter, mut streamed) = (Splitter::new(plan.clone()), Parts::default());
+        for c in text.chars() {
+            streamed.add(splitter.push(c.encode_utf8(&mut [0; 4])));
+        }
+        streamed.add(splitter.finish());
+        prop_assert_eq!(&streamed, &whole(&plan, &text));
     }
 }

@@ -1,75 +1,57 @@
 //! Converts a Messages request to a draft.
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 use serde_json::{Map, Value, json};
 
 use crate::config::RouterConfig;
 use crate::formats::tools::{Choice, Function};
 use crate::gateway::conversation::Conversation;
 use crate::gateway::fields::{Fields, wrong};
-use crate::gateway::known_fields::take_unserved;
-use crate::gateway::sampling_fields;
-use crate::gateway::tool_fields::{function_of, not_a_function, offered};
+use crate::gateway::single::request::{self, SingleRequest};
+use crate::gateway::tool_fields::{self, Chosen, Offered, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
-use crate::request::Draft;
 
-/// Parsed request of the Messages API.
-pub struct MessagesRequest {
-    /// Draft of the generation request.
-    pub draft: Draft,
-    /// Whether to stream the answer.
-    pub stream: bool,
-    /// Whether the answer shows its reasoning.
-    pub thinks: bool,
-    /// Names of ignored fields, for the response header.
-    pub ignored: Option<HeaderValue>,
+/// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer shows its
+/// reasoning.
+///
+/// # Errors
+/// All faults of the body in one refusal.
+pub fn parse(
+    mut fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+    only_counted: bool,
+) -> Result<(SingleRequest, bool), Refusal> {
+    output_format(&mut fields);
+    if let Some(stop) = fields.take("stop_sequences") {
+        fields.put("stop", stop);
+    }
+    let draft = request::draft(&mut fields, headers, id, config, "max_tokens")?;
+    if draft.sampling.max_tokens.is_none() && !only_counted {
+        let message = "max_tokens is required: the most tokens of the answer.";
+        fields.note(Refusal::invalid("max_tokens", message));
+    }
+    let thinks = thinking(&mut fields);
+    let mut variables = fields.object("chat_template_kwargs").unwrap_or_default();
+    // Templates use either name.
+    for name in ["enable_thinking", "thinking"] {
+        variables.entry(name).or_insert(thinks.into());
+    }
+    let offered = tools(&mut fields);
+    let conversation = conversation(&mut fields);
+    fields.take("anthropic_version");
+    context_management(&mut fields);
+    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinks))
 }
 
-impl MessagesRequest {
-    /// Parses a body. `only_counted`: for count_tokens, which needs no `max_tokens`.
-    ///
-    /// # Errors
-    /// All faults of the body in one refusal.
-    pub fn parse(
-        mut fields: Fields,
-        headers: &HeaderMap,
-        id: &str,
-        config: &RouterConfig,
-        only_counted: bool,
-    ) -> Result<Self, Refusal> {
-        output_format(&mut fields);
-        if let Some(stop) = fields.take("stop_sequences") {
-            fields.put("stop", stop);
-        }
-        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
-        sampling_fields::refuse_resume(&mut fields, had.as_ref());
-        draft.sampling = sampling_fields::sampling(&mut fields);
-        draft.sampling.max_tokens = fields.i64("max_tokens");
-        if draft.sampling.max_tokens.is_none() && !only_counted {
-            fields.note(Refusal::invalid(
-                "max_tokens",
-                "max_tokens is required: the maximum number of output tokens.",
-            ));
-        }
-        let thinks = thinking(&mut fields);
-        let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
-        // Templates use one name or the other.
-        for name in ["enable_thinking", "thinking"] {
-            kwargs.entry(name).or_insert(thinks.into());
-        }
-        let shown = tools(&mut fields, &mut draft);
-        if !shown.is_empty() {
-            kwargs.insert("tools".to_owned(), shown.into());
-        }
-        draft.prompt = conversation(&mut fields).prompt(kwargs);
-        let stream = fields.bool("stream");
-        fields.take("anthropic_version");
-        if fields.take("context_management").is_some() {
-            let message = "context_management is not supported; shorten the messages.";
-            fields.note(Refusal::invalid("context_management", message));
-        }
-        take_unserved(&mut fields);
-        Ok(Self { draft, stream, thinks, ignored: fields.finish(config.refuse_unknown_fields)? })
+/// Edits by which a client wants its prompt shortened. None is made: what of earlier reasoning the model
+/// sees is up to its template, and a prompt that is too long is refused.
+fn context_management(fields: &mut Fields) {
+    let edits = fields.object("context_management").and_then(|mut context| context.shift_remove("edits"));
+    for edit in edits.as_ref().and_then(Value::as_array).into_iter().flatten() {
+        let kind: String = edit["type"].as_str().unwrap_or_default().escape_default().take(40).collect();
+        fields.leave(format!("context_management.{kind}"));
     }
 }
 
@@ -108,25 +90,12 @@ fn thinking(fields: &mut Fields) -> bool {
     }
 }
 
-/// Takes the tools; returns those for the chat template, in OpenAI's format.
-fn tools(fields: &mut Fields, draft: &mut Draft) -> Vec<Value> {
-    let list = match fields.take("tools") {
-        None => Vec::new(),
-        Some(Value::Array(list)) => list,
-        Some(other) => {
-            fields.note(wrong("tools", "a list of tools", &other));
-            Vec::new()
-        }
-    };
+fn tools(fields: &mut Fields) -> Offered {
+    let list = tool_fields::list(fields);
     let choice = fields.object("tool_choice").unwrap_or_default();
     let parallel = !choice.get("disable_parallel_tool_use").is_some_and(|flag| *flag == true);
-    let functions = list.iter().enumerate().map(|(at, tool)| function(at, tool)).collect();
-    let functions: Vec<Function> = fields.value_of(functions);
-    let choice = fields.value_of(tool_choice(&choice));
-    let shown = list.iter().map(shown).collect();
-    let offered = fields.value_of(offered(functions, shown, choice, parallel));
-    draft.tools = offered.tools;
-    offered.shown
+    let tools = list.iter().enumerate().map(|(at, tool)| Ok((function(at, tool)?, shown(tool))));
+    offered(fields, tools.collect(), tool_choice(&choice), parallel)
 }
 
 fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
@@ -150,14 +119,14 @@ fn shown(tool: &Value) -> Value {
     json!({"type": "function", "function": function})
 }
 
-fn tool_choice(choice: &Map<String, Value>) -> Result<Option<Choice>, Refusal> {
+fn tool_choice(choice: &Map<String, Value>) -> Result<Option<Chosen>, Refusal> {
     let name = choice.get("name").and_then(Value::as_str);
     match (choice.get("type").and_then(Value::as_str), name) {
         (None, _) => Ok(None),
-        (Some("auto"), _) => Ok(Some(Choice::Auto)),
-        (Some("any"), _) => Ok(Some(Choice::Required)),
-        (Some("none"), _) => Ok(Some(Choice::None)),
-        (Some("tool"), Some(name)) => Ok(Some(Choice::Named(name.to_owned()))),
+        (Some("auto"), _) => Ok(Some(Choice::Auto.into())),
+        (Some("any"), _) => Ok(Some(Choice::Required.into())),
+        (Some("none"), _) => Ok(Some(Choice::None.into())),
+        (Some("tool"), Some(name)) => Ok(Some(Choice::Named(name.to_owned()).into())),
         _ => {
             let message = "tool_choice.type must be `auto`, `any`, `none`, or `tool` with a name.";
             Err(Refusal::invalid("tool_choice", message))
@@ -175,22 +144,11 @@ fn conversation(fields: &mut Fields) -> Conversation {
             None => fields.note(wrong("system", "a string or a list of text blocks", &system)),
         }
     }
-    let messages = match fields.take("messages") {
-        Some(Value::Array(messages)) => messages,
-        Some(other) => {
-            fields.note(wrong("messages", "a list of messages", &other));
-            Vec::new()
-        }
-        None => {
-            fields.note(Refusal::invalid("messages", "messages is required: a list of messages."));
-            Vec::new()
-        }
-    };
-    for (at, message) in messages.iter().enumerate() {
-        if let Err(refusal) = add(&mut conversation, at, message) {
-            fields.note(refusal);
-        }
+    if !fields.has("messages") {
+        fields.note(Refusal::invalid("messages", "messages is required: a list of messages."));
     }
+    let messages = fields.list("messages", "a list of messages").unwrap_or_default();
+    request::converse(fields, &mut conversation, &messages, add);
     conversation
 }
 

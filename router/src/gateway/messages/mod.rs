@@ -6,19 +6,16 @@ mod output;
 
 use axum::Json;
 use axum::extract::{Extension, Request, State};
-use axum::response::{IntoResponse, Response};
-use futures::Stream;
+use axum::response::Response;
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-use self::input::MessagesRequest;
-use self::output::Output;
+use self::output::Message;
 use super::fields::Fields;
 use super::refused::Refused;
 use super::request_id::RequestId;
-use super::shapes;
-use super::single::Single;
-use super::sse::{self, Named};
+use super::single::output::answer;
+use super::single::request::SingleRequest;
 use crate::app::{App, work_bytes};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
@@ -34,7 +31,7 @@ pub fn drafts(
     id: &str,
     config: &RouterConfig,
 ) -> Result<Vec<Draft>, Refusal> {
-    MessagesRequest::parse(fields, headers, id, config, false).map(|request| vec![request.draft])
+    input::parse(fields, headers, id, config, false).map(|(asked, _)| vec![asked.draft])
 }
 
 pub async fn create(
@@ -43,22 +40,16 @@ pub async fn create(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, Refused> {
+    answered(&app, &id, &tenant, request).await.map_err(Refused::anthropic)
+}
+
+async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Result<Response, Refusal> {
     let headers = request.headers().clone();
-    let fields = Fields::read(request, &app).await.inspect_err(|refusal| refusal.log(&id));
-    let request = fields.and_then(|fields| {
-        MessagesRequest::parse(fields, &headers, &id, &app.config, false)
-            .inspect_err(|refusal| refusal.log(&id))
-    });
-    let MessagesRequest { draft, stream, thinks, ignored } = request.map_err(Refused::anthropic)?;
-    let id = draft.request_id.clone().unwrap_or_default();
-    let single = Single::start(&app, &tenant, draft, thinks).await.map_err(Refused::anthropic)?;
-    let output = Output::new(&id, &app.text.name());
-    let response = if stream {
-        sse::named(events(single, output)).into_response()
-    } else {
-        Json(whole(single, output).await.map_err(Refused::anthropic)?).into_response()
-    };
-    Ok(shapes::finish_response(response, &id, ignored))
+    let fields = Fields::read(request, app).await.inspect_err(|refusal| refusal.log(id))?;
+    let asked = input::parse(fields, &headers, id, &app.config, false);
+    let (asked, thinks) = asked.inspect_err(|refusal| refusal.log(id))?;
+    let output = Message::new(asked.draft.request_id.as_deref().unwrap_or_default(), &app.text.name());
+    answer(app, tenant, asked, thinks, output).await
 }
 
 /// Counts the tokens of a request's prompt.
@@ -73,7 +64,7 @@ pub async fn count_tokens(
 async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
-    let MessagesRequest { draft, .. } = MessagesRequest::parse(fields, &headers, id, &app.config, true)?;
+    let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
     check_model(draft.model.as_deref(), &app.text)?;
     let most = most_to_tokenize(&app.generator.model_limits()?);
     let text = app.text.clone();
@@ -84,33 +75,4 @@ async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal>
     };
     let tokens = app.text_work(bytes, count).await?;
     Ok(json!({"input_tokens": tokens}))
-}
-
-async fn whole(mut single: Single, mut output: Output) -> Result<Value, Refusal> {
-    while let Some(part) = single.next().await {
-        output.take(part?, &single);
-    }
-    Ok(output.message(single.usage()))
-}
-
-fn events(mut single: Single, mut output: Output) -> impl Stream<Item = Named> + Send {
-    async_stream::stream! {
-        yield output.begin(single.usage());
-        while let Some(part) = single.next().await {
-            match part {
-                Ok(part) => {
-                    for event in output.take(part, &single) {
-                        yield event;
-                    }
-                }
-                Err(refusal) => {
-                    yield Named { event: "error", object: super::refused::anthropic_error(&refusal) };
-                    return;
-                }
-            }
-        }
-        for event in output.end(single.usage()) {
-            yield event;
-        }
-    }
 }

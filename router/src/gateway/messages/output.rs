@@ -4,12 +4,15 @@
 use serde_json::{Value, json};
 
 use crate::formats::Piece;
+use crate::gateway::refused::anthropic_error;
+use crate::gateway::single::output::Output;
 use crate::gateway::single::{Part, Single};
 use crate::gateway::sse::Named;
+use crate::refusal::Refusal;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 
-/// State of a running answer.
-pub struct Output {
+/// A running answer.
+pub struct Message {
     id: String,
     model: String,
     /// Completed content blocks.
@@ -48,8 +51,8 @@ impl Block {
     }
 }
 
-impl Output {
-    /// Answer to the request `id`.
+impl Message {
+    /// For the request `id`.
     pub fn new(id: &str, model: &str) -> Self {
         Self {
             id: format!("msg_{id}"),
@@ -60,17 +63,15 @@ impl Output {
             finish: None,
         }
     }
+}
 
-    /// First event of the stream.
-    pub fn begin(&self, usage: Usage) -> Named {
-        Named {
-            event: "message_start",
-            object: json!({"type": "message_start", "message": self.message(usage)}),
-        }
+impl Output for Message {
+    fn begin(&mut self, usage: Usage) -> Vec<Named> {
+        let object = json!({"type": "message_start", "message": self.whole(usage)});
+        vec![Named { event: "message_start", object }]
     }
 
-    /// Events for one part of the answer.
-    pub fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
+    fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
         let mut events = Vec::new();
         for piece in part.pieces {
             match piece {
@@ -92,17 +93,19 @@ impl Output {
         events
     }
 
-    /// Last events of the stream.
-    pub fn end(&self, usage: Usage) -> Vec<Named> {
-        let message = self.message(usage);
+    fn end(&mut self, usage: Usage) -> Vec<Named> {
+        let message = self.whole(usage);
         let delta = json!({"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]});
         let object = json!({"type": "message_delta", "delta": delta, "usage": message["usage"]});
         let stop = json!({"type": "message_stop"});
         vec![Named { event: "message_delta", object }, Named { event: "message_stop", object: stop }]
     }
 
-    /// The whole answer, or its state so far.
-    pub fn message(&self, usage: Usage) -> Value {
+    fn failed(&mut self, refusal: &Refusal, _: Usage) -> Named {
+        Named { event: "error", object: anthropic_error(refusal) }
+    }
+
+    fn whole(&self, usage: Usage) -> Value {
         let (stop_reason, stop_sequence) = match &self.finish {
             None => (Value::Null, Value::Null),
             Some(TextFinish::Length) => ("max_tokens".into(), Value::Null),
@@ -121,7 +124,9 @@ impl Output {
             },
         })
     }
+}
 
+impl Message {
     fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<Named>) {
         if self.open.as_ref().is_none_or(|block| block.kind != kind) {
             self.open(Block { kind, text: String::new(), id: String::new(), name: String::new() }, events);

@@ -1,36 +1,31 @@
 //! Converts a Responses request to a draft.
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 use serde_json::{Map, Value, json};
 
 use crate::config::RouterConfig;
-use crate::formats::tools::{Choice, Function};
 use crate::gateway::conversation::Conversation;
 use crate::gateway::fields::{Fields, wrong};
-use crate::gateway::known_fields::take_unserved;
-use crate::gateway::sampling_fields;
-use crate::gateway::tool_fields::{self, function_of, not_a_function, offered};
+use crate::gateway::responses::tools::{Faces, arguments_of, qualified, tools};
+use crate::gateway::single::request::{self, SingleRequest};
 use crate::refusal::Refusal;
-use crate::request::Draft;
 
-/// Parsed request of the Responses API.
-pub struct ResponsesRequest {
-    /// Draft of the generation request.
-    pub draft: Draft,
-    /// Request fields that the answer repeats.
+/// A parsed request, and what its answer repeats and how it shows calls.
+pub struct Parsed {
+    /// The request as for any single-prompt API.
+    pub request: SingleRequest,
+    /// Fields that the answer repeats.
     pub echo: Map<String, Value>,
-    /// Whether to stream the answer.
-    pub stream: bool,
-    /// Names of ignored fields, for the response header.
-    pub ignored: Option<HeaderValue>,
+    /// How calls are shown to the client.
+    pub faces: Faces,
 }
 
-impl ResponsesRequest {
-    /// Parses a body.
+impl Parsed {
+    /// Reads the fields of a body.
     ///
     /// # Errors
     /// All faults of the body in one refusal.
-    pub fn parse(
+    pub fn of(
         mut fields: Fields,
         headers: &HeaderMap,
         id: &str,
@@ -42,10 +37,7 @@ impl ResponsesRequest {
         echo.insert("instructions".to_owned(), instructions.clone().into());
         echo.insert("metadata".to_owned(), fields.take("metadata").unwrap_or_else(|| json!({})));
         text_format(&mut fields, &mut echo);
-        let (mut draft, had) = sampling_fields::draft(&mut fields, headers, id, config)?;
-        sampling_fields::refuse_resume(&mut fields, had.as_ref());
-        draft.sampling = sampling_fields::sampling(&mut fields);
-        draft.sampling.max_tokens = fields.i64("max_output_tokens");
+        let mut draft = request::draft(&mut fields, headers, id, config, "max_output_tokens")?;
         for (name, value) in [
             ("max_output_tokens", draft.sampling.max_tokens.into()),
             ("temperature", draft.sampling.temperature.into()),
@@ -53,20 +45,17 @@ impl ResponsesRequest {
         ] {
             echo.insert(name.to_owned(), value);
         }
-        let effort = effort(&mut fields);
-        echo.insert("reasoning".to_owned(), json!({"effort": effort, "summary": null}));
-        draft.reasoning_effort = effort;
-        let shown = tools(&mut fields, &mut draft, &mut echo);
-        let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
-        if !shown.is_empty() {
-            kwargs.insert("tools".to_owned(), shown.into());
-        }
-        draft.prompt = conversation(&mut fields, instructions).prompt(kwargs);
-        let stream = fields.bool("stream");
+        draft.reasoning_effort = effort(&mut fields);
+        echo.insert("reasoning".to_owned(), json!({"effort": draft.reasoning_effort, "summary": null}));
+        let (offered, faces) = tools(&mut fields, &mut echo);
+        let variables = fields.object("chat_template_kwargs").unwrap_or_default();
+        let conversation = conversation(&mut fields, instructions);
         fields.take("stream_options");
+        // What Codex says about itself.
+        fields.take("client_metadata");
         truncation(&mut fields);
-        take_unserved(&mut fields);
-        Ok(Self { draft, echo, stream, ignored: fields.finish(config.refuse_unknown_fields)? })
+        let request = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
+        Ok(Self { request, echo, faces })
     }
 }
 
@@ -100,8 +89,9 @@ fn refuse_state(fields: &mut Fields) {
 /// Reads `text.format`, which is chat's `response_format` with one nesting level less.
 fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
     let mut text = fields.object("text").unwrap_or_default();
-    if text.shift_remove("verbosity").is_some_and(|value| !value.is_null() && value != "medium") {
-        fields.note(Refusal::invalid("text", "text.verbosity must be `medium`; others are not supported."));
+    // A hint for OpenAI's own models; Codex sends it to every server.
+    if let Some(verbosity) = text.shift_remove("verbosity").filter(|value| value.is_string()) {
+        fields.leave(format!("text.verbosity={}", verbosity.as_str().unwrap_or_default()));
     }
     let format = text.shift_remove("format").unwrap_or_else(|| json!({"type": "text"}));
     let chat = match format["type"].as_str() {
@@ -123,62 +113,7 @@ fn effort(fields: &mut Fields) -> Option<String> {
     effort
 }
 
-/// Takes the tools; returns those for the chat template, in chat's format.
-fn tools(fields: &mut Fields, draft: &mut Draft, echo: &mut Map<String, Value>) -> Vec<Value> {
-    let list = match fields.take("tools") {
-        None => Vec::new(),
-        Some(Value::Array(list)) => list,
-        Some(other) => {
-            fields.note(wrong("tools", "a list of tools", &other));
-            Vec::new()
-        }
-    };
-    let choice = fields.take("tool_choice");
-    let parallel = fields.optional_bool("parallel_tool_calls").unwrap_or(true);
-    echo.insert("tools".to_owned(), list.clone().into());
-    echo.insert("tool_choice".to_owned(), choice.clone().unwrap_or_else(|| "auto".into()));
-    echo.insert("parallel_tool_calls".to_owned(), parallel.into());
-    let functions = list.iter().enumerate().map(|(at, tool)| function(at, tool)).collect();
-    let functions: Vec<Function> = fields.value_of(functions);
-    let choice = fields.value_of(tool_choice(choice.as_ref()));
-    let shown = list.iter().map(shown).collect();
-    let offered = fields.value_of(offered(functions, shown, choice, parallel));
-    draft.tools = offered.tools;
-    offered.shown
-}
-
-/// A function is strict only with `strict: true`. OpenAI makes the others strict as well, by rewriting their
-/// schemas; this server does not.
-fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
-    match tool.as_object().filter(|tool| tool.get("type").is_some_and(|kind| kind == "function")) {
-        Some(function) => {
-            let strict = function.get("strict").is_some_and(|strict| *strict == true);
-            function_of(at, function, "parameters", strict)
-        }
-        None => Err(not_a_function(at, &tool["type"])),
-    }
-}
-
-/// A tool in chat's format, which templates expect.
-fn shown(tool: &Value) -> Value {
-    let mut function = Map::new();
-    for name in ["name", "description", "parameters"] {
-        function.extend(
-            tool.get(name).filter(|value| !value.is_null()).map(|value| (name.to_owned(), value.clone())),
-        );
-    }
-    json!({"type": "function", "function": function})
-}
-
-fn tool_choice(choice: Option<&Value>) -> Result<Option<Choice>, Refusal> {
-    let Some(choice) = choice else { return Ok(None) };
-    if let Some(choice) = choice.as_str().and_then(tool_fields::word) {
-        return Ok(Some(choice));
-    }
-    tool_fields::named((choice["type"] == "function").then(|| choice["name"].as_str()).flatten())
-}
-
-/// Messages of `input`, after the instructions.
+/// The messages of `input`, after the instructions.
 fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversation {
     let mut conversation = Conversation::default();
     if let Some(instructions) = instructions {
@@ -196,11 +131,7 @@ fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversati
             return conversation;
         }
     };
-    for (at, item) in items.into_iter().enumerate() {
-        if let Err(refusal) = add(&mut conversation, at, &item) {
-            fields.note(refusal);
-        }
-    }
+    request::converse(fields, &mut conversation, &items, add);
     conversation
 }
 
@@ -226,9 +157,17 @@ fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), R
             if text("name").is_empty() || text("call_id").is_empty() {
                 return refuse(" must have name and call_id.".to_owned());
             }
-            conversation.calls(text("call_id"), text("name"), text("arguments"));
+            let name = qualified(item["namespace"].as_str(), text("name"));
+            conversation.calls(text("call_id"), &name, text("arguments"));
         }
-        "function_call_output" => {
+        "custom_tool_call" => {
+            let text = |name: &str| item[name].as_str().unwrap_or_default();
+            if text("name").is_empty() || text("call_id").is_empty() {
+                return refuse(" must have name and call_id.".to_owned());
+            }
+            conversation.calls(text("call_id"), text("name"), &arguments_of(text("input")));
+        }
+        "function_call_output" | "custom_tool_call_output" => {
             let Some(text) = texts(&item["output"]) else {
                 return refuse(".output must be text.".to_owned());
             };

@@ -6,18 +6,21 @@ use skein_node::clock;
 
 use crate::formats::Piece;
 use crate::gateway::refused::error_object;
+use crate::gateway::responses::tools::{Face, Faces, input_of};
+use crate::gateway::single::output::Output;
 use crate::gateway::single::{Part, Single};
 use crate::gateway::sse::Named;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
 
-/// State of a running answer.
-pub struct Output {
+/// A running answer.
+pub struct Items {
     id: String,
     model: String,
     created_at: u64,
     echo: Map<String, Value>,
-    /// Completed output items.
+    faces: Faces,
+    /// Output items that are complete.
     items: Vec<Value>,
     open: Option<Item>,
     finish: Option<TextFinish>,
@@ -30,7 +33,9 @@ struct Item {
     id: String,
     text: String,
     call_id: String,
+    /// The function's name as the client knows it.
     name: String,
+    namespace: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,9 +43,16 @@ enum Kind {
     Message,
     Reasoning,
     Call,
+    /// A call of a tool with free text, which comes whole: its text is known once the JSON around it is.
+    Custom,
 }
 
 impl Item {
+    fn new(kind: Kind) -> Self {
+        let (id, text, call_id, name) = Default::default();
+        Self { kind, id, text, call_id, name, namespace: None }
+    }
+
     fn value(&self, status: &str) -> Value {
         let Self { id, text, call_id, name, .. } = self;
         match self.kind {
@@ -52,11 +64,26 @@ impl Item {
                 let content = if status == "in_progress" { json!([]) } else { json!([self.part()]) };
                 json!({"id": id, "type": "reasoning", "summary": [], "content": content, "status": status})
             }
-            Kind::Call => json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
-                "arguments": text,
+            Kind::Call => {
+                let mut call = json!({
+                    "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
+                    "arguments": text,
+                });
+                if let Some(namespace) = &self.namespace {
+                    call["namespace"] = namespace.as_str().into();
+                }
+                call
+            }
+            Kind::Custom => json!({
+                "id": id, "type": "custom_tool_call", "status": status, "call_id": call_id, "name": name,
+                "input": input_of(text),
             }),
         }
+    }
+
+    /// Whether it has parts, whose beginnings and ends are events.
+    fn has_parts(&self) -> bool {
+        matches!(self.kind, Kind::Message | Kind::Reasoning)
     }
 
     fn part(&self) -> Value {
@@ -67,77 +94,20 @@ impl Item {
     }
 }
 
-impl Output {
-    /// Answer to the request `id`.
-    pub fn new(id: &str, model: &str, echo: Map<String, Value>) -> Self {
+impl Items {
+    /// For the request `id`.
+    pub fn new(id: &str, model: &str, echo: Map<String, Value>, faces: Faces) -> Self {
         Self {
             id: id.to_owned(),
             model: model.to_owned(),
             created_at: clock::unix_time().as_secs(),
             echo,
+            faces,
             items: Vec::new(),
             open: None,
             finish: None,
             sequence: 0,
         }
-    }
-
-    /// Events before the first item.
-    pub fn begin(&mut self) -> Vec<Named> {
-        let response = self.object("in_progress", Value::Null);
-        ["response.created", "response.in_progress"]
-            .into_iter()
-            .map(|kind| self.event(kind, json!({"response": response})))
-            .collect()
-    }
-
-    /// Events for one part of the answer.
-    pub fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
-        let mut events = Vec::new();
-        for piece in part.pieces {
-            match piece {
-                Piece::Content(text) => self.grow(Kind::Message, &text, &mut events),
-                Piece::Reasoning(text) => self.grow(Kind::Reasoning, &text, &mut events),
-                Piece::Arguments { json, .. } => self.grow(Kind::Call, &json, &mut events),
-                Piece::Call { index, name } => {
-                    let call_id = single.call_id(index, &name);
-                    self.open(Kind::Call, call_id, name, &mut events);
-                }
-                Piece::CallEnd { .. } => self.close("completed", &mut events),
-            }
-        }
-        if let Some(finish) = part.finish {
-            let status = if finish == TextFinish::Length { "incomplete" } else { "completed" };
-            self.close(status, &mut events);
-            self.finish = Some(finish);
-        }
-        events
-    }
-
-    /// Last event of the stream.
-    pub fn end(&mut self, usage: Usage) -> Named {
-        let response = self.response(usage);
-        let kind =
-            if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
-        self.event(kind, json!({"response": response}))
-    }
-
-    /// Last event of an answer that failed.
-    pub fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named {
-        let mut response = self.object("failed", usage_object(usage));
-        let error = error_object(refusal);
-        response["error"] = json!({"code": "server_error", "message": error["error"]["message"]});
-        self.event("response.failed", json!({"response": response}))
-    }
-
-    /// The whole answer.
-    pub fn response(&self, usage: Usage) -> Value {
-        let is_cut = self.finish == Some(TextFinish::Length);
-        let mut response = self.object(if is_cut { "incomplete" } else { "completed" }, usage_object(usage));
-        if is_cut {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
-        }
-        response
     }
 
     fn object(&self, status: &str, usage: Value) -> Value {
@@ -152,9 +122,25 @@ impl Output {
         object.into()
     }
 
+    fn open_call(&mut self, call_id: String, name: String, events: &mut Vec<Named>) {
+        let (kind, name, namespace) = match self.faces.get(&name).cloned() {
+            None => (Kind::Call, name, None),
+            Some(Face::Custom) => (Kind::Custom, name, None),
+            Some(Face::Within { namespace, name }) => (Kind::Call, name, Some(namespace)),
+        };
+        self.open(Item { call_id, name, namespace, ..Item::new(kind) }, events);
+    }
+
+    fn grow_call(&mut self, json: &str, events: &mut Vec<Named>) {
+        match &mut self.open {
+            Some(item) if item.kind == Kind::Custom => item.text.push_str(json),
+            _ => self.grow(Kind::Call, json, events),
+        }
+    }
+
     fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<Named>) {
         if self.open.as_ref().is_none_or(|item| item.kind != kind) {
-            self.open(kind, String::new(), String::new(), events);
+            self.open(Item::new(kind), events);
         }
         let output_index = self.items.len();
         let Some(item) = &mut self.open else { return };
@@ -162,7 +148,7 @@ impl Output {
         let id = item.id.clone();
         let mut body = json!({"item_id": id, "output_index": output_index, "delta": text});
         let kind = match kind {
-            Kind::Call => "response.function_call_arguments.delta",
+            Kind::Call | Kind::Custom => "response.function_call_arguments.delta",
             Kind::Message => {
                 body["content_index"] = 0.into();
                 body["logprobs"] = json!([]);
@@ -176,19 +162,20 @@ impl Output {
         events.push(self.event(kind, body));
     }
 
-    fn open(&mut self, kind: Kind, call_id: String, name: String, events: &mut Vec<Named>) {
+    /// Begins an item, which gets its id here.
+    fn open(&mut self, mut item: Item, events: &mut Vec<Named>) {
         self.close("completed", events);
         let output_index = self.items.len();
-        let prefix = match kind {
+        let prefix = match item.kind {
             Kind::Message => "msg",
             Kind::Reasoning => "rs",
             Kind::Call => "fc",
+            Kind::Custom => "ctc",
         };
-        let id = format!("{prefix}_{}_{output_index}", self.id);
-        let item = Item { kind, id, text: String::new(), call_id, name };
+        item.id = format!("{prefix}_{}_{output_index}", self.id);
         let body = json!({"output_index": output_index, "item": item.value("in_progress")});
         events.push(self.event("response.output_item.added", body));
-        if kind != Kind::Call {
+        if item.has_parts() {
             let body = json!({
                 "item_id": item.id, "output_index": output_index, "content_index": 0, "part": item.part(),
             });
@@ -200,36 +187,17 @@ impl Output {
     fn close(&mut self, status: &str, events: &mut Vec<Named>) {
         let Some(item) = self.open.take() else { return };
         let output_index = self.items.len();
-        let place = |more: Value| {
+        for (kind, more) in last_events(&item) {
             let mut body = json!({"item_id": item.id, "output_index": output_index});
             if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
                 body.extend(more);
             }
-            body
-        };
-        match item.kind {
-            Kind::Call => {
-                let body = place(json!({"name": item.name, "arguments": item.text}));
-                events.push(self.event("response.function_call_arguments.done", body));
-            }
-            Kind::Message => {
-                let body = place(json!({"content_index": 0, "text": item.text, "logprobs": []}));
-                events.push(self.event("response.output_text.done", body));
-            }
-            Kind::Reasoning => {
-                let body = place(json!({"content_index": 0, "text": item.text}));
-                events.push(self.event("response.reasoning_text.done", body));
-            }
-        }
-        if item.kind != Kind::Call {
-            let body = place(json!({"content_index": 0, "part": item.part()}));
-            events.push(self.event("response.content_part.done", body));
+            events.push(self.event(kind, body));
         }
         let value = item.value(status);
         self.items.push(value.clone());
-        events.push(
-            self.event("response.output_item.done", json!({"output_index": output_index, "item": value})),
-        );
+        let body = json!({"output_index": output_index, "item": value});
+        events.push(self.event("response.output_item.done", body));
     }
 
     fn event(&mut self, kind: &'static str, body: Value) -> Named {
@@ -242,6 +210,86 @@ impl Output {
             object.extend(body);
         }
         Named { event: kind, object: object.into() }
+    }
+}
+
+impl Output for Items {
+    fn begin(&mut self, _: Usage) -> Vec<Named> {
+        let response = self.object("in_progress", Value::Null);
+        ["response.created", "response.in_progress"]
+            .into_iter()
+            .map(|kind| self.event(kind, json!({"response": response})))
+            .collect()
+    }
+
+    fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
+        let mut events = Vec::new();
+        for piece in part.pieces {
+            match piece {
+                Piece::Content(text) => self.grow(Kind::Message, &text, &mut events),
+                Piece::Reasoning(text) => self.grow(Kind::Reasoning, &text, &mut events),
+                Piece::Arguments { json, .. } => self.grow_call(&json, &mut events),
+                Piece::Call { index, name } => {
+                    let call_id = single.call_id(index, &name);
+                    self.open_call(call_id, name, &mut events);
+                }
+                Piece::CallEnd { .. } => self.close("completed", &mut events),
+            }
+        }
+        if let Some(finish) = part.finish {
+            let status = if finish == TextFinish::Length { "incomplete" } else { "completed" };
+            self.close(status, &mut events);
+            self.finish = Some(finish);
+        }
+        events
+    }
+
+    fn end(&mut self, usage: Usage) -> Vec<Named> {
+        let response = self.whole(usage);
+        let kind =
+            if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        vec![self.event(kind, json!({"response": response}))]
+    }
+
+    fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named {
+        let mut response = self.object("failed", usage_object(usage));
+        let error = error_object(refusal);
+        response["error"] = json!({"code": "server_error", "message": error["error"]["message"]});
+        self.event("response.failed", json!({"response": response}))
+    }
+
+    fn whole(&self, usage: Usage) -> Value {
+        let is_cut = self.finish == Some(TextFinish::Length);
+        let mut response = self.object(if is_cut { "incomplete" } else { "completed" }, usage_object(usage));
+        if is_cut {
+            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        response
+    }
+}
+
+/// The events by which an item's content ends, without its place.
+fn last_events(item: &Item) -> Vec<(&'static str, Value)> {
+    let text = &item.text;
+    let part = || ("response.content_part.done", json!({"content_index": 0, "part": item.part()}));
+    match item.kind {
+        Kind::Call => {
+            vec![("response.function_call_arguments.done", json!({"name": item.name, "arguments": text}))]
+        }
+        Kind::Custom => {
+            let input = input_of(text);
+            vec![
+                ("response.custom_tool_call_input.delta", json!({"delta": input})),
+                ("response.custom_tool_call_input.done", json!({"input": input})),
+            ]
+        }
+        Kind::Message => {
+            let done = json!({"content_index": 0, "text": text, "logprobs": []});
+            vec![("response.output_text.done", done), part()]
+        }
+        Kind::Reasoning => {
+            vec![("response.reasoning_text.done", json!({"content_index": 0, "text": text})), part()]
+        }
     }
 }
 

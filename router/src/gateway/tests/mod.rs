@@ -2,7 +2,9 @@
 //! them. This file holds helpers; the tests are in submodules.
 
 mod answers;
+mod coding_clients;
 mod errors;
+mod fuzz;
 mod known_fields;
 mod metrics;
 mod ollama;

@@ -13,18 +13,18 @@ const TEMPLATE: &str = "{% if tools %}{% for t in tools %}T:{{ t.function.name }
     {% endfor %}{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}\
     <think></think>{% endif %}{% endif %}";
 
-const RESPONSES: &str = "/v1/responses";
-const MESSAGES: &str = "/v1/messages";
+pub(super) const RESPONSES: &str = "/v1/responses";
+pub(super) const MESSAGES: &str = "/v1/messages";
 
-const TEXT: &str = "<think>\nHm é.\n</think>\n\nWell.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\\n\"}}\n\
+pub(super) const TEXT: &str = "<think>\nHm é.\n</think>\n\nWell.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\\n\"}}\n\
     </tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
 
-fn text() -> ModelText {
+pub(super) fn text() -> ModelText {
     testing::model_text_with(&Value::Null, Some(TEMPLATE))
 }
 
 /// An app whose model writes `text` in deltas of `cut` tokens.
-fn app(text: &str, cut: usize) -> (App, Arc<Script>) {
+pub(super) fn app(text: &str, cut: usize) -> (App, Arc<Script>) {
     let tokens = testing::tokens(text);
     let deltas = tokens.chunks(cut).map(|tokens| TokenDelta { tokens: tokens.to_vec(), ..delta(0, "") });
     let script = Arc::new(Script::of(deltas.chain([finish(0, STOP)])));
@@ -41,12 +41,12 @@ fn with_tools(extra: Value) -> Value {
     body
 }
 
-async fn ask(app: &App, path: &str, body: &Value) -> Answer {
+pub(super) async fn ask(app: &App, path: &str, body: &Value) -> Answer {
     send(app, post_bytes(path, body.to_string())).await
 }
 
-/// Prompt and grammar that reach the generator, or the refusal.
-async fn reached(path: &str, body: Value) -> Result<(String, Option<String>), String> {
+/// The prompt and the grammar that reach the generator, or the refusal.
+pub(super) async fn reached(path: &str, body: Value) -> Result<(String, Option<String>), String> {
     let (app, script) = app("x", 1);
     let answer = ask(&app, path, &body).await;
     if answer.status != 200 {
@@ -249,8 +249,8 @@ async fn thinking_is_switched_off_by_chat_template_kwargs_or_effort() {
     }
 }
 
-/// Named events of a stream, as (event, data).
-fn named(answer: &Answer) -> Vec<(String, Value)> {
+/// The events of a stream with names, as (event, data).
+pub(super) fn named(answer: &Answer) -> Vec<(String, Value)> {
     let event = |event: &str| {
         let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
         let data: Value = serde_json::from_str(data).unwrap();
@@ -260,12 +260,12 @@ fn named(answer: &Answer) -> Vec<(String, Value)> {
     answer.body.trim_end().split("\n\n").map(event).collect()
 }
 
-fn timeless_value(mut response: Value) -> Value {
+pub(super) fn timeless_value(mut response: Value) -> Value {
     response["created_at"] = 0.into();
     response
 }
 
-fn flat_tool() -> Value {
+pub(super) fn flat_tool() -> Value {
     json!({"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}})
 }
 
@@ -333,7 +333,7 @@ async fn responses_takes_the_items_that_it_gave() {
     check(json!({"previous_response_id": "resp_1"}), "no answer is stored").await;
     check(json!({"background": true}), "background is not supported").await;
     check(json!({"input": [{"type": "web_search_call"}]}), "input[0].type `web_search_call`").await;
-    check(json!({"tools": [{"type": "web_search"}]}), "this server runs no tools itself").await;
+    check(json!({"tools": [{"type": "mcp"}]}), "this server runs no tools itself").await;
     let (_, grammar) = reached(RESPONSES, json!({"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}})).await.unwrap();
     assert!(grammar.is_some());
 }
@@ -352,7 +352,7 @@ async fn a_response_that_is_cut_is_incomplete() {
     assert_eq!(data["response"]["output"][0]["status"], "incomplete");
 }
 
-fn message(extra: Value) -> Value {
+pub(super) fn message(extra: Value) -> Value {
     let mut body = json!({"model": "test", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}], "request_id": "t"});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     body

@@ -132,7 +132,7 @@ fn deltas(
                 biased;
                 () = signals.released.cancelled() => reading.source = None,
                 () = lease.ended() => {
-                    // The process exits but the worker goes on; another router resumes the stream there.
+                    // The process exits but the worker continues; another router resumes the stream there.
                     yield Ok(deltas.hand_back());
                     reading.source = None;
                 }

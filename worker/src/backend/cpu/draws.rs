@@ -108,9 +108,10 @@ impl Draws {
         let mut answers = Vec::with_capacity(batch.wants.len());
         answers.extend(batch.wants.iter().filter_map(|want| match want {
             Want::Verify(verify) => {
-                let drawn = done.by_ref().take(verify.rows.len());
-                let drawn = drawn.flat_map(|answer| answer.drawn().first().cloned()).collect();
-                Some(Answer::verified(batch.draft(verify), drawn))
+                // Takes all of them, whatever counts.
+                let answers: Vec<Answer> = done.by_ref().take(verify.rows.len()).collect();
+                let drawn = answers.iter().map_while(|answer| answer.drawn().first().cloned());
+                Some(Answer::verified(batch.draft(verify), drawn.collect()))
             }
             Want::Sample(_) | Want::Score(_) | Want::Pool(_) => done.next(),
         }));

@@ -48,6 +48,11 @@ impl Draw {
         Ok(Self { sampler, scorer, sizes, vocab })
     }
 
+    /// Size of the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     /// Zeroes all counters, once at start.
     pub fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
         for size in &self.sizes {
@@ -112,7 +117,7 @@ impl Draw {
             bias_values: biases(drawing.bias_values_at).cast(),
             forbidden: packed,
             history: packed,
-            masks: DeviceSlice::NONE,
+            masks: memory.masks,
             previous: memory.previous,
             tokens,
             status: memory.status.slice(from..memory.status.len()),

@@ -1,5 +1,6 @@
 //! Why a model could not be loaded onto a device.
 
+use skein_kernels::collective::Lost;
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::error::ErrorKind;
 
@@ -15,6 +16,22 @@ pub enum CudaLoadError {
     /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// Another rank of the group did not do its part.
+    #[error("the group has failed: {0}")]
+    Lost(#[from] Lost),
+    /// Ranks have devices that compute differently.
+    #[error(
+        "rank {rank} has a GPU of compute capability {its}, rank 0 one of {own}; ranks need the same, choose others \
+         with CUDA_VISIBLE_DEVICES"
+    )]
+    Differs {
+        /// The rank.
+        rank: usize,
+        /// Its device's capability.
+        its: String,
+        /// That of rank 0.
+        own: String,
+    },
     /// The first step failed.
     #[error(transparent)]
     Step(#[from] BackendError),
@@ -41,7 +58,7 @@ impl CudaLoadError {
         match self {
             Self::Cuda(error) => error.kind() == ErrorKind::DeviceFault,
             Self::Step(error) => matches!(error, BackendError::Stopped { .. }),
-            Self::Model(_) | Self::TooSmall { .. } => false,
+            Self::Model(_) | Self::TooSmall { .. } | Self::Lost(_) | Self::Differs { .. } => false,
         }
     }
 }

@@ -7,46 +7,41 @@ use std::sync::mpsc::sync_channel;
 use half::{bf16, f16};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::rope::{Rotation, angles};
-use skein_kernels::cuda::arena::{Arena, ArenaPlan, Carver, Phase};
+use skein_kernels::cuda::arena::{Arena, Carver};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::block_copy::{BlockCopy, BlockPlanes};
-use skein_kernels::cuda::ops::embed::Embed;
-use skein_kernels::cuda::ops::inputs::{ExpandInputs, GatherRows, HEADER_WORDS};
+use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS};
 use skein_kernels::cuda::ops::kv::KvElement;
-use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
-use skein_kernels::cuda::ops::norm::AddRmsNorm;
 use skein_kernels::cuda::ops::quantize::Quantize;
-use skein_kernels::cuda::ops::rope::RopeKvWrite;
-use skein_kernels::cuda::ops::softcap::Softcap;
-use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice, PinnedBuffer, Stream};
+use skein_kernels::cuda::{CudaError, DeviceSlice, PinnedBuffer, Stream};
+use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
-use super::draw::Draw;
 use super::dummy;
 use super::error::CudaLoadError;
 use super::gaps::StepGaps;
-use super::graphs::{self, Graphs};
-use super::memory::{StepMemory, StepSizes};
-use super::plan::{self, MemoryShare, Needs};
+use super::graphs::Graphs;
+use super::layout::Layout;
+use super::plan;
+use super::rank::{Connected, RankLink};
 use super::slot::Slot;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
-use super::upload::{self, Dtype, Quantiser, Upload};
+use super::upload::{Dtype, Quantiser, Upload};
 use super::{OpenDevice, STEPS_IN_FLIGHT};
 use crate::backend::{BackendError, Batch, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
-use crate::model::on_cuda::attention::Windows;
-use crate::model::on_cuda::weights::{self, DeviceWeights, Place, TensorCopy};
-use crate::model::on_cuda::{self, Activations, Model, Ops, Workspace, cache};
-use crate::model::spec::AttentionSpec;
+use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::weights::{Place, TensorCopy};
+use crate::model::on_cuda::{Model, cache};
 use crate::model::tensors;
+use crate::shard::Shard;
 
 /// Options of a CUDA backend.
 #[derive(Debug, Clone)]
@@ -72,6 +67,23 @@ pub struct Fp8 {
     pub kv_cache: bool,
 }
 
+/// A model on a device whose first step has not run. All ranks of a group run it together.
+pub struct LoadedRank<'a> {
+    /// Everything but the weights that affects the bits of logits.
+    pub arithmetic: String,
+    start: Box<dyn FnOnce() -> Result<CudaBackend, CudaLoadError> + 'a>,
+}
+
+impl LoadedRank<'_> {
+    /// Runs a first step and starts the backend.
+    ///
+    /// # Errors
+    /// A damaged model, or a device that fails.
+    pub fn start(self) -> Result<CudaBackend, CudaLoadError> {
+        (self.start)()
+    }
+}
+
 /// Loads the model in `dir` onto `opened`. Also returns a text of everything but the weights that affects the
 /// bits of logits. `progress` gets (bytes done, total bytes).
 ///
@@ -84,56 +96,100 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(CudaBackend, String), CudaLoadError> {
-    let (weights, dtype) = match options.cuda.load_format {
-        LoadFormat::Dummy => (None, dummy::dtype(dir)?),
+    let mut loaded = load_rank((dir, config), opened, options, None, progress)?;
+    let arithmetic = std::mem::take(&mut loaded.arithmetic);
+    Ok((loaded.start()?, arithmetic))
+}
+
+/// Loads this process's part of the model in a directory onto `opened`: all of it, or that of a rank, which
+/// then is connected with the others.
+///
+/// # Errors
+/// As [`load`], and a rank that is lost.
+pub fn load_rank<'a>(
+    (dir, config): (&'a Path, &'a ModelConfig),
+    opened: OpenDevice,
+    options: &'a CudaOptions,
+    link: Option<RankLink>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedRank<'a>, CudaLoadError> {
+    let (weights, dtype) = stored(dir, config, options)?;
+    opened.device.limit_waits(options.cuda.step_timeout);
+    let shard = link.as_ref().map_or_else(|| Shard::whole(&config.spec), |link| link.shard.clone());
+    let connected = link.map(|link| link.connect(&opened.device, options.cuda.step_timeout)).transpose()?;
+    let loading = Loading { dir, config, shard, weights, opened, options };
+    match (dtype, options.fp8.kv_cache) {
+        (Dtype::F16, false) => loading.load::<f16, f16>(connected, progress),
+        (Dtype::F16, true) => loading.load::<f16, E4m3>(connected, progress),
+        (_, false) => loading.load::<bf16, bf16>(connected, progress),
+        (_, true) => loading.load::<bf16, E4m3>(connected, progress),
+    }
+}
+
+/// The weights, if there are any, and the type that they are computed in.
+pub(super) fn stored(
+    dir: &Path,
+    config: &ModelConfig,
+    options: &CudaOptions,
+) -> Result<(Option<Weights>, Dtype), LoadError> {
+    match options.cuda.load_format {
+        LoadFormat::Dummy => Ok((None, dummy::dtype(dir)?)),
         LoadFormat::Auto => {
             let weights = Weights::open(dir)?;
             let embedding = tensors::embedding(&config.spec).find(&weights)?;
-            (Some(weights), Dtype::of(embedding.storage()))
+            Ok((Some(weights), Dtype::of(embedding.storage())))
         }
-    };
-    opened.device.limit_waits(options.cuda.step_timeout);
-    let loading = Loading { dir, config, weights, opened, options };
-    match (dtype, options.fp8.kv_cache) {
-        (Dtype::F16, false) => loading.load::<f16, f16>(progress),
-        (Dtype::F16, true) => loading.load::<f16, E4m3>(progress),
-        (_, false) => loading.load::<bf16, bf16>(progress),
-        (_, true) => loading.load::<bf16, E4m3>(progress),
     }
 }
 
 /// The inputs of a load.
-struct Loading<'a> {
-    dir: &'a Path,
-    config: &'a ModelConfig,
+pub(super) struct Loading<'a> {
+    pub dir: &'a Path,
+    pub config: &'a ModelConfig,
+    /// The part that this process has.
+    pub shard: Shard,
     /// `None` for dummy weights.
-    weights: Option<Weights>,
-    opened: OpenDevice,
-    options: &'a CudaOptions,
+    pub weights: Option<Weights>,
+    pub opened: OpenDevice,
+    pub options: &'a CudaOptions,
 }
 
-impl Loading<'_> {
-    fn load<T, K>(self, progress: &mut dyn FnMut(u64, u64)) -> Result<(CudaBackend, String), CudaLoadError>
+impl<'a> Loading<'a> {
+    fn load<T, K>(
+        self,
+        mut connected: Option<Connected>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<LoadedRank<'a>, CudaLoadError>
     where
         T: Activation + BlasElement,
         K: KvElement,
     {
         let arithmetic = self.arithmetic::<T, K>();
-        let (mut model, kv_blocks) = self.place::<T, K>()?;
-        self.prepare(&mut model, progress).inspect_err(|error| {
-            if let CudaLoadError::Cuda(error) = error {
-                // Before dropping the model, which would wait for a stuck device.
-                self.opened.device.note(error);
-            }
-        })?;
-        self.report(&model, &arithmetic, kv_blocks)?;
-        let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
-        let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
-        Ok((backend.map_err(LoadError::Thread)?.with_gaps(gaps), arithmetic))
+        let (mut model, kv_blocks) = self.place::<T, K>(connected.as_mut())?;
+        self.noting_faults(|| self.fill(&mut model, progress))?;
+        let of_log = arithmetic.clone();
+        let start = move || {
+            self.noting_faults(|| self.begin(&mut model))?;
+            self.report(&model, &of_log, kv_blocks)?;
+            let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
+            let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
+            Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps))
+        };
+        Ok(LoadedRank { arithmetic, start: Box::new(start) })
     }
 
-    /// Fills the memory of `model` and runs a first step.
-    fn prepare<T, K>(
+    /// Runs `work`, and gives the device up if its error says that it is lost: before a model is dropped,
+    /// which would wait for a stuck device.
+    fn noting_faults(&self, work: impl FnOnce() -> Result<(), CudaLoadError>) -> Result<(), CudaLoadError> {
+        work().inspect_err(|error| {
+            if let CudaLoadError::Cuda(error) = error {
+                self.opened.device.note(error);
+            }
+        })
+    }
+
+    /// Fills the memory of `model`.
+    fn fill<T, K>(
         &self,
         model: &mut CudaModel<T, K>,
         progress: &mut dyn FnMut(u64, u64),
@@ -142,7 +198,7 @@ impl Loading<'_> {
         T: Activation + BlasElement,
         K: KvElement,
     {
-        let loading = tracing::info_span!(target: PROCESS, "load weights").entered();
+        let _loading = tracing::info_span!(target: PROCESS, "load weights").entered();
         match &self.weights {
             Some(weights) => self.upload(model, weights, progress)?,
             None => self.make_up(model, progress)?,
@@ -151,12 +207,21 @@ impl Loading<'_> {
             upload_angles(rotation, *to, &model.stream)?;
         }
         model.draw.clear(&model.stream)?;
-        model.stream.synchronize()?;
-        drop(loading);
+        Ok(model.stream.synchronize()?)
+    }
+
+    /// Runs a first step. A rank of several also captures its graphs, because all must do it at once.
+    fn begin<T, K>(&self, model: &mut CudaModel<T, K>) -> Result<(), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
         let _first = tracing::info_span!(target: PROCESS, "first step").entered();
         let (rows, pass_rows) = (model.sizes.rows, model.sizes.pass.rows);
         model.model.warm_up(&model.stream, rows, pass_rows, &model.activations, model.memory.logits)?;
-        self.check(model)
+        self.check(model)?;
+        while self.shard.ranks > 1 && model.use_spare_time()? {}
+        Ok(())
     }
 
     /// Logs device, libraries and memory in one line.
@@ -194,78 +259,49 @@ impl Loading<'_> {
         let mut arithmetic = format!("cuda {activations} weights {weights} kv {cache}");
         if cuda.batch_invariant {
             let (major, minor) = self.opened.device.capability;
-            arithmetic += &format!(" invariant sm_{major}{minor}");
+            arithmetic += &format!(" leaves {MAX_LEAVES} invariant sm_{major}{minor}");
+        } else if self.options.fp8.weights && self.shard.ranks > 1 {
+            // Each rank has scales of its own.
+            arithmetic += &format!(" ranks {}", self.shard.ranks);
         }
         arithmetic
     }
 
     /// Plans and takes all memory, and lays everything out in it.
-    fn place<T, K>(&self) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
+    fn place<T, K>(
+        &self,
+        mut connected: Option<&mut Connected>,
+    ) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
     where
         T: Activation + BlasElement,
         K: KvElement,
     {
         let OpenDevice { device, kernels } = &self.opened;
-        let (spec, options) = (&self.config.spec, self.options);
-        let (cuda, limits) = (&options.cuda, &options.limits);
-        let max_model_len = limits.max_model_len.unwrap_or(self.config.max_position_embeddings);
-        let sizes = StepSizes::new(limits, max_model_len);
-        let capacities = graphs::sizes(sizes.pass.rows);
-        let positions = max_model_len as usize;
-        let is_quantised = options.fp8.weights;
-        let mut plan = ArenaPlan::new(device)?;
-        let mut ops = self.ops::<T, K>()?;
-        let workspace = Workspace {
-            attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, positions),
-            linear: ops.linear.workspace_bytes(sizes.rows, &weights::shapes(spec)),
+        let (cuda, limits) = (&self.options.cuda, &self.options.limits);
+        let agree = |blocks| match &mut connected {
+            None => Ok(blocks),
+            Some(connected) => connected.least(blocks),
         };
-        let place_always = |memory: &mut Carver| {
-            let weights = DeviceWeights::<T>::place(spec, is_quantised, memory);
-            let mut angles = |_| memory.take::<f32>(positions * spec.attention.head_dim);
-            (weights, spec.rotations.iter().map(&mut angles).collect::<Vec<_>>())
-        };
-        let vocab = spec.vocab_size as usize;
-        let place_step = |memory: &mut Carver| -> Result<_, CudaError> {
-            let activations = Activations::<T>::place(spec, sizes.rows, sizes.pass.rows, workspace, memory);
-            let step = StepMemory::place(sizes, vocab, memory);
-            Ok((activations, step, Draw::place(kernels, &capacities, vocab, memory)?))
-        };
-        let block_bytes = cache::plane_block_bytes::<K>(spec, limits.block_size);
-        let needs = Needs {
-            weights: plan::count(|memory| {
-                place_always(memory);
-                Ok(())
-            })?,
-            step: plan::count(|memory| place_step(memory).map(drop))?,
-            graph_nodes: if cuda.enforce_eager { 0 } else { capacities.len() * on_cuda::launches(spec) },
-            block_bytes: cache::planes(spec) * block_bytes,
-            block_size: limits.block_size,
-            max_model_len: limits.max_model_len,
-        };
-        let share = MemoryShare {
-            utilization: cuda.memory_utilization,
-            sharers: cuda.sharers,
-            kv_bytes: options.kv_cache_memory_bytes,
-        };
-        if is_quantised && self.weights.is_some() {
-            let bytes = upload::staging_bytes(&weights::shapes(spec));
-            plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
-        }
-        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share)?;
+        let layout = self.layout::<T, K>()?;
+        let (plan, kv_blocks) = self.plan(&layout, agree)?;
         tracing::info!("memory of the device:\n{plan}");
         let arena = plan.allocate()?;
 
-        let (weights, angles) = place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
-        let (activations, memory, draw) = place_step(&mut Carver::new(arena.slice(plan::STEP)))?;
+        let (weights, angles) = self.place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
+        let (activations, memory, draw) =
+            self.place_step(&layout, &mut Carver::new(arena.slice(plan::STEP)))?;
+        let Layout { spec, mut ops, sizes, block_bytes, .. } = layout;
         let planes = planes_of(&arena, kv_blocks, block_bytes);
-        let cache = cache::layers::<K>(spec, limits.block_size, planes)?;
+        let cache = cache::layers::<K>(&spec, limits.block_size, planes)?;
         ops.attention.set_cache(&cache)?;
-        let spec = spec.clone();
-        let model = Model { spec, weights, cache, angles, ops };
+        let communicator = connected.map(|connected| Arc::clone(&connected.communicator));
+        let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, &self.shard));
+        let model = Model { spec, weights, cache, angles, ops, exchange: exchange.transpose()? };
+        let vocab = model.spec.vocab_size as usize;
         let (give_back, free) = sync_channel(STEPS_IN_FLIGHT + 1);
         for _ in 0..=STEPS_IN_FLIGHT {
             // The channel has room for all of them.
-            let _ = give_back.send(Slot::new(device, &sizes)?);
+            let _ = give_back.send(Slot::new(device, &sizes, vocab)?);
         }
         let model = CudaModel {
             graphs: Graphs::new(sizes.sequences, cuda.enforce_eager),
@@ -292,32 +328,6 @@ impl Loading<'_> {
             device: Arc::clone(device),
         };
         Ok((model, kv_blocks))
-    }
-
-    fn ops<T, K>(&self) -> Result<Ops<T, K>, CudaError>
-    where
-        T: Activation + BlasElement,
-        K: KvElement,
-    {
-        let OpenDevice { device, kernels } = &self.opened;
-        let batch_invariant = self.options.cuda.batch_invariant;
-        let spec = &self.config.spec;
-        let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
-        let shape =
-            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
-        let blas = BlasLt::open(device)?.map(Arc::new);
-        if blas.is_none() {
-            tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
-        }
-        Ok(Ops {
-            embed: Embed::new(kernels)?,
-            norm: AddRmsNorm::new(kernels)?,
-            rope: RopeKvWrite::new(kernels)?,
-            attention: Windows::new(kernels, shape, spec.layers.iter().map(|layer| layer.window))?,
-            linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
-            gather: GatherRows::new(kernels)?,
-            softcap: Softcap::new(kernels)?,
-        })
     }
 
     /// Fills the weights with random values on the device.
@@ -351,7 +361,7 @@ impl Loading<'_> {
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        for TensorCopy { from, to } in model.model.weights.sources(&self.config.spec, weights)? {
+        for TensorCopy { from, to } in model.model.weights.sources(&self.config.spec, &self.shard, weights)? {
             match to {
                 Place::Values(to) => upload.add(&from, to.cast(), dtype),
                 Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),

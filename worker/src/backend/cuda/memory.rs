@@ -68,6 +68,11 @@ impl StepSizes {
     }
 }
 
+/// Words of a mask over `vocab` tokens.
+pub(super) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(u32::BITS as usize)
+}
+
 /// Words of the parameters of a sample and of a score.
 const PARAM_WORDS: usize = size_of::<SampleParams>() / size_of::<u32>();
 const SCORE_WORDS: usize = size_of::<ScoreParams>() / size_of::<u32>();
@@ -87,6 +92,8 @@ pub(super) struct StepMemory {
     logit_rows: DeviceSlice<u32>,
     /// Logits of a pass: `[pass.rows, vocab]`.
     pub logits: DeviceSlice<f32>,
+    /// Masks of a pass: `[pass.rows, mask_words(vocab)]`.
+    pub masks: DeviceSlice<u32>,
     /// `[entries]`: tokens drawn in this step, pass by pass.
     pub sampled: DeviceSlice<u32>,
     /// `[entries]`: tokens drawn in the previous step.
@@ -115,6 +122,7 @@ impl StepMemory {
             block_tables: memory.take(sequences * table_stride),
             logit_rows: memory.take(pass.rows),
             logits: memory.take(pass.rows * vocab),
+            masks: memory.take(pass.rows * mask_words(vocab)),
             sampled: memory.take(entries),
             previous: memory.take(entries),
             status: memory.take(entries),

@@ -13,10 +13,12 @@ mod dummy;
 mod error;
 mod gaps;
 mod graphs;
+mod layout;
 mod load;
 mod memory;
 mod pack;
 mod plan;
+mod rank;
 mod slot;
 mod step;
 mod threads;
@@ -25,9 +27,11 @@ mod usable;
 
 pub use error::CudaLoadError;
 pub use gaps::StepGaps;
-pub use load::{CudaOptions, Fp8, load};
+pub use layout::{DeviceBytes, plan_ranks};
+pub use load::{CudaOptions, Fp8, LoadedRank, load, load_rank};
+pub use rank::RankLink;
 pub use threads::CudaBackend;
-pub use usable::{NotUsable, OpenDevice, check_model, open};
+pub use usable::{NotUsable, OpenDevice, check_heads, check_model, open};
 
 use skein_kernels::cuda::{CudaError, Device};
 

@@ -1,13 +1,15 @@
 //! Packs batches into messages for the device: chooses the rows whose logits are drawn from together, and
 //! encodes their parameters. Pure.
 
+use skein_kernels::cpu::sample::Sampling;
 use skein_kernels::cuda::ops::inputs::{CARRIED, Message};
 use skein_kernels::cuda::ops::sample::{NONE, SampleParams, Stages};
 use skein_kernels::cuda::ops::score::ScoreParams;
 
+use super::memory::mask_words;
 use crate::BlockId;
 use crate::backend::sampling::sampling;
-use crate::backend::{BackendError, Batch, BlockCopy, Carried, SampleRow, ScoreRow, Want};
+use crate::backend::{Allowed, BackendError, Batch, BlockCopy, Carried, MaskSlot, SampleRow, ScoreRow, Want};
 
 /// Limits of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,9 +137,12 @@ pub(super) fn pack_rows(message: &mut Message<'_>, batch: &Batch, places: &[u32]
 pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, places: &[u32]) -> Drawing {
     message.logit_rows(&pass.rows);
     let (mut params, mut biases) = (Vec::with_capacity(pass.samples.len()), Vec::new());
+    let mut masks = 0..;
     for &(row, index) in &pass.samples {
         if let Want::Sample(sample) = &batch.wants[index] {
-            params.push(sample_params(message, batch, sample, row, &mut biases, places));
+            let mask = if is_masked(sample) { masks.next() } else { None };
+            let params_of = sample_params(message, batch, sample, row, &mut biases, places);
+            params.push(SampleParams { mask: mask.unwrap_or(NONE), ..params_of });
         }
     }
     let score = |&(row, index): &(u32, usize)| match batch.wants[index] {
@@ -160,6 +165,11 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     }
 }
 
+/// Whether a sample draws under a mask: of its grammar, of its allowed tokens, or of both.
+pub(super) fn is_masked(sample: &SampleRow) -> bool {
+    sample.mask.is_some() || !sample.params.allowed_token_ids.is_empty()
+}
+
 /// One sample's parameters. Its lists go into the message, its biases into `biases`.
 fn sample_params(
     message: &mut Message<'_>,
@@ -170,10 +180,14 @@ fn sample_params(
     places: &[u32],
 ) -> SampleParams {
     let mut sampling = sampling(&sample.draw(batch));
-    // The scheduler plans a draw with banned sequences only once all tokens before it are known, so banned
-    // next tokens are determined here.
-    let forbidden: Vec<u32> =
+    // Which words may not be completed is decided here: the scheduler plans a draw with bad words of several
+    // tokens only once all tokens before it are known.
+    let mut forbidden: Vec<u32> =
         sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()).collect();
+    if is_masked(sample) {
+        // They are in its mask, as tokens without a bit.
+        forbidden.clear();
+    }
     if !sample.params.has_penalties() {
         sampling.history = &[];
     }
@@ -194,6 +208,65 @@ fn sample_params(
         carried,
         logprobs: sample.params.logprobs.unwrap_or(NONE),
         ..SampleParams::of(row, &sampling)
+    }
+}
+
+/// Writes the masks of a pass's samples to `masks`, one after the other, in the samples' order. Waits for
+/// those that grammars still compute. Also returns the indices of the wants whose grammar allows no token.
+pub(super) fn fill_masks(batch: &Batch, pass: &Pass, vocab: usize, masks: &mut [u32]) -> (usize, Vec<usize>) {
+    let (mut filled, mut closed) = (0, Vec::new());
+    for &(_, index) in &pass.samples {
+        let Want::Sample(sample) = &batch.wants[index] else { continue };
+        if !is_masked(sample) {
+            continue;
+        }
+        let words = &mut masks[filled..filled + mask_words(vocab)];
+        if !fill_mask(&sampling(&sample.draw(batch)), sample.mask.as_ref(), words) {
+            closed.push(index);
+        }
+        filled += words.len();
+    }
+    (filled, closed)
+}
+
+/// One sample's mask; false if its grammar allows no token. As on the CPU, what leaves no token is ignored:
+/// first the tokens that are forbidden, then the list of allowed ones.
+fn fill_mask(sampling: &Sampling<'_>, grammar: Option<&MaskSlot>, words: &mut [u32]) -> bool {
+    let allowed = grammar.map(MaskSlot::wait);
+    match allowed.as_deref() {
+        Some(Allowed::Tokens(mask)) => words.copy_from_slice(mask.words()),
+        Some(Allowed::End | Allowed::Stuck(_)) => {
+            words.fill(u32::MAX);
+            return false;
+        }
+        None => words.fill(u32::MAX),
+    }
+    if !sampling.allowed.is_empty() {
+        let mut listed = vec![0; words.len()];
+        for &token in sampling.allowed {
+            set(&mut listed, token, true);
+        }
+        listed.iter_mut().zip(&*words).for_each(|(listed, word)| *listed &= word);
+        replace_unless_empty(words, &listed);
+    }
+    let mut unforbidden = words.to_vec();
+    for token in sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()) {
+        set(&mut unforbidden, token, false);
+    }
+    replace_unless_empty(words, &unforbidden);
+    true
+}
+
+fn set(words: &mut [u32], token: u32, allowed: bool) {
+    let (word, bit) = (token / u32::BITS, 1 << (token % u32::BITS));
+    if let Some(word) = words.get_mut(word as usize) {
+        *word = if allowed { *word | bit } else { *word & !bit };
+    }
+}
+
+fn replace_unless_empty(words: &mut [u32], other: &[u32]) {
+    if other.iter().any(|word| *word != 0) {
+        words.copy_from_slice(other);
     }
 }
 
@@ -223,6 +296,7 @@ pub(super) fn copy_waves(copies: &[BlockCopy]) -> Vec<&[BlockCopy]> {
 mod tests {
     use std::sync::Arc;
 
+    use skein_grammar::Mask;
     use skein_proto::sampling::SamplingParams;
 
     use super::*;
@@ -284,6 +358,41 @@ mod tests {
         );
         assert_eq!(&words[params[16] as usize..][..2], [4, 5]);
         assert_eq!(words[drawing.sample_count_at], 1);
+    }
+
+    #[test]
+    fn masks_are_those_of_grammar_list_and_bans_while_a_token_is_left() {
+        let check = |grammar: &[u32], allowed: &[u32], forbidden: &[u32], expected: &[u32]| {
+            let mut params =
+                SamplingParams { allowed_token_ids: allowed.to_vec(), ..SamplingParams::default() };
+            params.stop_token_ids = forbidden.to_vec();
+            let mut sample = SampleRow { params: Arc::new(params), forbid_stop: true, ..sample(0, 0..0) };
+            if !grammar.is_empty() {
+                let mut mask = Mask::none(70);
+                grammar.iter().for_each(|token| mask.allow(*token));
+                sample.mask = Some(MaskSlot::filled(Allowed::Tokens(mask)));
+            }
+            let batch = Batch { wants: vec![Want::Sample(sample)], ..Batch::default() };
+            let mut words = [7; 4];
+            let pass = &passes(&batch, LIMITS).unwrap()[0];
+            assert_eq!(fill_masks(&batch, pass, 70, &mut words), (3, Vec::new()));
+            let has = |token: &u32| words[*token as usize / 32] >> (token % 32) & 1 == 1;
+            assert_eq!(
+                (0..70).filter(has).collect::<Vec<_>>(),
+                expected,
+                "{grammar:?} {allowed:?} {forbidden:?}"
+            );
+            assert_eq!(words[3], 7, "beyond the mask");
+        };
+        check(&[], &[3, 64, 900], &[], &[3, 64]);
+        check(&[3, 5, 64], &[], &[5], &[3, 64]);
+        check(&[3, 5, 64], &[5, 6], &[], &[5]);
+        check(&[3, 5], &[6], &[], &[3, 5]);
+        check(&[3, 5], &[5], &[5], &[5]);
+        let closed = SampleRow { mask: Some(MaskSlot::filled(Allowed::End)), ..sample(0, 0..0) };
+        let batch = Batch { wants: vec![Want::Sample(closed)], ..Batch::default() };
+        let pass = &passes(&batch, LIMITS).unwrap()[0];
+        assert_eq!(fill_masks(&batch, pass, 70, &mut [0; 3]), (3, vec![0]));
     }
 
     #[test]

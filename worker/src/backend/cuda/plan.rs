@@ -13,6 +13,8 @@ pub(super) const STEP: &str = "activations, logits, inputs";
 
 /// Kept free for the driver (code, launches, local memory) and for cuBLASLt.
 const DRIVER_BYTES: usize = 192 << 20;
+/// Kept free for NCCL's buffers, if ranks exchange with it. An estimate, not yet measured on a GPU.
+const NCCL_BYTES: usize = 256 << 20;
 /// Device bytes of each node of a captured graph, for its parameters.
 const GRAPH_BYTES_PER_NODE: usize = 2 << 10;
 /// Bytes of one process's context, used if it cannot be told apart from those of others.
@@ -31,6 +33,8 @@ pub(super) struct Needs {
     pub block_size: u32,
     /// Value of `--max-model-len`.
     pub max_model_len: Option<u32>,
+    /// Number of ranks that share the model.
+    pub ranks: usize,
 }
 
 /// This worker's part of the device's memory.
@@ -44,7 +48,7 @@ pub(super) struct MemoryShare {
     pub kv_bytes: Option<u64>,
 }
 
-/// Adds all regions to `plan` and returns the number of KV blocks.
+/// Adds all regions to `plan` and returns the number of KV blocks, on which all ranks `agree`.
 ///
 /// # Errors
 /// If the cache would not hold one sequence of the configured length, or nothing at all.
@@ -53,6 +57,7 @@ pub(super) fn fill(
     device_bytes: u64,
     needs: &Needs,
     share: MemoryShare,
+    agree: impl FnOnce(u32) -> Result<u32, CudaLoadError>,
 ) -> Result<u32, CudaLoadError> {
     plan.add::<u8>(WEIGHTS, needs.weights, Phase::Always, "--quantization fp8 halves them");
     plan.add::<u8>(STEP, needs.step, Phase::Step, "lower --max-num-batched-tokens or --max-num-seqs");
@@ -64,6 +69,10 @@ pub(super) fn fill(
         Phase::Reserved,
         "kept free for them",
     );
+    if needs.ranks > 1 {
+        let bytes = NCCL_BYTES.min(device_bytes as usize / 64);
+        plan.add::<u8>("NCCL", bytes, Phase::Reserved, "kept free for its buffers");
+    }
     let left = match share.sharers {
         0 | 1 => plan.left(share.utilization),
         sharers => {
@@ -84,6 +93,7 @@ pub(super) fn fill(
             plan: plan.to_string(),
         });
     }
+    let blocks = agree(blocks)?;
     let shrink = match share.kv_bytes {
         Some(_) => "lower --kv-cache-memory-bytes",
         None => "lower --gpu-memory-utilization",

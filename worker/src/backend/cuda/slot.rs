@@ -13,7 +13,7 @@ use skein_kernels::cuda::{CudaError, CudaEvent, Device, PinnedBuffer, Stream};
 use skein_proto::logprobs::TokenLogprobs;
 
 use super::gaps::StepGaps;
-use super::memory::StepSizes;
+use super::memory::{StepSizes, mask_words};
 use super::threads::InFlight;
 use super::{failed, failed_on, stopped};
 use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepOutput, Want};
@@ -21,6 +21,8 @@ use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, 
 /// The pinned memory of one step.
 pub(super) struct Slot {
     pub message: PinnedBuffer<u32>,
+    /// The masks of a pass, one after the other.
+    pub masks: PinnedBuffer<u32>,
     pub tokens: PinnedBuffer<u32>,
     pub status: PinnedBuffer<u32>,
     pub drawn_scores: PinnedBuffer<Scored>,
@@ -29,10 +31,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub fn new(device: &Arc<Device>, sizes: &StepSizes) -> Result<Self, CudaError> {
+    pub fn new(device: &Arc<Device>, sizes: &StepSizes, vocab: usize) -> Result<Self, CudaError> {
         let entries = sizes.entries();
         Ok(Self {
             message: PinnedBuffer::new(device, sizes.message_words())?,
+            masks: PinnedBuffer::new(device, sizes.pass.rows * mask_words(vocab))?,
             tokens: PinnedBuffer::new(device, entries)?,
             status: PinnedBuffer::new(device, entries)?,
             drawn_scores: PinnedBuffer::new(device, entries)?,
@@ -61,10 +64,13 @@ impl Slot {
     }
 }
 
+/// The place of a sample whose grammar allows no token: what was drawn for it counts for nothing.
+pub(super) const UNDRAWN: u32 = u32::MAX;
+
 /// Where to read the answer of one want.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
-    /// Index in the slot's results.
+    /// Index in the slot's results; [`UNDRAWN`] if there is none.
     place: usize,
     /// Row of the batch.
     row: u32,
@@ -128,6 +134,9 @@ impl LaunchedStep {
     fn answer(&self, wanted: &Wanted) -> Result<Answer, BackendError> {
         let Slot { tokens, status, drawn_scores, scores, .. } = &self.slot;
         let Wanted { place, row, kind } = *wanted;
+        if place == UNDRAWN as usize {
+            return Ok(Answer::Undrawn);
+        }
         let failed = match kind {
             Kind::Sample { .. } => status[place] != 0,
             Kind::Score { .. } => scores[place].status != 0,

@@ -18,8 +18,8 @@ use super::draw::Draw;
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::memory::{StepMemory, StepSizes};
-use super::pack::{Drawing, Pass, copy_waves, pack_pass, pack_rows, passes};
-use super::slot::{LaunchedStep, Slot};
+use super::pack::{Drawing, Pass, copy_waves, fill_masks, pack_pass, pack_rows, passes};
+use super::slot::{LaunchedStep, Slot, UNDRAWN};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
@@ -181,10 +181,12 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
                 let wanted = self.memory.inputs(0, 0).logit_rows;
                 self.model.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
             }
+            // Grammars compute their masks while the device runs the forward pass that is queued by now.
+            let closed = self.send_masks(batch, pass, slot)?;
             self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
             self.download(&drawing, done, slot)?;
             for (place, &(_, index)) in (done.0..).zip(&pass.samples) {
-                places[index] = place as u32;
+                places[index] = if closed.contains(&index) { UNDRAWN } else { place as u32 };
             }
             for (place, &(_, index)) in (done.1..).zip(&pass.scores) {
                 places[index] = place as u32;
@@ -192,6 +194,15 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             done = (done.0 + drawing.samples, done.1 + drawing.scores);
         }
         Ok(places)
+    }
+
+    /// Sends a pass's masks. Returns the indices of the wants whose grammar allows no token.
+    fn send_masks(&self, batch: &Batch, pass: &Pass, slot: &mut Slot) -> Result<Vec<usize>, CudaError> {
+        let (filled, closed) = fill_masks(batch, pass, self.draw.vocab(), &mut slot.masks);
+        if filled > 0 {
+            self.memory.masks.upload(&self.stream, &slot.masks, 0..filled)?;
+        }
+        Ok(closed)
     }
 
     /// Sends a pass after the first one. Waits until the device has read the slot's previous message.

@@ -48,6 +48,8 @@ pub struct CudaBackend {
     /// `None` while dropping, which ends the threads one after the other.
     steps: Option<SyncSender<Batch>>,
     outputs: Receiver<Result<StepOutput, BackendError>>,
+    /// The output of the oldest step in flight, if it has come and was not collected.
+    early: Option<Result<StepOutput, BackendError>>,
     threads: Vec<JoinHandle<()>>,
     failed: bool,
     bell: Arc<Bell>,
@@ -95,6 +97,7 @@ impl CudaBackend {
             step_timeout,
             steps,
             outputs,
+            early: None,
             threads,
             failed: false,
             bell,
@@ -161,7 +164,8 @@ impl Backend for CudaBackend {
     }
 
     fn collect(&mut self, _step: StepHandle) -> Result<StepOutput, BackendError> {
-        let output = match self.outputs.recv_timeout(self.step_timeout + GRACE) {
+        let come = self.early.take().map_or_else(|| self.outputs.recv_timeout(self.step_timeout + GRACE), Ok);
+        let output = match come {
             Ok(output) => output,
             Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
             Err(RecvTimeoutError::Timeout) => Err(stopped(&format!(
@@ -172,6 +176,17 @@ impl Backend for CudaBackend {
         self.collected += 1;
         self.failed |= output.is_err();
         output
+    }
+
+    fn has_ended(&mut self) -> Option<bool> {
+        if self.early.is_none() {
+            self.early = match self.outputs.try_recv() {
+                Ok(output) => Some(output),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => return Some(true), // collect says so
+            };
+        }
+        Some(self.early.is_some())
     }
 
     fn on_failure(&mut self, alarm: Alarm) {
@@ -334,7 +349,10 @@ mod tests {
         let mut backend = CudaBackend::start(Scripted, 5, Duration::from_secs(20), Arc::default()).unwrap();
         let first = backend.launch(batch(0, 3)).unwrap();
         let second = backend.launch(batch(0, 1)).unwrap();
-        assert_eq!(backend.collect(first).unwrap().answers.len(), 3);
+        while backend.has_ended() == Some(false) {
+            std::thread::yield_now();
+        }
+        assert_eq!((backend.has_ended(), backend.collect(first).unwrap().answers.len()), (Some(true), 3));
         assert_eq!(backend.collect(second).unwrap().answers.len(), 1);
         assert_eq!((backend.kv_blocks(), backend.steps_in_flight()), (5, 2));
     }

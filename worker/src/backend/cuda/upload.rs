@@ -71,7 +71,7 @@ struct Part {
     from: WeightMatrix,
     rows: Range<usize>,
     to: DeviceSlice<u8>,
-    /// A scale for each row if it becomes e4m3, or none.
+    /// Equally many scales for each row if it becomes e4m3, or none.
     scales: DeviceSlice<f32>,
     /// Type of the copied values.
     dtype: Dtype,
@@ -102,8 +102,8 @@ impl Upload {
         self.add_parts(from, to, DeviceSlice::NONE, dtype);
     }
 
-    /// Adds a matrix that becomes e4m3 from `dtype`. Each row is scaled so that its largest value becomes the
-    /// largest of e4m3.
+    /// Adds a matrix that becomes e4m3 from `dtype`. Each row, or each of the equal parts of a row that have
+    /// a scale, is scaled so that its largest value becomes the largest of e4m3.
     pub fn add_quantised(
         &mut self,
         from: &WeightMatrix,
@@ -111,7 +111,7 @@ impl Upload {
         scales: DeviceSlice<f32>,
         dtype: Dtype,
     ) {
-        assert_eq!(scales.len(), from.rows(), "each row has a scale");
+        assert!(scales.len().is_multiple_of(from.rows().max(1)), "each row has as many scales");
         self.add_parts(from, to.cast(), scales, dtype);
     }
 
@@ -129,7 +129,8 @@ impl Upload {
         for start in (0..from.rows()).step_by(rows_at_once) {
             let rows = start..from.rows().min(start + rows_at_once);
             let to = to.slice(rows.start * own_bytes..rows.end * own_bytes);
-            let scales = if scales.is_empty() { scales } else { scales.slice(rows.clone()) };
+            let each = scales.len() / from.rows();
+            let scales = scales.slice(rows.start * each..rows.end * each);
             self.parts.push(Part { from: from.clone(), rows, to, scales, dtype });
         }
         self.bytes += (from.rows() * row_bytes) as u64;
@@ -220,8 +221,9 @@ impl<T: Activation> Quantiser<T> {
             out: part.to.cast(),
             scales: part.scales,
             x: self.staging.slice(0..part.bytes()).cast::<T>(),
-            rows: part.rows.len(),
-            cols: part.from.cols(),
+            // A part of a row with its own scale is a row of the kernel's.
+            rows: part.scales.len(),
+            cols: part.rows.len() * part.from.cols() / part.scales.len(),
             granularity: Granularity::Row,
             scratch: DeviceSlice::NONE,
         };
@@ -239,8 +241,9 @@ impl Part {
     fn fill(&self, to: &mut [u8], scratch: &mut Vec<f32>) {
         let Self { from, rows, dtype, .. } = self;
         if dtype.is_that_of(from.storage()) {
-            let bytes = from.row_bytes();
-            to.copy_from_slice(&from.storage().bytes()[rows.start * bytes..rows.end * bytes]);
+            for (row, to) in rows.clone().zip(to.chunks_exact_mut(from.row_bytes().max(1))) {
+                to.copy_from_slice(from.row(row));
+            }
             return;
         }
         scratch.resize(from.cols(), 0.0);

@@ -6,6 +6,7 @@ use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
 use crate::model::spec::{NormKind, QkNorm, Spec};
+use crate::shard::Shard;
 
 /// Head dimensions for which there are attention kernels.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];
@@ -39,6 +40,21 @@ pub enum NotUsable {
         /// Description of the part without a kernel.
         part: &'static str,
     },
+    /// A rank's heads do not suit the kernels.
+    #[error(
+        "the CUDA kernels cannot run rank {rank} of {ranks}: its {heads} query heads would read {kv_heads} KV heads \
+         unevenly; choose another --tensor-parallel-size"
+    )]
+    Heads {
+        /// The rank.
+        rank: usize,
+        /// Number of ranks.
+        ranks: usize,
+        /// Its query heads.
+        heads: usize,
+        /// Its KV heads.
+        kv_heads: usize,
+    },
     /// A setting that the kernels do not support.
     #[error("{setting} is {got}; allowed: {allowed}")]
     Setting {
@@ -57,14 +73,18 @@ impl NotUsable {
     pub fn is_fault(&self) -> bool {
         match self {
             Self::Device(Unavailable::DriverFailed(_)) => true,
-            Self::Device(_) | Self::Model { .. } | Self::Part { .. } | Self::Setting { .. } => false,
+            Self::Device(_)
+            | Self::Model { .. }
+            | Self::Part { .. }
+            | Self::Heads { .. }
+            | Self::Setting { .. } => false,
             Self::Kernels(error) => !matches!(error, CudaError::NoCompiler { .. }),
         }
     }
 }
 
 /// A device with loaded kernels; the calling thread is bound to it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct OpenDevice {
     pub(super) device: Arc<Device>,
     pub(super) kernels: Arc<Kernels>,
@@ -127,4 +147,16 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
         return Err(NotUsable::Setting { setting: "block_size", got: block_size as usize, allowed });
     }
     Ok(())
+}
+
+/// Checks that the attention kernels can run the heads of a rank: equally many query heads read each KV head.
+///
+/// # Errors
+/// Names the rank and its heads.
+pub fn check_heads(shard: &Shard) -> Result<(), NotUsable> {
+    let (heads, kv_heads) = (shard.heads.len(), shard.kv_heads.len());
+    if kv_heads == 1 || (shard.skipped_heads() == 0 && heads == kv_heads * shard.group) {
+        return Ok(());
+    }
+    Err(NotUsable::Heads { rank: shard.rank, ranks: shard.ranks, heads, kv_heads })
 }

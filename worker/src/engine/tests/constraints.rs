@@ -6,7 +6,8 @@ use skein_proto::sampling::Grammar;
 
 use super::scene::*;
 use super::*;
-use crate::scheduler::Drafts;
+use crate::draft::{Guesser, Speculate};
+use crate::scheduler::{Drafts, Propose};
 
 /// The bytes are the tokens; the token after them ends a sample.
 const VOCAB_SIZE: u32 = 257;
@@ -47,6 +48,21 @@ async fn run(mut scene: Scene, asked: &NewRequest) -> Got {
     got
 }
 
+fn tokens(output: &Output) -> Vec<TokenId> {
+    output.tokens.values().map(|(token, _)| *token).collect()
+}
+
+/// Proposes so many right tokens, followed by others that a grammar may or may not allow.
+fn right_for(right: usize, wholes: Vec<Vec<TokenId>>) -> Propose {
+    let mut turn = 0;
+    Box::new(move |tokens, most, draft| {
+        turn += 1;
+        let whole = wholes.iter().find(|whole| whole.starts_with(tokens));
+        draft.extend(whole.iter().flat_map(|whole| &whole[tokens.len()..]).take(right));
+        draft.extend((draft.len()..most).map(|at| [65, 97, 34, 120][(at + turn) % 4]));
+    })
+}
+
 fn text(output: &Output) -> String {
     String::from_utf8(output.tokens.values().map(|(token, _)| *token as u8).collect()).unwrap()
 }
@@ -82,10 +98,15 @@ async fn answers_follow_their_grammar_and_end_with_it() {
                     assert!(matcher.next_tokens().unwrap().may_end, "{text:?} is complete");
                 }
             }
-            // Drafts of other tokens must not change the output.
-            let drafts = Drafts::new(3, Box::new(|_, most, draft: &mut Vec<_>| draft.extend(vec![65; most])));
-            let drafted = run(Scene::drafting(options(1), drafts), &asked).await;
-            assert_eq!(alike.expect("it ran").samples, drafted.samples);
+            // Drafts of other tokens change nothing, nor do those that are right for a while.
+            let alike = alike.expect("it ran");
+            let wholes: Vec<Vec<TokenId>> =
+                alike.samples.values().map(|output| [&asked.prompt[..], &tokens(output)].concat()).collect();
+            for right in 0..4 {
+                let drafts = Drafts::new(4, right_for(right, wholes.clone()));
+                let drafted = run(Scene::drafting(options(1), drafts), &asked).await;
+                assert_eq!(alike.samples, drafted.samples, "{right} right");
+            }
         }
     }
 }
@@ -151,4 +172,25 @@ async fn an_answer_that_no_token_continues_fails_alone() {
     assert_eq!(free.samples[&0].finish, Some(FinishReason::Length));
     assert_eq!(scene.engine.counts().errored, 1);
     assert!(scene.engine.constraints.is_empty());
+}
+
+#[tokio::test]
+async fn what_a_grammar_forces_is_drafted() {
+    let source = Source::choice(&["this text has no other end"]).unwrap();
+    let params = SamplingParams { max_tokens: 400, seed: 1, ..SamplingParams::default() };
+    let asked = held(&source, params, 1);
+    let whole = run(Scene::new(options(1)), &asked).await;
+    let guesser = Guesser::new(Speculate::Auto, false).expect("it is on");
+    let mut scene = Scene::drafting(options(1), Drafts::guessed(guesser));
+    let mut stream = scene.submit(submission_of("held", &asked, VOCAB_SIZE)).await.expect("taken");
+    let (mut got, mut steps) = (Got::default(), 0);
+    // The masks' thread has all the time it needs between two steps.
+    while scene.turn() == Turn::Worked {
+        std::thread::sleep(Duration::from_millis(5));
+        steps += 1;
+    }
+    assert_eq!(got.read(&mut stream), Some(Ok(())));
+    assert_eq!(got.samples, whole.samples);
+    let tokens = whole.tokens(0).len();
+    assert!(steps < tokens / 2, "{steps} steps for {tokens} tokens");
 }

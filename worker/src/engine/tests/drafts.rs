@@ -4,6 +4,7 @@ use skein_proto::sampling::SamplingParams;
 
 use super::scene::*;
 use super::*;
+use crate::draft::{Guesser, Speculate};
 use crate::scheduler::{Drafts, Propose};
 
 /// Proposes in turn correct tokens, garbage, and correct tokens followed by garbage. `wholes`: prompts with
@@ -70,4 +71,38 @@ async fn right_drafts_save_steps() {
     assert_eq!(got.read(&mut stream), Some(Ok(())));
     assert_eq!(got, expected);
     assert_eq!(scene.engine.steps, 1 + 10, "six tokens by each step after the prompt's");
+}
+
+#[tokio::test]
+async fn guesses_change_no_output_and_save_steps() {
+    for steps_in_flight in [1, 2, 3] {
+        let options = FakeOptions { steps_in_flight, habits: 40..46, ..fake() };
+        for params in ways() {
+            let params = SamplingParams { max_tokens: 400, ..params };
+            let request = request(params, 3);
+            let expected = undisturbed_in(options.clone(), request.clone()).await;
+            let guesser = Guesser::new(Speculate::Auto, true).expect("it is on");
+            let mut scene = Scene::drafting(options.clone(), Drafts::guessed(guesser));
+            let mut before = 0;
+            // The second time there are finished texts to guess from.
+            for turn in 0..2 {
+                let id = format!("guessed {turn}");
+                let mut stream = scene.submit(Submission::alone(id, request.clone())).await.expect("taken");
+                let mut got = Got::default();
+                while scene.turn() == Turn::Worked {
+                    got.read(&mut stream);
+                }
+                assert_eq!(got.read(&mut stream), Some(Ok(())));
+                assert_eq!(got.samples, expected.samples, "{params:?}, turn {turn}", params = request.params);
+                drop(stream);
+                scene.run();
+                assert_eq!(scene.engine.audit_at_rest(), Ok(()));
+                let (steps, tokens) = (scene.engine.steps - before, expected.tokens(0).len() as u64);
+                before = scene.engine.steps;
+                // With more steps in flight, streams sit out some of them.
+                let saves = steps_in_flight > 1 || tokens <= 300 || steps < tokens * 3 / 4;
+                assert!(saves, "turn {turn}: {steps} steps for {tokens} tokens");
+            }
+        }
+    }
 }

@@ -18,6 +18,32 @@ pub struct Scene {
     pub handle: EngineHandle,
 }
 
+/// A backend whose steps take a millisecond of simulated time.
+struct Ticking(FakeBackend);
+
+impl Backend for Ticking {
+    fn kv_blocks(&self) -> u32 {
+        self.0.kv_blocks()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        self.0.steps_in_flight()
+    }
+
+    fn verifies(&self) -> bool {
+        true
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        self.0.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        NOW.set(NOW.get() + Duration::from_millis(1));
+        self.0.collect(step)
+    }
+}
+
 impl Drop for Scene {
     fn drop(&mut self) {
         clock::simulate(None);
@@ -37,7 +63,7 @@ impl Scene {
     pub fn drafting(options: FakeOptions, drafts: Drafts) -> Self {
         let mut scheduler = scheduler(&options);
         scheduler.set_drafts(drafts);
-        Self::of(scheduler, FakeBackend::new(options))
+        Self::of(scheduler, Ticking(FakeBackend::new(options)))
     }
 
     fn of(scheduler: Scheduler, backend: impl Backend + 'static) -> Self {

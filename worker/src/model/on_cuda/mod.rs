@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod cache;
+pub mod exchange;
 mod step;
 pub mod weights;
 
@@ -16,13 +17,14 @@ use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::gemv::MAX_ROWS;
 use skein_kernels::cuda::ops::inputs::{Gather, GatherRows};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
-use skein_kernels::cuda::ops::linear::{Gated, Linear};
+use skein_kernels::cuda::ops::linear::{Gated, Linear, LinearWeight};
 use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
 use skein_kernels::cuda::ops::rope::RopeKvWrite;
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use self::attention::Windows;
+use self::exchange::Exchange;
 use self::step::{Delta, Running};
 use self::weights::DeviceWeights;
 use crate::model::operations;
@@ -32,14 +34,16 @@ use crate::model::tensors::Product;
 /// Most kernel launches of a layer; the plan of each window comes before them.
 const LAUNCHES_PER_LAYER: usize = 10;
 
-/// Most kernel launches of a forward pass's layers, and so of nodes in a graph.
-pub fn launches(spec: &Spec) -> usize {
-    spec.layers.len() * LAUNCHES_PER_LAYER
+/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph. A rank of
+/// several shares two products of each layer.
+pub fn launches(spec: &Spec, ranks: usize) -> usize {
+    let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM } else { 0 };
+    spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges)
 }
 
-/// A model on a device: weights, cache, operations.
+/// A model on a device, or one rank's part of it: weights, cache, operations.
 pub struct Model<T, K> {
-    /// What it computes.
+    /// What this rank computes.
     pub spec: Spec,
     /// The weights on the device.
     pub weights: DeviceWeights<T>,
@@ -49,6 +53,8 @@ pub struct Model<T, K> {
     pub angles: Vec<DeviceSlice<f32>>,
     /// Kernels of the operations.
     pub ops: Ops<T, K>,
+    /// Exchanges with the other ranks, if there are any.
+    pub exchange: Option<Exchange<T>>,
 }
 
 /// Operations of the forward pass.
@@ -89,13 +95,20 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             let rows = bucket.min(rows);
             let weight = |product| layer.product(product);
             linear.launch(stream, a.qkv, a.h, weight(Product::Qkv), rows, a.linear)?;
-            linear.launch(stream, a.delta, a.attended, weight(Product::AttentionOutput), rows, a.linear)?;
+            let sum = |out, x, weight: &LinearWeight<T>| match &self.exchange {
+                None => linear.launch(stream, out, x, weight, rows, a.linear),
+                Some(exchange) => {
+                    let own = exchange.scratch(a.exchange, rows * weight.n);
+                    linear.launch_f32(stream, own, x, &without_bias(weight), rows, a.linear)
+                }
+            };
+            sum(a.delta, a.attended, weight(Product::AttentionOutput))?;
             let by = self.spec.layers[0].feed_forward.activation;
             let gated = Gated { by, weight: weight(Product::GateUp) };
             linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
-            linear.launch(stream, a.delta, a.gated, weight(Product::Down), rows, a.linear)?;
-            if rows <= logit_rows {
-                let head = &self.weights.head;
+            sum(a.delta, a.gated, weight(Product::Down))?;
+            let head = &self.weights.head;
+            if rows <= logit_rows && head.n > 0 {
                 linear.launch_f32(stream, logits, a.h, head, rows, a.linear)?;
             }
         }
@@ -128,10 +141,21 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         }
         let added = Delta { values: delta, weight: DeviceSlice::NONE };
         self.normalise(stream, residual, added, self.weights.norm, rows, a)?;
-        self.ops.linear.launch_f32(stream, logits, a.h, &self.weights.head, rows, a.linear)?;
+        let head = &self.weights.head;
+        let multiply = |out| self.ops.linear.launch_f32(stream, out, a.h, head, rows, a.linear);
+        match &self.exchange {
+            None => multiply(logits)?,
+            Some(exchange) => exchange.logits(stream, a.exchange, (logits, rows), |own| {
+                // The last ranks may have no rows of a small vocabulary.
+                if head.n == 0 { Ok(()) } else { multiply(own) }
+            })?,
+        }
         match self.spec.logits_softcap {
             None => Ok(()),
-            Some(cap) => self.ops.softcap.launch(stream, logits.slice(0..rows * self.weights.head.n), cap),
+            Some(cap) => {
+                let vocab = self.spec.vocab_size as usize;
+                self.ops.softcap.launch(stream, logits.slice(0..rows * vocab), cap)
+            }
         }
     }
 
@@ -148,4 +172,9 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         let (eps, Delta { values: delta, weight: delta_weight }) = (self.spec.norm.eps, delta);
         self.ops.norm.launch(stream, Norm { out: a.h, residual, delta, delta_weight, weight, rows, eps })
     }
+}
+
+/// Ranks' sums get the bias when they are joined.
+fn without_bias<T: Activation>(weight: &LinearWeight<T>) -> LinearWeight<T> {
+    LinearWeight { bias: DeviceSlice::NONE, ..*weight }
 }

@@ -10,9 +10,10 @@ use skein_kernels::cuda::ops::linear::Gated;
 use skein_kernels::cuda::ops::rope::RopeRows;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
-use super::Model;
 use super::attention::LayerRows;
+use super::exchange::{Lookup, Sum};
 use super::weights::LayerWeights;
+use super::{Model, without_bias};
 use crate::model::operations::Operations;
 use crate::model::spec::Spec;
 use crate::model::tensors::{Product, Role};
@@ -53,6 +54,8 @@ pub struct Activations<T> {
     attention: DeviceSlice<u8>,
     /// Workspace of projections.
     pub(super) linear: DeviceSlice<u8>,
+    /// What ranks exchange; empty on a single rank.
+    pub(super) exchange: DeviceSlice<u8>,
 }
 
 /// Sizes of the workspaces, in bytes.
@@ -62,6 +65,8 @@ pub struct Workspace {
     pub attention: usize,
     /// Workspace of projections.
     pub linear: usize,
+    /// What ranks exchange.
+    pub exchange: usize,
 }
 
 impl<T: Activation> Activations<T> {
@@ -84,6 +89,7 @@ impl<T: Activation> Activations<T> {
             last: memory.take(logit_rows * hidden),
             attention: memory.take(workspace.attention),
             linear: memory.take(workspace.linear),
+            exchange: memory.take(workspace.exchange),
         }
     }
 }
@@ -145,6 +151,23 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         let weight = self.layer(layer).product(product);
         self.model.ops.linear.launch(self.stream, out, x, weight, self.rows(), self.a.linear)
     }
+
+    /// Multiplies with a matrix that ranks share by its inputs.
+    fn multiply_shared(
+        &self,
+        layer: usize,
+        product: Product,
+        out: DeviceSlice<T>,
+        x: DeviceSlice<T>,
+    ) -> Result<(), CudaError> {
+        let Some(exchange) = &self.model.exchange else { return self.multiply(layer, product, out, x) };
+        let (weight, rows) = (self.layer(layer).product(product), self.rows());
+        let sum = Sum { bias: weight.bias, rows, n: weight.n, out };
+        exchange.sum(self.stream, self.a.exchange, sum, |own| {
+            let (linear, own_part) = (&self.model.ops.linear, without_bias(weight));
+            linear.launch_f32(self.stream, own, x, &own_part, rows, self.a.linear)
+        })
+    }
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K> {
@@ -153,15 +176,16 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
     fn embed(&mut self) -> Result<(), CudaError> {
         let Self { model, stream, step, a, .. } = *self;
         let scale = model.spec.embedding_scale;
-        let embedding = EmbedRows {
-            out: a.residual,
-            table: model.weights.embedding,
-            tokens: step.tokens,
-            rows: self.rows(),
-            hidden: model.spec.hidden_size,
-            scale: if model.spec.rounds_embedding_scale { T::from_f32(scale).to_f32() } else { scale },
-        };
-        model.ops.embed.launch(stream, embedding)?;
+        let scale = if model.spec.rounds_embedding_scale { T::from_f32(scale).to_f32() } else { scale };
+        let (table, tokens, rows) = (model.weights.embedding, step.tokens, self.rows());
+        let (out, hidden) = (a.residual, model.spec.hidden_size);
+        match &model.exchange {
+            None => model.ops.embed.launch(stream, EmbedRows { out, table, tokens, rows, hidden, scale })?,
+            Some(exchange) => {
+                let lookup = Lookup { table, tokens, rows, hidden, scale, out };
+                exchange.embed(stream, a.exchange, lookup)?;
+            }
+        }
         model.ops.attention.plan(stream, &step.sequences, step.kind, a.attention)
     }
 
@@ -201,7 +225,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
     }
 
     fn attention_output(&mut self, layer: usize) -> Result<(), CudaError> {
-        self.multiply(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
+        self.multiply_shared(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
         let weight = self.layer(layer).norm(Role::AttentionOutputNorm);
         self.delta = Delta { values: self.a.delta, weight };
         Ok(())
@@ -214,7 +238,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         let by = model.spec.layers[layer].feed_forward.activation;
         let gated = Gated { by, weight: weights.product(Product::GateUp) };
         model.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, self.rows(), a.linear)?;
-        self.multiply(layer, Product::Down, a.delta, a.gated)?;
+        self.multiply_shared(layer, Product::Down, a.delta, a.gated)?;
         self.delta = Delta { values: a.delta, weight: weights.norm(Role::FeedForwardOutputNorm) };
         // Logits need only a few rows, and gathering adds the delta without a norm. Models that normalise
         // outputs therefore add it here.

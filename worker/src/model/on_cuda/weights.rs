@@ -1,5 +1,6 @@
-//! Weights of a model on a device, and the mapping from the checkpoint's tensors.
+//! A model's weights on a device, or one rank's part of them, and which tensors of the checkpoint go where.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
@@ -13,17 +14,18 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
+use crate::shard::{Part, Shard};
 
-/// All weights. Matrices are `[outputs, inputs]` as in the checkpoint; matrices with the same input are
-/// stacked.
+/// All weights of a rank. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input
+/// are stacked.
 pub struct DeviceWeights<T> {
-    /// `[vocab, hidden]`: the embedding table.
+    /// `[vocab, hidden]`: the rank's rows of the embedding table.
     pub embedding: DeviceSlice<T>,
     /// Layers in order.
     pub layers: Vec<LayerWeights<T>>,
     /// `[hidden]`: the last normalisation.
     pub norm: DeviceSlice<f32>,
-    /// `[vocab, hidden]`: the embedding table if they are tied.
+    /// `[vocab, hidden]`: the rank's rows; those of the embedding table if they are tied.
     pub head: LinearWeight<T>,
 }
 
@@ -76,31 +78,89 @@ pub enum Place<T> {
     Quantised {
         /// The quantised rows.
         values: DeviceSlice<E4m3>,
-        /// A scale for each row.
+        /// Equally many scales for each row.
         scales: DeviceSlice<f32>,
     },
 }
 
-/// Shapes `[n, k]` of the layers' matrices. Excludes the head, which writes to the logits.
-pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
-    let tensors = tensors::all(spec);
+/// A tensor of the checkpoint, and what a rank has of it.
+struct Held {
+    /// The whole tensor.
+    whole: Tensor,
+    /// The rank's part, placed among the rank's parts of the other matrices of its product.
+    own: Tensor,
+    part: Part,
+    /// Inputs in a leaf of its sums; 0 without leaves.
+    leaf: usize,
+}
+
+/// What the rank of `shard` has of each tensor.
+fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
+    let mut outputs = HashMap::new();
+    let mut first = 0;
+    let hold = |whole: Tensor| {
+        let part = shard.part(spec, &whole);
+        let (rows, cols) = (part.rows.len(), part.cols.len());
+        let kind = match whole.kind {
+            Kind::Matrix(product, _) => {
+                let outputs = outputs.entry((whole.layer, product)).or_insert(0);
+                first = *outputs;
+                *outputs += rows;
+                Kind::Matrix(product, first)
+            }
+            // A bias follows its matrix.
+            Kind::Bias(product, _) => Kind::Bias(product, first),
+            other => other,
+        };
+        let leaf = if whole.leaves(spec) > 1 { cols / part.leaves } else { 0 };
+        Held { own: Tensor { kind, rows, cols, ..whole.clone() }, whole, part, leaf }
+    };
+    tensors::all(spec).into_iter().map(hold).collect()
+}
+
+/// A rank's parts of all tensors.
+fn owned(held: &[Held]) -> Vec<Tensor> {
+    held.iter().map(|held| held.own.clone()).collect()
+}
+
+/// `[n, k]` of a rank's matrices of layers. The head is left out because it writes to the logits.
+pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
+    let tensors = owned(&held(spec, shard));
     let products = tensors::products(&tensors).into_iter();
     products.filter(|((layer, _), _)| layer.is_some()).map(|(_, shape)| (shape.rows, shape.cols)).collect()
 }
 
+/// Matrices of layers in e4m3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum E4m3Scales {
+    /// A scale for each output. Of products that ranks share by their inputs, each rank has its own.
+    Output,
+    /// The same, but a scale for each leaf of those products, which does not depend on the number of ranks.
+    Leaf,
+}
+
 impl<T: Activation> DeviceWeights<T> {
-    /// Allocates all weights. `quantised`: the layers' matrices are e4m3 with a scale per output.
-    pub fn place(spec: &Spec, quantised: bool, memory: &mut Carver) -> Self {
-        let tensors = tensors::all(spec);
+    /// Takes memory for all weights of the rank of `shard`. `quantised`: the layers' matrices are e4m3.
+    pub fn place(spec: &Spec, shard: &Shard, quantised: Option<E4m3Scales>, memory: &mut Carver) -> Self {
+        let held = held(spec, shard);
+        let tensors = owned(&held);
+        let of_table = tensors.iter().find(|tensor| tensor.kind == Kind::Table).map_or(0, Tensor::len);
+        let embedding = memory.take(of_table);
         let head = tensors::head(&tensors);
-        let embedding = memory.take(tensors::embedding(spec).len());
         let values = if head.role == Role::Embedding { embedding } else { memory.take(head.len()) };
         let values = WeightValues::Same(values);
-        let head = LinearWeight { n: head.rows, k: head.cols, bias: DeviceSlice::NONE, values };
+        let head = LinearWeight { n: head.rows, k: head.cols, bias: DeviceSlice::NONE, values, leaf: 0 };
         let products = tensors::products(&tensors);
+        let leaf = |layer, product| {
+            let is_of = |held: &&Held| {
+                held.own.layer == Some(layer) && matches!(held.own.kind, Kind::Matrix(of, _) if of == product)
+            };
+            held.iter().find(is_of).map_or(0, |held| held.leaf)
+        };
         let mut place = |layer| LayerWeights {
-            products: Product::OF_A_LAYER
-                .map(|product| place_product(products[&(Some(layer), product)], quantised, memory)),
+            products: Product::OF_A_LAYER.map(|product| {
+                place_product(products[&(Some(layer), product)], leaf(layer, product), quantised, memory)
+            }),
             norms: [DeviceSlice::NONE; Role::COUNT],
         };
         let mut layers: Vec<_> = (0..spec.layers.len()).map(&mut place).collect();
@@ -112,23 +172,29 @@ impl<T: Activation> DeviceWeights<T> {
         Self { embedding, layers, norm: memory.take(spec.hidden_size), head }
     }
 
-    /// Finds and validates every tensor of the checkpoint, with its destination.
+    /// Finds and validates every tensor of the checkpoint, and pairs the part of the rank of `shard` with its
+    /// place.
     ///
     /// # Errors
-    /// A tensor that is missing or has the wrong type or shape.
-    pub fn sources(&self, spec: &Spec, weights: &Weights) -> Result<Vec<TensorCopy<T>>, LoadError> {
-        let source = |tensor: &Tensor| {
-            let from = if tensor.kind == Kind::Norm {
-                norm(tensor, spec, weights)?
-            } else {
-                tensor.find(weights)?
+    /// A tensor that is missing, or differs from the configuration in type or shape.
+    pub fn sources(
+        &self,
+        spec: &Spec,
+        shard: &Shard,
+        weights: &Weights,
+    ) -> Result<Vec<TensorCopy<T>>, LoadError> {
+        let source = |Held { whole, own, part, .. }: &Held| {
+            let from = match whole.kind {
+                Kind::Norm => norm(whole, spec, weights)?,
+                Kind::Bias(..) => whole.find(weights)?.part(0..1, part.rows.clone()),
+                _ => whole.find(weights)?.part(part.rows.clone(), part.cols.clone()),
             };
-            Ok(TensorCopy { from, to: self.place_of(tensor) })
+            Ok(TensorCopy { from, to: self.place_of(own) })
         };
-        tensors::all(spec).iter().map(source).collect()
+        held(spec, shard).iter().filter(|held| !held.part.is_empty()).map(source).collect()
     }
 
-    /// Destination of `tensor`.
+    /// The place of a rank's part of a tensor.
     fn place_of(&self, tensor: &Tensor) -> Place<T> {
         let layer = tensor.layer.map(|layer| &self.layers[layer]);
         let weight = |product| layer.map_or(&self.head, |layer| layer.product(product));
@@ -153,21 +219,22 @@ fn norm(tensor: &Tensor, spec: &Spec, weights: &Weights) -> Result<WeightMatrix,
 /// Takes memory for a product's matrices.
 fn place_product<T: Activation>(
     shape: ProductShape,
-    quantised: bool,
+    leaf: usize,
+    quantised: Option<E4m3Scales>,
     memory: &mut Carver,
 ) -> LinearWeight<T> {
     let ProductShape { rows: n, cols: k, has_bias } = shape;
-    LinearWeight {
-        n,
-        k,
-        bias: if has_bias { memory.take(n) } else { DeviceSlice::NONE },
-        values: if quantised {
-            let (values, scales) = (memory.take(n * k), memory.take(n));
-            WeightValues::E4m3 { values, scales, granularity: Granularity::Channel }
-        } else {
-            WeightValues::Same(memory.take(n * k))
-        },
-    }
+    let bias = if has_bias { memory.take(n) } else { DeviceSlice::NONE };
+    let values = match quantised {
+        None => WeightValues::Same(memory.take(n * k)),
+        Some(scales) => {
+            let by_leaf = scales == E4m3Scales::Leaf && leaf > 0;
+            let granularity = if by_leaf { Granularity::Leaf } else { Granularity::Channel };
+            let count = if by_leaf { n * (k / leaf) } else { n };
+            WeightValues::E4m3 { values: memory.take(n * k), scales: memory.take(count), granularity }
+        }
+    };
+    LinearWeight { n, k, bias, values, leaf }
 }
 
 /// Destination of a range of rows in a product's matrices.
@@ -176,7 +243,9 @@ fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range<usize>) ->
     match weight.values {
         WeightValues::Same(values) => Place::Values(values.slice(inside)),
         WeightValues::E4m3 { values, scales, .. } => {
-            Place::Quantised { values: values.slice(inside), scales: scales.slice(rows) }
+            let each = scales.len() / weight.n;
+            let scales = scales.slice(rows.start * each..rows.end * each);
+            Place::Quantised { values: values.slice(inside), scales }
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::draft::{Guesser, Speculate};
 
 /// Complete sequences, for a proposer that knows the future.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,12 @@ impl World {
     /// Gives streams drafts of up to `most` tokens from now on.
     pub fn draft(&mut self, answers: &Answers, most: u32) {
         self.scheduler.set_drafts(Drafts::new(most, answers.in_turn()));
+    }
+
+    /// Guesses from now on.
+    pub fn guess(&mut self, shares: bool) {
+        let guesser = Guesser::new(Speculate::Auto, shares).expect("it is on");
+        self.scheduler.set_drafts(Drafts::guessed(guesser));
     }
 }
 
@@ -118,4 +125,43 @@ fn the_cache_holds_what_drafts_got_right() {
     world.run();
     assert_eq!(world.hits[&RequestKey(2)], (10 + 29) / 4 * 4, "all but the last token were computed");
     assert!(world.accepted > 5 && world.drafted > world.accepted);
+}
+
+#[test]
+fn no_drafts_while_a_prompt_has_rows_to_compute() {
+    let config = SchedulerConfig { max_num_batched_tokens: 16, ..roomy() };
+    let mut world = World::with_habits(20..26, 1, &config, 256);
+    world.guess(true);
+    let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
+    world.submit(request(1, vec![21; 4], params.clone()));
+    for _ in 0..40 {
+        world.step();
+    }
+    let before = world.drafted;
+    assert!(world.accepted > 20, "{} of {before}", world.accepted);
+    world.submit(request(2, (0..100).map(|at| at % 19).collect(), params));
+    while !world.first_tokens.contains(&RequestKey(2)) {
+        world.step();
+    }
+    assert_eq!(world.drafted, before, "the prompt has all other rows");
+    for _ in 0..10 {
+        world.step();
+    }
+    assert!(world.drafted > before);
+}
+
+#[test]
+fn drafts_leave_a_block_for_every_stream() {
+    // Two streams in three blocks each and little more: no draft may cost one of them its place.
+    let config = SchedulerConfig { enable_prefix_caching: false, ..roomy() };
+    for kv_blocks in 6..12 {
+        let mut world = World::with_habits(20..26, 1, &config, kv_blocks);
+        world.guess(false);
+        let params = SamplingParams { max_tokens: (kv_blocks * 4) / 2 - 4, ..SamplingParams::default() };
+        for key in 1..=2 {
+            world.submit(request(key, vec![21; 4], params.clone()));
+        }
+        world.run();
+        assert_eq!(world.scheduler.preemptions(), 0, "{kv_blocks} blocks");
+    }
 }

@@ -12,6 +12,7 @@ mod pipeline;
 mod scenarios;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -125,6 +126,10 @@ impl World {
     }
 
     fn at_depth(depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
+        Self::with_habits(0..0, depth, config, kv_blocks)
+    }
+
+    fn with_habits(habits: Range<TokenId>, depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
         let block_size = config.block_size;
         let max_model_len = config.max_model_len.unwrap_or(kv_blocks * block_size);
         let options = FakeOptions {
@@ -132,6 +137,7 @@ impl World {
             block_size,
             kv_blocks,
             steps_in_flight: depth,
+            habits,
             ..FakeOptions::default()
         };
         Self {
@@ -338,9 +344,13 @@ fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
 
 /// The streams of a request's samples when it runs alone.
 fn alone(request: &NewRequest, longest: u32) -> Vec<Stream> {
+    alone_with_habits(0..0, request, longest)
+}
+
+fn alone_with_habits(habits: Range<TokenId>, request: &NewRequest, longest: u32) -> Vec<Stream> {
     let config = SchedulerConfig { max_model_len: Some(longest), ..roomy() };
     let run_one = |sample: &NewSample| {
-        let mut world = World::new(&config, 64);
+        let mut world = World::with_habits(habits.clone(), 1, &config, 64);
         let samples = vec![NewSample { index: sample.index, delivered: Vec::new() }];
         world.submit(NewRequest { samples, ..request.clone() });
         world.run();

@@ -1,4 +1,8 @@
-//! An answer with one choice, delivered in parts. Basis of Responses and Messages.
+//! An answer with one choice, part by part as it arrives. Responses and Messages are built on it: [`request`]
+//! has what their requests share, [`output`] runs a request and has its answer written.
+
+pub mod output;
+pub mod request;
 
 use super::merged::Merged;
 use super::split::{CallIds, Choices};

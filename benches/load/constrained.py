@@ -1,0 +1,163 @@
+"""Measures what answers of a given form cost: themselves, and the streams beside them.
+
+Usage: python3 benches/load/constrained.py path/to/skein MODEL_DIR [--rounds N] [--tokens N]
+Starts one CPU worker. In turn, and compared by their medians over the rounds:
+1. tokens a second of 32 free streams, and of 32 that follow a JSON schema (bound: 0.97 of the free ones);
+2. the gaps between tokens of 31 free streams, beside a free one and beside one whose masks take long
+   (p99: 1.05 times);
+3. the time to the first token of short free requests, beside constrained ones whose schemas are known, and
+   beside ones whose schemas have to be compiled (5 ms more, at the median).
+Prints the figures and exits 1 if a bound is missed. Needs a machine that does nothing else.
+"""
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import threading
+import time
+import urllib.request
+
+STREAMS = 32
+READY_SECONDS = 120
+# Records that never end within the tokens of an answer: strings, numbers, choices and nesting.
+RECORD = {"type": "object", "properties": {
+    "name": {"type": "string", "minLength": 8, "maxLength": 60}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    "kind": {"enum": ["person", "company", "place"]}, "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 4},
+    "home": {"type": "object", "properties": {"street": {"type": "string"}, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}},
+             "required": ["street", "zip"], "additionalProperties": False}},
+    "required": ["name", "age", "kind", "tags", "home"], "additionalProperties": False}
+SCHEMA = {"type": "array", "items": RECORD, "minItems": 500}
+# Masks of counted strings of many alternatives took longest in tests/grammar/published.
+SLOW = {"type": "array", "items": {"type": "string", "format": "hostname", "minLength": 20, "maxLength": 200}, "minItems": 500}
+COMPILES = 24
+
+
+class Server:
+    def __init__(self, binary: str, model: str) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+        command = [binary, "serve", model, "--workers", "1", "--max-num-seqs", str(STREAMS + 8), "--port", str(self.port), "--log-level", "warn"]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=1)
+                return
+            except OSError:
+                assert self.process.poll() is None, "skein ended before it was ready"
+                time.sleep(0.1)
+        raise TimeoutError(f"not ready after {READY_SECONDS} s")
+
+    def stream(self, tokens: int, schema: dict | None, seed: int) -> tuple[list[float], int]:
+        """The times of a stream's chunks, the time of its start first; and its tokens."""
+        prompt = [random.Random(seed).randrange(1000, 100_000) % self.vocab for _ in range(32)]
+        body = {"prompt": prompt, "max_tokens": tokens, "seed": seed, "temperature": 1, "stream": True, "ignore_eos": True,
+                "stream_options": {"include_usage": True}}
+        if schema is not None:
+            body["structured_outputs"] = {"json": schema}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        times, used = [time.perf_counter()], 0
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        for line in answer:
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+                usage = json.loads(line[6:]).get("usage")
+                used = usage["completion_tokens"] if usage else used
+        return times, used
+
+    vocab = 4096
+
+    def together(self, count: int, tokens: int, schema: dict | None, seed: int) -> list[tuple[list[float], int]]:
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:
+            return list(threads.map(lambda at: self.stream(tokens, schema, seed + at), range(count)))
+
+    def rate(self, tokens: int, schema: dict | None, seed: int) -> float:
+        """Tokens a second from the last first token to the first end: while all streams run."""
+        streams = self.together(STREAMS, tokens, schema, seed)
+        start, end = max(times[1] for times, _ in streams), min(times[-1] for times, _ in streams)
+        chunks = sum(sum(start < at <= end for at in times) for times, _ in streams)
+        shares = statistics.mean(used / (len(times) - 2) for times, used in streams)
+        return chunks * shares / (end - start)
+
+    def gaps_beside(self, tokens: int, slow: bool, seed: int) -> float:
+        """The 99th percentile of the gaps of all but one of the streams."""
+        others = threading.Thread(target=self.stream, args=(tokens, SLOW if slow else None, seed + 999))
+        others.start()
+        time.sleep(0.5)
+        streams = self.together(STREAMS - 1, tokens // 2, None, seed)
+        others.join()
+        gaps = sorted(after - before for times, _ in streams for before, after in zip(times[1:], times[2:]))
+        return gaps[int(len(gaps) * 0.99)]
+
+    def first_tokens(self, compiling: bool, seed: int) -> float:
+        """The median time to a first token of requests one after the other."""
+        done = threading.Event()
+
+        def compile_all() -> None:
+            for at in range(10_000):
+                if done.is_set():
+                    return
+                # Another one each time, so that none is known already; or the same.
+                record = {**RECORD, "description": f"{seed} {at}" if compiling else "known"}
+                self.stream(1, {"type": "object", "properties": {f"p{n}": record for n in range(40)}}, seed + at)
+
+        thread = threading.Thread(target=compile_all)
+        thread.start()
+        time.sleep(0.2)
+        firsts = []
+        for at in range(COMPILES):
+            times, _ = self.stream(1, None, seed + 5000 + at)
+            firsts.append(times[1] - times[0])
+        done.set()
+        thread.join()
+        return statistics.median(firsts)
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+def in_turn(rounds: int, one, other) -> tuple[list[float], list[float]]:
+    pairs = [(one(1000 * turn), other(1000 * turn)) for turn in range(1, rounds + 1)]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def told(what: str, one: list[float], other: list[float], scale: float, unit: str) -> tuple[float, float]:
+    before, after = statistics.median(one), statistics.median(other)
+    rows = " ".join(f"{a * scale:.1f}/{b * scale:.1f}" for a, b in zip(one, other))
+    print(f"{what}: {before * scale:.1f} and {after * scale:.1f} {unit}, ratio {after / before:.3f}  ({rows})", flush=True)
+    return before, after
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=96)
+    arguments = parser.parse_args()
+    server, rounds, tokens = Server(arguments.binary, arguments.model), arguments.rounds, arguments.tokens
+    try:
+        server.rate(8, SCHEMA, 1), server.rate(8, None, 1)
+        free, held = told("32 streams, free and held", *in_turn(
+            rounds, lambda seed: server.rate(tokens, None, seed), lambda seed: server.rate(tokens, SCHEMA, seed)), 1, "tokens/s")
+        alone, beside = told("gap p99 of 31 free streams, beside a free and a slow one", *in_turn(
+            rounds, lambda seed: server.gaps_beside(tokens, False, seed), lambda seed: server.gaps_beside(tokens, True, seed)), 1000, "ms")
+        idle, compiling = told("first token, beside known schemas and beside new ones", *in_turn(
+            rounds, lambda seed: server.first_tokens(False, seed), lambda seed: server.first_tokens(True, seed)), 1000, "ms")
+    finally:
+        server.end()
+    return int(held < 0.97 * free or beside > 1.05 * alone or compiling > idle + 0.005)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,113 @@
+//! The CPU backend, whose drawn tokens are replaced by those of texts.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use skein_worker::TokenId;
+use skein_worker::backend::cpu::CpuBackend;
+use skein_worker::backend::{Answer, Backend, BackendError, Batch, Sampled, StepHandle, StepOutput, Want};
+
+use crate::texts::Text;
+
+/// One backend for engines that take turns.
+pub type Shared = Arc<Mutex<CpuBackend>>;
+
+/// What was drafted.
+#[derive(Debug, Default)]
+pub struct Counts {
+    draws: AtomicU64,
+    drafted: AtomicU64,
+    right: AtomicU64,
+}
+
+impl Counts {
+    /// Sets all counts to zero.
+    pub fn reset(&self) {
+        for count in [&self.draws, &self.drafted, &self.right] {
+            count.store(0, Relaxed);
+        }
+    }
+
+    /// Draws of streams, draft tokens, and those of them that were right.
+    pub fn take(&self) -> (u64, u64, u64) {
+        (self.draws.load(Relaxed), self.drafted.load(Relaxed), self.right.load(Relaxed))
+    }
+}
+
+/// What to answer to one want.
+enum Said {
+    Token(TokenId),
+    Verified { draft: Vec<TokenId>, right: Vec<TokenId> },
+}
+
+/// The backend of one engine.
+pub struct Scripted {
+    backend: Shared,
+    answers: Vec<Vec<TokenId>>,
+    counts: Arc<Counts>,
+    in_flight: VecDeque<Vec<Said>>,
+}
+
+impl Scripted {
+    /// Over `backend`, for `texts` by their numbers.
+    pub fn new(backend: Shared, texts: &[Text], counts: Arc<Counts>) -> Self {
+        let answers = texts.iter().map(|text| text.answer.clone()).collect();
+        Self { backend, answers, counts, in_flight: VecDeque::new() }
+    }
+
+    fn token(&self, text: u64, at: u32) -> TokenId {
+        self.answers[text as usize].get(at as usize).copied().unwrap_or(0)
+    }
+
+    fn said(&self, batch: &Batch, want: &Want) -> Said {
+        match want {
+            Want::Sample(sample) => {
+                let at = sample.position - sample.prompt_len;
+                self.counts.draws.fetch_add(u64::from(at > 0), Relaxed);
+                Said::Token(self.token(sample.params.seed, at))
+            }
+            Want::Verify(verify) => {
+                let first = verify.position - verify.prompt_len;
+                let at = first..first + verify.rows.len() as u32;
+                self.counts.draws.fetch_add(1, Relaxed);
+                let right = at.map(|at| self.token(verify.params.seed, at)).collect();
+                Said::Verified { draft: batch.draft(verify).to_vec(), right }
+            }
+            other => unreachable!("nobody asks for {other:?}"),
+        }
+    }
+}
+
+impl Backend for Scripted {
+    fn kv_blocks(&self) -> u32 {
+        self.backend.lock().expect("no side panics").kv_blocks()
+    }
+
+    fn verifies(&self) -> bool {
+        true
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        let said = batch.wants.iter().map(|want| self.said(&batch, want)).collect();
+        self.in_flight.push_back(said);
+        self.backend.lock().expect("no side panics").launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        let output = self.backend.lock().expect("no side panics").collect(step)?;
+        let said = self.in_flight.pop_front().unwrap_or_default();
+        assert_eq!(said.len(), output.answers.len(), "every want is answered");
+        let sampled = |token| Sampled { token, logprobs: None };
+        let answer = |said: Said| match said {
+            Said::Token(token) => Answer::Sampled(sampled(token)),
+            Said::Verified { draft, right } => {
+                let answer = Answer::verified(&draft, right.into_iter().map(sampled).collect());
+                self.counts.drafted.fetch_add(draft.len() as u64, Relaxed);
+                self.counts.right.fetch_add(answer.drawn().len() as u64 - 1, Relaxed);
+                answer
+            }
+        };
+        Ok(StepOutput { answers: said.into_iter().map(answer).collect() })
+    }
+}

@@ -1,0 +1,67 @@
+//! What is to be written: pairs of the repository, and random tokens that repeat to a given part.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use skein_node::random::SplitMix64;
+use skein_router::text::tokenizer::Tokenizer;
+use skein_worker::TokenId;
+
+/// Tokens of an answer, and most tokens of a prompt.
+const ANSWER: usize = 128;
+const PROMPT: usize = 900;
+/// Parts of random answers that repeat their prompts.
+const DIALS: [f64; 6] = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0];
+const DIAL_TEXTS: u64 = 16;
+const DIAL_VOCABULARY: usize = 4000;
+
+/// A generated text and its kind.
+#[derive(Debug, Clone)]
+pub struct Text {
+    pub kind: String,
+    /// Its index among all.
+    pub number: u64,
+    pub prompt: Vec<TokenId>,
+    pub answer: Vec<TokenId>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    kind: String,
+    prompt: String,
+    answer: String,
+}
+
+/// The texts of the file at `path`, and the random ones. Those that end early are left out.
+pub fn texts(path: &str, tokenizer: &Path) -> Vec<Text> {
+    let tokenizer = std::fs::read(tokenizer).expect("the shipped model is there");
+    let tokenizer = Tokenizer::from_json(&tokenizer).expect("it is a tokenizer");
+    let lines = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let mut texts = Vec::new();
+    for line in lines.lines() {
+        let Line { kind, prompt, answer } = serde_json::from_str(line).expect("a text a line");
+        let encode = |text: &str| tokenizer.encode(text, false).expect("text has tokens");
+        let (prompt, answer) = (encode(&prompt), encode(&answer));
+        if answer.len() >= ANSWER && prompt.len() <= PROMPT {
+            let (number, answer) = (texts.len() as u64, answer[..ANSWER].to_vec());
+            texts.push(Text { kind, number, prompt, answer });
+        }
+    }
+    for dial in DIALS {
+        (0..DIAL_TEXTS).for_each(|seed| texts.push(repeating(dial, seed, texts.len() as u64)));
+    }
+    texts
+}
+
+/// Random tokens, and an answer that repeats them with chance `part` each.
+fn repeating(part: f64, seed: u64, number: u64) -> Text {
+    let mut random = SplitMix64::new(seed);
+    let prompt: Vec<TokenId> = (0..2 * ANSWER).map(|_| random.below(DIAL_VOCABULARY) as TokenId).collect();
+    let repeat = |token: &TokenId| {
+        if random.unit() < part { *token } else { random.below(DIAL_VOCABULARY) as TokenId }
+    };
+    let answer = prompt[..ANSWER].iter().map(repeat).collect();
+    // The prompt ends as it begins, so that the first match is there.
+    let prompt = [&prompt[..], &[1, 2, 3], &prompt[..], &[1, 2, 3]].concat();
+    Text { kind: format!("dial {part}"), number, prompt, answer }
+}

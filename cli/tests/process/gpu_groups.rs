@@ -1,0 +1,137 @@
+//! Workers of two ranks on emulated GPUs: the tokens of one GPU, also when a rank is killed in the middle of
+//! streams. Not yet run on GPUs.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use skein_node::clock;
+use skein_tests::client::{self, History};
+use skein_tests::process::{Cluster, send_signal};
+
+use crate::chaos::difference;
+use crate::groups::{ENDS_WITHIN, is_alive, wait_for_groups};
+use crate::{SKEIN, block_on, wide_model};
+
+const STREAMS: usize = 4;
+
+fn request(index: usize) -> Value {
+    json!({
+        "model": "wide", "prompt": format!("def function_{index}(self, value):"), "max_tokens": 16, "seed": index,
+        "temperature": 0.8, "stream": true, "stream_options": {"include_usage": true}, "return_token_ids": true,
+        "ignore_eos": true,
+    })
+}
+
+async fn run_all(url: &str) -> Vec<History> {
+    let client = reqwest::Client::new();
+    let url = format!("{url}/v1/completions");
+    let bodies: Vec<Value> = (0..STREAMS).map(request).collect();
+    let streams = bodies.iter().map(|body| client::stream(&client, &url, body));
+    let all = futures::future::join_all(streams).await;
+    all.into_iter().map(|history| history.expect("the connection stays")).collect()
+}
+
+fn check(seen: &[History], expected: &[History], cluster: &Cluster) {
+    let pairs = seen.iter().zip(expected).enumerate();
+    let differences: Vec<String> =
+        pairs.filter_map(|(i, (seen, expected))| difference(i, seen, expected)).collect();
+    assert!(differences.is_empty(), "{}\n{}", differences.join("\n"), cluster.log());
+}
+
+#[test]
+fn two_gpus_draw_the_tokens_of_one_also_when_a_rank_is_killed() {
+    let Some(libraries) = skein_cuda_emulation::directory() else {
+        eprintln!("SKIPPED: no CUDA emulation; install a C++ compiler (g++) and build again");
+        return;
+    };
+    let libraries = libraries.to_str().expect("a plain path");
+    block_on(async {
+        let model = wide_model::write();
+        let model = model.path().to_str().expect("a plain path");
+        let serve = async |more: &[&str], devices: &str| {
+            let common = [
+                "--model",
+                model,
+                "--served-model-name",
+                "wide",
+                "--device",
+                "cuda",
+                "--batch-invariant",
+                "--enforce-eager",
+                "--max-num-seqs",
+                "4",
+                "--max-num-batched-tokens",
+                "32",
+                "--max-model-len",
+                "128",
+                "--kv-cache-memory-bytes",
+                "8388608",
+            ];
+            let variables = [("LD_LIBRARY_PATH", libraries), ("EMU_DEVICES", devices)];
+            Cluster::serve_with(SKEIN, &[&common[..], more].concat(), &variables).await
+        };
+        let alone = serve(&["--workers", "1"], "1").await;
+        let expected = run_all(&alone.url).await;
+        drop(alone);
+        let cluster = serve(&["-tp", "2"], "4").await;
+        // As `--plan` says, below.
+        let log = cluster.log();
+        assert!(log.contains("kv_blocks=512") || log.contains("\"kv_blocks\":512"), "{log}");
+        check(&run_all(&cluster.url).await, &expected, &cluster);
+        let group = wait_for_groups(&cluster, 2).await[0];
+        let (seen, ended) = tokio::join!(run_all(&cluster.url), async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            send_signal(group[1], "KILL");
+            let killed = clock::now();
+            while group.into_iter().any(is_alive) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                assert!(clock::now().since(killed) < ENDS_WITHIN, "{group:?}\n{}", cluster.log());
+            }
+            clock::now().since(killed)
+        });
+        println!("a rank on a GPU killed: the group had ended after {ended:?}");
+        check(&seen, &expected, &cluster);
+        wait_for_groups(&cluster, 2).await;
+    });
+}
+
+#[test]
+fn more_ranks_than_gpus_are_refused() {
+    let Some(libraries) = skein_cuda_emulation::directory() else { return };
+    let model = wide_model::write();
+    let model = model.path().to_str().expect("a plain path");
+    let said = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let mut command = std::process::Command::new(SKEIN);
+        command.args(["worker", "--model", model, "--device", "cuda"]).args(arguments);
+        command.env("LD_LIBRARY_PATH", &libraries).envs(variables.iter().copied());
+        let output = command.stdin(std::process::Stdio::null()).output().expect("it ends");
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let of_two = said(&[("EMU_DEVICES", "2")], &["-tp", "4"]);
+    assert!(of_two.contains("needs the GPUs 0 to 3, and this process sees 2"), "{of_two}");
+    let chosen = said(&[("EMU_DEVICES", "4"), ("CUDA_VISIBLE_DEVICES", "3")], &["-tp", "2"]);
+    assert!(chosen.contains("this process sees 1"), "{chosen}");
+    let mut plan = std::process::Command::new(SKEIN);
+    plan.args([
+        "worker",
+        "--model",
+        model,
+        "--device",
+        "cuda",
+        "-tp",
+        "2",
+        "--plan",
+        "--max-model-len",
+        "128",
+    ]);
+    plan.args(["--kv-cache-memory-bytes", "8388608"]).env("LD_LIBRARY_PATH", &libraries);
+    let output = plan.output().expect("it ends");
+    let planned = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Two of four KV heads of 32 values, 4 layers, keys and values: 16 KiB a block of 16 tokens.
+    assert!(planned.contains("512 blocks, 8192 tokens, 64 sequences"), "{planned} {output:?}");
+    let ranks = planned.lines().filter(|line| line.contains("8388608")).count();
+    assert_eq!(ranks, 2, "{planned}");
+    let staged = said(&[("EMU_DEVICES", "4")], &["--pipeline-parallel-size", "2"]);
+    assert!(staged.contains("--pipeline-parallel-size 2 needs --device cpu"), "{staged}");
+}

@@ -1,0 +1,68 @@
+// segment.h: the memory that the ranks of a group share, and one rank's communicator.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace nccl {
+
+// ncclResult_t.
+enum Status {
+  SUCCESS = 0,
+  SYSTEM_ERROR = 2,
+  INVALID_ARGUMENT = 4,
+  INVALID_USAGE = 5,
+  REMOTE_ERROR = 6,
+  IN_PROGRESS = 7,
+};
+
+constexpr int MAX_RANKS = 16;
+constexpr size_t CHUNK = 128 << 10;  // bytes of a rank that are moved at once
+
+// What a rank asks for. All ranks must ask for the same.
+struct Request {
+  uint64_t number;  // of the communicator's collective operations, from 1
+  uint64_t count;
+  int32_t type;
+  int32_t is_captured;
+};
+
+// One rank's part. `posted` and `read` count chunks: a chunk is written once all ranks have read the last
+// one.
+struct Slot {
+  std::atomic<uint32_t> ranks;  // number of ranks as this one was told; 0: it has not joined
+  std::atomic<int32_t> device;
+  std::atomic<uint64_t> posted, read;
+  Request request;
+  char data[CHUNK];
+};
+
+struct Segment {
+  std::atomic<uint32_t> is_broken;
+  char complaint[512];
+  Slot slots[MAX_RANKS];
+};
+
+// One all-gather on its way; for graphs, one for all launches.
+struct Work;
+
+struct Communicator {
+  std::string name;
+  Segment* segment;
+  int rank, ranks;
+  std::atomic<int> state{IN_PROGRESS};
+  std::atomic<bool> is_busy{false}, is_aborted{false}, has_joined{false};
+  std::atomic<int> polls{0};  // how often the state is still "in progress"
+  uint64_t chunk = 0, works = 0;
+  bool hangs = false;
+  Work* active = nullptr;
+  std::string last_error;
+};
+
+// ---- faults.cpp -----------------------------------------------------------------------------
+// A fault of `rank` at its `at`-th collective operation, as EMU_NCCL_FAULT says: kind:rank[:at].
+bool has_fault(const char* kind, int rank, uint64_t at);
+int version();
+
+}  // namespace nccl

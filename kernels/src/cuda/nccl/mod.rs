@@ -1,0 +1,139 @@
+//! Exchange between ranks on GPUs. NCCL moves bytes and adds nothing: sums are made by our kernels
+//! ([`super::ops::ranks`]), so all ranks have the same bits, whatever algorithm NCCL chooses.
+//!
+//! No wait is for ever. Calls do not block, waits have a limit, and a communicator that is lost is aborted on
+//! a thread that nobody waits for: an abort can hang like what it ends.
+//!
+//! Not yet run on a GPU: tested on `skein-cuda-emulation`.
+
+mod library;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::nccl::sys::ncclComm_t;
+
+pub use library::{ID_BYTES, Nccl, UniqueId};
+
+use super::memory::Element;
+use super::{CudaError, Device, DeviceSlice, Stream};
+use library::IN_PROGRESS;
+
+/// Time between two looks at a call that is in progress.
+const POLL: Duration = Duration::from_millis(1);
+
+/// One rank of a group, each with a device of its own. One thread calls it at a time, and all ranks make the
+/// same calls in the same order.
+#[derive(Debug)]
+pub struct Communicator {
+    raw: Raw,
+    nccl: Arc<Nccl>,
+    device: Arc<Device>,
+    rank: usize,
+    ranks: usize,
+    /// Longest wait for a call.
+    timeout: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Raw(ncclComm_t);
+
+// SAFETY: a communicator may be used from any thread that is bound to its device, by one at a time.
+unsafe impl Send for Raw {}
+// SAFETY: its state may be asked for from any thread; nothing else takes `&self` from several threads.
+unsafe impl Sync for Raw {}
+
+impl Communicator {
+    /// Joins the ranks that have `id`, on `device`, to which the calling thread must be bound. Waits at most
+    /// `timeout` until all have joined, and in later calls.
+    ///
+    /// # Errors
+    /// If a rank does not join in time, or NCCL cannot connect them.
+    pub fn join(
+        nccl: &Arc<Nccl>,
+        device: &Arc<Device>,
+        id: &UniqueId,
+        (rank, ranks): (usize, usize),
+        timeout: Duration,
+    ) -> Result<Self, CudaError> {
+        let raw = Raw(nccl.begin(id, rank, ranks)?);
+        let joined = Self { raw, nccl: nccl.clone(), device: device.clone(), rank, ranks, timeout };
+        joined.settle("ncclCommInitRankConfig", &format!("not all of {ranks} ranks have joined"))?;
+        Ok(joined)
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Queues an exchange: every rank gives `own`, and gets what all gave in `all`, in the order of ranks.
+    ///
+    /// # Panics
+    /// If `all` has not the place of all ranks' values, or they are no whole words of 4 bytes.
+    pub fn gather<T: Element>(
+        &self,
+        stream: &Stream,
+        own: DeviceSlice<T>,
+        all: DeviceSlice<T>,
+    ) -> Result<(), CudaError> {
+        let bytes = own.bytes();
+        assert!(bytes.is_multiple_of(4), "{bytes} bytes are no whole words");
+        assert_eq!(all.len(), self.ranks * own.len(), "{} ranks give {} values each", self.ranks, own.len());
+        // SAFETY: both are device memory of the checked size; like all memory of a step it stays until the
+        // device is abandoned or done.
+        unsafe {
+            self.nccl.all_gather((own.address(), all.address()), bytes / 4, self.raw.0, stream.raw())?;
+        }
+        self.settle("ncclAllGather", "the call has not returned")
+    }
+
+    /// Whether the communicator is intact; cheap, and allowed from any thread.
+    ///
+    /// # Errors
+    /// NCCL's error, if it has one.
+    pub fn check(&self) -> Result<(), CudaError> {
+        self.nccl.state(self.raw.0).map(drop)
+    }
+
+    /// Waits until a call is no longer in progress.
+    fn settle(&self, call: &'static str, what: &str) -> Result<(), CudaError> {
+        let began = now();
+        while self.nccl.state(self.raw.0)? == IN_PROGRESS {
+            if began.elapsed() >= self.timeout {
+                let text = format!("{what} within {:?}", self.timeout);
+                return Err(CudaError::Nccl { call, code: IN_PROGRESS, text });
+            }
+            self.device.ask()?;
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if self.device.is_abandoned() {
+            return; // its memory is released when the process ends
+        }
+        let (raw, nccl, device) = (self.raw, self.nccl.clone(), self.device.clone());
+        let abort = move || {
+            let Raw(raw) = { raw };
+            if device.bind().is_ok() {
+                nccl.abort(raw);
+            }
+        };
+        // Nobody waits for it. Without a thread, the process's end releases everything.
+        let _ = std::thread::Builder::new().name("skein-nccl-abort".into()).spawn(abort);
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // deadlines of waits for other processes
+fn now() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,235 @@
+//! The memory of a rank: its sizes, what they sum up to, and where everything lies. Planning takes the same
+//! functions as loading, so a plan is what is allocated.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use skein_kernels::cuda::arena::{ArenaPlan, Carver, Phase};
+use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::memory::E4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::attention::AttentionShape;
+use skein_kernels::cuda::ops::embed::Embed;
+use skein_kernels::cuda::ops::inputs::GatherRows;
+use skein_kernels::cuda::ops::kv::KvElement;
+use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
+use skein_kernels::cuda::ops::norm::AddRmsNorm;
+use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::ops::softcap::Softcap;
+use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
+
+use super::draw::Draw;
+use super::error::CudaLoadError;
+use super::load::{CudaOptions, Loading, stored};
+use super::memory::{StepMemory, StepSizes};
+use super::plan::{self, MemoryShare, Needs};
+use super::upload::{self, Dtype};
+use super::{OpenDevice, graphs};
+use crate::model::config::ModelConfig;
+use crate::model::on_cuda::attention::Windows;
+use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
+use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
+use crate::model::spec::{AttentionSpec, Spec};
+use crate::shard::Shard;
+
+/// Sizes of a rank, and its operations, which know those of their workspaces.
+pub(super) struct Layout<T, K> {
+    /// What the rank computes.
+    pub spec: Spec,
+    pub ops: Ops<T, K>,
+    pub sizes: StepSizes,
+    /// Bytes of a KV block in a plane.
+    pub block_bytes: usize,
+    capacities: Vec<usize>,
+    workspace: Workspace,
+}
+
+/// Bytes that a rank takes on its device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Weights.
+    pub weights: u64,
+    /// KV cache.
+    pub kv_cache: u64,
+    /// Activations, inputs and outputs of the largest step, without the logits.
+    pub activations: u64,
+    /// Logits.
+    pub logits: u64,
+}
+
+/// What each of `shards` would take on a device like `opened`, and the KV blocks that all of them can have.
+///
+/// # Errors
+/// A damaged model, or a device without room for it.
+pub fn plan_ranks(
+    (dir, config): (&Path, &ModelConfig),
+    opened: &OpenDevice,
+    options: &CudaOptions,
+    shards: &[Shard],
+) -> Result<(Vec<DeviceBytes>, u32), CudaLoadError> {
+    let mut all = Vec::new();
+    for shard in shards {
+        let (weights, dtype) = stored(dir, config, options)?;
+        let (shard, opened) = (shard.clone(), opened.clone());
+        let loading = Loading { dir, config, shard, weights, opened, options };
+        all.push(match (dtype, options.fp8.kv_cache) {
+            (Dtype::F16, false) => loading.bytes::<f16, f16>()?,
+            (Dtype::F16, true) => loading.bytes::<f16, E4m3>()?,
+            (_, false) => loading.bytes::<bf16, bf16>()?,
+            (_, true) => loading.bytes::<bf16, E4m3>()?,
+        });
+    }
+    let blocks = all.iter().map(|(_, _, blocks)| *blocks).min().unwrap_or(0);
+    let with_cache = |(bytes, of_block, _): (DeviceBytes, u64, u32)| DeviceBytes {
+        kv_cache: u64::from(blocks) * of_block,
+        ..bytes
+    };
+    Ok((all.into_iter().map(with_cache).collect(), blocks))
+}
+
+impl Loading<'_> {
+    fn positions(&self) -> usize {
+        self.options.limits.max_model_len.unwrap_or(self.config.max_position_embeddings) as usize
+    }
+
+    /// How the layers' matrices are quantised.
+    fn quantised(&self) -> Option<E4m3Scales> {
+        self.options.fp8.weights.then(|| self.scales())
+    }
+
+    /// The sizes of everything.
+    pub fn layout<T, K>(&self) -> Result<Layout<T, K>, CudaError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let (whole, shard, limits) = (&self.config.spec, &self.shard, &self.options.limits);
+        let spec = shard.spec(whole);
+        let sizes = StepSizes::new(limits, self.positions() as u32);
+        let ops = self.ops::<T, K>()?;
+        let workspace = Workspace {
+            attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, self.positions()),
+            linear: ops.linear.workspace_bytes(sizes.rows, &weights::shapes(whole, shard)),
+            exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
+        };
+        let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);
+        let capacities = graphs::sizes(sizes.pass.rows);
+        Ok(Layout { spec, ops, sizes, block_bytes, capacities, workspace })
+    }
+
+    /// Takes memory for the weights and the angles of each rotation.
+    pub fn place_always<T: Activation>(
+        &self,
+        memory: &mut Carver,
+    ) -> (DeviceWeights<T>, Vec<DeviceSlice<f32>>) {
+        let spec = &self.config.spec;
+        let weights = DeviceWeights::<T>::place(spec, &self.shard, self.quantised(), memory);
+        let mut angles = |_| memory.take::<f32>(self.positions() * spec.attention.head_dim);
+        (weights, spec.rotations.iter().map(&mut angles).collect())
+    }
+
+    /// Takes memory for steps.
+    pub fn place_step<T: Activation, K>(
+        &self,
+        layout: &Layout<T, K>,
+        memory: &mut Carver,
+    ) -> Result<(Activations<T>, StepMemory, Draw), CudaError> {
+        let Layout { spec, sizes, capacities, workspace, .. } = layout;
+        let vocab = spec.vocab_size as usize;
+        let activations = Activations::place(spec, sizes.rows, sizes.pass.rows, *workspace, memory);
+        let step = StepMemory::place(*sizes, vocab, memory);
+        Ok((activations, step, Draw::place(&self.opened.kernels, capacities, vocab, memory)?))
+    }
+
+    fn needs<T: Activation, K>(&self, layout: &Layout<T, K>) -> Result<Needs, CudaError> {
+        let Layout { spec, capacities, block_bytes, .. } = layout;
+        let CudaOptions { cuda, limits, .. } = self.options;
+        let graphs = if cuda.enforce_eager { 0 } else { capacities.len() };
+        Ok(Needs {
+            weights: plan::count(|memory| {
+                self.place_always::<T>(memory);
+                Ok(())
+            })?,
+            step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
+            graph_nodes: graphs * on_cuda::launches(spec, self.shard.ranks),
+            block_bytes: cache::planes(spec) * block_bytes,
+            block_size: limits.block_size,
+            max_model_len: limits.max_model_len,
+            ranks: self.shard.ranks,
+        })
+    }
+
+    /// The plan of all memory and the number of KV blocks, on which all ranks `agree`.
+    pub fn plan<T: Activation, K>(
+        &self,
+        layout: &Layout<T, K>,
+        agree: impl FnOnce(u32) -> Result<u32, CudaLoadError>,
+    ) -> Result<(ArenaPlan, u32), CudaLoadError> {
+        let (device, cuda) = (&self.opened.device, &self.options.cuda);
+        let share = MemoryShare {
+            utilization: cuda.memory_utilization,
+            sharers: cuda.sharers,
+            kv_bytes: self.options.kv_cache_memory_bytes,
+        };
+        let mut plan = ArenaPlan::new(device)?;
+        if self.quantised().is_some() && self.weights.is_some() {
+            let bytes = upload::staging_bytes(&weights::shapes(&self.config.spec, &self.shard));
+            plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
+        }
+        let needs = self.needs(layout)?;
+        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share, agree)?;
+        Ok((plan, kv_blocks))
+    }
+
+    /// The bytes of a rank but its KV cache, the bytes of a KV block, and the number of blocks that fit.
+    fn bytes<T, K>(&self) -> Result<(DeviceBytes, u64, u32), CudaLoadError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let layout = self.layout::<T, K>()?;
+        let needs = self.needs(&layout)?;
+        let (_, blocks) = self.plan(&layout, Ok)?;
+        let logits = layout.sizes.pass.rows * layout.spec.vocab_size as usize * size_of::<f32>();
+        let bytes = DeviceBytes {
+            weights: needs.weights as u64,
+            kv_cache: 0,
+            activations: (needs.step - logits) as u64,
+            logits: logits as u64,
+        };
+        Ok((bytes, needs.block_bytes as u64, blocks))
+    }
+
+    /// Whose weights share a scale in e4m3. In default mode cuBLASLt multiplies, which has scales of outputs.
+    fn scales(&self) -> E4m3Scales {
+        if self.options.cuda.batch_invariant { E4m3Scales::Leaf } else { E4m3Scales::Output }
+    }
+
+    fn ops<T, K>(&self) -> Result<Ops<T, K>, CudaError>
+    where
+        T: Activation + BlasElement,
+        K: KvElement,
+    {
+        let OpenDevice { device, kernels } = &self.opened;
+        let batch_invariant = self.options.cuda.batch_invariant;
+        let spec = &self.shard.spec(&self.config.spec);
+        let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
+        let shape =
+            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
+        let blas = BlasLt::open(device)?.map(Arc::new);
+        if blas.is_none() {
+            tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
+        }
+        Ok(Ops {
+            embed: Embed::new(kernels)?,
+            norm: AddRmsNorm::new(kernels)?,
+            rope: RopeKvWrite::new(kernels)?,
+            attention: Windows::new(kernels, shape, spec.layers.iter().map(|layer| layer.window))?,
+            linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
+            gather: GatherRows::new(kernels)?,
+            softcap: Softcap::new(kernels)?,
+        })
+    }
+}

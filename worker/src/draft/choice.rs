@@ -1,0 +1,105 @@
+//! How many draft tokens a step verifies: as many as give the most tokens a second, over all streams
+//! together. Every further row takes time from all of them, so drafts end by themselves where streams are
+//! many.
+
+use super::row_cost::RowCost;
+
+/// Drafts must promise this much more than plain decoding: chances and times are estimates.
+const MARGIN: f64 = 1.04;
+/// No step with drafts is expected to take longer than these seconds, or than so many plain ones on a slow
+/// machine: streams and new prompts should not wait for guesses.
+const LONGEST_STEP: f64 = 0.25;
+const MOST_PLAIN_STEPS: f64 = 3.0;
+
+/// A draft token that could be verified.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Offer {
+    /// The stream, counted from 0.
+    pub stream: usize,
+    /// The chance that it and all before it in its draft are right.
+    pub chance: f32,
+}
+
+/// Chooses among `offers`, at most `most` of them, for a step of `streams` streams, and sets how many each
+/// stream gets in `taken`. The offers of a stream must come with falling chances; they are sorted here.
+pub(super) fn choose(cost: &RowCost, streams: u32, offers: &mut [Offer], most: u32, taken: &mut [u32]) {
+    taken.fill(0);
+    let Some(plain) = cost.seconds(streams) else { return };
+    // Stable, so that equal ones of a stream stay in order.
+    offers.sort_by(|a, b| b.chance.total_cmp(&a.chance));
+    let (mut tokens, mut best) = (f64::from(streams), (0, MARGIN * f64::from(streams) / plain));
+    for (at, offer) in offers.iter().take(most as usize).enumerate() {
+        tokens += f64::from(offer.chance);
+        let rows = streams + 1 + at as u32;
+        let seconds = cost.seconds(rows).unwrap_or(f64::INFINITY);
+        if seconds > LONGEST_STEP.max(MOST_PLAIN_STEPS * plain) {
+            break;
+        }
+        if tokens / seconds > best.1 {
+            best = (at + 1, tokens / seconds);
+        }
+    }
+    offers[..best.0].iter().for_each(|offer| taken[offer.stream] += 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A device on which a step takes 20 ms for every eight rows begun.
+    fn tiled() -> RowCost {
+        let mut cost = RowCost::default();
+        for _ in 0..40 {
+            for rows in [1u32, 4, 8, 12, 16, 24, 32, 48, 64] {
+                cost.observe(rows, Duration::from_millis(20) * rows.div_ceil(8));
+            }
+        }
+        cost
+    }
+
+    fn chosen(chances: &[f32], lengths: &[u32]) -> Vec<u32> {
+        let mut offers = Vec::new();
+        for (stream, (chance, len)) in chances.iter().zip(lengths).enumerate() {
+            offers.extend((1..=*len as i32).map(|nth| Offer { stream, chance: chance.powi(nth) }));
+        }
+        let mut taken = vec![9; chances.len()];
+        choose(&tiled(), chances.len() as u32, &mut offers, 64, &mut taken);
+        taken
+    }
+
+    #[test]
+    fn as_many_are_taken_as_pay() {
+        assert_eq!(chosen(&[0.7], &[31]), [7], "a tile full");
+        assert_eq!(chosen(&[0.99], &[31]), [7], "a second tile takes as long as it gives tokens");
+        assert_eq!(chosen(&[0.0], &[31]), [0]);
+        assert_eq!(chosen(&[0.9, 0.1], &[10, 10]), [6, 0], "where the chances are");
+        assert_eq!(chosen(&[0.4; 8], &[8; 8]), [0; 8], "eight streams fill the tile");
+        assert_eq!(chosen(&[0.9], &[3]), [3], "all there is");
+    }
+
+    #[test]
+    fn where_rows_are_cheap_more_are_taken() {
+        let mut cost = RowCost::default();
+        for rows in [1u32, 4, 8, 12, 16, 24, 32, 48, 64].repeat(40) {
+            cost.observe(rows, Duration::from_micros(60_000 + 500 * u64::from(rows)));
+        }
+        let mut offers: Vec<Offer> = (0..4)
+            .flat_map(|stream| (1..=31).map(move |nth| Offer { stream, chance: 0.9f32.powi(nth) }))
+            .collect();
+        let mut taken = [0; 4];
+        choose(&cost, 4, &mut offers, 64, &mut taken);
+        assert!(taken.iter().all(|taken| (10..=16).contains(taken)), "{taken:?}");
+    }
+
+    #[test]
+    fn nothing_is_taken_before_a_step_was_measured_or_beyond_what_is_allowed() {
+        let mut offers = [Offer { stream: 0, chance: 0.99 }; 5];
+        let mut taken = [3];
+        choose(&RowCost::default(), 1, &mut offers, 64, &mut taken);
+        assert_eq!(taken, [0]);
+        choose(&tiled(), 1, &mut offers, 2, &mut taken);
+        assert_eq!(taken, [2]);
+    }
+}

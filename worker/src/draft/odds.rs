@@ -1,0 +1,151 @@
+//! The chance that a draft token is right, measured: by where it came from and how long the match was, for
+//! all texts together, and by how much each text does better or worse than that.
+//!
+//! Every guess is compared with the token that is drawn, verified or not, so the chances stay true while
+//! nothing is verified.
+
+/// Where a draft comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftSource {
+    /// Earlier in the same text.
+    Own,
+    /// A finished text.
+    Remembered,
+    /// A grammar that leaves no choice.
+    Grammar,
+}
+
+/// Lengths of matches told apart; each is a class up to the next.
+const LENGTHS: [usize; 8] = [0, 4, 5, 7, 10, 16, 32, 64];
+/// What is believed at the start, about matches of these lengths and in general.
+const FIRST_CHANCE: [f32; 8] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
+const FIRST_CHANCE_OF_GRAMMARS: f32 = 0.8;
+/// Guesses that the first belief counts for.
+const FIRST_WEIGHT: f32 = 4.0;
+/// Guesses after which old ones count half.
+const MEMORY: f32 = 256.0;
+/// The same for one text: what a text does changes soon.
+const MEMORY_OF_TEXT: f32 = 24.0;
+/// Guesses that the belief that a text is like the others counts for.
+const WEIGHT_OF_OTHERS: f32 = 4.0;
+/// No guess is sure.
+const HIGHEST: f32 = 0.995;
+
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    right: f32,
+    all: f32,
+}
+
+impl Rate {
+    fn new(chance: f32) -> Self {
+        Self { right: chance * FIRST_WEIGHT, all: FIRST_WEIGHT }
+    }
+
+    fn observe(&mut self, right: bool) {
+        if self.all >= MEMORY {
+            self.right *= 0.5;
+            self.all *= 0.5;
+        }
+        self.right += f32::from(u8::from(right));
+        self.all += 1.0;
+    }
+
+    fn chance(self) -> f32 {
+        self.right / self.all
+    }
+}
+
+/// The chances over all texts.
+#[derive(Debug, Clone)]
+pub(super) struct Odds {
+    own: [Rate; LENGTHS.len()],
+    remembered: [Rate; LENGTHS.len()],
+    grammar: Rate,
+}
+
+impl Default for Odds {
+    fn default() -> Self {
+        let first = FIRST_CHANCE.map(Rate::new);
+        Self { own: first, remembered: first, grammar: Rate::new(FIRST_CHANCE_OF_GRAMMARS) }
+    }
+}
+
+impl Odds {
+    fn rate(&mut self, source: DraftSource, matched: usize) -> &mut Rate {
+        let class = LENGTHS.partition_point(|length| *length <= matched) - 1;
+        match source {
+            DraftSource::Own => &mut self.own[class],
+            DraftSource::Remembered => &mut self.remembered[class],
+            DraftSource::Grammar => &mut self.grammar,
+        }
+    }
+
+    /// The chance that the token after a match of `matched` tokens is right, in a text that has done as
+    /// `luck` says.
+    pub fn chance(&mut self, source: DraftSource, matched: usize, luck: &Luck) -> f32 {
+        let factor = if source == DraftSource::Grammar { 1.0 } else { luck.factor() };
+        (self.rate(source, matched).chance() * factor).min(HIGHEST)
+    }
+
+    /// Takes in whether it was.
+    pub fn observe(&mut self, source: DraftSource, matched: usize, right: bool, luck: &mut Luck) {
+        let rate = self.rate(source, matched);
+        // What a grammar forces says nothing about how repetitive a text is.
+        if source != DraftSource::Grammar {
+            luck.observe(rate.chance(), right);
+        }
+        rate.observe(right);
+    }
+}
+
+/// How right the guesses for one text were, beside what was expected.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Luck {
+    right: f32,
+    expected: f32,
+}
+
+impl Luck {
+    fn factor(self) -> f32 {
+        (self.right + WEIGHT_OF_OTHERS) / (self.expected + WEIGHT_OF_OTHERS)
+    }
+
+    fn observe(&mut self, expected: f32, right: bool) {
+        let keep = 1.0 - 1.0 / MEMORY_OF_TEXT;
+        self.right = self.right * keep + f32::from(u8::from(right));
+        self.expected = self.expected * keep + expected;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chances_follow_what_happens_and_depend_on_source_and_length() {
+        let (mut odds, mut luck) = (Odds::default(), Luck::default());
+        for n in 0..400 {
+            odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut Luck::default());
+            odds.observe(DraftSource::Own, 40, true, &mut Luck::default());
+            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut luck);
+        }
+        let mut chance = |source, matched| odds.chance(source, matched, &Luck::default());
+        assert!((chance(DraftSource::Own, 3) - 0.25).abs() < 0.05);
+        assert!(chance(DraftSource::Own, 50) > 0.97);
+        assert!((chance(DraftSource::Remembered, 32) - 0.5).abs() < 0.05);
+        assert_eq!(chance(DraftSource::Own, 8), 0.6, "as at the start");
+    }
+
+    #[test]
+    fn a_text_that_is_never_right_is_soon_believed_to_be_so_and_back() {
+        let (mut odds, mut luck) = (Odds::default(), Luck::default());
+        let usual = odds.chance(DraftSource::Own, 10, &luck);
+        (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut luck));
+        let unlucky = odds.chance(DraftSource::Own, 10, &luck);
+        assert!(unlucky < usual / 4.0, "{unlucky} after {usual}");
+        assert!(odds.chance(DraftSource::Own, 10, &Luck::default()) > unlucky * 1.5, "others less so");
+        (0..60).for_each(|_| odds.observe(DraftSource::Own, 10, true, &mut luck));
+        assert!(odds.chance(DraftSource::Own, 10, &luck) > usual);
+    }
+}

@@ -1,0 +1,126 @@
+//! What ranks exchange during a step, queued on its stream: embeddings, partial sums of products, and logits.
+//! Everything is gathered from all ranks and then chosen or added in one order, so all ranks have the bits of
+//! a single one.
+
+use std::sync::Arc;
+
+use skein_kernels::cuda::memory::Element;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::ranks::{
+    EmbedChosen, EmbedPart, JoinLogits, JoinSums, RankKernels, Vocabulary,
+};
+use skein_kernels::cuda::{Communicator, CudaError, DeviceSlice, Kernels, Stream};
+
+use crate::model::spec::Spec;
+use crate::shard::Shard;
+
+/// Kernel launches and exchanges that a shared product takes besides the product.
+pub(super) const LAUNCHES_OF_A_SUM: usize = 2;
+
+/// A rank's exchanges. `memory` of all methods has [`Exchange::bytes`] bytes.
+pub struct Exchange<T> {
+    communicator: Arc<Communicator>,
+    kernels: RankKernels<T>,
+    vocabulary: Vocabulary,
+}
+
+/// Rows whose embeddings are looked up.
+#[derive(Clone, Copy)]
+pub(super) struct Lookup<T> {
+    pub table: DeviceSlice<T>,
+    pub tokens: DeviceSlice<u32>,
+    pub rows: usize,
+    pub hidden: usize,
+    pub scale: f32,
+    pub out: DeviceSlice<f32>,
+}
+
+/// The result of a product that ranks share by its inputs.
+#[derive(Clone, Copy)]
+pub(super) struct Sum<T> {
+    pub bias: DeviceSlice<T>,
+    pub rows: usize,
+    pub n: usize,
+    pub out: DeviceSlice<T>,
+}
+
+impl<T: Activation> Exchange<T> {
+    /// The exchanges of the rank of `shard` over `communicator`.
+    ///
+    /// # Errors
+    /// If a kernel is missing.
+    pub fn new(kernels: &Kernels, communicator: Arc<Communicator>, shard: &Shard) -> Result<Self, CudaError> {
+        let size = shard.vocabulary_of(shard.ranks - 1).end;
+        let vocabulary = Vocabulary { size, each: shard.widest_vocabulary() };
+        Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary })
+    }
+
+    /// Bytes of memory for steps of up to `rows` rows, `logit_rows` of them with logits; 0 on a single rank.
+    pub fn bytes(spec: &Spec, shard: &Shard, rows: usize, logit_rows: usize) -> usize {
+        if shard.ranks == 1 {
+            return 0;
+        }
+        let (sums, logits) = (rows * spec.hidden_size, logit_rows * shard.widest_vocabulary());
+        shard.ranks * sums.max(logits) * size_of::<f32>()
+    }
+
+    /// The places of this rank's `len` values and of all ranks', which contain them.
+    fn places<E: Element>(&self, memory: DeviceSlice<u8>, len: usize) -> (DeviceSlice<E>, DeviceSlice<E>) {
+        let all = memory.slice(0..self.communicator.ranks() * len * size_of::<E>()).cast::<E>();
+        let rank = self.communicator.rank();
+        (all.slice(rank * len..(rank + 1) * len), all)
+    }
+
+    /// Queues the lookup of rows, each from the rank that has it.
+    pub(super) fn embed(
+        &self,
+        stream: &Stream,
+        memory: DeviceSlice<u8>,
+        lookup: Lookup<T>,
+    ) -> Result<(), CudaError> {
+        let Lookup { table, tokens, rows, hidden, scale, out } = lookup;
+        let (vocabulary, rank) = (self.vocabulary, self.communicator.rank());
+        let (own, all) = self.places::<T>(memory, rows * hidden);
+        let part = EmbedPart { out: own, table, tokens, rows, hidden, vocabulary, rank };
+        self.kernels.embed_part(stream, part)?;
+        self.communicator.gather(stream, own, all)?;
+        let chosen = EmbedChosen { out, all, tokens, rows, hidden, vocabulary, scale };
+        self.kernels.embed_chosen(stream, chosen)
+    }
+
+    /// Queues a product that ranks share by its inputs: `compute` writes the sums over this rank's leaves.
+    /// The ranks' sums are joined as a tree; then comes the bias.
+    pub(super) fn sum(
+        &self,
+        stream: &Stream,
+        memory: DeviceSlice<u8>,
+        sum: Sum<T>,
+        compute: impl FnOnce(DeviceSlice<f32>) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let Sum { bias, rows, n, out } = sum;
+        let (own, sums) = self.places(memory, rows * n);
+        compute(own)?;
+        self.communicator.gather(stream, own, sums)?;
+        let ranks = self.communicator.ranks();
+        self.kernels.join_sums(stream, JoinSums { out, sums, bias, ranks, rows, n })
+    }
+
+    /// Queues logits `[rows, vocabulary]`: `compute` writes `[rows, this rank's part]`.
+    pub(super) fn logits(
+        &self,
+        stream: &Stream,
+        memory: DeviceSlice<u8>,
+        (out, rows): (DeviceSlice<f32>, usize),
+        compute: impl FnOnce(DeviceSlice<f32>) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let (own, all) = self.places(memory, rows * self.vocabulary.each);
+        compute(own)?;
+        self.communicator.gather(stream, own, all)?;
+        self.kernels.join_logits(stream, JoinLogits { out, all, rows, vocabulary: self.vocabulary })
+    }
+
+    /// Values that `rows` rows of a product of `n` outputs take, for products without a result.
+    pub(super) fn scratch(&self, memory: DeviceSlice<u8>, len: usize) -> DeviceSlice<f32> {
+        self.places(memory, len).0
+    }
+}

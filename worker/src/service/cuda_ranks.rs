@@ -1,0 +1,182 @@
+//! Ranks on GPUs: one process and one device each, on one machine.
+
+use super::load::{cuda_options, open_cuda};
+use super::ranks::{self, Work};
+use super::{WorkerError, precision};
+use crate::backend::Backend;
+use crate::backend::cpu::{Connections, CpuOptions, NumberTypes};
+use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
+use crate::config::WorkerConfig;
+use crate::group::{CudaWelcome, Member, RankProcess, Topology};
+use crate::model::config::ModelConfig;
+use crate::shard::Shard;
+
+/// Leads a group of ranks on GPUs, of which the first one has `opened`. Also returns a text of everything but
+/// the weights that affects the bits of logits.
+pub(super) fn lead(
+    config: &WorkerConfig,
+    model: &ModelConfig,
+    opened: OpenDevice,
+    options: &CudaOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Box<dyn Backend>, String), WorkerError> {
+    check_settings(config, cuda::visible_gpus())?;
+    let (topology, shards) = shards(config, model)?;
+    let work = Work {
+        arithmetic: arithmetic(options),
+        // Read by ranks on the CPU only, but for the threads.
+        cpu: CpuOptions {
+            threads: ranks::threads_each(config),
+            kv_blocks: 0,
+            block_size: options.limits.block_size,
+            max_rows: 0,
+            numbers: NumberTypes::EXACT,
+        },
+        cuda: Some(CudaWelcome {
+            config: options.cuda.clone(),
+            limits: options.limits.clone(),
+            kv_cache_memory_bytes: options.kv_cache_memory_bytes,
+        }),
+    };
+    let options = CudaOptions { readers: work.cpu.threads, ..options.clone() };
+    let group = ranks::lead(config, (&model.spec, topology), work)?;
+    let (ended, shard) = (Box::new(group.ended()), shards[0].clone());
+    let mut arithmetic = String::new();
+    let load = |connections: Connections| {
+        let link = RankLink { shard, ranks: connections.ranks, ended };
+        let loaded = cuda::load_rank((&config.model, model), opened, &options, Some(link), progress);
+        let loaded = loaded.map_err(failed)?;
+        arithmetic.clone_from(&loaded.arithmetic);
+        Ok(loaded)
+    };
+    let leader = group.load(load, |loaded: LoadedRank<'_>| loaded.start().map_err(failed))?;
+    Ok((Box::new(leader), arithmetic))
+}
+
+/// Each rank's part, if GPUs can compute them.
+fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<Shard>), WorkerError> {
+    let (topology, shards) = ranks::shards(config, &model.spec)?;
+    let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
+    shards.iter().try_for_each(cuda::check_heads).map_err(unsuitable)?;
+    Ok((topology, shards))
+}
+
+/// What a model needs on GPUs.
+pub(super) struct CudaPlan {
+    pub model: ModelConfig,
+    pub topology: Topology,
+    /// Each rank's part, by rank.
+    pub shards: Vec<Shard>,
+    pub options: CudaOptions,
+    /// Bytes of each rank.
+    pub planned: Vec<DeviceBytes>,
+    pub kv_blocks: u32,
+}
+
+/// Plans the ranks of `config`, each on a GPU like the first one. The others need not be there.
+pub(super) fn plan(config: &WorkerConfig) -> Result<CudaPlan, WorkerError> {
+    check_settings(config, u32::MAX)?;
+    let (model, options) = cuda_options(config)?;
+    let opened = open_cuda(config)?.map_err(|why| WorkerError::Load(Box::new(why)))?;
+    let (topology, shards) = shards(config, &model)?;
+    let planned = cuda::plan_ranks((&config.model, &model), &opened, &options, &shards);
+    let (planned, kv_blocks) = planned.map_err(failed)?;
+    Ok(CudaPlan { model, topology, shards, options, planned, kv_blocks })
+}
+
+fn failed(error: CudaLoadError) -> WorkerError {
+    WorkerError::Load(Box::new(error))
+}
+
+/// What ranks must agree on before they open their devices.
+fn arithmetic(options: &CudaOptions) -> String {
+    let CudaOptions { fp8, cuda, .. } = options;
+    format!("cuda {fp8:?} invariant {}", cuda.batch_invariant)
+}
+
+/// Refuses what ranks on GPUs cannot do, and more ranks than `visible` devices.
+fn check_settings(config: &WorkerConfig, visible: u32) -> Result<(), WorkerError> {
+    let (ranks, first) = (&config.ranks, config.cuda.ordinal);
+    let why = if ranks.pipeline_parallel > 1 {
+        format!(
+            "--pipeline-parallel-size {} needs --device cpu: GPUs have no pipeline yet, only --tensor-parallel-size",
+            ranks.pipeline_parallel
+        )
+    } else if ranks.nodes.count > 1 {
+        format!(
+            "--nnodes {} needs --device cpu: the GPUs of a group are in one machine yet",
+            ranks.nodes.count
+        )
+    } else if config.cuda.sharers > 1 {
+        format!(
+            "{} workers share a GPU, and ranks of several GPUs do not; give --workers 1",
+            config.cuda.sharers
+        )
+    } else if first.saturating_add(ranks.tensor_parallel) > visible {
+        format!(
+            "--tensor-parallel-size {} needs the GPUs {first} to {}, and this process sees {visible}; see nvidia-smi and \
+             CUDA_VISIBLE_DEVICES, whose order the ranks follow",
+            ranks.tensor_parallel,
+            first.saturating_add(ranks.tensor_parallel) - 1
+        )
+    } else {
+        return Ok(());
+    };
+    Err(WorkerError::Unsuitable(why))
+}
+
+/// What a rank other than the leader does: opens its device, loads its part, and follows.
+pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<(), String> {
+    let welcome = &process.welcome;
+    let rank = welcome.rank;
+    let fp8 = precision::on_cuda(welcome.precision).map_err(|error| error.to_string())?;
+    let options = CudaOptions {
+        cuda: cuda.config.clone(),
+        fp8,
+        limits: cuda.limits.clone(),
+        kv_cache_memory_bytes: cuda.kv_cache_memory_bytes,
+        readers: welcome.threads,
+    };
+    let Member { connections, reports, .. } = ranks::join(process, &arithmetic(&options))?;
+    let model = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?;
+    let ordinal = cuda.config.ordinal + rank as u32;
+    let opened = cuda::open(ordinal, &model, cuda.limits.block_size);
+    let opened = opened.map_err(|error| format!("cannot use GPU {ordinal}: {error}"))?;
+    let shard = Shard::new(&model.spec, rank, welcome.plan.topology.tensor);
+    let shard = shard.map_err(|error| error.to_string())?;
+    let memory = process.memory.clone();
+    let ended = move || memory.cause().map(|rank| format!("rank {rank} has ended"));
+    let link = RankLink { shard, ranks: connections.ranks, ended: Box::new(ended) };
+    let loaded = cuda::load_rank((&welcome.model, &model), opened, &options, Some(link), &mut |_, _| {});
+    let loaded = loaded.map_err(|error| error.to_string())?;
+    ranks::follow(process, reports, || loaded.start().map_err(|error| error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_gpus_cannot_share_is_refused_with_numbers() {
+        let refused = |change: fn(&mut WorkerConfig), visible| {
+            let mut config = WorkerConfig::new("model", "m");
+            config.ranks.tensor_parallel = 4;
+            change(&mut config);
+            check_settings(&config, visible).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refused(|_| (), 4), "");
+        assert_eq!(refused(|config| config.cuda.ordinal = 2, 6), "");
+        for (said, expected) in [
+            (refused(|_| (), 2), "--tensor-parallel-size 4 needs the GPUs 0 to 3, and this process sees 2"),
+            (refused(|config| config.cuda.ordinal = 1, 4), "needs the GPUs 1 to 4"),
+            (
+                refused(|config| config.ranks.pipeline_parallel = 2, 8),
+                "--pipeline-parallel-size 2 needs --device cpu",
+            ),
+            (refused(|config| config.ranks.nodes.count = 2, 8), "--nnodes 2 needs --device cpu"),
+            (refused(|config| config.cuda.sharers = 2, 8), "2 workers share a GPU"),
+        ] {
+            assert!(said.contains(expected), "{said}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Groups of ranks on emulated GPUs, a process each: the same log-probabilities, bit for bit, on one rank,
+//! two, four and eight, and an end in time when NCCL does not go on.
+//!
+//! The tests start this binary again: as a leader, which starts its ranks in turn.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "cuda_model/models.rs"]
+#[allow(dead_code)]
+mod models;
+#[path = "cuda_model/runs.rs"]
+#[allow(dead_code)]
+mod runs;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_proto::sampling::SamplingParams;
+use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink};
+use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow, Want};
+use skein_worker::check::Sequence;
+use skein_worker::config::{CudaConfig, KvCacheDtype, Precision, Quantization};
+use skein_worker::group::{
+    self, CudaWelcome, GroupMemory, Leader, Member, NodePlan, Processes, RankCommand, Terms, Topology,
+    Welcome,
+};
+use skein_worker::model::config::ModelConfig;
+use skein_worker::model::fingerprint::fingerprint;
+use skein_worker::shard::Shard;
+
+use models::{LLAMA, QWEN2, QWEN3, Tiny};
+use runs::{eager, limits, prompt, sample, sequence_of};
+
+/// What a leader is told: directory, ranks, `fp8` or `16`, `eager` or `graphs`, step timeout in milliseconds.
+const TOLD: &str = "TEST_CUDA_GROUP";
+/// Eight leaves in both shared products, and KV heads that ranks share.
+const SHARED: Tiny = Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..LLAMA };
+
+struct Told {
+    dir: PathBuf,
+    ranks: usize,
+    fp8: Fp8,
+    config: CudaConfig,
+}
+
+impl Told {
+    fn read() -> Option<Self> {
+        let told = std::env::var(TOLD).ok()?;
+        let told: Vec<&str> = told.split(' ').collect();
+        let is_fp8 = told[2] == "fp8";
+        let config = CudaConfig {
+            batch_invariant: true,
+            enforce_eager: told[3] == "eager",
+            step_timeout: Duration::from_millis(told[4].parse().unwrap()),
+            ..eager()
+        };
+        let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
+        Some(Self { dir: told[0].into(), ranks: told[1].parse().unwrap(), fp8, config })
+    }
+
+    fn options(&self) -> CudaOptions {
+        let (fp8, cuda) = (self.fp8, self.config.clone());
+        CudaOptions { cuda, fp8, limits: limits(), kv_cache_memory_bytes: Some(4 << 20), readers: 1 }
+    }
+
+    /// The backend of one rank alone, or of a group that this process leads.
+    fn backend(&self) -> Box<dyn Backend> {
+        let (model, options) = (ModelConfig::from_dir(&self.dir).unwrap(), self.options());
+        let opened = cuda::open(0, &model, options.limits.block_size).unwrap();
+        if self.ranks == 1 {
+            return Box::new(cuda::load(&self.dir, &model, opened, &options, &mut |_, _| {}).unwrap().0);
+        }
+        let topology = Topology::new(self.ranks, 1, 1).unwrap();
+        let memory = GroupMemory::create(NodePlan::new(topology, 0, 0), self.config.step_timeout).unwrap();
+        let welcome = self.welcome(&memory);
+        let arguments = ["--exact", "a_rank", "--ignored", "--nocapture"].map(String::from).into();
+        let command = RankCommand { binary: std::env::current_exe().unwrap(), arguments };
+        let mut processes = Processes::start(&memory, &command, &welcome).unwrap();
+        processes.joined().unwrap();
+        let Member { connections, reports, .. } = group::connect(&memory, 0, None, None).unwrap();
+        let watch = processes.watch().clone();
+        let link = RankLink {
+            shard: Shard::new(&model.spec, 0, self.ranks).unwrap(),
+            ranks: connections.ranks,
+            ended: Box::new(move || watch.failure()),
+        };
+        let loaded = cuda::load_rank((&self.dir, &model), opened, &options, Some(link), &mut |_, _| {});
+        let loaded = loaded.unwrap_or_else(|error| panic!("{}", processes.fail(error.to_string())));
+        let watch = processes.loaded().unwrap();
+        let start = || {
+            loaded
+                .start()
+                .map_err(|error| BackendError::Stopped { backend: "cuda", reason: error.to_string() })
+        };
+        Box::new(Leader::start(&memory, (welcome.epoch, watch), (reports.unwrap(), None), start).unwrap())
+    }
+
+    fn welcome(&self, memory: &GroupMemory) -> Welcome {
+        let quantization = self.fp8.weights.then_some(Quantization::Fp8);
+        let kv_cache_dtype = if self.fp8.kv_cache { KvCacheDtype::Fp8 } else { KvCacheDtype::Auto };
+        Welcome {
+            rank: 0,
+            plan: memory.plan(),
+            address: IpAddr::from([127, 0, 0, 1]),
+            epoch: 9,
+            leader: std::process::id(),
+            memory: memory.descriptor(),
+            timeout: memory.timeout(),
+            terms: Terms {
+                version: env!("CARGO_PKG_VERSION").into(),
+                model: fingerprint(&self.dir).unwrap(),
+                arithmetic: format!("cuda {:?} invariant true", self.fp8),
+            },
+            model: self.dir.clone(),
+            threads: 1,
+            kv_blocks: 0,
+            block_size: limits().block_size,
+            max_rows: 0,
+            precision: Precision { quantization, kv_cache_dtype, ..Precision::default() },
+            packed_cache_dir: None,
+            cuda: Some(CudaWelcome {
+                config: self.config.clone(),
+                limits: limits(),
+                kv_cache_memory_bytes: Some(4 << 20),
+            }),
+        }
+    }
+}
+
+#[test]
+#[ignore = "a rank of another test"]
+fn a_rank() {
+    if std::env::var(TOLD).is_err() || !skein_cuda_emulation::load() {
+        return;
+    }
+    if let Err(error) = skein_worker::service::run_rank() {
+        eprintln!("rank: {error}");
+    }
+    std::process::exit(0);
+}
+
+/// Prints the bits of a prompt's log-probabilities in chunks of several lengths, and what decode steps draw.
+#[test]
+#[ignore = "a leader of another test"]
+fn a_leader() {
+    let Some(told) = Told::read() else { return };
+    assert!(skein_cuda_emulation::load());
+    let mut backend = told.backend();
+    match run(&mut *backend) {
+        Ok(bits) => println!("said: {}", bits.iter().map(|bits| format!("{bits:08x}")).collect::<String>()),
+        Err(error) => println!("said: {error}"),
+    }
+    drop(backend);
+    std::process::exit(0);
+}
+
+fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
+    let mut bits = Vec::new();
+    let mut sequences: Vec<Sequence> = (0..3).map(|i| sequence_of(prompt(i, 40 + i as usize), i)).collect();
+    for count in [3, 17, 20] {
+        let mut batch = Batch::default();
+        let (sequence, first) = (&mut sequences[0], 0);
+        let start = sequence.computed;
+        sequence.put(&mut batch, count);
+        for row in first..count.min(sequence.tokens.len() - 1 - start) {
+            let target = sequence.tokens[start + row + 1];
+            batch.wants.push(Want::Score(ScoreRow { row: row as u32, target, top: 3 }));
+        }
+        let step = backend.launch(batch)?;
+        for score in backend.collect(step)?.scores() {
+            bits.push(score.logprob.to_bits());
+            bits.extend(score.top.iter().flat_map(|(token, logprob)| [*token, logprob.to_bits()]));
+        }
+    }
+    let params = Arc::new(SamplingParams {
+        temperature: 0.8,
+        seed: 5,
+        logprobs: Some(2),
+        ..SamplingParams::default()
+    });
+    // The other prompts, then steps in flight whose tokens the next step carries.
+    for (index, sequence) in sequences.iter_mut().enumerate().skip(1) {
+        let mut batch = Batch::default();
+        sequence.put(&mut batch, sequence.tokens.len());
+        sample(sequence, &mut batch, &params, index as u32, None);
+        let step = backend.launch(batch)?;
+        let drawn: Vec<u32> = backend.collect(step)?.drawn().map(|sampled| sampled.token).collect();
+        sequence.tokens.extend(&drawn);
+        bits.extend(drawn);
+    }
+    let decode = |sequences: &mut [Sequence], carried: Option<u32>| {
+        let mut batch = Batch::default();
+        for (want, sequence) in sequences.iter_mut().enumerate() {
+            sequence.put_carried(&mut batch, 1, carried.map(|first| first + want as u32));
+            sample(sequence, &mut batch, &params, want as u32, None);
+        }
+        batch
+    };
+    let two = &mut sequences[1..];
+    let mut launched = backend.launch(decode(two, None))?;
+    for _ in 0..4 {
+        let next = backend.launch(decode(two, Some(0)))?;
+        let output = backend.collect(launched)?;
+        for (sequence, sampled) in two.iter_mut().zip(output.drawn()) {
+            sequence.tokens.push(sampled.token);
+            bits.extend([sampled.token, sampled.logprobs.as_ref().map_or(0, |it| it.logprob.to_bits())]);
+        }
+        launched = next;
+    }
+    backend.collect(launched)?;
+    Ok(bits)
+}
+
+/// What the leader of a group over the model in `dir` says.
+fn lead(dir: &Path, ranks: usize, how: &str, variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_leader", "--ignored", "--nocapture"]);
+    command.env(TOLD, format!("{} {ranks} {how}", dir.display()));
+    command.env("EMU_DEVICES", ranks.to_string()).env("EMU_MEMORY", (64 << 20).to_string());
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let said = text(&output.stdout);
+    let said = said.lines().find_map(|line| line.split_once("said: ").map(|(_, it)| it.to_owned()));
+    said.unwrap_or_else(|| panic!("{ranks} ranks, {how}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+}
+
+#[test]
+fn logits_have_the_same_bits_on_any_number_of_ranks() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let qwen2 = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..SHARED };
+    let qwen3 = Tiny { model_type: "qwen3", vocab: 301, ..SHARED };
+    assert_eq!((QWEN2.model_type, QWEN3.model_type), (qwen2.model_type, qwen3.model_type));
+    for (tiny, how, counts) in [
+        (SHARED, "16 graphs 30000", &[2, 4, 8][..]),
+        // FP8 keys and values are for heads of at least 64 values.
+        (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000", &[2, 4]),
+        (qwen2, "16 eager 30000", &[2, 4]),
+        (qwen3, "16 eager 30000", &[4]),
+    ] {
+        let dir = tiny.make(3);
+        let expected = lead(dir.path(), 1, how, &[]);
+        assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
+        for &ranks in counts {
+            let got = lead(dir.path(), ranks, how, &[]);
+            assert!(
+                got == expected,
+                "{} {how}: {ranks} ranks give other bits:\n{got}\n{expected}",
+                tiny.model_type
+            );
+        }
+    }
+}
+
+#[test]
+fn a_group_ends_in_time_when_an_exchange_does_not() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = SHARED.make(4);
+    // A step of one pass has 6 exchanges: the embedding, two in each layer, the logits.
+    for (fault, words) in [
+        ("hang:1:30", &["did not end a step within 1s (--step-timeout)", "rank 1"][..]),
+        ("error:0:30", &["an injected error (NCCL status 2)"]),
+    ] {
+        let began = clock::now();
+        let said = lead(dir.path(), 2, "16 eager 1000", &[("EMU_NCCL_FAULT", fault)]);
+        assert!(words.iter().any(|word| said.contains(word)), "{fault}: {said}");
+        let took = clock::now().since(began);
+        assert!(took < Duration::from_secs(10), "{fault} took {took:?}");
+    }
+}
