@@ -1,6 +1,8 @@
 //! Exchanges between processes over the emulated NCCL, and everything that can go wrong with them. Each test
 //! starts this binary once for each rank.
 
+#![allow(clippy::unwrap_used)] // helpers of tests panic like tests
+
 use std::ffi::OsStr;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
