@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
 use skein_kernels::cuda::{Communicator, CudaError, CudaEvent, Device, DeviceBuffer, Graph, Nccl, Stream};
 
-/// What a rank is told: the job, rank, number of ranks, and id.
+/// Settings of a rank in the environment: the job, rank, number of ranks, and id.
 const TOLD: &str = "TEST_NCCL_RANK";
-/// Longest wait for ranks that work.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// For what never ends.
-const IMPATIENT: Duration = Duration::from_millis(300);
+/// Time limit of waits for working ranks.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit of waits that never end.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long any test may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(15);
 
@@ -87,9 +87,9 @@ fn work(job: &str, (rank, ranks): (usize, usize), id: UniqueId) -> Result<String
     let ordinal = if job == "device" { 0 } else { rank };
     let device = Device::open(ordinal as u32).map_err(|error| CudaError::invalid(error.to_string()))?;
     let nccl = Nccl::open()?;
-    let patience = if job == "join" || job == "device" { IMPATIENT } else { PATIENCE };
-    device.limit_waits(if job == "gather" { PATIENCE } else { IMPATIENT });
-    let joined = Arc::new(Communicator::join(&nccl, &device, &id, (rank, ranks), patience)?);
+    let timeout = if job == "join" || job == "device" { SHORT_TIMEOUT } else { TIMEOUT };
+    device.limit_waits(if job == "gather" { TIMEOUT } else { SHORT_TIMEOUT });
+    let joined = Arc::new(Communicator::join(&nccl, &device, &id, (rank, ranks), timeout)?);
     let of_waits = Arc::clone(&joined);
     device.ask_in_waits(Box::new(move || of_waits.check()));
     let stream = Stream::new(&device)?;
@@ -181,7 +181,7 @@ impl Rank {
         let name = format!("/skein-test-two-{}", std::os::unix::process::parent_id());
         id[..name.len()].copy_from_slice(name.as_bytes());
         let (rank, ranks) = (self.joined.rank(), self.joined.ranks());
-        let second = Communicator::join(nccl, &self.device, &UniqueId(id), (rank, ranks), PATIENCE)?;
+        let second = Communicator::join(nccl, &self.device, &UniqueId(id), (rank, ranks), TIMEOUT)?;
         let (own, all) = self.buffers(3)?;
         let other = Stream::new(&self.device)?;
         self.stream.synchronize()?;
@@ -198,7 +198,7 @@ impl Rank {
         }
         // Both streams go on at once, as on a device.
         let began = now();
-        while began.elapsed() < IMPATIENT {
+        while began.elapsed() < SHORT_TIMEOUT {
             for end in &ends {
                 end.is_done()?;
             }

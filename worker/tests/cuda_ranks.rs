@@ -34,31 +34,31 @@ use skein_worker::shard::Shard;
 use models::{LLAMA, QWEN2, QWEN3, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// What a leader is told: directory, ranks, `fp8` or `16`, `eager` or `graphs`, step timeout in milliseconds.
-const TOLD: &str = "TEST_CUDA_GROUP";
+/// Settings of a leader in the environment: directory, ranks, `fp8` or `16`, `eager` or `graphs`, step timeout in milliseconds.
+const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads that ranks share.
 const SHARED: Tiny = Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..LLAMA };
 
-struct Told {
+struct GroupSetup {
     dir: PathBuf,
     ranks: usize,
     fp8: Fp8,
     config: CudaConfig,
 }
 
-impl Told {
+impl GroupSetup {
     fn read() -> Option<Self> {
-        let told = std::env::var(TOLD).ok()?;
-        let told: Vec<&str> = told.split(' ').collect();
-        let is_fp8 = told[2] == "fp8";
+        let text = std::env::var(GROUP_SETUP).ok()?;
+        let words: Vec<&str> = text.split(' ').collect();
+        let is_fp8 = words[2] == "fp8";
         let config = CudaConfig {
             batch_invariant: true,
-            enforce_eager: told[3] == "eager",
-            step_timeout: Duration::from_millis(told[4].parse().unwrap()),
+            enforce_eager: words[3] == "eager",
+            step_timeout: Duration::from_millis(words[4].parse().unwrap()),
             ..eager()
         };
         let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
-        Some(Self { dir: told[0].into(), ranks: told[1].parse().unwrap(), fp8, config })
+        Some(Self { dir: words[0].into(), ranks: words[1].parse().unwrap(), fp8, config })
     }
 
     fn options(&self) -> CudaOptions {
@@ -133,7 +133,7 @@ impl Told {
 #[test]
 #[ignore = "a rank of another test"]
 fn a_rank() {
-    if std::env::var(TOLD).is_err() || !skein_cuda_emulation::load() {
+    if std::env::var(GROUP_SETUP).is_err() || !skein_cuda_emulation::load() {
         return;
     }
     if let Err(error) = skein_worker::service::run_rank() {
@@ -146,9 +146,9 @@ fn a_rank() {
 #[test]
 #[ignore = "a leader of another test"]
 fn a_leader() {
-    let Some(told) = Told::read() else { return };
+    let Some(setup) = GroupSetup::read() else { return };
     assert!(skein_cuda_emulation::load());
-    let mut backend = told.backend();
+    let mut backend = setup.backend();
     match run(&mut *backend) {
         Ok(bits) => println!("said: {}", bits.iter().map(|bits| format!("{bits:08x}")).collect::<String>()),
         Err(error) => println!("said: {error}"),
@@ -218,7 +218,7 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
 fn lead(dir: &Path, ranks: usize, how: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_leader", "--ignored", "--nocapture"]);
-    command.env(TOLD, format!("{} {ranks} {how}", dir.display()));
+    command.env(GROUP_SETUP, format!("{} {ranks} {how}", dir.display()));
     command.env("EMU_DEVICES", ranks.to_string()).env("EMU_MEMORY", (64 << 20).to_string());
     let output = command.envs(variables.iter().copied()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

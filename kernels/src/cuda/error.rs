@@ -45,7 +45,7 @@ pub enum CudaError {
         call: &'static str,
         /// Numeric value of the `ncclResult_t`.
         code: i32,
-        /// NCCL's description.
+        /// Description of the error by NCCL.
         text: String,
     },
     /// There is no usable NCCL.

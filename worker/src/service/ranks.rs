@@ -77,7 +77,7 @@ pub(super) struct Work {
     pub arithmetic: String,
     /// On the CPU; of a GPU's rank only the threads, which read weights.
     pub cpu: CpuOptions,
-    /// On GPUs.
+    /// Settings of a rank on a GPU; `None` = on the CPU.
     pub cuda: Option<CudaWelcome>,
 }
 

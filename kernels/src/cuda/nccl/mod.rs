@@ -62,7 +62,7 @@ impl Communicator {
         Ok(joined)
     }
 
-    /// This rank.
+    /// Number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }

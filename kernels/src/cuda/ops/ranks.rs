@@ -49,9 +49,9 @@ pub struct EmbedPart<T> {
     pub rows: usize,
     /// Values per row, a multiple of 8.
     pub hidden: usize,
-    /// The vocabulary.
+    /// Division of the vocabulary among ranks.
     pub vocabulary: Vocabulary,
-    /// The rank.
+    /// Rank whose part is read.
     pub rank: usize,
 }
 
@@ -68,7 +68,7 @@ pub struct EmbedChosen<T> {
     pub rows: usize,
     /// Values per row, a multiple of 8.
     pub hidden: usize,
-    /// The vocabulary.
+    /// Division of the vocabulary among ranks.
     pub vocabulary: Vocabulary,
     /// Factor of all values; 1 changes no bit.
     pub scale: f32,
@@ -101,7 +101,7 @@ pub struct JoinLogits {
     pub all: DeviceSlice<f32>,
     /// Number of rows.
     pub rows: usize,
-    /// The vocabulary.
+    /// Division of the vocabulary among ranks.
     pub vocabulary: Vocabulary,
 }
 

@@ -25,7 +25,7 @@ pub enum CudaLoadError {
          with CUDA_VISIBLE_DEVICES"
     )]
     Differs {
-        /// The rank.
+        /// Rank with the other device.
         rank: usize,
         /// Its device's capability.
         its: String,

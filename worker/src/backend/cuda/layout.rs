@@ -49,13 +49,13 @@ pub(super) struct Layout<T, K> {
 /// Bytes that a rank takes on its device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceBytes {
-    /// Weights.
+    /// Bytes of the weights.
     pub weights: u64,
-    /// KV cache.
+    /// Bytes of the KV cache.
     pub kv_cache: u64,
     /// Activations, inputs and outputs of the largest step, without the logits.
     pub activations: u64,
-    /// Logits.
+    /// Logits of the largest step.
     pub logits: u64,
 }
 

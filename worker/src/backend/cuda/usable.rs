@@ -46,7 +46,7 @@ pub enum NotUsable {
          unevenly; choose another --tensor-parallel-size"
     )]
     Heads {
-        /// The rank.
+        /// Rank without a valid part.
         rank: usize,
         /// Number of ranks.
         ranks: usize,
