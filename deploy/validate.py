@@ -355,8 +355,8 @@ def chart_faults():
     yield from faults(full)
     for workload in (document for document in full if document["kind"] in WORKLOADS):
         text = yaml.safe_dump(template(workload))
-        wanted = ["--shutdown-timeout=300s", "terminationGracePeriodSeconds: 330", "imagePullSecrets:\n  - name: mine",
-                  "annotations:\n    mine: 'yes'", "priorityClassName: mine", "name: MINE", "nodeAffinity"]  # fmt: skip
+        wanted = ["--shutdown-timeout=300s", "terminationGracePeriodSeconds: 330", "imagePullSecrets:\n  - name: mine"]
+        wanted += ["annotations:\n    mine: 'yes'", "priorityClassName: mine", "name: MINE", "nodeAffinity"]
         yield from (f"the chart's {named(workload)} lacks {what}" for what in wanted if what not in text)
     if str(full).count("'release': 'mine'") != 2:
         yield "monitoring.labels do not reach both monitors"
