@@ -30,9 +30,9 @@ SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
 PROGRAMS = {"prometheus-rule", "sbom", "validate", "generate", "on-empty-root", "rolling-restart"}
 # Flags of docker, apk, kubectl, helm, kind, systemctl, cargo and benches/autoscaling that occur in deploy/.
 FOREIGN = {
-    "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "from", "from-file", "from-literal", "help",
+    "build", "build-arg", "chown", "create-namespace", "delete-emptydir-data", "for", "from", "from-file", "from-literal", "help",
     "ignore-daemonsets", "locked", "mount", "namespace", "no-cache", "no-default-features", "no-install-recommends", "now", "only", "release", "replicas", "set",
-    "target", "trace", "values",
+    "target", "timeout", "trace", "values",
 }  # fmt: skip
 
 

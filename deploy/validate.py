@@ -43,14 +43,20 @@ RENDERINGS = [
     ("monitoring", "base", ["monitoring"], ["--set", "monitoring.enabled=true"]),
     ("cpu-demo with hpa and monitoring", "overlays/cpu-demo", ["hpa", "monitoring"],
      ["--values", "cpu-demo", "--set", "autoscaling.kind=hpa,monitoring.enabled=true"]),
-    ("etcd", "base", ["etcd"], None),
+    ("etcd", "base", ["etcd"], ["--values", "etcd"]),
     ("gpu-single-node with etcd", "overlays/gpu-single-node", ["etcd"], None),
     ("gpu-groups", "overlays/gpu-groups", [], None),
+    ("gpu-groups with etcd and traces", "overlays/gpu-groups", ["etcd", "traces"], None),
+    ("gpu-groups with hpa", "overlays/gpu-groups", ["hpa-groups"], None),
+    ("gpu-groups with keda", "overlays/gpu-groups", ["keda-groups"], None),
+    ("model-download", "model-download", [], None),
     ("dashboards", "base", ["dashboards"], None),
-    ("traces", "base", ["traces"], None),
+    ("traces", "base", ["traces"], ["--values", "traces"]),
     ("inference-gateway", "base", ["inference-gateway", "hpa", "monitoring"], None),
     ("inference-gateway with a claim", "overlays/gpu-single-node", ["inference-gateway", "inference-gateway-claim"], None),
 ]  # fmt: skip
+# Components that must not render with a base whose workers they cannot scale.
+MISFITS = [("overlays/gpu-groups", "hpa"), ("overlays/gpu-groups", "keda"), ("base", "hpa-groups"), ("base", "keda-groups")]
 
 
 def module(path):
@@ -177,7 +183,7 @@ def unfounded(documents):
     """References from one document to another that lead nowhere."""
     of = lambda *kinds: [document for document in documents if document["kind"] in kinds]
     names = set(map(named, documents))
-    pods = [template(workload) for workload in of(*WORKLOADS)]
+    pods = [template(workload) for workload in of(*WORKLOADS, "Job")]
     labels = [pod["metadata"]["labels"] for pod in pods]
     selectors = [(d, d["spec"]["selector"]) for d in of("Service")]
     selectors += [(d, d["spec"]["selector"]["matchLabels"]) for d in of("PodDisruptionBudget", "PodMonitor")]
@@ -200,12 +206,24 @@ def unfounded(documents):
         target = scaler["spec"]["scaleTargetRef"]
         if f"{target['kind']}/{target['name']}" not in names:
             yield f"{named(scaler)}: scales {target['name']}, which is not there"
-        if any("replicas" in workload["spec"] for workload in of("StatefulSet")):
+        if any("replicas" in workload["spec"] for workload in of("StatefulSet", "LeaderWorkerSet")):
             yield f"{named(scaler)}: the manifest sets replicas, too"
 
 
 def arguments_of(workload):
     return " ".join(arg for inner in template(workload)["spec"]["containers"] for arg in inner["args"])
+
+
+def uneven(documents):
+    """Workers and routers that find each other, or send traces, in different ways."""
+    pods = [(workload, yaml.safe_dump(template(workload))) for workload in documents if workload["kind"] in WORKLOADS]
+    for what in (r"--discovery=etcd://\S+", r"OTEL_EXPORTER_OTLP_ENDPOINT\n *value: \S+"):
+        found = {named(workload): re.findall(what, pod) for workload, pod in pods}
+        if len(set(map(tuple, found.values()))) > 1:
+            yield f"not the same in all pods: {found}"
+    for workload, pod in pods:
+        if "--discovery=etcd" in pod and workload["kind"] != "Deployment" and "--advertise=" not in pod:
+            yield f"{named(workload)}: publishes no address in etcd"
 
 
 def unpicked(documents):
@@ -259,6 +277,12 @@ def faults(documents):
     scalers = [d for d in documents if d["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
     yield from queries(yaml.safe_dump_all(scalers))
     yield from unpicked(documents)
+    yield from uneven(documents)
+    for job in (document for document in documents if document["kind"] == "Job"):
+        pod = template(job)["spec"]
+        for inner in [*pod["initContainers"], *pod["containers"]]:
+            lacks = [what for what in unlocked(pod, inner) if what != "topologySpreadConstraints"]
+            yield from (f"{named(job)}: {inner['name']}: lacks {what}" for what in lacks)
     for workload in documents:
         pod = template(workload)["spec"] if workload["kind"] in WORKLOADS else {}
         for inner in pod.get("containers", []):
@@ -280,6 +304,11 @@ def chart(release, flags):
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
+def without_namespace(documents):
+    """The chart's queries name its namespace, which kustomize's manifests do not know."""
+    return json.loads(json.dumps(documents).replace('namespace=\\"default\\",', ""))
+
+
 def in_order(documents):
     """For comparison: by name, and variables and volumes of pods by theirs."""
     documents = sorted(copy.deepcopy(documents), key=named)
@@ -294,7 +323,7 @@ def in_order(documents):
 
 def differences(name, documents, flags):
     ours = {named(document): document for document in in_order(documents)}
-    theirs = {named(document): document for document in in_order(chart("skein", flags))}
+    theirs = {named(document): document for document in in_order(without_namespace(chart("skein", flags)))}
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             texts = [yaml.safe_dump(side.get(key)).splitlines() for side in (ours, theirs)]
@@ -306,13 +335,31 @@ def chart_faults():
     linted = helm("lint", "--strict", str(CHART))
     if linted.returncode:
         yield linted.stdout + linted.stderr
-    for flags in (["--set", "router.replica=3"], ["--set", "autoscaling.kind=vpa"], ["--set", "worker.replicas=two"]):
+    refused = ["router.replica=3", "autoscaling.kind=vpa", "worker.replicas=two", "model.existingClaim=mine",
+               "shutdownTimeout=5m", "shutdownTimeout=145s"]  # fmt: skip
+    for flags in (["--set", setting] for setting in refused):
         if helm("template", "skein", str(CHART), *flags).returncode == 0:
             yield f"the chart accepts {flags[1]}"
     other = chart("blue", ["--set", "autoscaling.kind=keda,monitoring.enabled=true,worker.extraArgs={--max-num-seqs=8}"])
     yield from faults(other)
-    if re.search(r"(?<!replacement: )skein-(worker|router)\b", yaml.safe_dump_all(other)) or "--max-num-seqs=8" not in str(other):
+    if re.search(r"(?<!replacement: )(?<!job=.)skein-(worker|router)\b", yaml.safe_dump_all(other)) or "--max-num-seqs=8" not in str(other):
         yield "another release's name, or further arguments, do not reach all documents"
+    settings = {
+        "shutdownTimeout": "300s", "terminationGracePeriodSeconds": 330, "imagePullSecrets": [{"name": "mine"}],
+        "monitoring": {"enabled": True, "labels": {"release": "mine"}},
+        **{role: {"podAnnotations": {"mine": "yes"}, "priorityClassName": "mine", "extraEnv": [{"name": "MINE", "value": "1"}],
+                  "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}
+           for role in ("router", "worker")},
+    }  # fmt: skip
+    full = chart("blue", [part for key, value in settings.items() for part in ("--set-json", f"{key}={json.dumps(value)}")])
+    yield from faults(full)
+    for workload in (document for document in full if document["kind"] in WORKLOADS):
+        text = yaml.safe_dump(template(workload))
+        wanted = ["--shutdown-timeout=300s", "terminationGracePeriodSeconds: 330", "imagePullSecrets:\n  - name: mine"]
+        wanted += ["annotations:\n    mine: 'yes'", "priorityClassName: mine", "name: MINE", "nodeAffinity"]
+        yield from (f"the chart's {named(workload)} lacks {what}" for what in wanted if what not in text)
+    if str(full).count("'release': 'mine'") != 2:
+        yield "monitoring.labels do not reach both monitors"
 
 
 def compose_faults(services):
@@ -417,6 +464,12 @@ def main():
         checked += len(documents)
         found += [f"{name}: {fault}" for fault in faults(documents)]
         found += differences(name, documents, flags) if flags is not None else []
+    for base, component in MISFITS:
+        try:
+            generate.kustomize(component, base=base)
+            found.append(f"{component} renders with {base}, whose workers it does not scale")
+        except subprocess.CalledProcessError:
+            pass
     found += chart_faults()
     found += compose_faults(yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"])
     found += planted(generate.kustomize("keda", "monitoring", "inference-gateway"))
