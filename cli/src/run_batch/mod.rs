@@ -48,6 +48,7 @@ const IN_FLIGHT_AT_SERVER: usize = 64;
 const MOST_IN_FLIGHT: usize = 4096;
 /// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
+const ABOUT: &str = "Answer a file of requests in OpenAI's batch format";
 /// Interval of the progress lines if standard error is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(30);
 
@@ -100,10 +101,9 @@ struct Flags {
 pub fn command() -> Command {
     let model =
         Arg::new("MODEL").help("Model directory or GGUF file [default: the model that ships with Skein]");
-    let command = Command::new(RUN_BATCH)
-        .about("Answer a file of requests in OpenAI's batch format")
-        .arg(model.conflicts_with_all(["model", "server"]));
-    Flags::augment_args(with_flags(command, table::RUN_BATCH))
+    let command = Command::new(RUN_BATCH).arg(model.conflicts_with_all(["model", "server"]));
+    // After the flags: clap would take the doc comment of `Flags` for the command's text.
+    Flags::augment_args(with_flags(command, table::RUN_BATCH)).about(ABOUT).long_about(None)
 }
 
 /// Settings for running the batch in this process.

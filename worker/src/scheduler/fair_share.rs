@@ -6,6 +6,9 @@
 //! an eighth. The sequences that it runs beyond its share are preempted, last in rank first, and its waiting
 //! ones let those of other calls pass. A call that competes with no other may have all seats.
 //!
+//! A request whose samples need more seats than the excess lets smaller ones pass, but only into the excess, so
+//! it starts at the latest when the calls before it have ended.
+//!
 //! This starves no call: preemption never leaves a call with less than its share, and never takes its only
 //! sequence. Priorities come first: a waiting sequence never preempts one of a better priority.
 
@@ -58,6 +61,11 @@ impl FairShare {
         self.held.get(&call).copied().unwrap_or(0)
     }
 
+    /// Seats that calls hold beyond their shares.
+    fn excess(&self) -> usize {
+        self.held.values().map(|held| held.saturating_sub(self.share)).sum()
+    }
+
     /// Whether any call exceeds its share.
     fn is_exceeded(&self) -> bool {
         self.held.values().any(|&held| held > self.share)
@@ -93,7 +101,7 @@ impl Scheduler {
     pub(super) fn share_seats(&mut self) -> Option<FairShare> {
         let mut fair = FairShare::of(self)?;
         while fair.is_exceeded()
-            && let Some(rank) = self.first_in_share(&fair)
+            && let Some(rank) = self.first_in_share(&fair, self.room().seats + fair.excess())
             && self.make_way(rank, &mut fair)
             && self.admit(rank)
         {
@@ -106,7 +114,7 @@ impl Scheduler {
     /// The sequence to admit next: the first in rank that fits into its call's share, or else the first in
     /// rank.
     pub(super) fn next_to_admit(&self, fair: Option<&FairShare>) -> Option<Rank> {
-        let in_share = fair.and_then(|fair| self.first_in_share(fair));
+        let in_share = fair.and_then(|fair| self.first_in_share(fair, usize::MAX));
         in_share.or_else(|| self.queues.waiting.keys().next().copied())
     }
 
@@ -117,11 +125,13 @@ impl Scheduler {
         }
     }
 
-    fn first_in_share(&self, fair: &FairShare) -> Option<Rank> {
+    /// The first waiting sequence in rank that fits into its call's share and needs at most `seats`.
+    fn first_in_share(&self, fair: &FairShare, seats: usize) -> Option<Rank> {
         let waiting = &self.queues.waiting;
         let priority = waiting.keys().next()?.priority;
         let mut ranked = waiting.values().take_while(|sequence| sequence.rank.priority == priority);
-        ranked.find(|sequence| fair.has_room_for(sequence)).map(|sequence| sequence.rank)
+        let fits = |sequence: &&Sequence| sequence.samples.len() <= seats && fair.has_room_for(sequence);
+        ranked.find(fits).map(|sequence| sequence.rank)
     }
 
     /// Preempts sequences of calls that exceed their share until the waiting sequence fits, and only if that

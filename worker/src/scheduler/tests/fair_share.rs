@@ -69,6 +69,32 @@ fn eight_tokens_beside_a_call_of_128_prompts_of_16_samples_of_1000_tokens_take_a
 }
 
 #[test]
+fn a_small_request_passes_one_that_needs_every_seat_while_another_has_them() {
+    let mut world = World::new(&config(), 64 * 64);
+    for key in [1, 2] {
+        world.submit(part_of(key, key, 64, 300));
+    }
+    for _ in 0..40 {
+        world.step_that_takes(duration_of_step);
+    }
+    let mut waits = Vec::new();
+    for key in 3..13 {
+        world.submit(small(key));
+        waits.push(time_to_end(&mut world, key));
+        world.scheduler.audit().expect("blocks and queues are consistent");
+    }
+    assert!(waits.iter().all(|wait| *wait < duration_of_step(64 + 20) * 20), "{waits:?}");
+    // Neither waits for ever, although small ones keep coming.
+    let mut key = 13;
+    while [1, 2].iter().any(|of| world.streams[&(RequestKey(*of), 0)].finish.is_none()) {
+        world.submit(small(key));
+        time_to_end(&mut world, key);
+        key += 1;
+        assert!(key < 2000, "the large requests get on");
+    }
+}
+
+#[test]
 fn a_call_alone_has_all_seats_and_beside_others_its_share() {
     let seats = |world: &World, call| {
         let running = world.scheduler.queues.running.iter();
