@@ -34,7 +34,8 @@ use skein_worker::shard::Shard;
 use models::{LLAMA, QWEN2, QWEN3, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// Settings of a leader in the environment: directory, ranks, `fp8` or `16`, `eager` or `graphs`, step timeout in milliseconds.
+/// Environment variable with a leader's settings: directory, ranks, `fp8` or `16`, `eager` or `graphs`, and
+/// step timeout in milliseconds.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads that ranks share.
 const SHARED: Tiny = Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..LLAMA };

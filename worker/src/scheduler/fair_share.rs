@@ -6,8 +6,8 @@
 //! an eighth. The sequences that it runs beyond its share are preempted, last in rank first, and its waiting
 //! ones let those of other calls pass. A call that competes with no other may have all seats.
 //!
-//! A request whose samples need more seats than the excess lets smaller ones pass, but only into the excess, so
-//! it starts at the latest when the calls before it have ended.
+//! A request whose samples need more seats than the excess lets smaller ones pass, but only into the excess,
+//! so it starts at the latest when the calls before it have ended.
 //!
 //! This starves no call: preemption never leaves a call with less than its share, and never takes its only
 //! sequence. Priorities come first: a waiting sequence never preempts one of a better priority.
