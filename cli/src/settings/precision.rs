@@ -135,6 +135,6 @@ mod tests {
             ],
         );
         check("--quantization int5", &["int5"]);
-        check("--quantization awq", &["its config.json says so; leave the flag out"]);
+        check("--quantization awq", &["which config.json specifies; leave the flag out"]);
     }
 }

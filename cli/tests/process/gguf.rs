@@ -58,5 +58,5 @@ fn what_cannot_be_served_is_said_at_once() {
     check(&["serve", &path("mamba.gguf")], &["mamba.gguf cannot be served", "\"mamba\"", "supported: llama"]);
     check(&["serve", &path("none.gguf")], &["is not a directory", "GGUF file"]);
     let quantised = ["worker", CHAT, "--device", "cpu", "--quantization", "int8", "--listen", "127.0.0.1:0"];
-    check(&quantised, &["--quantization", "Q4_0 already"]);
+    check(&quantised, &["--quantization", "already Q4_0"]);
 }
