@@ -21,7 +21,7 @@ fn texts() -> [(&'static str, &'static str); 5] {
         ("regex", r#"(?:[a-z]{2,5}|\d+(\.\d+)?)(, [^"]*)?\p{Lu}[[:alpha:]&&[^x]]"#),
         (
             "lark",
-            "start: (word \" \")* NUMBER?\nword: /[a-z]+/ | \"(\" start \")\"\nNUMBER[lazy]: /[0-9]+/ \";\"\n",
+            "start: (word \" \")* number?\nword: /[a-z]+/ | \"(\" start \")\"\nnumber[lazy]: /[0-9]+/ \";\"\n",
         ),
         (
             "ebnf",

@@ -179,13 +179,6 @@ def test_allowed_tools_and_free_text_tools(client):
     assert client.responses.create(model=MODEL, input=again, tools=[patch], max_output_tokens=8, extra_body=NOTHING_THOUGHT).usage.output_tokens <= 8
 
 
-def test_reasoning_without_end_does_not_keep_a_required_call_away(client):
-    """The shipped model never closes a thought by itself."""
-    answer = client.chat.completions.create(
-        model=MODEL, messages=USER, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=400, seed=3, temperature=1)
-    check_call(answer.choices[0].message.tool_calls[0].function.name, answer.choices[0].message.tool_calls[0].function.arguments)
-
-
 def test_langchain_tools(server):
     chat = langchain_openai.ChatOpenAI(
         base_url=f"http://{server.address}/v1", api_key="unused", model=MODEL, temperature=1, seed=6, max_tokens=200, max_retries=0, extra_body=NOTHING_THOUGHT)

@@ -353,22 +353,16 @@ impl Lark<'_> {
         name
     }
 
-    /// At most `most` tokens of any text, then `marker`. After the last of them only the marker may come: a
-    /// function of the tokens alone, so a stream is cut at the same place wherever it runs.
+    /// At most `most` tokens of any text, then `marker`, if `marker` is a control token; otherwise as
+    /// [`until`](Self::until). After the last of them only the marker may come: a function of the tokens
+    /// alone, so a stream is cut at the same place wherever it runs.
     fn until_within(&mut self, most: u32, marker: &str) -> String {
         if self.has_control(marker) {
             let (text, marker) = (self.text_within(most), self.spelt(marker));
             return self.rule(&format!("{text}? {marker}"));
         }
-        self.count += 1;
-        let (ends, cut) = (format!("r{}", self.count), format!("cut{}", self.count));
-        let (quoted, pattern) = (quoted(marker), escaped(marker));
-        // Both are read at once. The first is complete at the marker; at the bound only the second one is.
-        self.rules += &format!(
-            "{ends}[lazy, max_tokens={most}]: ANY? {quoted}\n\
-             {cut}[max_tokens={most}]: /(?s:.+)/ & ~/(?s:.*){pattern}(?s:.*)/\n"
-        );
-        self.rule(&format!("{ends} | {cut} {quoted}"))
+        // Text could contain this marker, and a grammar cannot bound text and look for its end at once.
+        self.until("ANY", marker)
     }
 
     /// At least one and at most `most` tokens of any text.

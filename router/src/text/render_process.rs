@@ -291,9 +291,9 @@ mod tests {
             assert_eq!((refusal.param(), refusal.http().status), (Some("messages"), 400));
             assert!(refusal.to_string().contains(expected), "{refusal}");
         };
-        check("exit 1", 10_000, "exhausts its memory or its stack");
-        check("kill -9 $$", 10_000, "exhausts its memory or its stack");
-        check("head -c 9 >/dev/null; printf '\\0'", 10_000, "exhausts its memory or its stack");
+        check("exit 1", 10_000, "exhausts its memory or stack");
+        check("kill -9 $$", 10_000, "exhausts its memory or stack");
+        check("head -c 9 >/dev/null; printf '\\0'", 10_000, "exhausts its memory or stack");
         check("exec sleep 600", 50, "takes over 0.05 s");
         check("head -c 9 >/dev/null; printf '\\0\\3\\0\\0\\0ab'; exec sleep 600", 50, "takes over 0.05 s");
     }

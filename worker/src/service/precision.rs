@@ -150,7 +150,7 @@ mod tests {
         }
         let int8 = Precision { quantization: Some(Quantization::Int8), ..Precision::default() };
         let said = on_cpu(int8, &stored("bf16"), Some(&Scheme::BitsAndBytes)).unwrap_err().to_string();
-        assert!(said.contains("quantised with bitsandbytes already"), "{said}");
+        assert!(said.contains("already quantised with bitsandbytes"), "{said}");
         assert_eq!(on_cuda(fp8).unwrap(), Fp8 { weights: true, kv_cache: false });
         assert_eq!(on_cuda(fp8_cache).unwrap(), Fp8 { weights: false, kv_cache: true });
         let int4 = Precision { quantization: Some(Quantization::Int4), ..Precision::default() };

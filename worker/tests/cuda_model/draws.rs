@@ -184,6 +184,9 @@ fn what_must_not_be_drawn_is_not_drawn_and_the_rest_is_as_on_the_cpu() {
             for token in [got, expected] {
                 assert!(is_allowed(way, turn, &[before, token]), "way {way}, turn {turn}: {before}, {token}");
             }
+            if got != expected {
+                println!("way {way}, turn {turn}: after {before} {got} instead of {expected}");
+            }
             differing[way] += usize::from(got != expected);
             before = expected;
         }

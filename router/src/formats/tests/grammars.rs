@@ -83,7 +83,7 @@ fn answer(source: &Source, seed: u64, most: usize) -> (String, bool) {
         let next = matcher.next_tokens().unwrap_or_else(|stuck| panic!("{stuck}\n{}", source.text()));
         if next.mask.is_empty() || (next.may_end && below(3) == 0) {
             assert!(next.may_end);
-            return (String::from_utf8(text).unwrap(), true);
+            return (String::from_utf8_lossy(&text).into_owned(), true);
         }
         let all: Vec<TokenId> = next.mask.tokens().collect();
         // Random letters seldom close a construct, so control tokens, quotes and brackets are drawn more
@@ -365,12 +365,9 @@ fn stubborn(source: &Source, begin: &str, wish: &str) -> (String, usize, bool) {
 
 #[test]
 fn reasoning_without_end_is_ended_where_a_call_or_a_form_must_follow() {
-    let families = [
-        ("hermes", Some("qwen3"), "<think>"),
-        ("glm45", Some("glm45"), "<think>"),
-        ("mistral_v11", Some("mistral"), "[THINK]"),
-        ("openai", None, "<|channel|>analysis<|message|>"),
-    ];
+    // Formats whose end of reasoning is a control token.
+    let families =
+        [("mistral_v11", Some("mistral"), "[THINK]"), ("openai", None, "<|channel|>analysis<|message|>")];
     let call = tools(Choice::Named("now".to_owned()), false);
     let form = Source::choice(&["yes", "no"]).unwrap();
     let wanted = [(call, None), (ToolUse::default(), Some(form))];
@@ -388,6 +385,7 @@ fn reasoning_without_end_is_ended_where_a_call_or_a_form_must_follow() {
                     let told = format!("{parser} {opening:?} {wish}: {text}");
                     let parts = case.parts(&text);
                     assert!(by_itself, "{told}");
+                    assert!(case.last.is_some() || parts.calls.len() == 1, "{told}");
                     let follows = if case.last.is_some() { parts.content } else { parts.calls[0].0.clone() };
                     assert!(["now", "yes", "no"].contains(&&*follows), "{told}");
                     let thought = parts.reasoning.len();

@@ -154,6 +154,10 @@ async fn random_bodies_are_answered_or_refused() {
             let mut random = Random(seed);
             let mut body = body.clone();
             (0..=random.below(3)).for_each(|_| random.change(&mut body));
+            // The scripted workers answer with one sample.
+            if body["n"].as_u64().is_some_and(|n| n <= 128) {
+                body["n"] = 1.into();
+            }
             let answer = send(&app, post_bytes(path, body.to_string())).await;
             match answer.status {
                 200 => answered += 1,

@@ -227,7 +227,7 @@ async fn bad_tools_are_refused_with_their_place() {
 #[tokio::test]
 async fn a_model_without_tools_says_so() {
     let answer = post(says("x"), CHAT, with_tools(json!({}))).await;
-    assert!(answer.body.contains("this model's chat template does not show tools"), "{}", answer.body);
+    assert!(answer.body.contains("this model's chat template does not render tools"), "{}", answer.body);
     let text = testing::model_text_with(
         &Value::Null,
         Some("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"),
