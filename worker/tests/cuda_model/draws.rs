@@ -49,7 +49,7 @@ fn limited_ways() -> Vec<Arc<SamplingParams>> {
         allowed_token_ids: (20..26).collect(),
         bad_words: (20..26)
             .flat_map(|a| (20..26).map(move |b| vec![a, b]))
-            .filter(|w| w[0] >= w[1])
+            .filter(|w| w[0] >= w[1] && w[0] < 25)
             .collect(),
         presence_penalty: 0.2,
         ..seeded.clone()
@@ -71,7 +71,7 @@ fn is_allowed(way: usize, turn: usize, tokens: &[u32]) -> bool {
     match way {
         0 => last < 24 * 7 && last % 7 == 3,
         1 => last >= 280 || last % 3 != 0,
-        // 25 has no successor, so there all of the list are.
+        // Where nothing is left, the devices draw different tokens of the list, so 25 has all successors.
         2 => (20..26).contains(&last) && (turn == 0 || before == 25 || last > before),
         _ => grammar(turn).allows(last) && last != 8,
     }
@@ -183,9 +183,6 @@ fn what_must_not_be_drawn_is_not_drawn_and_the_rest_is_as_on_the_cpu() {
             let (got, expected) = (got[way].token, expected[way].token);
             for token in [got, expected] {
                 assert!(is_allowed(way, turn, &[before, token]), "way {way}, turn {turn}: {before}, {token}");
-            }
-            if got != expected {
-                println!("way {way}, turn {turn}: after {before} {got} instead of {expected}");
             }
             differing[way] += usize::from(got != expected);
             before = expected;
