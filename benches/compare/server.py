@@ -3,6 +3,7 @@ SIGINT."""
 
 import contextlib
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -45,6 +46,12 @@ def wait_until_ready(server: subprocess.Popen, url: str) -> None:
             time.sleep(0.05)
     server.kill()
     sys.exit(f"{' '.join(server.args)} was not ready after {READY_LIMIT_S} s, or ended")
+
+
+def family(pid: int) -> list[int]:
+    """A process and its children. The kernel lists a child at the thread that has started it."""
+    lists = [path.read_text().split() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children")]
+    return [pid, *map(int, sum(lists, []))]
 
 
 def cpu_seconds(pid: int) -> float:

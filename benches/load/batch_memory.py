@@ -9,18 +9,16 @@ fifth of the lines and the last; before that, buffers and tables fill up to thei
 """
 
 import argparse
-import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
-from server import serve  # noqa: E402
+from batches import call, create, line  # noqa: E402
+from server import family, serve  # noqa: E402
 
 GROWTH_MIB = 8.0
 PER_FILE = 50_000
@@ -29,14 +27,13 @@ PROCESSES = ("run-batch", "serve", "worker")
 FAKE = ["--device", "fake", "--workers", "1"]
 
 
-def line(number: int) -> str:
-    body = {"model": "skein-7m", "prompt": f"Line {number} of a long batch", "max_tokens": 2}
-    return json.dumps({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
+def line_of(number: int) -> str:
+    return line(number, {"model": "skein-7m", "prompt": f"Line {number} of a long batch", "max_tokens": 2})
 
 
 def write(path: pathlib.Path, numbers: range) -> None:
     with path.open("w") as file:
-        file.writelines(map(line, numbers))
+        file.writelines(map(line_of, numbers))
 
 
 def lines_of(path: pathlib.Path, seen: list) -> int:
@@ -90,11 +87,8 @@ class Memory:
 
 def resident(pid: int):
     """Name and MiB of `pid` and its children."""
-    members = [pid]
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            members += map(int, pathlib.Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-        for member in members:
+        for member in family(pid):
             command = pathlib.Path(f"/proc/{member}/cmdline").read_bytes().split(b"\0")
             status = pathlib.Path(f"/proc/{member}/status").read_text()
             kib = next(int(row.split()[1]) for row in status.splitlines() if row.startswith("VmRSS:"))
@@ -118,20 +112,6 @@ def alone(binary: str, lines: int, directory: pathlib.Path) -> bool:
     return flat and code == 0 and done == lines
 
 
-def call(url: str, body: bytes | None = None, kind: str = "application/json") -> dict:
-    request = urllib.request.Request(url, body, {"content-type": kind})
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        return json.load(answer)
-
-
-def upload(url: str, content: bytes) -> str:
-    edge = "a-line-that-no-request-has"
-    head = f'--{edge}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{edge}\r\n' \
-           'content-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
-    body = head.encode() + content + f"\r\n--{edge}--\r\n".encode()
-    return call(f"{url}/v1/files", body, f"multipart/form-data; boundary={edge}")["id"]
-
-
 def through_server(binary: str, lines: int, directory: pathlib.Path) -> bool:
     done = 0
     with serve(binary, None, [*FAKE, "--batch-dir", str(directory / "batches")]) as (server, url):
@@ -139,9 +119,7 @@ def through_server(binary: str, lines: int, directory: pathlib.Path) -> bool:
         memory = Memory(server.pid, lambda: done, lines)
         for first in range(0, lines, PER_FILE):
             numbers = range(first, min(first + PER_FILE, lines))
-            file = upload(url, "".join(map(line, numbers)).encode())
-            job = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-            batch = call(f"{url}/v1/batches", json.dumps(job).encode())
+            batch = create(url, "".join(map(line_of, numbers)).encode())
             while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
                 time.sleep(0.2)
                 batch = call(f"{url}/v1/batches/{batch['id']}")

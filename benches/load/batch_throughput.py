@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 
+from batches import line
+
 BOUND = 0.97
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 128
 # Token ids below this exist in every vocabulary, and are not special.
@@ -30,8 +32,7 @@ def write(path: pathlib.Path, requests: int, seed: int) -> None:
         for number in range(requests):
             prompt = [draw.randrange(FIRST_TOKEN, END_TOKEN) for _ in range(PROMPT_TOKENS)]
             body = {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0}
-            row = {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/completions", "body": body}
-            file.write(json.dumps(row) + "\n")
+            file.write(line(number, body))
 
 
 def finished(command: list) -> str:

@@ -18,7 +18,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
-from batch_memory import call, upload  # noqa: E402
+from batches import call, create, line  # noqa: E402
 from server import serve  # noqa: E402
 
 BOUND = 1.1
@@ -29,15 +29,13 @@ PROMPT_TOKENS, ANSWER_TOKENS = 128, 32
 def write_batch(path: pathlib.Path, model: str) -> None:
     body = lambda n: {"model": model, "prompt": f"Story {n} of a batch: once upon a time " * 4,
                       "max_tokens": LINE_TOKENS, "ignore_eos": True}
-    rows = ({"custom_id": f"r-{n}", "method": "POST", "url": "/v1/completions", "body": body(n)} for n in range(LINES))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(line(number, body(number)) for number in range(LINES)))
 
 
 @contextlib.contextmanager
 def job(_binary: str, url: str, batch: pathlib.Path):
     """A batch in the server; yields a function that counts its answers."""
-    request = {"input_file_id": upload(url, batch.read_bytes()), "endpoint": "/v1/completions", "completion_window": "24h"}
-    created = call(f"{url}/v1/batches", json.dumps(request).encode())["id"]
+    created = create(url, batch.read_bytes())["id"]
     at = lambda: call(f"{url}/v1/batches/{created}")
     try:
         yield lambda: at()["request_counts"]["completed"]

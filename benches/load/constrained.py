@@ -14,17 +14,20 @@ import argparse
 import concurrent.futures
 import http.client
 import json
+import pathlib
 import random
-import signal
-import socket
 import statistics
-import subprocess
+import sys
 import threading
 import time
-import urllib.request
+import urllib.parse
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
+from server import serve  # noqa: E402
 
 STREAMS = 32
-READY_SECONDS = 120
+# Tokens of a prompt, and what they are below: every vocabulary has that many.
+PROMPT_TOKENS, VOCABULARY = 32, 4096
 # Records that never end within the tokens of an answer: strings, numbers, choices and nesting.
 RECORD = {"type": "object", "properties": {
     "name": {"type": "string", "minLength": 8, "maxLength": 60}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
@@ -38,31 +41,21 @@ SLOW = {"type": "array", "items": {"type": "string", "format": "hostname", "minL
 COMPILES = 24
 
 
-class Server:
-    def __init__(self, binary: str, model: str) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = listener.getsockname()[1]
-        command = [binary, "serve", model, "--workers", "1", "--max-num-seqs", str(STREAMS + 8), "--port", str(self.port), "--log-level", "warn"]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=1)
-                return
-            except OSError:
-                assert self.process.poll() is None, "skein ended before it was ready"
-                time.sleep(0.1)
-        raise TimeoutError(f"not ready after {READY_SECONDS} s")
+class Load:
+    """Requests to the server at `url`, of random tokens below `VOCABULARY`."""
+
+    def __init__(self, url: str) -> None:
+        self.host = urllib.parse.urlsplit(url).netloc
 
     def stream(self, tokens: int, schema: dict | None, seed: int) -> tuple[list[float], int]:
         """The times of a stream's chunks, the time of its start first; and its tokens."""
-        prompt = [random.Random(seed).randrange(1000, 100_000) % self.vocab for _ in range(32)]
+        draw = random.Random(seed)
+        prompt = [draw.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
         body = {"prompt": prompt, "max_tokens": tokens, "seed": seed, "temperature": 1, "stream": True, "ignore_eos": True,
                 "stream_options": {"include_usage": True}}
         if schema is not None:
             body["structured_outputs"] = {"json": schema}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        connection = http.client.HTTPConnection(self.host, timeout=600)
         times, used = [time.perf_counter()], 0
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -73,8 +66,6 @@ class Server:
                 usage = json.loads(line[6:]).get("usage")
                 used = usage["completion_tokens"] if usage else used
         return times, used
-
-    vocab = 4096
 
     def together(self, count: int, tokens: int, schema: dict | None, seed: int) -> list[tuple[list[float], int]]:
         with concurrent.futures.ThreadPoolExecutor(count) as threads:
@@ -121,10 +112,6 @@ class Server:
         thread.join()
         return statistics.median(firsts)
 
-    def end(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-
 
 def in_turn(rounds: int, one, other) -> tuple[list[float], list[float]]:
     pairs = [(one(1000 * turn), other(1000 * turn)) for turn in range(1, rounds + 1)]
@@ -145,19 +132,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96)
     arguments = parser.parse_args()
-    server, rounds, tokens = Server(arguments.binary, arguments.model), arguments.rounds, arguments.tokens
-    try:
-        server.rate(8, SCHEMA, 1), server.rate(8, None, 1)
+    rounds, tokens = arguments.rounds, arguments.tokens
+    with serve(arguments.binary, arguments.model, ["--workers", "1", "--max-num-seqs", str(STREAMS + 8)]) as (_, url):
+        load = Load(url)
+        load.rate(8, SCHEMA, 1), load.rate(8, None, 1)
         free, held = told("32 streams, free and held", *in_turn(
-            rounds, lambda seed: server.rate(tokens, None, seed), lambda seed: server.rate(tokens, SCHEMA, seed)), 1, "tokens/s")
+            rounds, lambda seed: load.rate(tokens, None, seed), lambda seed: load.rate(tokens, SCHEMA, seed)), 1, "tokens/s")
         alone, beside = told("gap p99 of 31 free streams, beside a free and a slow one", *in_turn(
-            rounds, lambda seed: server.gaps_beside(tokens, False, seed), lambda seed: server.gaps_beside(tokens, True, seed)), 1000, "ms")
+            rounds, lambda seed: load.gaps_beside(tokens, False, seed), lambda seed: load.gaps_beside(tokens, True, seed)), 1000, "ms")
         idle, compiling = told("first token, beside known schemas and beside new ones", *in_turn(
-            rounds, lambda seed: server.first_tokens(False, seed), lambda seed: server.first_tokens(True, seed)), 1000, "ms")
-    finally:
-        server.end()
+            rounds, lambda seed: load.first_tokens(False, seed), lambda seed: load.first_tokens(True, seed)), 1000, "ms")
     return int(held < 0.97 * free or beside > 1.05 * alone or compiling > idle + 0.005)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

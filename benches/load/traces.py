@@ -8,26 +8,24 @@ exits 1 if one is below 0.98. Needs an otherwise idle machine.
 """
 
 import argparse
+import contextlib
 import http.server
 import os
 import pathlib
 import re
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
+from server import cpu_seconds, family, serve  # noqa: E402
 
 TARGET = 0.98
 CONCURRENCY = 32
 # Two processes of the same binary differ by up to 5% for as long as they live, so each round starts new ones.
 RUNS_OF_A_PAIR = 4
-READY_SECONDS = 60
 BENCH_SECONDS = 300
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Sink(http.server.BaseHTTPRequestHandler):
@@ -45,50 +43,17 @@ class Sink(http.server.BaseHTTPRequestHandler):
         """Nothing: it would be a line for each batch."""
 
 
-class Cluster:
-    def __init__(self, binary: str, flags: list[str]) -> None:
-        self.binary = binary
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        command = [binary, "serve", "--workers", "1", "--device", "fake", "--port", str(port)]
-        self.process = subprocess.Popen(
-            [*command, "--log-level", "warn", *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"{self.url}/readyz", timeout=1)
-                return
-            except OSError:
-                assert self.process.poll() is None, "skein ended before it was ready"
-                time.sleep(0.05)
-        raise TimeoutError(f"not ready after {READY_SECONDS} s")
-
-    def processor_seconds(self) -> float:
-        """Of the router and its worker."""
-        pid = self.process.pid
-        # Its children are listed by the thread that started them.
-        lists = [path.read_text().split() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children")]
-        family = [pid, *sum(lists, [])]
-        fields = [open(f"/proc/{member}/stat").read().rsplit(")", 1)[1].split() for member in family]
-        return sum(int(of[11]) + int(of[12]) for of in fields) / TICKS
-
-    def run(self, requests: int) -> tuple[float, float]:
-        """Requests a second, and requests a second of processor time."""
-        command = [self.binary, "bench", "serve", "--base-url", self.url, "--num-prompts", str(requests)]
-        shape = ["--random-input-len", "64", "--random-output-len", "16", "--max-concurrency", str(CONCURRENCY)]
-        before = self.processor_seconds()
-        done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=BENCH_SECONDS)
-        used = self.processor_seconds() - before
-        found = re.search(r"Requests/s\s+([0-9.]+)", done.stdout)
-        assert found, done.stdout + done.stderr
-        return float(found[1]), requests / used
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=READY_SECONDS)
+def run(binary: str, server: subprocess.Popen, url: str, requests: int) -> tuple[float, float]:
+    """Requests a second, and requests a second of processor time of the router and its worker."""
+    used = lambda: sum(map(cpu_seconds, family(server.pid)))
+    command = [binary, "bench", "serve", "--base-url", url, "--num-prompts", str(requests)]
+    shape = ["--random-input-len", "64", "--random-output-len", "16", "--max-concurrency", str(CONCURRENCY)]
+    before = used()
+    done = subprocess.run([*command, *shape], capture_output=True, text=True, timeout=BENCH_SECONDS)
+    took = used() - before
+    found = re.search(r"Requests/s\s+([0-9.]+)", done.stdout)
+    assert found, done.stdout + done.stderr
+    return float(found[1]), requests / took
 
 
 def main() -> None:
@@ -106,17 +71,16 @@ def main() -> None:
     for number in range(given.rounds):
         # In turn, and each starts first equally often.
         order = list(flags) if number % 2 == 0 else list(flags)[::-1]
-        clusters = {name: Cluster(given.binary, flags[name]) for name in order}
-        try:
+        with contextlib.ExitStack() as stack:
+            fake = ["--workers", "1", "--device", "fake"]
+            clusters = {name: stack.enter_context(serve(given.binary, None, [*fake, *flags[name]])) for name in order}
             for cluster in clusters.values():
-                cluster.run(given.requests)
-            runs = [(name, clusters[name].run(given.requests)) for _ in range(RUNS_OF_A_PAIR) for name in order]
-        finally:
-            for cluster in clusters.values():
-                cluster.stop()
+                run(given.binary, *cluster, given.requests)
+            turns = [name for _ in range(RUNS_OF_A_PAIR) for name in order]
+            runs = [(name, run(given.binary, *clusters[name], given.requests)) for name in turns]
         for name in flags:
-            each = [run for of, run in runs if of == name]
-            measured[name].append((statistics.median(run[0] for run in each), statistics.median(run[1] for run in each)))
+            each = [figures for of, figures in runs if of == name]
+            measured[name].append(tuple(statistics.median(figures[at] for figures in each) for at in (0, 1)))
         print(*(f"{name} {of[-1][0]:.0f}/s {of[-1][1]:.0f}/cpu s" for name, of in measured.items()), sep=", ", flush=True)
     assert Sink.taken > 0, "nothing was exported"
     print(f"load average {os.getloadavg()[0]:.1f}; {Sink.taken} bytes exported")

@@ -5,7 +5,6 @@
 //! the duration of a step, measured in the same run, is the lower bound.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock;
@@ -14,7 +13,7 @@ use skein_proto::stream_key::StreamKey;
 use skein_worker::config::{BackendKind, WorkerConfig};
 use skein_worker::engine::{EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
+use skein_worker::scheduler::NewRequest;
 use skein_worker::service::LocalWorker;
 use skein_worker::streams::TokenStream;
 
@@ -64,16 +63,8 @@ async fn measure(engine: &EngineHandle, releases: usize) {
 /// Starts a stream and waits for its first token.
 async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
     let params = SamplingParams { max_tokens: OUTPUT_TOKENS, ..SamplingParams::default() };
-    let request = NewRequest {
-        key: RequestKey(0), // the engine draws it
-        prompt: (0..PROMPT_TOKENS).map(|at| 300 + (at * 7 + number as u32) % 1000).collect(),
-        params: Arc::new(params),
-        samples: vec![NewSample::default()],
-        scope: CacheScope::new("bench", &number.to_string()),
-        call: None,
-        priority: 0,
-        deadline: None,
-    };
+    let prompt = (0..PROMPT_TOKENS).map(|at| 300 + (at * 7 + number as u32) % 1000).collect();
+    let request = NewRequest::of_one_sample(prompt, params, CacheScope::new("bench", &number.to_string()));
     let name = format!("stream-{number}");
     let alone = Submission::alone(name.clone(), request);
     let submission = Submission { stream_key: Some(StreamKey(number as u128 + 1)), linger: LINGER, ..alone };

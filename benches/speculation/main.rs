@@ -26,7 +26,7 @@ use skein_worker::config::SchedulerConfig;
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::engine::{Engine, EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{Drafts, NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::{Drafts, NewRequest, Scheduler};
 
 use scripted::{Counts, Scripted, Shared};
 use texts::{Text, texts};
@@ -213,16 +213,7 @@ fn request(text: &Text) -> NewRequest {
         seed: text.number,
         ..SamplingParams::default()
     };
-    NewRequest {
-        key: RequestKey(0),
-        prompt: text.prompt.clone(),
-        params: Arc::new(params),
-        samples: vec![NewSample::default()],
-        scope: CacheScope::new("bench", ""),
-        call: None,
-        priority: 0,
-        deadline: None,
-    }
+    NewRequest::of_one_sample(text.prompt.clone(), params, CacheScope::new("bench", ""))
 }
 
 async fn compare(options: &Options, sides: (&Side, &Side), texts: &[Text], kind: &str, streams: usize) {

@@ -1,7 +1,6 @@
 //! Skein's scheduler with its paged KV cache. It plans as in a worker; only the device is missing, and every
 //! draw returns the same token.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
@@ -9,7 +8,7 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::{Answer, Batch, Sampled, StepOutput, Want};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{NewRequest, NewSample, Note, RequestEvent, RequestKey, Scheduler, Step};
+use skein_worker::scheduler::{NewRequest, Note, RequestEvent, RequestKey, Scheduler, Step};
 
 use super::{Batcher, Held, Job, Next, Work};
 
@@ -62,16 +61,9 @@ impl Batcher for Paged {
         self.jobs.resize(self.jobs.len().max(id + 1), None);
         self.jobs[id] = Some(Progress { job, live: 0 });
         let params = SamplingParams { max_tokens: job.output, ignore_eos: true, ..SamplingParams::default() };
-        let request = NewRequest {
-            key: RequestKey(id as u64),
-            prompt: vec![0; job.prompt as usize],
-            params: Arc::new(params),
-            samples: vec![NewSample::default()],
-            scope: CacheScope::new("bench", ""),
-            call: None,
-            priority: 0,
-            deadline: None,
-        };
+        let (prompt, scope) = (vec![0; job.prompt as usize], CacheScope::new("bench", ""));
+        let request =
+            NewRequest { key: RequestKey(id as u64), ..NewRequest::of_one_sample(prompt, params, scope) };
         self.scheduler.submit(request).expect("the queue has no bound here");
     }
 

@@ -13,7 +13,7 @@ use skein_node::clock::{self, Timestamp};
 use skein_proto::sampling::SamplingParams;
 use skein_worker::engine::{EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
+use skein_worker::scheduler::NewRequest;
 use skein_worker::streams::TokenStream;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -64,17 +64,9 @@ pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Recor
 
 fn submission(job: &Job, number: usize, prompt: Vec<u32>) -> Submission {
     let params = SamplingParams { max_tokens: job.output_len, ..SamplingParams::default() };
-    let request = NewRequest {
-        key: RequestKey(0), // the engine draws it
-        prompt,
-        params: Arc::new(params),
-        samples: vec![NewSample::default()],
-        // A scope of its own for each seed: no run finds another's prompts in the cache.
-        scope: CacheScope::new("bench", &job.seed.to_string()),
-        call: None,
-        priority: 0,
-        deadline: None,
-    };
+    // A scope of its own for each seed: no run finds another's prompts in the cache.
+    let scope = CacheScope::new("bench", &job.seed.to_string());
+    let request = NewRequest::of_one_sample(prompt, params, scope);
     Submission::alone(format!("bench-{}-{number}", job.seed), request)
 }
 

@@ -114,6 +114,7 @@ async fn run(shape: &[&str], each: usize, signals: &[(&str, usize)]) {
         let group = wait_for_group(&cluster, &node, each).await;
         let (seen, ended) = tokio::join!(run_all(&client, &cluster.url), async {
             tokio::time::sleep(undisturbed * (20 + 15 * (round % 4) as u32) / 100).await;
+            assert!(group.iter().all(|pid| is_alive(*pid)), "{group:?} ended early\n{}", logs(&cluster));
             send_signal(group[*rank], signal);
             let sent = clock::now();
             let most = if *signal == "STOP" { SILENT_WITHIN } else { ENDS_WITHIN };

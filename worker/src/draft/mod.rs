@@ -261,9 +261,4 @@ impl Guesser {
             remembered.add(scope, &tokens[from..]);
         }
     }
-
-    /// Bytes of its memory, which do not grow beyond a bound.
-    pub fn bytes(&self) -> usize {
-        self.remembered.as_ref().map_or(0, Remembered::bytes)
-    }
 }

@@ -175,7 +175,8 @@ impl Remembered {
     }
 
     /// Bytes of its memory, the list of texts aside.
-    pub fn bytes(&self) -> usize {
+    #[cfg(test)]
+    fn bytes(&self) -> usize {
         let words = self.tokens.capacity() + self.back.capacity();
         words * size_of::<u32>() + self.latest.capacity() * size_of::<u64>()
     }

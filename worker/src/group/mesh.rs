@@ -72,7 +72,7 @@ pub fn listen(topology: &Topology, at: IpAddr) -> std::io::Result<Option<TcpList
 /// Connects `rank` to its peers. `peers` is required if there are several nodes.
 ///
 /// # Errors
-/// If a rank cannot be reached or does not connect in time.
+/// If a rank cannot be reached or does not connect in time, or if the group ends first.
 pub fn connect(
     memory: &GroupMemory,
     rank: usize,
@@ -89,7 +89,7 @@ pub fn connect(
             })?;
             streams.insert((peer, purpose), stream);
         }
-        accept(rank, &wanted, listener, peers, &mut streams)?;
+        accept((rank, memory), &wanted, listener, peers, &mut streams)?;
     }
     let member = member(memory, rank, streams);
     member.map_err(|error| format!("rank {rank} cannot use its connections: {error}"))
@@ -122,7 +122,7 @@ fn dial(rank: usize, peer: usize, purpose: Purpose, peers: &Peers) -> std::io::R
 }
 
 fn accept(
-    rank: usize,
+    (rank, memory): (usize, &GroupMemory),
     wanted: &[(usize, Purpose)],
     listener: &TcpListener,
     peers: &Peers,
@@ -133,6 +133,9 @@ fn accept(
         let Some((missing, _)) = wanted.iter().find(|wanted| !streams.contains_key(wanted)) else {
             return Ok(());
         };
+        if let Some(lost) = memory.cause() {
+            return Err(format!("rank {lost} ended the group while rank {rank} waited for rank {missing}"));
+        }
         if clock::now().since(began) > CONNECT_TIMEOUT {
             return Err(format!(
                 "rank {missing} at {} did not connect to rank {rank} within {} s",
@@ -201,4 +204,28 @@ fn member(memory: &GroupMemory, rank: usize, mut streams: Streams) -> std::io::R
     let (before, after) = (before.transpose()?, after.transpose()?);
     let connections = Connections { ranks, stage, stages: topology.stages, before, after };
     Ok(Member { connections, reports, closer: Closer::new(clones) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::memory::NodePlan;
+
+    #[test]
+    fn a_rank_that_waits_for_connections_ends_with_its_group() {
+        let plan = NodePlan::new(Topology::new(2, 1, 2).unwrap(), 0, 0);
+        let memory = GroupMemory::create(plan, Duration::from_secs(5)).unwrap();
+        let listener = listen(&plan.topology, IpAddr::from([127, 0, 0, 1])).unwrap();
+        let own = listener.as_ref().unwrap().local_addr().unwrap();
+        let peers = Peers { addresses: vec![own; 2], token: [7; TOKEN_BYTES] };
+        let (began, ending) = (clock::now(), memory.clone());
+        let end = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            ending.end_because_of(1);
+        });
+        let why = connect(&memory, 0, listener, Some(&peers)).map(drop).unwrap_err();
+        assert_eq!(why, "rank 1 ended the group while rank 0 waited for rank 1");
+        assert!(clock::now().since(began) < CONNECT_TIMEOUT / 2);
+        end.join().unwrap();
+    }
 }

@@ -38,6 +38,22 @@ pub struct NewRequest {
     pub deadline: Option<Timestamp>,
 }
 
+impl NewRequest {
+    /// A request for one sample, of default priority and with no deadline. The engine draws its key.
+    pub fn of_one_sample(prompt: Vec<TokenId>, params: SamplingParams, scope: CacheScope) -> Self {
+        Self {
+            key: RequestKey(0),
+            prompt,
+            params: Arc::new(params),
+            samples: vec![NewSample::default()],
+            scope,
+            call: None,
+            priority: 0,
+            deadline: None,
+        }
+    }
+}
+
 /// One sample to generate, from its start or from where another worker was cut off.
 #[derive(Debug, Clone, Default)]
 pub struct NewSample {

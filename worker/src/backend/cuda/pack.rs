@@ -230,7 +230,8 @@ pub(super) fn fill_masks(batch: &Batch, pass: &Pass, vocab: usize, masks: &mut [
 }
 
 /// One sample's mask; false if its grammar allows no token. As on the CPU, what leaves no token is ignored:
-/// first the tokens that are forbidden, then the list of allowed ones.
+/// first the tokens that are forbidden, then the list of allowed ones. If all that is allowed is forbidden,
+/// the device draws among it, and the CPU takes the best of it.
 fn fill_mask(sampling: &Sampling<'_>, grammar: Option<&MaskSlot>, words: &mut [u32]) -> bool {
     let allowed = grammar.map(MaskSlot::wait);
     match allowed.as_deref() {
