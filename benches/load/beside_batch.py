@@ -4,6 +4,7 @@ Usage: python3 benches/load/beside_batch.py path/to/skein [MODEL_DIR] [--rounds 
            [--by jobs|run-batch] [serve's flags...]
 Starts a server with one worker. Sends the same requests in open loop, in turns without and with a batch
 that has enough lines for the whole round: a job of /v1/batches (the default), or `skein run-batch --server`.
+No prompt is taken from the prefix cache, in which the second turn would find those of the first.
 Prints TTFT of both kinds over all rounds, and the ratios; fails if that of the 99th percentiles is over
 BOUND, or if the batch did nothing. Needs a machine that does nothing else.
 """
@@ -91,7 +92,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         batch = directory / "in.jsonl"
-        flags = ["--workers", "1", "--batch-dir", str(directory / "batches"), *flags]
+        flags = ["--workers", "1", "--no-enable-prefix-caching", "--batch-dir", str(directory / "batches"), *flags]
         with serve(given.binary, given.model, flags) as (_, url):
             write_batch(batch, call(f"{url}/v1/models")["data"][0]["id"])
             load(given.binary, url, given, 1000, directory)  # the scheduler measures how long steps take
