@@ -252,7 +252,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Whether a frame comes within `most`.
+    /// Whether a frame arrives within `most`.
     ///
     /// # Errors
     /// If the group ends.

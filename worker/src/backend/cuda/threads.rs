@@ -12,7 +12,7 @@ use super::gaps::StepGaps;
 use super::{STEPS_IN_FLIGHT, stopped};
 use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
 
-/// Extra wait beyond the step's timeout, because the waiting thread's own error says more.
+/// Extra wait beyond the step's timeout, because the waiting thread's own error is more specific.
 const GRACE: Duration = Duration::from_secs(1);
 /// Idle time after which spare work is done.
 const SPARE_TIME: Duration = Duration::from_millis(5);
@@ -45,10 +45,10 @@ pub struct CudaBackend {
     launched: u64,
     collected: u64,
     step_timeout: Duration,
-    /// `None` while dropping, which ends the threads one after the other.
+    /// `None` while dropping, which ends the threads in turn.
     steps: Option<SyncSender<Batch>>,
     outputs: Receiver<Result<StepOutput, BackendError>>,
-    /// The output of the oldest step in flight, if it has come and was not collected.
+    /// Output of the oldest step in flight, if it has arrived but was not collected.
     early: Option<Result<StepOutput, BackendError>>,
     threads: Vec<JoinHandle<()>>,
     failed: bool,
