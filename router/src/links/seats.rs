@@ -1,6 +1,6 @@
-//! Queue of requests that wait because every worker is full. A seat is a slot for a running sequence
-//! (`max_num_seqs`). When a seat becomes free, the next request is called: the oldest one of the tenant with
-//! the fewest tokens in called requests.
+//! Queue of requests that wait because every worker is full. A seat is room for one running sequence: a
+//! worker has `max_num_seqs` seats. When a seat becomes free, the next request is called: the oldest one of
+//! the tenant with the fewest tokens in called requests.
 //!
 //! The order is that of virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI
 //! 2024): a tenant that joins starts at the counter of the waiting tenants, so that no tenant accumulates
