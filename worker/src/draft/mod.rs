@@ -41,7 +41,7 @@ pub const MOST_ROWS: u32 = 64;
 /// Value of `--speculate`: the sources of drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Speculate {
-    /// All sources.
+    /// Every source of drafts.
     #[default]
     Auto,
     /// None: plain decoding.

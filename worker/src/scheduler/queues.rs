@@ -1,5 +1,5 @@
 //! Running and waiting sequences, and the blocks and seats that they take. A seat is room for one running
-//! sequence, of which there are `max_num_seqs`.
+//! sample; there are `max_num_seqs`.
 
 use std::collections::BTreeMap;
 

@@ -61,7 +61,7 @@ pub(super) struct CudaModel<T, K> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
-    type Step = LaunchedStep;
+    type Launched = LaunchedStep;
 
     fn bind(&self) -> Result<(), BackendError> {
         self.device.bind().map_err(|error| failed(&error))
