@@ -40,15 +40,15 @@ pub struct Job {
 /// Runs `job` on `engine`. Times count from the start of this call. Calls `on_done` after each request.
 pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Record)) -> Vec<Record> {
     let start = clock::now();
-    let seats = Arc::new(Semaphore::new(job.at_once.max(1)));
+    let permits = Arc::new(Semaphore::new(job.at_once.max(1)));
     let mut random = StdRng::seed_from_u64(job.seed);
     let mut tasks = JoinSet::new();
     for number in 0..job.requests {
         let prompt = (0..job.input_len).map(|_| random.random_range(0..job.vocab_size.max(1))).collect();
         let submission = submission(&job, number, prompt);
-        let (engine, seats) = (engine.clone(), seats.clone());
+        let (engine, permits) = (engine.clone(), permits.clone());
         tasks.spawn(async move {
-            let _seat = seats.acquire_owned().await;
+            let _permit = permits.acquire_owned().await;
             one(&engine, submission, u64::from(job.input_len), start).await
         });
     }

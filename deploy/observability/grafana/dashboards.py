@@ -2,7 +2,7 @@
 """Writes Skein's Grafana dashboards, dashboards/*.json.
 
     deploy/observability/grafana/dashboards.py            # writes them
-    deploy/observability/grafana/dashboards.py --check    # fails if a file is not what this would write
+    deploy/observability/grafana/dashboards.py --check    # fails if a file differs from what this would write
 
 tests/observability/run sends every query to a Prometheus that scrapes a running cluster. Standard library
 only.
@@ -19,7 +19,7 @@ STAT_WIDTH, STAT_HEIGHT = 4, 4
 GRAPH_WIDTH, GRAPH_HEIGHT = 8, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-# Outside Kubernetes no series has a namespace, which the variable's "All" matches too.
+# Outside Kubernetes no series has a namespace; the variable's "All" matches those too.
 NAMESPACE = 'namespace=~"$namespace"'
 CLUSTER = f'{NAMESPACE},job="$job",model_name=~"$model"'
 WORKER = f'{NAMESPACE},job="skein-worker",model_name=~"$model",instance=~"$instance"'
@@ -42,7 +42,7 @@ def mean(metric, of, by="instance"):
 
 
 def worker(metric):
-    """A state of each worker; every router reports it."""
+    """State of each worker; every router reports it."""
     return (f"max by (worker) ({metric}{{{CLUSTER}}})", "{{worker}}")
 
 

@@ -74,9 +74,10 @@ impl<T: Activation> Operands<T> {
     }
 
     fn exact(&self, Shape(_, _, k, leaves): Shape, row: usize, output: usize) -> f64 {
-        let weight = |column: usize| match self.scales.is_empty() {
-            true => self.same[output * k + column].to_f32(),
-            false => {
+        let weight = |column: usize| {
+            if self.scales.is_empty() {
+                self.same[output * k + column].to_f32()
+            } else {
                 let scale = self.scales[output * leaves + column / (k / leaves)];
                 self.codes[output * k + column].to_f32() * scale
             }
@@ -98,9 +99,10 @@ impl<T: Activation> Operands<T> {
         let same = bench.upload(&columns(&self.same, k, &part(k)))?;
         let codes = bench.upload(&columns(&self.codes, k, &part(k)))?;
         let scales = bench.upload(&columns(&self.scales, leaves, &part(leaves)))?;
-        let values = match self.scales.is_empty() {
-            true => WeightValues::Same(*same),
-            false => WeightValues::E4m3 { values: *codes, scales: *scales, granularity: Granularity::Leaf },
+        let values = if self.scales.is_empty() {
+            WeightValues::Same(*same)
+        } else {
+            WeightValues::E4m3 { values: *codes, scales: *scales, granularity: Granularity::Leaf }
         };
         let weight = LinearWeight { n, k: k / ranks, bias, values, leaf: k / leaves };
         let output = if ranks == 1 { Output::Plain } else { Output::F32 };
