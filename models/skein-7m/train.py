@@ -73,12 +73,12 @@ def encode_all(tokenizer, texts):
 
 
 def render(messages) -> str:
-    """What CHAT_TEMPLATE makes of a whole conversation, without the leading `<|bos|>`."""
+    """CHAT_TEMPLATE's rendering of a whole conversation, without the leading `<|bos|>`."""
     return "".join(f"<|{m['role']}|>{m['content'].strip()}<|end|>" for m in messages)
 
 
 class Stream:
-    """One kind of text as a single run of tokens, and the places where a training row may begin."""
+    """One kind of text as a single sequence of tokens, and the positions where a training row may begin."""
 
     def __init__(self, documents, aligned: bool):
         self.tokens = np.concatenate([np.array(d, np.int64) for d in documents])
@@ -86,7 +86,7 @@ class Stream:
         self.aligned = aligned  # begin at a document, or anywhere
 
     def row(self, rng: random.Random, length: int):
-        """`length + 1` tokens; the first is always `<|bos|>`, as it will be in use."""
+        """`length + 1` tokens; the first is always `<|bos|>`, as at inference."""
         last = len(self.tokens) - length
         at = int(rng.choice(self.starts)) if self.aligned else rng.randrange(last)
         row = self.tokens[min(at, last - 1):][:length + 1].copy()
@@ -146,14 +146,14 @@ def evaluate(model, data, length=256, limit=48):
 
 
 def learning_rate(share: float) -> float:
-    """Linear up, then linear down to FLOOR of the peak at share 1."""
+    """Linear warm-up, then linear decay to FLOOR of the peak at share 1."""
     if share < WARMUP_SHARE:
         return PEAK_LR * max(share / WARMUP_SHARE, 0.02)
     return PEAK_LR * (FLOOR + (1 - FLOOR) * (1 - (share - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
 
 
 def replace(path: pathlib.Path, write):
-    """Writes a file beside `path`, then moves it there: a reader sees the old one or the new one, whole."""
+    """Writes `path` atomically: a reader sees the whole old file or the whole new one."""
     part = path.with_name(path.name + ".part")
     write(part)
     part.chmod(0o644)  # safetensors makes files only their owner may read

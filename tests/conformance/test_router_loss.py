@@ -1,4 +1,5 @@
-"""Calls through a gateway whose routers are killed: a client that does not reconnect gets the same calls."""
+"""Tool calls through a gateway whose routers are killed: the client gets the same calls without
+reconnecting."""
 
 import concurrent.futures
 import http.client
@@ -50,7 +51,7 @@ def wait_ready(port: int) -> None:
 
 @pytest.fixture
 def cluster():
-    """Two workers, two routers, a gateway: its port, and the routers."""
+    """Starts two workers, two routers and a gateway; yields the gateway's port and the routers."""
     ports = [free_port() for _ in range(5)]
     workers = ",".join(f"127.0.0.1:{port}" for port in ports[:2])
     started = [Process("worker", MODEL, "--listen", f"127.0.0.1:{port}", "--threads", "1") for port in ports[:2]]
@@ -67,7 +68,7 @@ def cluster():
 
 
 def chunks(port: int, seed: int, heard: list[dict]) -> list[dict]:
-    """The choice of each chunk. `heard` grows as they come."""
+    """Returns the choice of each chunk, and appends it to `heard` as it arrives."""
     body = {"messages": [{"role": "user", "content": "Travel!"}], "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False,
             "max_tokens": 800, "seed": seed, "temperature": 1, "stream": True, "chat_template_kwargs": {"enable_thinking": False}}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -81,7 +82,7 @@ def chunks(port: int, seed: int, heard: list[dict]) -> list[dict]:
 
 
 def together(heard: list[dict]) -> tuple:
-    """The call that chunks add up to, and how it ended. How many tokens a chunk has depends on time."""
+    """The call that the chunks concatenate to, and how it ended. The split into chunks depends on timing."""
     calls = [call for choice in heard for call in choice["delta"].get("tool_calls") or []]
     assert [call["index"] for call in calls] == [0] * len(calls)
     assert sum("id" in call for call in calls) == 1, "a call begins once"

@@ -64,7 +64,7 @@ pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Recor
 
 fn submission(job: &Job, number: usize, prompt: Vec<u32>) -> Submission {
     let params = SamplingParams { max_tokens: job.output_len, ..SamplingParams::default() };
-    // A scope of its own for each seed: no run finds another's prompts in the cache.
+    // Each seed has its own scope, so that no run finds cached prompts of another.
     let scope = CacheScope::new("bench", &job.seed.to_string());
     let request = NewRequest::of_one_sample(prompt, params, scope);
     Submission::alone(format!("bench-{}-{number}", job.seed), request)

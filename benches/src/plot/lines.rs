@@ -13,16 +13,16 @@ pub struct Line {
     pub name: String,
     /// Points `(x, y)`; non-finite ones are skipped.
     pub points: Vec<(f64, f64)>,
-    /// Index of its colour. Lines of one colour differ by their dashes.
+    /// Index of the colour. Lines of the same colour have different dashes.
     pub colour: usize,
-    /// How it is drawn.
+    /// Dash pattern of the line.
     pub dash: Dash,
 }
 
-/// Dashes of a line.
+/// Dash pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dash {
-    /// Without gaps, and with a dot at each point.
+    /// Solid line with a dot at each point.
     Solid,
     /// Line of long dashes.
     Dashed,
@@ -31,7 +31,7 @@ pub enum Dash {
 }
 
 impl Dash {
-    /// The `index`th, from the start again after the last.
+    /// The pattern with this index; wraps around.
     pub fn of(index: usize) -> Self {
         [Self::Dotted, Self::Dashed, Self::Solid][index % 3]
     }

@@ -66,14 +66,14 @@ pub struct Welcome {
     pub precision: Precision,
     /// Directory for packed weights; `None` = not cached.
     pub packed_cache_dir: Option<PathBuf>,
-    /// What a rank with a GPU needs to know; `None` on the CPU.
+    /// Configuration of a rank on a GPU; `None` on the CPU.
     pub cuda: Option<CudaWelcome>,
 }
 
-/// What a rank with a GPU needs to know.
+/// Configuration of a rank on a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CudaWelcome {
-    /// Its settings; the device is that of rank 0, and those of the other ranks follow it.
+    /// CUDA settings. The device is rank 0's; the other ranks use the following devices.
     pub config: CudaConfig,
     /// Limits, which set the size of the largest step.
     pub limits: SchedulerConfig,

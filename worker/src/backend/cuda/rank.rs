@@ -44,7 +44,7 @@ impl RankLink {
         let nccl = Nccl::open()?;
         let own = Arc::<OnceLock<Weak<Communicator>>>::default();
         let (of_waits, ended) = (Arc::clone(&own), self.ended);
-        device.ask_in_waits(Box::new(move || match ended() {
+        device.check_during_waits(Box::new(move || match ended() {
             Some(why) => Err(CudaError::Ended { why }),
             None => of_waits.get().and_then(Weak::upgrade).map_or(Ok(()), |own| own.check()),
         }));
