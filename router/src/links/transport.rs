@@ -32,7 +32,7 @@ pub type Call<'a, T> = BoxFuture<'a, Result<T, Status>>;
 pub type Messages<T> = BoxStream<'static, Result<T, Status>>;
 
 /// A connection to one worker. Dropping a stream of messages tells the worker, if the network allows, that
-/// nothing reads it any more.
+/// it is no longer read.
 pub trait Transport: Debug + Send + Sync + 'static {
     /// `Worker.Info`: reads what the worker serves.
     fn info(&self) -> Call<'_, wire::InfoResponse>;
