@@ -234,7 +234,7 @@ def conversations_of_file(name: str, text: str, rng: random.Random):
 
 
 def popular_conversations(rng: random.Random):
-    """Several phrasings about each public function and class of the modules people ask about."""
+    """Questions in several phrasings about each public function and class of the popular modules."""
     for module_name in POPULAR:
         module = importlib.import_module(module_name)
         for name in sorted(vars(module)):

@@ -31,7 +31,7 @@ VOCAB = 4096
 MAX_POSITIONS = 1024
 TOKENS_PER_STEP = 4096
 PEAK_LR, WARMUP_SHARE, FLOOR = 2e-3, 0.02, 0.02
-# From this share of the time on, train at this context length.
+# From this fraction of the time on, train with this context length.
 CONTEXTS = [(0.0, 256), (0.55, 512), (0.85, 1024)]
 # From this fraction of the time on, the mix of every batch's rows: first to learn to write, then also to
 # answer.
@@ -54,7 +54,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts) -> Tokenizer:
-    """Byte-level BPE (GPT-2's splitting), every byte in the alphabet, `<|bos|>` put before every text."""
+    """Byte-level BPE with GPT-2's splitting and every byte in the alphabet; prepends `<|bos|>` to every
+    text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -127,7 +128,7 @@ def fresh_model() -> LlamaForCausalLM:
 
 
 def loss_of(model, rows):
-    """Mean cross entropy, in nats a token, of rows [batch, length + 1]."""
+    """Mean cross entropy of rows [batch, length + 1], in nats per token."""
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.reshape(-1, VOCAB), rows[:, 1:].reshape(-1))
 

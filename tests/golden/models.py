@@ -291,7 +291,7 @@ def quiet():
 
 
 def make(only=()):
-    """All models, or those named."""
+    """Makes all models, or the named ones."""
     quiet()
     for name, (dtype, files, over) in MODELS.items():
         if not only or name in only:

@@ -63,7 +63,7 @@ pub fn load() -> bool {
         })
 }
 
-/// The same without cuBLASLt, unless the machine has NVIDIA's.
+/// Like [`load`], but without the emulated cuBLASLt: it is missing, or NVIDIA's if the machine has it.
 pub fn load_without_cublaslt() -> bool {
     static NVRTC: OnceLock<()> = OnceLock::new();
     load_only_driver() && {
@@ -72,7 +72,7 @@ pub fn load_without_cublaslt() -> bool {
     }
 }
 
-/// The same for the driver alone: cuBLASLt and NVRTC are missing, or NVIDIA's.
+/// Like [`load`], but for the driver alone: the other libraries are missing, or NVIDIA's.
 pub fn load_only_driver() -> bool {
     driver().is_some()
 }

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use choice::{Offer, choose};
 use index::Index;
 pub use odds::DraftSource;
-use odds::{Luck, Odds};
+use odds::{Odds, TextOdds};
 use remembered::Remembered;
 use row_cost::RowCost;
 
@@ -69,12 +69,12 @@ pub struct Text<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
     index: Index,
-    luck: Luck,
+    text_odds: TextOdds,
     latest: Draft,
     /// Tokens of the latest draft that the next step verifies.
     taken: u32,
     /// The tokens drawn since the latest draft all matched it.
-    is_lucky: bool,
+    was_right: bool,
 }
 
 /// Draft tokens, each with the probability that it and all earlier ones are right.
@@ -103,8 +103,8 @@ impl Progress {
     }
 
     /// Whether the next step should wait for a token in flight, so that a draft can follow it.
-    pub fn is_lucky(&self) -> bool {
-        self.is_lucky
+    pub fn should_wait(&self) -> bool {
+        self.was_right
     }
 
     /// Replaces the latest draft with the tokens that `make` appends. The next step verifies all of them.
@@ -167,14 +167,14 @@ impl Guesser {
     pub fn guess(&mut self, text: &Text<'_>, most: usize, progress: &mut Progress) {
         let most = most.min(MOST_DRAFTED);
         progress.clear();
-        let Progress { index, luck, latest, .. } = progress;
+        let Progress { index, text_odds, latest, .. } = progress;
         index.extend(text.tokens);
         if self.forces && !text.forced.is_empty() {
             self.found.clear();
             self.found.extend(text.forced.iter().take(most).map(|token| (*token, 1.0)));
-            self.put(DraftSource::Grammar, 0, luck, latest);
+            self.put(DraftSource::Grammar, 0, text_odds, latest);
         } else {
-            self.look_up(text, most, index, luck, latest);
+            self.look_up(text, most, index, text_odds, latest);
         }
         let stop = latest.tokens.iter().position(|token| text.stops.contains(token));
         latest.cut(stop.unwrap_or(most));
@@ -182,7 +182,14 @@ impl Guesser {
 
     /// Drafts from the longest match. Of equal matches, one in the same text wins, because it is closer in
     /// subject.
-    fn look_up(&mut self, text: &Text<'_>, most: usize, index: &Index, luck: &Luck, latest: &mut Draft) {
+    fn look_up(
+        &mut self,
+        text: &Text<'_>,
+        most: usize,
+        index: &Index,
+        text_odds: &TextOdds,
+        latest: &mut Draft,
+    ) {
         let own = index.longest(text.tokens);
         self.found.clear();
         let remembered = self
@@ -190,7 +197,7 @@ impl Guesser {
             .as_ref()
             .map_or(0, |texts| texts.propose(text.scope, text.tokens, most, &mut self.found));
         if remembered > own.map_or(0, |place| place.matched) {
-            return self.put(DraftSource::Remembered, remembered, luck, latest);
+            return self.put(DraftSource::Remembered, remembered, text_odds, latest);
         }
         let Some(place) = own else { return };
         self.found.clear();
@@ -200,15 +207,15 @@ impl Guesser {
             let token = token.unwrap_or_else(|| self.found[at - text.tokens.len()].0);
             self.found.push((token, 1.0));
         }
-        self.put(DraftSource::Own, place.matched, luck, latest);
+        self.put(DraftSource::Own, place.matched, text_odds, latest);
     }
 
     /// Stores the found tokens as a draft with probabilities.
-    fn put(&mut self, source: DraftSource, matched: usize, luck: &Luck, latest: &mut Draft) {
+    fn put(&mut self, source: DraftSource, matched: usize, text_odds: &TextOdds, latest: &mut Draft) {
         latest.from = Some((source, matched));
         let mut chance = 1.0;
         for (at, (token, share)) in self.found.iter().enumerate() {
-            chance *= self.odds.chance(source, matched + at, luck) * share;
+            chance *= self.odds.chance(source, matched + at, text_odds) * share;
             latest.tokens.push(*token);
             latest.chances.push(chance);
         }
@@ -237,13 +244,13 @@ impl Guesser {
 
     /// Updates the statistics with the tokens drawn after a text, whether or not they were verified.
     pub fn drawn(&mut self, tokens: impl Iterator<Item = TokenId>, progress: &mut Progress) {
-        let Progress { luck, latest, is_lucky, .. } = progress;
-        *is_lucky = false;
+        let Progress { text_odds, latest, was_right, .. } = progress;
+        *was_right = false;
         let Some((source, matched)) = latest.from else { return progress.clear() };
         for (at, (guess, token)) in latest.tokens.iter().zip(tokens).enumerate() {
             let right = *guess == token;
-            self.odds.observe(source, matched + at, right, luck);
-            *is_lucky = right;
+            self.odds.observe(source, matched + at, right, text_odds);
+            *was_right = right;
             if !right {
                 break;
             }

@@ -81,19 +81,19 @@ impl Odds {
         }
     }
 
-    /// Probability that the token after a match of `matched` tokens is right, in a text with the record
-    /// `luck`.
-    pub fn chance(&mut self, source: DraftSource, matched: usize, luck: &Luck) -> f32 {
-        let factor = if source == DraftSource::Grammar { 1.0 } else { luck.factor() };
+    /// Probability that the token after a match of `matched` tokens is right, in a text with
+    /// `text_odds`.
+    pub fn chance(&mut self, source: DraftSource, matched: usize, text_odds: &TextOdds) -> f32 {
+        let factor = if source == DraftSource::Grammar { 1.0 } else { text_odds.factor() };
         (self.rate(source, matched).chance() * factor).min(HIGHEST)
     }
 
     /// Records whether a draft token was right.
-    pub fn observe(&mut self, source: DraftSource, matched: usize, right: bool, luck: &mut Luck) {
+    pub fn observe(&mut self, source: DraftSource, matched: usize, right: bool, text_odds: &mut TextOdds) {
         let rate = self.rate(source, matched);
         // Tokens forced by a grammar do not show how repetitive a text is.
         if source != DraftSource::Grammar {
-            luck.observe(rate.chance(), right);
+            text_odds.observe(rate.chance(), right);
         }
         rate.observe(right);
     }
@@ -101,12 +101,12 @@ impl Odds {
 
 /// Record of one text: right draft tokens compared with the expected number.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Luck {
+pub(super) struct TextOdds {
     right: f32,
     expected: f32,
 }
 
-impl Luck {
+impl TextOdds {
     fn factor(self) -> f32 {
         (self.right + WEIGHT_OF_OTHERS) / (self.expected + WEIGHT_OF_OTHERS)
     }
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn chances_follow_what_happens_and_depend_on_source_and_length() {
-        let (mut odds, mut luck) = (Odds::default(), Luck::default());
+        let (mut odds, mut text_odds) = (Odds::default(), TextOdds::default());
         for n in 0..400 {
-            odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut Luck::default());
-            odds.observe(DraftSource::Own, 40, true, &mut Luck::default());
-            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut luck);
+            odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut TextOdds::default());
+            odds.observe(DraftSource::Own, 40, true, &mut TextOdds::default());
+            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut text_odds);
         }
-        let mut chance = |source, matched| odds.chance(source, matched, &Luck::default());
+        let mut chance = |source, matched| odds.chance(source, matched, &TextOdds::default());
         assert!((chance(DraftSource::Own, 3) - 0.25).abs() < 0.05);
         assert!(chance(DraftSource::Own, 50) > 0.97);
         assert!((chance(DraftSource::Remembered, 32) - 0.5).abs() < 0.05);
@@ -139,13 +139,13 @@ mod tests {
 
     #[test]
     fn a_text_that_is_never_right_is_soon_believed_to_be_so_and_back() {
-        let (mut odds, mut luck) = (Odds::default(), Luck::default());
-        let usual = odds.chance(DraftSource::Own, 10, &luck);
-        (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut luck));
-        let unlucky = odds.chance(DraftSource::Own, 10, &luck);
+        let (mut odds, mut text_odds) = (Odds::default(), TextOdds::default());
+        let usual = odds.chance(DraftSource::Own, 10, &text_odds);
+        (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut text_odds));
+        let unlucky = odds.chance(DraftSource::Own, 10, &text_odds);
         assert!(unlucky < usual / 4.0, "{unlucky} after {usual}");
-        assert!(odds.chance(DraftSource::Own, 10, &Luck::default()) > unlucky * 1.5, "others less so");
-        (0..60).for_each(|_| odds.observe(DraftSource::Own, 10, true, &mut luck));
-        assert!(odds.chance(DraftSource::Own, 10, &luck) > usual);
+        assert!(odds.chance(DraftSource::Own, 10, &TextOdds::default()) > unlucky * 1.5, "others less so");
+        (0..60).for_each(|_| odds.observe(DraftSource::Own, 10, true, &mut text_odds));
+        assert!(odds.chance(DraftSource::Own, 10, &text_odds) > usual);
     }
 }

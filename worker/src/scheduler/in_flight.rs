@@ -81,7 +81,7 @@ impl Sequence {
             }
             // A draft must follow a known token. If drafts are usually right, waiting for that token pays
             // off.
-            Draws::Next { .. } if self.progress.is_lucky() => Some(Pause::Drawing),
+            Draws::Next { .. } if self.progress.should_wait() => Some(Pause::Drawing),
             Draws::Next { .. } if self.params.needs_history() && self.draws_in_flight() > 1 => {
                 Some(Pause::Drawing)
             }

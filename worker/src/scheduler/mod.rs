@@ -252,7 +252,7 @@ impl Scheduler {
         Some(RequestEvent::Finished { request, sample, position, reason })
     }
 
-    /// Drops a whole request without events, because no client reads it any more.
+    /// Drops a whole request without events, because no client reads it.
     pub fn cancel(&mut self, request: RequestKey) {
         self.queues.waiting.retain(|_, sequence| sequence.request != request);
         for index in (0..self.queues.running.len()).rev() {

@@ -202,7 +202,7 @@ impl Upload {
                 }
             }
             drained.record(&stream)?;
-            // If the receiver is gone, nobody shows progress.
+            // If the receiver is gone, progress is not displayed.
             let _ = reports.send(bytes as u64);
         }
         stream.synchronize()
