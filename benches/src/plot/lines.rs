@@ -19,7 +19,7 @@ pub struct Line {
     pub dash: Dash,
 }
 
-/// Dash pattern.
+/// Dash pattern of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dash {
     /// Solid line with a dot at each point.
