@@ -48,8 +48,8 @@ class Load:
         self.host = urllib.parse.urlsplit(url).netloc
 
     def stream(self, tokens: int, schema: dict | None, seed: int) -> tuple[list[float], int]:
-        """The start time and chunk times of a stream, and its number of tokens. Every token has a chunk, because
-        its id is not held back until the text is whole."""
+        """The start time and chunk times of a stream, and its number of tokens. Every token has its own
+        chunk, because a token's id is sent even if its text is not complete."""
         draw = random.Random(seed)
         prompt = [draw.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
         body = {"prompt": prompt, "max_tokens": tokens, "seed": seed, "temperature": 1, "stream": True, "ignore_eos": True,

@@ -29,7 +29,7 @@ impl Counts {
         }
     }
 
-    /// Takes the numbers of draws, of draft tokens, and of right draft tokens.
+    /// Numbers of draws, of draft tokens, and of right draft tokens.
     pub fn take(&self) -> (u64, u64, u64) {
         (self.draws.load(Relaxed), self.drafted.load(Relaxed), self.right.load(Relaxed))
     }

@@ -1,5 +1,5 @@
-"""Tool calls through a gateway whose routers are killed, alone and together with a worker: the client gets the
-same calls without reconnecting."""
+"""Tool calls through a gateway whose routers are killed, alone and together with a worker: the client gets
+the same calls without reconnecting."""
 
 import concurrent.futures
 import http.client
@@ -51,7 +51,7 @@ def wait_ready(port: int) -> None:
 
 @pytest.fixture
 def cluster():
-    """Starts two workers, two routers and a gateway; yields the gateway's port, the routers and the workers."""
+    """Starts two workers, two routers and a gateway; yields the gateway's port, the routers and workers."""
     ports = [free_port() for _ in range(5)]
     workers = ",".join(f"127.0.0.1:{port}" for port in ports[:2])
     of_workers = [Process("worker", MODEL, "--listen", f"127.0.0.1:{port}", "--threads", "1") for port in ports[:2]]

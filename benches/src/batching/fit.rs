@@ -20,7 +20,7 @@ impl Timed {
 
 /// Coefficients of overhead, weights, row and context, in this order.
 type Terms = [f64; 4];
-/// Most times that the steps are classified anew by whether reading weights or multiplying takes longer.
+/// Most times that the steps are classified again by whether reading weights or multiplying takes longer.
 const MOST_ROUNDS: usize = 16;
 
 /// Fits the step time with the least sum of squared relative errors over `steps`. Which steps take longer to

@@ -3,7 +3,7 @@
 use super::axis::{Axis, Scale};
 use super::{LEGEND_X, colour, legend_text, legend_y, title};
 
-/// Width of the dash that stands for a line of one point.
+/// Width of the dash that represents a line with a single point.
 const POINT_WIDTH: f64 = 24.0;
 
 /// A line with its points in order of x.
@@ -19,7 +19,7 @@ pub struct Line {
     pub dash: Dash,
 }
 
-/// Dash pattern.
+/// Dash pattern of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dash {
     /// Solid line with a dot at each point.
@@ -70,7 +70,7 @@ pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
         let finite = line.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
         let pixels: Vec<(f64, f64)> = finite.map(|point| (x.x(point.0), y.y(point.1))).collect();
         out += &match pixels[..] {
-            // A point has no line, so dots alone would not tell which line it belongs to.
+            // A single point has no line, and its dot does not show the dash pattern.
             [(x, y)] => polyline(line, &[(x - POINT_WIDTH, y), (x, y)]),
             _ => polyline(line, &pixels),
         };

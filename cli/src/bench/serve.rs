@@ -189,7 +189,8 @@ enum Dataset {
     MultiTurn,
     /// A trace in Mooncake's published format
     Mooncake,
-    /// Conversations of a file in ShareGPT's format: the first message, with the length of its answer as output
+    /// Conversations of a file in ShareGPT's format: the first message, with the length of its answer as
+    /// output
     #[value(name = "sharegpt")]
     ShareGpt,
     /// JSON lines with a prompt each

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_before_a_step_was_measured_or_beyond_what_is_allowed() {
+    fn nothing_is_taken_before_a_measurement_or_beyond_the_limit() {
         let mut offers = [Offer { stream: 0, chance: 0.99 }; 5];
         let mut taken = [3];
         choose(&RowCost::default(), 1, &mut offers, 64, &mut taken);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_never_right_is_soon_believed_to_be_so_and_back() {
+    fn the_odds_of_a_text_fall_and_recover_with_its_drafts() {
         let (mut odds, mut text_odds) = (Odds::default(), TextOdds::default());
         let usual = odds.chance(DraftSource::Own, 10, &text_odds);
         (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut text_odds));

@@ -29,7 +29,7 @@ use crate::resume::{Output, read};
 
 /// Requests in a normal test run.
 const REQUESTS: usize = 640;
-/// Concurrent requests.
+/// Number of concurrent requests.
 const TOGETHER: usize = 8;
 /// More than one request needs, fewer than all.
 const KV_BLOCKS: u32 = 60;

@@ -139,7 +139,7 @@ async fn tools_of_other_kinds_are_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn allowed_tools_limit_what_may_be_called_and_not_what_is_shown() {
+async fn allowed_tools_limit_the_calls_but_not_the_prompt() {
     let flat = |mode: &str, tools: Value| json!({"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": tools}});
     let (prompt, grammar) =
         reached(RESPONSES, codex(flat("required", json!([{"type": "custom", "name": "apply_patch"}]))))

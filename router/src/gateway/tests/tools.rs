@@ -125,7 +125,7 @@ async fn a_chat_stream_says_what_the_whole_answer_says() {
 }
 
 #[tokio::test]
-async fn a_stream_cut_anywhere_in_a_call_goes_on_elsewhere_with_last_event_id() {
+async fn a_stream_cut_anywhere_in_a_call_continues_elsewhere_with_last_event_id() {
     let body = with_tools(json!({"stream": true}));
     let whole = ask(&app(TEXT, 3).0, CHAT, &body).await.events_with_ids();
     let expected = Heard::of(&whole);

@@ -66,7 +66,7 @@ fn a_batch_alone_gets_whole_steps() {
 }
 
 #[test]
-fn a_batch_goes_on_while_others_decode() {
+fn a_batch_continues_while_others_decode() {
     let speed = SPEEDS[1];
     let mut world = beside_a_batch(speed, BACKGROUND);
     let params = SamplingParams { max_tokens: 400, ignore_eos: true, ..SamplingParams::default() };
