@@ -109,3 +109,25 @@ async fn a_model_is_pulled_listed_answered_and_removed_by_its_name() {
     check(&["remove", NAME], 0, &["removed skein-serve/skein-7m"]);
     check(&["list"], 0, &["no models in"]);
 }
+
+/// A lookup has 4 s, twice.
+const NAME_WITHIN: Duration = Duration::from_secs(15);
+
+#[test]
+fn a_hub_whose_name_has_no_address_is_told_within_seconds() {
+    let cache = tempfile::tempdir().expect("a temporary directory");
+    for arguments in [&["pull", NAME][..], &["serve", NAME, "--port", "0"], &["run", NAME, "Hello"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
+        command.args(arguments).env("HF_ENDPOINT", "https://hub.invalid").env("HF_HUB_CACHE", cache.path());
+        for proxy in ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+            command.env_remove(proxy);
+        }
+        let started = std::time::Instant::now();
+        let output = command.stdin(Stdio::null()).output().expect("it runs");
+        let (took, said) = (started.elapsed(), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        let words = ["`hub.invalid` cannot be resolved", "HF_HUB_OFFLINE=1", "HF_ENDPOINT", "HTTPS_PROXY"];
+        assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+        assert!(took < NAME_WITHIN, "{arguments:?}: {took:?}");
+    }
+}
