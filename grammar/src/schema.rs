@@ -376,7 +376,7 @@ mod tests {
         }
         assert!(check(&deep).is_ok());
         // The true depth is told, not the first one above the limit.
-        for (more, told) in [(1, 65), (5, 70), (40, 110)] {
+        for (more, told) in [(1, 65), (6, 70), (46, 110)] {
             let deeper = (0..more).fold(deep.clone(), |inner, _| json!({"items": inner}));
             let refused = check(&deeper).unwrap_err().to_string();
             let expected = format!("has {told} nested objects and lists, the limit is 64");
