@@ -5,8 +5,8 @@
 pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX_BYTES: usize = 16 * 1024;
-/// Most entries in a list of choices.
-pub const MAX_CHOICES: usize = 4096;
+/// Most entries in a list of choices. Each takes one of the [`MAX_ALTERNATIVES`].
+pub const MAX_CHOICES: usize = 1900;
 /// Longest grammar in Lark's notation, in bytes. Applies to every constraint.
 pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// Most nested objects, arrays and groups in a schema or grammar.

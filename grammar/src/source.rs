@@ -159,7 +159,7 @@ mod tests {
         let many = vec!["x"; MAX_CHOICES + 1];
         assert_eq!(
             message(Source::choice(&many)),
-            "the list of choices has 4097 entries, the limit is 4096; make it smaller"
+            "the list of choices has 1901 entries, the limit is 1900; make it smaller"
         );
         assert!(message(Source::regex(&"a".repeat(MAX_REGEX_BYTES + 1))).contains("the limit is 16384"));
         assert!(message(Source::choice(&[""])).contains("none may be empty"));
