@@ -386,13 +386,14 @@ impl Delivery {
             CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
             // Our validator accepted the request and the client has tokens of it, so the client is not at
             // fault.
-            CallError::Rejected(message) if self.has_delivered() => {
+            CallError::Rejected(message) if worker.is_some() && self.has_delivered() => {
                 tracing::error!(
                     message,
                     "a worker rejected the resume of a request that another worker accepted"
                 );
                 self.fail(Refusal::Internal)
             }
+            // Or a stream met a limit that every worker has, as a grammar may in the middle of an answer.
             CallError::Rejected(message) => self.fail(Refusal::Invalid { param: None, message }),
         }
     }

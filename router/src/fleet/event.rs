@@ -79,6 +79,8 @@ pub enum Notice {
     NotUsed(String, Refused),
     /// The named worker is silent, or its engine makes no progress.
     Lost(String),
+    /// The named worker has drained and is gone.
+    Left(String),
     /// The prefix index does not match the worker's log; a snapshot is requested.
     OutOfStep(WorkerId, Desync),
 }

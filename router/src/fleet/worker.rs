@@ -213,7 +213,7 @@ impl Worker {
             Some(Refused::Mismatch(mismatch.clone()))
         } else if !self.watching {
             Some(Refused::NotHeardFrom)
-        } else if self.handed_back || self.ledger.last_report().draining {
+        } else if self.is_draining() {
             Some(Refused::Draining)
         } else if self.suspect_since.is_some() {
             Some(Refused::StreamBroke)
@@ -334,6 +334,16 @@ impl Worker {
                 Outcome::Neutral => {}
             }
         }
+    }
+
+    fn is_draining(&self) -> bool {
+        self.handed_back || self.ledger.last_report().draining
+    }
+
+    /// Whether it drained and had nothing left to do when it was last heard, so that its silence is its end.
+    pub fn has_drained(&self) -> bool {
+        let load = self.ledger.last_report().load;
+        self.is_draining() && load.running == 0 && load.waiting == 0
     }
 
     /// Whether it drains and wants its streams to continue on other workers.

@@ -60,6 +60,10 @@ pub fn offered(
 ) -> Offered {
     let (functions, shown) = fields.value_of(tools).into_iter().unzip();
     let chosen = fields.value_of(chosen);
+    if fields.has_fault("tools") {
+        // Without the tools nothing can be said about the choice among them.
+        return Offered::default();
+    }
     fields.value_of(checked(functions, shown, chosen, parallel))
 }
 
@@ -139,8 +143,9 @@ pub fn function_of(
     let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(plain) {
+        let got: String = name.escape_default().take(MAX_NAME_BYTES).collect();
         let message = format!(
-            "tools[{at}] must have a name of 1 to {MAX_NAME_BYTES} letters, digits, `_`, `-` and `.`."
+            "tools[{at}] must have a name of 1 to {MAX_NAME_BYTES} letters, digits, `_`, `-` and `.`, got `{got}`."
         );
         return Err(Refusal::invalid("tools", message));
     }

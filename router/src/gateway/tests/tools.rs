@@ -191,6 +191,25 @@ async fn answers_are_held_to_calls_where_they_must_be() {
 }
 
 #[tokio::test]
+async fn a_bad_tool_is_the_only_fault_of_a_choice_among_tools() {
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    for choice in [
+        json!("required"),
+        named,
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("f")]}}),
+    ] {
+        let bad = json!({"type": "function", "function": {"name": "a b"}});
+        let refused =
+            reached(CHAT, with_tools(json!({"tools": [bad], "tool_choice": choice}))).await.unwrap_err();
+        let expected = "tools[0] must have a name of 1 to 128 letters, digits, `_`, `-` and `.`, got `a b`.";
+        assert!(refused.ends_with(expected), "{refused}");
+        let refused =
+            reached(CHAT, with_tools(json!({"tools": 5, "tool_choice": choice}))).await.unwrap_err();
+        assert!(refused.ends_with("tools must be a list of tools, got 5."), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn bad_tools_are_refused_with_their_place() {
     let check = async |extra: Value, expected: &str| {
         let refused = reached(CHAT, with_tools(extra)).await.unwrap_err();
