@@ -79,6 +79,7 @@ fn measure(
         layers: 1,
         kv_heads,
         head_dim,
+        latent: None,
         block_size: BLOCK_SIZE,
         blocks: sequences * per_sequence,
         kind,

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
@@ -148,6 +148,23 @@ MODELS = {
         "partial_rotary_factor": 0.5, "rope_theta": 10000.0}),
 }
 
+# GPT-OSS: limits low enough that both sides of the clamp occur.
+GPT_OSS = MOE | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 32, "intermediate_size": 64,
+    "attention_bias": True, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 13, "swiglu_limit": 1.1,
+    "num_hidden_layers": 3}
+YARN = {"factor": 8.0, "beta_fast": 6.0, "beta_slow": 0.5, "original_max_position_embeddings": 32}
+# The experts of `gpt-oss-mxfp4` are drawn as 4-bit codes and powers of two.
+MODELS |= {
+    "gpt-oss": ("bfloat16", 2, GPT_OSS | {"rope_theta": 10000.0, "rope_scaling": YARN | {"rope_type": "yarn", "truncate": False},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    "gpt-oss-v5": ("float16", 1, GPT_OSS | {"num_key_value_heads": 4, "num_experts_per_tok": 3, "swiglu_limit": 2.0,
+        "swiglu_alpha": 1.2, "attention_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    "gpt-oss-mxfp4": ("bfloat16", 1, GPT_OSS | {"rope_theta": 10000.0,
+        "rope_scaling": YARN | {"rope_type": "yarn", "truncate": False}, "quantization_config": {"quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}}),
+}
+
 # Models whose checkpoints have a tensor for each expert, with these names of block, gate, up and down; the
 # others have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
@@ -183,6 +200,34 @@ def apart(name: str, tensors: dict) -> dict:
     return split
 
 
+def mxfp4(name: str, tensors: dict) -> dict:
+    """The tensors with the experts' matrices as random codes and powers of two in groups of 32 inputs."""
+    generator, coded = torch.Generator().manual_seed(sum(name.encode())), {}
+    for key, tensor in tensors.items():
+        if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            coded[key] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        shape = (experts, outputs, inputs // 32)
+        coded[f"{key}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        coded[f"{key}_scales"] = torch.randint(121, 125, shape, generator=generator, dtype=torch.uint8)
+    return coded
+
+
+def without_codes(path: pathlib.Path):
+    """The model with its experts as transformers dequantises them."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    config = AutoConfig.from_pretrained(path)
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    stored = load_file(str(path / "model.safetensors"))
+    for key in [key for key in stored if key.endswith("_blocks")]:
+        base = key.removesuffix("_blocks")
+        stored[base] = convert_moe_packed_tensors(stored.pop(key), stored.pop(f"{base}_scales"))
+    model.load_state_dict({key: tensor.float() for key, tensor in stored.items()})
+    return model
+
+
 def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
     """A weight of a size that suits its place. Gemma adds 1 to its norm weights. Its layers get large
     outputs; otherwise the scaled embedding and the tied head would repeat one token."""
@@ -208,7 +253,10 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    empty = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    plain = AutoConfig.from_pretrained(path)
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    empty = AutoModelForCausalLM.from_config(plain)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     is_gemma = config["model_type"].startswith("gemma")
@@ -217,6 +265,8 @@ def write_model(path: pathlib.Path, config: dict, dtype: str, files: int, seed: 
             tensors[name] = draw(name, like.shape, generator, is_gemma).to(getattr(torch, dtype))
     if path.name in RENAMED:
         tensors = renamed(path.name, tensors)
+    if "quantization_config" in config:
+        tensors = mxfp4(path.name, tensors)
     if path.name in APART:
         tensors = apart(path.name, tensors)
     if files == 1:
@@ -238,7 +288,10 @@ def save(tensors, path: pathlib.Path):
 @torch.no_grad()
 def compute(path: pathlib.Path, seed: int, vocab: int):
     """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy)."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    if "quantization_config" in json.loads((path / "config.json").read_text()):
+        model = without_codes(path)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     assert next(model.parameters()).dtype == torch.float32
     prompt = torch.randint(2, vocab, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(seed + 1000))
     out = model(prompt, output_attentions=True)

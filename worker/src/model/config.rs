@@ -246,8 +246,8 @@ mod tests {
     #[test]
     fn an_unsupported_model_is_refused_with_field_value_and_remedy() {
         check_refused(
-            json!({"model_type": "gpt_oss"}),
-            &["model_type", "gpt_oss, LlamaFor", "llama", "qwen3"],
+            json!({"model_type": "gpt_neox"}),
+            &["model_type", "gpt_neox, LlamaFor", "llama", "qwen3"],
         );
         check_refused(json!({"model_type": "qwen3_next"}), &["qwen3_next", "the nearest is qwen3)"]);
         check_refused(
@@ -318,6 +318,11 @@ mod tests {
         check_refused(
             json!({"model_type": "qwen3_moe", "mlp_only_layers": "all"}),
             &["mlp_only_layers", "all"],
+        );
+        check_refused(json!({"model_type": "gpt_oss"}), &["rope_scaling", "missing"]);
+        check_refused(
+            json!({"model_type": "gpt_oss", "rope_parameters": {}, "swiglu_limit": "high"}),
+            &["swiglu_limit", "high"],
         );
         check_refused(json!({"tie_word_embeddings": "yes"}), &["tie_word_embeddings", "yes"]);
     }

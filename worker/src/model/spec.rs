@@ -62,6 +62,9 @@ pub struct AttentionSpec {
     pub qk_norm: QkNorm,
     /// Which values of a head are rotated together.
     pub pairs: HeadPairs,
+    /// Whether each query head has a sink, a logit without a value that takes part in the softmax (Xiao et
+    /// al. 2023).
+    pub has_sinks: bool,
 }
 
 /// Norms of queries and keys.
@@ -145,8 +148,24 @@ pub struct ExpertsSpec {
     pub routing: Routing,
     /// Whether scores are corrected before the selection.
     pub has_correction: bool,
+    /// Whether the router and the experts' matrices have biases.
+    pub has_bias: bool,
+    /// Order of values in a tensor that holds all experts.
+    pub fused: Fused,
     /// Shared network that all rows use besides their experts.
     pub shared: Option<SharedSpec>,
+}
+
+/// Order of values in a tensor that holds the matrices of all experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fused {
+    /// Rows are outputs; those of the gate come before those of up.
+    Outputs,
+    /// Rows are inputs; columns of the gate come before those of up.
+    Inputs,
+    /// Rows are inputs, and columns of gate and up alternate. In quantised checkpoints rows are outputs and
+    /// alternate likewise.
+    Alternating,
 }
 
 /// Shared network of a mixture of experts.

@@ -10,7 +10,7 @@ use skein_kernels::leaves;
 use super::LoadError;
 use super::checkpoint::Weights;
 use super::checkpoint::quantised::CodedMatrix;
-use super::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, QkNorm, SharedSpec, Spec};
+use super::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, NormKind, QkNorm, SharedSpec, Spec};
 
 /// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +23,7 @@ pub enum Role {
     Value,
     QueryNorm,
     KeyNorm,
+    Sinks,
     AttentionOutput,
     AttentionOutputNorm,
     FeedForwardNorm,
@@ -117,6 +118,21 @@ pub enum StoredMatrix {
     Numbers(WeightMatrix),
     /// Codes of fewer bits.
     Codes(CodedMatrix),
+    /// Outputs that are columns of a stored matrix.
+    Columns(Columns),
+}
+
+/// A matrix whose outputs are some columns of a stored one. Packing copies them.
+#[derive(Clone)]
+pub struct Columns {
+    /// The stored matrix, `[inputs, columns]`.
+    pub stored: WeightMatrix,
+    /// Column of the first output.
+    pub first: usize,
+    /// Columns from one output to the next.
+    pub every: usize,
+    /// Number of outputs.
+    pub count: usize,
 }
 
 impl StoredMatrix {
@@ -125,6 +141,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.rows(),
             Self::Codes(codes) => codes.rows(),
+            Self::Columns(columns) => columns.count,
         }
     }
 
@@ -133,6 +150,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.cols(),
             Self::Codes(codes) => codes.cols(),
+            Self::Columns(columns) => columns.stored.rows(),
         }
     }
 
@@ -141,6 +159,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.storage().blocks().is_some(),
             Self::Codes(_) => true,
+            Self::Columns(_) => false,
         }
     }
 
@@ -149,6 +168,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.len_bytes(),
             Self::Codes(codes) => codes.len_bytes(),
+            Self::Columns(Columns { stored, count, .. }) => stored.storage().bytes_of(stored.rows() * count),
         }
     }
 
@@ -163,6 +183,12 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => Ok(Self::Numbers(numbers.part(rows, cols))),
             Self::Codes(codes) => codes.part(rows, cols).map(Self::Codes),
+            Self::Columns(Columns { stored, first, every, .. }) => Ok(Self::Columns(Columns {
+                stored: stored.part(cols, 0..stored.cols()),
+                first: first + rows.start * every,
+                every: *every,
+                count: rows.len(),
+            })),
         }
     }
 }
@@ -176,6 +202,24 @@ pub struct Stored {
     pub shape: Vec<usize>,
     /// First row of the tensor within the stored one, which may have more rows.
     pub first_row: usize,
+    /// Which values from that row on are the tensor's outputs.
+    pub place: Place,
+}
+
+/// Outputs of a tensor within a stored one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Consecutive rows.
+    Rows,
+    /// Rows that are this many apart.
+    EveryRow(usize),
+    /// Columns; each row is an input.
+    Columns {
+        /// Column of the first output.
+        first: usize,
+        /// Columns from one output to the next.
+        every: usize,
+    },
 }
 
 impl Tensor {
@@ -209,13 +253,31 @@ impl Tensor {
     /// # Errors
     /// If it is missing or has the wrong type or shape.
     pub fn find_stored(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
+        match (self.find_numbers(weights)?, self.kind) {
+            (StoredMatrix::Columns(columns), _) => Ok(columns.copied()),
+            (StoredMatrix::Numbers(numbers), Kind::Table | Kind::Matrix(..)) => Ok(numbers),
+            (StoredMatrix::Numbers(numbers), _) => {
+                Ok(WeightMatrix::new(numbers.storage().clone(), 1, self.rows))
+            }
+            (StoredMatrix::Codes(_), _) => unreachable!("only numbers are looked for"),
+        }
+    }
+
+    /// Finds the tensor's numbers in `weights`: a matrix, or a vector as one column.
+    fn find_numbers(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
         let exists = self.stored.iter().find(|stored| weights.contains(&stored.name));
-        let Stored { name, shape, first_row } = exists.unwrap_or(&self.stored[0]);
-        let storage = weights.rows(name, shape, *first_row..*first_row + self.rows)?;
-        Ok(match self.kind {
-            Kind::Table | Kind::Matrix(..) => WeightMatrix::new(storage, self.rows, self.cols),
-            Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => {
-                WeightMatrix::new(storage, 1, self.rows)
+        let Stored { name, shape, first_row, place } = exists.unwrap_or(&self.stored[0]);
+        let read = |rows: usize| weights.rows(name, shape, *first_row..*first_row + rows);
+        Ok(match *place {
+            Place::Rows => StoredMatrix::Numbers(WeightMatrix::new(read(self.rows)?, self.rows, self.cols)),
+            Place::EveryRow(every) => {
+                let rows = (self.rows - 1) * every + 1;
+                StoredMatrix::Numbers(WeightMatrix::new(read(rows)?, rows, self.cols).every_row(every))
+            }
+            Place::Columns { first, every } => {
+                let columns = shape[shape.len() - 1];
+                let stored = WeightMatrix::new(read(self.cols)?, self.cols, columns);
+                StoredMatrix::Columns(Columns { stored, first, every, count: self.rows })
             }
         })
     }
@@ -226,15 +288,19 @@ impl Tensor {
     /// If it is missing or has the wrong type or shape.
     pub fn find_matrix(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
         if weights.scheme().is_some() && !self.stored.iter().any(|stored| weights.has_numbers(&stored.name)) {
-            for Stored { name, shape, first_row } in self.stored.iter().filter(|it| it.shape.len() == 2) {
-                let shape = (shape[0], shape[1]);
-                if let Some(codes) = weights.codes(name, shape)? {
-                    let part = codes.part(*first_row..*first_row + self.rows, 0..self.cols)?;
-                    return Ok(StoredMatrix::Codes(part));
+            for Stored { name, shape, first_row, place } in &self.stored {
+                let every = match place {
+                    Place::Rows => 1,
+                    Place::EveryRow(every) => *every,
+                    Place::Columns { .. } => continue,
+                };
+                let (outputs, inputs) = (shape[..shape.len() - 1].iter().product(), self.cols);
+                if let Some(codes) = weights.codes(name, (outputs, inputs))? {
+                    return Ok(StoredMatrix::Codes(codes.every(*first_row, every, self.rows)));
                 }
             }
         }
-        self.find_stored(weights).map(StoredMatrix::Numbers)
+        self.find_numbers(weights)
     }
 
     /// Row in the checkpoint of row `row` of a matrix.
@@ -394,6 +460,9 @@ impl<'a> List<'a> {
             self.add(rotated(Role::QueryNorm, query), Kind::Norm, 1, &[]);
             self.add(rotated(Role::KeyNorm, key), Kind::Norm, 1, &[]);
         }
+        if attention.has_sinks {
+            self.add(Part::new(Role::Sinks, attention.heads), Kind::Values, 1, &[]);
+        }
         let output = [Part::new(Role::AttentionOutput, hidden)];
         self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
         if place.has_outputs() {
@@ -408,12 +477,13 @@ impl<'a> List<'a> {
             self.norm(Role::FeedForwardNorm, hidden);
         }
         if let Some(experts) = network.experts {
-            self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, false);
+            let has_bias = experts.has_bias;
+            self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, has_bias);
             for expert in 0..experts.count {
                 self.expert = Some(expert);
                 let inputs = [Role::ExpertGate, Role::ExpertUp].map(|role| Part::new(role, inner));
-                self.product(Product::GateUp, &inputs, hidden, false);
-                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, false);
+                self.product(Product::GateUp, &inputs, hidden, has_bias);
+                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, has_bias);
             }
             self.expert = None;
             self.beside_experts(experts);
@@ -466,7 +536,7 @@ impl<'a> List<'a> {
     fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
         let stored: Vec<Stored> = (self.spec.names)(part.role)
             .iter()
-            .map(|name| self.stored(name, part, kind, cols, stack))
+            .flat_map(|name| self.stored(name, part, kind, cols, stack))
             .collect();
         let attention = &self.spec.attention;
         let order = if part.is_rotated { attention.pairs.order(attention.head_dim) } else { None };
@@ -475,9 +545,9 @@ impl<'a> List<'a> {
         self.tensors.push(Tensor { name, layer, expert, role, kind, rows, cols, stored, order });
     }
 
-    /// Location of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
+    /// Locations of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
     /// tensor; if an expert's name has no `{}`, the tensor holds all experts.
-    fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Stored {
+    fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Vec<Stored> {
         let has_name = |other: &&Part| (self.spec.names)(other.role).contains(&name);
         let together = || stack.iter().filter(has_name);
         let rows_of = |parts: &mut dyn Iterator<Item = &Part>| parts.map(|part| part.rows).sum::<usize>();
@@ -491,22 +561,83 @@ impl<'a> List<'a> {
         let is_vector = !matches!(kind, Kind::Table | Kind::Matrix(..));
         let of_rows = |rows| if is_vector { vec![rows] } else { vec![rows, cols] };
         let prefix = self.layer.map_or(String::new(), |layer| format!("model.layers.{layer}."));
-        match (
-            self.expert,
-            self.spec.layers.get(self.layer.unwrap_or_default()).and_then(|it| it.feed_forward.experts),
-        ) {
-            (Some(expert), Some(experts)) if !name.contains("{}") => Stored {
-                name: format!("{prefix}{name}"),
-                shape: vec![experts.count, all, cols],
-                first_row: expert * all + before,
-            },
-            (Some(expert), _) => Stored {
-                name: format!("{prefix}{}{end}", name.replace("{}", &expert.to_string())),
-                shape: of_rows(all),
-                first_row: before,
-            },
-            _ => Stored { name: format!("{prefix}{name}{end}"), shape: of_rows(all), first_row: before },
+        let experts =
+            self.spec.layers.get(self.layer.unwrap_or_default()).and_then(|it| it.feed_forward.experts);
+        match (self.expert, experts) {
+            (Some(expert), Some(experts)) if !name.contains("{}") => {
+                let name = format!("{prefix}{name}");
+                let (parts, index) = (together().count(), together().take_while(|it| it.role != part.role));
+                let fused = FusedPart { name, cols, all, before, parts, index: index.count() };
+                if is_vector { fused.biases(experts, expert) } else { fused.matrices(experts, expert) }
+            }
+            (expert, _) => {
+                let name = expert.map_or(name.to_owned(), |expert| name.replace("{}", &expert.to_string()));
+                let name = format!("{prefix}{name}{end}");
+                vec![Stored { name, shape: of_rows(all), first_row: before, place: Place::Rows }]
+            }
         }
+    }
+}
+
+/// A part of a tensor that holds all experts of a layer.
+struct FusedPart {
+    /// Name of the stored tensor.
+    name: String,
+    /// Inputs of its matrices.
+    cols: usize,
+    /// Outputs of all parts of an expert.
+    all: usize,
+    /// Outputs of the parts before this one.
+    before: usize,
+    /// Number of parts.
+    parts: usize,
+    /// Index of this part.
+    index: usize,
+}
+
+impl FusedPart {
+    /// Where the matrix of an expert may be.
+    fn matrices(self, experts: ExpertsSpec, expert: usize) -> Vec<Stored> {
+        let Self { name, cols, all, before, parts, index } = self;
+        let by_outputs = vec![experts.count, all, cols];
+        let by_inputs = |first, every| Stored {
+            name: name.clone(),
+            shape: vec![experts.count, cols, all],
+            first_row: expert * cols,
+            place: Place::Columns { first, every },
+        };
+        match experts.fused {
+            Fused::Outputs => {
+                let first_row = expert * all + before;
+                vec![Stored { name, shape: by_outputs, first_row, place: Place::Rows }]
+            }
+            Fused::Inputs => vec![by_inputs(before, 1)],
+            // Codes have the outputs as rows.
+            Fused::Alternating => {
+                let (numbers, place) = (by_inputs(index, parts), Place::EveryRow(parts));
+                let first_row = expert * all + index;
+                vec![numbers, Stored { name, shape: by_outputs, first_row, place }]
+            }
+        }
+    }
+
+    /// Where the biases of an expert are.
+    fn biases(self, experts: ExpertsSpec, expert: usize) -> Vec<Stored> {
+        let Self { name, all, before, parts, index, .. } = self;
+        let (first, every) = match experts.fused {
+            Fused::Alternating => (index, parts),
+            Fused::Outputs | Fused::Inputs => (before, 1),
+        };
+        let (name, shape) = (format!("{name}_bias"), vec![experts.count, all]);
+        vec![Stored { name, shape, first_row: expert, place: Place::Columns { first, every } }]
+    }
+}
+
+impl Columns {
+    /// The outputs as rows; as one row if they have one input.
+    pub fn copied(&self) -> WeightMatrix {
+        let rows = self.stored.columns(self.first, self.every, self.count);
+        if rows.cols() > 1 { rows } else { WeightMatrix::new(rows.storage().clone(), 1, self.count) }
     }
 }
 
@@ -574,6 +705,7 @@ mod tests {
             name: name.into(),
             shape: shape.to_vec(),
             first_row,
+            place: Place::Rows,
         };
         assert_eq!(up[0], stored("model.layers.1.block_sparse_moe.experts.2.w3.weight", &[80, 64], 0));
         assert_eq!(up[1], stored("model.layers.1.mlp.experts.gate_up_proj", &[3, 160, 64], 2 * 160 + 80));

@@ -197,6 +197,7 @@ impl Shard {
         match (tensor.kind, tensor.role) {
             (Kind::Table, _) | (_, Role::Head) => rows = self.vocabulary.clone(),
             (_, Role::Query) => rows = wide(&self.heads),
+            (_, Role::Sinks) => rows = self.heads.clone(),
             (_, Role::Key | Role::Value) => rows = wide(&self.kv_heads),
             (_, Role::Gate | Role::Up) => rows = share(tensor.rows, self.rank, self.ranks),
             _ if is_divided_by_inputs(tensor) => {

@@ -212,7 +212,8 @@ fn later_families_give_the_same_bits_too() {
         ("cohere2-v5", json!({})),
         ("mixtral", moe.clone()),
         ("olmoe", moe.clone()),
-        ("qwen3-moe", moe),
+        ("qwen3-moe", moe.clone()),
+        ("gpt-oss", moe),
     ] {
         let mut changes = changes;
         changes["hidden_size"] = json!(256); // some families derive head_dim from it

@@ -65,6 +65,7 @@ fn every_model_agrees_or_is_refused() {
         "cohere2: layer normalisation",
         "cohere: layer normalisation",
         "glm4_moe: a mixture of experts",
+        "gpt_oss: a mixture of experts",
         "granitemoe: a mixture of experts",
         "mixtral: a mixture of experts",
         "olmo2: inputs of layers that are not normalised",

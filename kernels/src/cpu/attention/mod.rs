@@ -11,6 +11,10 @@
 //! A sliding window excludes the positions before it; chunk boundaries stay where they are. A softcap is
 //! applied to a chunk's scores before its softmax. A sink is added to the sum of weights after all chunks.
 //!
+//! In a latent cache (DeepSeek-AI 2024) a value is the start of its key and is read from there: position `p`
+//! is added in lane `p % 16`, by one chain over ascending positions each, and the lanes are summed in ascending
+//! order.
+//!
 //! A [`plan`] divides the rows into tiles, so that several queries share each read, and divides the chunks of
 //! long contexts into runs, so that all threads have work.
 
@@ -89,7 +93,7 @@ pub struct Scratch {
     states: Vec<f32>,
 }
 
-/// Computes attention for all `sequences`; `out` is `[rows, heads * head_dim]`.
+/// Computes attention for all `sequences`; `out` is `[rows, heads * value_dim]`.
 ///
 /// # Panics
 /// If the shapes disagree or a block table is too short.
@@ -102,11 +106,14 @@ pub fn attend(
 ) {
     let shape = a.cache.shape();
     let group = a.group;
-    let width = a.heads * shape.head_dim;
+    let width = a.heads * shape.value_dim();
     let rows = a.q.len() / a.stride;
     let end = a.skipped + a.heads;
     let is_covered = a.skipped < group && end.div_ceil(group.max(1)) == shape.kv_heads;
-    assert!(is_covered && width <= a.stride, "every KV head has query heads, and every query head a KV head");
+    assert!(
+        is_covered && a.heads * shape.head_dim <= a.stride,
+        "every KV head has query heads, and every query head a KV head"
+    );
     assert!(a.q.len() == rows * a.stride && out.len() == rows * width, "q and out have the same rows");
     for sequence in sequences {
         let context = sequence.position + sequence.rows.len();

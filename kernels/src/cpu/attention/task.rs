@@ -298,10 +298,10 @@ impl<'a> Task<'a> {
     /// Writes the result of query `i` from state number `state`.
     #[inline(always)]
     fn finish(&self, states: &mut States<'_>, i: usize, state: usize) {
-        let head_dim = self.a.cache.shape().head_dim;
+        let value_dim = self.a.cache.shape().value_dim();
         let (row, head) = self.row_and_head(i);
         // SAFETY: each row and head is in one tile, and only one piece finishes the tile.
-        let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
+        let out = unsafe { self.out.part((row * self.a.heads + head) * value_dim, value_dim) };
         states.finish(state, self.scale(), self.a.sinks.map(|sinks| sinks[head]), out);
     }
 }

@@ -157,8 +157,15 @@ mod tests {
 
     #[test]
     fn rotating_and_writing_at_once_is_rotating_and_then_writing() {
-        let shape =
-            KvShape { layers: 2, kv_heads: 2, head_dim: 20, block_size: 16, blocks: 3, kind: KvType::F16 };
+        let shape = KvShape {
+            layers: 2,
+            kv_heads: 2,
+            head_dim: 20,
+            latent: None,
+            block_size: 16,
+            blocks: 3,
+            kind: KvType::F16,
+        };
         let (rows, heads, stride) = (19, 3, 7 * 20);
         let x: Vec<f32> = (0..rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
         let slots: Vec<u32> = (0..rows as u32).map(|row| row * 5 % 48).collect();

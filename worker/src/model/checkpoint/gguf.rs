@@ -62,6 +62,7 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Value => &["attn_v"],
         Role::QueryNorm => &["attn_q_norm"],
         Role::KeyNorm => &["attn_k_norm"],
+        Role::Sinks => &["attn_sinks"],
         Role::AttentionOutput => &["attn_output"],
         Role::AttentionOutputNorm => &["post_attention_norm"],
         Role::FeedForwardNorm => &["ffn_norm"],

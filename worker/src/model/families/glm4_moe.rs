@@ -55,5 +55,5 @@ fn grouped_experts(fields: &Fields<'_>, inner_size: usize) -> Result<ExpertsSpec
     };
     let shared = fields.count("n_shared_experts", 1024, 1)?;
     let shared = (shared > 0).then_some(SharedSpec { inner_size: shared * inner_size, is_weighted: false });
-    Ok(ExpertsSpec { count, routing, has_correction: true, shared })
+    Ok(ExpertsSpec { routing, has_correction: true, shared, ..plain })
 }

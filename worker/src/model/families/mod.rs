@@ -6,6 +6,7 @@ mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mixtral;
@@ -26,8 +27,8 @@ use super::LoadError;
 use super::fields::{Fields, MAX_POSITIONS};
 use super::rope::{RopeDefaults, rope};
 use super::spec::{
-    AttentionSpec, ExpertsSpec, FeedForwardSpec, HeadPairs, LayerSpec, NormKind, NormPlace, NormSpec, QkNorm,
-    Spec,
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, HeadPairs, LayerSpec, NormKind, NormPlace, NormSpec,
+    QkNorm, Spec,
 };
 
 /// A family of models.
@@ -56,6 +57,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("glm", glm::glm),
     Family::new("glm4", glm::glm4),
     Family::new("glm4_moe", glm4_moe::glm4_moe),
+    Family::new("gpt_oss", gpt_oss::gpt_oss),
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
     Family::new("llama", llama::llama),
@@ -166,6 +168,7 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
             has_output_bias: false,
             qk_norm: QkNorm::None,
             pairs: HeadPairs { rotated, is_interleaved: defaults.is_interleaved },
+            has_sinks: false,
         },
         rotations: vec![rotation],
         layers: vec![layer; fields.size("num_hidden_layers", 4096, None)?],
@@ -261,5 +264,6 @@ fn experts(
         return Err(fields.wrong("num_experts_per_tok", format!("at most {count_field}, {count}")));
     }
     let routing = Routing::softmax(per_token, renormalises);
-    Ok(ExpertsSpec { count, routing, has_correction: false, shared: None })
+    let fused = Fused::Outputs;
+    Ok(ExpertsSpec { count, routing, has_correction: false, has_bias: false, fused, shared: None })
 }

@@ -21,6 +21,8 @@ pub(super) struct Layer {
     pub v: Projection,
     /// Norms of queries and keys: `[head_dim]` each for a norm per head, or the width of all heads.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    /// A logit without a value for each query head.
+    pub sinks: Option<Vec<f32>>,
     pub o: Projection,
     /// Norm of the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
@@ -93,6 +95,7 @@ impl Layer {
             k: parts.projection(layer, Role::Key),
             v: parts.projection(layer, Role::Value),
             qk_norm,
+            sinks: parts.vector(layer, Role::Sinks),
             o: parts.projection(layer, Role::AttentionOutput),
             o_norm,
             feed_forward_norm: parts.norm(Some(layer), Role::FeedForwardNorm),

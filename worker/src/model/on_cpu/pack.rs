@@ -89,6 +89,11 @@ impl Matrix {
         if delta.is_some() && weights.is_quantised() {
             return Err(refused("it is quantised, and an adapter is merged into 16 or 32 bits only"));
         }
+        if delta.is_some() && matches!(weights, StoredMatrix::Columns(_)) {
+            return Err(refused(
+                "it is stored with its inputs as rows, and an adapter cannot change such matrices",
+            ));
+        }
         Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
     }
 
@@ -103,6 +108,7 @@ impl Matrix {
             (_, Some(format), Use::Head) => vec![format.of_head()],
             (_, Some(format), Use::Layer) => vec![format],
             (StoredMatrix::Numbers(numbers), ..) => Format::keeping(numbers.storage()).to_vec(),
+            (StoredMatrix::Columns(columns), ..) => Format::keeping(columns.stored.storage()).to_vec(),
         };
         let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
         let layout = |format| Layout { format, rows, cols, leaves };
@@ -256,6 +262,7 @@ fn pack_one(
             let merged = matrix.delta.as_ref().map(|delta| delta.merged(numbers, row, col));
             matrix.tensor.in_order(merged.unwrap_or_else(|| numbers.clone()))
         }
+        StoredMatrix::Columns(columns) => matrix.tensor.in_order(columns.copied()),
         StoredMatrix::Codes(codes) => {
             let (rows, layout) = (codes.in_order(|row| matrix.tensor.stored_row(row)), layouts[0]);
             pack_rows(cpu, &rows, layout, &mut to[..layout.bytes()]).map_err(failed)?;
@@ -308,7 +315,12 @@ mod tests {
             kind: Kind::Matrix(Product::GateUp, 0),
             rows: weights.rows(),
             cols: weights.cols(),
-            stored: vec![Stored { name: name.into(), shape, first_row: 0 }],
+            stored: vec![Stored {
+                name: name.into(),
+                shape,
+                first_row: 0,
+                place: crate::model::tensors::Place::Rows,
+            }],
             order: None,
         };
         let weights = StoredMatrix::Numbers(weights);

@@ -227,7 +227,7 @@ impl Operations for Running<'_> {
             scale,
             window: model.spec.layers[layer].window,
             softcap: attention.softcap,
-            sinks: None,
+            sinks: model.layers[layer].sinks.as_deref(),
         };
         attend(cpu, &query, sequences, &mut attended[..*rows * attention.q_width()], scores);
         profile.mark(Part::Attention);
