@@ -165,10 +165,32 @@ MODELS |= {
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}}),
 }
 
+DEEPSEEK = MOE | {"kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20, "moe_intermediate_size": 48,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "mlp_bias": ABSENT}
+MSCALE = YARN | {"mscale": 0.707, "mscale_all_dim": 0.9}
+V2 = DEEPSEEK | {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "norm_topk_prob": False, "scoring_func": "softmax"}
+V3 = DEEPSEEK | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "norm_topk_prob": True,
+    "scoring_func": "sigmoid", "topk_method": "noaux_tc", "routed_scaling_factor": 1.8, "num_nextn_predict_layers": 1}
+MODELS |= {
+    "deepseek-v2-lite": ("bfloat16", 1, V2 | {"q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2, "n_group": 1,
+        "topk_group": 1, "topk_method": "greedy", "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "moe_layer_freq": 1,
+        "rope_theta": 10000.0, "rope_scaling": MSCALE | {"type": "yarn"}}),
+    "deepseek-v2": ("bfloat16", 2, V2 | {"q_lora_rank": 48, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4,
+        "topk_group": 2, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+        "rope_theta": 10000.0, "rope_scaling": MSCALE | {"type": "yarn", "mscale_all_dim": 0.707}}),
+    "deepseek-v3": ("bfloat16", 1, V3 | {"q_lora_rank": 48, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4,
+        "topk_group": 2, "first_k_dense_replace": 1, "rope_theta": 10000.0,
+        "rope_scaling": MSCALE | {"type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "deepseek-v3-v5": ("float16", 1, V3 | {"q_lora_rank": None, "n_routed_experts": 6, "n_shared_experts": 2, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 2, "norm_topk_prob": False, "head_dim": 16, "rope_interleave": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+}
+
 # Models whose checkpoints have a tensor for each expert, with these names of block, gate, up and down; the
 # others have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
-         "qwen2-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
+         "qwen2-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "deepseek-v2-lite": ("mlp", "gate_proj", "up_proj", "down_proj"),
+         "deepseek-v3": ("mlp", "gate_proj", "up_proj", "down_proj")}
 
 # Parts of names in the checkpoints of a model whose publisher has other names than version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
@@ -244,7 +266,8 @@ def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
     scores = 3.0 if is_gemma else 1.6  # as large as Gemma's softcap
     if "mlp.gate.weight" in name or "mlp.gate_weight" in name or "router.weight" in name:
         return 3.0 / shape[-1] ** 0.5 * values  # experts of clearly different weight
-    gain = scores if ("q_proj" in name or "k_proj" in name or "qkv_proj" in name) else 3.0 if "lm_head" in name else 1.3
+    gain = scores if ("q_proj" in name or "k_proj" in name or "qkv_proj" in name
+                       or "q_b_proj" in name or "kv_a_proj" in name) else 3.0 if "lm_head" in name else 1.3
     return gain / shape[-1] ** 0.5 * values
 
 
@@ -287,7 +310,8 @@ def save(tensors, path: pathlib.Path):
 
 @torch.no_grad()
 def compute(path: pathlib.Path, seed: int, vocab: int):
-    """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy)."""
+    """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy, whether
+    the logits are the same without a KV cache)."""
     if "quantization_config" in json.loads((path / "config.json").read_text()):
         model = without_codes(path)
     else:
@@ -302,8 +326,9 @@ def compute(path: pathlib.Path, seed: int, vocab: int):
                          return_dict_in_generate=True, output_logits=True)
     steps = torch.cat(run.logits)
     whole = model(run.sequences[:, :-1]).logits[0]  # the same without a KV cache
-    assert (whole[PROMPT_TOKENS - 1:] - steps).abs().max() < 1e-4
-    return prompt[0], out.logits[0], run.sequences[0, PROMPT_TOKENS:], steps, (entropy / flat).item()
+    # A choice of experts that rounding changes makes the seed unusable.
+    is_stable = (whole[PROMPT_TOKENS - 1:] - steps).abs().max() < 5e-5
+    return prompt[0], out.logits[0], run.sequences[0, PROMPT_TOKENS:], steps, (entropy / flat).item(), is_stable
 
 
 def make_one(name: str, dtype: str, files: int, over: dict):
@@ -311,12 +336,12 @@ def make_one(name: str, dtype: str, files: int, over: dict):
     path = HERE / "models" / name
     for seed in range(200):
         write_model(path, config, dtype, files, seed)
-        prompt, prompt_logits, greedy, greedy_logits, entropy = compute(path, seed, config["vocab_size"])
+        prompt, prompt_logits, greedy, greedy_logits, entropy, is_stable = compute(path, seed, config["vocab_size"])
         best = greedy_logits.topk(2).values
         margin, spread = (best[:, 0] - best[:, 1]).min().item(), prompt_logits.std().item()
-        if margin >= MIN_MARGIN and len(set(greedy.tolist())) >= MIN_DISTINCT:
+        if is_stable and margin >= MIN_MARGIN and len(set(greedy.tolist())) >= MIN_DISTINCT:
             break
-    assert margin >= MIN_MARGIN and spread > 1, name
+    assert is_stable and margin >= MIN_MARGIN and spread > 1, name
     kept = {"prompt_logits": prompt_logits[PROMPT_POSITIONS], "greedy_logits": greedy_logits[GREEDY_STEPS]}
     save(kept, path / "goldens.safetensors")
     top = greedy_logits.topk(5)

@@ -319,6 +319,23 @@ mod tests {
             json!({"model_type": "qwen3_moe", "mlp_only_layers": "all"}),
             &["mlp_only_layers", "all"],
         );
+        let latent = |field: &str, value: Value, words: &[&str]| {
+            for family in ["deepseek_v2", "deepseek_v3"] {
+                let mut changes = json!({"model_type": family});
+                changes[field] = value.clone();
+                check_refused(changes, words);
+            }
+        };
+        latent("num_key_value_heads", json!(2), &["num_key_value_heads", "2", "latent"]);
+        latent("topk_method", json!("random"), &["topk_method", "random"]);
+        latent("scoring_func", json!("tanh"), &["scoring_func", "tanh"]);
+        latent("moe_layer_freq", json!(2), &["moe_layer_freq", "2"]);
+        latent("attention_bias", json!(true), &["attention_bias", "true"]);
+        latent("qk_rope_head_dim", json!(7), &["qk_rope_head_dim", "7", "even"]);
+        latent("partial_rotary_factor", json!(0.5), &["partial_rotary_factor", "0.5"]);
+        latent("kv_lora_rank", json!(0), &["kv_lora_rank", "0"]);
+        check_refused(json!({"model_type": "deepseek_v2", "norm_topk_prob": true}), &["norm_topk_prob"]);
+        check_refused(json!({"model_type": "deepseek_v3", "n_group": 7}), &["n_group", "7", "divisor"]);
         check_refused(json!({"model_type": "gpt_oss"}), &["rope_scaling", "missing"]);
         check_refused(
             json!({"model_type": "gpt_oss", "rope_parameters": {}, "swiglu_limit": "high"}),

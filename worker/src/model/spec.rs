@@ -48,8 +48,10 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Values per head; even.
+    /// Values per cached key, and so per query; even.
     pub head_dim: usize,
+    /// Latent attention: all heads read one key, the layer's latent.
+    pub latent: Option<LatentSpec>,
     /// Factor of the attention scores.
     pub scale: f32,
     /// Scores become `softcap * tanh(score / softcap)`.
@@ -65,6 +67,41 @@ pub struct AttentionSpec {
     /// Whether each query head has a sink, a logit without a value that takes part in the softmax (Xiao et
     /// al. 2023).
     pub has_sinks: bool,
+}
+
+/// Multi-head latent attention (DeepSeek-AI 2024). A token's keys and values of all heads are products of one
+/// latent vector, besides a part of the key that is rotated and the same for all heads. Latent and rotated
+/// part are the only cached key. Queries are multiplied by the heads' key matrices instead, and what they
+/// attend to by the heads' value matrices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentSpec {
+    /// Width of the normalised vector from which queries are projected; `None` = the layer's input.
+    pub query_rank: Option<usize>,
+    /// Width of the latent vector.
+    pub rank: usize,
+    /// Values of a query that are not rotated.
+    pub plain: usize,
+    /// Values of a query that are rotated; even.
+    pub rotated: usize,
+    /// Values of a head's output.
+    pub value_dim: usize,
+    /// Added to the mean square in the norms of latent and query vector.
+    pub eps: f32,
+}
+
+impl LatentSpec {
+    /// Values of a head's query as projected.
+    pub fn query_dim(&self) -> usize {
+        self.plain + self.rotated
+    }
+
+    /// Index in the checkpoint of each value of `plain` values and the rotated ones after them; `None` if the
+    /// order is the same.
+    pub fn order(&self, plain: usize, is_interleaved: bool) -> Option<Vec<usize>> {
+        let pairs = HeadPairs { rotated: self.rotated, is_interleaved };
+        let rotated = pairs.order(self.rotated)?;
+        Some((0..plain).chain(rotated.into_iter().map(|i| plain + i)).collect())
+    }
 }
 
 /// Norms of queries and keys.
@@ -234,6 +271,21 @@ impl AttentionSpec {
     /// Width of a row's keys, and of its values, over all KV heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Values of a head's output, before the output projection.
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// Values of a head's query as projected.
+    pub fn query_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.query_dim())
+    }
+
+    /// Pairs of values that a rotation has angles for.
+    pub fn pairs(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rotated) / 2
     }
 
     /// Width of a row's queries, keys and values, which are stored one after the other.

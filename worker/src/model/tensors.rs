@@ -10,7 +10,9 @@ use skein_kernels::leaves;
 use super::LoadError;
 use super::checkpoint::Weights;
 use super::checkpoint::quantised::CodedMatrix;
-use super::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, NormKind, QkNorm, SharedSpec, Spec};
+use super::spec::{
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, NormKind, QkNorm, SharedSpec, Spec,
+};
 
 /// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,6 +21,12 @@ pub enum Role {
     Embedding,
     AttentionNorm,
     Query,
+    QueryDown,
+    QueryUp,
+    Latent,
+    LatentNorm,
+    HeadKey,
+    HeadValue,
     Key,
     Value,
     QueryNorm,
@@ -52,8 +60,14 @@ impl Role {
 /// Groups of matrices that read the same input. A device may stack them and multiply once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Product {
-    /// Query, key, value.
+    /// Query, key, value; with latent attention the latent, and the query or the vector it is projected from.
     Qkv,
+    /// Queries from the vector of latent attention.
+    QueryUp,
+    /// A head's queries in terms of the latent.
+    HeadKey,
+    /// A head's output from what it attended to.
+    HeadValue,
     /// Attention output projection.
     AttentionOutput,
     /// Gate and up projections.
@@ -97,6 +111,8 @@ pub struct Tensor {
     pub layer: Option<usize>,
     /// Expert index; `None` outside the experts.
     pub expert: Option<usize>,
+    /// Query head of a matrix that only one head uses.
+    pub head: Option<usize>,
     /// Role in the model.
     pub role: Role,
     /// How it is used.
@@ -126,13 +142,32 @@ pub enum StoredMatrix {
 #[derive(Clone)]
 pub struct Columns {
     /// The stored matrix, `[inputs, columns]`.
-    pub stored: WeightMatrix,
+    pub stored: ColumnsOf,
     /// Column of the first output.
     pub first: usize,
     /// Columns from one output to the next.
     pub every: usize,
     /// Number of outputs.
     pub count: usize,
+}
+
+/// The matrix of [`Columns`].
+#[derive(Clone)]
+pub enum ColumnsOf {
+    /// 16- or 32-bit numbers.
+    Numbers(WeightMatrix),
+    /// Codes, which are decoded to 32-bit numbers, because a group of inputs would be a part of a column.
+    Codes(CodedMatrix),
+}
+
+impl ColumnsOf {
+    /// Number of rows, which are inputs.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.rows(),
+            Self::Codes(codes) => codes.rows(),
+        }
+    }
 }
 
 impl StoredMatrix {
@@ -168,7 +203,10 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.len_bytes(),
             Self::Codes(codes) => codes.len_bytes(),
-            Self::Columns(Columns { stored, count, .. }) => stored.storage().bytes_of(stored.rows() * count),
+            Self::Columns(Columns { stored: ColumnsOf::Numbers(stored), count, .. }) => {
+                stored.storage().bytes_of(stored.rows() * count)
+            }
+            Self::Columns(Columns { stored: ColumnsOf::Codes(stored), .. }) => stored.len_bytes(),
         }
     }
 
@@ -183,12 +221,14 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => Ok(Self::Numbers(numbers.part(rows, cols))),
             Self::Codes(codes) => codes.part(rows, cols).map(Self::Codes),
-            Self::Columns(Columns { stored, first, every, .. }) => Ok(Self::Columns(Columns {
-                stored: stored.part(cols, 0..stored.cols()),
-                first: first + rows.start * every,
-                every: *every,
-                count: rows.len(),
-            })),
+            Self::Columns(Columns { stored, first, every, .. }) => {
+                let stored = match stored {
+                    ColumnsOf::Numbers(numbers) => ColumnsOf::Numbers(numbers.part(cols, 0..numbers.cols())),
+                    ColumnsOf::Codes(codes) => ColumnsOf::Codes(codes.part(cols, 0..codes.cols())?),
+                };
+                let (first, every, count) = (first + rows.start * every, *every, rows.len());
+                Ok(Self::Columns(Columns { stored, first, every, count }))
+            }
         }
     }
 }
@@ -232,7 +272,7 @@ impl Tensor {
     /// which they do by whole heads.
     pub fn leaves(&self, spec: &Spec) -> usize {
         match self.kind {
-            Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.head_dim),
+            Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.value_dim()),
             Kind::Matrix(Product::Down, _) => leaves::count(self.cols, 1),
             _ => 1,
         }
@@ -254,12 +294,22 @@ impl Tensor {
     /// If it is missing or has the wrong type or shape.
     pub fn find_stored(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
         match (self.find_numbers(weights)?, self.kind) {
-            (StoredMatrix::Columns(columns), _) => Ok(columns.copied()),
+            (
+                StoredMatrix::Columns(Columns { stored: ColumnsOf::Numbers(stored), first, every, count }),
+                _,
+            ) => {
+                let columns = stored.columns(first, every, count);
+                let is_vector = !matches!(self.kind, Kind::Table | Kind::Matrix(..));
+                let (rows, cols) = if is_vector { (1, count) } else { (count, columns.cols()) };
+                Ok(WeightMatrix::new(columns.storage().clone(), rows, cols))
+            }
             (StoredMatrix::Numbers(numbers), Kind::Table | Kind::Matrix(..)) => Ok(numbers),
             (StoredMatrix::Numbers(numbers), _) => {
                 Ok(WeightMatrix::new(numbers.storage().clone(), 1, self.rows))
             }
-            (StoredMatrix::Codes(_), _) => unreachable!("only numbers are looked for"),
+            (StoredMatrix::Codes(_) | StoredMatrix::Columns(_), _) => {
+                unreachable!("only numbers are looked for")
+            }
         }
     }
 
@@ -276,7 +326,7 @@ impl Tensor {
             }
             Place::Columns { first, every } => {
                 let columns = shape[shape.len() - 1];
-                let stored = WeightMatrix::new(read(self.cols)?, self.cols, columns);
+                let stored = ColumnsOf::Numbers(WeightMatrix::new(read(self.cols)?, self.cols, columns));
                 StoredMatrix::Columns(Columns { stored, first, every, count: self.rows })
             }
         })
@@ -288,19 +338,34 @@ impl Tensor {
     /// If it is missing or has the wrong type or shape.
     pub fn find_matrix(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
         if weights.scheme().is_some() && !self.stored.iter().any(|stored| weights.has_numbers(&stored.name)) {
-            for Stored { name, shape, first_row, place } in &self.stored {
-                let every = match place {
-                    Place::Rows => 1,
-                    Place::EveryRow(every) => *every,
-                    Place::Columns { .. } => continue,
-                };
-                let (outputs, inputs) = (shape[..shape.len() - 1].iter().product(), self.cols);
-                if let Some(codes) = weights.codes(name, (outputs, inputs))? {
-                    return Ok(StoredMatrix::Codes(codes.every(*first_row, every, self.rows)));
+            for stored in &self.stored {
+                if let Some(codes) = self.find_codes(weights, stored)? {
+                    return Ok(codes);
                 }
             }
         }
         self.find_numbers(weights)
+    }
+
+    /// Finds the matrix in `weights` as codes stored there.
+    fn find_codes(&self, weights: &Weights, stored: &Stored) -> Result<Option<StoredMatrix>, LoadError> {
+        let Stored { name, shape, first_row, place } = stored;
+        let (last, outer) = shape.split_last().unwrap_or_else(|| unreachable!("a shape has sizes"));
+        let codes = |outer: &[usize]| weights.codes(name, (outer.iter().product(), *last));
+        Ok(match *place {
+            Place::Rows => {
+                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, 1, self.rows)))
+            }
+            Place::EveryRow(every) => {
+                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, every, self.rows)))
+            }
+            // Formats of codes have outputs as rows: a matrix that is turned, not a tensor of experts.
+            Place::Columns { first, every } if outer.len() == 1 => codes(outer)?.map(|codes| {
+                let stored = ColumnsOf::Codes(codes.every(*first_row, 1, self.cols));
+                StoredMatrix::Columns(Columns { stored, first, every, count: self.rows })
+            }),
+            Place::Columns { .. } => None,
+        })
     }
 
     /// Row in the checkpoint of row `row` of a matrix.
@@ -448,6 +513,12 @@ impl<'a> List<'a> {
             self.norm(Role::AttentionNorm, hidden);
         }
         let rotated = |role, rows| Part { role, rows, is_rotated: true };
+        if let Some(latent) = &attention.latent {
+            self.latent(attention.heads, latent);
+            let (output, cols) =
+                ([Part::new(Role::AttentionOutput, hidden)], attention.heads * latent.value_dim);
+            return self.product(Product::AttentionOutput, &output, cols, attention.has_output_bias);
+        }
         let inputs =
             [rotated(Role::Query, q_width), rotated(Role::Key, kv_width), Part::new(Role::Value, kv_width)];
         self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
@@ -467,6 +538,46 @@ impl<'a> List<'a> {
         self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
         if place.has_outputs() {
             self.norm(Role::AttentionOutputNorm, hidden);
+        }
+    }
+
+    /// Tensors of latent attention before the output projection.
+    fn latent(&mut self, heads: usize, latent: &LatentSpec) {
+        let LatentSpec { query_rank, rank, plain, rotated, value_dim, .. } = *latent;
+        let queries = |role| Part { role, rows: heads * latent.query_dim(), is_rotated: true };
+        let query = query_rank.map_or(queries(Role::Query), |rank| Part::new(Role::QueryDown, rank));
+        let inputs = [Part { role: Role::Latent, rows: rank + rotated, is_rotated: true }, query];
+        self.product(Product::Qkv, &inputs, self.spec.hidden_size, false);
+        self.add(Part::new(Role::LatentNorm, rank), Kind::Norm, 1, &[]);
+        if let Some(rank) = query_rank {
+            self.add(Part::new(Role::QueryNorm, rank), Kind::Norm, 1, &[]);
+            self.product(Product::QueryUp, &[queries(Role::QueryUp)], rank, false);
+        }
+        // One stored matrix has the rows of each head's keys and then values. Keys are needed turned.
+        let (each, columns) = (plain + value_dim, Place::Columns { first: 0, every: 1 });
+        for head in 0..heads {
+            let shape = vec![heads * each, rank];
+            let first_row = head * each;
+            let key = (Product::HeadKey, rank, plain, first_row, columns);
+            self.of_head(head, Role::HeadKey, key, shape.clone());
+            let value = (Product::HeadValue, value_dim, rank, first_row + plain, Place::Rows);
+            self.of_head(head, Role::HeadValue, value, shape);
+        }
+    }
+
+    /// Adds a matrix of one head, which is part of a tensor with this shape.
+    fn of_head(
+        &mut self,
+        head: usize,
+        role: Role,
+        (product, rows, cols, first_row, place): (Product, usize, usize, usize, Place),
+        shape: Vec<usize>,
+    ) {
+        self.add(Part::new(role, rows), Kind::Matrix(product, 0), cols, &[]);
+        let tensor = self.tensors.last_mut().unwrap_or_else(|| unreachable!("it was just added"));
+        tensor.head = Some(head);
+        for stored in &mut tensor.stored {
+            (stored.shape, stored.first_row, stored.place) = (shape.clone(), first_row, place);
         }
     }
 
@@ -539,10 +650,17 @@ impl<'a> List<'a> {
             .flat_map(|name| self.stored(name, part, kind, cols, stack))
             .collect();
         let attention = &self.spec.attention;
-        let order = if part.is_rotated { attention.pairs.order(attention.head_dim) } else { None };
+        let order = match (part.is_rotated, attention.latent) {
+            (false, _) => None,
+            (true, None) => attention.pairs.order(attention.head_dim),
+            (true, Some(latent)) => {
+                let plain = if part.role == Role::Latent { latent.rank } else { latent.plain };
+                latent.order(plain, attention.pairs.is_interleaved)
+            }
+        };
         let (layer, expert, Part { role, rows, .. }) = (self.layer, self.expert, part);
         let name = stored[0].name.clone();
-        self.tensors.push(Tensor { name, layer, expert, role, kind, rows, cols, stored, order });
+        self.tensors.push(Tensor { name, layer, expert, head: None, role, kind, rows, cols, stored, order });
     }
 
     /// Locations of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
@@ -630,14 +748,6 @@ impl FusedPart {
         };
         let (name, shape) = (format!("{name}_bias"), vec![experts.count, all]);
         vec![Stored { name, shape, first_row: expert, place: Place::Columns { first, every } }]
-    }
-}
-
-impl Columns {
-    /// The outputs as rows; as one row if they have one input.
-    pub fn copied(&self) -> WeightMatrix {
-        let rows = self.stored.columns(self.first, self.every, self.count);
-        if rows.cols() > 1 { rows } else { WeightMatrix::new(rows.storage().clone(), 1, self.count) }
     }
 }
 

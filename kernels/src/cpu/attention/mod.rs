@@ -11,8 +11,8 @@
 //! A sliding window excludes the positions before it; chunk boundaries stay where they are. A softcap is
 //! applied to a chunk's scores before its softmax. A sink is added to the sum of weights after all chunks.
 //!
-//! In a latent cache (DeepSeek-AI 2024) a value is the start of its key and is read from there: position `p`
-//! is added in lane `p % 16`, by one chain over ascending positions each, and the lanes are summed in ascending
+//! In a latent cache (DeepSeek-AI 2024) a value is the start of its key and is read from there. Lane `i` of
+//! sixteen then is one chain over the positions `p` with `p % 16 == i`, and the lanes are added in ascending
 //! order.
 //!
 //! A [`plan`] divides the rows into tiles, so that several queries share each read, and divides the chunks of

@@ -97,10 +97,10 @@ pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projec
 }
 
 /// Rotates all heads of a row.
-struct Rotate<'a> {
-    x: &'a mut [f32],
-    cos: &'a [f32],
-    sin: &'a [f32],
+pub(super) struct Rotate<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) cos: &'a [f32],
+    pub(super) sin: &'a [f32],
 }
 
 impl Kernel for Rotate<'_> {

@@ -108,6 +108,9 @@ fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
     if networks().any(|network| network.experts.is_some()) {
         return Some("a mixture of experts");
     }
+    if spec.attention.latent.is_some() {
+        return Some("latent attention");
+    }
     if spec.attention.has_sinks {
         return Some("attention sinks");
     }

@@ -2,6 +2,7 @@
 //! [`FAMILIES`].
 
 mod cohere;
+mod deepseek;
 mod gemma2;
 mod gemma3;
 mod glm;
@@ -52,6 +53,8 @@ impl Family {
 pub const FAMILIES: &[Family] = &[
     Family::new("cohere", cohere::cohere),
     Family::new("cohere2", cohere::cohere2),
+    Family::new("deepseek_v2", deepseek::deepseek_v2),
+    Family::new("deepseek_v3", deepseek::deepseek_v3),
     Family::new("gemma2", gemma2::gemma2),
     Family { sizes: gemma3::SIZES, ..Family::new("gemma3_text", gemma3::gemma3) },
     Family::new("glm", glm::glm),
@@ -162,6 +165,7 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
             heads,
             kv_heads,
             head_dim,
+            latent: None,
             scale: 1.0 / (head_dim as f32).sqrt(),
             softcap: None,
             has_bias: false,

@@ -228,6 +228,11 @@ impl CodedMatrix {
         Self { first: self.first + first * self.every, every: self.every * every, rows, ..self.clone() }
     }
 
+    /// Name in the checkpoint.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Number of outputs.
     pub fn rows(&self) -> usize {
         self.rows

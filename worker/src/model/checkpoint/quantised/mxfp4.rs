@@ -1,4 +1,4 @@
-//! MXFP4 (OCP 2023): 4-bit floats in groups of 32 inputs that share a power of two, as GPT-OSS stores experts.
+//! MXFP4 (OCP 2023): 4-bit floats in groups of 32 inputs that share a power of two, as in GPT-OSS's experts.
 //!
 //! ```text
 //! NAME_blocks u8 [E, N, K / 32, 16], the low half of a byte first
