@@ -184,8 +184,8 @@ impl Matcher {
         Self { inner: self.inner.deep_clone(), tokens: self.tokens.clone(), vocab_size: self.vocab_size }
     }
 
-    /// Tokens of the text that must come next; empty if there is a choice. The grammar allows other spellings
-    /// of the text, so these are guesses. Takes the matcher, because it may not be followed afterwards.
+    /// Tokens of the text that must come next; empty if there is a choice. The grammar allows other
+    /// tokenizations of the text, so these are guesses. Consumes the matcher, which is unusable afterwards.
     pub fn into_forced(mut self) -> Vec<TokenId> {
         let bytes = self.inner.compute_ff_bytes();
         if bytes.contains(&CONTROL) { Vec::new() } else { self.tokens.tokenize_bytes(&bytes) }

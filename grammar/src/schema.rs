@@ -61,8 +61,8 @@ const EMAIL: &str = concat!(
     r"@[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?){0,5}$"
 );
 
-/// Keywords that are refused, depending on their values, only when a schema is compiled; what the library
-/// says then, and what to do instead.
+/// Keywords whose values the library may refuse when it compiles a schema: the keyword, the library's
+/// message, and what to do instead.
 pub const DECIDED_LATER: [(&str, &str, &str); 3] = [
     (
         "oneOf",
@@ -112,7 +112,7 @@ pub fn for_library(schema: &Value) -> String {
     Value::Object(fields).to_string()
 }
 
-/// `schema` with what the library reads otherwise than JSON Schema says written so that it reads it alike.
+/// Rewrites the parts of `schema` that the library interprets differently from JSON Schema.
 fn prepared(schema: &Value) -> Value {
     let Value::Object(fields) = schema else { return schema.clone() };
     let inner = |(keyword, value): (&String, &Value)| {
@@ -141,13 +141,13 @@ fn prepared(schema: &Value) -> Value {
     fields.into()
 }
 
-/// `2.0` → `2`; the library reports what is no count.
+/// Converts `2.0` to `2`; the library reports invalid counts.
 fn as_count(number: &serde_json::Number) -> Value {
     let whole = number.as_f64().filter(|float| float.fract() == 0.0 && (0.0..1e9).contains(float));
     whole.map_or_else(|| number.clone().into(), |float| (float as u64).into())
 }
 
-/// Deepest nesting of brackets in a text, those in strings included: a bound for recursive parsers.
+/// Deepest nesting of brackets in a text, including brackets in strings: a bound for recursive parsers.
 pub fn nesting(text: &str) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for byte in text.bytes() {

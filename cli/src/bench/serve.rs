@@ -189,7 +189,7 @@ enum Dataset {
     MultiTurn,
     /// A trace in Mooncake's published format
     Mooncake,
-    /// Conversations of a file in ShareGPT's form: each one's first message, and as many tokens as its answer
+    /// Conversations of a file in ShareGPT's format: the first message, with the length of its answer as output
     #[value(name = "sharegpt")]
     ShareGpt,
     /// JSON lines with a prompt each

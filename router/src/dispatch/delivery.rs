@@ -78,7 +78,7 @@ pub enum Wait {
     For(Duration),
     /// A change in the fleet.
     FleetChange,
-    /// Wait for a free sequence slot at any worker.
+    /// Wait for a free seat at any worker.
     Seat,
 }
 
@@ -456,7 +456,7 @@ impl Delivery {
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
     }
 
-    /// Waits in the queue for a free slot instead of trying each worker repeatedly.
+    /// Waits in the queue for a free seat instead of trying each worker repeatedly.
     fn all_full(&mut self, now: Timestamp) -> Vec<Action> {
         self.full.clear();
         if self.accepted {

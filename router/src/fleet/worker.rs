@@ -17,7 +17,7 @@ use super::standing::Standing;
 use super::worker_id::WorkerId;
 use crate::request::ModelLimits;
 
-/// How long a worker that refused a request as full is not tried unless it reports a free sequence slot.
+/// How long a worker that refused a request as full is not tried unless it reports a free seat.
 const FULL_FOR: Duration = Duration::from_secs(1);
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
@@ -92,7 +92,7 @@ pub(super) struct Worker {
     heard_at: Timestamp,
     /// Time of the last load report.
     reported_at: Timestamp,
-    /// It refused a request as full and is not tried before this time, unless a sequence slot becomes free.
+    /// It refused a request as full and is not tried before this time, unless a seat becomes free.
     full_until: Timestamp,
     /// Its sequences when it refused, including that request's.
     full_with: u32,

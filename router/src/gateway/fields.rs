@@ -85,7 +85,7 @@ impl Fields {
         self.untaken.shift_remove(name).filter(|value| !value.is_null())
     }
 
-    /// Whether a field is there and not null.
+    /// Whether a field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.untaken.get(name).is_some_and(|value| !value.is_null())
     }

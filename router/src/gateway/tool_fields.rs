@@ -16,12 +16,12 @@ pub struct Offered {
     pub shown: Vec<Value>,
 }
 
-/// What `tool_choice` says.
+/// A parsed `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// Whether and what to call.
     pub choice: Choice,
-    /// The only functions that may be called; `None` = all.
+    /// Functions that may be called; `None` = all.
     pub allowed: Option<Vec<String>>,
 }
 
@@ -51,8 +51,7 @@ pub fn list(fields: &mut Fields) -> Vec<Value> {
     fields.list("tools", "a list of tools").unwrap_or_default()
 }
 
-/// The tools, each as a function and as the template shows it, with what may be called of them. Faults are
-/// noted.
+/// The tools, each as a function and as shown by the template, with the allowed calls. Notes faults.
 pub fn offered(
     fields: &mut Fields,
     tools: Result<Vec<(Function, Value)>, Refusal>,
@@ -100,7 +99,7 @@ pub fn checked(
     }
     drop(names);
     let choice = if functions.is_empty() { Choice::None } else { choice };
-    // All of them is no limit.
+    // A list of all functions is no restriction.
     let allowed =
         allowed.filter(|allowed| functions.iter().any(|function| !allowed.contains(&function.name)));
     let tools = ToolUse { functions: functions.into(), choice, allowed: allowed.map(Into::into), parallel };
@@ -160,11 +159,11 @@ fn is_of_object(schema: &Map<String, Value>) -> bool {
     schema.get("type").is_none_or(|kind| *kind == "object")
 }
 
-/// Reads OpenAI's `tool_choice`: a word, a named tool, or `allowed_tools`. `name_of` finds a tool's name, and
-/// `allowed` is where the mode and list of allowed tools are.
+/// Parses OpenAI's `tool_choice`: a word, a named tool, or `allowed_tools`. `name_of` returns a tool's name,
+/// and `allowed` contains the mode and list of allowed tools.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for another form.
+/// [`Refusal::Invalid`] for any other form.
 pub fn chosen(
     choice: Option<&Value>,
     allowed: Option<&Value>,
@@ -201,7 +200,7 @@ pub fn word(word: &str) -> Option<Choice> {
     }
 }
 
-/// A tool as the template shows it, without `strict`, which means nothing to the model.
+/// A tool as shown by the template, without `strict`, which has no meaning to the model.
 fn shown(mut tool: Value) -> Value {
     if let Some(function) = tool["function"].as_object_mut() {
         function.shift_remove("strict");

@@ -1,6 +1,6 @@
-//! Exactness of resume: every kind of request, cut at every position in every way, ends bit for bit like the
+//! Exactness of resume: every kind of request, cut at every position in every way, gives the same bits as the
 //! undisturbed run. Router and workers are real, on the CPU backend with the shipped model; only the
-//! transport between them is ours.
+//! transport between them is a test double.
 
 mod cutter;
 mod tool_calls;

@@ -5,8 +5,8 @@
 //! their inputs, at [leaves](skein_kernels::leaves), so that sums have the same bits with any number of
 //! ranks. A rank has the KV heads that its query heads read; ranks may have the same ones. Norms, and biases
 //! added after the ranks' sums are joined, are on every rank. The latent of latent attention is computed and
-//! cached on every rank; the matrices of a head are on the rank that has the head. Each expert is whole on one
-//! rank, given by a table.
+//! cached on every rank; the matrices of a head are on the rank that has the head. Each expert is whole on
+//! one rank, given by a table.
 //!
 //! A pipeline also divides the layers: each *stage* has consecutive layers, which its ranks divide.
 

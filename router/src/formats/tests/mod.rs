@@ -404,7 +404,7 @@ proptest! {
     }
 }
 
-/// Changes `text` at random: cuts pieces out, doubles them, and puts other characters in.
+/// Changes `text` at random: removes or duplicates pieces and inserts other characters.
 fn damaged(text: &str, seeds: &[(prop::sample::Index, u8)]) -> String {
     let mut characters: Vec<char> = text.chars().collect();
     for (place, change) in seeds {
