@@ -116,6 +116,7 @@ fn measure(
                 skipped: 0,
                 scale: 0.125,
                 window,
+                is_chunked: false,
                 softcap,
                 sinks,
             };

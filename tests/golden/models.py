@@ -186,6 +186,17 @@ MODELS |= {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
 }
 
+LLAMA4 = MOE | {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "head_dim": 16, "intermediate_size": 48,
+    "intermediate_size_mlp": 80, "num_hidden_layers": 4, "num_local_experts": 4, "num_experts_per_tok": 1, "pad_token_id": 0,
+    "attention_chunk_size": 12, "no_rope_layer_interval": 2, "floor_scale": 8, "attn_scale": 0.2, "use_qk_norm": True}
+MODELS |= {
+    "llama4": ("bfloat16", 1, LLAMA4 | {"attn_temperature_tuning": True, "interleave_moe_layer_step": 2, "rope_theta": 10000.0,
+        "rope_scaling": LLAMA3}),
+    "llama4-v5": ("float16", 1, LLAMA4 | {"attn_temperature_tuning": False, "moe_layers": [0, 1, 3], "use_qk_norm": False,
+        "num_experts_per_tok": 2, "no_rope_layers": [1, 1, 0, 1], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "layer_types": ["chunked_attention", "full_attention", "full_attention", "chunked_attention"]}),
+}
+
 # Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
 # models have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),

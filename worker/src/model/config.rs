@@ -173,6 +173,19 @@ mod tests {
     }
 
     #[test]
+    fn a_latent_is_cached_once_for_all_heads() {
+        // DeepSeek-V3's sizes are the defaults: 512 values of the latent, 64 of the rotated key.
+        let v3 = parse(json!({"model_type": "deepseek_v3"}), json!({})).unwrap().spec;
+        let of_type = |kind| v3.kv_bytes_per_token(kind);
+        assert_eq!((of_type(KvType::Bf16), of_type(KvType::Int8)), (2 * 576 * 2, 2 * (576 + 4)));
+        let latent = v3.attention.latent.unwrap();
+        assert_eq!((latent.query_rank, latent.query_dim(), v3.attention.value_dim()), (Some(1536), 192, 128));
+        let lite = json!({"model_type": "deepseek_v2", "q_lora_rank": null});
+        let lite = parse(lite, json!({})).unwrap().spec.attention.latent.unwrap();
+        assert_eq!(lite.query_rank, None);
+    }
+
+    #[test]
     fn keys_of_both_transformers_versions_are_read() {
         let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192, "rope_theta": 500000.0});
@@ -336,6 +349,15 @@ mod tests {
         latent("kv_lora_rank", json!(0), &["kv_lora_rank", "0"]);
         check_refused(json!({"model_type": "deepseek_v2", "norm_topk_prob": true}), &["norm_topk_prob"]);
         check_refused(json!({"model_type": "deepseek_v3", "n_group": 7}), &["n_group", "7", "divisor"]);
+        check_refused(
+            json!({"model_type": "llama4_text", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+            &["rope_scaling", "yarn", "llama3"],
+        );
+        check_refused(json!({"model_type": "llama4_text", "moe_layers": 3}), &["moe_layers", "3", "list"]);
+        check_refused(
+            json!({"model_type": "llama4_text", "layer_types": ["sliding_attention"]}),
+            &["layer_types", "chunked_attention"],
+        );
         check_refused(json!({"model_type": "gpt_oss"}), &["rope_scaling", "missing"]);
         check_refused(
             json!({"model_type": "gpt_oss", "rope_parameters": {}, "swiglu_limit": "high"}),

@@ -111,6 +111,8 @@ pub enum QkNorm {
     None,
     /// One norm per head, with weights shared by all heads.
     Heads,
+    /// One norm per head without weights, in layers that rotate.
+    Unweighted,
     /// One norm over all heads of a row.
     Row,
 }
@@ -154,10 +156,23 @@ pub struct LayerSpec {
     /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it. The cache
     /// keeps all of them.
     pub window: Option<u32>,
+    /// Whether windows do not slide: a token attends to those from the last multiple of the window on.
+    pub is_chunked: bool,
+    /// Scale of queries by their position, if any.
+    pub temperature: Option<Temperature>,
     /// Index of the layer's rotation in [`Spec::rotations`].
     pub rotation: usize,
     /// Feed-forward network of the layer.
     pub feed_forward: FeedForwardSpec,
+}
+
+/// Factor of a layer's queries, `1 + scale * ln(1 + floor((position + 1) / every))` (Nakanishi 2025).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// Positions from one change to the next.
+    pub every: u32,
+    /// Factor of the logarithm.
+    pub scale: f32,
 }
 
 /// A feed-forward network: gated, `down(activation(gate(x)) * up(x))` (Shazeer 2020), or ungated,

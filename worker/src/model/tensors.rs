@@ -523,7 +523,7 @@ impl<'a> List<'a> {
             [rotated(Role::Query, q_width), rotated(Role::Key, kv_width), Part::new(Role::Value, kv_width)];
         self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
         let of_heads = match attention.qk_norm {
-            QkNorm::None => None,
+            QkNorm::None | QkNorm::Unweighted => None,
             QkNorm::Heads => Some((attention.head_dim, attention.head_dim)),
             QkNorm::Row => Some((q_width, kv_width)),
         };

@@ -68,6 +68,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// A row sees its own position and the `window - 1` before it; `None`: all before it.
     pub window: Option<u32>,
+    /// Whether windows do not slide: a row sees the positions from the last multiple of the window on.
+    pub is_chunked: bool,
     /// If set, scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
     /// `[heads]`: a logit that takes part in the softmax but has no value.
@@ -91,6 +93,11 @@ pub struct Scratch {
     threads: Vec<ThreadScratch>,
     /// Partial results of tiles that several threads compute.
     states: Vec<f32>,
+}
+
+/// First position that the row at `position` sees.
+fn seen_from(position: usize, window: usize, is_chunked: bool) -> usize {
+    if is_chunked { position / window * window } else { (position + 1).saturating_sub(window) }
 }
 
 /// Computes attention for all `sequences`; `out` is `[rows, heads * value_dim]`.
@@ -128,7 +135,10 @@ pub fn attend(
     let threads = cpu.threads.count();
     let plan = &mut plans[usize::from(window.is_some())];
     let window = window.unwrap_or(usize::MAX);
-    plan.make(PlanShape { threads, group, kv_heads: shape.kv_heads, window, state }, sequences);
+    plan.make(
+        PlanShape { threads, group, kv_heads: shape.kv_heads, window, is_chunked: a.is_chunked, state },
+        sequences,
+    );
     buffers.resize_with(threads, ThreadScratch::default);
     if states.len() < plan.states() * state {
         states.resize(plan.states() * state, 0.0);

@@ -10,19 +10,23 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 const SHAPES: [(usize, usize, usize, usize); 6] =
     [(4, 2, 16, 16), (7, 1, 64, 16), (3, 3, 24, 5), (4, 1, 10, 32), (18, 2, 32, 16), (2, 1, 80, 16)];
 
-/// Window, softcap, whether there are sinks.
+/// Window, softcap, whether there are sinks. A softcap of [`CHUNKED`] stands for windows that do not slide.
 type Variant = (Option<u32>, Option<f32>, bool);
 
 /// Each feature alone and all together. Windows start within a chunk, at a chunk's edge and at an odd
 /// position.
-const VARIANTS: [Variant; 6] = [
+const VARIANTS: [Variant; 9] = [
     (None, None, false),
     (Some(19), None, false),
     (Some(256), Some(0.7), false),
     (None, Some(2.5), true),
     (None, None, true),
     (Some(300), Some(0.7), true),
+    (Some(19), Some(CHUNKED), false),
+    (Some(256), Some(CHUNKED), false),
+    (Some(300), Some(CHUNKED), true),
 ];
+const CHUNKED: f32 = 3.0;
 
 struct Case {
     kind: KvType,
@@ -127,6 +131,7 @@ impl Case {
                 skipped: 0,
                 scale: 0.37,
                 window,
+                is_chunked: softcap == Some(CHUNKED),
                 softcap,
                 sinks,
             };
@@ -175,7 +180,10 @@ impl Case {
             let value = if self.latent.is_some() { key } else { key + kv_heads };
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
             let (window, softcap, _) = self.variant;
-            let start = window.map_or(0, |window| (row + 1).saturating_sub(window as usize));
+            let start = window.map_or(0, |window| match softcap {
+                Some(CHUNKED) => row - row % window as usize,
+                _ => (row + 1).saturating_sub(window as usize),
+            });
             let score = |p: usize| {
                 let score = dot(&head_of[row * all + head], &head_of[p * all + key]) * f64::from(0.37f32);
                 softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
@@ -222,7 +230,7 @@ fn it_agrees_with_f64() {
 #[test]
 fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
     for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
-        let variants = [VARIANTS[0], VARIANTS[1], VARIANTS[3]].into_iter();
+        let variants = [VARIANTS[0], VARIANTS[1], VARIANTS[3], VARIANTS[6]].into_iter();
         for (variant, case) in variants.flat_map(|it| Case::kinds(kind, shape, 45).map(|case| (it, case))) {
             let case = case.with(variant);
             let way = |isa, threads, chunks: &[usize], block_size| Way {

@@ -51,6 +51,28 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
     });
 }
 
+/// Multiplies the first `width` values of each row of `x` `[rows, stride]` by `1 + scale * ln(1 + floor((p + 1)
+/// / every))`, where `p` is the row's position: queries of layers that know no positions otherwise.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn scale_by_position(
+    cpu: &mut Cpu,
+    x: &mut [f32],
+    (stride, width): (usize, usize),
+    positions: &[u32],
+    (every, scale): (u32, f32),
+) {
+    assert!(x.len() == positions.len() * stride && width <= stride, "x is [rows, stride]");
+    let x = DisjointMut::new(x);
+    for_each_row_of(cpu, positions.len(), width, |row, _| {
+        let periods = ((positions[row] as f32 + 1.0) / every as f32).floor();
+        let factor = libm::log1pf(periods) * scale + 1.0;
+        // SAFETY: each row is in one task.
+        unsafe { x.part(row * stride, width) }.iter_mut().for_each(|x| *x *= factor);
+    });
+}
+
 /// The query, key and value heads of a batch, and the slots for its keys and values.
 pub struct Projected<'a> {
     /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.

@@ -10,6 +10,7 @@ mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod llama;
+mod llama4;
 mod mixtral;
 mod olmo2;
 mod olmoe;
@@ -64,6 +65,7 @@ pub const FAMILIES: &[Family] = &[
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
     Family::new("llama", llama::llama),
+    Family::new("llama4_text", llama4::llama4),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
     Family::new("olmo2", olmo2::olmo2),
@@ -155,7 +157,7 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
         has_bias: false,
         experts: None,
     };
-    let layer = LayerSpec { window: None, rotation: 0, feed_forward };
+    let layer = LayerSpec { window: None, is_chunked: false, temperature: None, rotation: 0, feed_forward };
     Ok(Spec {
         vocab_size: fields.size("vocab_size", 1 << 24, None)? as u32,
         hidden_size,
@@ -237,13 +239,23 @@ fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<u32>, Lo
 
 /// Which of `layers` have a window: those in `layer_types`, or without that field those for which `or` holds.
 fn windowed(fields: &Fields<'_>, layers: usize, or: impl Fn(usize) -> bool) -> Result<Vec<bool>, LoadError> {
+    of_type(fields, layers, "sliding_attention", or)
+}
+
+/// Which of `layers` have a window of this type.
+fn of_type(
+    fields: &Fields<'_>,
+    layers: usize,
+    kind: &str,
+    or: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>, LoadError> {
     if fields.is_absent("layer_types") {
         return Ok((0..layers).map(or).collect());
     }
-    let wrong = || fields.wrong("layer_types", "sliding_attention or full_attention for each layer".into());
+    let wrong = || fields.wrong("layer_types", format!("{kind} or full_attention for each layer"));
     let types = fields.get("layer_types").and_then(Value::as_array).ok_or_else(wrong)?;
     let has_window = |layer: usize| match types.get(layer).and_then(Value::as_str) {
-        Some("sliding_attention") => Ok(true),
+        Some(of_layer) if of_layer == kind => Ok(true),
         Some("full_attention") => Ok(false),
         _ => Err(wrong()),
     };

@@ -8,7 +8,7 @@ use skein_kernels::cpu::packed::Packed;
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
+use crate::model::spec::{ExpertsSpec, FeedForwardSpec, QkNorm, Spec};
 use crate::model::tensors::{Kind, Role, Tensor};
 use crate::shard::Shard;
 
@@ -106,7 +106,12 @@ impl Layer {
     pub fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
         let inputs = AttentionInputs::new(parts, spec, layer);
         let mut vector = |role| parts.vector(layer, role);
-        let qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
+        let mut qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
+        let rotation = &spec.rotations[spec.layers[layer].rotation];
+        if spec.attention.qk_norm == QkNorm::Unweighted && rotation.is_any() {
+            let ones = vec![1.0; spec.attention.head_dim];
+            qk_norm = Some((ones.clone(), ones));
+        }
         let (o_norm, down_norm) = (vector(Role::AttentionOutputNorm), vector(Role::FeedForwardOutputNorm));
         Self {
             attention_norm: parts.norm(Some(layer), Role::AttentionNorm),

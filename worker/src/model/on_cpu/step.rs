@@ -9,7 +9,7 @@ use skein_kernels::cpu::input::Input;
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
-use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
+use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
 
 use super::Model;
 use super::exchange::{Heads, Shared};
@@ -227,7 +227,12 @@ impl Operations for Running<'_> {
         let (count, rotation) = (*rows * attention.head_dim / 2, spec.layers[index].rotation);
         let of_rotation = rotation * count..(rotation + 1) * count;
         let (cos, sin, slots) = (&cos[of_rotation.clone()], &sin[of_rotation], step.slots);
-        rotate_and_write(cpu, cache, index, Projected { qkv, heads: attention.heads, cos, sin, slots });
+        let heads = attention.heads;
+        rotate_and_write(cpu, cache, index, Projected { qkv: &mut *qkv, heads, cos, sin, slots });
+        if let Some(temperature) = spec.layers[index].temperature {
+            let by = (temperature.every, temperature.scale);
+            scale_by_position(cpu, qkv, (width, attention.q_width()), step.positions, by);
+        }
         self.end_early(index);
         self.activations.profile.mark(Part::Cache);
         Ok(())
@@ -252,6 +257,7 @@ impl Operations for Running<'_> {
             skipped: model.shard.skipped_heads(),
             scale,
             window: model.spec.layers[layer].window,
+            is_chunked: model.spec.layers[layer].is_chunked,
             softcap: attention.softcap,
             sinks: model.layers[layer].sinks.as_deref(),
         };
@@ -342,7 +348,7 @@ fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     // its own width.
     let (queries, keys) = match attention.qk_norm {
         QkNorm::Row => (0..1, heads / kv_heads..heads / kv_heads + 1),
-        QkNorm::Heads | QkNorm::None => (0..heads, heads..heads + kv_heads),
+        QkNorm::Heads | QkNorm::Unweighted | QkNorm::None => (0..heads, heads..heads + kv_heads),
     };
     rms_norm_heads(cpu, qkv, stride, queries, q_norm, eps);
     rms_norm_heads(cpu, qkv, stride, keys, k_norm, eps);

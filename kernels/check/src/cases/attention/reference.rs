@@ -55,6 +55,7 @@ impl Reference<'_> {
             skipped,
             scale,
             window,
+            is_chunked: false,
             softcap,
             sinks,
         };
