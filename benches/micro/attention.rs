@@ -79,6 +79,7 @@ fn measure(
         layers: 1,
         kv_heads,
         head_dim,
+        latent: None,
         block_size: BLOCK_SIZE,
         blocks: sequences * per_sequence,
         kind,
@@ -115,6 +116,7 @@ fn measure(
                 skipped: 0,
                 scale: 0.125,
                 window,
+                is_chunked: false,
                 softcap,
                 sinks,
             };

@@ -1,13 +1,33 @@
 //! Activation functions of gated feed-forward networks (Shazeer 2020).
 
 /// The function applied to the gate before it is multiplied by the up projection.
-///
-/// The variants have the order of `cu/gate.cuh`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
     /// `x / (1 + exp(-x))`: SwiGLU.
     Silu,
     /// GELU by tanh, `0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hendrycks & Gimpel 2016),
     /// for GeGLU.
     GeluTanh,
+    /// `x / (1 + exp(-alpha * x))` of a gate of at most `limit`, times one more than the up projection, which
+    /// is clamped to `-limit..=limit`; the unit of GPT-OSS (OpenAI 2025). Only the CPU has it.
+    Clamped {
+        /// Factor of the gate within the exponential.
+        alpha: f32,
+        /// Largest gate, and largest magnitude of the up projection.
+        limit: f32,
+    },
+}
+
+impl Gate {
+    /// Number of the function in `cu/gate.cuh`.
+    ///
+    /// # Panics
+    /// If there is no kernel for it; models that need it are refused at start.
+    pub fn on_cuda(self) -> u32 {
+        match self {
+            Self::Silu => 0,
+            Self::GeluTanh => 1,
+            Self::Clamped { .. } => unreachable!("models with clamped gates are refused on CUDA"),
+        }
+    }
 }

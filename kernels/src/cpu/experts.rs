@@ -21,6 +21,8 @@ pub struct Routing {
     pub renormalises: bool,
     /// Factor for the weights, applied last.
     pub scale: f32,
+    /// Whether the weights multiply the experts' inputs instead of their outputs.
+    pub weighs_inputs: bool,
     /// Restricts the selection to some groups of experts.
     pub groups: Option<Groups>,
 }
@@ -48,7 +50,14 @@ pub struct Groups {
 impl Routing {
     /// Softmax over all experts, without groups.
     pub const fn softmax(per_token: usize, renormalises: bool) -> Self {
-        Self { per_token, score: Score::Softmax, renormalises, scale: 1.0, groups: None }
+        Self {
+            per_token,
+            score: Score::Softmax,
+            renormalises,
+            scale: 1.0,
+            weighs_inputs: false,
+            groups: None,
+        }
     }
 }
 
@@ -69,6 +78,8 @@ pub struct Choices {
     numbers: Vec<u32>,
     /// Row of each pair, `[pairs]`.
     rows: Vec<u32>,
+    /// Factor of each pair's input, `[pairs]`; empty if there are none.
+    factors: Vec<f32>,
     /// First pair of each expert, `[experts + 1]`.
     starts: Vec<u32>,
 }
@@ -116,6 +127,13 @@ impl Choices {
             weigh(logits, chosen, routing, weights);
         });
         self.sort(experts);
+        self.factors.clear();
+        if routing.weighs_inputs {
+            self.factors.resize(self.weights.len(), 1.0);
+            for (number, weight) in self.numbers.iter().zip(&mut self.weights) {
+                self.factors[*number as usize] = std::mem::replace(weight, 1.0);
+            }
+        }
     }
 
     /// Numbers the pairs by expert.
@@ -148,6 +166,11 @@ impl Choices {
     pub fn chosen(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let pairs = self.starts.windows(2).map(|ends| ends[0] as usize..ends[1] as usize);
         pairs.enumerate().filter(|(_, pairs)| !pairs.is_empty())
+    }
+
+    /// Factor of the input of pair number `pair`.
+    pub fn factor(&self, pair: usize) -> f32 {
+        self.factors.get(pair).copied().unwrap_or(1.0)
     }
 
     /// Rows of a range of pairs.
@@ -356,6 +379,18 @@ mod tests {
         };
         check(None, [1, 0]);
         check(Some(&[0.0, 0.0, 0.0, 0.0, 0.1, 0.5]), [5, 4]);
+    }
+
+    #[test]
+    fn weights_of_inputs_are_those_of_outputs_otherwise() {
+        let (logits, outputs) = (logits(9), Routing { score: Score::Sigmoid, ..Routing::softmax(2, false) });
+        let of_outputs = routed(&logits, outputs);
+        let of_inputs = routed(&logits, Routing { weighs_inputs: true, ..outputs });
+        for (at, number) in of_inputs.numbers.iter().enumerate() {
+            let number = *number as usize;
+            assert_eq!((of_inputs.factor(number), of_inputs.weights[at]), (of_outputs.weights[at], 1.0));
+            assert_eq!(of_outputs.factor(number), 1.0);
+        }
     }
 
     #[test]

@@ -130,6 +130,37 @@ impl WeightMatrix {
         Self { storage: self.storage.clone(), rows: rows.len(), cols: cols.len(), start, ..*self }
     }
 
+    /// Every `every`-th row, from the first, without a copy.
+    ///
+    /// # Panics
+    /// If `every` is 0.
+    pub fn every_row(&self, every: usize) -> Self {
+        let (rows, stride) = (self.rows.div_ceil(every), self.stride * every);
+        Self { storage: self.storage.clone(), rows, stride, ..*self }
+    }
+
+    /// Copy of `count` columns as rows: row `i` is column `first + i * every`.
+    ///
+    /// # Panics
+    /// If there are no such columns, or values are stored in blocks.
+    pub fn columns(&self, first: usize, every: usize, count: usize) -> Self {
+        assert!(count == 0 || first + (count - 1) * every < self.cols, "columns of {}", self.cols);
+        /// Rows that are copied together, so that each line of memory is read a few times only.
+        const ROWS: usize = 64;
+        let size = self.storage.bytes_of(1);
+        let mut bytes = vec![0; count * self.rows * size];
+        for start in (0..self.rows).step_by(ROWS) {
+            for (i, to) in bytes.chunks_exact_mut((self.rows * size).max(1)).enumerate() {
+                for row in start..self.rows.min(start + ROWS) {
+                    let from = &self.row(row)[(first + i * every) * size..][..size];
+                    to[row * size..][..size].copy_from_slice(from);
+                }
+            }
+        }
+        let storage = self.stored_as(bytes);
+        Self::new(storage, count, self.rows)
+    }
+
     /// Copy with reordered rows; row `i` is row `from(i)` of this matrix.
     pub fn with_rows(&self, from: impl Fn(usize) -> usize) -> Self {
         let bytes = (0..self.rows).flat_map(|row| self.row(from(row))).copied().collect();
@@ -150,13 +181,17 @@ impl WeightMatrix {
 
     /// Matrix of the same shape and type with different bytes.
     fn copied(&self, bytes: Vec<u8>) -> Self {
-        let storage = match self.storage {
+        Self::new(self.stored_as(bytes), self.rows, self.cols)
+    }
+
+    /// `bytes` of this matrix's type.
+    fn stored_as(&self, bytes: Vec<u8>) -> Storage {
+        match self.storage {
             Storage::Bf16(_) => Storage::Bf16(bytes.into()),
             Storage::F16(_) => Storage::F16(bytes.into()),
             Storage::F32(_) => Storage::F32(bytes.into()),
             Storage::Blocks(kind, _) => Storage::Blocks(kind, bytes.into()),
-        };
-        Self::new(storage, self.rows, self.cols)
+        }
     }
 
     /// Number of rows, which are outputs.
@@ -214,5 +249,11 @@ mod tests {
         let turned = part.with_rows(|row| 1 - row).with_columns(|column| [2, 0, 1][column]);
         turned.widen_row(1, &mut row);
         assert_eq!((turned.rows(), row), (2, [27.0, 25.0, 26.0]));
+        let columns = whole.part(1..4, 0..10).columns(1, 4, 3);
+        columns.widen_row(2, &mut row);
+        assert_eq!((columns.rows(), columns.cols(), row), (3, 3, [19.0, 29.0, 39.0]));
+        let mut wide = [0.0; 10];
+        whole.every_row(4).widen_row(1, &mut wide);
+        assert_eq!((whole.every_row(4).rows(), wide[9]), (2, 49.0));
     }
 }

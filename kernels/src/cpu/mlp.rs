@@ -8,27 +8,56 @@ use super::{Cpu, for_each_row};
 use crate::gate::Gate;
 
 /// The function of a [`Gate`], as a type that kernels are compiled for. All of them are `x / (1 + exp(-z))`.
-pub(super) trait Activation {
+pub(super) trait Activation: Copy {
     /// `z` as a function of `x`.
-    fn logit(x: f32) -> f32;
+    fn logit(self, x: f32) -> f32;
+    /// Gate and up projection as they are used.
+    #[inline(always)]
+    fn inputs(self, gate: f32, up: f32) -> (f32, f32) {
+        (gate, up)
+    }
 }
 
 /// The function of [`Gate::Silu`].
+#[derive(Clone, Copy)]
 pub(super) struct Silu;
 
 impl Activation for Silu {
     #[inline(always)]
-    fn logit(x: f32) -> f32 {
+    fn logit(self, x: f32) -> f32 {
         x
     }
 }
 
+/// The function of [`Gate::Clamped`].
+#[derive(Clone, Copy)]
+pub(super) struct Clamped {
+    pub(super) alpha: f32,
+    pub(super) limit: f32,
+}
+
+impl Activation for Clamped {
+    #[inline(always)]
+    fn logit(self, x: f32) -> f32 {
+        self.alpha * x
+    }
+
+    #[inline(always)]
+    fn inputs(self, gate: f32, up: f32) -> (f32, f32) {
+        // Comparisons keep NaN, unlike `min` and `max`.
+        let most = |x: f32| if x > self.limit { self.limit } else { x };
+        let up = most(up);
+        (most(gate), if up < -self.limit { -self.limit } else { up } + 1.0)
+    }
+}
+
 /// [`Gate::GeluTanh`]: `0.5 * (1 + tanh(u))` is `1 / (1 + exp(-2 * u))`.
+#[derive(Clone, Copy)]
 pub(super) struct GeluTanh;
 
 impl Activation for GeluTanh {
     #[inline(always)]
-    fn logit(x: f32) -> f32 {
+    fn logit(self, x: f32) -> f32 {
         const TWICE_SQRT_2_PER_PI: f32 = 1.595_769;
         (x * x * x).mul_add(0.044_715, x) * TWICE_SQRT_2_PER_PI
     }
@@ -83,17 +112,19 @@ impl Kernel for Ungated<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         match self.activation {
-            Gate::Silu => activate::<Silu>(self.x, self.out),
-            Gate::GeluTanh => activate::<GeluTanh>(self.x, self.out),
+            Gate::Silu => activate(Silu, self.x, self.out),
+            Gate::GeluTanh => activate(GeluTanh, self.x, self.out),
+            Gate::Clamped { alpha, limit } => activate(Clamped { alpha, limit }, self.x, self.out),
         }
     }
 }
 
 /// Sets `out` to `activation(x)`.
 #[inline(always)]
-fn activate<F: Activation>(x: &[f32], out: &mut [f32]) {
+fn activate<F: Activation>(f: F, x: &[f32], out: &mut [f32]) {
     for (out, x) in out.iter_mut().zip(x) {
-        *out = *x / (1.0 + exp(-F::logit(*x)));
+        let (x, up) = f.inputs(*x, 1.0);
+        *out = x / (1.0 + exp(-f.logit(x))) * up;
     }
 }
 
@@ -111,18 +142,20 @@ impl Kernel for Row<'_> {
     fn run<S: Simd>(self, _: S) {
         self.out.copy_from_slice(self.gate);
         match self.activation {
-            Gate::Silu => gate_in_place::<Silu>(self.out, self.up),
-            Gate::GeluTanh => gate_in_place::<GeluTanh>(self.out, self.up),
+            Gate::Silu => gate_in_place(Silu, self.out, self.up),
+            Gate::GeluTanh => gate_in_place(GeluTanh, self.out, self.up),
+            Gate::Clamped { alpha, limit } => gate_in_place(Clamped { alpha, limit }, self.out, self.up),
         }
     }
 }
 
 /// Replaces `gate` by `activation(gate) * up`.
 #[inline(always)]
-pub(super) fn gate_in_place<F: Activation>(gate: &mut [f32], up: &[f32]) {
+pub(super) fn gate_in_place<F: Activation>(f: F, gate: &mut [f32], up: &[f32]) {
     // Element by element, so any vector width gives the same bits; the compiler vectorises it.
     for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = *gate / (1.0 + exp(-F::logit(*gate))) * up;
+        let (x, up) = f.inputs(*gate, *up);
+        *gate = x / (1.0 + exp(-f.logit(x))) * up;
     }
 }
 
@@ -166,6 +199,25 @@ mod tests {
     }
 
     #[test]
+    fn clamped_gates_agree_with_f64_and_keep_nan() {
+        let (rows, width, gate) = (3, 53, Gate::Clamped { alpha: 1.5, limit: 2.25 });
+        let mut gate_up: Vec<f32> =
+            (0..rows * 2 * width).map(|i| ((i * 71 % 997) as f32 - 498.0) * 0.01).collect();
+        (gate_up[0], gate_up[width + 1]) = (f32::NAN, f32::NAN);
+        for isa in Isa::available() {
+            let mut out = vec![0.0; rows * width];
+            glu(&mut Cpu::with_isa(2, isa), gate, &gate_up, width, &mut out);
+            assert!(out[0].is_nan() && out[1].is_nan(), "{}", isa.name());
+            for (i, got) in out.iter().enumerate().skip(2) {
+                let at = i / width * 2 * width + i % width;
+                let (gate, up) = (f64::from(gate_up[at]).min(2.25), f64::from(gate_up[at + width]));
+                let exact = gate / (1.0 + (-1.5 * gate).exp()) * (up.clamp(-2.25, 2.25) + 1.0);
+                assert!((f64::from(*got) - exact).abs() < 1e-5, "{got} for {exact}");
+            }
+        }
+    }
+
+    #[test]
     fn gelu_agrees_with_f64_on_every_instruction_set() {
         // The published formula cancels far below zero. Here the error is the exponent's rounding: half an
         // ulp of up to 88.
@@ -177,7 +229,7 @@ mod tests {
             let x = i as f32 * 0.01;
             let u = (2.0 / std::f64::consts::PI).sqrt() * (f64::from(x) + 0.044_715 * f64::from(x).powi(3));
             let mut got = [x];
-            gate_in_place::<GeluTanh>(&mut got, &[1.0]);
+            gate_in_place(GeluTanh, &mut got, &[1.0]);
             assert!((f64::from(got[0]) - 0.5 * f64::from(x) * (1.0 + u.tanh())).abs() < 1e-6, "gelu({x})");
         }
     }

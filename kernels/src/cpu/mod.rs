@@ -12,6 +12,7 @@ pub mod experts;
 pub mod input;
 pub mod join;
 pub mod kv_cache;
+pub mod latent;
 pub mod layer_norm;
 pub mod math;
 pub mod matmul;

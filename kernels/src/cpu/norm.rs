@@ -41,6 +41,26 @@ pub fn rms_norm_into(
     });
 }
 
+/// [`rms_norm_into`] of a part of each row. `x` is `[rows, stride]`, and the part starts at `first`.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn rms_norm_part_into(
+    cpu: &mut Cpu,
+    x: &[f32],
+    (stride, first): (usize, usize),
+    weight: &[f32],
+    eps: f32,
+    encoding: Encoding,
+    out: &mut Input,
+) {
+    let (width, isa) = (weight.len(), cpu.isa);
+    assert!(x.len().is_multiple_of(stride) && first + width <= stride, "x is [rows, stride]");
+    out.fill(cpu, encoding, x.len() / stride, width, |row, out| {
+        isa.run(Row { x: &x[row * stride + first..][..width], weight, eps, out });
+    });
+}
+
 /// Adds [`rms_norm`] of `x` to `residual`, row by row, for models that normalise a layer's output.
 ///
 /// # Panics

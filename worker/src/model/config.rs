@@ -173,6 +173,19 @@ mod tests {
     }
 
     #[test]
+    fn a_latent_is_cached_once_for_all_heads() {
+        // DeepSeek-V3's sizes are the defaults: 512 values of the latent, 64 of the rotated key.
+        let v3 = parse(json!({"model_type": "deepseek_v3"}), json!({})).unwrap().spec;
+        let of_type = |kind| v3.kv_bytes_per_token(kind);
+        assert_eq!((of_type(KvType::Bf16), of_type(KvType::Int8)), (2 * 576 * 2, 2 * (576 + 4)));
+        let latent = v3.attention.latent.unwrap();
+        assert_eq!((latent.query_rank, latent.query_dim(), v3.attention.value_dim()), (Some(1536), 192, 128));
+        let lite = json!({"model_type": "deepseek_v2", "q_lora_rank": null});
+        let lite = parse(lite, json!({})).unwrap().spec.attention.latent.unwrap();
+        assert_eq!(lite.query_rank, None);
+    }
+
+    #[test]
     fn keys_of_both_transformers_versions_are_read() {
         let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192, "rope_theta": 500000.0});
@@ -246,8 +259,8 @@ mod tests {
     #[test]
     fn an_unsupported_model_is_refused_with_field_value_and_remedy() {
         check_refused(
-            json!({"model_type": "gpt_oss"}),
-            &["model_type", "gpt_oss, LlamaFor", "llama", "qwen3"],
+            json!({"model_type": "gpt_neox"}),
+            &["model_type", "gpt_neox, LlamaFor", "llama", "qwen3"],
         );
         check_refused(json!({"model_type": "qwen3_next"}), &["qwen3_next", "the nearest is qwen3)"]);
         check_refused(
@@ -318,6 +331,37 @@ mod tests {
         check_refused(
             json!({"model_type": "qwen3_moe", "mlp_only_layers": "all"}),
             &["mlp_only_layers", "all"],
+        );
+        let latent = |field: &str, value: Value, words: &[&str]| {
+            for family in ["deepseek_v2", "deepseek_v3"] {
+                let mut changes = json!({"model_type": family});
+                changes[field] = value.clone();
+                check_refused(changes, words);
+            }
+        };
+        latent("num_key_value_heads", json!(2), &["num_key_value_heads", "2", "latent"]);
+        latent("topk_method", json!("random"), &["topk_method", "random"]);
+        latent("scoring_func", json!("tanh"), &["scoring_func", "tanh"]);
+        latent("moe_layer_freq", json!(2), &["moe_layer_freq", "2"]);
+        latent("attention_bias", json!(true), &["attention_bias", "true"]);
+        latent("qk_rope_head_dim", json!(7), &["qk_rope_head_dim", "7", "even"]);
+        latent("partial_rotary_factor", json!(0.5), &["partial_rotary_factor", "0.5"]);
+        latent("kv_lora_rank", json!(0), &["kv_lora_rank", "0"]);
+        check_refused(json!({"model_type": "deepseek_v2", "norm_topk_prob": true}), &["norm_topk_prob"]);
+        check_refused(json!({"model_type": "deepseek_v3", "n_group": 7}), &["n_group", "7", "divisor"]);
+        check_refused(
+            json!({"model_type": "llama4_text", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+            &["rope_scaling", "yarn", "llama3"],
+        );
+        check_refused(json!({"model_type": "llama4_text", "moe_layers": 3}), &["moe_layers", "3", "list"]);
+        check_refused(
+            json!({"model_type": "llama4_text", "layer_types": ["sliding_attention"]}),
+            &["layer_types", "chunked_attention"],
+        );
+        check_refused(json!({"model_type": "gpt_oss"}), &["rope_scaling", "missing"]);
+        check_refused(
+            json!({"model_type": "gpt_oss", "rope_parameters": {}, "swiglu_limit": "high"}),
+            &["swiglu_limit", "high"],
         );
         check_refused(json!({"tie_word_embeddings": "yes"}), &["tie_word_embeddings", "yes"]);
     }

@@ -127,7 +127,7 @@ pub const FORMATS: &[Format] = &[
     stored("GGUF Q4_0 to Q5_1 and Q8_0", "blocks of 32", BY_CODES, None),
     stored("GGUF IQ4_NL and MXFP4", "blocks of 32, codes looked up; 8 bits in memory", BY_CODES, None),
     stored("NVFP4 of compressed-tensors and ModelOpt", "4-bit floats in groups of 16", None, None),
-    stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", None, None),
+    stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", BY_FLOATS, None),
     stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
     flag(FormatSource::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
     flag(

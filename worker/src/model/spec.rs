@@ -48,8 +48,10 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Values per head; even.
+    /// Values per cached key, and so per query; even.
     pub head_dim: usize,
+    /// Latent attention: all heads read one key, the layer's latent.
+    pub latent: Option<LatentSpec>,
     /// Factor of the attention scores.
     pub scale: f32,
     /// Scores become `softcap * tanh(score / softcap)`.
@@ -62,6 +64,44 @@ pub struct AttentionSpec {
     pub qk_norm: QkNorm,
     /// Which values of a head are rotated together.
     pub pairs: HeadPairs,
+    /// Whether each query head has a sink, a logit without a value that takes part in the softmax (Xiao et
+    /// al. 2023).
+    pub has_sinks: bool,
+}
+
+/// Multi-head latent attention (DeepSeek-AI 2024). A token's keys and values of all heads are products of one
+/// latent vector, besides a part of the key that is rotated and the same for all heads. Latent and rotated
+/// part are the only cached key. Queries are multiplied by the heads' key matrices instead, and what they
+/// attend to by the heads' value matrices.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentSpec {
+    /// Width of the normalised vector from which queries are projected; `None` = the layer's input.
+    pub query_rank: Option<usize>,
+    /// Width of the latent vector.
+    pub rank: usize,
+    /// Values of a query that are not rotated.
+    pub plain: usize,
+    /// Values of a query that are rotated; even.
+    pub rotated: usize,
+    /// Values of a head's output.
+    pub value_dim: usize,
+    /// Added to the mean square in the norms of latent and query vector.
+    pub eps: f32,
+}
+
+impl LatentSpec {
+    /// Values of a head's query as projected.
+    pub fn query_dim(&self) -> usize {
+        self.plain + self.rotated
+    }
+
+    /// Index in the checkpoint of each value of `plain` values and the rotated ones after them; `None` if the
+    /// order is the same.
+    pub fn order(&self, plain: usize, is_interleaved: bool) -> Option<Vec<usize>> {
+        let pairs = HeadPairs { rotated: self.rotated, is_interleaved };
+        let rotated = pairs.order(self.rotated)?;
+        Some((0..plain).chain(rotated.into_iter().map(|i| plain + i)).collect())
+    }
 }
 
 /// Norms of queries and keys.
@@ -71,6 +111,8 @@ pub enum QkNorm {
     None,
     /// One norm per head, with weights shared by all heads.
     Heads,
+    /// One norm per head without weights, in layers that rotate.
+    Unweighted,
     /// One norm over all heads of a row.
     Row,
 }
@@ -114,10 +156,23 @@ pub struct LayerSpec {
     /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it. The cache
     /// keeps all of them.
     pub window: Option<u32>,
+    /// Whether windows do not slide: a token attends to those from the last multiple of the window on.
+    pub is_chunked: bool,
+    /// Scale of queries by their position, if any.
+    pub temperature: Option<Temperature>,
     /// Index of the layer's rotation in [`Spec::rotations`].
     pub rotation: usize,
     /// Feed-forward network of the layer.
     pub feed_forward: FeedForwardSpec,
+}
+
+/// Factor of a layer's queries, `1 + scale * ln(1 + floor((position + 1) / every))` (Nakanishi 2025).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    /// Positions from one change to the next.
+    pub every: u32,
+    /// Factor of the logarithm.
+    pub scale: f32,
 }
 
 /// A feed-forward network: gated, `down(activation(gate(x)) * up(x))` (Shazeer 2020), or ungated,
@@ -145,8 +200,24 @@ pub struct ExpertsSpec {
     pub routing: Routing,
     /// Whether scores are corrected before the selection.
     pub has_correction: bool,
+    /// Whether the router and the experts' matrices have biases.
+    pub has_bias: bool,
+    /// Order of values in a tensor that holds all experts.
+    pub fused: Fused,
     /// Shared network that all rows use besides their experts.
     pub shared: Option<SharedSpec>,
+}
+
+/// Order of values in a tensor that holds the matrices of all experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fused {
+    /// Rows are outputs; those of the gate come before those of up.
+    Outputs,
+    /// Rows are inputs; columns of the gate come before those of up.
+    Inputs,
+    /// Rows are inputs, and columns of gate and up alternate. In quantised checkpoints rows are outputs and
+    /// alternate likewise.
+    Alternating,
 }
 
 /// Shared network of a mixture of experts.
@@ -215,6 +286,21 @@ impl AttentionSpec {
     /// Width of a row's keys, and of its values, over all KV heads.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Values of a head's output, before the output projection.
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// Values of a head's query as projected.
+    pub fn query_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.query_dim())
+    }
+
+    /// Pairs of values that a rotation has angles for.
+    pub fn pairs(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rotated) / 2
     }
 
     /// Width of a row's queries, keys and values, which are stored one after the other.

@@ -10,7 +10,9 @@ use skein_kernels::leaves;
 use super::LoadError;
 use super::checkpoint::Weights;
 use super::checkpoint::quantised::CodedMatrix;
-use super::spec::{AttentionSpec, ExpertsSpec, FeedForwardSpec, NormKind, QkNorm, SharedSpec, Spec};
+use super::spec::{
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, NormKind, QkNorm, SharedSpec, Spec,
+};
 
 /// Role of a tensor in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,10 +21,17 @@ pub enum Role {
     Embedding,
     AttentionNorm,
     Query,
+    QueryDown,
+    QueryUp,
+    Latent,
+    LatentNorm,
+    HeadKey,
+    HeadValue,
     Key,
     Value,
     QueryNorm,
     KeyNorm,
+    Sinks,
     AttentionOutput,
     AttentionOutputNorm,
     FeedForwardNorm,
@@ -51,8 +60,14 @@ impl Role {
 /// Groups of matrices that read the same input. A device may stack them and multiply once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Product {
-    /// Query, key, value.
+    /// Query, key, value; with latent attention the latent, and the query or the vector it is projected from.
     Qkv,
+    /// Queries from the vector of latent attention.
+    QueryUp,
+    /// A head's queries in terms of the latent.
+    HeadKey,
+    /// A head's output from what it attended to.
+    HeadValue,
     /// Attention output projection.
     AttentionOutput,
     /// Gate and up projections.
@@ -96,6 +111,8 @@ pub struct Tensor {
     pub layer: Option<usize>,
     /// Expert index; `None` outside the experts.
     pub expert: Option<usize>,
+    /// Query head of a matrix that only one head uses.
+    pub head: Option<usize>,
     /// Role in the model.
     pub role: Role,
     /// Use of the tensor in computations.
@@ -117,6 +134,40 @@ pub enum StoredMatrix {
     Numbers(WeightMatrix),
     /// Codes of fewer bits.
     Codes(CodedMatrix),
+    /// Outputs that are columns of a stored matrix.
+    Columns(Columns),
+}
+
+/// A matrix whose outputs are some columns of a stored one. Packing copies them.
+#[derive(Clone)]
+pub struct Columns {
+    /// The stored matrix, `[inputs, columns]`.
+    pub stored: ColumnsOf,
+    /// Column of the first output.
+    pub first: usize,
+    /// Columns from one output to the next.
+    pub every: usize,
+    /// Number of outputs.
+    pub count: usize,
+}
+
+/// The matrix of [`Columns`].
+#[derive(Clone)]
+pub enum ColumnsOf {
+    /// 16- or 32-bit numbers.
+    Numbers(WeightMatrix),
+    /// Codes, which are decoded to 32-bit numbers, because a group of inputs would be a part of a column.
+    Codes(CodedMatrix),
+}
+
+impl ColumnsOf {
+    /// Number of rows, which are inputs.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.rows(),
+            Self::Codes(codes) => codes.rows(),
+        }
+    }
 }
 
 impl StoredMatrix {
@@ -125,6 +176,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.rows(),
             Self::Codes(codes) => codes.rows(),
+            Self::Columns(columns) => columns.count,
         }
     }
 
@@ -133,6 +185,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.cols(),
             Self::Codes(codes) => codes.cols(),
+            Self::Columns(columns) => columns.stored.rows(),
         }
     }
 
@@ -141,6 +194,7 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.storage().blocks().is_some(),
             Self::Codes(_) => true,
+            Self::Columns(_) => false,
         }
     }
 
@@ -149,6 +203,10 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.len_bytes(),
             Self::Codes(codes) => codes.len_bytes(),
+            Self::Columns(Columns { stored: ColumnsOf::Numbers(stored), count, .. }) => {
+                stored.storage().bytes_of(stored.rows() * count)
+            }
+            Self::Columns(Columns { stored: ColumnsOf::Codes(stored), .. }) => stored.len_bytes(),
         }
     }
 
@@ -163,6 +221,14 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => Ok(Self::Numbers(numbers.part(rows, cols))),
             Self::Codes(codes) => codes.part(rows, cols).map(Self::Codes),
+            Self::Columns(Columns { stored, first, every, .. }) => {
+                let stored = match stored {
+                    ColumnsOf::Numbers(numbers) => ColumnsOf::Numbers(numbers.part(cols, 0..numbers.cols())),
+                    ColumnsOf::Codes(codes) => ColumnsOf::Codes(codes.part(cols, 0..codes.cols())?),
+                };
+                let (first, every, count) = (first + rows.start * every, *every, rows.len());
+                Ok(Self::Columns(Columns { stored, first, every, count }))
+            }
         }
     }
 }
@@ -176,6 +242,24 @@ pub struct Stored {
     pub shape: Vec<usize>,
     /// First row of the tensor within the stored one, which may have more rows.
     pub first_row: usize,
+    /// Which values from that row on are the tensor's outputs.
+    pub place: Place,
+}
+
+/// Outputs of a tensor within a stored one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Consecutive rows.
+    Rows,
+    /// Rows that are this many apart.
+    EveryRow(usize),
+    /// Columns; each row is an input.
+    Columns {
+        /// Column of the first output.
+        first: usize,
+        /// Columns from one output to the next.
+        every: usize,
+    },
 }
 
 impl Tensor {
@@ -188,7 +272,7 @@ impl Tensor {
     /// which they do by whole heads.
     pub fn leaves(&self, spec: &Spec) -> usize {
         match self.kind {
-            Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.head_dim),
+            Kind::Matrix(Product::AttentionOutput, _) => leaves::count(self.cols, spec.attention.value_dim()),
             Kind::Matrix(Product::Down, _) => leaves::count(self.cols, 1),
             _ => 1,
         }
@@ -209,13 +293,41 @@ impl Tensor {
     /// # Errors
     /// If it is missing or has the wrong type or shape.
     pub fn find_stored(&self, weights: &Weights) -> Result<WeightMatrix, LoadError> {
+        match (self.find_numbers(weights)?, self.kind) {
+            (
+                StoredMatrix::Columns(Columns { stored: ColumnsOf::Numbers(stored), first, every, count }),
+                _,
+            ) => {
+                let columns = stored.columns(first, every, count);
+                let is_vector = !matches!(self.kind, Kind::Table | Kind::Matrix(..));
+                let (rows, cols) = if is_vector { (1, count) } else { (count, columns.cols()) };
+                Ok(WeightMatrix::new(columns.storage().clone(), rows, cols))
+            }
+            (StoredMatrix::Numbers(numbers), Kind::Table | Kind::Matrix(..)) => Ok(numbers),
+            (StoredMatrix::Numbers(numbers), _) => {
+                Ok(WeightMatrix::new(numbers.storage().clone(), 1, self.rows))
+            }
+            (StoredMatrix::Codes(_) | StoredMatrix::Columns(_), _) => {
+                unreachable!("only numbers are looked for")
+            }
+        }
+    }
+
+    /// Finds the tensor's numbers in `weights`: a matrix, or a vector as one column.
+    fn find_numbers(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
         let exists = self.stored.iter().find(|stored| weights.contains(&stored.name));
-        let Stored { name, shape, first_row } = exists.unwrap_or(&self.stored[0]);
-        let storage = weights.rows(name, shape, *first_row..*first_row + self.rows)?;
-        Ok(match self.kind {
-            Kind::Table | Kind::Matrix(..) => WeightMatrix::new(storage, self.rows, self.cols),
-            Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => {
-                WeightMatrix::new(storage, 1, self.rows)
+        let Stored { name, shape, first_row, place } = exists.unwrap_or(&self.stored[0]);
+        let read = |rows: usize| weights.rows(name, shape, *first_row..*first_row + rows);
+        Ok(match *place {
+            Place::Rows => StoredMatrix::Numbers(WeightMatrix::new(read(self.rows)?, self.rows, self.cols)),
+            Place::EveryRow(every) => {
+                let rows = (self.rows - 1) * every + 1;
+                StoredMatrix::Numbers(WeightMatrix::new(read(rows)?, rows, self.cols).every_row(every))
+            }
+            Place::Columns { first, every } => {
+                let columns = shape[shape.len() - 1];
+                let stored = ColumnsOf::Numbers(WeightMatrix::new(read(self.cols)?, self.cols, columns));
+                StoredMatrix::Columns(Columns { stored, first, every, count: self.rows })
             }
         })
     }
@@ -226,15 +338,34 @@ impl Tensor {
     /// If it is missing or has the wrong type or shape.
     pub fn find_matrix(&self, weights: &Weights) -> Result<StoredMatrix, LoadError> {
         if weights.scheme().is_some() && !self.stored.iter().any(|stored| weights.has_numbers(&stored.name)) {
-            for Stored { name, shape, first_row } in self.stored.iter().filter(|it| it.shape.len() == 2) {
-                let shape = (shape[0], shape[1]);
-                if let Some(codes) = weights.codes(name, shape)? {
-                    let part = codes.part(*first_row..*first_row + self.rows, 0..self.cols)?;
-                    return Ok(StoredMatrix::Codes(part));
+            for stored in &self.stored {
+                if let Some(codes) = self.find_codes(weights, stored)? {
+                    return Ok(codes);
                 }
             }
         }
-        self.find_stored(weights).map(StoredMatrix::Numbers)
+        self.find_numbers(weights)
+    }
+
+    /// Finds the matrix in `weights` as codes stored there.
+    fn find_codes(&self, weights: &Weights, stored: &Stored) -> Result<Option<StoredMatrix>, LoadError> {
+        let Stored { name, shape, first_row, place } = stored;
+        let (last, outer) = shape.split_last().unwrap_or_else(|| unreachable!("a shape has sizes"));
+        let codes = |outer: &[usize]| weights.codes(name, (outer.iter().product(), *last));
+        Ok(match *place {
+            Place::Rows => {
+                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, 1, self.rows)))
+            }
+            Place::EveryRow(every) => {
+                codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, every, self.rows)))
+            }
+            // Formats of codes have outputs as rows: a matrix that is turned, not a tensor of experts.
+            Place::Columns { first, every } if outer.len() == 1 => codes(outer)?.map(|codes| {
+                let stored = ColumnsOf::Codes(codes.every(*first_row, 1, self.cols));
+                StoredMatrix::Columns(Columns { stored, first, every, count: self.rows })
+            }),
+            Place::Columns { .. } => None,
+        })
     }
 
     /// Row in the checkpoint of row `row` of a matrix.
@@ -382,11 +513,17 @@ impl<'a> List<'a> {
             self.norm(Role::AttentionNorm, hidden);
         }
         let rotated = |role, rows| Part { role, rows, is_rotated: true };
+        if let Some(latent) = &attention.latent {
+            self.latent(attention.heads, latent);
+            let (output, cols) =
+                ([Part::new(Role::AttentionOutput, hidden)], attention.heads * latent.value_dim);
+            return self.product(Product::AttentionOutput, &output, cols, attention.has_output_bias);
+        }
         let inputs =
             [rotated(Role::Query, q_width), rotated(Role::Key, kv_width), Part::new(Role::Value, kv_width)];
         self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
         let of_heads = match attention.qk_norm {
-            QkNorm::None => None,
+            QkNorm::None | QkNorm::Unweighted => None,
             QkNorm::Heads => Some((attention.head_dim, attention.head_dim)),
             QkNorm::Row => Some((q_width, kv_width)),
         };
@@ -394,10 +531,53 @@ impl<'a> List<'a> {
             self.add(rotated(Role::QueryNorm, query), Kind::Norm, 1, &[]);
             self.add(rotated(Role::KeyNorm, key), Kind::Norm, 1, &[]);
         }
+        if attention.has_sinks {
+            self.add(Part::new(Role::Sinks, attention.heads), Kind::Values, 1, &[]);
+        }
         let output = [Part::new(Role::AttentionOutput, hidden)];
         self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
         if place.has_outputs() {
             self.norm(Role::AttentionOutputNorm, hidden);
+        }
+    }
+
+    /// Tensors of latent attention before the output projection.
+    fn latent(&mut self, heads: usize, latent: &LatentSpec) {
+        let LatentSpec { query_rank, rank, plain, rotated, value_dim, .. } = *latent;
+        let queries = |role| Part { role, rows: heads * latent.query_dim(), is_rotated: true };
+        let query = query_rank.map_or(queries(Role::Query), |rank| Part::new(Role::QueryDown, rank));
+        let inputs = [Part { role: Role::Latent, rows: rank + rotated, is_rotated: true }, query];
+        self.product(Product::Qkv, &inputs, self.spec.hidden_size, false);
+        self.add(Part::new(Role::LatentNorm, rank), Kind::Norm, 1, &[]);
+        if let Some(rank) = query_rank {
+            self.add(Part::new(Role::QueryNorm, rank), Kind::Norm, 1, &[]);
+            self.product(Product::QueryUp, &[queries(Role::QueryUp)], rank, false);
+        }
+        // One stored matrix has the rows of each head's keys and then values. Keys are needed turned.
+        let (each, columns) = (plain + value_dim, Place::Columns { first: 0, every: 1 });
+        for head in 0..heads {
+            let shape = vec![heads * each, rank];
+            let first_row = head * each;
+            let key = (Product::HeadKey, rank, plain, first_row, columns);
+            self.of_head(head, Role::HeadKey, key, shape.clone());
+            let value = (Product::HeadValue, value_dim, rank, first_row + plain, Place::Rows);
+            self.of_head(head, Role::HeadValue, value, shape);
+        }
+    }
+
+    /// Adds a matrix of one head, which is part of a tensor with this shape.
+    fn of_head(
+        &mut self,
+        head: usize,
+        role: Role,
+        (product, rows, cols, first_row, place): (Product, usize, usize, usize, Place),
+        shape: Vec<usize>,
+    ) {
+        self.add(Part::new(role, rows), Kind::Matrix(product, 0), cols, &[]);
+        let tensor = self.tensors.last_mut().unwrap_or_else(|| unreachable!("it was just added"));
+        tensor.head = Some(head);
+        for stored in &mut tensor.stored {
+            (stored.shape, stored.first_row, stored.place) = (shape.clone(), first_row, place);
         }
     }
 
@@ -408,12 +588,13 @@ impl<'a> List<'a> {
             self.norm(Role::FeedForwardNorm, hidden);
         }
         if let Some(experts) = network.experts {
-            self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, false);
+            let has_bias = experts.has_bias;
+            self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, has_bias);
             for expert in 0..experts.count {
                 self.expert = Some(expert);
                 let inputs = [Role::ExpertGate, Role::ExpertUp].map(|role| Part::new(role, inner));
-                self.product(Product::GateUp, &inputs, hidden, false);
-                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, false);
+                self.product(Product::GateUp, &inputs, hidden, has_bias);
+                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, has_bias);
             }
             self.expert = None;
             self.beside_experts(experts);
@@ -466,18 +647,25 @@ impl<'a> List<'a> {
     fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
         let stored: Vec<Stored> = (self.spec.names)(part.role)
             .iter()
-            .map(|name| self.stored(name, part, kind, cols, stack))
+            .flat_map(|name| self.stored(name, part, kind, cols, stack))
             .collect();
         let attention = &self.spec.attention;
-        let order = if part.is_rotated { attention.pairs.order(attention.head_dim) } else { None };
+        let order = match (part.is_rotated, attention.latent) {
+            (false, _) => None,
+            (true, None) => attention.pairs.order(attention.head_dim),
+            (true, Some(latent)) => {
+                let plain = if part.role == Role::Latent { latent.rank } else { latent.plain };
+                latent.order(plain, attention.pairs.is_interleaved)
+            }
+        };
         let (layer, expert, Part { role, rows, .. }) = (self.layer, self.expert, part);
         let name = stored[0].name.clone();
-        self.tensors.push(Tensor { name, layer, expert, role, kind, rows, cols, stored, order });
+        self.tensors.push(Tensor { name, layer, expert, head: None, role, kind, rows, cols, stored, order });
     }
 
-    /// Location of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
+    /// Locations of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
     /// tensor; if an expert's name has no `{}`, the tensor holds all experts.
-    fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Stored {
+    fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Vec<Stored> {
         let has_name = |other: &&Part| (self.spec.names)(other.role).contains(&name);
         let together = || stack.iter().filter(has_name);
         let rows_of = |parts: &mut dyn Iterator<Item = &Part>| parts.map(|part| part.rows).sum::<usize>();
@@ -491,22 +679,75 @@ impl<'a> List<'a> {
         let is_vector = !matches!(kind, Kind::Table | Kind::Matrix(..));
         let of_rows = |rows| if is_vector { vec![rows] } else { vec![rows, cols] };
         let prefix = self.layer.map_or(String::new(), |layer| format!("model.layers.{layer}."));
-        match (
-            self.expert,
-            self.spec.layers.get(self.layer.unwrap_or_default()).and_then(|it| it.feed_forward.experts),
-        ) {
-            (Some(expert), Some(experts)) if !name.contains("{}") => Stored {
-                name: format!("{prefix}{name}"),
-                shape: vec![experts.count, all, cols],
-                first_row: expert * all + before,
-            },
-            (Some(expert), _) => Stored {
-                name: format!("{prefix}{}{end}", name.replace("{}", &expert.to_string())),
-                shape: of_rows(all),
-                first_row: before,
-            },
-            _ => Stored { name: format!("{prefix}{name}{end}"), shape: of_rows(all), first_row: before },
+        let experts =
+            self.spec.layers.get(self.layer.unwrap_or_default()).and_then(|it| it.feed_forward.experts);
+        match (self.expert, experts) {
+            (Some(expert), Some(experts)) if !name.contains("{}") => {
+                let name = format!("{prefix}{name}");
+                let (parts, index) = (together().count(), together().take_while(|it| it.role != part.role));
+                let fused = FusedPart { name, cols, all, before, parts, index: index.count() };
+                if is_vector { fused.biases(experts, expert) } else { fused.matrices(experts, expert) }
+            }
+            (expert, _) => {
+                let name = expert.map_or(name.to_owned(), |expert| name.replace("{}", &expert.to_string()));
+                let name = format!("{prefix}{name}{end}");
+                vec![Stored { name, shape: of_rows(all), first_row: before, place: Place::Rows }]
+            }
         }
+    }
+}
+
+/// A part of a tensor that holds all experts of a layer.
+struct FusedPart {
+    /// Name of the stored tensor.
+    name: String,
+    /// Inputs of its matrices.
+    cols: usize,
+    /// Outputs of all parts of an expert.
+    all: usize,
+    /// Outputs of the parts before this one.
+    before: usize,
+    /// Number of parts.
+    parts: usize,
+    /// Index of this part.
+    index: usize,
+}
+
+impl FusedPart {
+    /// Where the matrix of an expert may be.
+    fn matrices(self, experts: ExpertsSpec, expert: usize) -> Vec<Stored> {
+        let Self { name, cols, all, before, parts, index } = self;
+        let by_outputs = vec![experts.count, all, cols];
+        let by_inputs = |first, every| Stored {
+            name: name.clone(),
+            shape: vec![experts.count, cols, all],
+            first_row: expert * cols,
+            place: Place::Columns { first, every },
+        };
+        match experts.fused {
+            Fused::Outputs => {
+                let first_row = expert * all + before;
+                vec![Stored { name, shape: by_outputs, first_row, place: Place::Rows }]
+            }
+            Fused::Inputs => vec![by_inputs(before, 1)],
+            // Codes have the outputs as rows.
+            Fused::Alternating => {
+                let (numbers, place) = (by_inputs(index, parts), Place::EveryRow(parts));
+                let first_row = expert * all + index;
+                vec![numbers, Stored { name, shape: by_outputs, first_row, place }]
+            }
+        }
+    }
+
+    /// Where the biases of an expert are.
+    fn biases(self, experts: ExpertsSpec, expert: usize) -> Vec<Stored> {
+        let Self { name, all, before, parts, index, .. } = self;
+        let (first, every) = match experts.fused {
+            Fused::Alternating => (index, parts),
+            Fused::Outputs | Fused::Inputs => (before, 1),
+        };
+        let (name, shape) = (format!("{name}_bias"), vec![experts.count, all]);
+        vec![Stored { name, shape, first_row: expert, place: Place::Columns { first, every } }]
     }
 }
 
@@ -574,6 +815,7 @@ mod tests {
             name: name.into(),
             shape: shape.to_vec(),
             first_row,
+            place: Place::Rows,
         };
         assert_eq!(up[0], stored("model.layers.1.block_sparse_moe.experts.2.w3.weight", &[80, 64], 0));
         assert_eq!(up[1], stored("model.layers.1.mlp.experts.gate_up_proj", &[3, 160, 64], 2 * 160 + 80));

@@ -4,8 +4,9 @@
 //! Queries, gate, up and the head are divided by their outputs. Attention output and down are divided by
 //! their inputs, at [leaves](skein_kernels::leaves), so that sums have the same bits with any number of
 //! ranks. A rank has the KV heads that its query heads read; ranks may have the same ones. Norms, and biases
-//! added after the ranks' sums are joined, are on every rank. Each expert is whole on one rank, given by a
-//! table.
+//! added after the ranks' sums are joined, are on every rank. The latent of latent attention is computed and
+//! cached on every rank; the matrices of a head are on the rank that has the head. Each expert is whole on
+//! one rank, given by a table.
 //!
 //! A pipeline also divides the layers: each *stage* has consecutive layers, which its ranks divide.
 
@@ -186,18 +187,19 @@ impl Shard {
 
     /// Part of `tensor` on this rank.
     pub fn part(&self, spec: &Spec, tensor: &Tensor) -> Part {
-        let head_dim = spec.attention.head_dim;
-        let wide = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let wide = |heads: &Range<usize>, dim: usize| heads.start * dim..heads.end * dim;
         let (mut rows, mut cols) = (0..tensor.rows, 0..tensor.cols);
         let mut leaves = tensor.leaves(spec);
-        let is_elsewhere = |expert: usize| self.experts[expert] != self.rank;
-        if !self.is_in_stage(spec, tensor) || tensor.expert.is_some_and(is_elsewhere) {
+        let is_elsewhere = tensor.expert.is_some_and(|expert| self.experts[expert] != self.rank)
+            || tensor.head.is_some_and(|head| !self.heads.contains(&head));
+        if !self.is_in_stage(spec, tensor) || is_elsewhere {
             return Part { rows: 0..0, cols, leaves };
         }
         match (tensor.kind, tensor.role) {
             (Kind::Table, _) | (_, Role::Head) => rows = self.vocabulary.clone(),
-            (_, Role::Query) => rows = wide(&self.heads),
-            (_, Role::Key | Role::Value) => rows = wide(&self.kv_heads),
+            (_, Role::Query | Role::QueryUp) => rows = wide(&self.heads, spec.attention.query_dim()),
+            (_, Role::Sinks) => rows = self.heads.clone(),
+            (_, Role::Key | Role::Value) => rows = wide(&self.kv_heads, spec.attention.head_dim),
             (_, Role::Gate | Role::Up) => rows = share(tensor.rows, self.rank, self.ranks),
             _ if is_divided_by_inputs(tensor) => {
                 cols = share(tensor.cols, self.rank, self.ranks);

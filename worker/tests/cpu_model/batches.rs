@@ -56,8 +56,9 @@ pub fn sample(sequence: &Sequence, batch: &mut Batch, params: &Arc<SamplingParam
     sequence.sample(batch, params, Draw { prompt_len, ..Draw::default() });
 }
 
-/// Models whose layers differ: dense, with windows and two rotations, with experts.
-pub const KINDS: [&str; 3] = ["llama-gqa", "gemma3", "mixtral-v5"];
+/// Models whose layers differ: dense, with windows and two rotations, with experts, with sinks and coded
+/// experts, with latent attention.
+pub const KINDS: [&str; 6] = ["llama-gqa", "gemma3", "mixtral-v5", "gpt-oss-mxfp4", "deepseek-v3", "llama4"];
 
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
 pub fn small_backend(model: &str, kv_blocks: u32) -> CpuBackend {

@@ -10,6 +10,7 @@ mod golden;
 mod goldens;
 mod groups;
 mod invariance;
+mod latent;
 mod overlap;
 mod quantised;
 mod ranks;

@@ -198,7 +198,10 @@ fn every_family_gives_the_same_bits_on_any_number_of_ranks() {
 fn later_families_give_the_same_bits_too() {
     let rope = json!({"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75});
     let moe = json!({"num_key_value_heads": 8, "num_experts": 6, "num_local_experts": 6,
-        "num_experts_per_tok": 3, "moe_intermediate_size": 96});
+        "num_experts_per_tok": 3, "moe_intermediate_size": 96, "intermediate_size_mlp": 512});
+    // A KV head for each query head means that attention is not grouped; all ranks cache the latent.
+    let latent = json!({"num_key_value_heads": 8, "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "v_head_dim": 32, "moe_intermediate_size": 96, "first_k_dense_replace": 1});
     for (name, changes) in [
         ("phi3-v5", json!({"rope_parameters": rope})),
         ("gemma3", json!({})),
@@ -212,7 +215,11 @@ fn later_families_give_the_same_bits_too() {
         ("cohere2-v5", json!({})),
         ("mixtral", moe.clone()),
         ("olmoe", moe.clone()),
-        ("qwen3-moe", moe),
+        ("qwen3-moe", moe.clone()),
+        ("gpt-oss", moe.clone()),
+        ("llama4", moe.clone()),
+        ("deepseek-v2", latent.clone()),
+        ("deepseek-v3-v5", latent),
     ] {
         let mut changes = changes;
         changes["hidden_size"] = json!(256); // some families derive head_dim from it

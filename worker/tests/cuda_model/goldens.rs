@@ -64,8 +64,12 @@ fn every_model_agrees_or_is_refused() {
     let expected = [
         "cohere2: layer normalisation",
         "cohere: layer normalisation",
+        "deepseek_v2: a mixture of experts",
+        "deepseek_v3: a mixture of experts",
         "glm4_moe: a mixture of experts",
+        "gpt_oss: a mixture of experts",
         "granitemoe: a mixture of experts",
+        "llama4_text: a mixture of experts",
         "mixtral: a mixture of experts",
         "olmo2: inputs of layers that are not normalised",
         "olmoe: a mixture of experts",

@@ -35,6 +35,20 @@ pub(super) trait Element {
     /// # Safety
     /// The row has that many factors.
     unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> Self::Factor<S>;
+    /// Loads dimension `i` of the keys at `keys`, widened.
+    ///
+    /// # Safety
+    /// The keys have this dimension.
+    unsafe fn dimension<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V;
+    /// Loads factors `i..i + 16` of a row written by [`Element::put`].
+    ///
+    /// # Safety
+    /// The row has that many factors.
+    #[inline(always)]
+    unsafe fn factors<S: Simd>(s: S, row: *const f32, i: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { s.load(row.add(i)) }
+    }
     /// Adds each lane's products to `sum`, the last number's first.
     fn mul_add<S: Simd>(s: S, factor: Self::Factor<S>, operand: Self::Operand<S>, sum: S::V) -> S::V;
     /// As [`Element::mul_add`], but with only the first number of each lane.
@@ -80,6 +94,12 @@ macro_rules! widened {
             }
 
             #[inline(always)]
+            unsafe fn dimension<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V {
+                // SAFETY: the caller guarantees that the keys have this dimension.
+                unsafe { Self::load(s, keys.add(i * Self::BYTES)) }
+            }
+
+            #[inline(always)]
             fn mul_add<S: Simd>(s: S, factor: S::V, operand: S::V, sum: S::V) -> S::V {
                 s.fma(factor, operand, sum)
             }
@@ -117,6 +137,13 @@ impl Element for Bf16 {
     unsafe fn factor<S: Simd>(s: S, row: *const f32, i: usize) -> Self::Factor<S> {
         // SAFETY: the caller guarantees that the row has both factors.
         unsafe { (s.splat(*row.add(i)), s.splat(*row.add(i + 1))) }
+    }
+
+    #[inline(always)]
+    unsafe fn dimension<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V {
+        // SAFETY: the caller guarantees that the keys have this dimension.
+        let (even, odd) = unsafe { Self::load(s, keys.add(i / 2 * Self::BYTES)) };
+        if i.is_multiple_of(2) { even } else { odd }
     }
 
     #[inline(always)]
@@ -159,6 +186,18 @@ impl Element for Bf16Dot {
         // SAFETY: the caller guarantees that the row has both factors. They are adjacent, in half the space
         // of `f32`.
         s.splat_pair(unsafe { *row.cast::<u32>().add(i / 2) })
+    }
+
+    #[inline(always)]
+    unsafe fn dimension<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Bf16::dimension(s, keys, i) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors<S: Simd>(s: S, row: *const f32, i: usize) -> S::V {
+        // SAFETY: guaranteed by the caller; the factors are halves.
+        unsafe { s.load_bf16(row.cast::<u16>().add(i).cast()) }
     }
 
     #[inline(always)]

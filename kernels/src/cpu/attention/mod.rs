@@ -11,6 +11,10 @@
 //! A sliding window excludes the positions before it; chunk boundaries stay where they are. A softcap is
 //! applied to a chunk's scores before its softmax. A sink is added to the sum of weights after all chunks.
 //!
+//! In a latent cache (DeepSeek-AI 2024) a value is the start of its key and is read from there. Lane `i` of
+//! sixteen then is one chain over the positions `p` with `p % 16 == i`, and the lanes are added in ascending
+//! order.
+//!
 //! A [`plan`] divides the rows into tiles, so that several queries share each read, and divides the chunks of
 //! long contexts into runs, so that all threads have work.
 
@@ -64,6 +68,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// A row sees its own position and the `window - 1` before it; `None`: all before it.
     pub window: Option<u32>,
+    /// Whether windows do not slide: a row sees the positions from the last multiple of the window on.
+    pub is_chunked: bool,
     /// If set, scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
     /// `[heads]`: a logit that takes part in the softmax but has no value.
@@ -89,7 +95,12 @@ pub struct Scratch {
     states: Vec<f32>,
 }
 
-/// Computes attention for all `sequences`; `out` is `[rows, heads * head_dim]`.
+/// First position that the row at `position` sees.
+fn seen_from(position: usize, window: usize, is_chunked: bool) -> usize {
+    if is_chunked { position / window * window } else { (position + 1).saturating_sub(window) }
+}
+
+/// Computes attention for all `sequences`; `out` is `[rows, heads * value_dim]`.
 ///
 /// # Panics
 /// If the shapes disagree or a block table is too short.
@@ -102,11 +113,14 @@ pub fn attend(
 ) {
     let shape = a.cache.shape();
     let group = a.group;
-    let width = a.heads * shape.head_dim;
+    let width = a.heads * shape.value_dim();
     let rows = a.q.len() / a.stride;
     let end = a.skipped + a.heads;
     let is_covered = a.skipped < group && end.div_ceil(group.max(1)) == shape.kv_heads;
-    assert!(is_covered && width <= a.stride, "every KV head has query heads, and every query head a KV head");
+    assert!(
+        is_covered && a.heads * shape.head_dim <= a.stride,
+        "every KV head has query heads, and every query head a KV head"
+    );
     assert!(a.q.len() == rows * a.stride && out.len() == rows * width, "q and out have the same rows");
     for sequence in sequences {
         let context = sequence.position + sequence.rows.len();
@@ -121,7 +135,10 @@ pub fn attend(
     let threads = cpu.threads.count();
     let plan = &mut plans[usize::from(window.is_some())];
     let window = window.unwrap_or(usize::MAX);
-    plan.make(PlanShape { threads, group, kv_heads: shape.kv_heads, window, state }, sequences);
+    plan.make(
+        PlanShape { threads, group, kv_heads: shape.kv_heads, window, is_chunked: a.is_chunked, state },
+        sequences,
+    );
     buffers.resize_with(threads, ThreadScratch::default);
     if states.len() < plan.states() * state {
         states.resize(plan.states() * state, 0.0);

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{CHUNK, Rows};
+use super::{CHUNK, Rows, seen_from};
 
 /// Most queries (rows times query heads of one KV head) per tile, unless a single row has more. They share
 /// each read of a chunk, which stays in the second-level cache until then.
@@ -23,6 +23,8 @@ pub(super) struct PlanShape {
     pub(super) kv_heads: usize,
     /// Most positions that a row sees, including its own.
     pub(super) window: usize,
+    /// Whether windows start at their multiples.
+    pub(super) is_chunked: bool,
     /// Number of `f32` in a query's state.
     pub(super) state: usize,
 }
@@ -87,7 +89,7 @@ impl Plan {
         };
         let chunks = |index: usize, rows: &Range<usize>| {
             let position = sequences[index].position;
-            let seen_from = (position + rows.start + 1).saturating_sub(shape.window);
+            let seen_from = seen_from(position + rows.start, shape.window, shape.is_chunked);
             seen_from / CHUNK..(position + rows.end).div_ceil(CHUNK)
         };
         let total: usize = tiles().map(|(index, rows)| rows.len() * chunks(index, &rows).len()).sum();
@@ -153,12 +155,17 @@ mod tests {
     /// Checks that the plan's pieces cover every chunk of every row and head once; returns the number of
     /// pieces.
     fn check(threads: usize, group: usize, sequences: &[Rows<'_>]) -> usize {
-        check_window(threads, group, usize::MAX, sequences)
+        check_window(threads, group, (usize::MAX, false), sequences)
     }
 
-    fn check_window(threads: usize, group: usize, window: usize, sequences: &[Rows<'_>]) -> usize {
+    fn check_window(
+        threads: usize,
+        group: usize,
+        (window, is_chunked): (usize, bool),
+        sequences: &[Rows<'_>],
+    ) -> usize {
         let mut plan = Plan::default();
-        plan.make(PlanShape { threads, group, kv_heads: 2, window, state: 80 }, sequences);
+        plan.make(PlanShape { threads, group, kv_heads: 2, window, is_chunked, state: 80 }, sequences);
         let mut taken = std::collections::BTreeSet::new();
         let mut states = std::collections::BTreeSet::new();
         for piece in plan.pieces() {
@@ -181,7 +188,7 @@ mod tests {
         for (index, sequence) in sequences.iter().enumerate() {
             for row in 0..sequence.rows.len() {
                 let context = sequence.position + row + 1;
-                for chunk in context.saturating_sub(window) / CHUNK..context.div_ceil(CHUNK) {
+                for chunk in seen_from(context - 1, window, is_chunked) / CHUNK..context.div_ceil(CHUNK) {
                     assert!((0..2).all(|head| taken.contains(&(index, row, head, chunk))));
                 }
             }
@@ -209,9 +216,10 @@ mod tests {
         for (threads, window) in
             [1, 2, 8].into_iter().flat_map(|t| [1, 2, 255, 256, 257, 4096].map(|w| (t, w)))
         {
-            check_window(threads, 7, window, &batch);
+            check_window(threads, 7, (window, false), &batch);
+            check_window(threads, 7, (window, true), &batch);
         }
-        assert_eq!(check_window(2, 7, 200, &[rows(0, 1, 32_767)]), 2, "one chunk of 128");
+        assert_eq!(check_window(2, 7, (200, false), &[rows(0, 1, 32_767)]), 2, "one chunk of 128");
     }
 
     #[test]
@@ -220,7 +228,14 @@ mod tests {
         let sequences = [rows(0, 1, 10_000)];
         for _ in 0..2 {
             plan.make(
-                PlanShape { threads: 2, group: 4, kv_heads: 1, window: usize::MAX, state: 80 },
+                PlanShape {
+                    threads: 2,
+                    group: 4,
+                    kv_heads: 1,
+                    window: usize::MAX,
+                    is_chunked: false,
+                    state: 80,
+                },
                 &sequences,
             );
             let split = plan.pieces()[0].split.expect("long contexts are split");

@@ -11,7 +11,7 @@ use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
 use super::tile::{Attend, Chunk, MAX_QUERIES, Queries, SCORE_STRIDE, TILES_PER_CHUNK, Tiles};
-use super::{Attention, CHUNK, Rows};
+use super::{Attention, CHUNK, Rows, seen_from};
 
 /// One piece of a plan with its inputs and outputs.
 pub(super) struct Task<'a> {
@@ -125,7 +125,7 @@ impl<'a> Task<'a> {
     /// First position that query `i` sees.
     #[inline(always)]
     fn seen_from(&self, i: usize) -> usize {
-        self.context(i).saturating_sub(self.window)
+        seen_from(self.context(i) - 1, self.window, self.a.is_chunked)
     }
 
     /// Factor that the softmax applies to scores; capped scores are already scaled.
@@ -244,7 +244,12 @@ impl<'a> Task<'a> {
         let (position, rows) = (self.rows().position + self.piece.rows.start, self.piece.rows.len());
         // Skip rows before the chunk, and rows whose window starts after it.
         let mut first = chunk.start.saturating_sub(position).min(rows) * self.heads.len();
-        let last_position = (chunk.start + CHUNK).saturating_add(self.window - 1);
+        let end = chunk.start + CHUNK;
+        let last_position = if self.a.is_chunked {
+            end.div_ceil(self.window).saturating_mul(self.window)
+        } else {
+            end.saturating_add(self.window - 1)
+        };
         let all = last_position.saturating_sub(position).min(rows) * self.heads.len();
         let mut prefetch_next = true;
         while first < all {
@@ -298,10 +303,10 @@ impl<'a> Task<'a> {
     /// Writes the result of query `i` from state number `state`.
     #[inline(always)]
     fn finish(&self, states: &mut States<'_>, i: usize, state: usize) {
-        let head_dim = self.a.cache.shape().head_dim;
+        let value_dim = self.a.cache.shape().value_dim();
         let (row, head) = self.row_and_head(i);
         // SAFETY: each row and head is in one tile, and only one piece finishes the tile.
-        let out = unsafe { self.out.part((row * self.a.heads + head) * head_dim, head_dim) };
+        let out = unsafe { self.out.part((row * self.a.heads + head) * value_dim, value_dim) };
         states.finish(state, self.scale(), self.a.sinks.map(|sinks| sinks[head]), out);
     }
 }

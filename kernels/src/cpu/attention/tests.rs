@@ -10,25 +10,31 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 const SHAPES: [(usize, usize, usize, usize); 6] =
     [(4, 2, 16, 16), (7, 1, 64, 16), (3, 3, 24, 5), (4, 1, 10, 32), (18, 2, 32, 16), (2, 1, 80, 16)];
 
-/// Window, softcap, whether there are sinks.
+/// Window, softcap, whether there are sinks. A softcap of [`CHUNKED`] stands for windows that do not slide.
 type Variant = (Option<u32>, Option<f32>, bool);
 
 /// Each feature alone and all together. Windows start within a chunk, at a chunk's edge and at an odd
 /// position.
-const VARIANTS: [Variant; 6] = [
+const VARIANTS: [Variant; 9] = [
     (None, None, false),
     (Some(19), None, false),
     (Some(256), Some(0.7), false),
     (None, Some(2.5), true),
     (None, None, true),
     (Some(300), Some(0.7), true),
+    (Some(19), Some(CHUNKED), false),
+    (Some(256), Some(CHUNKED), false),
+    (Some(300), Some(CHUNKED), true),
 ];
+const CHUNKED: f32 = 3.0;
 
 struct Case {
     kind: KvType,
     shape: (usize, usize, usize, usize),
     length: usize,
     variant: Variant,
+    /// Dimensions of a key that are its value, in a latent cache.
+    latent: Option<usize>,
     /// `[length, (heads + 2 * kv_heads) * head_dim]`
     qkv: Vec<f32>,
 }
@@ -46,11 +52,20 @@ impl Case {
     fn new(kind: KvType, shape: (usize, usize, usize, usize), length: usize) -> Self {
         let (heads, kv_heads, head_dim, _) = shape;
         let qkv = values(length * (heads + 2 * kv_heads) * head_dim, length);
-        Self { kind, shape, length, variant: VARIANTS[0], qkv }
+        Self { kind, shape, length, variant: VARIANTS[0], latent: None, qkv }
     }
 
     fn with(self, variant: Variant) -> Self {
         Self { variant, ..self }
+    }
+
+    /// The same shape with every kind of cache: with values, and latent.
+    fn kinds(kind: KvType, shape: (usize, usize, usize, usize), length: usize) -> [Self; 2] {
+        [None, Some(shape.2 * 3 / 4)].map(|latent| Self { latent, ..Self::new(kind, shape, length) })
+    }
+
+    fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.shape.2)
     }
 
     /// One sink per head if the variant has any; some are above all scores.
@@ -62,7 +77,15 @@ impl Case {
     /// A cache full of NaN, as a failed request may leave it.
     fn stale_cache(&self, cpu: &mut Cpu, block_size: usize, blocks: usize) -> KvCache {
         let (_, kv_heads, head_dim, _) = self.shape;
-        let shape = KvShape { layers: 2, kv_heads, head_dim, block_size, blocks, kind: self.kind };
+        let shape = KvShape {
+            layers: 2,
+            kv_heads,
+            head_dim,
+            latent: self.latent,
+            block_size,
+            blocks,
+            kind: self.kind,
+        };
         let mut cache = KvCache::new(shape).unwrap();
         let (width, slots) = (2 * kv_heads * head_dim, (0..(blocks * block_size) as u32).collect::<Vec<_>>());
         cache.write(cpu, 1, &vec![f32::NAN; slots.len() * width], width, 0, &slots);
@@ -108,6 +131,7 @@ impl Case {
                 skipped: 0,
                 scale: 0.37,
                 window,
+                is_chunked: softcap == Some(CHUNKED),
                 softcap,
                 sinks,
             };
@@ -115,9 +139,10 @@ impl Case {
                 Rows { rows: 0..*chunk, position: start, blocks: &tables[0] },
                 Rows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
             ];
-            let mut both = vec![f32::NAN; 2 * chunk * heads * head_dim];
+            let width = heads * self.value_dim();
+            let mut both = vec![f32::NAN; 2 * chunk * width];
             attend(cpu, &a, &rows, &mut both, &mut scratch);
-            out.extend_from_slice(&both[..chunk * heads * head_dim]);
+            out.extend_from_slice(&both[..chunk * width]);
             start += chunk;
         }
         out
@@ -151,10 +176,14 @@ impl Case {
             .collect();
         let mut out = Vec::new();
         for (row, head) in rows.iter().flat_map(|row| (0..heads).map(move |head| (*row, head))) {
-            let (key, value) = (heads + head * kv_heads / heads, heads + kv_heads + head * kv_heads / heads);
+            let key = heads + head * kv_heads / heads;
+            let value = if self.latent.is_some() { key } else { key + kv_heads };
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
             let (window, softcap, _) = self.variant;
-            let start = window.map_or(0, |window| (row + 1).saturating_sub(window as usize));
+            let start = window.map_or(0, |window| match softcap {
+                Some(CHUNKED) => row - row % window as usize,
+                _ => (row + 1).saturating_sub(window as usize),
+            });
             let score = |p: usize| {
                 let score = dot(&head_of[row * all + head], &head_of[p * all + key]) * f64::from(0.37f32);
                 softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
@@ -163,7 +192,9 @@ impl Case {
             let sink = self.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
             let sum = weights.iter().sum::<f64>() + sink;
             let value = |p: usize, i: usize| head_of[p * all + value][i];
-            out.extend((0..head_dim).map(|i| (0..=row).map(|p| weights[p] / sum * value(p, i)).sum::<f64>()));
+            out.extend(
+                (0..self.value_dim()).map(|i| (0..=row).map(|p| weights[p] / sum * value(p, i)).sum::<f64>()),
+            );
         }
         out
     }
@@ -172,10 +203,10 @@ impl Case {
         // Weights are rounded to bfloat16, too: an error of 2^-9 each, for values up to 1.6.
         let tolerance = if self.kind == KvType::Bf16 { 4e-3 } else { 3e-5 };
         let way = Way { isa: Isa::best(), threads: 2, chunks: vec![self.length], block_size: self.shape.3 };
-        let (got, width) = (self.run(&way), self.shape.0 * self.shape.2);
+        let (got, width) = (self.run(&way), self.shape.0 * self.value_dim());
         for (index, exact) in self.exact(rows).iter().enumerate() {
             let got = f64::from(got[rows[index / width] * width + index % width]);
-            let case = (self.kind, self.shape, self.variant);
+            let case = (self.kind, self.shape, self.variant, self.latent);
             assert!((got - exact).abs() < tolerance, "{case:?}: {got} for {exact}");
         }
     }
@@ -185,9 +216,13 @@ impl Case {
 fn it_agrees_with_f64() {
     for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
         for variant in VARIANTS {
-            Case::new(kind, shape, 45).with(variant).check_against_exact(&(0..45).collect::<Vec<_>>());
+            for case in Case::kinds(kind, shape, 45) {
+                case.with(variant).check_against_exact(&(0..45).collect::<Vec<_>>());
+            }
             let rows = [0, 17, 255, 256, 257, 299, 300, 511, 512, 555, 699];
-            Case::new(kind, shape, 700).with(variant).check_against_exact(&rows);
+            for case in Case::kinds(kind, shape, 700) {
+                case.with(variant).check_against_exact(&rows);
+            }
         }
     }
 }
@@ -195,8 +230,9 @@ fn it_agrees_with_f64() {
 #[test]
 fn chunks_neighbours_threads_block_sizes_and_instruction_sets_change_no_bit() {
     for (kind, shape) in KvType::ALL.into_iter().flat_map(|kind| SHAPES.map(|shape| (kind, shape))) {
-        for variant in [VARIANTS[0], VARIANTS[1], VARIANTS[3]] {
-            let case = Case::new(kind, shape, 45).with(variant);
+        let variants = [VARIANTS[0], VARIANTS[1], VARIANTS[3], VARIANTS[6]].into_iter();
+        for (variant, case) in variants.flat_map(|it| Case::kinds(kind, shape, 45).map(|case| (it, case))) {
+            let case = case.with(variant);
             let way = |isa, threads, chunks: &[usize], block_size| Way {
                 isa,
                 threads,
@@ -224,8 +260,10 @@ fn the_assignment_of_a_long_contexts_chunks_to_threads_changes_no_bit() {
     for (kind, shape) in
         KvType::ALL.into_iter().flat_map(|kind| [(7, 1, 32, 16), (6, 2, 16, 16)].map(|s| (kind, s)))
     {
-        for variant in VARIANTS {
-            let case = Case::new(kind, shape, length).with(variant);
+        for (variant, case) in
+            VARIANTS.into_iter().flat_map(|it| Case::kinds(kind, shape, length).map(|case| (it, case)))
+        {
+            let case = case.with(variant);
             let whole = Way { isa: Isa::best(), threads: 1, chunks: vec![length], block_size: 16 };
             let expected = case.bits(&whole);
             for isa in Isa::available() {

@@ -129,7 +129,12 @@ impl Chunk<'_> {
             }
         }
         let mut dim = 0;
-        let vectors = self.layout.width / LANES;
+        let vectors = self.layout.value_vectors();
+        if self.layout.latent.is_some() {
+            (0..vectors)
+                .for_each(|dim| self.latent_values::<S, E, N>(s, dim, queries, scores, &joins, states));
+            return;
+        }
         while wide && dim + 2 <= vectors {
             self.values::<S, E, N, 2>(s, dim, queries, scores, &joins, states);
             dim += 2;
@@ -194,9 +199,11 @@ impl Chunk<'_> {
     /// Scales of a tile's keys (`values` = 0) or values (`values` = 1).
     #[inline(always)]
     fn scales<S: Simd>(&self, s: S, tile: &[u8], values: usize) -> S::V {
-        let scales = &tile[self.layout.scales()..][..2 * size_of::<f32>() * TILE];
-        // SAFETY: the slice has 32 scales, and `values` is 0 or 1.
-        unsafe { s.load(scales.as_ptr().cast::<f32>().add(values * TILE)) }
+        let values = if self.layout.latent.is_some() { 0 } else { values };
+        let scales = &tile[self.layout.scales() + values * size_of::<f32>() * TILE..];
+        assert!(scales.len() >= size_of::<f32>() * TILE, "a tile has its scales");
+        // SAFETY: the slice has 16 scales.
+        unsafe { s.load(scales.as_ptr().cast::<f32>()) }
     }
 
     /// Pointer to the tile that is read `distance` tiles later, at most the chunk's last one.
@@ -309,6 +316,47 @@ impl Chunk<'_> {
         }
     }
 
+    /// As [`Chunk::values`], for vector `first` of values that are the start of their keys: keys have a
+    /// position in each lane, so lanes are summed at the end.
+    #[inline(always)]
+    fn latent_values<S: Simd, E: Element, const N: usize>(
+        &self,
+        s: S,
+        first: usize,
+        queries: &Queries<'_>,
+        weights: &[f32],
+        joins: &[Option<Join>; N],
+        states: &mut States<'_>,
+    ) {
+        let (keys, dims) = (self.layout.values(), first * LANES);
+        assert!(dims + LANES <= self.layout.width, "a key has these dimensions");
+        for n in 0..N {
+            let (hidden, visible) = (queries.hidden[n], queries.visible[n]);
+            let mut sums = [s.zero(); LANES];
+            for tile in hidden / TILE..visible.div_ceil(TILE) {
+                let from = self.tiles.tiles[tile][..keys].as_ptr();
+                let seen = hidden.saturating_sub(tile * TILE)..(visible - tile * TILE).min(TILE);
+                // SAFETY: a row of weights is longer than a chunk, and the keys have these dimensions.
+                unsafe {
+                    let row = weights.as_ptr().add(n * SCORE_STRIDE);
+                    let weights = only(s, E::factors(s, row, tile * TILE), &seen);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let key = only(s, E::dimension(s, from, dims + i), &seen);
+                        *sum = s.fma(weights, key, *sum);
+                    }
+                }
+            }
+            let lanes = s.transpose(sums);
+            let sum = lanes[1..].iter().fold(lanes[0], |sum, lane| s.add(sum, *lane));
+            let to = &mut states.sums(queries.first + n)[dims..][..LANES];
+            // SAFETY: sixteen values.
+            unsafe {
+                let sum = joins[n].map_or(sum, |join| join.sums(s, s.load(to.as_ptr()), sum));
+                s.store(sum, to.as_mut_ptr());
+            }
+        }
+    }
+
     /// Adds the values of positions that only some queries see. If a query sees only the second position of a
     /// pair, the whole pair is added: the first one's weight is zero.
     #[inline(always)]
@@ -343,6 +391,21 @@ impl Chunk<'_> {
                 }
             }
         }
+    }
+}
+
+/// `vector` with zeros in the lanes that are not `seen`, which may hold anything.
+#[inline(always)]
+fn only<S: Simd>(s: S, vector: S::V, seen: &Range<usize>) -> S::V {
+    if *seen == (0..LANES) {
+        return vector;
+    }
+    let (mut lanes, mut kept) = ([0.0; LANES], [0.0; LANES]);
+    // SAFETY: sixteen values each.
+    unsafe {
+        s.store(vector, lanes.as_mut_ptr());
+        kept[seen.clone()].copy_from_slice(&lanes[seen.clone()]);
+        s.load(kept.as_ptr())
     }
 }
 

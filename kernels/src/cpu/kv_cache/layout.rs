@@ -12,12 +12,16 @@ pub(in super::super) const TILE: usize = LANES;
 /// Keys are transposed, `[width][16]`: a vector holds the same dimension of sixteen positions, so a score
 /// needs no sum across lanes. Values are `[16][width]`. bfloat16 is stored in pairs, as one instruction
 /// multiplies them: keys `[width / 2][16][2]`, values `[8][width][2]`.
+///
+/// In a latent cache a value is the start of its key, so a tile has no values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Layout {
     /// Type of the cached numbers.
     pub kind: KvType,
     /// Dimensions of a head, rounded up to whole vectors. The padding is zero.
     pub width: usize,
+    /// Dimensions of a key that are its value, if values are not stored.
+    pub latent: Option<usize>,
 }
 
 /// Byte offsets of a key's or value's dimensions in a tile: even ones are `pair` apart, each odd one is `odd`
@@ -39,7 +43,19 @@ impl Places {
 
 impl Layout {
     pub(in super::super) fn new(kind: KvType, head_dim: usize) -> Self {
-        Self { kind, width: head_dim.next_multiple_of(LANES) }
+        Self { kind, width: head_dim.next_multiple_of(LANES), latent: None }
+    }
+
+    /// Vectors of a value.
+    #[inline(always)]
+    pub(in super::super) fn value_vectors(&self) -> usize {
+        self.latent.map_or(self.width, |dims| dims.next_multiple_of(LANES)) / LANES
+    }
+
+    /// Rows of numbers in a slot: a key, and usually a value.
+    #[inline(always)]
+    fn rows(&self) -> usize {
+        if self.latent.is_some() { 1 } else { 2 }
     }
 
     /// Bytes of one cached number.
@@ -61,7 +77,8 @@ impl Layout {
     /// Bytes in a tile per slot.
     #[inline(always)]
     pub(in super::super) fn slot_bytes(&self) -> usize {
-        2 * self.width * self.number() + if self.kind == KvType::Int8 { 2 * size_of::<f32>() } else { 0 }
+        let scale = if self.kind == KvType::Int8 { size_of::<f32>() } else { 0 };
+        self.rows() * (self.width * self.number() + scale)
     }
 
     /// Byte offset of the values, which follow the keys.
@@ -73,7 +90,7 @@ impl Layout {
     /// Byte offset of the keys' scales; the values' scales follow.
     #[inline(always)]
     pub(in super::super) fn scales(&self) -> usize {
-        2 * self.values()
+        self.rows() * self.values()
     }
 
     /// Offsets of the key in slot `lane`.
@@ -105,13 +122,12 @@ impl Layout {
         to: usize,
         mut each: impl FnMut(usize, usize, usize),
     ) {
-        for (from, to) in
-            [(self.key_places(from), self.key_places(to)), (self.value_places(from), self.value_places(to))]
-        {
-            (0..self.width).for_each(|i| each(from.of(i), to.of(i), self.number()));
-        }
-        if self.kind == KvType::Int8 {
-            for scales in [self.scales(), self.scales() + size_of::<f32>() * TILE] {
+        let places =
+            [(self.key_places(from), self.key_places(to)), (self.value_places(from), self.value_places(to))];
+        for (row, (from_places, to_places)) in places.into_iter().enumerate().take(self.rows()) {
+            (0..self.width).for_each(|i| each(from_places.of(i), to_places.of(i), self.number()));
+            if self.kind == KvType::Int8 {
+                let scales = self.scales() + size_of::<f32>() * TILE * row;
                 each(scales + size_of::<f32>() * from, scales + size_of::<f32>() * to, size_of::<f32>());
             }
         }
@@ -125,8 +141,8 @@ mod tests {
     #[test]
     fn every_number_has_its_own_place() {
         for kind in [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8] {
-            for head_dim in [1, 10, 64, 80] {
-                let layout = Layout::new(kind, head_dim);
+            for (head_dim, latent) in [(1, None), (10, None), (64, None), (80, None), (80, Some(60))] {
+                let layout = Layout { latent, ..Layout::new(kind, head_dim) };
                 let mut taken = vec![false; layout.bytes()];
                 let mut take = |at: usize, bytes: usize| {
                     for byte in &mut taken[at..at + bytes] {
@@ -134,12 +150,12 @@ mod tests {
                     }
                 };
                 for lane in 0..TILE {
-                    for places in [layout.key_places(lane), layout.value_places(lane)] {
+                    let places = [layout.key_places(lane), layout.value_places(lane)];
+                    for (row, places) in places.into_iter().enumerate().take(layout.rows()) {
                         (0..layout.width).for_each(|i| take(places.of(i), layout.number()));
-                    }
-                    if kind == KvType::Int8 {
-                        take(layout.scales() + 4 * lane, 4);
-                        take(layout.scales() + 4 * (TILE + lane), 4);
+                        if kind == KvType::Int8 {
+                            take(layout.scales() + 4 * (TILE * row + lane), 4);
+                        }
                     }
                 }
                 assert!(taken.iter().all(|taken| *taken), "{kind:?} {head_dim}: holes");

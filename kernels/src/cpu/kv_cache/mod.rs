@@ -47,6 +47,9 @@ pub struct KvShape {
     pub kv_heads: usize,
     /// Dimensions of a head.
     pub head_dim: usize,
+    /// In a latent cache, the dimensions at the start of a key that are its value; `None` if values are
+    /// stored.
+    pub latent: Option<usize>,
     /// Slots per block.
     pub block_size: usize,
     /// Number of blocks.
@@ -58,17 +61,32 @@ pub struct KvShape {
 impl KvShape {
     /// Bytes of one block in all layers; `None` on overflow.
     pub fn block_bytes(&self) -> Option<u64> {
-        let slot = Layout::new(self.kind, self.head_dim).slot_bytes();
+        let slot = self.layout().slot_bytes();
         let factors = [slot, self.block_size, self.kv_heads, self.layers];
         factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor as u64))
     }
 
     /// Size of a whole cache, in bytes; `None` on overflow.
     pub fn bytes(&self) -> Option<u64> {
-        let tile = Layout::new(self.kind, self.head_dim).bytes();
+        let tile = self.layout().bytes();
         let factors = [self.layers, self.kv_heads, tile];
         let tiles = self.tiles()? as u64;
         factors.iter().try_fold(tiles, |product, factor| product.checked_mul(*factor as u64))
+    }
+
+    /// Dimensions of a value.
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
+
+    /// Numbers that are written to a slot: the keys of all heads, and the values that are stored.
+    pub(super) fn written(&self) -> usize {
+        self.kv_heads * self.head_dim * if self.latent.is_some() { 1 } else { 2 }
+    }
+
+    fn layout(&self) -> Layout {
+        assert!(self.latent.is_none_or(|dims| dims <= self.head_dim), "a value is a part of its key");
+        Layout { latent: self.latent, ..Layout::new(self.kind, self.head_dim) }
     }
 
     /// Tiles of one head in one layer; `None` on overflow.
@@ -92,7 +110,7 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache. Fails if there is not enough address space.
     pub fn new(shape: KvShape) -> io::Result<Self> {
-        let layout = Layout::new(shape.kind, shape.head_dim);
+        let layout = shape.layout();
         let too_large = || io::Error::from(io::ErrorKind::OutOfMemory);
         let tiles = shape.tiles().ok_or_else(too_large)?;
         let bytes = shape.bytes().and_then(|bytes| usize::try_from(bytes).ok());
@@ -134,7 +152,7 @@ impl KvCache {
     }
 
     /// Writes row `i`'s key and value to slot `slots[i]`. A row of `x` has `stride` values; the keys of all
-    /// heads start at `key`, and the values follow. All slots must be different.
+    /// heads start at `key`, and the values follow, unless the cache is latent. All slots must be different.
     ///
     /// # Panics
     /// If the shapes disagree or a slot is outside the cache.
@@ -147,11 +165,11 @@ impl KvCache {
         key: usize,
         slots: &[u32],
     ) {
-        let width = self.shape.kv_heads * self.shape.head_dim;
-        assert!(x.len() == slots.len() * stride && key + 2 * width <= stride, "x is [slots, stride]");
+        let written = self.shape.written();
+        assert!(x.len() == slots.len() * stride && key + written <= stride, "x is [slots, stride]");
         let (isa, slots_of) = (cpu.isa, self.slots(layer));
         for_each_row(cpu, slots.len(), |row| {
-            let x = &x[row * stride + key..][..2 * width];
+            let x = &x[row * stride + key..][..written];
             // SAFETY: slots are distinct, and each row is in one task.
             isa.run(unsafe { slots_of.write(slots[row], x) });
         });

@@ -19,7 +19,7 @@ pub(in super::super) struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    /// A kernel that writes `x`, the keys of all heads and then the values, to a slot.
+    /// A kernel that writes `x`, the keys of all heads and then the values that are stored, to a slot.
     ///
     /// # Safety
     /// No other task accesses this slot at the same time.
@@ -27,7 +27,8 @@ impl Slots<'_> {
     pub(in super::super) unsafe fn write<'a>(&'a self, slot: u32, x: &'a [f32]) -> WriteSlot<'a> {
         let (slot, width) = (slot as usize, self.kv_heads * self.head_dim);
         assert!(slot < self.count, "slot {slot} is outside the cache of {} slots", self.count);
-        assert!(x.len() == 2 * width, "a key and a value for every head");
+        let values = if self.layout.latent.is_some() { 0 } else { width };
+        assert!(x.len() == width + values, "a key and a value for every head");
         let (keys, values) = x.split_at(width);
         WriteSlot { slots: self, slot, keys, values }
     }
@@ -69,10 +70,15 @@ impl WriteSlot<'_> {
             // excludes other accesses to this slot.
             unsafe {
                 let scale = write_row::<N>(&self.keys[part.clone()], tile, key_places);
+                let scales = tile.wrapping_add(layout.scales()).cast::<f32>().wrapping_add(lane);
+                if N::SCALED {
+                    scales.write(scale);
+                }
+                if layout.latent.is_some() {
+                    continue;
+                }
                 let value_scale = write_row::<N>(&self.values[part], tile, value_places);
                 if N::SCALED {
-                    let scales = tile.add(layout.scales()).cast::<f32>().add(lane);
-                    scales.write(scale);
                     scales.add(TILE).write(value_scale);
                 }
             }

@@ -6,7 +6,7 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
 }
 
 fn shape(kind: KvType, head_dim: usize, block_size: usize) -> KvShape {
-    KvShape { layers: 2, kv_heads: 2, head_dim, block_size, blocks: 6, kind }
+    KvShape { layers: 2, kv_heads: 2, head_dim, latent: None, block_size, blocks: 6, kind }
 }
 
 /// Reads a slot's key and value back, widened.

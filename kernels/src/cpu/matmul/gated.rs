@@ -1,13 +1,12 @@
 //! A gated linear unit ([`glu`](super::super::mlp::glu)) together with its two products. Computes some
 //! outputs at a time for all rows, so only the input of the next product leaves the cache.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
 use super::super::input::{self, Encoding, Input};
-use super::super::mlp::{Activation, GeluTanh, Silu, gate_in_place};
+use super::super::mlp::{Activation, Clamped, GeluTanh, Silu, gate_in_place};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
 use super::super::simd::{Isa, Kernel, LANES, Simd};
@@ -104,18 +103,13 @@ impl GatedRows<'_> {
         multiply(&part(up, next_up, count), isa, integers);
         let row = x_rows.start;
         match activation {
-            Gate::Silu => {
-                isa.run(GateRows::<Silu> { products, row, first, count, columns, activation: PhantomData })
-            }
+            Gate::Silu => isa.run(GateRows { products, row, first, count, columns, activation: Silu }),
             Gate::GeluTanh => {
-                isa.run(GateRows::<GeluTanh> {
-                    products,
-                    row,
-                    first,
-                    count,
-                    columns,
-                    activation: PhantomData,
-                });
+                isa.run(GateRows { products, row, first, count, columns, activation: GeluTanh })
+            }
+            Gate::Clamped { alpha, limit } => {
+                let activation = Clamped { alpha, limit };
+                isa.run(GateRows { products, row, first, count, columns, activation });
             }
         }
     }
@@ -131,7 +125,7 @@ struct GateRows<'a, F> {
     first: usize,
     count: usize,
     columns: &'a input::Columns<'a>,
-    activation: PhantomData<F>,
+    activation: F,
 }
 
 impl<F: Activation> Kernel for GateRows<'_, F> {
@@ -140,7 +134,7 @@ impl<F: Activation> Kernel for GateRows<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { products, row, first, count, columns, .. } = self;
+        let Self { products, row, first, count, columns, activation } = self;
         let rows = row..row + products.len() / (2 * count);
         for (row, products) in rows.clone().zip(products.chunks_exact_mut(2 * count)) {
             let (gate, up) = products.split_at_mut(count);
@@ -150,11 +144,11 @@ impl<F: Activation> Kernel for GateRows<'_, F> {
             unsafe {
                 for (i, (values, up)) in gates.iter().zip(ups).enumerate() {
                     let mut values = *values;
-                    gate_in_place::<F>(&mut values, up);
+                    gate_in_place(activation, &mut values, up);
                     columns.put_vector(s, row, first + i * LANES, values);
                 }
                 if !gate.is_empty() {
-                    gate_in_place::<F>(gate, up);
+                    gate_in_place(activation, gate, up);
                     columns.put(s, row, first + count - gate.len(), gate);
                 }
             }

@@ -83,6 +83,11 @@ impl Rotation {
         Self::new(head_dim / 2, head_dim, theta, &RopeScaling::None)
     }
 
+    /// Whether it rotates any pair.
+    pub fn is_any(&self) -> bool {
+        self.frequencies.iter().any(|frequency| *frequency != 0.0)
+    }
+
     /// No rotation: positions are not encoded.
     pub fn none(head_dim: usize) -> Self {
         Self { frequencies: vec![0.0; head_dim / 2], amplitude: 1.0 }

@@ -51,6 +51,28 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
     });
 }
 
+/// Multiplies the first `width` values of each row of `x` `[rows, stride]` by `1 + scale * ln(1 + floor((p + 1)
+/// / every))`, where `p` is the row's position: queries of layers that know no positions otherwise.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn scale_by_position(
+    cpu: &mut Cpu,
+    x: &mut [f32],
+    (stride, width): (usize, usize),
+    positions: &[u32],
+    (every, scale): (u32, f32),
+) {
+    assert!(x.len() == positions.len() * stride && width <= stride, "x is [rows, stride]");
+    let x = DisjointMut::new(x);
+    for_each_row_of(cpu, positions.len(), width, |row, _| {
+        let periods = ((positions[row] as f32 + 1.0) / every as f32).floor();
+        let factor = libm::log1pf(periods) * scale + 1.0;
+        // SAFETY: each row is in one task.
+        unsafe { x.part(row * stride, width) }.iter_mut().for_each(|x| *x *= factor);
+    });
+}
+
 /// The query, key and value heads of a batch, and the slots for its keys and values.
 pub struct Projected<'a> {
     /// `[rows, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values.
@@ -97,10 +119,10 @@ pub fn rotate_and_write(cpu: &mut Cpu, cache: &mut KvCache, layer: usize, projec
 }
 
 /// Rotates all heads of a row.
-struct Rotate<'a> {
-    x: &'a mut [f32],
-    cos: &'a [f32],
-    sin: &'a [f32],
+pub(super) struct Rotate<'a> {
+    pub(super) x: &'a mut [f32],
+    pub(super) cos: &'a [f32],
+    pub(super) sin: &'a [f32],
 }
 
 impl Kernel for Rotate<'_> {
@@ -157,8 +179,15 @@ mod tests {
 
     #[test]
     fn rotating_and_writing_at_once_is_rotating_and_then_writing() {
-        let shape =
-            KvShape { layers: 2, kv_heads: 2, head_dim: 20, block_size: 16, blocks: 3, kind: KvType::F16 };
+        let shape = KvShape {
+            layers: 2,
+            kv_heads: 2,
+            head_dim: 20,
+            latent: None,
+            block_size: 16,
+            blocks: 3,
+            kind: KvType::F16,
+        };
         let (rows, heads, stride) = (19, 3, 7 * 20);
         let x: Vec<f32> = (0..rows * stride).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.07).collect();
         let slots: Vec<u32> = (0..rows as u32).map(|row| row * 5 % 48).collect();

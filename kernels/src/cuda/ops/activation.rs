@@ -54,7 +54,7 @@ impl<T: Activation> Glu<T> {
             return Ok(());
         }
         let parts = (inner / VALUES).div_ceil(THREADS) as u32;
-        let args = Args::new().slice(out).slice(gate_up).size(inner).u32(by as u32);
+        let args = Args::new().slice(out).slice(gate_up).size(inner).u32(by.on_cuda());
         self.kernel.launch(stream, Grid::of([parts, rows as u32, 1], THREADS as u32).overlapping(), &args)
     }
 }

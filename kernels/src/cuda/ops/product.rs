@@ -133,7 +133,7 @@ impl<T: Activation> LinearWeight<T> {
 }
 
 /// How results are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Output {
     /// `[rows, n]`, rounded to the activations' type.
     Plain,
@@ -223,7 +223,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
             .size(rows)
             .size(columns)
             .size(k)
-            .u32(if let Output::Gated(by) = output { by as u32 } else { 0 })
+            .u32(if let Output::Gated(by) = output { by.on_cuda() } else { 0 })
             .size(leaf)
     }
 }

@@ -471,6 +471,7 @@ fn kv_shape(spec: &Spec, options: &CpuOptions) -> KvShape {
         layers: spec.layers.len(),
         kv_heads: spec.attention.kv_heads,
         head_dim: spec.attention.head_dim,
+        latent: spec.attention.latent.map(|latent| latent.rank),
         block_size: options.block_size as usize,
         blocks: options.kv_blocks as usize,
         kind: options.numbers.kv,

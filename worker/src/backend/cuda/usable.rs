@@ -108,6 +108,21 @@ fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
     if networks().any(|network| network.experts.is_some()) {
         return Some("a mixture of experts");
     }
+    if spec.layers.iter().any(|layer| layer.is_chunked && layer.window.is_some()) {
+        return Some("attention within chunks");
+    }
+    if spec.layers.iter().any(|layer| layer.temperature.is_some()) {
+        return Some("queries scaled by their position");
+    }
+    if spec.attention.qk_norm == QkNorm::Unweighted {
+        return Some("queries and keys that are normalised without weights");
+    }
+    if spec.attention.latent.is_some() {
+        return Some("latent attention");
+    }
+    if spec.attention.has_sinks {
+        return Some("attention sinks");
+    }
     if networks().any(|network| !network.is_gated) {
         return Some("feed-forward networks without a gate");
     }

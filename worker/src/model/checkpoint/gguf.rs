@@ -62,6 +62,15 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Value => &["attn_v"],
         Role::QueryNorm => &["attn_q_norm"],
         Role::KeyNorm => &["attn_k_norm"],
+        Role::QueryDown
+        | Role::QueryUp
+        | Role::Latent
+        | Role::LatentNorm
+        | Role::HeadKey
+        | Role::HeadValue => {
+            unreachable!("GGUF files of models with latent attention are refused")
+        }
+        Role::Sinks => &["attn_sinks"],
         Role::AttentionOutput => &["attn_output"],
         Role::AttentionOutputNorm => &["post_attention_norm"],
         Role::FeedForwardNorm => &["ffn_norm"],

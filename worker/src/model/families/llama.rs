@@ -37,6 +37,15 @@ pub fn names(role: Role) -> &'static [&'static str] {
         Role::Value => &["self_attn.v_proj"],
         Role::QueryNorm => &["self_attn.q_norm"],
         Role::KeyNorm => &["self_attn.k_norm"],
+        Role::QueryDown
+        | Role::QueryUp
+        | Role::Latent
+        | Role::LatentNorm
+        | Role::HeadKey
+        | Role::HeadValue => {
+            unreachable!("attention is not latent")
+        }
+        Role::Sinks => &["self_attn.sinks"],
         Role::AttentionOutput => &["self_attn.o_proj"],
         Role::FeedForwardNorm => &["post_attention_layernorm"],
         Role::Router => &["mlp.gate"],

@@ -2,12 +2,15 @@
 //! [`FAMILIES`].
 
 mod cohere;
+mod deepseek;
 mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4_moe;
+mod gpt_oss;
 mod granite;
 mod llama;
+mod llama4;
 mod mixtral;
 mod olmo2;
 mod olmoe;
@@ -26,8 +29,8 @@ use super::LoadError;
 use super::fields::{Fields, MAX_POSITIONS};
 use super::rope::{RopeDefaults, rope};
 use super::spec::{
-    AttentionSpec, ExpertsSpec, FeedForwardSpec, HeadPairs, LayerSpec, NormKind, NormPlace, NormSpec, QkNorm,
-    Spec,
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, HeadPairs, LayerSpec, NormKind, NormPlace, NormSpec,
+    QkNorm, Spec,
 };
 
 /// A family of models.
@@ -51,14 +54,18 @@ impl Family {
 pub const FAMILIES: &[Family] = &[
     Family::new("cohere", cohere::cohere),
     Family::new("cohere2", cohere::cohere2),
+    Family::new("deepseek_v2", deepseek::deepseek_v2),
+    Family::new("deepseek_v3", deepseek::deepseek_v3),
     Family::new("gemma2", gemma2::gemma2),
     Family { sizes: gemma3::SIZES, ..Family::new("gemma3_text", gemma3::gemma3) },
     Family::new("glm", glm::glm),
     Family::new("glm4", glm::glm4),
     Family::new("glm4_moe", glm4_moe::glm4_moe),
+    Family::new("gpt_oss", gpt_oss::gpt_oss),
     Family::new("granite", granite::granite),
     Family::new("granitemoe", granite::granitemoe),
     Family::new("llama", llama::llama),
+    Family::new("llama4_text", llama4::llama4),
     Family::new("mistral", llama::mistral),
     Family::new("mixtral", mixtral::mixtral),
     Family::new("olmo2", olmo2::olmo2),
@@ -150,7 +157,7 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
         has_bias: false,
         experts: None,
     };
-    let layer = LayerSpec { window: None, rotation: 0, feed_forward };
+    let layer = LayerSpec { window: None, is_chunked: false, temperature: None, rotation: 0, feed_forward };
     Ok(Spec {
         vocab_size: fields.size("vocab_size", 1 << 24, None)? as u32,
         hidden_size,
@@ -160,12 +167,14 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
             heads,
             kv_heads,
             head_dim,
+            latent: None,
             scale: 1.0 / (head_dim as f32).sqrt(),
             softcap: None,
             has_bias: false,
             has_output_bias: false,
             qk_norm: QkNorm::None,
             pairs: HeadPairs { rotated, is_interleaved: defaults.is_interleaved },
+            has_sinks: false,
         },
         rotations: vec![rotation],
         layers: vec![layer; fields.size("num_hidden_layers", 4096, None)?],
@@ -230,13 +239,23 @@ fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<u32>, Lo
 
 /// Which of `layers` have a window: those in `layer_types`, or without that field those for which `or` holds.
 fn windowed(fields: &Fields<'_>, layers: usize, or: impl Fn(usize) -> bool) -> Result<Vec<bool>, LoadError> {
+    of_type(fields, layers, "sliding_attention", or)
+}
+
+/// Which of `layers` have a window of this type.
+fn of_type(
+    fields: &Fields<'_>,
+    layers: usize,
+    kind: &str,
+    or: impl Fn(usize) -> bool,
+) -> Result<Vec<bool>, LoadError> {
     if fields.is_absent("layer_types") {
         return Ok((0..layers).map(or).collect());
     }
-    let wrong = || fields.wrong("layer_types", "sliding_attention or full_attention for each layer".into());
+    let wrong = || fields.wrong("layer_types", format!("{kind} or full_attention for each layer"));
     let types = fields.get("layer_types").and_then(Value::as_array).ok_or_else(wrong)?;
     let has_window = |layer: usize| match types.get(layer).and_then(Value::as_str) {
-        Some("sliding_attention") => Ok(true),
+        Some(of_layer) if of_layer == kind => Ok(true),
         Some("full_attention") => Ok(false),
         _ => Err(wrong()),
     };
@@ -261,5 +280,6 @@ fn experts(
         return Err(fields.wrong("num_experts_per_tok", format!("at most {count_field}, {count}")));
     }
     let routing = Routing::softmax(per_token, renormalises);
-    Ok(ExpertsSpec { count, routing, has_correction: false, shared: None })
+    let fused = Fused::Outputs;
+    Ok(ExpertsSpec { count, routing, has_correction: false, has_bias: false, fused, shared: None })
 }

@@ -31,10 +31,11 @@ pub fn smollm3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     Ok(spec)
 }
 
-/// Whether each layer rotates: 1 in `no_rope_layers`, despite its name.
-fn rotates(fields: &Fields<'_>, layers: usize) -> Result<Vec<bool>, LoadError> {
+/// Whether each layer rotates: 1 in `no_rope_layers`, despite its name. An empty list says nothing.
+pub(super) fn rotates(fields: &Fields<'_>, layers: usize) -> Result<Vec<bool>, LoadError> {
     let interval = fields.size("no_rope_layer_interval", 4096, Some(NO_ROPE_LAYER_INTERVAL))?;
-    if fields.is_absent("no_rope_layers") {
+    let is_empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
+    if fields.is_absent("no_rope_layers") || fields.get("no_rope_layers").is_some_and(is_empty) {
         return Ok((0..layers).map(in_groups(interval)).collect());
     }
     let list = fields.get("no_rope_layers").and_then(Value::as_array).filter(|list| list.len() >= layers);

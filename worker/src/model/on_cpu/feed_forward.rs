@@ -174,6 +174,10 @@ impl Mixture<'_> {
             let of_inner = self.model.encoding(&[first.down.linear()], inner);
             input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
                 to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
+                let factor = choices.factor(start + i);
+                if factor != 1.0 {
+                    to.iter_mut().for_each(|to| *to *= factor);
+                }
             });
             let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
             let gated = run.iter().map(|(expert, pairs)| (place(pairs), self.gated(*expert)));

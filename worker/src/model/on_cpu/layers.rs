@@ -8,7 +8,7 @@ use skein_kernels::cpu::packed::Packed;
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
+use crate::model::spec::{ExpertsSpec, FeedForwardSpec, QkNorm, Spec};
 use crate::model::tensors::{Kind, Role, Tensor};
 use crate::shard::Shard;
 
@@ -16,11 +16,11 @@ use crate::shard::Shard;
 pub(super) struct Layer {
     /// `None` if the input is not normalised.
     pub attention_norm: Option<Norm>,
-    pub q: Projection,
-    pub k: Projection,
-    pub v: Projection,
+    pub inputs: AttentionInputs,
     /// Norms of queries and keys: `[head_dim]` each for a norm per head, or the width of all heads.
     pub qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    /// A logit without a value for each query head.
+    pub sinks: Option<Vec<f32>>,
     pub o: Projection,
     /// Norm of the output before it is added to the residual stream.
     pub o_norm: Option<Vec<f32>>,
@@ -29,6 +29,26 @@ pub(super) struct Layer {
     pub feed_forward: FeedForward,
     /// Norm of the output before it is added to the residual stream.
     pub down_norm: Option<Vec<f32>>,
+}
+
+/// Weights of queries, keys and values.
+pub(super) enum AttentionInputs {
+    /// Queries, keys, values.
+    Heads(Box<[Projection; 3]>),
+    Latent(Box<Latent>),
+}
+
+/// Weights of latent attention.
+pub(super) struct Latent {
+    /// Latent with the rotated part of the key, then queries, or the vector from which they are projected.
+    pub inputs: [Projection; 2],
+    pub norm: Vec<f32>,
+    /// Norm of that vector, and projection of the queries.
+    pub query: Option<(Vec<f32>, Projection)>,
+    /// The queries' matrices of this rank's heads.
+    pub keys: Vec<Projection>,
+    /// The outputs' matrices of this rank's heads.
+    pub values: Vec<Projection>,
 }
 
 /// Weights of a feed-forward network.
@@ -84,21 +104,49 @@ impl Norm {
 impl Layer {
     /// Assembles a layer from `parts`.
     pub fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
+        let inputs = AttentionInputs::new(parts, spec, layer);
         let mut vector = |role| parts.vector(layer, role);
-        let qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
+        let mut qk_norm = vector(Role::QueryNorm).zip(vector(Role::KeyNorm));
+        let rotation = &spec.rotations[spec.layers[layer].rotation];
+        if spec.attention.qk_norm == QkNorm::Unweighted && rotation.is_any() {
+            let ones = vec![1.0; spec.attention.head_dim];
+            qk_norm = Some((ones.clone(), ones));
+        }
         let (o_norm, down_norm) = (vector(Role::AttentionOutputNorm), vector(Role::FeedForwardOutputNorm));
         Self {
             attention_norm: parts.norm(Some(layer), Role::AttentionNorm),
-            q: parts.projection(layer, Role::Query),
-            k: parts.projection(layer, Role::Key),
-            v: parts.projection(layer, Role::Value),
+            inputs,
             qk_norm,
+            sinks: parts.vector(layer, Role::Sinks),
             o: parts.projection(layer, Role::AttentionOutput),
             o_norm,
             feed_forward_norm: parts.norm(Some(layer), Role::FeedForwardNorm),
             feed_forward: FeedForward::new(parts, &spec.layers[layer].feed_forward, layer),
             down_norm,
         }
+    }
+}
+
+impl AttentionInputs {
+    fn new(parts: &mut Parts, spec: &Spec, layer: usize) -> Self {
+        let Some(latent) = spec.attention.latent else {
+            let roles = [Role::Query, Role::Key, Role::Value];
+            return Self::Heads(Box::new(roles.map(|role| parts.projection(layer, role))));
+        };
+        let query = if latent.query_rank.is_some() { Role::QueryDown } else { Role::Query };
+        let inputs = [Role::Latent, query].map(|role| parts.projection(layer, role));
+        let norm = parts.vector(layer, Role::LatentNorm);
+        let norm = norm.unwrap_or_else(|| unreachable!("the list of tensors contains it"));
+        let query = parts.vector(layer, Role::QueryNorm);
+        let query = query.map(|norm| (norm, parts.projection(layer, Role::QueryUp)));
+        let mut of_heads = |role| -> Vec<Projection> {
+            let at = |head| (Some(layer), Some(head), role);
+            let own = (0..spec.attention.heads).filter(|head| parts.has_matrix(at(*head)));
+            let own: Vec<usize> = own.collect();
+            own.into_iter().map(|head| parts.projection_at(at(head))).collect()
+        };
+        let (keys, values) = (of_heads(Role::HeadKey), of_heads(Role::HeadValue));
+        Self::Latent(Box::new(Latent { inputs, norm, query, keys, values }))
     }
 }
 
@@ -139,7 +187,7 @@ impl Mixture {
     }
 }
 
-/// Layer (`None` outside layers), expert (`None` outside experts), and role.
+/// Layer (`None` outside layers), expert or head of a tensor that belongs to one, and role.
 type At = (Option<usize>, Option<usize>, Role);
 
 /// Weights that were read but are not yet assigned to a layer.
@@ -210,5 +258,5 @@ impl Parts {
 }
 
 fn at(tensor: &Tensor) -> At {
-    (tensor.layer, tensor.expert, tensor.role)
+    (tensor.layer, tensor.expert.or(tensor.head), tensor.role)
 }

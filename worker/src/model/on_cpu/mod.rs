@@ -2,6 +2,7 @@
 
 mod exchange;
 mod feed_forward;
+mod latent;
 mod layers;
 pub mod pack;
 pub mod packed_cache;

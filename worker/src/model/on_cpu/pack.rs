@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed, pack_rows};
 use skein_node::trace::PROCESS;
 use tracing::field::Empty;
@@ -15,7 +16,8 @@ use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
 use crate::model::adapter::{Adapter, Delta};
 use crate::model::checkpoint::Weights;
-use crate::model::tensors::{StoredMatrix, Tensor};
+use crate::model::checkpoint::quantised::CodedMatrix;
+use crate::model::tensors::{Columns, ColumnsOf, StoredMatrix, Tensor};
 use crate::shard;
 
 /// Matrices start at multiples of a page.
@@ -89,6 +91,11 @@ impl Matrix {
         if delta.is_some() && weights.is_quantised() {
             return Err(refused("it is quantised, and an adapter is merged into 16 or 32 bits only"));
         }
+        if delta.is_some() && matches!(weights, StoredMatrix::Columns(_)) {
+            return Err(refused(
+                "it is stored with its inputs as rows, and an adapter cannot change such matrices",
+            ));
+        }
         Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
     }
 
@@ -103,6 +110,10 @@ impl Matrix {
             (_, Some(format), Use::Head) => vec![format.of_head()],
             (_, Some(format), Use::Layer) => vec![format],
             (StoredMatrix::Numbers(numbers), ..) => Format::keeping(numbers.storage()).to_vec(),
+            (StoredMatrix::Columns(columns), ..) => match &columns.stored {
+                ColumnsOf::Numbers(numbers) => Format::keeping(numbers.storage()).to_vec(),
+                ColumnsOf::Codes(_) => vec![Format::F32],
+            },
         };
         let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
         let layout = |format| Layout { format, rows, cols, leaves };
@@ -256,6 +267,13 @@ fn pack_one(
             let merged = matrix.delta.as_ref().map(|delta| delta.merged(numbers, row, col));
             matrix.tensor.in_order(merged.unwrap_or_else(|| numbers.clone()))
         }
+        StoredMatrix::Columns(Columns { stored, first, every, count }) => {
+            let numbers = match stored {
+                ColumnsOf::Numbers(numbers) => numbers.clone(),
+                ColumnsOf::Codes(codes) => decoded(cpu, codes)?,
+            };
+            matrix.tensor.in_order(numbers.columns(*first, *every, *count))
+        }
         StoredMatrix::Codes(codes) => {
             let (rows, layout) = (codes.in_order(|row| matrix.tensor.stored_row(row)), layouts[0]);
             pack_rows(cpu, &rows, layout, &mut to[..layout.bytes()]).map_err(failed)?;
@@ -279,6 +297,25 @@ fn pack_one(
     }
 }
 
+/// The numbers that `codes` stand for, with inputs in the checkpoint's order.
+fn decoded(cpu: &mut Cpu, codes: &CodedMatrix) -> Result<WeightMatrix, LoadError> {
+    let (rows, cols) = (codes.rows(), codes.cols());
+    let failed = |source| LoadError::UnpackedTensor { tensor: codes.name().to_owned(), source };
+    let layout = Layout::new(codes.format(1)?, rows, cols);
+    let mut bytes = vec![0; layout.bytes()];
+    pack_rows(cpu, &codes.in_order(|row| row), layout, &mut bytes).map_err(failed)?;
+    let packed = Packed::new(layout, bytes.into());
+    let (mut values, mut row_values) = (vec![0u8; rows * cols * size_of::<f32>()], vec![0.0; cols]);
+    for (row, to) in values.chunks_exact_mut((cols * size_of::<f32>()).max(1)).enumerate() {
+        packed.widen_row(row, &mut row_values);
+        for (i, value) in row_values.iter().enumerate() {
+            let col = codes.order().map_or(i, |order| order[i] as usize);
+            to[size_of::<f32>() * col..][..size_of::<f32>()].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+    Ok(WeightMatrix::new(Storage::F32(values.into()), rows, cols))
+}
+
 /// Format in the file name of unquantised weights.
 const STORED: &str = "stored";
 
@@ -286,8 +323,6 @@ const STORED: &str = "stored";
 mod tests {
     use std::os::unix::fs::DirEntryExt;
     use std::path::Path;
-
-    use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 
     use super::*;
     use crate::model::tensors::{Kind, Product, Role, Stored};
@@ -304,11 +339,17 @@ mod tests {
             name: name.into(),
             layer: Some(3),
             expert: None,
+            head: None,
             role: Role::Up,
             kind: Kind::Matrix(Product::GateUp, 0),
             rows: weights.rows(),
             cols: weights.cols(),
-            stored: vec![Stored { name: name.into(), shape, first_row: 0 }],
+            stored: vec![Stored {
+                name: name.into(),
+                shape,
+                first_row: 0,
+                place: crate::model::tensors::Place::Rows,
+            }],
             order: None,
         };
         let weights = StoredMatrix::Numbers(weights);

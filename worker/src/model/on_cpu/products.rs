@@ -33,7 +33,7 @@ pub(super) fn check(matrices: &[Matrix]) -> Result<(), LoadError> {
 fn order(matrix: &Matrix) -> Option<&Order> {
     match &matrix.weights {
         StoredMatrix::Codes(codes) => codes.order(),
-        StoredMatrix::Numbers(_) => None,
+        StoredMatrix::Numbers(_) | StoredMatrix::Columns(_) => None,
     }
 }
 

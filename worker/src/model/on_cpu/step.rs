@@ -9,12 +9,13 @@ use skein_kernels::cpu::input::Input;
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
-use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write};
+use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
 
 use super::Model;
 use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
-use super::layers::{FeedForward, Layer, Projection};
+use super::latent::{self, LatentInput, LatentValues};
+use super::layers::{self, AttentionInputs, FeedForward, Layer, Projection};
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
 use crate::model::spec::{QkNorm, Spec};
@@ -50,6 +51,8 @@ pub struct Activations {
     qkv: Aligned<f32>,
     /// `[rows, q]`: the output of attention.
     attended: Aligned<f32>,
+    /// Values of latent attention besides these.
+    latent: LatentValues,
     /// `[rows, hidden]`: output to be normalised before it is added to the residual stream.
     added: Aligned<f32>,
     /// `[rows, q | k]` of all ranks' heads, for norms over whole rows.
@@ -77,13 +80,15 @@ impl Activations {
         ] {
             values.grow(rows * width);
         }
+        self.latent.grow(spec, rows);
         self.inner.grow(spec, rows);
     }
 
     /// Bytes that [`grow`](Self::grow) allocates for steps of `rows` rows.
     pub fn planned_bytes(spec: &Spec, rows: usize) -> u64 {
-        let values =
-            widths(spec).iter().sum::<usize>() * rows + Inner::lens(spec, rows).iter().sum::<usize>();
+        let values = (widths(spec).iter().sum::<usize>() + LatentValues::widths(spec).iter().sum::<usize>())
+            * rows
+            + Inner::lens(spec, rows).iter().sum::<usize>();
         (values * size_of::<f32>()) as u64
     }
 
@@ -91,7 +96,7 @@ impl Activations {
     pub fn bytes(&self) -> u64 {
         let Self { x, qkv, attended, added, cos, sin, .. } = self;
         let lens = [x, qkv, attended, added, cos, sin].map(|values| values.len());
-        ((lens.iter().sum::<usize>() + self.inner.len()) * size_of::<f32>()) as u64
+        ((lens.iter().sum::<usize>() + self.latent.len() + self.inner.len()) * size_of::<f32>()) as u64
     }
 
     /// Residual stream of the current step: `[rows, hidden]`.
@@ -105,8 +110,12 @@ impl Activations {
 fn widths(spec: &Spec) -> [usize; 6] {
     let attention = &spec.attention;
     let added = if spec.norm.place.has_outputs() { spec.hidden_size } else { 0 };
-    let angles = spec.rotations.len() * attention.head_dim / 2;
-    [spec.hidden_size, attention.qkv_width(), attention.q_width(), added, angles, angles]
+    let angles = spec.rotations.len() * attention.pairs();
+    let (qkv, attended) = match attention.latent {
+        None => (attention.qkv_width(), attention.q_width()),
+        Some(latent) => (latent::input_width(attention, &latent), attention.heads * latent.rank),
+    };
+    [spec.hidden_size, qkv, attended, added, angles, angles]
 }
 
 /// A step in progress.
@@ -146,7 +155,11 @@ impl<'a> Running<'a> {
             return;
         }
         keep_rows(&mut self.activations.x, wanted, self.model.spec.hidden_size);
-        keep_rows(&mut self.activations.qkv, wanted, self.model.spec.attention.qkv_width());
+        let attention = &self.model.spec.attention;
+        match attention.latent {
+            None => keep_rows(&mut self.activations.qkv, wanted, attention.qkv_width()),
+            Some(_) => keep_rows(&mut self.activations.latent.queries, wanted, attention.q_width()),
+        }
         (self.rows, self.sequences) = (wanted.len(), self.step.wanted_sequences);
     }
 }
@@ -157,7 +170,7 @@ impl Operations for Running<'_> {
     fn embed(&mut self) -> Result<(), Lost> {
         let Self { model, cpu, step, activations, ranks, rows, .. } = self;
         let Activations { x, cos, sin, shared, profile, .. } = &mut **activations;
-        let half = model.spec.attention.head_dim / 2;
+        let half = model.spec.attention.pairs();
         profile.start();
         let scale = model.embedding_scale();
         let (shard, x) = (&model.shard, &mut x[..*rows * model.spec.hidden_size]);
@@ -182,12 +195,21 @@ impl Operations for Running<'_> {
     }
 
     fn attention_input(&mut self, index: usize) -> Result<(), Lost> {
+        let of_heads = match &self.model.layers[index].inputs {
+            AttentionInputs::Heads(of_heads) => of_heads,
+            AttentionInputs::Latent(weights) => {
+                self.latent_input(index, weights);
+                self.end_early(index);
+                self.activations.profile.mark(Part::Cache);
+                return Ok(());
+            }
+        };
         let Self { model, cpu, step, cache, activations, ranks, rows, .. } = self;
         let Activations { x, input, qkv, whole, cos, sin, shared, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let (attention, width) = (&spec.attention, spec.attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
-        let stack = [&layer.q, &layer.k, &layer.v].map(Projection::linear);
+        let stack = of_heads.each_ref().map(Projection::linear);
         let encoding = model.encoding(&stack, input);
         model.normalise_into(cpu, x, layer.attention_norm.as_ref(), encoding, input);
         profile.mark(Part::Encode);
@@ -205,7 +227,12 @@ impl Operations for Running<'_> {
         let (count, rotation) = (*rows * attention.head_dim / 2, spec.layers[index].rotation);
         let of_rotation = rotation * count..(rotation + 1) * count;
         let (cos, sin, slots) = (&cos[of_rotation.clone()], &sin[of_rotation], step.slots);
-        rotate_and_write(cpu, cache, index, Projected { qkv, heads: attention.heads, cos, sin, slots });
+        let heads = attention.heads;
+        rotate_and_write(cpu, cache, index, Projected { qkv: &mut *qkv, heads, cos, sin, slots });
+        if let Some(temperature) = spec.layers[index].temperature {
+            let by = (temperature.every, temperature.scale);
+            scale_by_position(cpu, qkv, (width, attention.q_width()), step.positions, by);
+        }
         self.end_early(index);
         self.activations.profile.mark(Part::Cache);
         Ok(())
@@ -213,34 +240,47 @@ impl Operations for Running<'_> {
 
     fn attend(&mut self, layer: usize) -> Result<(), Lost> {
         let Self { model, cpu, cache, activations, rows, sequences, .. } = self;
-        let Activations { qkv, attended, scores, profile, .. } = &mut **activations;
+        let Activations { qkv, latent, attended, scores, profile, .. } = &mut **activations;
         let attention = &model.spec.attention;
-        let (heads, scale, stride) = (attention.heads, attention.scale, attention.qkv_width());
+        let (heads, scale) = (attention.heads, attention.scale);
+        let (q, stride, out) = match attention.latent {
+            None => (&*qkv, attention.qkv_width(), attention.q_width()),
+            Some(of) => (&latent.queries, attention.q_width(), heads * of.rank),
+        };
         let query = Attention {
             cache,
             layer,
-            q: &qkv[..*rows * stride],
+            q: &q[..*rows * stride],
             stride,
             heads,
             group: model.shard.group,
             skipped: model.shard.skipped_heads(),
             scale,
             window: model.spec.layers[layer].window,
+            is_chunked: model.spec.layers[layer].is_chunked,
             softcap: attention.softcap,
-            sinks: None,
+            sinks: model.layers[layer].sinks.as_deref(),
         };
-        attend(cpu, &query, sequences, &mut attended[..*rows * attention.q_width()], scores);
+        attend(cpu, &query, sequences, &mut attended[..*rows * out], scores);
         profile.mark(Part::Attention);
         Ok(())
     }
 
     fn attention_output(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, activations, ranks, rows, .. } = self;
-        let Activations { x, input, attended, added, shared, profile, .. } = &mut **activations;
-        let (spec, layer, width) = (&model.spec, &model.layers[index], model.spec.attention.q_width());
+        let Activations { x, input, attended, latent, added, shared, profile, .. } = &mut **activations;
+        let (spec, layer) = (&model.spec, &model.layers[index]);
         let o = layer.o.linear();
-        let encoding = model.encoding(&[o], input);
-        input.set(cpu, encoding, &attended[..*rows * width], width);
+        match (&layer.inputs, &spec.attention.latent) {
+            (AttentionInputs::Latent(weights), Some(of)) => {
+                let attended = &attended[..*rows * spec.attention.heads * of.rank];
+                latent.outputs((model, cpu), of, weights, attended, (o, input));
+            }
+            _ => {
+                let (width, encoding) = (spec.attention.q_width(), model.encoding(&[o], input));
+                input.set(cpu, encoding, &attended[..*rows * width], width);
+            }
+        }
         profile.mark(Part::Encode);
         let x = &mut x[..*rows * spec.hidden_size];
         let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
@@ -274,6 +314,31 @@ impl Operations for Running<'_> {
     }
 }
 
+impl Running<'_> {
+    /// Latent attention's [`Operations::attention_input`].
+    fn latent_input(&mut self, index: usize, weights: &layers::Latent) {
+        let Self { model, cpu, step, cache, activations, rows, .. } = self;
+        let Activations { x, input, qkv, latent, cos, sin, profile, .. } = &mut **activations;
+        let (spec, layer) = (&model.spec, &model.layers[index]);
+        let Some(of) = &spec.attention.latent else { return };
+        let (x, width) = (&x[..*rows * spec.hidden_size], latent::input_width(&spec.attention, of));
+        let projected = &mut qkv[..*rows * width];
+        let stack = weights.inputs.each_ref().map(Projection::linear);
+        let encoding = model.encoding(&stack, input);
+        model.normalise_into(cpu, x, layer.attention_norm.as_ref(), encoding, input);
+        profile.mark(Part::Encode);
+        matmul(cpu, input, &stack, projected, Write::Set);
+        let (count, rotation) = (*rows * spec.attention.pairs(), spec.layers[index].rotation);
+        let of_rotation = rotation * count..(rotation + 1) * count;
+        let (cos, sin) = (&cos[of_rotation.clone()], &sin[of_rotation]);
+        let key = LatentInput { of, weights, projected, cos, sin };
+        latent.keys(cpu, cache, index, step.slots, key);
+        let key = LatentInput { of, weights, projected, cos, sin };
+        latent.queries((model, cpu), key, input);
+        profile.mark(Part::Products);
+    }
+}
+
 /// Normalises queries and keys in `[rows, q | k | v]`, in place.
 fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
@@ -283,7 +348,7 @@ fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     // its own width.
     let (queries, keys) = match attention.qk_norm {
         QkNorm::Row => (0..1, heads / kv_heads..heads / kv_heads + 1),
-        QkNorm::Heads | QkNorm::None => (0..heads, heads..heads + kv_heads),
+        QkNorm::Heads | QkNorm::Unweighted | QkNorm::None => (0..heads, heads..heads + kv_heads),
     };
     rms_norm_heads(cpu, qkv, stride, queries, q_norm, eps);
     rms_norm_heads(cpu, qkv, stride, keys, k_norm, eps);

@@ -30,8 +30,15 @@ impl Reference<'_> {
             return Vec::new();
         }
         let blocks = context.div_ceil(BLOCK_SIZE);
-        let shape =
-            KvShape { layers: 1, kv_heads, head_dim, block_size: BLOCK_SIZE, blocks, kind: KvType::F32 };
+        let shape = KvShape {
+            layers: 1,
+            kv_heads,
+            head_dim,
+            latent: None,
+            block_size: BLOCK_SIZE,
+            blocks,
+            kind: KvType::F32,
+        };
         let mut cache = KvCache::new(shape).expect("address space for one sequence");
         let cpu = &mut Cpu::new(1);
         let slots: Vec<u32> = (0..context as u32).collect();
@@ -48,6 +55,7 @@ impl Reference<'_> {
             skipped,
             scale,
             window,
+            is_chunked: false,
             softcap,
             sinks,
         };

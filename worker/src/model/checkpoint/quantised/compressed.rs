@@ -14,7 +14,7 @@ use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
 use super::scheme::{Compressed, Fp8};
-use super::{FLOATS, Module, Raw, fp8};
+use super::{FLOATS, Module, Raw, fp8, mxfp4};
 use crate::model::LoadError;
 
 /// Supported widths of packed codes, in bits.
@@ -22,7 +22,7 @@ pub(super) const BITS: [usize; 2] = [4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
     if let Some(packed) = module.find("weight_packed") {
-        let read = if packed.dtype == Dtype::U8 { mxfp4 } else { packed_codes };
+        let read = if packed.dtype == Dtype::U8 { packed_floats } else { packed_codes };
         return read(module, &packed).map(Some);
     }
     match module.find("weight").map(|raw| raw.dtype) {
@@ -88,28 +88,13 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
     })
 }
 
-/// Inputs per group of MXFP4.
-const MX_GROUP: usize = 32;
-/// Magnitudes that E2M1 can represent.
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
-fn mxfp4(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+fn packed_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
     let (rows, cols) = (module.rows, module.cols);
-    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(MX_GROUP) {
-        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {MX_GROUP}")));
+    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(mxfp4::GROUP) {
+        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {}", mxfp4::GROUP)));
     }
-    let scale = module.get("weight_scale", &[Dtype::U8], &[rows, cols / MX_GROUP])?;
-    Ok(StoredCodes {
-        rows,
-        cols,
-        meaning: Meaning::Table,
-        codes: Codes::Halves { bytes: packed.bytes.clone(), is_low_first: true },
-        scales: Scales::Grid(Grid::by_output(&scale, 1)),
-        zeros: Zeros::All(0),
-        group: MX_GROUP,
-        order: None,
-        table: std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
-    })
+    let scale = module.get("weight_scale", &[Dtype::U8], &[rows, cols / mxfp4::GROUP])?;
+    Ok(mxfp4::codes(module, packed, &scale))
 }
 
 fn bytes(module: &Module<'_>) -> Result<StoredCodes, LoadError> {

@@ -206,19 +206,36 @@ fn awq(words: &[u8], line: usize, row: usize, rows: usize) -> u8 {
 pub struct CodedMatrix {
     name: Arc<str>,
     stored: Arc<StoredCodes>,
-    rows: Range<usize>,
+    /// First output within the stored matrix, and outputs from one to the next.
+    first: usize,
+    every: usize,
+    rows: usize,
     cols: Range<usize>,
 }
 
 impl CodedMatrix {
     pub(super) fn whole(stored: StoredCodes, name: &str) -> Self {
-        let (rows, cols) = (0..stored.rows, 0..stored.cols);
-        Self { name: name.into(), stored: Arc::new(stored), rows, cols }
+        let (rows, cols) = (stored.rows, 0..stored.cols);
+        Self { name: name.into(), stored: Arc::new(stored), first: 0, every: 1, rows, cols }
+    }
+
+    /// `rows` outputs from `first` on that are `every` apart.
+    ///
+    /// # Panics
+    /// If the matrix has no such outputs.
+    pub fn every(&self, first: usize, every: usize, rows: usize) -> Self {
+        assert!(rows > 0 && first + (rows - 1) * every < self.rows, "outputs of the matrix");
+        Self { first: self.first + first * self.every, every: self.every * every, rows, ..self.clone() }
+    }
+
+    /// Name in the checkpoint.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Number of outputs.
     pub fn rows(&self) -> usize {
-        self.rows.len()
+        self.rows
     }
 
     /// Number of inputs.
@@ -255,9 +272,9 @@ impl CodedMatrix {
                         .into(),
             });
         }
-        let shifted = |of: &Range<usize>, by: Range<usize>| of.start + by.start..of.start + by.end;
-        let (rows, cols) = (shifted(&self.rows, rows), shifted(&self.cols, cols));
-        Ok(Self { rows, cols, ..self.clone() })
+        let cols = self.cols.start + cols.start..self.cols.start + cols.end;
+        let first = self.first + rows.start * self.every;
+        Ok(Self { first, rows: rows.len(), cols, ..self.clone() })
     }
 
     /// Number of leaves of its product's sums, given the configured `leaves`. It is one if the inputs are
@@ -310,8 +327,8 @@ pub struct CodedRows<'a, F> {
 
 impl<F: Fn(usize) -> usize + Sync> GivenRows for CodedRows<'_, F> {
     fn row(&self, row: usize, to: GivenRow<'_>) -> Result<(), PackError> {
-        let CodedMatrix { stored, rows, cols, .. } = self.matrix;
-        let from = rows.start + (self.from)(row);
+        let CodedMatrix { stored, first, every, cols, .. } = self.matrix;
+        let from = first + (self.from)(row) * every;
         for (i, code) in to.codes.iter_mut().enumerate() {
             let col = stored.order.as_ref().map_or(cols.start + i, |order| order[i] as usize);
             *code = stored.code(from, col);

@@ -9,6 +9,7 @@ mod compressed;
 mod fp8;
 mod gptq;
 mod matrix;
+mod mxfp4;
 mod scheme;
 
 pub use matrix::{CodedMatrix, CodedRows};
@@ -77,7 +78,9 @@ pub(super) fn find(
     name: &str,
     (rows, cols): (usize, usize),
 ) -> Result<Option<CodedMatrix>, LoadError> {
-    let Some(base) = name.strip_suffix(".weight") else { return Ok(None) };
+    // GPT-OSS names the experts' tensors without an end.
+    let base = if *scheme == Scheme::Mxfp4 { Some(name) } else { name.strip_suffix(".weight") };
+    let Some(base) = base else { return Ok(None) };
     let module = Module { weights, base, rows, cols };
     let codes: Option<StoredCodes> = match scheme {
         Scheme::Gptq(gptq) => gptq::find(&module, gptq)?,
@@ -85,6 +88,7 @@ pub(super) fn find(
         Scheme::Compressed(compressed) => compressed::find(&module, compressed)?,
         Scheme::Fp8(fp8) => fp8::find(&module, fp8)?,
         Scheme::BitsAndBytes => bitsandbytes::find(&module)?,
+        Scheme::Mxfp4 => mxfp4::find(&module)?,
     };
     Ok(codes.map(|codes| CodedMatrix::whole(codes, name)))
 }

@@ -29,6 +29,8 @@ pub enum Scheme {
     Fp8(Fp8),
     /// Scheme read by [`super::bitsandbytes`].
     BitsAndBytes,
+    /// Scheme read by [`super::mxfp4`].
+    Mxfp4,
 }
 
 /// Parameters of GPTQ.
@@ -66,8 +68,8 @@ pub struct Fp8 {
 }
 
 /// Supported values of `quant_method`.
-const METHODS: [&str; 7] =
-    ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt"];
+const METHODS: [&str; 8] =
+    ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt", "mxfp4"];
 
 impl Scheme {
     /// Scheme of the model in `dir`; `None` if its weights are not quantised.
@@ -115,6 +117,7 @@ impl Scheme {
             "gptq" => gptq(fields).map(Self::Gptq),
             "awq" => awq(fields).map(Self::Awq),
             "compressed-tensors" => compressed_tensors(fields).map(Self::Compressed),
+            "mxfp4" => Ok(Self::Mxfp4),
             "bitsandbytes" => bits_and_bytes(fields).map(|()| Self::BitsAndBytes),
             "modelopt" => {
                 fields.one_of("quant_algo", &["FP8"], None).map_err(|_| unlisted(fields, "quant_algo"))?;
@@ -126,7 +129,10 @@ impl Scheme {
 
     /// Whether the CPU multiplies its matrices as integers; for mixed schemes, most of them.
     pub fn is_of_integers(&self) -> bool {
-        !matches!(self, Self::Fp8(_) | Self::BitsAndBytes | Self::Compressed(Compressed { block: Some(_) }))
+        !matches!(
+            self,
+            Self::Fp8(_) | Self::BitsAndBytes | Self::Mxfp4 | Self::Compressed(Compressed { block: Some(_) })
+        )
     }
 
     /// Name in messages.
@@ -137,6 +143,7 @@ impl Scheme {
             Self::Compressed(_) => "compressed-tensors",
             Self::Fp8(_) => "FP8",
             Self::BitsAndBytes => "bitsandbytes",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 }
