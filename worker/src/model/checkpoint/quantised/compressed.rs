@@ -8,11 +8,13 @@
 //! float-quantized  weight e4m3 [N, K], weight_scale: see `fp8`
 //! mxfp4-pack-...   weight_packed u8 [N, K / 2], the low half of a byte first; weight_scale u8 [N, K / 32],
 //!                  exponents of two plus 127
+//! nvfp4-pack-...   weight_packed likewise; weight_scale e4m3 [N, K / 16], which are divided by
+//!                  weight_global_scale f32 [1]
 //! ```
 
 use safetensors::tensor::Dtype;
 
-use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
+use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, float, order};
 use super::scheme::{Compressed, Fp8};
 use super::{FLOATS, Module, Raw, fp8};
 use crate::model::LoadError;
@@ -22,7 +24,12 @@ pub(super) const BITS: [usize; 2] = [4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
     if let Some(packed) = module.find("weight_packed") {
-        let read = if packed.dtype == Dtype::U8 { mxfp4 } else { packed_codes };
+        let is_nv = module.find("weight_global_scale").is_some();
+        let read = match packed.dtype {
+            Dtype::U8 if is_nv => nvfp4,
+            Dtype::U8 => mxfp4,
+            _ => packed_codes,
+        };
         return read(module, &packed).map(Some);
     }
     match module.find("weight").map(|raw| raw.dtype) {
@@ -90,26 +97,48 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
 
 /// Inputs per group of MXFP4.
 const MX_GROUP: usize = 32;
+/// Inputs per group of NVFP4.
+const NV_GROUP: usize = 16;
 /// Magnitudes that E2M1 can represent.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 fn mxfp4(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
-    let (rows, cols) = (module.rows, module.cols);
-    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(MX_GROUP) {
-        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {MX_GROUP}")));
+    let scale = scales_of_fp4(module, packed, MX_GROUP, Dtype::U8)?;
+    Ok(fp4(module, packed, MX_GROUP, Scales::Grid(Grid::by_output(&scale, 1))))
+}
+
+fn nvfp4(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+    let scale = scales_of_fp4(module, packed, NV_GROUP, Dtype::F8_E4M3)?;
+    let global = module.get("weight_global_scale", &[Dtype::F32], &[1])?;
+    let by = float(&global.bytes, Dtype::F32, 0);
+    if !by.is_finite() || by <= 0.0 {
+        return Err(module.bad(&global.name, format!("it is {by}, expected a positive number")));
     }
-    let scale = module.get("weight_scale", &[Dtype::U8], &[rows, cols / MX_GROUP])?;
-    Ok(StoredCodes {
-        rows,
-        cols,
+    Ok(fp4(module, packed, NV_GROUP, Scales::Divided(Grid::by_output(&scale, 1), by)))
+}
+
+/// Scales of groups of `group` inputs; checks the shape of the codes, too.
+fn scales_of_fp4(module: &Module<'_>, packed: &Raw, group: usize, dtype: Dtype) -> Result<Raw, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(group) {
+        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {group}")));
+    }
+    module.get("weight_scale", &[dtype], &[rows, cols / group])
+}
+
+/// A matrix of 4-bit floats (E2M1).
+fn fp4(module: &Module<'_>, packed: &Raw, group: usize, scales: Scales) -> StoredCodes {
+    StoredCodes {
+        rows: module.rows,
+        cols: module.cols,
         meaning: Meaning::Table,
         codes: Codes::Halves { bytes: packed.bytes.clone(), is_low_first: true },
-        scales: Scales::Grid(Grid::by_output(&scale, 1)),
+        scales,
         zeros: Zeros::All(0),
-        group: MX_GROUP,
+        group,
         order: None,
         table: std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
-    })
+    }
 }
 
 fn bytes(module: &Module<'_>) -> Result<StoredCodes, LoadError> {
