@@ -4,8 +4,8 @@
     deploy/check.py
 
 Every `--flag`, `SKEIN_` variable and key of a TOML file in deploy/ and in docs/src/kubernetes.md must be in
-docs/src/flags.md, for the command that gets it where that is known. Standard library only; deploy/validate
-adds what needs other programs.
+docs/src/flags.md, under its command if that is known. Standard library only; deploy/validate adds the checks
+that need other programs.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ ON_A_LINE = re.compile(r"\bskein (serve|router|gateway|worker)\b([^#\n|]*)")
 IN_A_LIST = re.compile(r"^ +- (serve|router|gateway|worker)\n((?: +- (?:[-/$].*)\n)+)", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 VARIABLE = re.compile(r"\bSKEIN_([A-Z0-9_]+)\b")
-# Variables that are not settings of the table: read by the kernel cache and by the command line itself.
+# Variables outside the table of settings: read by the kernel cache and by the command line.
 OTHER_VARIABLES = {"KERNEL_CACHE", "CONFIG"}
 # Variables that Kubernetes sets, mentioned in a comment.
 SERVICE_VARIABLES = {"WORKER_PORT", "ROUTER_PORT"}
@@ -37,7 +37,7 @@ FOREIGN = {
 
 
 def flags():
-    """Flags of each command, {command: {flag}}, from the manual's page that a test compares with the code."""
+    """Flags by command, from the manual's page, which a test compares with the code."""
     page = (ROOT / "docs/src/flags.md").read_text("utf-8")
     takes = {command: set() for command in COMMANDS}
     for negated, name, commands in ROW.findall(page):
@@ -49,7 +49,7 @@ def flags():
 
 
 def texts():
-    """Every file to look at, with what it holds. Templates of the chart are generated from the manifests."""
+    """Every file to check and its text. The chart's templates need no check: they are generated."""
     files = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file()]
     for path in [*files, ROOT / "docs/src/kubernetes.md"]:
         if path.exists() and path.suffix not in (".py", ".mjs", ".json", ".tgz") and path.name not in PROGRAMS:
@@ -81,13 +81,13 @@ def wrong_keys(path, takes):
 
 
 def seconds(text, pattern):
-    """The figure that a pattern finds, in seconds."""
+    """Seconds that `pattern` captures in `text`; None if it does not match."""
     found = re.search(pattern, text, re.MULTILINE)
     return int(found.group(1)) if found else None
 
 
 def wrong_unit(path, text):
-    """A unit's grace must exceed the drain that its file or Skein's default asks for."""
+    """A unit's stop timeout must exceed the drain time, which its file or Skein's default sets."""
     default = seconds((ROOT / "docs/src/flags.md").read_text("utf-8"), r"--shutdown-timeout TIME` \| `(\d+)s`")
     drain = seconds(text, r"^ExecStart=.*--shutdown-timeout[ =](\d+)s") or default
     grace = seconds(text, r"^TimeoutStopSec=(\d+)s")
@@ -99,7 +99,7 @@ def wrong_unit(path, text):
 
 
 def wrong_dockerfile(text):
-    """Every file that an image copies must exist; every image must have a user other than root."""
+    """Every file that an image copies must exist, and no image may run as root."""
     for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]:
         name = re.match(r"\S+ AS (\S+)", stage).group(1)
         for names in re.findall(r"^COPY (?!--from)(.+) \S+$", stage, re.MULTILINE):
@@ -114,7 +114,7 @@ def wrong_dockerfile(text):
 
 
 def wrong_compose(text):
-    """What compose mounts must be in the tree."""
+    """Every path that compose mounts must exist."""
     if not (DEPLOY / "observability").exists():
         print("deploy/compose.yaml: NOT CHECKED: the files of Prometheus and Grafana are not in the tree")
         return

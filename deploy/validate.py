@@ -1,10 +1,10 @@
 """Renders and checks the manifests and the chart; deploy/validate fetches what this needs and runs it.
 
-- Every document is valid, strictly, in the schemas of three Kubernetes versions; custom resources in theirs.
-- What schemas cannot know: selectors find pods, ports exist, grace exceeds drain, pods are locked down.
-- The chart renders what kustomize renders.
+- Every document is strictly valid in the schemas of three Kubernetes versions; custom resources in their own.
+- Beyond schemas: selectors match pods, ports exist, grace exceeds drain, pods are locked down.
+- The chart and kustomize render the same documents.
 - Grafana's types (its foundation SDK) read every field of the dashboards.
-- The checks notice mistakes that are planted.
+- The checks detect planted mistakes.
 """
 
 import copy
@@ -27,9 +27,9 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 DEPLOY = pathlib.Path(__file__).resolve().parent
 ROOT = DEPLOY.parent
 CHART = DEPLOY / "helm/skein"
-# The oldest with `preStop: sleep`, that of kubectl, and the newest with a schema.
+# The oldest version with `preStop: sleep`, the version of kubectl, and the newest one with a schema.
 VERSIONS = ["1.30", "1.34", "1.37"]
-# Checked by crds.mjs; `OWN` by schemas/, for kinds that no package publishes.
+# Checked by crds.mjs. Kinds that no package publishes are in `OWN` and checked by schemas/.
 PUBLISHED = ("keda.sh/", "monitoring.coreos.com/", "gateway.networking.k8s.io/")
 OWN = ("InferencePool", "LeaderWorkerSet")
 WORKLOADS = ("StatefulSet", "Deployment", "LeaderWorkerSet")
@@ -55,12 +55,12 @@ RENDERINGS = [
     ("inference-gateway", "base", ["inference-gateway", "hpa", "monitoring"], None),
     ("inference-gateway with a claim", "overlays/gpu-single-node", ["inference-gateway", "inference-gateway-claim"], None),
 ]  # fmt: skip
-# Components that must not render with a base whose workers they cannot scale.
+# Components that must fail with this base, because they cannot scale its workers.
 MISFITS = [("overlays/gpu-groups", "hpa"), ("overlays/gpu-groups", "keda"), ("base", "hpa-groups"), ("base", "keda-groups")]
 
 
 def module(path):
-    """A script without a suffix, as a module."""
+    """Imports a script without a suffix."""
     loader = importlib.machinery.SourceFileLoader(path.stem, str(path))
     loaded = importlib.util.module_from_spec(importlib.util.spec_from_loader(path.stem, loader))
     loader.exec_module(loaded)
@@ -76,7 +76,7 @@ def named(document):
 
 
 def invalid(documents):
-    """What schemas say."""
+    """Violations of schemas."""
     ours = [document for document in documents if document["apiVersion"].startswith(PUBLISHED)]
     for document in documents:
         if document["kind"] in OWN:
@@ -110,7 +110,7 @@ def invalid_by_own_schema(document):
 
 
 def template(workload):
-    """The pod that a workload makes."""
+    """Pod template of a workload."""
     spec = workload["spec"]
     return spec["leaderWorkerTemplate"]["workerTemplate"] if workload["kind"] == "LeaderWorkerSet" else spec["template"]
 
@@ -120,7 +120,7 @@ def selects(selector, labels):
 
 
 def unlocked(pod, inner):
-    """What a container lacks of the `restricted` Pod Security Standard and our own rules."""
+    """Requirements of the `restricted` Pod Security Standard and our own rules that a container misses."""
     security = pod.get("securityContext", {})
     own = inner.get("securityContext", {})
     wanted = {
@@ -163,7 +163,7 @@ def probes(_pod, inner):
 
 
 def arguments(pod, inner):
-    """The command line is one that `skein` takes, without a flag twice."""
+    """`skein` must accept the command line, and no flag may occur twice."""
     command, *rest = inner["args"]
     given = [arg.removeprefix("--").split("=")[0] for arg in rest if arg.startswith("--")]
     for flag in given:
@@ -180,7 +180,7 @@ def arguments(pod, inner):
 
 
 def unfounded(documents):
-    """References from one document to another that lead nowhere."""
+    """References from one document to another that do not exist."""
     of = lambda *kinds: [document for document in documents if document["kind"] in kinds]
     names = set(map(named, documents))
     pods = [template(workload) for workload in of(*WORKLOADS, "Job")]
@@ -215,7 +215,7 @@ def arguments_of(workload):
 
 
 def uneven(documents):
-    """Workers and routers that find each other, or send traces, in different ways."""
+    """Workers and routers with different settings for discovery or traces."""
     pods = [(workload, yaml.safe_dump(template(workload))) for workload in documents if workload["kind"] in WORKLOADS]
     for what in (r"--discovery=etcd://\S+", r"OTEL_EXPORTER_OTLP_ENDPOINT\n *value: \S+"):
         found = {named(workload): re.findall(what, pod) for workload, pod in pods}
@@ -227,7 +227,7 @@ def uneven(documents):
 
 
 def unpicked(documents):
-    """An inference pool whose parts do not fit: picker, ports, endpoints."""
+    """Mismatches within an inference pool: picker, ports, endpoints."""
     of = lambda *kinds: [document for document in documents if document["kind"] in kinds]
     for pool in of("InferencePool"):
         [port] = [port["number"] for port in pool["spec"]["targetPorts"]]
@@ -254,7 +254,7 @@ def unpicked(documents):
 
 
 def groups_differ():
-    """The pods of the overlay of groups are those of the overlay it is made of."""
+    """The pods of gpu-groups must equal those of gpu-single-node."""
     render = lambda base: generate.kustomize(base=f"overlays/{base}")
     pods = [template(w) for base in ("gpu-single-node", "gpu-groups") for w in render(base)
             if w["metadata"]["name"] == "skein-worker" and w["kind"] in WORKLOADS]  # fmt: skip
@@ -263,7 +263,7 @@ def groups_differ():
 
 
 def queries(text):
-    """Metrics that autoscalers ask for exist in the worker's code."""
+    """Metrics that autoscalers query must exist in the worker's code."""
     code = (ROOT / "worker/src/metrics/mod.rs").read_text("utf-8")
     for metric in set(re.findall(r"vllm[:_][a-z_]+", text)):
         if f'"{metric.replace("vllm_", "vllm:")}"' not in code:
@@ -271,7 +271,7 @@ def queries(text):
 
 
 def faults(documents):
-    """Everything wrong with one rendering."""
+    """All faults of one rendering."""
     yield from invalid(documents)
     yield from unfounded(documents)
     scalers = [d for d in documents if d["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
@@ -296,7 +296,7 @@ def helm(*arguments):
 
 
 def chart(release, flags):
-    """The chart's documents."""
+    """Documents that the chart renders."""
     files = [str(DEPLOY / f"helm/values/{flag}.yaml") if before == "--values" else flag
              for before, flag in zip([None, *flags], flags)]  # fmt: skip
     done = helm("template", release, str(CHART), *files)
@@ -305,12 +305,12 @@ def chart(release, flags):
 
 
 def without_namespace(documents):
-    """The chart's queries name its namespace, which kustomize's manifests do not know."""
+    """Removes the namespace from the chart's queries, because kustomize's manifests do not name it."""
     return json.loads(json.dumps(documents).replace('namespace=\\"default\\",', ""))
 
 
 def in_order(documents):
-    """For comparison: by name, and variables and volumes of pods by theirs."""
+    """Sorts documents, and the variables and volumes of pods, by name for comparison."""
     documents = sorted(copy.deepcopy(documents), key=named)
     for document in documents:
         pod = document.get("spec", {}).get("template", {}).get("spec", {})
@@ -363,7 +363,7 @@ def chart_faults():
 
 
 def compose_faults(services):
-    """Our services of the compose file: flags, drain, and what their pods have of confinement."""
+    """Faults of our services in the compose file: flags, drain, confinement."""
     for name, service in services.items():
         if not service["image"].startswith("localhost/skein/"):
             continue
@@ -383,7 +383,7 @@ def compose_faults(services):
 
 
 def lost(given, kept, path=""):
-    """What of a JSON value is not in another one."""
+    """Paths of the values of `given` that differ in or are missing from `kept`."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
             yield from lost(value, kept[key], f"{path}.{key}") if key in kept else [f"{path}.{key}"]
@@ -395,7 +395,7 @@ def lost(given, kept, path=""):
 
 
 def dashboard_faults(name, dashboard):
-    """Fields that Grafana's own types do not have do not survive a reading and a writing."""
+    """Fields that Grafana's types do not have: they get lost when the dashboard is parsed and serialised."""
     try:
         read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -428,7 +428,7 @@ def all_dashboard_faults():
 
 
 def planted(documents):
-    """Mistakes that the checks must notice: one edit each of the base."""
+    """Mistakes that the checks must detect, each one edit of the base."""
     find = lambda copied, kind: next(d for d in copied if d["kind"] == kind)
     pod = lambda copied, kind: find(copied, kind)["spec"]["template"]["spec"]
     edits = {

@@ -20,19 +20,19 @@ HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 
 
 def prose(path):
-    """A file's text without code."""
+    """Text of a file without code."""
     return re.sub(r"`[^`\n]*`", lambda code: code.group().replace("[", " "), FENCE.sub("", path.read_text("utf-8")))
 
 
 def anchors(path):
-    """The names that headings of a file can be linked by."""
+    """Anchors of a file's headings."""
     text = FENCE.sub("", path.read_text("utf-8"))
     plain = (re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading).lower() for heading in HEADING.findall(text))
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 def problem(path, target):
-    """What is wrong with one link, or None."""
+    """Fault of a link, or None."""
     if target.startswith(REPOSITORY):
         kind, _, inside = target.removeprefix(REPOSITORY).partition("/main/")
         if kind not in ("blob", "tree"):
@@ -62,14 +62,14 @@ def links(files):
 
 
 def contents():
-    """Pages that the table of contents lacks: mdBook would leave them out."""
+    """Pages missing from the table of contents, which mdBook would leave out."""
     listed = set(LINK.findall((BOOK / "SUMMARY.md").read_text("utf-8"))) | {"SUMMARY.md"}
     pages = {str(page.relative_to(BOOK)) for page in BOOK.rglob("*.md")}
     yield from (f"docs/src/SUMMARY.md does not list {page}" for page in sorted(pages - listed))
 
 
 def example():
-    """The program that documents show is the one that is tested."""
+    """The program in the documents must equal the tested one."""
     program = (ROOT / "docs/examples/ask.py").read_text("utf-8")
     for name in ("README.md", "docs/src/quick-start.md"):
         if f"```python\n{program}```" not in (ROOT / name).read_text("utf-8"):

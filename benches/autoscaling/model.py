@@ -1,4 +1,4 @@
-"""A worker, as far as load and waiting go: prefill and decode share its steps; seats and KV bound it."""
+"""Model of a worker's load and queue: prefill and decode share its steps; seats and KV cache limit it."""
 
 import collections
 import heapq
@@ -43,12 +43,12 @@ class Worker:
         return (self.backlog() + request.uncached) / PREFILL_TOKENS_PER_S + step * (1 + 256 * without_seat / SEATS)
 
     def pressure(self):
-        """skein_worker_pressure: the fullest of seats, KV cache and a second of prefill; 1 = full."""
+        """skein_worker_pressure: the fullest of seats, KV cache and one second of prefill; 1 = full."""
         seats = (self.sequences() + len(self.waiting)) / SEATS
         return max(seats, self.kv_tokens / KV_TOKENS, self.backlog() / PREFILL_TOKENS_PER_S)
 
     def advance(self, now, seconds):
-        """Times to the first token of the requests that got theirs."""
+        """Advances the worker; returns the TTFT of each request whose first token came."""
         self.admit()
         self.cpu = 1.0 if self.is_busy() else 0.0  # the loop of steps keeps a core busy
         given, budget = [], seconds * PREFILL_TOKENS_PER_S

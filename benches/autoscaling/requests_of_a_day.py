@@ -1,4 +1,4 @@
-"""A day's requests: a curve of rates, and sizes that are drawn or from a trace."""
+"""A day's requests: a curve of rates, and sizes drawn at random or taken from a trace."""
 
 import json
 import math
@@ -13,7 +13,7 @@ BLOCK_TOKENS = 512  # of the trace
 
 
 def rate(second, peak):
-    """Requests a second: least at four in the morning, most at four in the afternoon."""
+    """Requests per second: lowest at 4 a.m., highest at 4 p.m."""
     hour = second / 3600
     day = NIGHT + (1 - NIGHT) * (0.5 - 0.5 * math.cos((hour - 4) / 24 * 2 * math.pi)) ** 1.5
     factor = max([f for start, minutes, f in BURSTS if start <= hour < start + minutes / 60], default=1.0)
@@ -21,7 +21,7 @@ def rate(second, peak):
 
 
 def drawn(rng):
-    """Prompts of a thousand tokens or so, of which half is cached more often than not."""
+    """Random sizes: prompts of about a thousand tokens, usually more than half of it cached."""
     while True:
         prompt = min(16_000, max(20, round(rng.lognormvariate(6.6, 1.0))))
         cached = rng.choice([0.0, 0.3, 0.6, 0.8, 0.9])
@@ -29,7 +29,7 @@ def drawn(rng):
 
 
 def traced(path):
-    """Sizes in the trace's order, over and over. A block seen before is cached, as if caches were one."""
+    """Sizes in the trace's order, repeated. A block seen before counts as cached on every worker."""
     seen, sizes = set(), []
     with open(path, encoding="utf-8") as lines:
         for line in lines:

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""A day of requests against workers that an autoscaler adds and removes: which signal to scale on?
+"""Simulates a day of requests to workers that an autoscaler adds and removes, to compare scaling signals.
 
-    benches/autoscaling/simulate.py                    # a made day: quiet night, busy day, three bursts
+    benches/autoscaling/simulate.py                    # synthetic: quiet night, busy day, three bursts
     benches/autoscaling/simulate.py --trace FILE       # sizes and prefixes from a trace in Mooncake's format
     benches/autoscaling/simulate.py --only pressure --target 0.3
 
-The workers are a small model (model.py), the autoscaler follows Kubernetes' algorithm (hpa.py). Prints a
-table: replicas are the cost, the time to the first token is what clients see. Standard library only; takes
-minutes.
+Workers are a small model (model.py); the autoscaler follows Kubernetes' algorithm (hpa.py). Prints a table of
+replicas, the cost, and TTFT, the clients' latency. Standard library only; takes minutes.
 """
 
 import argparse
@@ -33,7 +32,7 @@ SIGNALS = {
 
 
 class Average:
-    """A worker's signal over the last minute, as a query over its scrapes gives it."""
+    """A worker's signal over the last minute, as a query over its scrapes returns it."""
 
     def __init__(self):
         self.values = collections.deque(maxlen=round(AVERAGED_S / SYNC_S * 3))
@@ -51,7 +50,7 @@ def place(request, workers):
 
 
 def simulate(day, signal, least, most):
-    """Replica-hours, most replicas, and every request's time to its first token."""
+    """Runs a day; returns replica-hours, the highest number of replicas, and the TTFT of every request."""
     read, target = signal or (None, None)
     workers = [model.Worker(ready_at=0.0) for _ in range(least if signal else most)]
     averages = {worker: Average() for worker in workers}

@@ -1,5 +1,4 @@
-"""Measures the memory of a long batch: `skein run-batch` with a fake device, or jobs of a server one after
-another.
+"""Measures the memory of a long batch: `skein run-batch` with a fake device, or consecutive jobs of a server.
 
 Usage: python3 benches/load/batch_memory.py path/to/skein [--lines N] [--through-server]
 Writes N requests (default 1,000,000) and answers them. Reads the resident memory of every process once a
@@ -22,7 +21,7 @@ from server import family, serve  # noqa: E402
 
 GROWTH_MIB = 8.0
 PER_FILE = 50_000
-# Others, such as those that render chats, come and go.
+# Other processes, such as those that render chats, are short-lived.
 PROCESSES = ("run-batch", "serve", "worker")
 FAKE = ["--device", "fake", "--workers", "1"]
 
@@ -37,7 +36,7 @@ def write(path: pathlib.Path, numbers: range) -> None:
 
 
 def lines_of(path: pathlib.Path, seen: list) -> int:
-    """Lines of a growing file; `seen` holds the offset and the count of the last look."""
+    """Lines of a growing file; `seen` holds the offset and the count of the previous call."""
     if path.exists():
         with path.open("rb") as file:
             file.seek(seen[0])

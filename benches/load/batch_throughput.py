@@ -1,11 +1,11 @@
-"""Measures what the way through files costs: tokens a second of `skein run-batch` over those of
+"""Measures the overhead of batch files: tokens per second of `skein run-batch` relative to
 `skein bench throughput`.
 
 Usage: python3 benches/load/batch_throughput.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N]
            [worker's flags...]
-Both answer the same number of requests of the same lengths with the same workers' flags, in turns. Prints the
-ratio of the medians; fails if it is below BOUND. Starting is counted in neither. Needs a machine that does
-nothing else.
+Both answer the same number of requests of the same lengths with the same worker flags, alternately. Prints
+the ratio of the medians; fails if it is below BOUND. Startup time is not counted. Needs an otherwise idle
+machine.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from batches import line
 
 BOUND = 0.97
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 128
-# Token ids below this exist in every vocabulary, and are not special.
+# Token ids in this range exist in every vocabulary and are not special.
 FIRST_TOKEN, END_TOKEN = 300, 4000
 
 

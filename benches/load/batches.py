@@ -1,11 +1,11 @@
-"""Files of requests in OpenAI's batch form, and the endpoints that take them; for the scripts beside it."""
+"""Request files in OpenAI's batch format and the endpoints that take them, for the other scripts here."""
 
 import json
 import urllib.request
 
 
 def line(number: int, body: dict) -> str:
-    """A line of such a file, for completions."""
+    """A line of a request file, for completions."""
     return json.dumps({"custom_id": f"r-{number}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n"
 
 

@@ -1,13 +1,13 @@
-"""Measures what in-flight batching is worth on real kernels: requests of very different lengths to one
-worker, as they come and held back in batches.
+"""Measures the gain of in-flight batching on real kernels: sends requests of very different lengths to one
+worker, as they arrive and held back in batches.
 
 Usage: python3 benches/load/batching_rules.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N]
            [serve's flags...]
 Sends N requests (default 32) at once with lengths like ShareGPT's (means of 161 and 338 tokens, log-normal),
-by each rule of `skein bench serve --batching` in turns. Prints output tokens a second and the ratio of
-continuous batching to each other rule; fails if it is below BOUND. Held-back rows that have ended cost
-nothing here, while a padded batch computes them, so real static batching is slower than this. Needs a
-machine that does nothing else.
+by each rule of `skein bench serve --batching` alternately. Prints output tokens per second and the ratio of
+continuous batching to each other rule; fails if it is below BOUND. Rows of ended requests cost nothing here,
+while a padded batch computes them, so real static batching is slower than this. Needs an otherwise idle
+machine.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> int:
         print(f"{given.requests} requests, {statistics.mean(p for p, _ in pairs):.0f} + "
               f"{statistics.mean(a for _, a in pairs):.0f} tokens on average, longest answer {max(a for _, a in pairs)}")
         for turn in range(given.rounds):
-            # Other words each time, so that no prompt is in the cache.
+            # Prompts differ each time, so that none is cached.
             rows = [{"prompt": f"{turn} {index} " + "word " * prompt, "output_tokens": answer}
                     for index, (prompt, answer) in enumerate(pairs)]
             for place, rule in enumerate(RULES):

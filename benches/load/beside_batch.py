@@ -2,10 +2,11 @@
 
 Usage: python3 benches/load/beside_batch.py path/to/skein [MODEL_DIR] [--rounds N] [--requests N] [--rate X]
            [--by jobs|run-batch] [serve's flags...]
-Starts a server with one worker. Sends the same requests in open loop, in turns without and with a batch
+Starts a server with one worker. Sends the same requests in open loop, alternately without and with a batch
 that has enough lines for the whole round: a job of /v1/batches (the default), or `skein run-batch --server`.
-Prints TTFT of both kinds over all rounds, and the ratios; fails if that of the 99th percentiles is over
-BOUND, or if the batch did nothing. Needs a machine that does nothing else.
+The prefix cache is off, because the second turn would find the prompts of the first.
+Prints TTFT with and without a batch over all rounds, and the ratios; fails if the ratio of the 99th
+percentiles is over BOUND, or if the batch made no progress. Needs an otherwise idle machine.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def write_batch(path: pathlib.Path, model: str) -> None:
 
 @contextlib.contextmanager
 def job(_binary: str, url: str, batch: pathlib.Path):
-    """A batch in the server; yields a function that counts its answers."""
+    """Runs a batch job in the server; yields a function that counts its answers."""
     created = create(url, batch.read_bytes())["id"]
     at = lambda: call(f"{url}/v1/batches/{created}")
     try:
@@ -47,7 +48,7 @@ def job(_binary: str, url: str, batch: pathlib.Path):
 
 @contextlib.contextmanager
 def runner(binary: str, url: str, batch: pathlib.Path):
-    """A batch of a client."""
+    """Runs a batch from a client; yields a function that counts its answers."""
     answers = batch.with_suffix(".out")
     answers.unlink(missing_ok=True)
     command = [binary, "run-batch", "-i", batch, "-o", answers, "--server", url, "--priority", "100"]
@@ -91,7 +92,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         batch = directory / "in.jsonl"
-        flags = ["--workers", "1", "--batch-dir", str(directory / "batches"), *flags]
+        flags = ["--workers", "1", "--no-enable-prefix-caching", "--batch-dir", str(directory / "batches"), *flags]
         with serve(given.binary, given.model, flags) as (_, url):
             write_batch(batch, call(f"{url}/v1/models")["data"][0]["id"])
             load(given.binary, url, given, 1000, directory)  # the scheduler measures how long steps take

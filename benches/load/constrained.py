@@ -1,13 +1,13 @@
-"""Measures what answers of a given form cost: themselves, and the streams beside them.
+"""Measures the cost of constrained answers, for themselves and for concurrent streams.
 
 Usage: python3 benches/load/constrained.py path/to/skein MODEL_DIR [--rounds N] [--tokens N]
-Starts one CPU worker. In turn, and compared by their medians over the rounds:
-1. tokens a second of 32 free streams, and of 32 that follow a JSON schema (bound: 0.97 of the free ones);
-2. the gaps between tokens of 31 free streams, beside a free one and beside one whose masks take long
-   (p99: 1.05 times);
-3. the time to the first token of short free requests, beside constrained ones whose schemas are known, and
-   beside ones whose schemas have to be compiled (5 ms more, at the median).
-Prints the figures and exits 1 if a bound is missed. Needs a machine that does nothing else.
+Starts one CPU worker. Measures alternately, and compares medians over the rounds:
+1. tokens per second of 32 free streams, and of 32 that follow a JSON schema (bound: 0.97 of the free ones);
+2. the gaps between tokens of 31 free streams, beside a free one and beside one with slow masks (bound of p99:
+   1.05 times);
+3. TTFT of short free requests, beside constrained ones with cached schemas and beside ones whose schemas must
+   be compiled (bound of the median: 5 ms more).
+Prints the figures and exits 1 if a bound is missed. Needs an otherwise idle machine.
 """
 
 import argparse
@@ -26,9 +26,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
 from server import serve  # noqa: E402
 
 STREAMS = 32
-# Tokens of a prompt, and what they are below: every vocabulary has that many.
+# Tokens of a prompt, and the bound of their ids: every vocabulary has that many.
 PROMPT_TOKENS, VOCABULARY = 32, 4096
-# Records that never end within the tokens of an answer: strings, numbers, choices and nesting.
+# Records longer than any answer: strings, numbers, choices and nesting.
 RECORD = {"type": "object", "properties": {
     "name": {"type": "string", "minLength": 8, "maxLength": 60}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
     "kind": {"enum": ["person", "company", "place"]}, "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 4},
@@ -48,11 +48,12 @@ class Load:
         self.host = urllib.parse.urlsplit(url).netloc
 
     def stream(self, tokens: int, schema: dict | None, seed: int) -> tuple[list[float], int]:
-        """The times of a stream's chunks, the time of its start first; and its tokens."""
+        """The start time and chunk times of a stream, and its number of tokens. Every token has its own
+        chunk, because a token's id is sent even if its text is not complete."""
         draw = random.Random(seed)
         prompt = [draw.randrange(VOCABULARY) for _ in range(PROMPT_TOKENS)]
         body = {"prompt": prompt, "max_tokens": tokens, "seed": seed, "temperature": 1, "stream": True, "ignore_eos": True,
-                "stream_options": {"include_usage": True}}
+                "stream_options": {"include_usage": True}, "return_token_ids": True}
         if schema is not None:
             body["structured_outputs"] = {"json": schema}
         connection = http.client.HTTPConnection(self.host, timeout=600)
@@ -72,12 +73,10 @@ class Load:
             return list(threads.map(lambda at: self.stream(tokens, schema, seed + at), range(count)))
 
     def rate(self, tokens: int, schema: dict | None, seed: int) -> float:
-        """Tokens a second from the last first token to the first end: while all streams run."""
+        """Tokens per second from the first stream's start to the last one's end."""
         streams = self.together(STREAMS, tokens, schema, seed)
-        start, end = max(times[1] for times, _ in streams), min(times[-1] for times, _ in streams)
-        chunks = sum(sum(start < at <= end for at in times) for times, _ in streams)
-        shares = statistics.mean(used / (len(times) - 2) for times, used in streams)
-        return chunks * shares / (end - start)
+        start, end = min(times[0] for times, _ in streams), max(times[-1] for times, _ in streams)
+        return sum(used for _, used in streams) / (end - start)
 
     def gaps_beside(self, tokens: int, slow: bool, seed: int) -> float:
         """The 99th percentile of the gaps of all but one of the streams."""
@@ -90,14 +89,14 @@ class Load:
         return gaps[int(len(gaps) * 0.99)]
 
     def first_tokens(self, compiling: bool, seed: int) -> float:
-        """The median time to a first token of requests one after the other."""
+        """Median TTFT of consecutive requests."""
         done = threading.Event()
 
         def compile_all() -> None:
             for at in range(10_000):
                 if done.is_set():
                     return
-                # Another one each time, so that none is known already; or the same.
+                # A new schema each time, so that none is cached; or always the same one.
                 record = {**RECORD, "description": f"{seed} {at}" if compiling else "known"}
                 self.stream(1, {"type": "object", "properties": {f"p{n}": record for n in range(40)}}, seed + at)
 

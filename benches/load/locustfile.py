@@ -1,4 +1,4 @@
-"""Load with Locust against any OpenAI-compatible server, with TTFT and TPOT as entries of their own.
+"""Loads any OpenAI-compatible server with Locust; reports TTFT and TPOT as separate entries.
 
     pip install locust
     locust -f benches/load/locustfile.py --headless -u 8 -r 8 -t 30s --host http://127.0.0.1:8000
@@ -29,13 +29,13 @@ def prompts() -> list[str]:
 
 
 def report(name: str, seconds: float, context) -> None:
-    """An entry in Locust's tables; its response time is `seconds`."""
+    """Reports `seconds` as the response time of the entry `name` in Locust's tables."""
     events.request.fire(request_type="METRIC", name=name, response_time=seconds * 1000.0, response_length=0,
                         exception=None, context=context)
 
 
 class Streaming(HttpUser):
-    """Sends one streamed completion after another."""
+    """Sends consecutive streamed completions."""
 
     wait_time = between(0.0, 0.5)
 

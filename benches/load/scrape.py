@@ -3,7 +3,8 @@
 Usage: python3 benches/load/scrape.py path/to/skein [--workers N] [--scrapes N]
 Starts a router and N workers of the fake backend (default 64) as processes, sends some requests, and scrapes
 the router. Prints the fastest, median and slowest scrape, its size, and the router's processor time for one.
-Exits 1 if the processor time is above the target: the time until the answer depends on what else runs here.
+Exits 1 if the processor time is above the target; the duration of a scrape depends on other load and does not
+count.
 """
 
 import argparse

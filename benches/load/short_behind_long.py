@@ -53,7 +53,7 @@ class Server:
         raise TimeoutError(f"not ready after {READY_SECONDS} s")
 
     def first_token(self, prompt_tokens: int, answer_tokens: int) -> tuple[float, float]:
-        """When it was asked and when the first token came; the answer is read to its end."""
+        """Times of the request and of its first token; reads the answer to its end."""
         prompt = [random.randrange(10, 4000) for _ in range(prompt_tokens)]
         body = {"prompt": prompt, "max_tokens": answer_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         request = urllib.request.Request(
@@ -81,7 +81,7 @@ def times_alone(server: Server) -> list[float]:
 
 
 def times_behind(server: Server) -> tuple[list[float], float]:
-    """Of short ones that had their first tokens before a long one had its; and the long one's."""
+    """TTFT of each short request whose first token came before the long request's, and of the long one."""
     long = []
     thread = threading.Thread(target=lambda: long.append(server.first_token(LONG, 1)))
     thread.start()

@@ -1,4 +1,4 @@
-"""Measures what traces and metrics by OTLP cost: throughput and processor time per request, with and without.
+"""Measures the cost of traces and metrics by OTLP in throughput and in processor time per request.
 
 Usage: python3 benches/load/traces.py path/to/skein [--rounds N] [--requests N] [--ratio R]
 Each round starts two clusters of a router and one fake worker and loads them in turn with `skein bench
@@ -23,13 +23,13 @@ from server import cpu_seconds, family, serve  # noqa: E402
 
 TARGET = 0.98
 CONCURRENCY = 32
-# Two processes of the same binary differ by up to 5% for as long as they live, so each round starts new ones.
+# Two processes of the same binary can differ by 5% for their lifetime, so each round starts new ones.
 RUNS_OF_A_PAIR = 4
 BENCH_SECONDS = 300
 
 
 class Sink(http.server.BaseHTTPRequestHandler):
-    """Takes everything, as a collector beside the process would."""
+    """A collector that accepts and discards everything."""
 
     taken = 0
 
@@ -40,11 +40,11 @@ class Sink(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing: it would be a line for each batch."""
+        """Logs nothing; the default is a line per batch."""
 
 
 def run(binary: str, server: subprocess.Popen, url: str, requests: int) -> tuple[float, float]:
-    """Requests a second, and requests a second of processor time of the router and its worker."""
+    """Requests per second, and requests per processor second of the router and its worker."""
     used = lambda: sum(map(cpu_seconds, family(server.pid)))
     command = [binary, "bench", "serve", "--base-url", url, "--num-prompts", str(requests)]
     shape = ["--random-input-len", "64", "--random-output-len", "16", "--max-concurrency", str(CONCURRENCY)]
@@ -69,7 +69,7 @@ def main() -> None:
     flags = {"without": [], "with": [*exporting, f"--trace-ratio={given.ratio}"]}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in flags}
     for number in range(given.rounds):
-        # In turn, and each starts first equally often.
+        # The two alternate, and each goes first equally often.
         order = list(flags) if number % 2 == 0 else list(flags)[::-1]
         with contextlib.ExitStack() as stack:
             fake = ["--workers", "1", "--device", "fake"]

@@ -1,5 +1,5 @@
-"""The limits of the hardware, by the rates that `skein bench` measures in the same run: each weight is read
-once per step and multiplied once per token. Attention counts as zero, so the real limit is a little lower.
+"""Hardware limits, from the rates that `skein bench` measures in the same run: each weight is read once per
+step and multiplied once per token. Attention is not counted, so the real limit is slightly lower.
 """
 
 import json
@@ -24,12 +24,12 @@ class Shape:
         self.head = self.vocab_size * hidden
 
     def weight_bytes(self, width: int) -> float:
-        """Of one step. At 4 bits the head has GGUF's Q4_0 size, the smallest in use."""
+        """Bytes of weights read per step. At 4 bits the head has its size under GGUF's Q4_0, the smallest."""
         head_bits = Q6_K_BITS if width == 4 and self.hidden % Q6_K_GROUP == 0 else HEAD_BITS[width]
         return (self.layers * LAYER_BITS[width] + self.head * head_bits) / 8
 
     def ceiling(self, question: dict, width: int, read_rate: float, multiply_rate: float) -> float:
-        """Tokens a second. A prompt needs the head once, a decode step for every sequence."""
+        """Tokens per second. A prompt needs the head once, a decode step needs it for every sequence."""
         if question["measure"] == "prefill":
             per_token = 2 * (self.layers + self.head / question["input"])
             return multiply_rate / per_token

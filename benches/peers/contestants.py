@@ -1,7 +1,7 @@
-"""The contestants: Skein by `skein bench latency`, a new process per measurement; peers in processes that
-stay.
+"""The contestants: Skein as `skein bench latency`, in a new process per measurement; peers in long-running
+processes.
 
-Every contestant answers `measure(question)` with tokens a second, or None with the reason in `trouble`.
+Every contestant answers `measure(question)` with tokens per second, or with None and the reason in `trouble`.
 """
 
 import json
@@ -53,18 +53,19 @@ class Skein:
         report = json.loads(ran.stdout)
         self.rates = report["read_bytes_per_second"], report["flops_per_second"]
         kind = "prefill" if question["measure"] == "prefill" else "decode"
-        # Without a step of the whole batch there is no figure: the first was done before the last began.
+        # No figure if no step had the whole batch, because the first sequence ended before the last one
+        # began.
         return report["results"][0][f"{kind}_tokens_per_second"] or None
 
     def close(self) -> None:
-        """Nothing stays."""
+        """Does nothing: each measurement ends its own process."""
 
 
 class Peer:
     def __init__(self, letter: str, python: str, path: str, sequences: int, context: int, threads: int,
                  vocab_size: int):
         self.letter, self.name, self.trouble, self.description = letter, NAMES[letter], None, {}
-        # Before the libraries start: later they have their threads already.
+        # Set before the libraries load, because they start their threads then.
         limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         command = [python, os.path.join(HERE, SCRIPTS[letter]), path, *map(str, (threads, sequences, context))]
         self.log = open(f"/tmp/skein-peer-{os.getpid()}-{letter}.log", "w+")

@@ -48,13 +48,14 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a rotated projection in llama.cpp's order for Llama: pairs adjacent, not half a head apart."""
+    """Reorders the rows of a rotated projection as llama.cpp does for Llama: pairs are adjacent, not half a
+    head apart."""
     rows = weights.shape[0]
     return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
 def llama3_factors(config: dict) -> np.ndarray:
-    """What each rotary frequency is divided by (Llama 3.1's scaling)."""
+    """Divisor of each rotary frequency (Llama 3.1's scaling)."""
     scaling, head_dim = config["rope_scaling"], config["head_dim"]
     old, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -87,7 +88,7 @@ def write_config(writer: gguf.GGUFWriter, config: dict) -> None:
 
 
 def write_dummy_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str) -> None:
-    """A byte-level BPE with one merge; every other token is a word that no text can reach."""
+    """A byte-level BPE with one merge; no text encodes to any other word."""
     letters = [chr(code) for code in range(33, 127)]
     words = letters + ["!!"] + [f"t{number}" for number in range(vocab_size - len(letters) - 1)]
     writer.add_tokenizer_model("gpt2")

@@ -1,4 +1,4 @@
-"""What the peers' processes have in common: they load once, then measure what standard input asks for.
+"""Common part of the peers' processes: they load once, then answer questions from standard input.
 
 A question is a JSON line {"measure": "prefill" | "decode" | "greedy", "batch": B, "input": P, "output": N,
 "seed": S}; so is the answer. Whatever libraries print to standard output is redirected to standard error.
@@ -19,7 +19,7 @@ def prompts(question: dict, vocab_size: int) -> list[list[int]]:
 
 def answer_questions(load) -> None:
     """`load()` returns (description, vocab_size, generate). `generate(prompts, output)` yields the tokens of
-    sequence 0 after each step of the batch, for the first time when every sequence has its first token."""
+    sequence 0 after each step of the batch, starting once every sequence has its first token."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     start = time.perf_counter()

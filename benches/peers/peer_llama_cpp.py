@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: its C interface with batches of several sequences, as llama-batched-bench drives it.
+"""llama.cpp as a peer: uses its C interface with batches of several sequences, like llama-batched-bench.
 
 Usage: peer_llama_cpp.py FILE.gguf THREADS MAX_SEQUENCES MAX_CONTEXT
 """

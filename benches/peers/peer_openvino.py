@@ -1,4 +1,4 @@
-"""OpenVINO GenAI as a peer: its continuous batching pipeline over a GGUF file, which it reads itself.
+"""OpenVINO GenAI as a peer: uses its continuous batching pipeline, which reads the GGUF file itself.
 
 Usage: peer_openvino.py FILE.gguf THREADS MAX_SEQUENCES MAX_CONTEXT
 PEER_OV_PROPERTIES: JSON of device properties beside the number of threads. Default: the pipeline chooses
@@ -21,7 +21,7 @@ def load():
     path, threads, sequences, context_len = sys.argv[1], *map(int, sys.argv[2:5])
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.max_num_seqs = sequences
-    # Every prompt in one step: without this it is cut at 256 tokens, and slower.
+    # Allows each prompt in one step. The default splits prompts at 256 tokens, which is slower.
     scheduler.max_num_batched_tokens = sequences * context_len
     scheduler.num_kv_blocks = sequences * (context_len // CACHE_BLOCK + 2)
     scheduler.enable_prefix_caching = False

@@ -6,7 +6,7 @@ MOST_FOREIGN = 0.05  # share of the processors that others may take before a cel
 
 
 def known(samples: list[float | None]) -> list[float]:
-    """Those of rounds in which there was a figure."""
+    """Samples of the rounds that have a figure."""
     return [sample for sample in samples if sample is not None]
 
 
@@ -33,13 +33,13 @@ def cell(result: dict) -> str:
 
 
 def by_rounds(samples: dict) -> float | None:
-    """Ours over the fastest peer's of the same round, median over rounds: both see the same conditions."""
+    """Median over rounds of our rate over the fastest peer's in the same round, under the same conditions."""
     rounds = zip(samples.get("S", []), *(samples[letter] for letter in samples if letter != "S"))
     return median([ours / max(known(theirs)) for ours, *theirs in rounds if ours and known(theirs)])
 
 
 def of_ceiling(result: dict) -> float | None:
-    """Ours as a share of what the machine could do, each run of its own minute."""
+    """Median of our rate as a share of the machine's limit, measured in the same run."""
     return median([rate / most for rate, most in zip(known(result["samples"].get("S", [])), result["ceilings"])])
 
 
@@ -48,7 +48,7 @@ def number(value: float | None) -> str:
 
 
 def table(results: list[dict], rows: list[str], columns: list[str]) -> str:
-    """Markdown, like the one that set the goal."""
+    """Main table, in Markdown."""
     found = {(result["row"], result["column"]): result for result in results}
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
     for row in rows:
@@ -58,7 +58,7 @@ def table(results: list[dict], rows: list[str], columns: list[str]) -> str:
 
 
 def every_contestant(results: list[dict], letters: list[str]) -> str:
-    """One line a cell: each contestant's median and range."""
+    """One line per cell: each contestant's median and range."""
     lines = ["| | " + " | ".join(letters) + " | ceiling |", "|---|" + "--:|" * (len(letters) + 1)]
     for result in results:
         cells = []

@@ -1,13 +1,13 @@
-//! Decoding with drafts against decoding without, alternately in one run, for texts of different kinds.
+//! Compares decoding with and without drafts, alternately in one run, for texts of different kinds.
 //!
 //! `benches/speculation/texts.py > texts.jsonl`, then
 //! `cargo bench -p skein-bench --bench speculation -- texts.jsonl [--shape NAME] [--weights bf16|int8|int4]
 //! [--threads N] [--rounds N] [--streams N,N] [--kinds NAME,NAME]`.
 //!
 //! The model has a real shape and random weights, and computes every row, logit and draw of a step. Then each
-//! drawn token is replaced by the one of the text that is to be written: so times are those of the kernels,
-//! and what drafts get right is what they get right of that text. The kinds `dial P` are random tokens, of
-//! which a part P repeats the prompt.
+//! drawn token is replaced by the next token of a given text. So times are those of the kernels, and drafts
+//! are right as often as they predict that text. The kinds `dial P` are random tokens, a fraction P of which
+//! repeats the prompt.
 
 mod scripted;
 mod texts;
@@ -152,7 +152,7 @@ impl Side {
     fn start(backend: &Shared, texts: &[Text], drafts: bool) -> Self {
         let config = SchedulerConfig {
             block_size: BLOCK_SIZE,
-            // The engines write over each other's blocks.
+            // The engines share the backend and overwrite each other's blocks.
             enable_prefix_caching: false,
             ..SchedulerConfig::default()
         };
@@ -173,7 +173,7 @@ impl Side {
         self.thread.join().expect("it does not panic");
     }
 
-    /// Writes the texts; returns the tokens and the time from the last first token to the last token.
+    /// Generates the texts; returns the tokens after the last first token, and the time they took.
     async fn run(&self, texts: &[&Text]) -> (usize, Duration) {
         let mut streams = Vec::new();
         for (at, text) in texts.iter().enumerate() {
@@ -205,7 +205,7 @@ impl Side {
 }
 
 fn request(text: &Text) -> NewRequest {
-    // The seed names the text.
+    // The seed identifies the text.
     let params = SamplingParams {
         max_tokens: text.answer.len() as u32,
         temperature: 0.8,
@@ -223,7 +223,7 @@ async fn compare(options: &Options, sides: (&Side, &Side), texts: &[Text], kind:
     for round in 0..options.rounds {
         let chosen: Vec<&Text> =
             (0..streams).map(|at| of_kind[(round * streams + at) % of_kind.len()]).collect();
-        // One of them is first in turn.
+        // The two take turns to go first.
         for nth in 0..2 {
             let which = (nth + round) % 2;
             let side = if which == 0 { sides.0 } else { sides.1 };

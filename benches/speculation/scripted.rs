@@ -1,4 +1,4 @@
-//! The CPU backend, whose drawn tokens are replaced by those of texts.
+//! The CPU backend with its drawn tokens replaced by those of given texts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use crate::texts::Text;
 /// One backend for engines that take turns.
 pub type Shared = Arc<Mutex<CpuBackend>>;
 
-/// What was drafted.
+/// Statistics of drafts.
 #[derive(Debug, Default)]
 pub struct Counts {
     draws: AtomicU64,
@@ -29,13 +29,13 @@ impl Counts {
         }
     }
 
-    /// Draws of streams, draft tokens, and those of them that were right.
+    /// Numbers of draws, of draft tokens, and of right draft tokens.
     pub fn take(&self) -> (u64, u64, u64) {
         (self.draws.load(Relaxed), self.drafted.load(Relaxed), self.right.load(Relaxed))
     }
 }
 
-/// What to answer to one want.
+/// Answer to one want.
 enum Said {
     Token(TokenId),
     Verified { draft: Vec<TokenId>, right: Vec<TokenId> },
@@ -50,7 +50,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// Over `backend`, for `texts` by their numbers.
+    /// Backend over `backend` that draws the tokens of `texts`, found by their numbers.
     pub fn new(backend: Shared, texts: &[Text], counts: Arc<Counts>) -> Self {
         let answers = texts.iter().map(|text| text.answer.clone()).collect();
         Self { backend, answers, counts, in_flight: VecDeque::new() }

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Writes pairs of prompts and answers, a JSON object a line, from the repository itself.
+"""Writes pairs of prompts and answers from this repository, one JSON object per line.
 
     benches/speculation/texts.py > texts.jsonl
 
-copy: a text, and the text again. edit: a source file before and after a commit of the history. quote:
-passages of the manual, and an answer that quotes each after words of its own. json: records, and more records
-of the same form. prose: the first and the second half of a chapter. Standard library only; the same commit
-gives the same lines.
+copy: a text and its copy. edit: a source file before and after a commit. quote: passages of the manual, and
+an answer that quotes each after other words. json: records, and more records of the same form. prose: the
+first and the second half of a chapter. Standard library only; the same commit gives the same lines.
 """
 
 import json
@@ -17,7 +16,7 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EACH = 16
-# Characters. A prompt and its answer fit into a few hundred tokens each.
+# In characters, so that a prompt and its answer have a few hundred tokens each.
 LONGEST_FILE = 3000
 PASSAGE = 350
 WORDS = "north window paper river signal copper garden number winter engine letter bridge market silver".split()

@@ -1,4 +1,4 @@
-//! What is to be written: pairs of the repository, and random tokens that repeat to a given part.
+//! Texts to generate: pairs from the repository, and random tokens of which a given fraction repeats.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use skein_node::random::SplitMix64;
 use skein_router::text::tokenizer::Tokenizer;
 use skein_worker::TokenId;
 
-/// Tokens of an answer, and most tokens of a prompt.
+/// Length of an answer, and limit of a prompt, in tokens.
 const ANSWER: usize = 128;
 const PROMPT: usize = 900;
-/// Parts of random answers that repeat their prompts.
+/// Fractions of random answers that repeat their prompts.
 const DIALS: [f64; 6] = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0];
 const DIAL_TEXTS: u64 = 16;
 const DIAL_VOCABULARY: usize = 4000;
@@ -19,7 +19,7 @@ const DIAL_VOCABULARY: usize = 4000;
 #[derive(Debug, Clone)]
 pub struct Text {
     pub kind: String,
-    /// Its index among all.
+    /// Index among all texts.
     pub number: u64,
     pub prompt: Vec<TokenId>,
     pub answer: Vec<TokenId>,
@@ -32,7 +32,7 @@ struct Line {
     answer: String,
 }
 
-/// The texts of the file at `path`, and the random ones. Those that end early are left out.
+/// The texts of the file at `path`, except too short or too long ones, and the random texts.
 pub fn texts(path: &str, tokenizer: &Path) -> Vec<Text> {
     let tokenizer = std::fs::read(tokenizer).expect("the shipped model is there");
     let tokenizer = Tokenizer::from_json(&tokenizer).expect("it is a tokenizer");
@@ -53,7 +53,7 @@ pub fn texts(path: &str, tokenizer: &Path) -> Vec<Text> {
     texts
 }
 
-/// Random tokens, and an answer that repeats them with chance `part` each.
+/// Random tokens, and an answer that repeats each of them with probability `part`.
 fn repeating(part: f64, seed: u64, number: u64) -> Text {
     let mut random = SplitMix64::new(seed);
     let prompt: Vec<TokenId> = (0..2 * ANSWER).map(|_| random.below(DIAL_VOCABULARY) as TokenId).collect();
@@ -61,7 +61,7 @@ fn repeating(part: f64, seed: u64, number: u64) -> Text {
         if random.unit() < part { *token } else { random.below(DIAL_VOCABULARY) as TokenId }
     };
     let answer = prompt[..ANSWER].iter().map(repeat).collect();
-    // The prompt ends as it begins, so that the first match is there.
+    // The prompt ends as its first half does, so that the first draft token already has a match.
     let prompt = [&prompt[..], &[1, 2, 3], &prompt[..], &[1, 2, 3]].concat();
     Text { kind: format!("dial {part}"), number, prompt, answer }
 }

@@ -434,7 +434,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_made_reads_back_as_safetensors() {
+    fn created_models_read_back_as_safetensors() {
         for (shape, dtype) in
             [("tiny-llama", Dtype::Bf16), ("tiny-qwen2", Dtype::F32), ("tiny-qwen2", Dtype::F16)]
         {

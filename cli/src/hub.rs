@@ -141,7 +141,8 @@ fn failure(error: &HubError) -> Failure {
         | HubError::BadVariable { .. }
         | HubError::NoCache => USAGE,
         HubError::Disk { .. } | HubError::Busy { .. } | HubError::Locked { .. } => OTHER,
-        HubError::Unreachable { .. } | HubError::BrokeOff { .. } | HubError::Status { .. } => OTHER,
+        HubError::Unreachable { .. } | HubError::Nameless { .. } => OTHER,
+        HubError::BrokeOff { .. } | HubError::Status { .. } => OTHER,
         _ => MODEL,
     };
     Failure::new(code, error.to_string())

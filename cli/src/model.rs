@@ -72,18 +72,26 @@ pub async fn find(argument: &ModelArgument, need: Need) -> Result<PathBuf, Failu
         Err(_) => Err(Failure::new(
             MODEL,
             format!(
-                "`{given}` is not a directory. Give a Hugging Face model directory (config.json, *.safetensors, \
+                "`{given}` {}. Give a Hugging Face model directory (config.json, *.safetensors, \
                  tokenizer.json), a GGUF file, or the name of a model, for example Qwen/Qwen3-0.6B. Without MODEL \
-                 Skein serves the shipped model"
+                 Skein serves the shipped model",
+                if path.exists() { "is neither a directory nor a GGUF file" } else { "does not exist" }
             ),
         )),
     }
 }
 
-/// Whether `word` can be a model: a directory, a GGUF file, or a name as organisation/model.
+/// Whether `word` can be a model: a directory, a GGUF file, a name as organisation/model, or a path, even if
+/// nothing is there.
 pub fn is_model(word: &str) -> bool {
     let path = Path::new(word);
-    path.is_dir() || is_gguf(path) || ModelName::is_name(word)
+    path.is_dir() || is_gguf(path) || ModelName::is_name(word) || is_path(word)
+}
+
+/// Whether `word` is written as a path. With white space it is a sentence.
+fn is_path(word: &str) -> bool {
+    let begins_as_path = ["./", "../", "/", "~/"].iter().any(|start| word.starts_with(start));
+    begins_as_path && !word.contains(char::is_whitespace)
 }
 
 /// Reports what is wrong with a GGUF file before anything starts.
@@ -278,11 +286,22 @@ mod tests {
         assert_eq!((facts.parameters, facts.bytes), (u64::MAX, u64::MAX));
     }
 
+    #[test]
+    fn a_path_where_nothing_is_is_no_prompt() {
+        let check = |word: &str, expected: bool| assert_eq!(is_model(word), expected, "{word}");
+        for path in ["./nope", "../nope", "/nope", "~/models/nope", "./nope.gguf"] {
+            check(path, true);
+        }
+        for prompt in ["nope", "/ is a slash", "../ and ./ are what?", "Hello.", "~5", "..."] {
+            check(prompt, false);
+        }
+    }
+
     #[tokio::test]
     async fn a_missing_model_is_refused_with_a_next_step() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let empty = dir.path().display().to_string();
-        for (given, expected) in [("/nowhere/at/all", "is not a directory"), (&empty, "has no config.json")] {
+        for (given, expected) in [("/nowhere/at/all", "does not exist"), (&empty, "has no config.json")] {
             let argument = ModelArgument { given: Some(given.to_owned()), revision: None };
             let failure = find(&argument, Need::All).await.expect_err(given);
             assert_eq!(failure.code, MODEL);

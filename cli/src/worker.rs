@@ -418,8 +418,8 @@ impl Launch {
         }
         command
     }
-    /// The first GPU of worker `index`, which has `each` GPUs in a row, and how many workers share it. If a
-    /// GPU was `named`, all share that one.
+    /// The first GPU of worker `index`, which uses `each` consecutive GPUs, and how many workers share it. If
+    /// a GPU was `named`, all workers share that one.
     fn gpu_of(&self, index: usize, each: usize, named: Option<u32>) -> (u32, usize) {
         let runs = (self.gpus / each).max(1);
         let run = index % runs;
@@ -462,7 +462,7 @@ mod tests {
         check(2, 2, 1, None, &[(0, 1), (1, 1)]);
         check(3, 2, 1, None, &[(0, 2), (1, 1), (0, 2)]);
         check(2, 4, 1, Some(3), &[(3, 2), (3, 2)]);
-        // Ranks: two GPUs each; the odd one is left over.
+        // Two ranks per worker; the odd GPU stays unused.
         check(2, 5, 2, None, &[(0, 1), (2, 1)]);
         check(3, 4, 2, None, &[(0, 2), (2, 1), (0, 2)]);
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use skein_node::clock;
 use skein_tests::hub::{FakeHub, Faults, File, Model};
 use skein_tests::seeded::SeededRng;
 
@@ -108,4 +109,26 @@ async fn a_model_is_pulled_listed_answered_and_removed_by_its_name() {
     check(&["list", "--json"], 0, &["\"complete\": true", COMMIT]);
     check(&["remove", NAME], 0, &["removed skein-serve/skein-7m"]);
     check(&["list"], 0, &["no models in"]);
+}
+
+/// A lookup has 4 s, twice.
+const NAME_WITHIN: Duration = Duration::from_secs(15);
+
+#[test]
+fn a_hub_whose_name_has_no_address_is_told_within_seconds() {
+    let cache = tempfile::tempdir().expect("a temporary directory");
+    for arguments in [&["pull", NAME][..], &["serve", NAME, "--port", "0"], &["run", NAME, "Hello"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
+        command.args(arguments).env("HF_ENDPOINT", "https://hub.invalid").env("HF_HUB_CACHE", cache.path());
+        for proxy in ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+            command.env_remove(proxy);
+        }
+        let started = clock::now();
+        let output = command.stdin(Stdio::null()).output().expect("it runs");
+        let (took, said) = (clock::now().since(started), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        let words = ["`hub.invalid` cannot be resolved", "HF_HUB_OFFLINE=1", "HF_ENDPOINT", "HTTPS_PROXY"];
+        assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+        assert!(took < NAME_WITHIN, "{arguments:?}: {took:?}");
+    }
 }

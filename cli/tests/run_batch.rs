@@ -28,7 +28,7 @@ fn run_to_end(arguments: &[&str], code: i32) -> String {
     said
 }
 
-/// The answers by id, each of which must be there once.
+/// Answers by id; each must occur once.
 fn answers(path: &Path) -> BTreeMap<String, Value> {
     run_batch::answers(path).expect("each line is an answer of its own")
 }

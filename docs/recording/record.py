@@ -26,7 +26,7 @@ COUNTERS_EVERY = 0.1
 
 
 class Recording:
-    """Events with their times, from any thread."""
+    """Events with their times; thread-safe."""
 
     def __init__(self):
         self.begin, self.events, self.lock = time.monotonic(), [], threading.Lock()
@@ -37,7 +37,7 @@ class Recording:
 
 
 class Counters:
-    """What has arrived of all streams; `moves` is known of those that ended."""
+    """Progress of all streams; `moves` is known only for ended streams."""
 
     def __init__(self):
         self.lock, self.tokens, self.done, self.failed, self.moves = threading.Lock(), 0, 0, 0, {}
@@ -82,7 +82,7 @@ def stream(address, seed, on_event):
 
 
 def watched(address, seed, recording, counters):
-    """One of the streams, recorded and counted."""
+    """Runs one stream, and records and counts its events."""
     def on_event(event):
         recording.add("text", (seed, event["choices"][0]["text"]))
         counters.change(tokens=len(event["choices"][0]["token_ids"]))
@@ -98,7 +98,7 @@ def watched(address, seed, recording, counters):
 
 
 def workers_of(pid):
-    """The supervisor's workers, whichever of its threads started them, and the processor time of each."""
+    """Workers of the supervisor, started by any of its threads, and the processor time of each."""
     used = {}
     for task in os.listdir(f"/proc/{pid}/task"):
         for child in open(f"/proc/{pid}/task/{task}/children", encoding="ascii").read().split():
@@ -108,7 +108,7 @@ def workers_of(pid):
 
 
 def kill_one(pid, killed, recording):
-    """Kills the worker that has computed most and was not killed before."""
+    """Kills the worker with the most processor time that was not killed before."""
     used = workers_of(pid)
     victim = max(used, key=used.get)
     recording.add("kill", victim)
@@ -117,7 +117,7 @@ def kill_one(pid, killed, recording):
 
 
 def start(binary):
-    """A cluster on a free port: its process and its address, once it serves."""
+    """Starts a cluster on a free port; returns its process and address once it serves."""
     command = [binary, "serve", "--port", "0", "--workers", str(WORKERS), "--threads", "1"]
     command += ["--log-format", "json"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

@@ -30,7 +30,7 @@ STYLE = """
 
 
 class Film:
-    """Keyframes of one loop of `seconds`; each is named by its number."""
+    """Keyframes of a loop of `seconds`, named by number."""
 
     def __init__(self, seconds):
         self.seconds, self.rules = seconds, []
@@ -39,7 +39,7 @@ class Film:
         return f"{100 * at / self.seconds:.2f}%"
 
     def add(self, frames):
-        """Values by time, each held until the next; returns the attributes that play them."""
+        """Adds values by time, each held until the next; returns the attributes that play them."""
         name = f"k{len(self.rules)}"
         body = "".join(f"{self.percent(at)}{{{value}}}" for at, value in frames)
         self.rules.append(f"@keyframes {name}{{{body}}}")
@@ -52,7 +52,7 @@ class Film:
 
 
 def chunks(events, prompt):
-    """The shown stream's text, put together in steps of time."""
+    """Text of the displayed stream, grouped by time."""
     found = [[0.0, prompt]]
     for seconds, kind, value in events:
         if kind == "text" and seconds - found[-1][0] < STEP and len(found) > 1:
@@ -81,7 +81,7 @@ def lines_of(pieces):
 
 
 def typed(film, lines):
-    """The upper pane: each line's pieces appear, and the pane moves up by a line when it is full."""
+    """Upper pane: text appears piece by piece, and a full pane scrolls by a line."""
     out, scroll, latest = [], [(0, "transform:translateY(0)")], 0.0
     for row, line in enumerate(lines):
         latest = max([latest] + [seconds for seconds, _ in line[:1]])
@@ -93,14 +93,14 @@ def typed(film, lines):
         y = TOP + 20 + row * LINE
         out.append(f'<text class="t" x="{PAD}" y="{y}" xml:space="preserve">{spans}</text>')
     end = scroll[-1][1].removeprefix("transform:")
-    # Several lines may begin at one time: the last of them counts.
+    # Several lines may begin at the same time; the last position counts.
     scroll = list({at: value for at, value in scroll}.items())
     moving = film.add(scroll).replace('style="', f'style="transform:{end};')
     return f"<g {moving}>" + "\n".join(out) + "</g>"
 
 
 def counters(film, header, events):
-    """The line of figures, a picture for each time they were read."""
+    """Line of figures, with a frame for each reading."""
     counts = [(seconds, value) for seconds, kind, value in events if kind == "count"][::3]
     out = []
     for at, (seconds, value) in enumerate(counts):
@@ -120,7 +120,7 @@ def counter(text, attributes):
 
 
 def console(film, header, events, end):
-    """The lower pane: the kills as they happen, and what was checked in the end."""
+    """Lower pane: the kills as they happen, and the final check."""
     kills = [(seconds, pid) for seconds, kind, pid in events if kind == "kill"]
     rows = [
         (seconds, [("dim", "$ "), ("cmd", f"kill -9 {pid}"), ("red", f"   # {which} of {header['workers']} workers")])

@@ -2,12 +2,11 @@
 //! prints statistics. Reads lines of `{"name": …, "schema": …, "valid": [instances]}`, which
 //! `tests/grammar/published` creates from published packages.
 //!
-//! For each schema: it is refused by the name of a keyword, or random answers follow it. The validator must
-//! accept those that end by themselves, and the grammar must accept each valid instance, byte by byte and
-//! in the tokens that byte-pair encoding gives. Ends with an error if anything is otherwise than
-//! [`EXPECTED`].
+//! Each schema is either refused, with the name of a keyword, or followed by random answers. The validator
+//! must accept every answer that completes, and the grammar must accept each valid instance, both byte by
+//! byte and as tokens of byte-pair encoding. Fails on any difference from [`EXPECTED`].
 
-#![allow(clippy::unwrap_used)] // a program of tests
+#![allow(clippy::unwrap_used)] // a test program
 #![allow(clippy::disallowed_methods)] // it measures, and knows no clock of a process
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,9 +20,9 @@ use skein_grammar::{Compiled, Library, Matcher, Refused, Source};
 /// Longest answer, in tokens.
 const MOST_TOKENS: usize = 400;
 
-/// Valid instances that are not accepted, by a part of the case's name.
+/// Valid instances that the grammar rejects, by a part of the case's name.
 const EXPECTED: [&str; 1] = [
-    // Draft 7 ignores keywords beside `$ref`; here they count, as in all later drafts.
+    // Draft 7 ignores keywords beside `$ref`. We apply them, as all later drafts do.
     "draft7/ref.json: ref overrides any sibling keywords",
 ];
 
@@ -35,18 +34,18 @@ struct Figures {
     ended: usize,
     /// Completed answers that the validator rejects.
     invalid: Vec<String>,
-    /// Ended by themselves, and have a number beyond the range of doubles, which this validator cannot read.
+    /// Completed answers with a number beyond the range of doubles, which the validator cannot read.
     beyond_doubles: usize,
-    /// Ended by an error of the matcher.
+    /// Answers that a matcher error ended.
     stuck: Vec<String>,
-    /// Positions at which a matcher was compared with one that followed the tokens so far anew.
+    /// Positions at which a matcher was compared with a new one that replayed the tokens so far.
     replayed: usize,
-    /// Those at which the two allow different tokens.
+    /// Positions at which the two allowed different tokens.
     differing: usize,
     instances: usize,
-    /// Accepted with whole numbers written without a fraction: the grammar of a constant has one spelling.
+    /// Instances accepted only with `1` instead of `1.0`: a grammar allows one spelling of a constant.
     respelt: usize,
-    /// Valid by the suite, and the grammar does not accept them.
+    /// Valid instances that the grammar rejects.
     not_accepted: Vec<String>,
     compiling: Vec<Duration>,
     masks: Vec<Duration>,
@@ -162,7 +161,7 @@ impl Figures {
             && self.not_accepted.iter().all(is_expected)
     }
 
-    /// A random answer; `None` if it was cut.
+    /// Generates a random answer; `None` if it was cut.
     fn answer(
         &mut self,
         vocabulary: &Vocabulary,
@@ -234,14 +233,14 @@ impl Figures {
     }
 }
 
-/// A matcher that follows `tokens` from the beginning.
+/// New matcher that has consumed `tokens`.
 fn replay(compiled: &Compiled, tokens: &[u32]) -> Result<Matcher, String> {
     let mut matcher = compiled.matcher();
     tokens.iter().try_for_each(|token| matcher.advance(*token)).map_err(|stuck| stuck.to_string())?;
     Ok(matcher)
 }
 
-/// The instance with members in the schema's order, which a grammar keeps.
+/// The instance with members in schema order, which a grammar requires.
 fn in_order(instance: &Value, schema: &Value) -> Value {
     let constants = schema["enum"].as_array().into_iter().flatten().chain(schema.get("const"));
     if let Some(constant) = constants.into_iter().find(|constant| *constant == instance) {

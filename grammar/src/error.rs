@@ -16,7 +16,7 @@ pub enum Refused {
     /// A size exceeds its limit.
     #[error("the {what} has {got} {unit}, the limit is {limit}; make it smaller")]
     TooLarge {
-        /// Measured object, for example "grammar".
+        /// What was measured, for example "grammar".
         what: &'static str,
         /// Measured size, in `unit`.
         got: usize,

@@ -17,6 +17,7 @@ mod schema;
 mod source;
 mod structural_tag;
 pub mod token_bytes;
+mod words;
 
 pub use error::{Refused, Stuck};
 pub use grammars::Grammars;

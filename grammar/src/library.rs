@@ -18,6 +18,7 @@ use crate::limits::{
 use crate::mask::Mask;
 use crate::source::Source;
 use crate::token_bytes::TokenBytes;
+use crate::words::plain;
 
 /// Name and version of the library. Versions may allow different tokens, so workers must agree on it. A test
 /// compares it with Cargo.lock.
@@ -57,7 +58,7 @@ impl Library {
         let trie = TokTrie::from(&info, &words);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&environment)
-            .map_err(|error| Refused::Unavailable { reason: first_line(&error.to_string()) })?;
+            .map_err(|error| Refused::Unavailable { reason: plain(&error.to_string(), false) })?;
         *factory.limits_mut() = limits();
         factory.quiet();
         Ok(Self { factory, vocab_size })
@@ -68,7 +69,7 @@ impl Library {
     /// # Errors
     /// [`Refused`] with the fault.
     pub fn compile(&self, source: &Source) -> Result<Compiled, Refused> {
-        let refused = |error: String| source.refused(&first_line(&error));
+        let refused = |error: String| source.refused(&error);
         let grammar = TopLevelGrammar::from_lark(source.text().to_owned());
         let parser = self.factory.create_parser_from_init_ext(
             llguidance::api::GrammarInit::Serialized(grammar),
@@ -97,12 +98,6 @@ fn limits() -> ParserLimits {
         precompute_large_lexemes: true,
         verbose_errors: false,
     }
-}
-
-/// First line of a library message. It is followed by positions in the library's own grammar and, after a
-/// panic, by a backtrace.
-fn first_line(error: &str) -> String {
-    error.lines().next().unwrap_or_default().trim().trim_end_matches(':').chars().take(300).collect()
 }
 
 /// Converts `pattern` to Lark's form between slashes.
@@ -184,8 +179,8 @@ impl Matcher {
         Self { inner: self.inner.deep_clone(), tokens: self.tokens.clone(), vocab_size: self.vocab_size }
     }
 
-    /// Tokens of the text that must come next; empty if there is a choice. The grammar allows other spellings
-    /// of the text, so these are guesses. Takes the matcher, because it may not be followed afterwards.
+    /// Tokens of the text that must come next; empty if there is a choice. The grammar allows other
+    /// tokenizations of the text, so these are guesses. Consumes the matcher, which is unusable afterwards.
     pub fn into_forced(mut self) -> Vec<TokenId> {
         let bytes = self.inner.compute_ff_bytes();
         if bytes.contains(&CONTROL) { Vec::new() } else { self.tokens.tokenize_bytes(&bytes) }
@@ -193,7 +188,7 @@ impl Matcher {
 }
 
 fn stuck(error: impl std::fmt::Display) -> Stuck {
-    let reason = first_line(&error.to_string());
+    let reason = plain(&error.to_string(), false);
     // The library's code for an empty mask.
     let reason =
         if reason == "NoExtensionBias" { "no token of the model continues it".into() } else { reason };

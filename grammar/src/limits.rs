@@ -5,8 +5,8 @@
 pub const MAX_SCHEMA_BYTES: usize = 64 * 1024;
 /// Longest regular expression, in bytes.
 pub const MAX_REGEX_BYTES: usize = 16 * 1024;
-/// Most entries in a list of choices.
-pub const MAX_CHOICES: usize = 4096;
+/// Most entries in a list of choices. Each takes one of the [`MAX_ALTERNATIVES`].
+pub const MAX_CHOICES: usize = 1900;
 /// Longest grammar in Lark's notation, in bytes. Applies to every constraint.
 pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// Most nested objects, arrays and groups in a schema or grammar.
@@ -22,6 +22,9 @@ pub const MAX_GRAMMAR_SYMBOLS: usize = 100_000;
 pub const MASK_FUEL: u64 = 200_000;
 /// Most parser items for one mask: about 20,000 per millisecond.
 pub const MASK_ITEMS: usize = 50_000;
+/// Most optional properties at one place of a schema. Each takes four of the [`MAX_ALTERNATIVES`], so that no
+/// schema that compiles exceeds those within an answer.
+pub const MAX_OPTIONAL_PROPERTIES: usize = 450;
 /// Most parser alternatives at one position.
 pub const MAX_ALTERNATIVES: usize = 2000;
 /// Most lexer states per answer. A state takes 1 to 2 kB, so an answer takes at most 32 MiB.

@@ -1,12 +1,12 @@
 //! Checks a JSON schema before compilation. A keyword that cannot be enforced is refused with its name and
 //! position: ignoring it could produce answers that violate the schema.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
 use crate::error::{Refused, check_size};
-use crate::limits::{MAX_DEPTH, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
+use crate::limits::{MAX_DEPTH, MAX_OPTIONAL_PROPERTIES, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
 
 /// Constraining keywords that cannot be enforced, with alternatives.
 const UNSUPPORTED: [(&str, &str); 21] = [
@@ -61,8 +61,8 @@ const EMAIL: &str = concat!(
     r"@[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?){0,5}$"
 );
 
-/// Keywords that are refused, depending on their values, only when a schema is compiled; what the library
-/// says then, and what to do instead.
+/// Keywords whose values the library may refuse when it compiles a schema: the keyword, the library's
+/// message, and what to do instead.
 pub const DECIDED_LATER: [(&str, &str, &str); 3] = [
     (
         "oneOf",
@@ -78,25 +78,40 @@ pub const DECIDED_LATER: [(&str, &str, &str); 3] = [
     ("multipleOf", "'multipleOf'", "it must be positive and have few digits"),
 ];
 
-/// Checks `schema` and its `$ref` targets. Returns where it has keywords of [`DECIDED_LATER`], as (keyword,
-/// pointer).
+/// Parts of a schema that only the library can check, so that its faults can be told with their place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unchecked {
+    /// Keywords of [`DECIDED_LATER`], each as (keyword, pointer).
+    pub decided_later: Vec<(&'static str, String)>,
+    /// Regular expressions, each as (pointer, keyword, expression).
+    pub patterns: Vec<(String, &'static str, String)>,
+}
+
+/// Checks `schema` and its `$ref` targets. Returns what is left to the library.
 ///
 /// # Errors
 /// For the first keyword that cannot be enforced, or a size above its limit.
-pub fn check(schema: &Value) -> Result<Vec<(&'static str, String)>, Refused> {
+pub fn check(schema: &Value) -> Result<Unchecked, Refused> {
     check_size("JSON schema", schema.to_string().len(), "bytes", MAX_SCHEMA_BYTES)?;
-    check_size("JSON schema", depth(schema, 0), "nested levels", MAX_DEPTH)?;
+    check_size("JSON schema", depth(schema), "nested objects and lists", MAX_DEPTH)?;
     if !schema.is_object() && !schema.is_boolean() {
         let reason = "a schema must be an object".to_owned();
         return Err(Refused::Unusable { what: "JSON schema", reason });
     }
-    let mut check = Check { root: schema, seen: HashSet::new(), left: Vec::new(), decided_later: Vec::new() };
+    let unchecked = Unchecked::default();
+    let mut check = Check {
+        root: schema,
+        seen: HashSet::new(),
+        left: Vec::new(),
+        alternatives: HashMap::new(),
+        unchecked,
+    };
     check.left.push(String::new());
     while let Some(pointer) = check.left.pop() {
         check.schema_at(&pointer)?;
     }
-    check.decided_later.sort();
-    Ok(check.decided_later)
+    check.unchecked.decided_later.sort();
+    Ok(check.unchecked)
 }
 
 /// The schema's text for the library, with bounded white space.
@@ -112,7 +127,7 @@ pub fn for_library(schema: &Value) -> String {
     Value::Object(fields).to_string()
 }
 
-/// `schema` with what the library reads otherwise than JSON Schema says written so that it reads it alike.
+/// Rewrites the parts of `schema` that the library interprets differently from JSON Schema.
 fn prepared(schema: &Value) -> Value {
     let Value::Object(fields) = schema else { return schema.clone() };
     let inner = |(keyword, value): (&String, &Value)| {
@@ -141,13 +156,13 @@ fn prepared(schema: &Value) -> Value {
     fields.into()
 }
 
-/// `2.0` → `2`; the library reports what is no count.
+/// Converts `2.0` to `2`; the library reports invalid counts.
 fn as_count(number: &serde_json::Number) -> Value {
     let whole = number.as_f64().filter(|float| float.fract() == 0.0 && (0.0..1e9).contains(float));
     whole.map_or_else(|| number.clone().into(), |float| (float as u64).into())
 }
 
-/// Deepest nesting of brackets in a text, those in strings included: a bound for recursive parsers.
+/// Deepest nesting of brackets in a text, including brackets in strings: a bound for recursive parsers.
 pub fn nesting(text: &str) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for byte in text.bytes() {
@@ -161,17 +176,14 @@ pub fn nesting(text: &str) -> usize {
     most
 }
 
-/// Deepest nesting of `value`. Stops just past the limit.
-fn depth(value: &Value, above: usize) -> usize {
-    if above > MAX_DEPTH {
-        return above;
-    }
+/// Most objects and lists of `value` inside each other.
+fn depth(value: &Value) -> usize {
     let inner: Box<dyn Iterator<Item = &Value>> = match value {
         Value::Array(items) => Box::new(items.iter()),
         Value::Object(fields) => Box::new(fields.values()),
-        _ => return above,
+        _ => return 0,
     };
-    inner.map(|inner| depth(inner, above + 1)).max().unwrap_or(above + 1)
+    1 + inner.map(depth).max().unwrap_or(0)
 }
 
 struct Check<'a> {
@@ -179,7 +191,9 @@ struct Check<'a> {
     seen: HashSet<String>,
     /// Pointers to schemas not yet checked.
     left: Vec<String>,
-    decided_later: Vec<(&'static str, String)>,
+    /// Optional parts that may come next at the start of each schema, by its pointer.
+    alternatives: HashMap<String, usize>,
+    unchecked: Unchecked,
 }
 
 impl Check<'_> {
@@ -205,6 +219,14 @@ impl Check<'_> {
                 format!("the format `{format}` is not enforced; use one of {known}, or pattern"),
             );
         }
+        let optional = self.optional_properties(pointer, 0);
+        if optional > MAX_OPTIONAL_PROPERTIES {
+            let reason = format!(
+                "{optional} of them are optional at one place, the limit is {MAX_OPTIONAL_PROPERTIES}; list more in \
+                 `required`, or divide the object"
+            );
+            return refuse("properties", reason);
+        }
         if let Some(reference) = fields.get("$ref").and_then(Value::as_str) {
             match self.local(reference) {
                 Some(target) => self.left.push(target),
@@ -215,6 +237,40 @@ impl Check<'_> {
         }
         self.add_inner(pointer, fields);
         Ok(())
+    }
+
+    /// Optional properties among which an answer chooses at one place: those of the schema, of its branches
+    /// and of what it refers to. A schema that refers to itself adds nothing, and neither does one behind
+    /// [`MAX_DEPTH`] others.
+    fn optional_properties(&mut self, pointer: &str, above: usize) -> usize {
+        if let Some(known) = self.alternatives.get(pointer) {
+            return *known;
+        }
+        if above > MAX_DEPTH {
+            return 0;
+        }
+        self.alternatives.insert(pointer.to_owned(), 0);
+        let Some(Value::Object(fields)) = self.root.pointer(pointer) else { return 0 };
+        let required: HashSet<&str> = fields
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let named = fields.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let mut count = named.filter(|(name, _)| !required.contains(name.as_str())).count();
+        let branches = |keyword| fields.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
+        for keyword in ["anyOf", "oneOf", "allOf"] {
+            for at in 0..branches(keyword) {
+                let branch = format!("{pointer}/{keyword}/{at}");
+                count = count.saturating_add(self.optional_properties(&branch, above + 1));
+            }
+        }
+        let target = fields.get("$ref").and_then(Value::as_str).and_then(|reference| self.local(reference));
+        count = count.saturating_add(target.map_or(0, |target| self.optional_properties(&target, above + 1)));
+        self.alternatives.insert(pointer.to_owned(), count);
+        count
     }
 
     /// JSON pointer of a reference within the schema. The library resolves `$id` and `$anchor`; their targets
@@ -239,7 +295,13 @@ impl Check<'_> {
             self.left.extend(escaped.map(|name| format!("{pointer}/{keyword}/{name}")));
         }
         let decided_later = DECIDED_LATER.iter().filter(|(keyword, ..)| fields.contains_key(*keyword));
-        self.decided_later.extend(decided_later.map(|(keyword, ..)| (*keyword, pointer.to_owned())));
+        let decided_later = decided_later.map(|(keyword, ..)| (*keyword, pointer.to_owned()));
+        self.unchecked.decided_later.extend(decided_later);
+        let own = fields.get("pattern").and_then(Value::as_str).map(|pattern| ("pattern", pattern));
+        let names = fields.get("patternProperties").and_then(Value::as_object).into_iter().flatten();
+        let patterns = names.map(|(name, _)| ("patternProperties", name.as_str())).chain(own);
+        let patterns = patterns.map(|(keyword, pattern)| (pointer.to_owned(), keyword, pattern.to_owned()));
+        self.unchecked.patterns.extend(patterns);
     }
 }
 
@@ -283,7 +345,7 @@ mod tests {
 
     #[test]
     fn names_and_constants_are_not_keywords() {
-        let check = |schema: Value| assert_eq!(check(&schema).map(|found| found.len()), Ok(0), "{schema}");
+        let check = |schema: Value| assert_eq!(check(&schema), Ok(Unchecked::default()), "{schema}");
         check(json!({"properties": {"not": {"type": "string"}}}));
         check(json!({"const": {"not": 1}}));
         check(json!({"enum": [{"if": 1}], "description": "x", "x-vendor": true}));
@@ -309,11 +371,17 @@ mod tests {
     #[test]
     fn sizes_are_limited() {
         let mut deep = json!({});
-        for _ in 0..MAX_DEPTH + 1 {
+        for _ in 0..MAX_DEPTH - 1 {
             deep = json!({"items": deep});
         }
-        let refused = check(&deep).unwrap_err().to_string();
-        assert!(refused.contains("nested levels, the limit is 64"), "{refused}");
+        assert!(check(&deep).is_ok());
+        // The true depth is told, not the first one above the limit.
+        for (more, told) in [(1, 65), (6, 70), (46, 110)] {
+            let deeper = (0..more).fold(deep.clone(), |inner, _| json!({"items": inner}));
+            let refused = check(&deeper).unwrap_err().to_string();
+            let expected = format!("has {told} nested objects and lists, the limit is 64");
+            assert!(refused.contains(&expected), "{refused}");
+        }
         let refused = check(&json!({"const": "x".repeat(MAX_SCHEMA_BYTES)})).unwrap_err().to_string();
         assert!(refused.contains("the limit is 65536"), "{refused}");
     }

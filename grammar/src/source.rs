@@ -6,7 +6,12 @@ use serde_json::{Value, json};
 use crate::error::{Refused, check_size};
 use crate::lark::quoted;
 use crate::limits::{MAX_CHOICES, MAX_REGEX_BYTES, MAX_SOURCE_BYTES};
+use crate::schema::Unchecked;
+use crate::words::{is_about, plain};
 use crate::{ebnf, schema, structural_tag};
+
+/// Kind of a constraint in the library's own notation, whose positions are the client's.
+const LARK: &str = "grammar";
 
 /// A constraint in canonical form: equal constraints from this version have equal text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,8 +19,8 @@ pub struct Source {
     text: String,
     /// Kind of constraint, for errors.
     what: &'static str,
-    /// The schema's keywords that only the library can check, with their pointers.
-    decided_later: Vec<(&'static str, String)>,
+    /// Parts of a schema that only the library can check.
+    unchecked: Unchecked,
 }
 
 impl Source {
@@ -25,9 +30,9 @@ impl Source {
     /// # Errors
     /// [`Refused::Keyword`] for a keyword that cannot be enforced, or another reason.
     pub fn json_schema(value: &Value) -> Result<Self, Refused> {
-        let decided_later = schema::check(value)?;
+        let unchecked = schema::check(value)?;
         let text = format!("start: %json {}\n", schema::for_library(value));
-        Ok(Self { decided_later, ..Self::new("JSON schema", text)? })
+        Ok(Self { unchecked, ..Self::new("JSON schema", text)? })
     }
 
     /// JSON object of any content.
@@ -72,8 +77,10 @@ impl Source {
     /// [`Refused`] if it is malformed EBNF or too large; Lark errors are detected at compilation.
     pub fn grammar(text: &str) -> Result<Self, Refused> {
         check_size("grammar", text.len(), "bytes", MAX_SOURCE_BYTES)?;
-        let text = if ebnf::is_ebnf(text) { ebnf::to_lark(text)? } else { text.to_owned() };
-        Self::new("grammar", text)
+        if ebnf::is_ebnf(text) {
+            return Self::new("EBNF grammar", ebnf::to_lark(text)?);
+        }
+        Self::new(LARK, text.to_owned())
     }
 
     /// Free text with tags of fixed content, in vLLM's and xgrammar's notation.
@@ -89,14 +96,14 @@ impl Source {
     /// # Errors
     /// [`Refused`] if the text is too long.
     pub fn from_text(text: impl Into<String>) -> Result<Self, Refused> {
-        Self::new("grammar", text.into())
+        Self::new(LARK, text.into())
     }
 
     fn new(what: &'static str, text: String) -> Result<Self, Refused> {
         check_size(what, text.len(), "bytes", MAX_SOURCE_BYTES)?;
         let depth = schema::nesting(&text);
         check_size(what, depth, "nested levels", 4 * crate::limits::MAX_DEPTH)?;
-        Ok(Self { text, what, decided_later: Vec::new() })
+        Ok(Self { text, what, unchecked: Unchecked::default() })
     }
 
     /// Canonical text in Lark's notation.
@@ -112,11 +119,16 @@ impl Source {
         }
     }
 
-    /// Converts the library's `reason` to a refusal.
-    pub(crate) fn refused(&self, reason: &str) -> Refused {
+    /// Converts the library's `message` to a refusal.
+    pub(crate) fn refused(&self, message: &str) -> Refused {
+        let reason = plain(message, self.what == LARK);
+        let mut patterns = self.unchecked.patterns.iter();
+        if let Some((pointer, keyword, _)) = patterns.find(|(.., pattern)| is_about(message, pattern)) {
+            return Refused::Keyword { pointer: pointer.clone(), keyword: (*keyword).to_owned(), reason };
+        }
         for (keyword, said, advice) in schema::DECIDED_LATER {
-            let mut places = self.decided_later.iter().filter(|(other, _)| *other == keyword);
-            let Some((_, pointer)) = places.next().filter(|_| reason.contains(said)) else { continue };
+            let mut places = self.unchecked.decided_later.iter().filter(|(other, _)| *other == keyword);
+            let Some((_, pointer)) = places.next().filter(|_| message.contains(said)) else { continue };
             let others = match places.count() {
                 0 => String::new(),
                 count => format!(" (or another of the {} in this schema)", count + 1),
@@ -124,7 +136,7 @@ impl Source {
             let reason = format!("{advice}{others}");
             return Refused::Keyword { pointer: pointer.clone(), keyword: keyword.into(), reason };
         }
-        Refused::Unusable { what: self.what, reason: reason.to_owned() }
+        Refused::Unusable { what: self.what, reason }
     }
 }
 
@@ -147,7 +159,7 @@ mod tests {
         let many = vec!["x"; MAX_CHOICES + 1];
         assert_eq!(
             message(Source::choice(&many)),
-            "the list of choices has 4097 entries, the limit is 4096; make it smaller"
+            "the list of choices has 1901 entries, the limit is 1900; make it smaller"
         );
         assert!(message(Source::regex(&"a".repeat(MAX_REGEX_BYTES + 1))).contains("the limit is 16384"));
         assert!(message(Source::choice(&[""])).contains("none may be empty"));

@@ -143,7 +143,7 @@ fn a_model_that_prefers_white_space_still_ends() {
 #[test]
 fn a_replayed_matcher_allows_what_the_running_one_allows() {
     let mut positions = 0;
-    for (seed, schema) in schemas().into_iter().cycle().enumerate().take(60) {
+    for (seed, schema) in schemas().into_iter().cycle().enumerate().take(700) {
         let compiled = compile(&Source::json_schema(&schema).unwrap()).unwrap();
         let (mut running, mut random, mut tokens) = (compiled.matcher(), Random(seed as u64), Vec::new());
         for _ in 0..30 {
@@ -161,7 +161,7 @@ fn a_replayed_matcher_allows_what_the_running_one_allows() {
             running.advance(*tokens.last().unwrap()).unwrap();
         }
     }
-    assert!(positions > 500, "{positions}");
+    assert!(positions > 10_000, "{positions}");
 }
 
 #[test]
@@ -190,4 +190,56 @@ fn the_version_is_that_of_the_lock_file() {
     let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")).unwrap();
     let (name, version) = skein_grammar::VERSION.split_once(' ').unwrap();
     assert!(lock.contains(&format!("name = \"{name}\"\nversion = \"{version}\"\n")));
+}
+
+/// An object of `count` optional properties, each of type `kind`.
+fn optional(count: usize, name: &str, kind: &Value) -> Value {
+    let properties: serde_json::Map<_, _> =
+        (0..count).map(|at| (format!("{name}{at}"), kind.clone())).collect();
+    json!({"type": "object", "properties": properties})
+}
+
+#[test]
+fn an_object_of_500_optional_properties_is_refused_at_once_and_the_most_allowed_never_gets_stuck() {
+    let most = skein_grammar::limits::MAX_OPTIONAL_PROPERTIES;
+    let refused = |schema: Value| Source::json_schema(&schema).unwrap_err().to_string();
+    let nested = json!({"properties": {"a": optional(500, "p", &json!({}))}});
+    assert_eq!(
+        refused(nested),
+        "the schema has `properties` at \"/properties/a\": 500 of them are optional at one place, the limit is 450; \
+         list more in `required`, or divide the object"
+    );
+    let integer = json!({"type": "integer"});
+    let half = |name| optional(most / 2 + 1, name, &integer);
+    assert!(refused(json!({"anyOf": [half("a"), half("b")]})).contains("452 of them are optional"));
+    assert!(
+        refused(json!({"$ref": "#/$defs/x", "$defs": {"x": optional(most + 1, "p", &integer)}}))
+            .contains("451")
+    );
+    for kind in [json!({}), integer.clone(), json!({"type": "string", "maxLength": 20})] {
+        for closed in [true, false] {
+            let mut schema = optional(most, "p", &kind);
+            schema["additionalProperties"] = Value::Bool(!closed);
+            never_stuck(&Source::json_schema(&schema).unwrap());
+        }
+    }
+    let (a, b) = (optional(most / 2, "a", &integer), optional(most / 2, "b", &integer));
+    never_stuck(&Source::json_schema(&json!({"anyOf": [a, b]})).unwrap());
+}
+
+#[test]
+fn long_lists_of_choices_and_items_never_get_stuck() {
+    let choices: Vec<String> = (0..4096).map(|at| format!("{:x}", at * 7919)).collect();
+    never_stuck(&Source::choice(&choices[..skein_grammar::limits::MAX_CHOICES]).unwrap());
+    never_stuck(&Source::json_schema(&json!({"enum": choices})).unwrap());
+    let items: Vec<Value> = (0..1000).map(|_| json!({"type": "integer"})).collect();
+    never_stuck(&Source::json_schema(&json!({"type": "array", "prefixItems": items})).unwrap());
+}
+
+/// Random answers of up to 150 tokens; a limit that is exceeded panics.
+fn never_stuck(source: &Source) {
+    let compiled = compile(source).unwrap();
+    for seed in 1..4 {
+        walk(&mut compiled.matcher(), &mut Random(seed), 150, |bytes| bytes.contains(&b','));
+    }
 }

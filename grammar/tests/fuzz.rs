@@ -1,4 +1,5 @@
-//! Random constraints of every kind: each is refused, or compiled and followed; none panics or takes long.
+//! Random constraints of every kind. Each is refused, or compiled and followed; none panics or takes too
+//! long.
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 #![allow(clippy::disallowed_methods)] // real time is what the limit is about
@@ -11,9 +12,9 @@ use serde_json::{Value, json};
 use skein_grammar::{Refused, Source};
 use walk::{Random, compile, vocabulary};
 
-/// Changed constraints of each kind.
+/// Mutated constraints of each kind.
 const EACH: u64 = 400;
-/// Most time to compile one, and to compute one mask.
+/// Time limit to compile a constraint and to compute a mask.
 const MOST_TIME: Duration = Duration::from_secs(1);
 
 fn texts() -> [(&'static str, &'static str); 5] {
@@ -40,7 +41,7 @@ fn texts() -> [(&'static str, &'static str); 5] {
     ]
 }
 
-/// `text` with pieces cut out, doubled, exchanged, or replaced by what means something somewhere.
+/// `text` with pieces removed, duplicated, swapped, or replaced by tokens of some notation.
 fn changed(text: &str, random: &mut Random) -> String {
     const WORDS: [&str; 24] = [
         "(", ")", "[", "]", "{", "}", "*", "{0,9999}", "|", "\\", "\"", "/", "::=", "start", "root", ": ",
@@ -97,7 +98,7 @@ fn random_constraints_are_refused_or_followed() {
                     "{kind}, seed {seed}: {:?}: {text}",
                     started.elapsed()
                 );
-                // An answer that meets a limit ends alone.
+                // Only the answer that exceeds a limit ends.
                 let Ok(next) = next else { break };
                 let all: Vec<u32> = next.mask.tokens().collect();
                 if all.is_empty() || matcher.advance(all[random.below(all.len() as u64) as usize]).is_err() {

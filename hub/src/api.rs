@@ -12,6 +12,8 @@ use crate::name::{ModelName, Revision, is_commit, is_part};
 
 /// Most attempts for a request, or for a file's download without progress.
 pub const ATTEMPTS: u32 = 8;
+/// Most attempts for a request whose server's name has no address: most often there is no network at all.
+const NAME_ATTEMPTS: u32 = 2;
 /// Delay after the first failed attempt; doubles with each further one.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 /// Longest delay between two attempts.
@@ -114,7 +116,8 @@ pub async fn granted(
     }))
 }
 
-/// Repeats a request after transient failures, up to [`ATTEMPTS`] times.
+/// Repeats a request after transient failures, up to [`ATTEMPTS`] times; without an address, up to
+/// [`NAME_ATTEMPTS`] times.
 pub async fn with_retries<T, F>(url: &str, mut request: impl FnMut() -> F) -> Result<T, HubError>
 where
     F: Future<Output = Result<T, Trouble>>,
@@ -124,6 +127,13 @@ where
         match request().await {
             Ok(answer) => return Ok(answer),
             Err(Trouble::Lasting(error)) => return Err(error),
+            Err(Trouble::Nameless { host, why }) => {
+                attempts += 1;
+                if attempts >= NAME_ATTEMPTS {
+                    return Err(HubError::Nameless { host, why });
+                }
+                wait_after(attempts, None, &why).await;
+            }
             Err(Trouble::Passing { why, retry_after }) => {
                 attempts += 1;
                 if attempts >= ATTEMPTS {

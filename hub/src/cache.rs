@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_shows_what_is_there_and_removing_leaves_nothing() {
+    fn a_list_shows_cached_models_and_removal_leaves_nothing() {
         let root = tempfile::tempdir().unwrap();
         let files = [("config.json", "{}"), ("tokenizer.json", "{}"), ("model.safetensors", "12345678")];
         let (cache, name) = made(root.path(), &files);

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use tokio::time::timeout;
 use url::Url;
 
-use crate::connect::{Connector, connector};
+use crate::connect::{Connector, Unresolved, connector};
 use crate::environment::{Environment, Token};
 use crate::error::HubError;
 
@@ -36,6 +36,8 @@ const AGENT: &str = concat!("skein/", env!("CARGO_PKG_VERSION"));
 pub enum Trouble {
     /// Transient: a retry may succeed.
     Passing { why: String, retry_after: Option<Duration> },
+    /// The server's name has no address. Transient during a download; without a network it stays so.
+    Nameless { host: String, why: String },
     /// Permanent: a retry would fail the same way.
     Lasting(HubError),
 }
@@ -219,7 +221,15 @@ fn of_connection(error: &(dyn Error + 'static), url: &Url) -> Trouble {
         let server = url.host_str().unwrap_or_default().to_owned();
         return Trouble::Lasting(HubError::Certificate { server, why: chain(error) });
     }
-    Trouble::passing(chain(error))
+    match unresolved(error) {
+        Some(Unresolved { host, why }) => Trouble::Nameless { host: host.clone(), why: why.clone() },
+        None => Trouble::passing(chain(error)),
+    }
+}
+
+/// The failed lookup of a name among the causes of `error`.
+fn unresolved<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Unresolved> {
+    std::iter::successors(Some(error), |error| (*error).source()).find_map(|error| error.downcast_ref())
 }
 
 /// Whether an untrusted certificate is the cause. `io::Error` omits the error it wraps from its sources.

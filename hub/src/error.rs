@@ -47,6 +47,11 @@ pub enum HubError {
     )]
     Unreachable { url: String, attempts: u32, why: String },
     #[error(
+        "the name `{host}` cannot be resolved ({why}). Without a network, HF_HUB_OFFLINE=1 serves only models that are \
+         on this machine; HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy"
+    )]
+    Nameless { host: String, why: String },
+    #[error(
         "{file} of `{name}` stopped {attempts} times without progress, most recently with: {why}; the part received is kept, so \
          start again to go on"
     )]

@@ -80,20 +80,20 @@ async fn complete(
             tracing::warn!(file = wanted.file, "the checksum is wrong; downloading the file again");
         }
         let before = partial.length();
-        match read(client, wanted, partial, report).await {
-            Ok(()) => {}
+        let (why, retry_after) = match read(client, wanted, partial, report).await {
+            Ok(()) => continue,
             Err(Trouble::Lasting(error)) => return Err(error),
-            Err(Trouble::Passing { why, retry_after }) => {
-                let gained = partial.length().saturating_sub(before);
-                failed = if gained >= PROGRESS_BYTES { 1 } else { failed + 1 };
-                if failed >= ATTEMPTS {
-                    return Err(broke_off(wanted, failed, why));
-                }
-                // The connection made progress, so retry soon.
-                idle = if gained > 0 { 1 } else { idle + 1 };
-                wait_after(idle, retry_after, &why).await;
-            }
+            Err(Trouble::Nameless { host, why }) => (format!("`{host}` cannot be resolved: {why}"), None),
+            Err(Trouble::Passing { why, retry_after }) => (why, retry_after),
+        };
+        let gained = partial.length().saturating_sub(before);
+        failed = if gained >= PROGRESS_BYTES { 1 } else { failed + 1 };
+        if failed >= ATTEMPTS {
+            return Err(broke_off(wanted, failed, why));
         }
+        // The connection made progress, so retry soon.
+        idle = if gained > 0 { 1 } else { idle + 1 };
+        wait_after(idle, retry_after, &why).await;
     }
 }
 

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_read_is_taken() {
+    fn only_files_that_are_read_are_selected() {
         let listed = [
             "README.md",
             "config.json",

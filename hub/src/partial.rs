@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_goes_on_where_it_was_left() {
+    fn a_file_continues_where_it_was_interrupted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.incomplete");
         let blob = Blob { etag: "ce013625030ba8dba906f756967f9e9ca394464a".to_owned(), size: 6 };

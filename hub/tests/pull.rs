@@ -156,7 +156,7 @@ async fn a_new_commit_shares_what_has_not_changed() {
 }
 
 #[tokio::test]
-async fn answers_that_are_cut_off_go_on_where_they_ended() {
+async fn truncated_downloads_continue_where_they_ended() {
     for seed in 0..10 {
         let scene = Scene::new(100 + seed).await;
         scene.server.misbehave(Faults { cut: 600, ..Faults::default() });
@@ -300,7 +300,7 @@ async fn what_cannot_be_had_says_why_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn without_the_network_what_is_here_is_served() {
+async fn without_the_network_cached_models_are_served() {
     let scene = Scene::new(9).await;
     let snapshot = scene.pull().await.unwrap();
     let environment = |offline: &str| {

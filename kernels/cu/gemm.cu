@@ -76,7 +76,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
     }
   }
 
-  // Loads k from `at` on; zeros past `end`.
+  // Loads inputs from k = `at`; zeros past `end`.
   __device__ __forceinline__ void load_w(u8* stage, int at, int end) const {
     bool there = at + (int)threadIdx.x % W_CHUNKS * Of::CHUNK < end;
 #pragma unroll
@@ -136,8 +136,8 @@ template <int TN, int TM> __device__ __forceinline__ void join(float (*to)[TM][4
       }
 }
 
-// A leaf's sum joins the tree: `open` has a finished left half for each level of leaf's bits. Leaves `sum`
-// with the tree so far if it was the last leaf, otherwise with the sum that was stored.
+// Adds a leaf's sum to the tree. `open` holds the finished left half of each level whose bit in `leaf` is
+// set. Afterwards `sum` is the whole tree after the last leaf, otherwise the stored sum.
 template <int TN, int TM>
 __device__ __forceinline__ void close_leaf(float (*open)[TN][TM][4], float (*sum)[TM][4], int leaf) {
   bool carries = true;

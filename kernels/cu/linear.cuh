@@ -11,10 +11,10 @@
 //    slice's as fma(scale, sum, slice).
 // 3. The result starts at 0 and adds the slices' sums ascending, then the bias; then it is rounded.
 //
-// Products that ranks may share by their inputs (mode LEAVES) are cut into leaves of the model's choice in
-// place of slices: a power of two up to SLICES, of equal length. Their sums are joined as a balanced tree, so
-// one rank with all leaves, or several with whole subtrees, give the same bits (src/leaves.rs). With e4m3
-// weights, blocks of 128 k are counted from the start of a leaf.
+// Products whose inputs may be split over ranks (mode LEAVES) have leaves instead of slices: a power of two
+// up to SLICES, of equal length, set by the model. Leaf sums are added as a balanced tree, so one rank with
+// all leaves and several ranks with whole subtrees give the same bits (src/leaves.rs). With e4m3 weights,
+// blocks of 128 k start at the start of a leaf.
 //
 // Which 16 k: lane (g, t) = (lane / 4, lane % 4) of a warp holds the values 2t, 2t+1, 2t+8, 2t+9 of row g of
 // A, and the same values of column g of B. The order of k within an instruction does not matter if A and B
@@ -28,11 +28,11 @@ constexpr int SLICES = 8;
 
 __device__ __forceinline__ int slice_length(int k) { return (k + SLICES * 128 - 1) / (SLICES * 128) * 128; }
 
-// How sums become results: as they are; as a gate and its up; as a tree of leaves.
+// How sums become results: unchanged; gated, act(gate) * up; as a tree of leaves.
 enum Mode { PLAIN, GATED, LEAVES };
 constexpr int LEVELS = 3;  // of a tree of SLICES leaves
 
-// The sum of v[0..count), count a power of two up to SLICES, as a balanced tree.
+// Sum of v[0..count) as a balanced tree; count is a power of two up to SLICES.
 __device__ __forceinline__ float tree(float (&v)[SLICES], int count) {
 #pragma unroll
   for (int apart = 1; apart < SLICES; apart *= 2)

@@ -1,11 +1,11 @@
-// ranks.cu: what ranks compute around an exchange. NCCL moves bytes; sums and choices are made here, in the
-// order of ranks, so that all ranks have the bits of a single one. `all` is what an all-gather wrote: the
-// parts of all ranks one after another. Not yet run on a GPU.
+// ranks.cu: kernels before and after an exchange between ranks. NCCL only moves bytes; sums and selections
+// are computed here, in rank order, so that all ranks have the same bits as a single rank. `all` is the
+// output of an all-gather: the parts of all ranks in rank order. Not yet run on a GPU.
 #include "device.cuh"
 
 constexpr int MAX_RANKS = 8;
 
-// embed_part: this rank's rows of the embedding table, zero for tokens that other ranks have.
+// embed_part: this rank's rows of the embedding table, zero for tokens of other ranks.
 //   out     [rows, hidden]  T
 //   table   [count, hidden] T: the rows of tokens first..first + count
 //   tokens  [rows]          u32; tokens that are not below vocab read row 0, as in embed.cu
@@ -21,8 +21,8 @@ __device__ void embed_part(T* out, const T* table, const u32* tokens, i32 hidden
   for (int i = threadIdx.x; i < hidden / 8; i += blockDim.x) to[i] = row < count ? from[i] : uint4{};
 }
 
-// embed_chosen: the residual stream from the rows of all ranks.
-//   out     [rows, hidden]         f32: scale times the row of the rank that has the token
+// embed_chosen: the residual stream, from the rows of all ranks.
+//   out     [rows, hidden]         f32: scale times the row of the rank that holds the token
 //   all     [ranks, rows, hidden]  T
 //   tokens  [rows]                 u32; rank r has tokens r * each..(r + 1) * each
 // Grid (rows), block a multiple of 32; hidden is a multiple of 8. Reference: cpu::embed::embed, exact.
@@ -42,12 +42,12 @@ __device__ void embed_chosen(float* out, const T* all, const u32* tokens, i32 ro
   }
 }
 
-// join_sums: a product that ranks share by its inputs, from their sums: a balanced tree, then the bias, then
-// one rounding, as gemv.cu and gemm.cu do with all leaves (linear.cuh).
+// join_sums: a product whose inputs are split over ranks, from the ranks' sums: a balanced tree, then the
+// bias, then one rounding, as gemv.cu and gemm.cu do with all leaves (linear.cuh).
 //   out    [rows, n]         T
 //   sums   [ranks, rows, n]  f32, ranks a power of two up to 8
 //   bias   [n]               T or null
-// Any grid and block; n is a multiple of 4. Reads 4 bytes a value and rank, writes 2. Reference:
+// Any grid and block; n is a multiple of 4. Reads 4 bytes per value and rank, writes 2 per value. Reference:
 // leaves::join, exact.
 template <class T> __device__ void join_sums(T* out, const float* sums, const T* bias, i32 ranks, i32 count, i32 n) {
   ptx::grid_dependency_wait();
@@ -76,7 +76,7 @@ template <class T> __device__ void join_sums(T* out, const float* sums, const T*
   }
 }
 
-// join_logits: logits of the whole vocabulary from those of all ranks.
+// join_logits: logits of the whole vocabulary, from those of all ranks.
 //   out  [rows, vocab]  f32
 //   all  f32: rank r's part begins at r * rows * each and is [rows, its columns], the columns r * each.. of
 //        the vocabulary, at most `each` of them

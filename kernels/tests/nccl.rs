@@ -1,5 +1,5 @@
-//! Exchanges between processes over the emulated NCCL, and everything that can go wrong with them. Each test
-//! starts this binary once for each rank.
+//! Exchanges between processes over the emulated NCCL, with every kind of fault. Each test starts this binary
+//! once per rank.
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 
@@ -17,10 +17,10 @@ const TOLD: &str = "TEST_NCCL_RANK";
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit of waits that never end.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long any test may take.
+/// Time limit of a test.
 const ENDS_WITHIN: Duration = Duration::from_secs(15);
 
-/// What each rank says of `job`, with `variables` set.
+/// Output of each rank for `job`, with `variables` set.
 fn run(job: &str, ranks: usize, variables: &[(&str, &str)]) -> Option<Vec<String>> {
     if !skein_cuda_emulation::load() {
         return None;
@@ -50,7 +50,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Checks that every rank says all of `words`.
+/// Checks that the output of every rank contains all of `words`.
 fn all_say(job: &str, ranks: usize, variables: &[(&str, &str)], words: &[&str]) {
     for said in run(job, ranks, variables).into_iter().flatten() {
         words
@@ -79,7 +79,7 @@ fn a_rank() {
         Err(error) => error.to_string(),
     };
     println!("said: {said}");
-    // What hangs is not waited for.
+    // Does not wait for hanging work.
     std::process::exit(0);
 }
 
@@ -91,7 +91,7 @@ fn work(job: &str, (rank, ranks): (usize, usize), id: UniqueId) -> Result<String
     device.limit_waits(if job == "gather" { TIMEOUT } else { SHORT_TIMEOUT });
     let joined = Arc::new(Communicator::join(&nccl, &device, &id, (rank, ranks), timeout)?);
     let of_waits = Arc::clone(&joined);
-    device.ask_in_waits(Box::new(move || of_waits.check()));
+    device.check_during_waits(Box::new(move || of_waits.check()));
     let stream = Stream::new(&device)?;
     let rank = Rank { joined, device, stream };
     match job {
@@ -139,7 +139,7 @@ impl Rank {
         self.check(&all, length)
     }
 
-    /// A graph of one exchange, whose memory stays.
+    /// Captures a graph of one exchange, whose memory is kept.
     fn capture(&self, length: usize) -> Result<Graph, CudaError> {
         let (own, all) = self.buffers(length)?;
         self.stream.synchronize()?;
@@ -174,9 +174,9 @@ impl Rank {
         self.stream.synchronize()
     }
 
-    /// Two communicators, of which each rank begins with another one.
+    /// Two communicators, which the ranks use in different orders.
     fn two_communicators(&self, nccl: &Arc<Nccl>) -> Result<String, CudaError> {
-        // Any 128 bytes that both ranks have.
+        // Any 128 bytes that are equal on both ranks.
         let mut id = [0; ID_BYTES];
         let name = format!("/skein-test-two-{}", std::os::unix::process::parent_id());
         id[..name.len()].copy_from_slice(name.as_bytes());
@@ -196,13 +196,13 @@ impl Rank {
             ends.push(CudaEvent::untimed(&self.device)?);
             ends[ends.len() - 1].record(stream)?;
         }
-        // Both streams go on at once, as on a device.
+        // Both streams make progress, as on a device.
         let began = now();
         while began.elapsed() < SHORT_TIMEOUT {
             for end in &ends {
                 end.is_done()?;
             }
-            // What is blocked for ever must not be waited for when memory is freed.
+            // Freeing memory must not wait for work that is blocked forever.
             let checked = self.joined.check().and_then(|()| second.check());
             checked.inspect_err(|error| self.device.note(error))?;
         }
@@ -241,7 +241,7 @@ fn hangs_and_errors_end_in_time() {
     for (job, fault, words) in cases {
         all_say(job, 2, &[("EMU_NCCL_FAULT", fault)], words);
     }
-    // The other rank only sees that nothing comes.
+    // The other rank only sees that nothing arrives.
     for (fault, word) in
         [("error:0:2", "an injected error (NCCL status 2)"), ("remote:0:4", "(NCCL status 6)")]
     {
@@ -249,7 +249,7 @@ fn hangs_and_errors_end_in_time() {
         assert!(said[0].contains(word), "{said:?}");
         assert!(said[1].contains("did not finish its work within 300ms"), "{said:?}");
     }
-    // An abort that never returns keeps nobody.
+    // An abort that never returns blocks no rank.
     all_say("gather", 2, &[("EMU_NCCL_FAULT", "abort:1")], &["done"]);
 }
 

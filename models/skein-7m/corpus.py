@@ -6,7 +6,7 @@ for this repository:
 - `lib`: the library's own .py files, and the language reference that pydoc ships (`pydoc_data.topics`);
 - `tests`: its test suite;
 - `chat`: conversations made from signatures, docstrings and short functions of `lib`;
-- `asked`: what people ask a demonstration first: modules of `POPULAR` in several phrasings, exercises, small
+- `asked`: typical first questions to a demo: modules of `POPULAR` in several phrasings, exercises, small
 talk.
 
 Whole files are held out by a hash of their path, together with the conversations about them. Nothing of
@@ -118,7 +118,8 @@ SIGNATURE_QUESTIONS = [
 ]
 CODE_QUESTIONS = ["Write a function `{name}`: {doc}", "Write a Python function: {doc}", "Write {name}. {doc}"]
 
-# Asked about most; asked from the live objects, because many of these are written in C and have no .py file.
+# Modules asked about most. Their docstrings come from live objects, because many are in C, without a .py
+# file.
 POPULAR = """builtins math cmath itertools collections functools operator os os.path sys re json random time datetime
 string pathlib shutil subprocess threading queue asyncio socket csv copy heapq bisect statistics io tempfile glob
 hashlib base64 struct pickle logging argparse unittest contextlib dataclasses enum types typing inspect ast
@@ -233,7 +234,7 @@ def conversations_of_file(name: str, text: str, rng: random.Random):
 
 
 def popular_conversations(rng: random.Random):
-    """Several phrasings about each public function and class of the modules people ask about."""
+    """Questions in several phrasings about each public function and class of the popular modules."""
     for module_name in POPULAR:
         module = importlib.import_module(module_name)
         for name in sorted(vars(module)):

@@ -39,7 +39,7 @@ def main():
     out = []
     for window in range(WINDOWS):
         ids, number = streams[window % 2], window // 2
-        # Windows lie far apart, so that they are of different files.
+        # Windows are far apart, so that they come from different files.
         start = number * ((len(ids) - LENGTH) // (WINDOWS // 2))
         out += [BOS] + ids[start:start + LENGTH]
     (HERE / "held_out.bin").write_bytes(struct.pack(f"<{len(out)}H", *out))

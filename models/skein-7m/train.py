@@ -31,7 +31,7 @@ VOCAB = 4096
 MAX_POSITIONS = 1024
 TOKENS_PER_STEP = 4096
 PEAK_LR, WARMUP_SHARE, FLOOR = 2e-3, 0.02, 0.02
-# From this share of the time on, train at this context length.
+# From this fraction of the time on, train with this context length.
 CONTEXTS = [(0.0, 256), (0.55, 512), (0.85, 1024)]
 # From this fraction of the time on, the mix of every batch's rows: first to learn to write, then also to
 # answer.
@@ -54,7 +54,8 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts) -> Tokenizer:
-    """Byte-level BPE (GPT-2's splitting), every byte in the alphabet, `<|bos|>` put before every text."""
+    """Byte-level BPE with GPT-2's splitting and every byte in the alphabet; prepends `<|bos|>` to every
+    text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,12 +74,12 @@ def encode_all(tokenizer, texts):
 
 
 def render(messages) -> str:
-    """What CHAT_TEMPLATE makes of a whole conversation, without the leading `<|bos|>`."""
+    """CHAT_TEMPLATE's rendering of a whole conversation, without the leading `<|bos|>`."""
     return "".join(f"<|{m['role']}|>{m['content'].strip()}<|end|>" for m in messages)
 
 
 class Stream:
-    """One kind of text as a single run of tokens, and the places where a training row may begin."""
+    """One kind of text as a single sequence of tokens, and the positions where a training row may begin."""
 
     def __init__(self, documents, aligned: bool):
         self.tokens = np.concatenate([np.array(d, np.int64) for d in documents])
@@ -86,7 +87,7 @@ class Stream:
         self.aligned = aligned  # begin at a document, or anywhere
 
     def row(self, rng: random.Random, length: int):
-        """`length + 1` tokens; the first is always `<|bos|>`, as it will be in use."""
+        """`length + 1` tokens; the first is always `<|bos|>`, as at inference."""
         last = len(self.tokens) - length
         at = int(rng.choice(self.starts)) if self.aligned else rng.randrange(last)
         row = self.tokens[min(at, last - 1):][:length + 1].copy()
@@ -127,7 +128,7 @@ def fresh_model() -> LlamaForCausalLM:
 
 
 def loss_of(model, rows):
-    """Mean cross entropy, in nats a token, of rows [batch, length + 1]."""
+    """Mean cross entropy of rows [batch, length + 1], in nats per token."""
     logits = model(input_ids=rows[:, :-1], use_cache=False).logits
     return F.cross_entropy(logits.reshape(-1, VOCAB), rows[:, 1:].reshape(-1))
 
@@ -146,14 +147,14 @@ def evaluate(model, data, length=256, limit=48):
 
 
 def learning_rate(share: float) -> float:
-    """Linear up, then linear down to FLOOR of the peak at share 1."""
+    """Linear warm-up, then linear decay to FLOOR of the peak at share 1."""
     if share < WARMUP_SHARE:
         return PEAK_LR * max(share / WARMUP_SHARE, 0.02)
     return PEAK_LR * (FLOOR + (1 - FLOOR) * (1 - (share - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
 
 
 def replace(path: pathlib.Path, write):
-    """Writes a file beside `path`, then moves it there: a reader sees the old one or the new one, whole."""
+    """Writes `path` atomically: a reader sees the whole old file or the whole new one."""
     part = path.with_name(path.name + ".part")
     write(part)
     part.chmod(0o644)  # safetensors makes files only their owner may read

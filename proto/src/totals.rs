@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_new_is_added() {
+    fn only_increments_are_added() {
         let mut sum = total(0, 0.0, &[0, 0]);
         sum.add_difference(&total(3, 1.5, &[2, 1]), None);
         sum.add_difference(&total(5, 2.5, &[3, 2]), Some(&total(3, 1.5, &[2, 1])));

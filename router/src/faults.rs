@@ -23,6 +23,11 @@ impl Faults {
         }
     }
 
+    /// Whether a fault of the field `name` was found.
+    pub fn has(&self, name: &str) -> bool {
+        self.found.iter().any(|fault| fault.param() == Some(name))
+    }
+
     /// Returns the value; for an error, adds the fault and returns the default, so that checking continues.
     pub fn value_of<T: Default>(&mut self, checked: Result<T, impl Into<Refusal>>) -> T {
         checked.unwrap_or_else(|fault| {

@@ -37,11 +37,14 @@ pub enum Refusal {
     },
     /// The prompt is far too long and was not fully tokenised.
     #[error(
-        "This model's maximum context length is {max} tokens. However, your prompt of {bytes} bytes has far more. Please reduce the length of the prompt."
+        "This model's maximum context length is {max} tokens{}. However, your prompt of {bytes} bytes has far more. Please reduce the length of the prompt.",
+        if most > max { format!(", and at most {most} are tokenized") } else { String::new() }
     )]
     PromptTooLong {
-        /// Longest sequence, tokens.
+        /// Longest sequence of the model, tokens.
         max: u32,
+        /// Most tokens of a text here; more than `max` where a prompt is only tokenised or is truncated.
+        most: u32,
         /// Length of the prompt as passed to the tokenizer.
         bytes: usize,
         /// `messages` or `prompt`.
@@ -166,6 +169,16 @@ impl Refusal {
     /// An [`Refusal::Invalid`] for `param`.
     pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { param: Some(param), message: message.into() }
+    }
+
+    /// The refusal of a text that may have more tokens than the model's `context`.
+    pub fn beyond(self, context: u32) -> Self {
+        match self {
+            Self::PromptTooLong { most, bytes, param, .. } => {
+                Self::PromptTooLong { max: context, most, bytes, param }
+            }
+            other => other,
+        }
     }
 
     /// Logs a request that was not started. The message is omitted, because it may quote the client.

@@ -113,7 +113,7 @@ pub struct TokenRequest {
     pub n: u32,
     /// Tenant, within which `id` is unique.
     pub tenant: Tenant,
-    /// Number shared by the requests of one client call, which share its sequence slots at a worker; 0 = no
+    /// Number shared by the requests of one client call, which share the call's seats at a worker; 0 = no
     /// other requests.
     pub call: u64,
     /// Mixed into the block hashes; includes the tenant.

@@ -8,7 +8,7 @@ const OWN_MAPPING_BYTES: libc::c_int = 1024 * 1024;
 /// process that handles requests of very different sizes.
 ///
 /// By default glibc raises both of its thresholds, up to 32 and 64 MiB, when a large allocation is freed.
-/// Each thread's arena may then keep that much at its top, where [`give_back`] does not look. Does nothing
+/// Each thread's arena may then keep that much at its top, which [`give_back`] does not release. No effect
 /// with other allocators.
 pub fn unmap_large_allocations() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

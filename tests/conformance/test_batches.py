@@ -1,4 +1,4 @@
-"""Files and batches by the openai SDK, and Locust, against a server of their own."""
+"""Files and batches through the openai SDK, and Locust, against a separate server."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Tools, Responses and Messages through the official SDKs and LangChain. The shipped model has never seen a
-tool; what it must call it calls, because the grammar holds it to it."""
+"""Tools, Responses and Messages through the official SDKs and LangChain. The shipped model was not trained on
+tools; it makes required calls because the grammar forces it to."""
 
 import json
 import pathlib
@@ -133,7 +133,7 @@ def test_messages(claude):
 
 @pytest.fixture(scope="module")
 def wide_claude():
-    """A server with room for a coding client's prompts; what it answers does not matter."""
+    """A server with room for a coding client's prompts; its answers do not matter."""
     from conftest import Cluster
 
     running = Cluster("--device", "fake", "--chat-template", str(TEMPLATE))

@@ -24,7 +24,7 @@ MODES = {
 
 
 class Scene:
-    """Workers on hosts of their own, a router beside each, a picker, and Envoy."""
+    """Workers on separate hosts, a router beside each, a picker, and Envoy."""
 
     def __init__(self, skein, binary, processes):
         self.processes = processes
@@ -58,7 +58,7 @@ class Scene:
         return sum(line.startswith("skein_worker_ready{") and line.endswith(" 1") for line in lines)
 
     def ask(self, method, path, body=None, mode="streamed", port=None):
-        """Status, the endpoint that answered, and the body, through Envoy or directly."""
+        """Sends a request through Envoy or directly; returns status, answering endpoint and body."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.ports[mode], timeout=REQUEST_LIMIT_S)
         try:
             text = json.dumps(body) if isinstance(body, dict) else body
@@ -73,7 +73,7 @@ class Scene:
         return int(re.search(r'skein_picks_total\{.*outcome="picked".*\} (\d+)', text).group(1))
 
     def last_worker_of_picker(self):
-        """The worker that the picker chose for the last request that it served itself."""
+        """The worker that the picker chose for the last request sent to it directly."""
         lines = (self.processes.directory / "picker.log").read_text().splitlines()
         return [found.group(1) for found in map(re.compile(r'"worker":"([\d.:]+)"').search, lines) if found][-1]
 
@@ -84,7 +84,7 @@ def conversation(number, stream=False, tokens=8):
 
 
 def tokens_of(text):
-    """The output of a stream, which must have come to its end."""
+    """The output of a stream, which must be complete."""
     events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     assert events and events[-1] == "[DONE]", text[-300:]
     choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
@@ -92,7 +92,7 @@ def tokens_of(text):
 
 
 def placement(scene, mode):
-    """A conversation stays where its prefix is, and the picker chooses alike for itself."""
+    """A conversation stays with its prefix, and the picker makes the same choice for direct requests."""
     before, homes = scene.picks(), {}
 
     def begin(number):

@@ -1,4 +1,4 @@
-"""LoRA adapters for some of the tiny models, made by PEFT, and what transformers computes with them.
+"""Makes LoRA adapters for some of the tiny models with PEFT, and the outputs of transformers with them.
 
     pip install --no-deps peft==0.21.2 accelerate==1.15.0 psutil
     python adapters.py
@@ -45,9 +45,9 @@ def make_one(name):
     logits = model(prompt).logits[0]
     whole = model.merge_and_unload()
     merged = whole(prompt).logits[0]
-    # Served and merged: the same tokens if the best beats the second by more than they differ.
+    # Unmerged and merged logits give the same tokens if their difference is smaller than the top-2 margin.
     assert (logits - merged).abs().max() < 1e-4 and (logits.argmax(-1) == merged.argmax(-1)).all()
-    # Merged into weights of 16 bits, the sum is rounded once more.
+    # Merging into 16-bit weights rounds the sum once more.
     state = {key: value.to(getattr(torch, stored)).float() for key, value in whole.state_dict().items()}
     whole.load_state_dict(state)
     rounded = whole(prompt).logits[0]

@@ -1,11 +1,11 @@
-"""What a model that follows its chat template writes: the assistant's turn as the templates of public models
-render it, with the calls and the thought that it consists of.
+"""Renders assistant turns with the chat templates of public models, as a model that follows its template
+writes them, and records the calls and the reasoning in each.
 
 The templates are those that llama.cpp collects, in the source package of llama-cpp-python:
     pip download --no-deps --no-binary :all: llama-cpp-python
     python formats.py llama_cpp_python-*.tar.gz
-They are not kept here. What is kept is what they write, and which marks of router/src/formats/detect.rs they
-have.
+The templates are not checked in. Checked in are their outputs, and which marks of
+router/src/formats/detect.rs they contain.
 """
 
 import datetime
@@ -34,12 +34,12 @@ CALLS = [("get_weather", {"city": "Zürich \"HB\"", "days": 2, "tags": ["a", "b"
 
 
 def turn(template, tokens, message):
-    """What the template adds for `message` after a prompt that asks for it."""
+    """Text that the template renders for `message`, after the generation prompt."""
     given = {"tools": TOOLS, "documents": None} | tokens
     user = {"role": "user", "content": "Weather?"}
-    # With a thinking model the prompt may open the thought; the turn then begins behind it.
+    # The prompt of a reasoning model may open the reasoning block; the turn then starts inside it.
     prompt = template.render(messages=[user], add_generation_prompt=True, strftime_now=NOW.strftime, **given)
-    # The text of another message would be cut of its thought, so the message is the last one.
+    # Templates remove the reasoning of earlier messages, so this message is the last one.
     whole = template.render(messages=[user, message], add_generation_prompt=False, strftime_now=NOW.strftime, **given)
     common = 0
     while common < min(len(prompt), len(whole)) and prompt[common] == whole[common]:
@@ -63,7 +63,7 @@ def make(archive):
             cases = []
             for calls in ([], CALLS[:1], CALLS):
                 for thought in ("", "I need the weather."):
-                    # As our router does it: arguments are an object unless the template can only write text.
+                    # Like our router: arguments are an object unless the template needs text.
                     for form in ("object", "text"):
                         try:
                             template = _compile_jinja_template(source)

@@ -1,4 +1,4 @@
-"""Tiny random models as Hugging Face directories, and what transformers computes with them in float32.
+"""Makes tiny random models as Hugging Face directories, and the outputs of transformers with them in float32.
 
 Weights are drawn so that a mistake shows: norm weights and biases are random, attention is far from uniform,
 and logits spread by more than one. A seed is used only if the best token on the greedy path always beats the
@@ -148,12 +148,12 @@ MODELS = {
         "partial_rotary_factor": 0.5, "rope_theta": 10000.0}),
 }
 
-# Models whose checkpoints have a tensor for each expert, with these names of block, gate, up and down; the
-# others have the fused tensors of version 5.
+# Models whose checkpoints have a tensor per expert, with these names of block, gate, up and down; other
+# models have the fused tensors of version 5.
 APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "qwen3-moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
          "qwen2-moe": ("mlp", "gate_proj", "up_proj", "down_proj"), "glm4-moe": ("mlp", "gate_proj", "up_proj", "down_proj")}
 
-# Parts of names in the checkpoints of a model whose publisher has other names than version 5.
+# Replacements in tensor names, for models whose publisher's names differ from those of version 5.
 RENAMED = {"granite-moe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
                            "router.weight": "router.layer.weight"}}
 
@@ -184,7 +184,7 @@ def apart(name: str, tensors: dict) -> dict:
 
 
 def draw(name: str, shape, generator, is_gemma: bool) -> torch.Tensor:
-    """A weight of a size that suits its place. Gemma adds 1 to its norm weights. Its layers get large
+    """Random weight with a scale that suits its role. Gemma adds 1 to its norm weights. Its layers get large
     outputs; otherwise the scaled embedding and the tied head would repeat one token."""
     if name.endswith("norm.bias"):
         return 0.1 * torch.randn(shape, generator=generator)
@@ -242,7 +242,7 @@ def compute(path: pathlib.Path, seed: int, vocab: int):
     assert next(model.parameters()).dtype == torch.float32
     prompt = torch.randint(2, vocab, (1, PROMPT_TOKENS), generator=torch.Generator().manual_seed(seed + 1000))
     out = model(prompt, output_attentions=True)
-    # Nats of each query's attention over the nats of a uniform one: 1 would be flat.
+    # Entropy of each query's attention relative to uniform attention: 1 is uniform.
     entropy = torch.stack([-(a * a.clamp_min(1e-9).log()).sum(-1)[0, :, 1:].mean() for a in out.attentions]).mean()
     flat = torch.arange(2, PROMPT_TOKENS + 1).float().log().mean()
     run = model.generate(prompt, max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
@@ -291,7 +291,7 @@ def quiet():
 
 
 def make(only=()):
-    """All models, or those named."""
+    """Makes all models, or the named ones."""
     quiet()
     for name, (dtype, files, over) in MODELS.items():
         if not only or name in only:
@@ -311,7 +311,7 @@ PROMPTS = {
 
 @torch.no_grad()
 def make_skein_7m():
-    """Greedy text of the shipped model, each run cut before its first near tie, its stop token included."""
+    """Greedy texts of the shipped model, each cut before its first near tie. Stop tokens are included."""
     quiet()
     tokenizer = Tokenizer.from_file(str(SKEIN_7M / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(SKEIN_7M, dtype=torch.float32, attn_implementation="eager").eval()

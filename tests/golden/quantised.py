@@ -1,9 +1,9 @@
-"""Tiny random models in the formats of quantised checkpoints, and what transformers computes with their
-weights as the format's own library dequantises them.
+"""Makes tiny random models in the formats of quantised checkpoints, and the outputs of transformers with
+their weights as dequantised by each format's own library.
 
-Packing and dequantising is done by compressed-tensors and bitsandbytes, and for GPTQ and AWQ by the modules
-of AutoGPTQ and AutoAWQ, loaded from their files because those packages no longer import. What a library lacks
-is packed here and dequantised by the library, or the other way round.
+compressed-tensors and bitsandbytes pack and dequantise. For GPTQ and AWQ, modules of AutoGPTQ and AutoAWQ do
+so, loaded from their files because those packages can no longer be imported. If a library can only pack or
+only dequantise, this script does the other.
 
     pip install --no-deps compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0
     pip install --no-deps psutil loguru auto-gptq==0.7.1
@@ -48,9 +48,9 @@ def leaves(inputs: int, unit: int) -> int:
     return next((count for count in (8, 4, 2) if inputs % (count * unit) == 0), 1)
 
 
-# Each function makes of `weight` [N, K] the tensors of a module, by suffix, its weight as the library
-# dequantises it in the checkpoint's type, whose bits are compared, and the same in float32, which is what the
-# CPU multiplies with.
+# From `weight` [N, K], each function makes the module's tensors by suffix, the weight as the library
+# dequantises it in the checkpoint's type, whose bits are compared, and the same in float32, which the CPU
+# multiplies with.
 
 
 def groups_of(weight, group):
@@ -68,7 +68,8 @@ def groups_of(weight, group):
 
 
 def order_of(name, inputs):
-    """A generator for the order of inputs: one for modules that read the same, as GPTQ's Hessian gives."""
+    """Generator for the order of inputs. Modules with the same input share an order, as from GPTQ's
+    Hessian."""
     part = name.split(".")[-1].split("_")[0]
     product = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 3, "up": 3, "down": 4}.get(part, 5)
     return torch.Generator().manual_seed(10 * inputs + product)
@@ -87,7 +88,7 @@ def gptq(bits=4, group=32, symmetric=True, act_order=False, v2=False):
         linear = torch.nn.Linear(k, n, bias=False)
         linear.weight.data = weight.half()
         layer = of_package("auto_gptq", "nn_modules", "qlinear", "qlinear_cuda.py").QuantLinear(bits, size, k, n, False)
-        # Codes beyond the range would spill into their neighbours.
+        # Codes out of range would overflow into their neighbours.
         limits = (scales.float() * (0 - zeros))[:, g_idx], (scales.float() * (2**bits - 1 - zeros))[:, g_idx]
         linear.weight.data = torch.maximum(torch.minimum(linear.weight.data.float(), limits[1]), limits[0]).half()
         layer.pack(linear, scales.clone(), zeros.clone().half(), g_idx.to(torch.int32))
@@ -231,7 +232,7 @@ DYNAMIC = {"num_bits": 8, "strategy": "token", "dynamic": True}
 BF16 = {"torch_dtype": "bfloat16"}
 PHI = PHI3 | SIZES | BF16 | {"partial_rotary_factor": 1.0, "sliding_window": None}
 
-# name: (config over BASE, how it is quantised, whether the head is, too)
+# name: (config over BASE, quantisation, whether the head is quantised)
 CASES = {
     "gptq-4": (LLAMA, lambda: gptq(), False),
     "gptq-4-act-order": (QWEN2 | LLAMA | {"tie_word_embeddings": True}, lambda: gptq(group=64, symmetric=False, act_order=True), False),
@@ -265,7 +266,7 @@ CASES = {
 
 
 class Encoded(torch.nn.Linear):
-    """A linear layer whose inputs are rounded as the CPU does it for weights that are integers."""
+    """A linear layer that rounds its inputs as the CPU does for integer weights."""
 
     @classmethod
     def of(cls, linear, count):
@@ -279,7 +280,7 @@ class Encoded(torch.nn.Linear):
 
 
 def split_experts(name, tensor):
-    """Mixtral's tensors as its checkpoints name them: a matrix for each expert."""
+    """Mixtral's tensors under the names of its checkpoints, with a matrix per expert."""
     prefix, _, kind = name.partition(".mlp.experts.")
     if not kind:
         return {name.replace(".mlp.gate.", ".block_sparse_moe.gate."): tensor}

@@ -1,8 +1,8 @@
 """Chat templates in the style of public model families, written for this repository, and their output in
 Jinja.
 
-Rendered by transformers itself, so in its environment: trim_blocks and lstrip_blocks on, loop controls, a
-`tojson` that keeps UTF-8, `raise_exception`, and `strftime_now` (here of a fixed time).
+Rendered by transformers, so in its environment: trim_blocks and lstrip_blocks on, loop controls, a `tojson`
+that keeps UTF-8, `raise_exception`, and `strftime_now` (here with a fixed time).
 """
 
 import datetime
@@ -207,7 +207,7 @@ TURNS = """\
 {%- endif -%}
 """
 
-# Whitespace control alone: what is trimmed where decides every newline of this one.
+# Tests whitespace control: trimming determines every newline of this template.
 BLOCKS = """\
 {# A comment on a line of its own leaves nothing. #}
 {% macro turn(role, text) %}
@@ -231,7 +231,7 @@ roles: {{ messages | map(attribute='role') | join(',') }}; users: {{ messages | 
 [ASSISTANT] {% endif %}
 """
 
-# Breaks and continues (the loopcontrols extension), string methods, slices, and dictionaries walked in order.
+# Break and continue (the loopcontrols extension), string methods, slices, and iteration over dictionaries.
 METHODS = """\
 {%- for message in messages %}
     {%- if message.role == 'system' %}{% continue %}{% endif %}
@@ -251,7 +251,7 @@ TEMPLATES = {"headers": HEADERS, "chatml": CHATML, "chatml-tools": CHATML_TOOLS,
              "blocks": BLOCKS, "methods": METHODS}
 
 
-# Cases whose content is a list, only for templates that check its type. Others would show Python's own repr.
+# Cases whose content is a list, only for templates that check its type. Others would print Python's repr.
 LISTS, TAKES_LISTS = {"content parts", "image part"}, {"turns", "chatml-tools", "skein-7m"}
 
 
@@ -297,7 +297,7 @@ CONVERSATIONS = {
 
 
 def render(template: str, tokens: dict, arguments: dict) -> dict:
-    """{"expected": text}, or {"error": message} where the template refused or failed."""
+    """{"expected": text}, or {"error": message} if the template refused or failed."""
     given = {"add_generation_prompt": False, "tools": None, "documents": None} | tokens | arguments
     try:
         return {"expected": _compile_jinja_template(template).render(strftime_now=NOW.strftime, **given)}

@@ -1,4 +1,4 @@
-"""What Hugging Face tokenizers makes of awkward strings with skein-7m's tokenizer (tokenizer.json)."""
+"""Encodes and decodes awkward strings with Hugging Face tokenizers and skein-7m's tokenizer.json."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ STRINGS = [
     "\U0010ffff last", "rtl \u202eoverride\u202c", "Z̷͖̈a̴̢͝l̶̰̽g̵̣̈́o̷͇̍", "tokens: <|bos|> and <|end|>", "<|user|>Hi<|end|><|assistant|>", "<|bos|", "< |eos| >", "<|END|>",
 ]
 
-# Token runs that no encoder makes: bytes are given in hex and become one token a byte.
+# Token runs that no encoder produces: bytes in hex, each of which becomes one token.
 BYTE_RUNS = {
     "lone continuation byte": "61 80 62", "two lone continuation bytes": "80 80", "truncated emoji at the end": "61 f0 9f 98",
     "truncated emoji, then a letter": "f0 9f 98 61", "truncated emoji, then an emoji": "f0 9f f0 9f 98 80", "byte ff": "ff 61 fe",
@@ -34,7 +34,7 @@ BYTE_RUNS = {
 
 
 def byte_tokens(tokenizer):
-    """Byte -> the id of the token that is that byte alone, by GPT-2's printable alphabet."""
+    """{byte: id of the token that consists of that byte}, by GPT-2's printable alphabet."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     alphabet = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -42,7 +42,7 @@ def byte_tokens(tokenizer):
 
 
 def certain(raw: bytes):
-    """(text, bytes held back): the text of `raw` as far as later bytes cannot change it.
+    """(text, bytes held back): the part of `raw`'s text that later bytes cannot change.
 
     A broken run of bytes is one U+FFFD per maximal subpart, as the Unicode standard recommends and Rust's
     `from_utf8_lossy` does. Python's incremental decoder agrees, but later: it waits for a surrogate's second
@@ -61,7 +61,7 @@ def certain(raw: bytes):
 
 
 def pieces_of(tokenizer, ids, alphabet, special):
-    """The text that each token adds, as early as it is certain, and the rest. Special tokens add nothing."""
+    """The text that becomes certain with each token, and the rest. Special tokens add nothing."""
     pieces, held = [], b""
     for token in ids:
         raw = b"" if token in special else bytes(alphabet[c] for c in tokenizer.id_to_token(token))

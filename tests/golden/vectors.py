@@ -1,4 +1,4 @@
-"""Vectors of pure functions: the block hash (proto/testdata/block_hash.json) and Philox4x32-10
+"""Makes test vectors of pure functions: the block hash (proto/testdata/block_hash.json) and Philox4x32-10
 (philox.json)."""
 
 import json
@@ -21,7 +21,7 @@ PHILOX = [
 
 
 def philox4x32_10(counter, key):
-    """Ten rounds as the paper gives them; checks the table above, and makes further vectors."""
+    """Ten rounds as in the paper. Checked against the table above, then used for more vectors."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(10):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
@@ -80,7 +80,7 @@ def make_block_hash():
 
 
 def write(path: pathlib.Path, head: dict, vectors):
-    """JSON with one vector a line, so that a change reads well in a diff."""
+    """JSON with one vector per line, for readable diffs."""
     lines = ",\n".join("  " + json.dumps(v, ensure_ascii=False) for v in vectors)
     opening = "".join(f"{json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items())
     path.write_text("{\n" + opening + "\"vectors\": [\n" + lines + "\n]\n}\n", "utf-8")

@@ -1,4 +1,4 @@
-"""What others reach on the same device, in the same run, with the same sizes, for comparison with Skein.
+"""Measures peers on the same device, in the same run, with the same sizes, for comparison with Skein.
 
     python3 peers.py MODEL_DIR [--only ceilings,floor,transformers,vllm] [--input N] [--output N] [--batch N]
 
@@ -25,7 +25,7 @@ def say(**values):
 
 
 def seconds(work, rounds=20, warm_up=3):
-    """Median seconds of `work` by device events."""
+    """Median duration of `work` in seconds, by device events."""
     for _ in range(warm_up):
         work()
     times = []
@@ -40,7 +40,7 @@ def seconds(work, rounds=20, warm_up=3):
 
 
 def replayed(work):
-    """`work` captured in a CUDA graph: no launch gaps of the host's."""
+    """Captures `work` in a CUDA graph, so that the host causes no gaps between launches."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -70,7 +70,7 @@ class Shape:
 
 
 def ceilings(_):
-    """Copying (bytes read and written), and a large bf16 product on random data."""
+    """Measures a copy (bytes read and written) and a large bf16 product on random data."""
     source = torch.randn(1 << 30, device="cuda", dtype=BF16)
     target = torch.empty_like(source)
     copy = 2 * source.numel() * 2 / seconds(lambda: target.copy_(source))
@@ -82,7 +82,7 @@ def ceilings(_):
 
 @torch.no_grad()
 def floor(args):
-    """All products of a step and its attention in one CUDA graph: what plain torch cannot beat."""
+    """All products of a step and its attention in one CUDA graph: a lower bound for plain torch."""
     shape = Shape(args.model)
     layers = [[torch.randn(n, k, device="cuda", dtype=BF16) * 0.02 for n, k in shape.linears()] for _ in range(shape.layers)]
     head = torch.randn(shape.vocab, shape.hidden, device="cuda", dtype=BF16) * 0.02

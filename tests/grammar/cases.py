@@ -16,13 +16,13 @@ TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array",
 
 
 def suite(archive: pathlib.Path):
-    """One case for each group of tests of the suite's main files."""
+    """A case for each group of tests in the suite's main files."""
     with tarfile.open(archive) as tar:
         for member in tar:
             parts = pathlib.PurePosixPath(member.name).parts
             if member.name.rpartition(".")[2] != "json" or parts[-3:-2] != ("tests",) or parts[-2] not in DRAFTS:
                 continue
-            # From 2019-09 on the suite takes a format for a remark; here it is enforced.
+            # From 2019-09 on the suite treats a format as an annotation; we enforce it.
             is_remark = parts[-1] == "format.json" and parts[-2] != "draft7"
             for group in json.load(tar.extractfile(member)):
                 yield {"name": f"{parts[-2]}/{parts[-1]}: {group['description']}", "schema": group["schema"],
@@ -30,7 +30,7 @@ def suite(archive: pathlib.Path):
 
 
 def json_schema(schema):
-    """BFCL's description of parameters in JSON Schema."""
+    """Converts BFCL's description of parameters to JSON Schema."""
     if not isinstance(schema, dict):
         return {}
     out = {}
@@ -69,7 +69,7 @@ def functions(wheel: pathlib.Path):
 
 
 def vocabulary(wheel: pathlib.Path):
-    """A tokenizer.json with Qwen's 151,643 tokens; only what `published.rs` reads of it."""
+    """The parts of a tokenizer.json with Qwen's 151,643 tokens that `published.rs` reads."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {byte: chr(byte) for byte in printable}
     alphabet |= {byte: chr(0x100 + at) for at, byte in enumerate(byte for byte in range(256) if byte not in alphabet)}

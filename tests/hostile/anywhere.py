@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: anywhere.py SKEIN
 
-The binary alone, copied away from its repository, serves the shipped model from any directory. Where it has
-no place to unpack the model to, because there is no home or it cannot be written, it says so and what to do.
+The binary alone, copied out of its repository, must serve the shipped model from any directory. If it cannot
+unpack the model, because there is no home directory or it is not writable, it must say so and what to do.
 """
 
 import os

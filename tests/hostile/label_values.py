@@ -27,12 +27,12 @@ def text(rng, length):
 
 
 def token(rng, length):
-    """What fits into a path, a header or a method."""
+    """Random text that is valid in a path, a header or a method."""
     return "".join(rng.choice("abcXYZ019-_.") for _ in range(length))
 
 
 def hostile(rng, connection):
-    """One request that is refused, with a unique value in every place."""
+    """Sends a request that is refused, with a unique value in every field."""
     kind, value = rng.randrange(4), token(rng, rng.randrange(1, 60))
     headers = {"content-type": "application/json", "x-request-id": value, "user-agent": value,
                "authorization": f"Bearer {value}", "traceparent": f"00-{rng.getrandbits(128):032x}-{rng.getrandbits(64):016x}-01",

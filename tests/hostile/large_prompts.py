@@ -3,7 +3,7 @@
 
 Sends prompts of 8 MB to a model with a context of 1,024 tokens, one and then sixteen at once, as text, as a
 chat, as token ids and to /tokenize. Each must be refused or answered, and the router's resident memory must
-come back to at most 1.5 times what it was.
+return to at most 1.5 times its initial value.
 """
 
 import sys
@@ -16,7 +16,7 @@ BYTES = 8 * 1024 * 1024 - 4096
 AT_ONCE = 16
 MOST_RATIO = 1.5
 SETTLE_S = 5.0
-# A router that tokenises all of it takes minutes.
+# A router that tokenises the whole prompt takes minutes.
 TIMEOUT_S = 600.0
 
 TEXT = ("The quick brown fox jumps over the lazy dog. " * (BYTES // 45 + 1))[:BYTES]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: memory_limits.py SKEIN
 
-Runs the server in real control groups of this machine (version 1 or 2, nested). A limit that is too small
-must be refused with numbers before anything is loaded; within one that suffices the server must answer and
-never be killed; and from the first 200 of /readyz on, every request must be answered. Needs root and a
+Runs the server in real control groups of this machine (version 1 or 2, nested). The server must refuse a
+limit that is too small, with numbers and before it loads anything. Within a sufficient limit it must answer
+and never be killed, and after the first 200 of /readyz it must answer every request. Needs root and a
 writable memory controller.
 """
 

@@ -1,4 +1,4 @@
-"""A `skein serve` to attack: started on a free port, watched from /proc, ended by its own pid."""
+"""A `skein serve` to attack: started on a free port, watched through /proc, ended by its pid."""
 
 import http.client
 import json
@@ -45,7 +45,7 @@ class Server:
             self.process.kill()
 
     def told(self) -> str:
-        """Everything that it has written to standard error."""
+        """Standard error of the server so far."""
         self.log.seek(0)
         return self.log.read()
 
@@ -78,7 +78,7 @@ class Server:
         return stream
 
     def children(self) -> list[int]:
-        """Its child processes, from /proc: workers, and processes that render chats."""
+        """Child processes, from /proc: workers, and processes that render chats."""
         found = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: service_variables.py SKEIN
 
-Starts with the variables that Kubernetes sets for a Service named `skein`. The server must start, on the port
-that its flag says, and say that it ignores them; a mistyped setting must still be refused.
+Starts the server with the variables that Kubernetes sets for a Service named `skein`. It must listen on the
+port of its flag and log that it ignores the variables. It must still refuse a mistyped setting.
 """
 
 import os

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: slow_readers.py SKEIN [SECONDS]
 
-Sixteen clients ask for wide streams (16 samples, 20 log-probabilities) and read nothing, and a hundred read a
-byte a second. Meanwhile requests of somebody else must all be answered.
+Sixteen clients request wide streams (16 samples, 20 log-probabilities) and read nothing, and a hundred read
+one byte per second. Meanwhile all requests of another client must be answered.
 """
 
 import sys
@@ -15,8 +15,8 @@ from server import Server
 UNREAD = 16
 SLOW = 100
 NEW = 24
-# Unloaded, such a request takes some tens of milliseconds. Here it first waits for sequences that the wide
-# calls occupy; the bound is for a development build on a busy machine.
+# Unloaded, such a request takes tens of milliseconds. Here it first waits for seats that the wide calls
+# occupy; the bound is for a development build on a busy machine.
 ANSWER_WITHIN_S = 120.0
 WIDE = {"prompt": "def f():", "n": 16, "logprobs": 20, "max_tokens": 200, "stream": True, "ignore_eos": True}
 LONG = {"prompt": "def f():", "max_tokens": 400, "stream": True, "ignore_eos": True}
@@ -24,7 +24,7 @@ SMALL = {"prompt": "import ", "max_tokens": 8}
 
 
 def sip(streams, stop):
-    """Reads a byte of each stream a second."""
+    """Reads a byte per second from each stream."""
     while not stop.wait(1.0):
         for stream in streams:
             stream.setblocking(False)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: small_share.py SKEIN [PROMPTS]
 
-One client asks for PROMPTS prompts of 16 samples of 1,000 tokens in one call. A request of eight tokens of
-somebody else must not wait for it.
+One client requests PROMPTS prompts of 16 samples of 1,000 tokens in one call. Another client's request of
+eight tokens must not wait for it.
 """
 
 import sys
@@ -13,8 +13,7 @@ from server import Server
 PROMPTS = 128
 SMALL = {"prompt": "import ", "max_tokens": 8, "ignore_eos": True}
 ROUNDS = 8
-# A call's share is an eighth of the sequences or more, so each step takes only a few times as long as without
-# the other call.
+# The small call gets at least an eighth of the seats, so it takes only a few times as long as alone.
 MOST_S = 20.0
 
 

@@ -55,7 +55,7 @@ def chat(server, text):
 
 
 def watch(server, most, stop):
-    """The most memory that any child but a worker has had."""
+    """Records the highest memory of any child other than a worker."""
     while not stop.wait(0.02):
         workers = server.workers()
         most[0] = max([most[0], *(server.memory_mib(pid=pid) for pid in server.children() if pid not in workers)])

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """usage: tenants.py SKEIN
 
-Two API keys. The second uses the first one's request ids while those run, resumes its streams, and measures
-whether a prompt has been sent before. It must learn nothing, and must not be disturbed.
+Uses two API keys. The second uses request ids of the first one's running requests, tries to resume its
+streams, and tries to find out by timing whether a prompt was sent before. Neither key may learn from or
+disturb the other.
 """
 
 import json
@@ -27,7 +28,7 @@ def main(skein):
     with Server(skein, "--workers", "2", "--api-key", MINE, "--api-key", OTHER) as server:
         ask = lambda key, body, **more: server.call("POST", "/v1/completions", body, key=key, **more)
         for at in range(ROUNDS):
-            # An id that a request of the first key is using; the second key may use it, too.
+            # The second key may use an id that a request of the first key is using.
             running = server.open("/v1/completions", LONG | {"request_id": f"order-{at}", "seed": at}, key=MINE)
             first = running.recv(1)
             status, answer = ask(OTHER, SMALL | {"request_id": f"order-{at}"})

@@ -2,7 +2,7 @@
 """usage: tokenizers.py SKEIN
 
 Serves copies of the shipped model with a hostile tokenizer.json. Each must be refused at start, with a reason
-and without memory, or serve every prompt within the limit.
+and without using much memory, or serve every prompt within the limit.
 """
 
 import json

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """usage: worker_ports.py SKEIN
 
-With an API key set, another user of the machine calls every method of the workers that `skein serve` has
-started, with and without a guess of their secret. Each call must be refused, and the secret must stand in no
-place that another user can read. Needs a curl with HTTP/2.
+With an API key set, calls every method of the workers of `skein serve` as another user of the machine, with
+and without a guessed secret. Each call must be refused, and no other user may be able to read the secret.
+Needs a curl with HTTP/2.
 """
 
 import re
@@ -30,7 +30,7 @@ def ports_of(pid):
 
 
 def call(port, method, authorization):
-    """The gRPC status of a call, or what came instead."""
+    """The gRPC status of a call, or the output without one."""
     command = ["curl", "-s", "-m", "10", "--http2-prior-knowledge", "-D", "-", "-o", "/dev/null", "--data-binary", "@-"]
     command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
     command += ["-H", f"authorization: {authorization}"] if authorization else []

@@ -1,4 +1,4 @@
-"""A small cluster under load, and a Prometheus that scrapes it each second. Standard library only."""
+"""A small cluster under load, and a Prometheus that scrapes it every second. Standard library only."""
 
 import http.client
 import json
@@ -103,7 +103,7 @@ def parent(pid):
 
 
 class Load:
-    """Clients that stream answers one after another, until `stop`."""
+    """Clients that stream consecutive answers until `stop`."""
 
     def __init__(self, addresses):
         self.stopping = threading.Event()

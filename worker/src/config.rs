@@ -354,7 +354,7 @@ pub struct SchedulerConfig {
     pub max_num_queued_reqs: u32,
     /// Whether equal prefixes share blocks.
     pub enable_prefix_caching: bool,
-    /// Where drafts come from, if the device verifies them.
+    /// Sources of drafts, if the device can verify them.
     pub speculate: Speculate,
 }
 

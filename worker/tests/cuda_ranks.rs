@@ -1,7 +1,7 @@
-//! Groups of ranks on emulated GPUs, a process each: the same log-probabilities, bit for bit, on one rank,
-//! two, four and eight, and an end in time when NCCL does not go on.
+//! Groups of ranks on emulated GPUs, one process per rank: bit-identical log-probabilities on one, two, four
+//! and eight ranks, and a timely end if NCCL hangs.
 //!
-//! The tests start this binary again: as a leader, which starts its ranks in turn.
+//! The tests start this binary again as a leader, which starts its ranks.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 #[path = "cuda_model/models.rs"]
@@ -37,7 +37,7 @@ use runs::{eager, limits, prompt, sample, sequence_of};
 /// Environment variable with a leader's settings: directory, ranks, `fp8` or `16`, `eager` or `graphs`, and
 /// step timeout in milliseconds.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
-/// Eight leaves in both shared products, and KV heads that ranks share.
+/// Eight leaves in both shared products, and KV heads shared by ranks.
 const SHARED: Tiny = Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..LLAMA };
 
 struct GroupSetup {
@@ -143,7 +143,8 @@ fn a_rank() {
     std::process::exit(0);
 }
 
-/// Prints the bits of a prompt's log-probabilities in chunks of several lengths, and what decode steps draw.
+/// Prints the bits of a prompt's log-probabilities, with chunks of several lengths, and the tokens that
+/// decode steps draw.
 #[test]
 #[ignore = "a leader of another test"]
 fn a_leader() {
@@ -182,7 +183,7 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
         logprobs: Some(2),
         ..SamplingParams::default()
     });
-    // The other prompts, then steps in flight whose tokens the next step carries.
+    // The other prompts, then steps that use tokens of steps still in flight.
     for (index, sequence) in sequences.iter_mut().enumerate().skip(1) {
         let mut batch = Batch::default();
         sequence.put(&mut batch, sequence.tokens.len());
@@ -215,7 +216,7 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
     Ok(bits)
 }
 
-/// What the leader of a group over the model in `dir` says.
+/// Output of the leader of a group with the model in `dir`.
 fn lead(dir: &Path, ranks: usize, how: &str, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_leader", "--ignored", "--nocapture"]);

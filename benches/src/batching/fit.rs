@@ -12,7 +12,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// How far `step_time` is from the measurement, as a fraction of it.
+    /// Relative error of `step_time` against the measurement.
     pub fn error(&self, step_time: &StepTime) -> f64 {
         step_time.of(self.work).as_secs_f64() / self.seconds - 1.0
     }
@@ -20,12 +20,12 @@ impl Timed {
 
 /// Coefficients of overhead, weights, row and context, in this order.
 type Terms = [f64; 4];
-/// Most times that steps are told apart again by whether they read weights or multiply for longer.
+/// Most times that the steps are classified again by whether reading weights or multiplying takes longer.
 const MOST_ROUNDS: usize = 16;
 
-/// The step time with the least squares of relative errors over `steps`. Which steps multiply for longer than
-/// they read the weights depends on the result, so both are found in turns. No coefficient is negative: one
-/// that would be is taken as zero.
+/// Fits the step time with the least sum of squared relative errors over `steps`. Which steps take longer to
+/// multiply than to read the weights depends on the result, so classification and fit alternate. A
+/// coefficient that would be negative becomes zero.
 pub fn fit(steps: &[Timed]) -> StepTime {
     let least_rows = steps.iter().map(|step| step.work.rows).min().unwrap_or(0);
     let mut multiplies: Vec<bool> = steps.iter().map(|step| step.work.rows > 16 * least_rows).collect();
@@ -82,7 +82,7 @@ fn least_squares(equations: &[Terms], used: [bool; 4]) -> Terms {
             matrix[row][4] += equation[row];
         }
     }
-    // Terms differ by many orders of magnitude; with ones on the diagonal a pivot's size means something.
+    // Terms differ by many orders of magnitude. Scaling the diagonal to ones makes pivots comparable.
     let scale: [f64; 4] =
         std::array::from_fn(|term| if matrix[term][term] > 0.0 { matrix[term][term].sqrt() } else { 1.0 });
     for row in 0..4 {
@@ -123,7 +123,7 @@ mod tests {
         Work { rows, context }
     }
 
-    /// The sizes that a worker is measured at.
+    /// Sizes at which a worker is measured.
     fn sizes() -> Vec<Work> {
         vec![
             work(1, 72),
@@ -154,7 +154,7 @@ mod tests {
         let of = |overhead, weights, row, context_token| StepTime { overhead, weights, row, context_token };
         check(of(1e-4, 2e-2, 1e-3, 1e-7), |_| 1.0, 1e-6);
         check(of(0.0, 3e-3, 7e-4, 2e-6), |_| 1.0, 1e-6);
-        // Rows cost from the first one: reading is never the longer part.
+        // Multiplying dominates even for one row.
         check(of(5e-4, 0.0, 1e-4, 1e-7), |_| 1.0, 1e-6);
         check(StepTime::OPT_13B_A100, |_| 1.0, 1e-6);
     }
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn no_coefficient_is_negative() {
-        // Long contexts are faster than short ones here: noise that no model explains.
+        // Noise that no model explains: long contexts are faster than short ones.
         let odd = [(1, 64, 0.02), (1, 1024, 0.01), (8, 8192, 0.008), (64, 64, 0.06), (512, 512, 0.5)];
         let steps = odd.map(|(rows, context, seconds)| Timed { work: work(rows, context), seconds });
         let StepTime { overhead, weights, row, context_token } = fit(&steps);

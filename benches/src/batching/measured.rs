@@ -1,5 +1,5 @@
-//! The step time of a worker in this process: few steps of different sizes, a model through them, and how far
-//! the model is from sizes that it was not made from.
+//! Measures the step time of a worker in this process: runs steps of a few sizes, fits a model to them, and
+//! evaluates the model at held-out sizes.
 
 use skein_worker::engine::EngineHandle;
 
@@ -13,20 +13,20 @@ use crate::engine::{self, Job};
 pub struct Measured {
     /// Step-time model fitted to the measurement.
     pub step_time: StepTime,
-    /// Steps that it was made from.
+    /// Steps used for the fit.
     pub made_from: Vec<Timed>,
-    /// Other steps, to judge it by.
+    /// Other steps, to evaluate the fit.
     pub held_out: Vec<Timed>,
 }
 
 impl Measured {
-    /// The largest error at a held-out step, as a fraction of its duration.
+    /// Largest relative error at a held-out step.
     pub fn worst(&self) -> f64 {
         self.held_out.iter().map(|step| step.error(&self.step_time).abs()).fold(0.0, f64::max)
     }
 }
 
-/// What a worker can run.
+/// Limits of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Most sequences at once.
@@ -35,14 +35,14 @@ pub struct Limits {
     pub max_model_len: u32,
     /// Tokens of KV cache.
     pub kv_tokens: u32,
-    /// Prompt tokens are below this.
+    /// Vocabulary size; prompt tokens are below it.
     pub vocab_size: u32,
 }
 
 /// A step to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Size {
-    /// Sequences that decode, and the prompt of each in tokens.
+    /// Number of decoding sequences, and the prompt tokens of each.
     Decode(u32, u32),
     /// A prompt of this many tokens alone.
     Prefill(u32),
@@ -60,7 +60,7 @@ const LONG_PROMPT: u32 = 512;
 /// Tokens of the short context and the short prompt.
 const SHORT: u32 = 64;
 
-/// Sizes to make the model from, and sizes to judge it by.
+/// Sizes to fit the model to, and sizes to evaluate it at.
 fn sizes(limits: &Limits) -> (Vec<Size>, Vec<Size>) {
     let most = limits.max_model_len.saturating_sub(DECODED).max(2);
     let (short, long, prompt) = (SHORT.min(most), LONG.min(most), LONG_PROMPT.min(most));
@@ -87,11 +87,11 @@ fn sizes(limits: &Limits) -> (Vec<Size>, Vec<Size>) {
     (made_from, held_out)
 }
 
-/// Measures the steps of `engine`, which runs nothing else; calls `on_done` after each of the sizes, with
-/// their number.
+/// Measures the steps of `engine`, which must be idle otherwise; calls `on_done` after each size with the
+/// total number of sizes.
 ///
 /// # Errors
-/// The first request that failed.
+/// If a request fails.
 pub async fn measure(
     engine: &EngineHandle,
     limits: &Limits,
@@ -101,7 +101,8 @@ pub async fn measure(
     let all: Vec<Size> = made_from.iter().chain(&held_out).copied().collect();
     let mut seconds = vec![Vec::new(); all.len()];
     let mut seed = 0;
-    // In turns, so that a slow minute of the machine meets all sizes. The first round only warms up.
+    // Sizes alternate, so that a slow minute of the machine affects all of them. The first round is a
+    // warm-up.
     for round in 0..=ROUNDS {
         for (index, &size) in all.iter().enumerate() {
             seed += 1;
@@ -121,7 +122,7 @@ pub async fn measure(
     Ok(Measured { step_time: fit(&steps), made_from: steps, held_out })
 }
 
-/// Steps that [`measure`] runs of each size.
+/// Number of steps that [`measure`] runs per size.
 pub const RUNS_OF_A_SIZE: u64 = ROUNDS + 1;
 
 fn work(size: Size) -> Work {
@@ -133,7 +134,7 @@ fn work(size: Size) -> Work {
     }
 }
 
-/// Seconds of one step.
+/// Measures one step; returns its seconds.
 async fn one(engine: &EngineHandle, size: Size, vocab_size: u32, seed: u64) -> Result<f64, String> {
     let (requests, input_len, output_len) = match size {
         Size::Decode(batch, context) => (batch as usize, context, DECODED),
@@ -194,7 +195,7 @@ mod tests {
         let mut done = 0;
         let measured = measure(&handle, &limits, |_| done += 1).await.expect("all requests end");
         assert_eq!(done, RUNS_OF_A_SIZE as usize * (measured.made_from.len() + measured.held_out.len()));
-        // Never faster than the device; how much slower depends on the machine.
+        // A step cannot be faster than the device; how much slower it is depends on the machine.
         for step in measured.made_from.iter().chain(&measured.held_out) {
             assert!(step.seconds >= 0.0039, "{step:?}");
         }

@@ -40,15 +40,15 @@ pub struct Job {
 /// Runs `job` on `engine`. Times count from the start of this call. Calls `on_done` after each request.
 pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Record)) -> Vec<Record> {
     let start = clock::now();
-    let seats = Arc::new(Semaphore::new(job.at_once.max(1)));
+    let permits = Arc::new(Semaphore::new(job.at_once.max(1)));
     let mut random = StdRng::seed_from_u64(job.seed);
     let mut tasks = JoinSet::new();
     for number in 0..job.requests {
         let prompt = (0..job.input_len).map(|_| random.random_range(0..job.vocab_size.max(1))).collect();
         let submission = submission(&job, number, prompt);
-        let (engine, seats) = (engine.clone(), seats.clone());
+        let (engine, permits) = (engine.clone(), permits.clone());
         tasks.spawn(async move {
-            let _seat = seats.acquire_owned().await;
+            let _permit = permits.acquire_owned().await;
             one(&engine, submission, u64::from(job.input_len), start).await
         });
     }
@@ -64,7 +64,7 @@ pub async fn run(engine: &EngineHandle, job: Job, mut on_done: impl FnMut(&Recor
 
 fn submission(job: &Job, number: usize, prompt: Vec<u32>) -> Submission {
     let params = SamplingParams { max_tokens: job.output_len, ..SamplingParams::default() };
-    // A scope of its own for each seed: no run finds another's prompts in the cache.
+    // Each seed has its own scope, so that no run finds cached prompts of another.
     let scope = CacheScope::new("bench", &job.seed.to_string());
     let request = NewRequest::of_one_sample(prompt, params, scope);
     Submission::alone(format!("bench-{}-{number}", job.seed), request)

@@ -11,7 +11,7 @@ pub struct Bar {
     pub parts: Vec<f64>,
 }
 
-/// Space for names, beyond that of a plot with numbers at its left.
+/// Additional space for names, compared with a plot that has numbers on the left.
 const NAMES: f64 = 56.0;
 
 /// Draws `bars` under `heading`; `parts` labels the parts.

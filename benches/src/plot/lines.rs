@@ -3,23 +3,26 @@
 use super::axis::{Axis, Scale};
 use super::{LEGEND_X, colour, legend_text, legend_y, title};
 
+/// Width of the dash that represents a line with a single point.
+const POINT_WIDTH: f64 = 24.0;
+
 /// A line with its points in order of x.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// Label in the legend.
+    /// Label in the legend; empty = not in the legend.
     pub name: String,
     /// Points `(x, y)`; non-finite ones are skipped.
     pub points: Vec<(f64, f64)>,
-    /// Index of its colour. Lines of one colour differ by their dashes.
+    /// Index of the colour. Lines of the same colour have different dashes.
     pub colour: usize,
-    /// How it is drawn.
+    /// Dash pattern of the line.
     pub dash: Dash,
 }
 
-/// Dashes of a line.
+/// Dash pattern of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dash {
-    /// Without gaps, and with a dot at each point.
+    /// Solid line with a dot at each point.
     Solid,
     /// Line of long dashes.
     Dashed,
@@ -28,7 +31,7 @@ pub enum Dash {
 }
 
 impl Dash {
-    /// The `index`th, from the start again after the last.
+    /// The pattern with this index; wraps around.
     pub fn of(index: usize) -> Self {
         [Self::Dotted, Self::Dashed, Self::Solid][index % 3]
     }
@@ -66,12 +69,19 @@ pub fn chart(chart: &Chart<'_>, lines: &[Line]) -> String {
     for (index, line) in lines.iter().enumerate() {
         let finite = line.points.iter().filter(|(x, y)| x.is_finite() && y.is_finite());
         let pixels: Vec<(f64, f64)> = finite.map(|point| (x.x(point.0), y.y(point.1))).collect();
-        out += &polyline(line, &pixels);
+        out += &match pixels[..] {
+            // A single point has no line, and its dot does not show the dash pattern.
+            [(x, y)] => polyline(line, &[(x - POINT_WIDTH, y), (x, y)]),
+            _ => polyline(line, &pixels),
+        };
         for (x, y) in pixels.iter().filter(|_| line.dash == Dash::Solid) {
             out += &format!(
                 "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.4\" fill=\"{}\"/>\n",
                 colour(line.colour)
             );
+        }
+        if line.name.is_empty() {
+            continue;
         }
         let middle = legend_y(index) + 5.0;
         out += &polyline(line, &[(LEGEND_X - 4.0, middle), (LEGEND_X + 12.0, middle)]);

@@ -43,22 +43,22 @@ fn title(content: &str) -> String {
     format!("<text x=\"{LEFT}\" y=\"22\" font-size=\"14\" font-weight=\"600\">{}</text>\n", escaped(content))
 }
 
-/// Left end of the legend, which is at the right of the plot.
+/// Left edge of the legend, which is to the right of the plot.
 const LEGEND_X: f64 = WIDTH - RIGHT + 14.0;
-/// Characters of a name for which there is room, in the legend and at the left of a bar.
+/// Most characters of a name in the legend and beside a bar.
 const NAME_CHARACTERS: usize = 20;
 
-/// Top of the legend's `index`th entry.
+/// Top of legend entry `index`.
 fn legend_y(index: usize) -> f64 {
     TOP + 18.0 * index as f64
 }
 
-/// The name of the legend's `index`th entry.
+/// Text of legend entry `index`.
 fn legend_text(index: usize, label: &str) -> String {
     text(LEGEND_X + 16.0, legend_y(index) + 9.0, "start", &shortened(label))
 }
 
-/// The legend's `index`th entry with a square of colour number `kind`.
+/// Legend entry `index`, with a square of colour `kind`.
 fn legend(index: usize, kind: usize, label: &str) -> String {
     let (y, fill) = (legend_y(index), colour(kind));
     let square =
@@ -66,7 +66,7 @@ fn legend(index: usize, kind: usize, label: &str) -> String {
     square + &legend_text(index, label)
 }
 
-/// `name` without its middle, if there is no room for all of it. The end often tells names apart.
+/// Shortens a long `name` in the middle, because names often differ at the end.
 fn shortened(name: &str) -> String {
     let characters: Vec<char> = name.chars().collect();
     if characters.len() <= NAME_CHARACTERS {

@@ -60,3 +60,13 @@ fn documents_are_well_formed_and_escape_names() {
     }
     assert_eq!(open, 0, "every tag is closed");
 }
+
+#[test]
+fn a_line_of_one_point_is_a_dash_and_one_without_a_name_is_not_in_the_legend() {
+    let about = Chart { title: "T", x: "rate", y: "ms", x_scale: Scale::Linear, y_scale: Scale::Linear };
+    let one = |name: &str, dash| Line { points: vec![(6.0, 2.0)], ..line(name, dash) };
+    let lines = |named: &str| {
+        chart(&about, &[one(named, 0), one(named, 1), one(named, 2)]).matches("<polyline").count()
+    };
+    assert_eq!((lines("p50"), lines("")), (6, 3));
+}

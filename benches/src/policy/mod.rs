@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_the_caches_beats_who_does_not_and_nobody_beats_the_oracle_by_much() {
+    fn cache_aware_policies_beat_others_and_none_beats_the_oracle_by_much() {
         let trace = conversations();
         let figures = |placer| Figures::of(&replay(&trace, 1.0, 4, MACHINE, placer), &trace, 4);
         let [oracle, aware, blind] =

@@ -224,7 +224,7 @@ mod tests {
         Machine { prefill_ns: 1000, token_ns: 5000, blocks: 6, block_size: 16, seats: 8 };
 
     #[test]
-    fn prompts_wait_for_each_other_and_pay_only_for_what_is_not_cached() {
+    fn prompts_wait_for_each_other_and_pay_only_for_uncached_tokens() {
         let prompts: [(&[u64], u32); 3] = [(&[1, 2], 40), (&[1, 2, 3], 50), (&[7], 20)];
         let prompt = |request: usize| prompts[request];
         let mut worker = SimWorker::new(MACHINE);

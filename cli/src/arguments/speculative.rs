@@ -1,5 +1,5 @@
-//! `--speculative-config` of vLLM, whole or by its parts, as `--speculate`. Only the method counts: how many
-//! tokens are drafted follows from measured chances and times.
+//! Translates vLLM's `--speculative-config`, whole or by parts, to `--speculate`. Only the method matters:
+//! the number of draft tokens follows from measurements.
 
 use serde_json::Value;
 
@@ -7,19 +7,19 @@ const METHODS: &str = "drafts come from the text itself (ngram), from finished t
                        (off); draft models are not supported yet; see --speculate";
 const MEASURED: &str = "how many tokens are drafted follows from measured chances and times";
 
-/// What a flag means.
+/// Meaning of a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
-    /// This value of `--speculate`.
+    /// It sets `--speculate` to this value.
     Speculate(&'static str),
-    /// Nothing here; the text says why.
+    /// It has no effect; the text says why.
     Nothing(&'static str),
 }
 
-/// Reads the value of the flag that was spelt like this.
+/// Parses `value` of the flag `spelt`.
 ///
 /// # Errors
-/// What is not supported, and what is.
+/// If it is not supported; lists what is.
 pub fn read(spelt: &str, value: &str) -> Result<Meaning, String> {
     match spelt.trim_start_matches('-').replace('_', "-").as_str() {
         "speculative-config" | "sc" => whole(value),
@@ -56,7 +56,7 @@ fn method(name: &str) -> Result<&'static str, String> {
     }
 }
 
-/// Numbers that bound drafts or matches mean nothing here; a model would.
+/// Parses a key of the configuration. Limits of drafts and matches have no effect; other keys are refused.
 fn of_key(key: &str) -> Result<Meaning, String> {
     let is_bound = ["num-speculative-tokens", "prompt-lookup-", "suffix-decoding-", "disable-by-batch-size"]
         .iter()

@@ -24,7 +24,7 @@ pub enum Answer {
     Only(&'static [&'static str], &'static str),
     /// Refused. The text says why and names alternatives.
     Refused(&'static str),
-    /// About speculative decoding; see `speculative`.
+    /// Speculative decoding; see `speculative`.
     Speculative,
 }
 

@@ -136,7 +136,7 @@ pub async fn run(flags: &Batching) -> Result<(), Failure> {
     simulate(flags, machine.as_ref())
 }
 
-/// A worker whose steps were measured.
+/// A worker with measured step times.
 struct Machine {
     name: String,
     limits: Limits,
@@ -144,7 +144,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// Starts the worker that `arguments` describe, as `bench latency` takes them, and measures its steps.
+    /// Starts the worker described by `arguments`, which are those of `bench latency`, and measures its
+    /// steps.
     async fn measure(arguments: &[String]) -> Result<Self, Failure> {
         let command = Command::new("skein bench batching --measure --").arg(engine::model());
         let name = std::iter::once("--measure --".to_owned());
@@ -457,8 +458,8 @@ fn csv(curves: &[(Rule, Vec<Point>)]) -> String {
     out
 }
 
-/// Points up to the first above `most`, to which the line is drawn in part: from there on a curve only says
-/// that the queue grew for as long as requests came.
+/// Points up to `most`, where the curve is cut: beyond it, latency only shows how long the queue kept
+/// growing.
 fn until(most: f64, points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut kept: Vec<(f64, f64)> = Vec::new();
     for (x, y) in points {

@@ -224,10 +224,10 @@ struct Started {
 /// Default of `bench throughput --input-len` and `--output-len`, as in vLLM, in tokens.
 const THROUGHPUT_LEN: u32 = 1000;
 
-/// Loads an engine as the flags of `bench latency` describe it.
+/// Loads an engine with the flags of `bench latency`.
 ///
 /// # Errors
-/// Invalid settings, or a model that cannot be served.
+/// If settings are invalid or the model cannot be served.
 pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWorker), Failure> {
     let config = read_config(matches).await?;
     let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
@@ -239,7 +239,7 @@ pub async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> 
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
     let mut config = worker::configure_local(&mut settings).await?;
-    // Steps are measured, and random weights repeat themselves.
+    // No drafts by default: plain steps are measured, and texts of random weights repeat too often.
     if matches!(settings.origin("speculate"), Origin::Default) {
         config.scheduler.speculate = Speculate::Off;
     }

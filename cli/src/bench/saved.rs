@@ -1,5 +1,5 @@
-//! Saved results: those of `bench serve` compared as a table and plotted together, those of `bench batching`
-//! compared.
+//! Compares saved results: those of `bench serve` as a table and as plots, those of `bench batching` as a
+//! table.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ const PERCENTILES: [&str; 3] = ["p50", "p90", "p99"];
 /// Most requests in the waterfall of one result.
 const MOST_WATERFALLS: usize = 4;
 
-/// The same for each rule of `bench batching`, with their names in the table.
+/// The same for each rule of `bench batching`.
 const BATCHING_COMPARED: [(&str, &str, bool); 4] = [
     ("request_rate_mean_bound", "req/s mean", true),
     ("request_rate_p99_bound", "req/s p99", true),
@@ -36,7 +36,7 @@ const BATCHING_COMPARED: [(&str, &str, bool); 4] = [
     ("kv_live", "KV live", true),
 ];
 
-/// Reads a JSON file that `command` wrote, which has `key`.
+/// Reads a JSON file written by `command`, which must contain `key`.
 fn read_json(path: &Path, key: &str, command: &str) -> Result<Value, Failure> {
     let wrong = |reason: String| Failure::other(format!("{}: {reason}", shown(path)));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -44,7 +44,7 @@ fn read_json(path: &Path, key: &str, command: &str) -> Result<Value, Failure> {
     if result[key].is_null() { Err(wrong(format!("no result of `{command}`"))) } else { Ok(result) }
 }
 
-/// A file's name in tables and legends.
+/// Name of a file in tables and legends.
 fn stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| shown(path), |name| name.to_string_lossy().into_owned())
 }
@@ -120,10 +120,10 @@ pub fn comparison(before: &Saved, after: &Saved) -> String {
     side_by_side([&before.name, &after.name], COMPARED.into_iter().filter_map(both))
 }
 
-/// Two results of `bench batching` side by side, by rule.
+/// Table that compares two results of `bench batching`, by rule.
 ///
 /// # Errors
-/// A file that cannot be read or is not such a result.
+/// If a file cannot be read or is not such a result.
 pub fn batching_comparison(paths: &[PathBuf]) -> Result<String, Failure> {
     let read = |path: &PathBuf| read_json(path, "results", "skein bench batching --json");
     let [before, after] = paths else { return Err(Failure::other("two files can be compared")) };
@@ -209,7 +209,7 @@ fn over_rate(title: &str, y: &str, results: &[Saved], keys: &[(&str, String)]) -
             points.sort_by(|left, right| left.0.total_cmp(&right.0));
             let name =
                 if labels.len() == 1 { (*statistic).to_owned() } else { format!("{label} {statistic}") };
-            // Solid for the last percentile, and for a figure that is alone.
+            // A single figure and the last percentile are solid.
             let dash = if keys.len() == 1 { Dash::Solid } else { Dash::of(index) };
             lines.push(Line { name, points, colour, dash });
         }

@@ -189,7 +189,8 @@ enum Dataset {
     MultiTurn,
     /// A trace in Mooncake's published format
     Mooncake,
-    /// Conversations of a file in ShareGPT's form: each one's first message, and as many tokens as its answer
+    /// Conversations of a file in ShareGPT's format: the first message, with the length of its answer as
+    /// output
     #[value(name = "sharegpt")]
     ShareGpt,
     /// JSON lines with a prompt each
@@ -222,7 +223,8 @@ async fn measure(flags: &Serve) -> Result<(), Failure> {
         .await
         .map_err(Failure::other)?;
     let context = server.max_model_len().await;
-    if let Some(notice) = context.and_then(|context| flags.fit(&mut workload, context)) {
+    let notice = context.map_or(Ok(None), |context| flags.fit(&mut workload, context)).map_err(usage)?;
+    if let Some(notice) = notice {
         eprintln!("{notice}");
     }
     let result_file = flags.result_file(server.model())?;
@@ -411,7 +413,10 @@ impl Serve {
 
     /// Shortens lengths that were not given until the longest request fits the model's `context`; returns a
     /// notice if it did.
-    fn fit(&self, workload: &mut Workload, context: u32) -> Option<String> {
+    ///
+    /// # Errors
+    /// If the lengths that were given do not fit.
+    fn fit(&self, workload: &mut Workload, context: u32) -> Result<Option<String>, String> {
         // Sum of input and output.
         let (input, output, room, chosen) = match workload {
             Workload::Random { input_len, output_len, prefix_len, range_ratio } => {
@@ -425,7 +430,7 @@ impl Serve {
                 let room = context.saturating_sub(*system_len) / (*turns).max(1);
                 (input_len, output_len, room, self.random_input_len)
             }
-            Workload::Mooncake { .. } => return None,
+            Workload::Mooncake { .. } => return Ok(None),
         };
         let mut shortened = Vec::new();
         let mut shorten = |what, length: &mut u32, most: u32| {
@@ -440,11 +445,17 @@ impl Serve {
         if chosen.is_none() {
             shorten("prompts", input, room.saturating_sub(*output));
         }
+        if u64::from(*input) + u64::from(*output) > u64::from(room) {
+            return Err(format!(
+                "prompts of {input} and outputs of {output} tokens do not fit the model's context of {context} tokens; \
+                 with the other lengths there is room for {room} in all"
+            ));
+        }
         let shortened = shortened.join(", ");
         let notice = format!(
             "the model's context is {context} tokens; shortened lengths that were not given: {shortened}"
         );
-        (!shortened.is_empty()).then_some(notice)
+        Ok((!shortened.is_empty()).then_some(notice))
     }
 
     fn rate_text(&self) -> String {
@@ -566,11 +577,11 @@ mod tests {
     }
 
     #[test]
-    fn default_lengths_fit_a_short_model_and_given_ones_are_left_alone() {
+    fn default_lengths_fit_a_short_model_and_given_ones_that_do_not_are_refused() {
         let check = |line: &str, expected: Option<(u32, u32)>| {
             let flags = parse(line);
             let mut workload = flags.workload().expect("a workload");
-            let said = flags.fit(&mut workload, 1024);
+            let said = flags.fit(&mut workload, 1024).expect("it fits");
             let lengths = match workload {
                 Workload::Random { input_len, output_len, .. }
                 | Workload::MultiTurn { input_len, output_len, .. } => (input_len, output_len),
@@ -583,10 +594,23 @@ mod tests {
         check("", Some((896, 128)));
         check("--random-input-len 1000", Some((1000, 24)));
         check("--random-output-len 600", Some((424, 600)));
-        check("--random-input-len 5000 --random-output-len 9", None);
+        check("--random-input-len 1000 --random-output-len 24", None);
         check("--random-range-ratio 0.5 --random-prefix-len 24", Some((538, 128)));
         check("--dataset-name multi-turn", Some((128, 128)));
         check("--dataset-name shared-prefix", None);
+        let refused = |line: &str, expected: &str| {
+            let flags = parse(line);
+            let refused = flags.fit(&mut flags.workload().expect("a workload"), 1024).expect_err(line);
+            assert!(refused.contains(expected), "{line}: {refused}");
+        };
+        refused(
+            "--random-input-len 5000",
+            "prompts of 5000 and outputs of 1 tokens do not fit the model's context of 1024",
+        );
+        refused("--random-input-len 5000 --random-output-len 9", "room for 1024 in all");
+        refused("--random-input-len 1000 --random-output-len 25", "room for 1024 in all");
+        refused("--random-prefix-len 1023 --random-input-len 9", "room for 1 in all");
+        refused("--dataset-name multi-turn --random-output-len 300", "room for 256 in all");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use skein_router::refusal::Refusal;
 
 use super::chat_command::{Block, HELP, Line};
 use super::generate::{Target, Unanswered};
-use super::{Wishes, generate, sampling};
+use super::{AnswerOptions, generate, sampling};
 use crate::exit::Failure;
 
 /// Lines kept in the history.
@@ -18,10 +18,10 @@ const HISTORY_LINES: usize = 500;
 ///
 /// # Errors
 /// If the terminal cannot be read.
-pub async fn talk(target: &Target, wishes: Wishes) -> Result<(), Failure> {
+pub async fn talk(target: &Target, options: AnswerOptions) -> Result<(), Failure> {
     let config = Config::builder().max_history_size(HISTORY_LINES).map_err(Failure::other)?.build();
     let mut editor = DefaultEditor::with_config(config).map_err(Failure::other)?;
-    let mut chat = Chat { wishes, messages: Vec::new(), stats: true };
+    let mut chat = Chat { options, messages: Vec::new(), stats: true };
     eprintln!("{}; /help lists commands, /bye ends", target.model());
     let mut block: Option<Block> = None;
     loop {
@@ -70,7 +70,7 @@ async fn read_line(
 }
 
 struct Chat {
-    wishes: Wishes,
+    options: AnswerOptions,
     messages: Vec<Value>,
     stats: bool,
 }
@@ -84,9 +84,9 @@ impl Chat {
             Line::Help => eprintln!("{HELP}"),
             Line::Clear => self.messages.clear(),
             Line::Stats => self.stats = !self.stats,
-            Line::System(text) => self.wishes.system = text,
+            Line::System(text) => self.options.system = text,
             Line::Set(name, value) => {
-                if let Err(reason) = sampling::set_checked(&mut self.wishes.sampling, &name, &value) {
+                if let Err(reason) = sampling::set_checked(&mut self.options.sampling, &name, &value) {
                     eprintln!("{reason}");
                 }
             }
@@ -97,7 +97,7 @@ impl Chat {
     }
 
     async fn say(&mut self, target: &Target, prompt: String) -> Result<(), Failure> {
-        let draft = generate::draft(&self.wishes, &self.messages, &prompt);
+        let draft = generate::draft(&self.options, &self.messages, &prompt);
         // While an answer is printed, Ctrl-C stops the answer, not the chat.
         let stop = Shutdown::default();
         let interrupted = stop.clone();

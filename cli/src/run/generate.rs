@@ -10,7 +10,7 @@ use skein_router::app::App;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Draft, Prompt};
 
-use super::Wishes;
+use super::AnswerOptions;
 use super::remote::Remote;
 
 /// An answer, already printed.
@@ -45,11 +45,11 @@ impl Answer {
 }
 
 /// A request for the next turn after `history`.
-pub fn draft(wishes: &Wishes, history: &[Value], prompt: &str) -> Draft {
-    let prompt = if wishes.raw {
+pub fn draft(options: &AnswerOptions, history: &[Value], prompt: &str) -> Draft {
+    let prompt = if options.raw {
         Prompt::Text(prompt.to_owned())
     } else {
-        let system = wishes.system.iter().map(|system| json!({"role": "system", "content": system}));
+        let system = options.system.iter().map(|system| json!({"role": "system", "content": system}));
         let turn = json!({"role": "user", "content": prompt});
         Prompt::Chat {
             messages: system.chain(history.iter().cloned()).chain([turn]).collect(),
@@ -58,7 +58,7 @@ pub fn draft(wishes: &Wishes, history: &[Value], prompt: &str) -> Draft {
             template_kwargs: Map::new(),
         }
     };
-    Draft { prompt, sampling: wishes.sampling.clone(), ..Draft::default() }
+    Draft { prompt, sampling: options.sampling.clone(), ..Draft::default() }
 }
 
 /// Where answers come from.
@@ -142,16 +142,20 @@ mod tests {
 
     #[test]
     fn a_turn_carries_system_history_and_prompt() {
-        let wishes =
-            Wishes { sampling: SamplingOptions::default(), system: Some("Be brief.".into()), raw: false };
+        let options = AnswerOptions {
+            sampling: SamplingOptions::default(),
+            system: Some("Be brief.".into()),
+            raw: false,
+        };
         let history = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
-        let Prompt::Chat { messages, add_generation_prompt: true, .. } = draft(&wishes, &history, "c").prompt
+        let Prompt::Chat { messages, add_generation_prompt: true, .. } =
+            draft(&options, &history, "c").prompt
         else {
             panic!("a chat was requested");
         };
         let contents: Vec<_> = messages.iter().filter_map(|message| message["content"].as_str()).collect();
         assert_eq!(contents, ["Be brief.", "a", "b", "c"]);
-        let raw = Wishes { raw: true, ..wishes };
+        let raw = AnswerOptions { raw: true, ..options };
         assert!(matches!(draft(&raw, &history, "c").prompt, Prompt::Text(text) if text == "c"));
     }
 

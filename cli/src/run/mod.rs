@@ -52,7 +52,7 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// Options for every answer.
 #[derive(Debug, Clone)]
-pub struct Wishes {
+pub struct AnswerOptions {
     /// Sampling parameters of every request.
     pub sampling: SamplingOptions,
     /// System message, if any.
@@ -68,7 +68,7 @@ pub struct Wishes {
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::RUN, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
-    let mut wishes = Wishes {
+    let mut options = AnswerOptions {
         sampling: sampling::read(&mut settings),
         system: settings.value("system", text),
         raw: settings.switch("raw"),
@@ -89,7 +89,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Some(url) = url {
         let api_key = matches.get_one::<String>(API_KEY).cloned();
         let remote = Remote::connect(url, api_key, argument.given).await?;
-        return converse(&Target::Server(remote), wishes, prompt).await;
+        return converse(&Target::Server(remote), options, prompt).await;
     }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let served = Served::find(&argument, Vec::new(), Need::All).await?;
@@ -103,21 +103,21 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let outcome = async {
         let config = router_config(&served, text_sources);
         let (app, cluster) = front::start_over(&supervisor, config, seen).await?;
-        wishes.raw |= app.text.chat_template.is_none();
+        options.raw |= app.text.chat_template.is_none();
         until_loaded(reports, &cluster).await?;
-        converse(&Target::Here(Box::new(app)), wishes, prompt).await
+        converse(&Target::Here(Box::new(app)), options, prompt).await
     };
     let outcome = outcome.await;
     supervisor.stop().await;
     outcome
 }
 
-async fn converse(target: &Target, wishes: Wishes, prompt: Option<String>) -> Result<(), Failure> {
+async fn converse(target: &Target, options: AnswerOptions, prompt: Option<String>) -> Result<(), Failure> {
     match prompt {
-        None => chat::talk(target, wishes).await,
+        None => chat::talk(target, options).await,
         Some(prompt) => {
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
-            let draft = generate::draft(&wishes, &[], &prompt);
+            let draft = generate::draft(&options, &[], &prompt);
             generate::answer(target, draft, &shutdown).await.map(drop).map_err(|error| unanswered(&error))
         }
     }

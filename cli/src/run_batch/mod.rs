@@ -244,7 +244,7 @@ async fn first_hopeless(mut reports: mpsc::Receiver<Report>) -> Option<Failure> 
     None
 }
 
-/// Checks the input and counts its lines, unless it is a pipe, which can be read only once.
+/// Checks the input and counts its lines; `None` for a pipe, which can be read only once.
 async fn lines_of(path: &Path) -> Result<Option<u64>, Failure> {
     if !path.is_file() {
         return Ok(None);

@@ -169,7 +169,7 @@ const SPECULATE: [(&str, Speculate); 4] = [
     ("suffix", Speculate::Suffix),
 ];
 
-/// The value of `--speculate` that means `speculate`.
+/// The value of `--speculate` for `speculate`.
 pub fn speculate_name(speculate: Speculate) -> &'static str {
     SPECULATE.iter().find(|(_, value)| *value == speculate).map_or("auto", |(name, _)| name)
 }

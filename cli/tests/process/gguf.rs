@@ -56,7 +56,7 @@ fn what_cannot_be_served_is_said_at_once() {
     check(&["serve", &path("cut.gguf")], &["cut.gguf is damaged", "extends past the end of the file"]);
     check(&["serve", &path("no.gguf")], &["no.gguf is damaged", "does not start with GGUF"]);
     check(&["serve", &path("mamba.gguf")], &["mamba.gguf cannot be served", "\"mamba\"", "supported: llama"]);
-    check(&["serve", &path("none.gguf")], &["is not a directory", "GGUF file"]);
+    check(&["serve", &path("none.gguf")], &["does not exist", "GGUF file"]);
     let quantised = ["worker", CHAT, "--device", "cpu", "--quantization", "int8", "--listen", "127.0.0.1:0"];
     check(&quantised, &["--quantization", "already Q4_0"]);
 }

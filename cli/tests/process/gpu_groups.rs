@@ -1,5 +1,5 @@
-//! Workers of two ranks on emulated GPUs: the tokens of one GPU, also when a rank is killed in the middle of
-//! streams. Not yet run on GPUs.
+//! Workers of two ranks on emulated GPUs give the tokens of one GPU, even if a rank is killed during streams.
+//! Not yet run on GPUs.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn two_gpus_draw_the_tokens_of_one_also_when_a_rank_is_killed() {
         let expected = run_all(&alone.url).await;
         drop(alone);
         let cluster = serve(&["-tp", "2"], "4").await;
-        // As `--plan` says, below.
+        // Must equal the output of `--plan` below.
         let log = cluster.log();
         assert!(log.contains("kv_blocks=512") || log.contains("\"kv_blocks\":512"), "{log}");
         check(&run_all(&cluster.url).await, &expected, &cluster);

@@ -2,7 +2,7 @@
 """Writes Skein's Grafana dashboards, dashboards/*.json.
 
     deploy/observability/grafana/dashboards.py            # writes them
-    deploy/observability/grafana/dashboards.py --check    # fails if a file is not what this would write
+    deploy/observability/grafana/dashboards.py --check    # fails if a file differs from what this would write
 
 tests/observability/run sends every query to a Prometheus that scrapes a running cluster. Standard library
 only.
@@ -19,8 +19,10 @@ STAT_WIDTH, STAT_HEIGHT = 4, 4
 GRAPH_WIDTH, GRAPH_HEIGHT = 8, 8
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-CLUSTER = 'job="$job",model_name=~"$model"'
-WORKER = 'job="skein-worker",model_name=~"$model",instance=~"$instance"'
+# Outside Kubernetes no series has a namespace; the variable's "All" matches those too.
+NAMESPACE = 'namespace=~"$namespace"'
+CLUSTER = f'{NAMESPACE},job="$job",model_name=~"$model"'
+WORKER = f'{NAMESPACE},job="skein-worker",model_name=~"$model",instance=~"$instance"'
 
 
 def rate(metric, by="", of=CLUSTER, extra=""):
@@ -40,7 +42,7 @@ def mean(metric, of, by="instance"):
 
 
 def worker(metric):
-    """A state of each worker; every router reports it."""
+    """State of each worker; every router reports it."""
     return (f"max by (worker) ({metric}{{{CLUSTER}}})", "{{worker}}")
 
 
@@ -190,13 +192,17 @@ def dashboard(uid, title, sources, variables):
 
 
 def dashboards():
-    tier = variable("job", "Tier", "label_values(skein_requests_total, job)", several=False)
-    model = variable("model", "Model", "label_values(skein_build_info, model_name)", several=True)
-    workers = variable("instance", "Worker", 'label_values(skein_engine_steps_total{job="skein-worker"}, instance)', several=True)
+    of = f"{{{NAMESPACE}}}"
+    namespace = variable("namespace", "Namespace", "label_values(skein_build_info, namespace)", several=True)
+    tier = variable("job", "Tier", f"label_values(skein_requests_total{of}, job)", several=False)
+    model = variable("model", "Model", f"label_values(skein_build_info{of}, model_name)", several=True)
+    steps = f'skein_engine_steps_total{{{NAMESPACE},job="skein-worker"}}'
+    workers = variable("instance", "Worker", f"label_values({steps}, instance)", several=True)
+    cluster = [namespace, tier, model]
     return {
-        "service.json": dashboard("skein-service", "Skein: service level", SERVICE, [tier, model]),
-        "workers.json": dashboard("skein-workers", "Skein: workers and KV caches", WORKERS, [model, workers]),
-        "routing.json": dashboard("skein-routing", "Skein: routing and resume", ROUTING, [tier, model]),
+        "service.json": dashboard("skein-service", "Skein: service level", SERVICE, cluster),
+        "workers.json": dashboard("skein-workers", "Skein: workers and KV caches", WORKERS, [namespace, model, workers]),
+        "routing.json": dashboard("skein-routing", "Skein: routing and resume", ROUTING, cluster),
     }
 
 

@@ -116,7 +116,7 @@ fn a_tensor_past_the_end_is_refused() {
 }
 
 #[test]
-fn rows_that_are_no_whole_blocks_and_unknown_types_are_refused() {
+fn rows_of_partial_blocks_and_unknown_types_are_refused() {
     assert!(matches!(
         fault(&Sample::default().tensor("a", &[100, 2], Q4_K, 0).data(999)),
         Fault::Shape { .. }
@@ -131,7 +131,7 @@ fn rows_that_are_no_whole_blocks_and_unknown_types_are_refused() {
 
 /// In other readers, an alignment of zero led to a division by zero.
 #[test]
-fn alignments_that_are_none_are_refused() {
+fn invalid_alignments_are_refused() {
     for alignment in [0u32, 3, 4, 48, 1 << 20, u32::MAX] {
         let sample = Sample::default().number("general.alignment", alignment);
         assert_eq!(fault(&sample), Fault::Alignment(alignment.to_string()));

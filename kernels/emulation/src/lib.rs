@@ -2,12 +2,11 @@
 //!
 //! `cpp/emulation` runs the unchanged `kernels/cu/*.cu` with one fiber per CUDA thread; `cpp/driver` is a
 //! `libcuda.so.1` around it, `cpp/cublaslt` a `libcublasLt.so.13`, `cpp/nvrtc` a `libnvrtc.so.13`, `cpp/nccl`
-//! a `libnccl.so.2`. A process that finds them in place of NVIDIA's runs the same Rust code, call by call.
+//! a `libnccl.so.2`. A process that finds them instead of NVIDIA's runs the same Rust code, call by call.
 //!
-//! The emulated NCCL connects processes, each a rank with a device of its own. Its work waits on the stream
-//! until all ranks have come to it, and it refuses, with both ranks named, what NCCL would hang on: another
-//! order, size or type, a graph's call on one rank and not on another, two communicators at once, two
-//! threads.
+//! The emulated NCCL connects processes, each a rank with its own device. Its work waits on the stream until
+//! all ranks have reached it. It refuses, with both ranks named, calls on which NCCL would hang: a different
+//! order, size or type, a call captured in a graph on one rank only, two communicators at once, two threads.
 //!
 //! Work on streams runs *late*, only when a call waits for it. That catches a host that reads a result too
 //! early or changes the source of a pending copy. These environment variables are read when the driver
@@ -51,8 +50,8 @@ pub fn directory() -> Option<PathBuf> {
     (!directory.is_empty()).then(|| directory.into())
 }
 
-/// Makes this process load the emulation in place of the driver, cuBLASLt, NVRTC and NCCL. If there is none,
-/// prints why and returns false.
+/// Makes this process load the emulation instead of the driver, cuBLASLt, NVRTC and NCCL. If it was not
+/// built, prints why and returns false.
 pub fn load() -> bool {
     load_only_driver()
         && *OTHERS.get_or_init(|| {
@@ -64,7 +63,7 @@ pub fn load() -> bool {
         })
 }
 
-/// The same without cuBLASLt, unless the machine has NVIDIA's.
+/// Like [`load`], but without the emulated cuBLASLt: it is missing, or NVIDIA's if the machine has it.
 pub fn load_without_cublaslt() -> bool {
     static NVRTC: OnceLock<()> = OnceLock::new();
     load_only_driver() && {
@@ -73,7 +72,7 @@ pub fn load_without_cublaslt() -> bool {
     }
 }
 
-/// The same for the driver alone: cuBLASLt and NVRTC are missing, or NVIDIA's.
+/// Like [`load`], but for the driver alone: the other libraries are missing, or NVIDIA's.
 pub fn load_only_driver() -> bool {
     driver().is_some()
 }

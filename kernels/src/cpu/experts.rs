@@ -94,7 +94,7 @@ impl Choices {
         self.per_token = per_token;
         self.experts.resize(rows * per_token, 0);
         self.weights.resize(rows * per_token, 0.0);
-        // Logits sort like their scores, and rounding makes no two of them equal.
+        // Without keys, sorts by logits: they have the order of the scores, without ties from rounding.
         let has_keys = correction.is_some() || routing.groups.is_some();
         self.keys.resize(if has_keys { logits.len() } else { 0 }, 0.0);
         let (chosen, weights) = (DisjointMut::new(&mut self.experts), DisjointMut::new(&mut self.weights));

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_content_comes_back_and_damage_is_detected() {
+    fn stored_content_is_read_back_and_damage_is_detected() {
         let directory = scratch("damage");
         let cache = Cache::at(directory.clone());
         assert_eq!(cache.read("a"), None);

@@ -79,20 +79,20 @@ pub struct Device {
     pub shared_bytes_per_block: u32,
     /// Longest wait for the device's work, if limited.
     wait_limit: OnceLock<Duration>,
-    /// Asked during waits, see [`Self::ask_in_waits`].
-    question: OnceLock<Question>,
+    /// Called during waits, see [`Self::check_during_waits`].
+    wait_check: OnceLock<StoredCheck>,
     /// Whether the device is stuck or has faulted, see [`Self::abandon`].
     is_abandoned: AtomicBool,
 }
 
-/// Says why the device's work cannot end, if it cannot.
-pub type Ask = Box<dyn Fn() -> Result<(), CudaError> + Send + Sync>;
+/// Fails if the device's work can never end, with the reason.
+pub type WaitCheck = Box<dyn Fn() -> Result<(), CudaError> + Send + Sync>;
 
-struct Question(Ask);
+struct StoredCheck(WaitCheck);
 
-impl std::fmt::Debug for Question {
+impl std::fmt::Debug for StoredCheck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a question")
+        f.write_str("a check")
     }
 }
 
@@ -158,7 +158,7 @@ impl Device {
                 Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
             )?,
             wait_limit: OnceLock::new(),
-            question: OnceLock::new(),
+            wait_check: OnceLock::new(),
             is_abandoned: AtomicBool::new(false),
         };
         device.bind()?;
@@ -182,20 +182,20 @@ impl Device {
         self.wait_limit.get().copied()
     }
 
-    /// Asks `ask` now and then while the device's work is waited for with a limit; its error ends the wait
-    /// and abandons the device. Only the first call has an effect.
-    pub fn ask_in_waits(&self, ask: Ask) {
-        let _ = self.question.set(Question(ask)); // one that is already set stays
+    /// Calls `check` repeatedly during waits with a limit for the device's work. An error of `check` ends the
+    /// wait and abandons the device. Only the first call of this function has an effect.
+    pub fn check_during_waits(&self, check: WaitCheck) {
+        let _ = self.wait_check.set(StoredCheck(check)); // keeps an earlier check
     }
 
-    /// Why the device's work cannot end.
-    pub(crate) fn ask(&self) -> Result<(), CudaError> {
-        let asked = self.question.get().map_or(Ok(()), |Question(ask)| ask());
-        asked.inspect_err(|_| self.abandon())
+    /// Runs the check of [`Self::check_during_waits`], if there is one.
+    pub(crate) fn check_wait(&self) -> Result<(), CudaError> {
+        let checked = self.wait_check.get().map_or(Ok(()), |StoredCheck(check)| check());
+        checked.inspect_err(|_| self.abandon())
     }
 
     /// Gives up on the device: from now on no thread frees anything on it. The driver's functions for freeing
-    /// wait for the device's work, which takes for ever if it is stuck. The memory is released when the
+    /// wait for the device's work, which never ends on a stuck device. The memory is released when the
     /// process ends.
     pub fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);

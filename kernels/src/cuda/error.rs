@@ -38,10 +38,10 @@ pub enum CudaError {
         /// The product's shape, or empty.
         about: String,
     },
-    /// An NCCL call failed, or NCCL reports that a collective operation did.
+    /// An NCCL call or a collective operation failed.
     #[error("{call} failed: {text} (NCCL status {code})")]
     Nccl {
-        /// The library function.
+        /// Name of the function.
         call: &'static str,
         /// Numeric value of the `ncclResult_t`.
         code: i32,
@@ -55,7 +55,7 @@ pub enum CudaError {
         major = MAJOR
     )]
     NoNccl {
-        /// What is wrong with it, as a verb phrase.
+        /// The problem, as a verb phrase.
         why: String,
     },
     /// Work on the device cannot end, for example because another rank is lost.

@@ -63,7 +63,7 @@ pub fn read_bandwidth(kernels: &Kernels, stream: &Stream, most_bytes: usize) -> 
     })
 }
 
-/// Operations per second of a bf16 product of square matrices of up to `most` rows, with random values;
+/// Operations per second of a product of square bf16 matrices with random values and up to `most` rows;
 /// `None` without cuBLASLt.
 pub fn matmul_rate(kernels: &Kernels, stream: &Stream, most: usize) -> Result<Option<f64>, CudaError> {
     let Some(blas) = BlasLt::open(kernels.device())? else { return Ok(None) };

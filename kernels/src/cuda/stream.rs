@@ -126,7 +126,7 @@ impl CudaEvent {
             if waited < SPIN {
                 std::hint::spin_loop();
             } else {
-                self.device.ask()?;
+                self.device.check_wait()?;
                 std::thread::sleep((waited / 16).clamp(SLEEP.0, SLEEP.1).min(timeout - waited));
             }
         }

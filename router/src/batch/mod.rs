@@ -46,11 +46,11 @@ pub trait Answerer: Send + Sync {
     fn answer<'a>(&'a self, call: &'a Call, key: &'a str) -> BoxFuture<'a, Result<Answer, String>>;
 }
 
-/// Gives requests that have no priority one.
+/// Gives requests without a priority a default one.
 pub struct WithPriority<'a> {
     /// Answers each request of the batch.
     pub answerer: &'a dyn Answerer,
-    /// The priority; `None` leaves requests as they are.
+    /// The default priority; `None` leaves requests unchanged.
     pub priority: Option<i32>,
 }
 

@@ -17,8 +17,8 @@ use super::input::Item;
 pub struct Output {
     file: File,
     path: PathBuf,
-    /// Hash of each `custom_id` that earlier runs answered, and the digest of the line it answers. A run asks
-    /// for a line once, so its own answers are not kept.
+    /// For each answer of earlier runs, the hash of its `custom_id` and the digest of its input line. A run
+    /// requests each line once, so its own answers are not kept.
     done: HashMap<u128, u128>,
 }
 

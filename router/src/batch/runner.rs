@@ -23,8 +23,8 @@ pub struct Pace {
     pub at_once: usize,
     /// How long a request is retried while the server is full or unreachable; then the run ends.
     pub retry_for: Duration,
-    /// Whether [`count`] has read the whole input, so that no `custom_id` is repeated. If not, 16 bytes or
-    /// more are kept for each line.
+    /// Whether [`count`] has read the whole input, so that no `custom_id` is repeated. If not, at least 16
+    /// bytes per line are kept.
     pub checked: bool,
 }
 

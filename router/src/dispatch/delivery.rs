@@ -78,7 +78,7 @@ pub enum Wait {
     For(Duration),
     /// A change in the fleet.
     FleetChange,
-    /// Wait for a free sequence slot at any worker.
+    /// Wait for a free seat at any worker.
     Seat,
 }
 
@@ -386,13 +386,14 @@ impl Delivery {
             CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
             // Our validator accepted the request and the client has tokens of it, so the client is not at
             // fault.
-            CallError::Rejected(message) if self.has_delivered() => {
+            CallError::Rejected(message) if worker.is_some() && self.has_delivered() => {
                 tracing::error!(
                     message,
                     "a worker rejected the resume of a request that another worker accepted"
                 );
                 self.fail(Refusal::Internal)
             }
+            // Or a stream met a limit that every worker has, as a grammar may in the middle of an answer.
             CallError::Rejected(message) => self.fail(Refusal::Invalid { param: None, message }),
         }
     }
@@ -456,7 +457,7 @@ impl Delivery {
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
     }
 
-    /// Waits in the queue for a free slot instead of trying each worker repeatedly.
+    /// Waits in the queue for a free seat instead of trying each worker repeatedly.
     fn all_full(&mut self, now: Timestamp) -> Vec<Action> {
         self.full.clear();
         if self.accepted {

@@ -51,7 +51,7 @@ pub(crate) struct Driver {
     pub(super) fleet_changes: Listener,
     pub(super) rechecks: Listener,
     pub(super) timer: Timer,
-    /// Place in the queue for a free sequence slot.
+    /// Place in the queue for a free seat.
     pub(super) ticket: Ticket,
     pub(super) attempts: Attempts,
     _permit: Permit,

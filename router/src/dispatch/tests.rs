@@ -399,6 +399,14 @@ fn a_rejected_request_is_not_retried_and_a_deadline_ends_it() {
     ];
     let last = last_actions(&request, resumed);
     assert!(matches!(last[..], [Action::Fail(Refusal::Internal)]), "{last:?}");
+    // A grammar that cannot go on is the client's, wherever in the answer that shows.
+    let stuck = vec![
+        (0, RequestEvent::Opened(worker_at(1))),
+        (0, token(5)),
+        (0, RequestEvent::Ended(Some(CallError::Rejected("the answer cannot continue".into())))),
+    ];
+    let last = last_actions(&request, stuck);
+    assert!(matches!(last[..], [Action::Fail(Refusal::Invalid { param: None, .. })]), "{last:?}");
     let last =
         last_actions(&request, vec![(0, RequestEvent::Opened(worker_at(1))), (9, RequestEvent::Deadline)]);
     assert!(matches!(last[..], [Action::Fail(Refusal::DeadlineExceeded { .. })]), "{last:?}");

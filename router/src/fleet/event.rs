@@ -61,7 +61,7 @@ pub enum Action {
     Hurry(WorkerId),
     /// A worker has become ready: wake the waiting requests.
     Wake,
-    /// A full worker now has a free sequence slot: call a request that waits for one.
+    /// A full worker now has a free seat: call a request that waits for one.
     SeatFree,
     /// A worker is lost, for now or for good, or hands its streams back: its streams should check
     /// [`super::Fleet::is_stuck`] and [`super::Fleet::should_leave`].
@@ -79,6 +79,8 @@ pub enum Notice {
     NotUsed(String, Refused),
     /// The named worker is silent, or its engine makes no progress.
     Lost(String),
+    /// The named worker has drained and is gone.
+    Left(String),
     /// The prefix index does not match the worker's log; a snapshot is requested.
     OutOfStep(WorkerId, Desync),
 }

@@ -85,7 +85,8 @@ impl Fleet {
                 actions.push(Action::Lost(worker.member.clone()));
             }
             if lost && !worker.lost && worker.info.is_some() {
-                actions.push(Action::Log(Notice::Lost(worker.member.id.clone())));
+                let notice = if worker.has_drained() { Notice::Left } else { Notice::Lost };
+                actions.push(Action::Log(notice(worker.member.id.clone())));
                 actions.push(Action::Recheck(id));
             } else if another_ready && worker.is_giving_back() {
                 actions.push(Action::Recheck(id));

@@ -202,7 +202,7 @@ impl Fleet {
         Some(WorkerPlacement { at, sequence })
     }
 
-    /// Removes a finished placement; returns whether its worker now has a free sequence slot.
+    /// Removes a finished placement; returns whether its worker now has a free seat.
     pub fn ended(&mut self, placement: WorkerPlacement) -> bool {
         let worker_id = placement.at.worker;
         let Some(worker) = self.workers.get_mut(&worker_id) else { return false };

@@ -129,7 +129,7 @@ pub struct Terms {
     pub prefill: f64,
     /// Wait for free cache blocks.
     pub blocks: f64,
-    /// Wait for a sequence to end, if all sequence slots are in use.
+    /// Wait for a sequence to end, if all seats are taken.
     pub seats: f64,
     /// Rest of the running step.
     pub step: f64,
@@ -275,7 +275,7 @@ fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
     let free_tokens = u64::from(load.free_blocks) * u64::from(worker.block_size);
     let missing_tokens = new_tokens.saturating_sub(free_tokens);
 
-    // A full batch frees one slot each time a sequence ends.
+    // A full batch frees a seat each time a sequence ends.
     let seats = worker.max_num_seqs.max(1);
     let without_seat = (load.sequences + demand.sequences).saturating_sub(seats);
 

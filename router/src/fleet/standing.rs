@@ -29,7 +29,7 @@ pub(super) struct Standing {
     pub doubtful_at: Timestamp,
     /// From this time its breaker lets requests through.
     pub open_at: Timestamp,
-    /// It counts as full until this time: it refused a request, and no sequence slot has become free since.
+    /// It counts as full until this time: it refused a request, and no seat has become free since.
     pub full_until: Timestamp,
     /// Time of its last load report.
     pub reported_at: Timestamp,

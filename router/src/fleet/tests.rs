@@ -425,6 +425,21 @@ fn a_member_that_leaves_is_kept_while_it_reports() {
 }
 
 #[test]
+fn a_worker_that_drained_has_left_and_is_not_called_lost() {
+    let mut scene = Scene::new(2);
+    for (worker, running) in [(0, 0), (1, 1)] {
+        scene.watch(0, worker, 1, load(1, LoadReport { draining: true, ..rated(running, 0) }));
+    }
+    let actions: Vec<Action> =
+        (250..6000).step_by(250).flat_map(|ms| scene.fleet.handle(at(ms), Event::Tick)).collect();
+    assert_eq!(actions.iter().filter(|action| matches!(action, Action::Log(_))).count(), 2, "{actions:?}");
+    // w1 had a request left.
+    for notice in [Notice::Left("w0".into()), Notice::Lost("w1".into())] {
+        assert!(actions.contains(&Action::Log(notice)), "{actions:?}");
+    }
+}
+
+#[test]
 fn a_worker_that_handed_back_drains_despite_delayed_reports() {
     let mut scene = Scene::new(1);
     let id = scene.ids[0];

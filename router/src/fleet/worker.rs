@@ -17,7 +17,7 @@ use super::standing::Standing;
 use super::worker_id::WorkerId;
 use crate::request::ModelLimits;
 
-/// How long a worker that refused a request as full is not tried unless it reports a free sequence slot.
+/// How long a worker that refused a request as full is not tried unless it reports a free seat.
 const FULL_FOR: Duration = Duration::from_secs(1);
 /// After a stream broke, reports within this time may have been sent before and do not prove the worker
 /// alive.
@@ -92,7 +92,7 @@ pub(super) struct Worker {
     heard_at: Timestamp,
     /// Time of the last load report.
     reported_at: Timestamp,
-    /// It refused a request as full and is not tried before this time, unless a sequence slot becomes free.
+    /// It refused a request as full and is not tried before this time, unless a seat becomes free.
     full_until: Timestamp,
     /// Its sequences when it refused, including that request's.
     full_with: u32,
@@ -213,7 +213,7 @@ impl Worker {
             Some(Refused::Mismatch(mismatch.clone()))
         } else if !self.watching {
             Some(Refused::NotHeardFrom)
-        } else if self.handed_back || self.ledger.last_report().draining {
+        } else if self.is_draining() {
             Some(Refused::Draining)
         } else if self.suspect_since.is_some() {
             Some(Refused::StreamBroke)
@@ -334,6 +334,16 @@ impl Worker {
                 Outcome::Neutral => {}
             }
         }
+    }
+
+    fn is_draining(&self) -> bool {
+        self.handed_back || self.ledger.last_report().draining
+    }
+
+    /// Whether it drained and had nothing left to do when it was last heard, so that its silence is its end.
+    pub fn has_drained(&self) -> bool {
+        let load = self.ledger.last_report().load;
+        self.is_draining() && load.running == 0 && load.waiting == 0
     }
 
     /// Whether it drains and wants its streams to continue on other workers.

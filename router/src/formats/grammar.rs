@@ -26,14 +26,14 @@ pub struct Answer<'a> {
     pub arguments: &'a [String],
     /// Required format of the final text; `None` = free text.
     pub last: Option<&'a Source>,
-    /// Most tokens of reasoning, if something of a given form must follow it.
+    /// Most tokens of reasoning, if constrained text must follow it.
     pub thought_tokens: u32,
     /// The tokenizer's control tokens.
     pub control: &'a ControlTokens,
 }
 
-/// Whether calls are held to a grammar: wherever the model must call, may call once only or some functions
-/// only, or functions are strict.
+/// Whether calls follow a grammar: if a call is required, only one call or only some functions are allowed,
+/// or a function is strict.
 pub fn holds_calls(tools: &ToolUse) -> bool {
     match tools.choice {
         Choice::None => false,
@@ -68,8 +68,8 @@ impl Answer<'_> {
         Source::from_text(text).map(Some)
     }
 
-    /// Most tokens of reasoning; `None` if nothing has to follow it, so that nothing is lost if it never
-    /// ends.
+    /// Most tokens of reasoning; `None` if nothing has to follow it, so reasoning without an end does no
+    /// harm.
     fn bound_of_thought(&self) -> Option<u32> {
         let must_call = self.tools.is_on() && self.tools.choice.is_forced();
         (must_call || self.last.is_some()).then_some(self.thought_tokens)
@@ -171,7 +171,7 @@ impl Answer<'_> {
         let thought = bound.map_or_else(|| "ANY?".to_owned(), |most| format!("{}?", lark.text_within(most)));
         let aside = channel(lark, "analysis", &thought);
         let aside = lark.rule(&format!("{aside} {after}"));
-        // A bound on each of any number of asides would be none.
+        // Any number of bounded asides would be unbounded in total.
         let asides = if bound.is_some() { "?" } else { "*" };
         let mut ends = Vec::new();
         if self.tools.is_on() && self.is_about_calls() {
@@ -354,14 +354,14 @@ impl Lark<'_> {
     }
 
     /// At most `most` tokens of any text, then `marker`, if `marker` is a control token; otherwise as
-    /// [`until`](Self::until). After the last of them only the marker may come: a function of the tokens
-    /// alone, so a stream is cut at the same place wherever it runs.
+    /// [`until`](Self::until). After `most` tokens only the marker is allowed. This depends on the tokens
+    /// alone, so a stream is cut at the same position on any worker.
     fn until_within(&mut self, most: u32, marker: &str) -> String {
         if self.has_control(marker) {
             let (text, marker) = (self.text_within(most), self.spelt(marker));
             return self.rule(&format!("{text}? {marker}"));
         }
-        // Text could contain this marker, and a grammar cannot bound text and look for its end at once.
+        // Text could contain this marker, and a grammar cannot both bound text and search it for the marker.
         self.until("ANY", marker)
     }
 

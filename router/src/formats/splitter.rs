@@ -213,9 +213,12 @@ impl Splitter {
     /// Ends the answer and returns the remaining pieces.
     pub fn finish(&mut self) -> Vec<Piece> {
         let held = self.scan.rest();
+        // The answer may end within the end marker of its last call, most often at `max_tokens`.
+        let ends_call = self.after_call && self.begins_end(&held);
         match &mut self.state {
             State::Reasoning => self.out.reasoning(&held),
             State::Harmony(harmony) => harmony.finish(&mut self.out),
+            State::Content if ends_call => {}
             State::Content => {
                 self.pending.push_str(&held);
                 self.flush();
@@ -228,6 +231,13 @@ impl Splitter {
             State::Call(..) => {}
         }
         std::mem::take(&mut self.out.pieces)
+    }
+
+    /// Whether `held` is the start of a marker that ends a call.
+    fn begins_end(&self, held: &str) -> bool {
+        let begins = |marker: &str| marker.trim_matches(is_space).starts_with(held);
+        let Some(format) = self.plan.calls.filter(|_| !held.is_empty()) else { return false };
+        format.ends.iter().any(|end| begins(end)) || begins(format.section_end)
     }
 
     /// Whether the answer has had a call so far.

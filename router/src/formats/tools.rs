@@ -40,15 +40,15 @@ pub struct ToolUse {
     pub functions: Arc<[Function]>,
     /// Whether calls are forbidden, optional or required.
     pub choice: Choice,
-    /// The only names among `functions` that may be called; `None` = all. The model is shown all of them, so
-    /// that the prompt stays the same.
+    /// Names of the functions that may be called; `None` = all. The prompt lists all functions regardless, so
+    /// that it stays the same.
     pub allowed: Option<Arc<[String]>>,
     /// Whether an answer may have several calls.
     pub parallel: bool,
 }
 
 impl Choice {
-    /// Whether the answer has to be a call.
+    /// Whether the answer must contain a call.
     pub fn is_forced(&self) -> bool {
         matches!(self, Self::Required | Self::Named(_))
     }

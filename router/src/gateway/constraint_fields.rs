@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 use skein_grammar::{Refused, Source};
 
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, is_too_deep, too_deep, wrong};
 use crate::refusal::Refusal;
 use crate::request::Constraint;
 
@@ -15,26 +15,35 @@ pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
     let guided = GUIDED.map(|(field, kind)| (field, kind, fields.take(field)));
     // The client cannot choose the backend; the field has no effect, as in current vLLM.
     fields.take("guided_decoding_backend");
-    let mut found: Vec<Result<Constraint, Refusal>> = Vec::new();
-    found.extend(response_format.and_then(|format| of_response_format(&format).transpose()));
-    found.extend(of_structured_outputs(structured));
+    let mut found: Vec<Found> = Vec::new();
+    let response_format = response_format.and_then(|format| of_response_format(&format).transpose());
+    found.extend(response_format.map(|constraint| Found::new("response_format", "", constraint)));
+    found.extend(of_structured_outputs(structured, fields));
     for (field, kind, value) in guided {
-        found.extend(value.and_then(|value| source(field, kind, &value).transpose()));
+        let constraint = value.and_then(|value| source(field, kind, &value).transpose());
+        found.extend(constraint.map(|constraint| Found::new(field, "", constraint)));
     }
     if found.len() > 1 {
-        let fields_found: Vec<&str> =
-            found.iter().map(|one| one.as_ref().map_or("an unusable one", |one| one.field)).collect();
-        let message =
-            format!("only one field may constrain the answer's format, got {}.", fields_found.join(", "));
-        fields.note(Refusal::invalid("response_format", message));
+        let names: Vec<&str> = found.iter().map(|found| found.name.as_str()).collect();
+        let message = format!("only one field may constrain the answer's format, got {}.", names.join(", "));
+        fields.note(Refusal::invalid(found[0].field, message));
         return None;
     }
-    match found.pop()? {
-        Ok(constraint) => Some(constraint),
-        Err(refusal) => {
-            fields.note(refusal);
-            None
-        }
+    fields.value_of(found.pop()?.constraint.map(Some))
+}
+
+/// A field that sets a constraint.
+struct Found {
+    field: &'static str,
+    /// The field with its part, as `structured_outputs.regex`.
+    name: String,
+    constraint: Result<Constraint, Refusal>,
+}
+
+impl Found {
+    fn new(field: &'static str, part: &str, constraint: Result<Constraint, Refusal>) -> Self {
+        let name = if part.is_empty() { field.to_owned() } else { format!("{field}.{part}") };
+        Self { field, name, constraint }
     }
 }
 
@@ -49,25 +58,29 @@ const GUIDED: [(&str, &str); 4] = [
 /// Keys that `structured_outputs` may contain.
 const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
 
-fn of_structured_outputs(mut fields: Map<String, Value>) -> Vec<Result<Constraint, Refusal>> {
+/// Notes a fault for other keys.
+fn of_structured_outputs(mut structured: Map<String, Value>, fields: &mut Fields) -> Vec<Found> {
     let field = "structured_outputs";
     let mut found = Vec::new();
     for kind in KINDS {
-        let value = fields.shift_remove(kind);
-        found.extend(value.and_then(|value| source(field, kind, &value).transpose()));
+        let value = structured.shift_remove(kind);
+        let constraint = value.and_then(|value| source(field, kind, &value).transpose());
+        found.extend(constraint.map(|constraint| Found::new(field, kind, constraint)));
     }
     // Hints for vLLM's backends that do not change the result here.
     for hint in
         ["disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"]
     {
-        if fields.get(hint).is_some_and(|value| value.is_null() || *value == false) {
-            fields.shift_remove(hint);
+        if structured.get(hint).is_some_and(|value| value.is_null() || *value == false) {
+            structured.shift_remove(hint);
         }
     }
-    if let Some((name, _)) = fields.into_iter().next() {
+    if let Some((name, _)) = structured.into_iter().next() {
         let name: String = name.chars().take(64).collect();
-        let message = format!("structured_outputs.{name} is not supported; leave it out.");
-        found.push(Err(Refusal::invalid(field, message)));
+        fields.note(Refusal::invalid(
+            field,
+            format!("structured_outputs.{name} is not supported; leave it out."),
+        ));
     }
     found
 }
@@ -100,8 +113,14 @@ fn source(field: &'static str, kind: &str, value: &Value) -> Result<Option<Const
     let text = || value.as_str().ok_or_else(|| wrong(field, "a string", value));
     // vLLM accepts JSON as an object or as a string.
     let parsed = || match value {
-        Value::String(text) => serde_json::from_str(text)
-            .map_err(|error| Refusal::invalid(field, format!("{field}: the text is not JSON: {error}."))),
+        Value::String(text) => serde_json::from_str(text).map_err(|error| {
+            let message = if is_too_deep(&error) {
+                too_deep(&format!("{field}: the text"), &error)
+            } else {
+                format!("{field}: the text is not JSON: {error}.")
+            };
+            Refusal::invalid(field, message)
+        }),
         other => Ok(other.clone()),
     };
     let source = match kind {

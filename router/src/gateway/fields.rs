@@ -25,11 +25,17 @@ const INLINE_BODY_BYTES: usize = 128 * 1024;
 const MAX_IGNORED: usize = 32;
 /// Longest name of an unknown field in the header, in bytes.
 const MAX_IGNORED_NAME_BYTES: usize = 64;
+/// Longest number that an error repeats as the client spelt it, in bytes.
+const MAX_NUMBER_BYTES: usize = 64;
+/// Most nested objects and lists of a JSON text; serde_json's limit.
+const MAX_JSON_DEPTH: usize = 127;
 
 /// Fields of a body not yet taken, and the faults of those taken.
 #[derive(Debug)]
 pub struct Fields {
     untaken: Map<String, Value>,
+    /// Numbers beyond 64 bits as the body spells them; a parsed value has only their first digits.
+    huge: Vec<(String, String)>,
     faults: Faults,
 }
 
@@ -59,7 +65,7 @@ impl Fields {
         app.text_work(body.len(), move || Self::parse(&body)).await
     }
 
-    /// Parses a JSON object. serde_json limits the depth to 128.
+    /// Parses a JSON object of up to [`MAX_JSON_DEPTH`] levels.
     pub fn parse(body: &[u8]) -> Result<Self, Refusal> {
         if let Err(error) = std::str::from_utf8(body) {
             let at = error.valid_up_to();
@@ -68,10 +74,13 @@ impl Fields {
             )));
         }
         match serde_json::from_slice(body) {
-            Ok(Value::Object(untaken)) => Ok(Self { untaken, faults: Faults::default() }),
+            Ok(Value::Object(untaken)) => {
+                Ok(Self { huge: huge_numbers(&untaken, body), untaken, faults: Faults::default() })
+            }
             Ok(other) => {
                 Err(Refusal::InvalidJson(format!("The body must be a JSON object, got {}.", kind(&other))))
             }
+            Err(error) if is_too_deep(&error) => Err(Refusal::InvalidJson(too_deep("The body", &error))),
             Err(error) => {
                 // serde_json reports the problem and its position, and quotes at most expected field names.
                 let message: String = error.to_string().chars().take(200).collect();
@@ -85,7 +94,7 @@ impl Fields {
         self.untaken.shift_remove(name).filter(|value| !value.is_null())
     }
 
-    /// Whether a field is there and not null.
+    /// Whether a field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.untaken.get(name).is_some_and(|value| !value.is_null())
     }
@@ -93,6 +102,11 @@ impl Fields {
     /// Adds a fault for [`Fields::finish`] to report.
     pub fn note(&mut self, fault: Refusal) {
         self.faults.note(fault);
+    }
+
+    /// Whether a fault of the field `name` was found.
+    pub fn has_fault(&self, name: &str) -> bool {
+        self.faults.has(name)
     }
 
     /// Returns the value; for an error, adds the fault and returns the default.
@@ -109,7 +123,8 @@ impl Fields {
         let value = self.take(name)?;
         let converted = convert(&value);
         if converted.is_none() {
-            self.note(wrong(name, expected, &value));
+            let spelt = self.huge.iter().find(|(huge, _)| huge == name).map(|(_, spelt)| spelt.clone());
+            self.note(wrong_kind(name, expected, spelt.unwrap_or_else(|| kind(&value))));
         }
         converted
     }
@@ -201,18 +216,73 @@ impl Fields {
             }
         }
         self.faults.check()?;
-        let printable = |name: &String| {
-            (1..=MAX_IGNORED_NAME_BYTES).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic())
-        };
-        let names: Vec<String> =
-            self.untaken.into_iter().map(|(name, _)| name).filter(printable).take(MAX_IGNORED).collect();
+        let count = self.untaken.len();
+        let mut names: Vec<String> =
+            self.untaken.keys().take(MAX_IGNORED).map(|name| in_header(name)).collect();
+        if count > MAX_IGNORED {
+            names.push(format!("({} more)", count - MAX_IGNORED));
+        }
         Ok(if names.is_empty() { None } else { HeaderValue::from_str(&names.join(", ")).ok() })
     }
 }
 
+/// A field's name as a header can carry it: bytes that are not printable ASCII, and those with a meaning in
+/// the list, as `%XX`. A long name is cut and ends with `...`.
+fn in_header(name: &str) -> String {
+    let mut shown = String::new();
+    for byte in name.bytes() {
+        if shown.len() >= MAX_IGNORED_NAME_BYTES {
+            return shown + "...";
+        }
+        match byte {
+            byte if byte.is_ascii_graphic() && !b"%,\"".contains(&byte) => shown.push(byte.into()),
+            byte => shown += &format!("%{byte:02X}"),
+        }
+    }
+    if shown.is_empty() { "\"\"".to_owned() } else { shown }
+}
+
+/// Numbers at the top of `body` that are beyond 64 bits, each as (field, spelling).
+fn huge_numbers(fields: &Map<String, Value>, body: &[u8]) -> Vec<(String, String)> {
+    let is_huge = |value: &Value| value.as_f64().is_some_and(|float| float.abs() >= 2_f64.powi(63));
+    let huge = fields.iter().filter(|(_, value)| value.is_f64() && is_huge(value));
+    huge.filter_map(|(name, value)| Some((name.clone(), spelling(name, value.as_f64()?, body)?))).collect()
+}
+
+/// The text in `body` from which field `name` was read as `value`.
+fn spelling(name: &str, value: f64, body: &[u8]) -> Option<String> {
+    let body = std::str::from_utf8(body).ok()?;
+    let key = Value::from(name).to_string();
+    let places = body.match_indices(&key).filter_map(|(at, _)| {
+        let after = body[at + key.len()..].trim_start().strip_prefix(':')?.trim_start();
+        let end = after.find(|c: char| !c.is_ascii_digit() && !"+-.eE".contains(c)).unwrap_or(after.len());
+        Some(&after[..end])
+    });
+    let mut same = places.filter(|text| text.len() <= MAX_NUMBER_BYTES && text.parse() == Ok(value));
+    same.next().map(str::to_owned)
+}
+
+/// Whether serde_json refused a text for its depth.
+pub fn is_too_deep(error: &serde_json::Error) -> bool {
+    error.to_string().starts_with("recursion limit exceeded")
+}
+
+/// Message for a text that is [too deep](is_too_deep).
+pub fn too_deep(what: &str, error: &serde_json::Error) -> String {
+    format!(
+        "{what} has more than {MAX_JSON_DEPTH} nested objects and lists at line {} column {}; make it flatter.",
+        error.line(),
+        error.column()
+    )
+}
+
 /// The refusal of a value of the wrong type. It repeats the value only if that is a number.
 pub fn wrong(name: &'static str, expected: &str, got: &Value) -> Refusal {
-    Refusal::invalid(name, format!("{name} must be {expected}, got {}.", kind(got)))
+    wrong_kind(name, expected, kind(got))
+}
+
+fn wrong_kind(name: &'static str, expected: &str, got: String) -> Refusal {
+    Refusal::invalid(name, format!("{name} must be {expected}, got {got}."))
 }
 
 /// Checks that every item is an integer.
@@ -232,7 +302,7 @@ fn whole(value: &Value) -> Option<i64> {
 }
 
 /// Describes a number by its value and anything else by its type. serde_json reads integers over 64 bits as
-/// floats, so 2^64 is shown as `1.8446744073709552e19`.
+/// floats, so within a list 2^64 is shown as `1.8446744073709552e19`.
 fn kind(value: &Value) -> String {
     let kind = match value {
         Value::Null => "null",
@@ -319,7 +389,28 @@ mod tests {
         check(b"{\"a\": \"\xFF\"}", "the first bad byte is byte 7");
         check(br#"{"a": "\ud800"}"#, "line 1");
         check(br#"{"a": NaN}"#, "line 1");
-        check(format!("{{\"a\": {}", "[".repeat(100_000)).as_bytes(), "recursion limit");
+        check(format!("{{\"a\": {}", "[".repeat(100_000)).as_bytes(), "The body has more than 127 nested");
+    }
+
+    #[test]
+    fn a_body_at_the_limit_of_depth_is_read_and_one_level_more_is_called_deep() {
+        let body = |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        assert!(Fields::parse(body(MAX_JSON_DEPTH).as_bytes()).is_ok());
+        let refused = Fields::parse(body(MAX_JSON_DEPTH + 1).as_bytes()).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("The body has more than 127 nested objects and lists at line 1"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn names_of_ignored_fields_beyond_ascii_are_escaped() {
+        let check = |name: &str, shown: &str| assert_eq!(in_header(name), shown);
+        check("zig", "zig");
+        check("größe", "gr%C3%B6%C3%9Fe");
+        check("a, b%\r\n", "a%2C%20b%25%0D%0A");
+        check("", "\"\"");
+        check(&"x".repeat(65), &("x".repeat(64) + "..."));
     }
 
     /// The refusal after `take` has taken fields of a body of many types.
@@ -386,7 +477,7 @@ mod tests {
             |it| {
                 it.i64("f");
             },
-            "f must be a 64-bit integer, got 1.8446744073709552e19.",
+            "f must be a 64-bit integer, got 18446744073709551616.",
         );
         check(
             |it| {
@@ -417,7 +508,7 @@ mod tests {
             assert_eq!((fields.i64("a"), fields.i64("n")), (Some(1), None));
             fields
         };
-        assert_eq!(fields().finish(false).unwrap().unwrap(), "zig");
+        assert_eq!(fields().finish(false).unwrap().unwrap(), "zig, %C3%A9%0A");
         let refused = fields().finish(true).unwrap_err().to_string();
         assert_eq!(
             refused,

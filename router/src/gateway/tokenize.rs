@@ -36,7 +36,8 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
             (_, Some(chat)) => text.encode_chat(&chat, most),
             _ => Err(Refusal::Internal),
         })
-        .await?;
+        .await
+        .map_err(|refusal| refusal.beyond(limits.max_model_len))?;
     let strings: Option<Vec<_>> =
         return_token_strs.then(|| tokens.iter().map(|token| app.text.tokenizer.spelling(*token)).collect());
     Ok(Json(json!({

@@ -16,12 +16,12 @@ pub struct Offered {
     pub shown: Vec<Value>,
 }
 
-/// What `tool_choice` says.
+/// A parsed `tool_choice`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
     /// Whether and what to call.
     pub choice: Choice,
-    /// The only functions that may be called; `None` = all.
+    /// Functions that may be called; `None` = all.
     pub allowed: Option<Vec<String>>,
 }
 
@@ -51,8 +51,7 @@ pub fn list(fields: &mut Fields) -> Vec<Value> {
     fields.list("tools", "a list of tools").unwrap_or_default()
 }
 
-/// The tools, each as a function and as the template shows it, with what may be called of them. Faults are
-/// noted.
+/// The tools, each as a function and as shown by the template, with the allowed calls. Notes faults.
 pub fn offered(
     fields: &mut Fields,
     tools: Result<Vec<(Function, Value)>, Refusal>,
@@ -61,6 +60,10 @@ pub fn offered(
 ) -> Offered {
     let (functions, shown) = fields.value_of(tools).into_iter().unzip();
     let chosen = fields.value_of(chosen);
+    if fields.has_fault("tools") {
+        // Without the tools nothing can be said about the choice among them.
+        return Offered::default();
+    }
     fields.value_of(checked(functions, shown, chosen, parallel))
 }
 
@@ -100,7 +103,7 @@ pub fn checked(
     }
     drop(names);
     let choice = if functions.is_empty() { Choice::None } else { choice };
-    // All of them is no limit.
+    // A list of all functions is no restriction.
     let allowed =
         allowed.filter(|allowed| functions.iter().any(|function| !allowed.contains(&function.name)));
     let tools = ToolUse { functions: functions.into(), choice, allowed: allowed.map(Into::into), parallel };
@@ -140,8 +143,9 @@ pub fn function_of(
     let name = function.get("name").and_then(Value::as_str).unwrap_or_default();
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(plain) {
+        let got: String = name.escape_default().take(MAX_NAME_BYTES).collect();
         let message = format!(
-            "tools[{at}] must have a name of 1 to {MAX_NAME_BYTES} letters, digits, `_`, `-` and `.`."
+            "tools[{at}] must have a name of 1 to {MAX_NAME_BYTES} letters, digits, `_`, `-` and `.`, got `{got}`."
         );
         return Err(Refusal::invalid("tools", message));
     }
@@ -160,11 +164,11 @@ fn is_of_object(schema: &Map<String, Value>) -> bool {
     schema.get("type").is_none_or(|kind| *kind == "object")
 }
 
-/// Reads OpenAI's `tool_choice`: a word, a named tool, or `allowed_tools`. `name_of` finds a tool's name, and
-/// `allowed` is where the mode and list of allowed tools are.
+/// Parses OpenAI's `tool_choice`: a word, a named tool, or `allowed_tools`. `name_of` returns a tool's name,
+/// and `allowed` contains the mode and list of allowed tools.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] for another form.
+/// [`Refusal::Invalid`] for any other form.
 pub fn chosen(
     choice: Option<&Value>,
     allowed: Option<&Value>,
@@ -201,7 +205,7 @@ pub fn word(word: &str) -> Option<Choice> {
     }
 }
 
-/// A tool as the template shows it, without `strict`, which means nothing to the model.
+/// A tool as shown by the template, without `strict`, which has no meaning to the model.
 fn shown(mut tool: Value) -> Value {
     if let Some(function) = tool["function"].as_object_mut() {
         function.shift_remove("strict");

@@ -38,7 +38,7 @@ pub(crate) struct Errand {
 
 /// Content of a message.
 pub(crate) enum ErrandKind {
-    /// The sample is not needed any more.
+    /// The sample is no longer needed.
     Abort(u32),
     /// The reader leaves. Its stream stays open until the worker has confirmed, so that the worker sees the
     /// release before the disconnect; `None` = no stream had arrived yet.

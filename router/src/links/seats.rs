@@ -1,6 +1,6 @@
-//! Queue of requests that wait because every worker is full. A seat is a slot for a running sequence
-//! (`max_num_seqs`). When a seat becomes free, the next request is called: the oldest one of the tenant with
-//! the fewest tokens in called requests.
+//! Queue of requests that wait because every worker is full. A seat is room for one running sample: a worker
+//! has `max_num_seqs` seats. When a seat becomes free, the next request is called: the oldest one of
+//! the tenant with the fewest tokens in called requests.
 //!
 //! The order is that of virtual token counters (Sheng et al., Fairness in Serving Large Language Models, OSDI
 //! 2024): a tenant that joins starts at the counter of the waiting tenants, so that no tenant accumulates
@@ -52,7 +52,7 @@ impl Seats {
         let number = self.with(|line| line.join(ticket, called.clone()));
         let mut place = Place { seats: self, tenant: &ticket.tenant, number, looks: false };
         let _ = tokio::time::timeout(LOOK_AGAIN, called.notified()).await;
-        // Whether called or not, it now looks for a seat.
+        // Called or timed out, the request now looks for a seat.
         place.looks = true;
         drop(place);
         ticket.is_called = true;
@@ -186,7 +186,7 @@ mod tests {
         line.join(&mut one, 1);
         line.join(&mut other, 2);
         assert_eq!(line.call(), Some(1));
-        // It found no seat.
+        // The request found no seat.
         line.join(&mut one, 1);
         assert_eq!((line.call(), line.call(), line.call()), (Some(1), Some(2), None));
         assert_eq!((line.waiting, line.tenants.len()), (0, 0), "nothing is left behind");

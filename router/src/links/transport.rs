@@ -31,8 +31,8 @@ pub type Call<'a, T> = BoxFuture<'a, Result<T, Status>>;
 /// The response of a streaming call.
 pub type Messages<T> = BoxStream<'static, Result<T, Status>>;
 
-/// A connection to one worker. Dropping a stream of messages tells the worker, if the network allows, that
-/// nothing reads it any more.
+/// A connection to one worker. Dropping a stream of messages tells the worker, if the network allows, that it
+/// is no longer read.
 pub trait Transport: Debug + Send + Sync + 'static {
     /// `Worker.Info`: reads what the worker serves.
     fn info(&self) -> Call<'_, wire::InfoResponse>;

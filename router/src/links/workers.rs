@@ -312,6 +312,7 @@ fn log(notice: &Notice) {
         Notice::Lost(worker) => {
             tracing::warn!(worker, "worker is lost: silent, or its engine makes no progress");
         }
+        Notice::Left(worker) => tracing::info!(worker, "worker has left after it drained"),
         Notice::OutOfStep(worker, desync) => {
             tracing::debug!(worker = worker.0, %desync, "asking for a snapshot of the worker's cache");
         }

@@ -55,11 +55,11 @@ pub struct Metrics {
 /// How an accepted request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// Every sample to its end.
+    /// Every sample reached its end.
     Completed,
-    /// The client went away, or ended it.
+    /// The client disconnected or cancelled the request.
     Cancelled,
-    /// With an error.
+    /// The request ended with an error.
     Failed,
 }
 

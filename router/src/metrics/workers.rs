@@ -110,7 +110,7 @@ impl WorkerGauges {
     }
 }
 
-/// Highest utilisation of a worker's sequence slots, KV blocks and one second of waiting prefill. Unlike
+/// Highest utilisation of a worker's seats, KV blocks and one second of waiting prefill. Unlike
 /// the number of waiting requests it rises from the first request on, and unlike a share of time it goes
 /// beyond 1, so an autoscaler can compute from it how many workers are missing.
 pub(crate) fn pressure(worker: &WorkerStatus) -> f64 {
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::fleet::ledger::CurrentLoad;
 
-    /// A worker with 8 sequence slots, 100 blocks and 1,000 tokens of prefill a second.
+    /// A worker with 8 seats, 100 blocks and 1,000 prefill tokens per second.
     fn worker(id: &str, sequences: u32, free_blocks: u32, queued_uncached_tokens: u64) -> WorkerStatus {
         let info = WorkerInfo {
             epoch: 1,

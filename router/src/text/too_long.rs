@@ -37,7 +37,7 @@ pub fn refuse_far_too_long(
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         tokens += tokenizer.encode(piece, false)?.len();
         if tokens > fits.saturating_mul(REFUSE_FROM_FACTOR) {
-            return Err(Refusal::PromptTooLong { max: most, bytes: text.len(), param });
+            return Err(Refusal::PromptTooLong { max: most, most, bytes: text.len(), param });
         }
         rest = after;
     }

@@ -15,11 +15,11 @@ use crate::request::{Draft, Prompt};
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::Split;
 
-/// Tokens of `max_tokens` that reasoning leaves to a call or form that must follow it. Of a short answer
-/// reasoning may take half.
+/// Tokens of `max_tokens` reserved for constrained text after reasoning. In a short answer, reasoning may
+/// take half.
 const TOKENS_AFTER_THOUGHT: u32 = 1024;
 
-/// Refuses a constraint that no worker could follow.
+/// Refuses a constraint that does not compile.
 pub fn compile(source: &Source, field: &'static str, text: &ModelText) -> Result<(), Refusal> {
     let refuse = |refused: Refused| Refusal::invalid(field, format!("{field}: {refused}."));
     text.grammars.compile(source).map(drop).map_err(refuse)
@@ -129,8 +129,8 @@ pub fn grammar(
     Ok(Some(Arc::new(Grammar { text, fingerprint })))
 }
 
-/// Most tokens of reasoning before something that must follow. Rounded down to three binary digits, so that
-/// requests with prompts of different lengths share a compiled grammar.
+/// Most tokens of reasoning before constrained text. Rounded down to three binary digits, so that requests
+/// with prompts of different lengths share a compiled grammar.
 fn thought_tokens(max_tokens: u32) -> u32 {
     let most = max_tokens.saturating_sub(TOKENS_AFTER_THOUGHT).max(max_tokens / 2).max(1);
     let dropped = most.ilog2().saturating_sub(2);

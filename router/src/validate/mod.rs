@@ -67,7 +67,8 @@ pub fn validate(
     faults.check()?;
     sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
-    let (prompt, opening) = prompt_tokens(&draft, text, model)?;
+    let tokens = prompt_tokens(&draft, text, model);
+    let (prompt, opening) = tokens.map_err(|refusal| refusal.beyond(model.max_model_len))?;
     let split = opening.and_then(|opening| answer_form::split(&draft.tools, opening, text));
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {

@@ -1,6 +1,6 @@
-//! Exactness of resume: every kind of request, cut at every position in every way, ends bit for bit like the
+//! Exactness of resume: every kind of request, cut at every position in every way, gives the same bits as the
 //! undisturbed run. Router and workers are real, on the CPU backend with the shipped model; only the
-//! transport between them is ours.
+//! transport between them is a test double.
 
 mod cutter;
 mod tool_calls;
@@ -20,7 +20,8 @@ use skein_proto::sampling::{Grammar, SamplingParams};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::generator::TokenSource;
 use skein_router::request::{Journey, TokenRequest};
-use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use skein_worker::draft::Speculate;
 use skein_worker::service;
 use tokio::sync::oneshot;
 
@@ -31,7 +32,17 @@ const AT_ONCE: usize = 4;
 
 /// Starts a worker on this runtime; returns the address that it listens at.
 async fn start_worker() -> SocketAddr {
+    start_worker_that(Speculate::Auto).await
+}
+
+/// Two workers, of which only one speculates, so that a stream moves to the other kind.
+async fn start_workers() -> [SocketAddr; 2] {
+    [start_worker_that(Speculate::Auto).await, start_worker_that(Speculate::Off).await]
+}
+
+async fn start_worker_that(speculate: Speculate) -> SocketAddr {
     let config = WorkerConfig {
+        scheduler: SchedulerConfig { speculate, ..SchedulerConfig::default() },
         backend: BackendKind::Cpu,
         threads: 1,
         kv_cache_memory_bytes: Some(64 << 20),
@@ -89,6 +100,12 @@ fn cases() -> Vec<(&'static str, TokenRequest)> {
     vec![
         case("greedy", 1, |sampling| sampling.temperature = 0.0),
         case("seeded", 1, |_| {}),
+        case("greedy, of text that repeats", 1, |sampling| {
+            // So few tokens soon repeat, and then there are drafts.
+            sampling.temperature = 0.0;
+            sampling.allowed_token_ids = (300..303).collect();
+            sampling.max_tokens = 24;
+        }),
         case("cut distributions", 1, |sampling| {
             (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) = (1.3, 0.9, 40, 0.01);
         }),
@@ -202,7 +219,7 @@ fn places(answer: &Answer) -> usize {
 }
 
 async fn cut_everywhere(how: Cut) {
-    let workers = [start_worker().await, start_worker().await];
+    let workers = start_workers().await;
     let mut cuts = 0;
     for (name, request) in cases() {
         let (undisturbed, journey) = run(&workers, &request, None).await;

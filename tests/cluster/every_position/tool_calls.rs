@@ -15,7 +15,7 @@ use skein_router::text::model_text::ModelText;
 use skein_router::text::sources::TextSources;
 
 use super::{
-    AT_ONCE, Cut, CuttingConnector, MODEL, fresh_id, model, router_config, start_router, start_worker,
+    AT_ONCE, Cut, CuttingConnector, MODEL, fresh_id, model, router_config, start_router, start_workers,
 };
 
 /// Prints the tools' names; its prompt ends inside reasoning.
@@ -102,7 +102,7 @@ async fn answer(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_lost_at_any_position_of_a_call_changes_no_piece() {
-    let workers = [start_worker().await, start_worker().await];
+    let workers = start_workers().await;
     let thinking = text(TEMPLATE);
     // Without reasoning, which this untrained model never ends.
     let plain = text(&TEMPLATE.replace("<think>\n", "").replace("</think> ", ""));

@@ -1,9 +1,9 @@
-"""Blocks of every quantised type that Skein reads, and their values by the `gguf` package.
+"""Makes blocks of every quantised type that Skein reads, and dequantises them with the `gguf` package.
 
 Usage: blocks.py [OUT_DIR]   (pip install gguf==0.19.0)
 
-Writes TYPE.blocks, random bytes with finite scales, and TYPE.values, float32. Rust tests demand the
-same bits.
+Writes TYPE.blocks, random bytes with finite scales, and TYPE.values, float32. Rust tests require the same
+bits.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import sys
 import gguf
 import numpy as np
 
-# Type: bytes of a block, values of a block, offsets of halves.
+# Type: bytes per block, values per block, offsets of half-precision fields.
 TYPES = {
     "Q4_0": (18, 32, [0]), "Q4_1": (20, 32, [0, 2]), "Q5_0": (22, 32, [0]), "Q5_1": (24, 32, [0, 2]),
     "Q8_0": (34, 32, [0]), "Q2_K": (84, 256, [80, 82]), "Q3_K": (110, 256, [108]), "Q4_K": (144, 256, [0, 2]),

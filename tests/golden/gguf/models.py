@@ -1,4 +1,4 @@
-"""GGUF files of the golden models, as llama.cpp's converter writes them, and one of mixed quantised types.
+"""Makes GGUF files of the golden models like llama.cpp's converter, and one of mixed quantised types.
 
 Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 
@@ -6,7 +6,7 @@ Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 - models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
   transformers computes in float32 with the weights as the `gguf` package dequantises them, and those with
   activations rounded to 8 bits.
-- models/chat.gguf has the shipped model's vocabulary and template, and a small random network: it can be
+- models/chat.gguf has the shipped model's vocabulary and template and a small random network, so it can be
   served.
 """
 
@@ -43,7 +43,7 @@ def read_tensors(directory: pathlib.Path):
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a Llama's queries or keys in the converter's order: rotated pairs side by side."""
+    """Rows of a Llama's queries or keys in the converter's order: rotated pairs are adjacent."""
     rows = weights.shape[0]
     return weights.reshape(heads, 2, rows // heads // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
@@ -157,7 +157,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-# Types of the mixed model's matrices, by layer, and where a block has halves.
+# Types of the mixed model's matrices by layer, and the offsets of half-precision fields in their blocks.
 MIX = [
     {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_K", "ffn_gate": "Q4_K", "ffn_up": "Q5_K",
      "ffn_down": "Q6_K"},
@@ -177,7 +177,7 @@ MIXED = {
 
 
 def blocks(random: np.random.Generator, kind: str, rows: int, cols: int) -> np.ndarray:
-    """Random blocks whose values have about the standard deviation 0.06, and no large mean."""
+    """Random blocks whose values have a standard deviation of about 0.06 and a small mean."""
     values, size = gguf.GGML_QUANT_SIZES[Q[kind]]
     raw = random.integers(0, 256, (rows * cols // values, size), np.uint8)
     scales = random.uniform(0.5, 1.5, (len(raw), 1))
@@ -214,7 +214,7 @@ def write_mixed() -> None:
     theirs = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
               "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
               "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-    # A part has three tensors more than the first, so that it is really split.
+    # The model has more tensors than fit one part, so that it is really split.
     writer = gguf.GGUFWriter(OUT / "mixed.gguf", "llama", split_max_tensors=20)
     write_sizes(writer, config)
     state = {}

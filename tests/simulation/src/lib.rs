@@ -9,9 +9,9 @@
 //!
 //! The [`world`] starts a [`process`] for each member. A [`worker`] is the product's service and engine over
 //! a [`device`] that computes nothing; a [`router`] is the product's cluster. The tasks that they spawn
-//! belong to their process: they stand still while it is stopped, and are dropped at any await point when it
-//! is killed. Processes talk over the [`network`], which delays, blocks and loses messages, and discover each
-//! other through an [`etcd`] that may be down.
+//! belong to their process: they are suspended while it is stopped, and are dropped at any await point when
+//! it is killed. Processes talk over the [`network`], which delays, blocks and loses messages, and discover
+//! each other through an [`etcd`] that may be down.
 //!
 //! Each [`client`] has a request from the [`workload`] and the expected answer from the [`reference`], which
 //! computed it alone beforehand. [`reading`] checks every message against it: each position once, in order,

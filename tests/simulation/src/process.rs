@@ -1,5 +1,5 @@
-//! A simulated process and its tasks. They stand still while it is stopped, and are dropped when it is
-//! killed. It can be killed at the n-th poll of its tasks, which may be any await point of any of them.
+//! A simulated process and its tasks. Tasks are suspended while it is stopped, and dropped when it is killed.
+//! It can be killed at the n-th poll of its tasks, which may be any await point of any of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};

@@ -16,7 +16,7 @@ pub struct Reading {
     /// Indexed by sample.
     samples: Vec<Progress>,
     prompt_logprobs: usize,
-    /// Whether all of them have arrived, or none were requested.
+    /// Whether all prompt log-probabilities have arrived, or none were requested.
     has_prompt_logprobs: bool,
     told_cached: bool,
 }

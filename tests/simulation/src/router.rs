@@ -35,7 +35,7 @@ impl RouterRun {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Drops what the dead process held.
+    /// Drops the resources of the dead process.
     pub fn bury(&self) {
         let cluster = self.cluster.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.process.within(|| drop(cluster));

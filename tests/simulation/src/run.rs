@@ -16,7 +16,7 @@ use crate::{executor, faults, quiescence, workload};
 
 /// Time before the first request.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// How long after the faults every waiting client must have its answer.
+/// Time after the faults within which every waiting client must have its answer.
 const CLIENTS_END_WITHIN: Duration = Duration::from_secs(600);
 /// One request in this many is sent twice at the same time with the same id.
 const TWINS: u64 = 8;

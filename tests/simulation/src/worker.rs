@@ -88,7 +88,7 @@ pub struct Make<'a> {
     pub other_weights: bool,
 }
 
-/// A worker whose engine nobody drives yet.
+/// A worker with its engine, which the caller must drive.
 pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) -> (WorkerService, Engine) {
     let &Make { host, plan, config, kv_blocks, other_weights } = make;
     let limits = config.scheduler.clone();
@@ -135,7 +135,7 @@ impl Turning {
                 }
             }
         }
-        // Lets its last messages out.
+        // Lets the last messages be sent.
         tokio::time::sleep(CLOSE_WITHIN).await;
         process.kill();
     }

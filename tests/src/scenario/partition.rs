@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Time for late bytes to arrive and for the router to use the worker again.
 const AFTERMATH: Duration = Duration::from_secs(3);
 
-/// The faults, one after the other.
+/// The faults, in order.
 const FAULTS: [Fault; 9] = [
     Fault::Network("partition, late bytes", Network::both(Link::STALL)),
     Fault::Network("half-open, from the worker", Network { down: Link::SWALLOW, ..Network::GOOD }),

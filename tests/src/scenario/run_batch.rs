@@ -14,11 +14,11 @@ use crate::nodes::Front;
 use crate::report::Report;
 use crate::seeded::SeededRng;
 
-/// Longest time without a new answer, in which a killed process must come back.
+/// Longest time without a new answer; a killed process must be back within it.
 const NO_ANSWER_WITHIN: Duration = Duration::from_secs(120);
-/// How often the file of answers is looked at.
+/// Interval between two checks of the file of answers.
 const POLL: Duration = Duration::from_millis(5);
-/// Of so many lines, the one at this place is refused.
+/// One line in this many is refused.
 const REFUSED_EVERY: u64 = 30;
 const REFUSED_AT: u64 = 7;
 
@@ -70,8 +70,8 @@ pub async fn run(plan: &Plan) -> Report {
     report
 }
 
-/// The kills in order: the number of answers after which each comes, and whom it hits (0 the runner, 1 the
-/// router, 2 a worker). Each is hit as often as the others, give or take one.
+/// The kills in order: the number of answers before each, and its victim (0 = the runner, 1 = the router, 2 =
+/// a worker). Each victim is killed equally often, give or take one.
 fn kills_of(plan: &Plan, rng: &mut SeededRng) -> Vec<(u64, usize)> {
     let last = plan.requests * 95 / 100;
     let mut marks: Vec<u64> = (0..plan.rounds).map(|_| rng.below(last as usize) as u64).collect();
@@ -140,7 +140,7 @@ fn compare(report: &mut Report, lines: u64, calm: &Path, killed: &Path) {
     report.require(refused == bad, || format!("{refused} lines were refused instead of {bad}"));
 }
 
-/// Writes `count` requests of every kind to `path`. Each thirtieth is one that the server refuses.
+/// Writes `count` requests of every kind to `path`. The server refuses every thirtieth.
 pub fn write_requests(path: &Path, count: u64) {
     let line = |n: u64| {
         let (url, mut body) = match n % 2 {
@@ -168,11 +168,11 @@ pub fn write_requests(path: &Path, count: u64) {
     std::fs::write(path, (0..count).map(line).collect::<String>()).expect("it can be written");
 }
 
-/// The answers in `path` by id, without the time, what the cache held, and that a request moved to another
-/// worker if that could not change its tokens.
+/// The answers in `path` by id, without their time, their cached tokens, and notes that a request moved to
+/// another worker with the same tokens.
 ///
 /// # Errors
-/// A line that is not JSON, has no id, or has one that was there before.
+/// If a line is not JSON, or its id is missing or repeated.
 pub fn answers(path: &Path) -> Result<BTreeMap<String, Value>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut answers = BTreeMap::new();

@@ -8,7 +8,7 @@ use crate::nodes::{Front, Worker};
 use crate::report::{Report, moves};
 use crate::seeded::SeededRng;
 
-/// Workers that must be up before the next kill: streams need somewhere to move.
+/// Workers that must be up before the next kill, so that streams can move to one.
 const MUST_STAND: usize = 2;
 /// How long a killed worker may take to be up again.
 const BACK_WITHIN: Duration = Duration::from_secs(30);

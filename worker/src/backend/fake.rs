@@ -44,8 +44,8 @@ pub struct FakeOptions {
     pub fail_at_step: Option<u64>,
     /// Whether each step reads the whole context back through the block table.
     pub reads_context: bool,
-    /// Tokens of a text that repeats itself: seven times of eight a draw is the one of these that follows the
-    /// token before. Empty: every draw is a hash of all before it.
+    /// Tokens of a repeating text: seven of eight draws return the one that follows the previous token.
+    /// Empty: every draw is a hash of all earlier tokens.
     pub habits: Range<TokenId>,
 }
 

@@ -53,7 +53,7 @@ impl Allowed {
         let mut finite = false;
         let groups = logits.chunks(u32::BITS as usize).zip(out.chunks_mut(u32::BITS as usize));
         for ((logits, out), word) in groups.zip(mask.words()) {
-            // Most words of most masks allow none of their tokens, or all.
+            // Most words of a mask allow none of their tokens, or all.
             match *word {
                 0 => out.fill(f32::NEG_INFINITY),
                 u32::MAX => {
@@ -107,19 +107,19 @@ struct State {
     allowed: Option<Arc<Allowed>>,
     /// Matcher to reuse for the next token.
     matcher: Option<Matcher>,
-    /// Guesses of the text that must come next; `None` while unknown.
+    /// Guessed tokens of the text that must come next; `None` while unknown.
     forced: Option<Vec<TokenId>>,
 }
 
 impl MaskSlot {
-    /// A slot that has `allowed`, and no matcher.
+    /// A slot with `allowed` and without a matcher.
     pub fn filled(allowed: Allowed) -> Self {
         let slot = Self::default();
         slot.fill(allowed, None);
         slot
     }
 
-    /// Puts the result, and the matcher if it is this slot that keeps it.
+    /// Stores the result, and the matcher if this slot keeps it.
     pub fn fill(&self, allowed: Allowed, matcher: Option<Matcher>) {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         (state.allowed, state.matcher) = (Some(Arc::new(allowed)), matcher);
@@ -138,19 +138,19 @@ impl MaskSlot {
         }
     }
 
-    /// A copy of the matcher, if it is there.
+    /// A copy of the matcher, if the slot has it.
     pub fn fork_matcher(&self) -> Option<Matcher> {
         let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.matcher.as_ref().map(Matcher::fork)
     }
 
-    /// Puts guesses of the text that must come next.
+    /// Stores guessed tokens of the text that must come next.
     pub fn set_forced(&self, tokens: Vec<TokenId>) {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner).forced = Some(tokens);
         self.0.filled.notify_all();
     }
 
-    /// Those guesses, waiting at most so long; `None` if they are not known by then.
+    /// The guessed tokens, waiting at most `wait`; `None` if they are not known by then.
     pub fn forced_within(&self, wait: Duration) -> Option<Vec<TokenId>> {
         let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.filled.wait_timeout_while(state, wait, |state| state.forced.is_none());

@@ -70,7 +70,7 @@ pub struct VerifyRows {
     pub history: Range<u32>,
     /// Prompt tokens in `history`.
     pub prompt_len: u32,
-    /// What the sample's grammar allows at each row; empty if it has none.
+    /// Mask of the sample's grammar for each row; empty without a grammar.
     pub masks: Vec<MaskSlot>,
 }
 
@@ -160,8 +160,8 @@ pub enum Answer {
     Sampled(Sampled),
     /// Answer to a [`Want::Sample`] whose grammar allows no token.
     Undrawn,
-    /// Answers a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one, unless a
-    /// grammar allows none.
+    /// Answer to a [`Want::Verify`]: the accepted draft tokens and the token after them. At least one token,
+    /// unless a grammar allows none.
     Verified(Vec<Sampled>),
     /// Answers a [`Want::Score`].
     Scored(TokenLogprobs),
@@ -179,8 +179,8 @@ pub struct Sampled {
 }
 
 impl Answer {
-    /// The answer for a draft, given the draws at its rows up to the first whose grammar allows none: accepts
-    /// while they are equal.
+    /// Answer for a draft, from the draws at its rows up to the first row whose grammar allows no token.
+    /// Accepts draft tokens while they equal the draws.
     pub fn verified(draft: &[TokenId], mut drawn: Vec<Sampled>) -> Self {
         assert!(
             drawn.len() <= draft.len() + 1,

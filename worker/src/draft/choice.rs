@@ -1,31 +1,32 @@
-//! How many draft tokens a step verifies: as many as give the most tokens a second, over all streams
-//! together. Every further row takes time from all of them, so drafts end by themselves where streams are
-//! many.
+//! Chooses how many draft tokens a step verifies: the number that maximises the expected tokens per second of
+//! all streams together. Every additional row slows all of them down, so with many streams nothing is
+//! verified.
 
 use super::row_cost::RowCost;
 
-/// Drafts must promise this much more than plain decoding: chances and times are estimates.
+/// Least expected speedup over plain decoding. Above 1, because probabilities and times are estimates.
 const MARGIN: f64 = 1.04;
-/// No step with drafts is expected to take longer than these seconds, or than so many plain ones on a slow
-/// machine: streams and new prompts should not wait for guesses.
+/// Longest expected time of a step with drafts, so that streams and new prompts do not wait for guesses: this
+/// many seconds, or on a slow machine this many times a plain step.
 const LONGEST_STEP: f64 = 0.25;
 const MOST_PLAIN_STEPS: f64 = 3.0;
 
 /// A draft token that could be verified.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Offer {
-    /// The stream, counted from 0.
+    /// Index of the stream.
     pub stream: usize,
-    /// The chance that it and all before it in its draft are right.
+    /// Probability that this token and all earlier ones of its draft are right.
     pub chance: f32,
 }
 
-/// Chooses among `offers`, at most `most` of them, for a step of `streams` streams, and sets how many each
-/// stream gets in `taken`. The offers of a stream must come with falling chances; they are sorted here.
+/// Chooses at most `most` of `offers` for a step of `streams` streams, and writes the number chosen for each
+/// stream to `taken`. Within a stream, offers must come by descending probability; this function sorts them
+/// across streams.
 pub(super) fn choose(cost: &RowCost, streams: u32, offers: &mut [Offer], most: u32, taken: &mut [u32]) {
     taken.fill(0);
     let Some(plain) = cost.seconds(streams) else { return };
-    // Stable, so that equal ones of a stream stay in order.
+    // A stable sort keeps equal offers of a stream in order.
     offers.sort_by(|a, b| b.chance.total_cmp(&a.chance));
     let (mut tokens, mut best) = (f64::from(streams), (0, MARGIN * f64::from(streams) / plain));
     for (at, offer) in offers.iter().take(most as usize).enumerate() {
@@ -48,7 +49,7 @@ mod tests {
 
     use super::*;
 
-    /// A device on which a step takes 20 ms for every eight rows begun.
+    /// A device on which a step takes 20 ms for every eight rows or part of them.
     fn tiled() -> RowCost {
         let mut cost = RowCost::default();
         for _ in 0..40 {
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_before_a_step_was_measured_or_beyond_what_is_allowed() {
+    fn nothing_is_taken_before_a_measurement_or_beyond_the_limit() {
         let mut offers = [Offer { stream: 0, chance: 0.99 }; 5];
         let mut taken = [3];
         choose(&RowCost::default(), 1, &mut offers, 64, &mut taken);

@@ -1,39 +1,40 @@
-//! Finds earlier places of a text that end like its end. A table of chains, as in LZ77: a hash of three
-//! tokens leads to the latest place with that hash, and each place to the one before.
+//! Finds earlier positions of a text whose preceding tokens match the text's last tokens. Uses hash chains,
+//! as LZ77 does: the hash of three tokens leads to the latest place with that hash, and each place to the
+//! previous one.
 
 use crate::TokenId;
 
-/// Tokens that two places must have in common at least.
+/// Least number of tokens that must match.
 pub(super) const SHORTEST_MATCH: usize = 3;
-/// Longest match that is told from longer ones.
+/// Tokens compared at most; longer matches count as this long.
 pub(super) const LONGEST_MATCH: usize = 32;
-/// Places of a chain that are looked at, latest first.
+/// Most places of a chain to compare, latest first.
 const MOST_PLACES: usize = 16;
 /// Tokens indexed in one call, so that no step waits for a long prompt.
 const INDEXED_AT_ONCE: usize = 1024;
-/// Smallest size of the table.
+/// Smallest size of the hash table.
 const FEWEST_CHAINS: usize = 64;
 
-/// The index of one growing text. Takes 8 to 16 bytes a token.
+/// Index of one growing text. Takes 8 to 16 bytes per token.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Index {
-    /// By hash: the latest place, counted from 1; 0 = none. A power of two in length.
+    /// Latest place for each hash, counted from 1; 0 = none. The length is a power of two.
     latest: Vec<u32>,
-    /// For each indexed place: the place before it with the same hash, likewise.
+    /// Previous place with the same hash for each indexed place, counted likewise.
     before: Vec<u32>,
 }
 
-/// A place whose text ends like the end of the whole.
+/// A place whose preceding tokens match the end of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     /// Position of the token after the match.
     pub next: usize,
-    /// Tokens in common, at most [`LONGEST_MATCH`].
+    /// Number of matching tokens, at most [`LONGEST_MATCH`].
     pub matched: usize,
 }
 
 impl Index {
-    /// Takes in the places before the last token of `tokens`, of which earlier calls saw a prefix.
+    /// Indexes `tokens`, except the last one. Earlier calls must have been given a prefix of `tokens`.
     pub fn extend(&mut self, tokens: &[TokenId]) {
         // The last token has no successor yet.
         let end = tokens.len().saturating_sub(1).min(self.before.len() + INDEXED_AT_ONCE);
@@ -45,7 +46,7 @@ impl Index {
         }
     }
 
-    /// Makes room for `places`, and hashes the known ones again.
+    /// Makes room for `places` and rehashes the known ones.
     fn grow(&mut self, tokens: &[TokenId], places: usize) {
         let known = self.before.len();
         self.latest = vec![0; places.next_power_of_two().max(FEWEST_CHAINS)];
@@ -61,13 +62,13 @@ impl Index {
         self.before.push(before);
     }
 
-    /// The chain of the places that end like `text`; `None` if the text is too short for one.
+    /// Chain of the places with the hash of `text`'s last tokens; `None` if the text is too short.
     fn chain(&self, text: &[TokenId]) -> Option<usize> {
         let gram = text.last_chunk::<SHORTEST_MATCH>()?;
         Some(hash(gram, 0) as usize & (self.latest.len() - 1))
     }
 
-    /// The place with the longest match to the end of `tokens`, the latest of several.
+    /// Place with the longest match to the end of `tokens`; the latest of several.
     pub fn longest(&self, tokens: &[TokenId]) -> Option<Place> {
         if self.latest.is_empty() {
             return None;
@@ -88,19 +89,19 @@ impl Index {
         best
     }
 
-    /// Bytes of its memory.
+    /// Size in memory, in bytes.
     #[cfg(test)]
     fn bytes(&self) -> usize {
         (self.latest.capacity() + self.before.capacity()) * size_of::<u32>()
     }
 }
 
-/// Tokens that the ends of two texts have in common, at most [`LONGEST_MATCH`].
+/// Length of the common suffix of two texts, at most [`LONGEST_MATCH`].
 fn common_end(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(LONGEST_MATCH).take_while(|(a, b)| a == b).count()
 }
 
-/// A hash of three tokens and a `seed`.
+/// Hash of three tokens with a `seed`.
 pub(super) fn hash(gram: &[TokenId; SHORTEST_MATCH], seed: u64) -> u64 {
     let mix =
         |hash: u64, token: &TokenId| (hash.rotate_left(25) ^ u64::from(*token)).wrapping_mul(MULTIPLIER);
@@ -108,7 +109,7 @@ pub(super) fn hash(gram: &[TokenId; SHORTEST_MATCH], seed: u64) -> u64 {
     hash ^ (hash >> 32)
 }
 
-/// Odd, with bits all over: 2^64 divided by the golden ratio.
+/// 2^64 divided by the golden ratio: odd, with well-distributed bits.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
@@ -138,7 +139,7 @@ mod tests {
         check(&[5, 5, 5, 5, 5], Some((4, 4)));
     }
 
-    /// The same by looking at every place.
+    /// The reference: compares every place.
     fn naive(tokens: &[TokenId]) -> Option<usize> {
         let places = 1..tokens.len();
         let matched = places.map(|next| common_end(&tokens[..next], tokens)).max();
@@ -153,7 +154,7 @@ mod tests {
             (state >> 20) % below
         };
         for round in 0..300 {
-            // With few different tokens chains are longer than what is looked at.
+            // With few distinct tokens, chains are longer than `MOST_PLACES`.
             let vocabulary = [6, 20, 1000][round % 3];
             let tokens: Vec<TokenId> = (0..draw(200)).map(|_| draw(vocabulary) as TokenId).collect();
             let found = indexed(&tokens).longest(&tokens).map(|place| place.matched);

@@ -1,13 +1,15 @@
-//! Guesses the next tokens of texts, so that one step can verify several. A right guess saves a step and a
-//! wrong one costs a row; no token depends on either, because each is drawn as without guesses and compared.
+//! Speculative decoding: drafts the next tokens of texts, so that one step can verify several. A right draft
+//! token saves a step and a wrong one costs a row. Drafts change no output: each token is drawn as without
+//! them and then compared.
 //!
-//! Guesses come from three places: what the text itself said after the same tokens before ([`index`]), what
-//! finished texts of the same cache scope said ([`remembered`]), and what a grammar leaves no choice about.
-//! [`odds`] measures how often each is right, [`row_cost`] what a further row takes, and [`choice`] verifies
-//! as many as pay. So there is nothing to set: plain prose and full batches are decoded as ever.
+//! Drafts come from the same text, where it continued the same tokens earlier ([`index`]); from finished
+//! texts of the same cache scope ([`remembered`]); and from a grammar that allows only one continuation.
+//! [`odds`] measures how often each is right, [`row_cost`] the time of an additional row, and [`choice`]
+//! verifies only as many tokens as pay off. Unpredictable text and full batches are therefore decoded without
+//! drafts, and there is nothing to tune.
 //!
-//! Pure: tokens and times in, guesses out. A model that drafts would be one more [`DraftSource`]; it keeps
-//! its keys and values itself, by text.
+//! Pure: tokens and times in, drafts out. A draft model would be another [`DraftSource`] and would own its KV
+//! cache.
 
 mod choice;
 mod index;
@@ -24,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use choice::{Offer, choose};
 use index::Index;
 pub use odds::DraftSource;
-use odds::{Luck, Odds};
+use odds::{Odds, TextOdds};
 use remembered::Remembered;
 use row_cost::RowCost;
 
@@ -36,51 +38,51 @@ pub const MOST_DRAFTED: usize = 31;
 /// Most draft tokens of all texts in a step.
 pub const MOST_ROWS: u32 = 64;
 
-/// The places that drafts come from, as `--speculate` names them.
+/// Value of `--speculate`: the sources of drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Speculate {
-    /// All there are.
+    /// Every source of drafts.
     #[default]
     Auto,
     /// None: plain decoding.
     Off,
-    /// The text itself.
+    /// The same text.
     Ngram,
-    /// The text itself and finished ones.
+    /// The same text and finished texts.
     Suffix,
 }
 
-/// A text that streams.
+/// A text being generated.
 #[derive(Debug, Clone, Copy)]
 pub struct Text<'a> {
     /// All its tokens.
     pub tokens: &'a [TokenId],
-    /// The texts that it may share with.
+    /// Scope of finished texts that its drafts may come from.
     pub scope: &'a CacheScope,
     /// Tokens that end it; no draft contains one.
     pub stops: &'a [TokenId],
-    /// What its grammar leaves no choice about.
+    /// Next tokens if its grammar allows only one continuation.
     pub forced: &'a [TokenId],
 }
 
-/// What is kept of a streaming text from step to step: 8 to 16 bytes a token.
+/// State of a text between steps. Takes 8 to 16 bytes per token.
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
     index: Index,
-    luck: Luck,
+    text_odds: TextOdds,
     latest: Draft,
     /// Tokens of the latest draft that the next step verifies.
     taken: u32,
-    /// Its latest draft began right.
-    is_lucky: bool,
+    /// The tokens drawn since the latest draft all matched it.
+    was_right: bool,
 }
 
-/// A draft, and the chance that its first tokens are right, up to each.
+/// Draft tokens, each with the probability that it and all earlier ones are right.
 #[derive(Debug, Clone, Default)]
 struct Draft {
     tokens: Vec<TokenId>,
     chances: Vec<f32>,
-    /// Where it comes from, and the length of the match before it.
+    /// Source of the draft, and the length of its match.
     from: Option<(DraftSource, usize)>,
 }
 
@@ -95,24 +97,24 @@ impl Progress {
         self.taken
     }
 
-    /// Has the next step verify `taken` tokens of the latest draft.
+    /// Sets how many tokens of the latest draft the next step verifies.
     pub fn take(&mut self, taken: u32) {
         self.taken = taken.min(self.latest.tokens.len() as u32);
     }
 
-    /// Whether it is worth to wait for a token in flight so that a draft can follow it.
-    pub fn is_lucky(&self) -> bool {
-        self.is_lucky
+    /// Whether the next step should wait for a token in flight, so that a draft can follow it.
+    pub fn should_wait(&self) -> bool {
+        self.was_right
     }
 
-    /// Replaces the latest draft by one that `make` appends to a list, and has all of it verified.
+    /// Replaces the latest draft with the tokens that `make` appends. The next step verifies all of them.
     pub fn set_draft(&mut self, make: impl FnOnce(&mut Vec<TokenId>)) {
         self.latest.clear();
         make(&mut self.latest.tokens);
         self.taken = self.latest.tokens.len() as u32;
     }
 
-    /// Forgets the latest draft.
+    /// Discards the latest draft.
     pub fn clear(&mut self) {
         self.latest.clear();
         self.taken = 0;
@@ -132,22 +134,22 @@ impl Draft {
     }
 }
 
-/// Makes drafts and decides how long they are. One for all texts of a worker.
+/// Makes drafts and chooses their lengths, for all texts of a worker.
 #[derive(Debug)]
 pub struct Guesser {
     remembered: Option<Remembered>,
     odds: Odds,
     cost: RowCost,
     forces: bool,
-    /// Kept for their allocations.
+    /// Kept to reuse their allocations.
     offers: Vec<Offer>,
     taken: Vec<u32>,
     found: Vec<(TokenId, f32)>,
 }
 
 impl Guesser {
-    /// A guesser over the places of `speculate`; `None` if there are none. Finished texts are used only if
-    /// `shares`: whoever shares no prefixes shares no texts either.
+    /// Guesser with the sources of `speculate`; `None` if it has none. Finished texts are a source only if
+    /// `shares`, that is if requests also share cached prefixes.
     pub fn new(speculate: Speculate, shares: bool) -> Option<Self> {
         let remembers = shares && matches!(speculate, Speculate::Auto | Speculate::Suffix);
         (speculate != Speculate::Off).then(|| Self {
@@ -161,26 +163,33 @@ impl Guesser {
         })
     }
 
-    /// Makes a draft of at most `most` tokens after `text`, as `progress` keeps it.
+    /// Drafts at most `most` tokens to follow `text` and stores them in `progress`.
     pub fn guess(&mut self, text: &Text<'_>, most: usize, progress: &mut Progress) {
         let most = most.min(MOST_DRAFTED);
         progress.clear();
-        let Progress { index, luck, latest, .. } = progress;
+        let Progress { index, text_odds, latest, .. } = progress;
         index.extend(text.tokens);
         if self.forces && !text.forced.is_empty() {
             self.found.clear();
             self.found.extend(text.forced.iter().take(most).map(|token| (*token, 1.0)));
-            self.put(DraftSource::Grammar, 0, luck, latest);
+            self.put(DraftSource::Grammar, 0, text_odds, latest);
         } else {
-            self.look_up(text, most, index, luck, latest);
+            self.look_up(text, most, index, text_odds, latest);
         }
         let stop = latest.tokens.iter().position(|token| text.stops.contains(token));
         latest.cut(stop.unwrap_or(most));
     }
 
-    /// A draft from the longest match. The text itself decides between equals: it is what the stream is
-    /// about.
-    fn look_up(&mut self, text: &Text<'_>, most: usize, index: &Index, luck: &Luck, latest: &mut Draft) {
+    /// Drafts from the longest match. Of equal matches, one in the same text wins, because it is closer in
+    /// subject.
+    fn look_up(
+        &mut self,
+        text: &Text<'_>,
+        most: usize,
+        index: &Index,
+        text_odds: &TextOdds,
+        latest: &mut Draft,
+    ) {
         let own = index.longest(text.tokens);
         self.found.clear();
         let remembered = self
@@ -188,32 +197,32 @@ impl Guesser {
             .as_ref()
             .map_or(0, |texts| texts.propose(text.scope, text.tokens, most, &mut self.found));
         if remembered > own.map_or(0, |place| place.matched) {
-            return self.put(DraftSource::Remembered, remembered, luck, latest);
+            return self.put(DraftSource::Remembered, remembered, text_odds, latest);
         }
         let Some(place) = own else { return };
         self.found.clear();
         for at in place.next..place.next + most {
-            // A text that repeats itself goes on into its own draft.
+            // In a repeating text, the match may run past the end into its own draft.
             let token = text.tokens.get(at).copied();
             let token = token.unwrap_or_else(|| self.found[at - text.tokens.len()].0);
             self.found.push((token, 1.0));
         }
-        self.put(DraftSource::Own, place.matched, luck, latest);
+        self.put(DraftSource::Own, place.matched, text_odds, latest);
     }
 
-    /// Turns what was found into a draft with chances.
-    fn put(&mut self, source: DraftSource, matched: usize, luck: &Luck, latest: &mut Draft) {
+    /// Stores the found tokens as a draft with probabilities.
+    fn put(&mut self, source: DraftSource, matched: usize, text_odds: &TextOdds, latest: &mut Draft) {
         latest.from = Some((source, matched));
         let mut chance = 1.0;
         for (at, (token, share)) in self.found.iter().enumerate() {
-            chance *= self.odds.chance(source, matched + at, luck) * share;
+            chance *= self.odds.chance(source, matched + at, text_odds) * share;
             latest.tokens.push(*token);
             latest.chances.push(chance);
         }
     }
 
-    /// How many tokens of the latest drafts of `texts` a step of `streams` streams verifies; at most `most`
-    /// together.
+    /// Chooses how many tokens of the latest drafts of `texts` a step of `streams` streams verifies, at most
+    /// `most` in total.
     pub fn choose<'a>(
         &mut self,
         texts: impl Iterator<Item = &'a Progress>,
@@ -233,15 +242,15 @@ impl Guesser {
         &self.taken
     }
 
-    /// Learns from the tokens that were drawn after a text, verified or not.
+    /// Updates the statistics with the tokens drawn after a text, whether or not they were verified.
     pub fn drawn(&mut self, tokens: impl Iterator<Item = TokenId>, progress: &mut Progress) {
-        let Progress { luck, latest, is_lucky, .. } = progress;
-        *is_lucky = false;
+        let Progress { text_odds, latest, was_right, .. } = progress;
+        *was_right = false;
         let Some((source, matched)) = latest.from else { return progress.clear() };
         for (at, (guess, token)) in latest.tokens.iter().zip(tokens).enumerate() {
             let right = *guess == token;
-            self.odds.observe(source, matched + at, right, luck);
-            *is_lucky = right;
+            self.odds.observe(source, matched + at, right, text_odds);
+            *was_right = right;
             if !right {
                 break;
             }
@@ -249,12 +258,12 @@ impl Guesser {
         progress.clear();
     }
 
-    /// A step of `rows` rows that continued texts and did nothing else took `took`.
+    /// Records that a step of `rows` decoding rows and nothing else took `took`.
     pub fn took(&mut self, rows: u32, took: Duration) {
         self.cost.observe(rows, took);
     }
 
-    /// Keeps the end of a finished text: its output, and the prompt's end before it.
+    /// Stores the end of a finished text: its output and the end of its prompt.
     pub fn ended(&mut self, scope: &CacheScope, tokens: &[TokenId], prompt_len: u32) {
         if let Some(remembered) = &mut self.remembered {
             let from = (prompt_len as usize).saturating_sub(index::LONGEST_MATCH);

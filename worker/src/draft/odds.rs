@@ -1,34 +1,34 @@
-//! The chance that a draft token is right, measured: by where it came from and how long the match was, for
-//! all texts together, and by how much each text does better or worse than that.
+//! Measures the probability that a draft token is right: for all texts together by source and length of
+//! match, and for each text how far it deviates from that.
 //!
-//! Every guess is compared with the token that is drawn, verified or not, so the chances stay true while
-//! nothing is verified.
+//! Every draft token is compared with the drawn one, even if it was not verified, so the estimates stay
+//! current while nothing is verified.
 
-/// Where a draft comes from.
+/// Source of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftSource {
     /// Earlier in the same text.
     Own,
     /// A finished text.
     Remembered,
-    /// A grammar that leaves no choice.
+    /// A grammar that allows only one continuation.
     Grammar,
 }
 
-/// Lengths of matches told apart; each is a class up to the next.
+/// Classes of match lengths: the shortest of each class.
 const LENGTHS: [usize; 8] = [0, 4, 5, 7, 10, 16, 32, 64];
-/// What is believed at the start, about matches of these lengths and in general.
+/// Probabilities assumed before any measurement, by class of length.
 const FIRST_CHANCE: [f32; 8] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 const FIRST_CHANCE_OF_GRAMMARS: f32 = 0.8;
-/// Guesses that the first belief counts for.
+/// Weight of the initial probability, in draft tokens.
 const FIRST_WEIGHT: f32 = 4.0;
-/// Guesses after which old ones count half.
+/// Number of draft tokens after which an old one counts half.
 const MEMORY: f32 = 256.0;
-/// The same for one text: what a text does changes soon.
+/// The same for one text, whose content changes sooner.
 const MEMORY_OF_TEXT: f32 = 24.0;
-/// Guesses that the belief that a text is like the others counts for.
+/// Weight of the assumption that a text behaves like the others, in draft tokens.
 const WEIGHT_OF_OTHERS: f32 = 4.0;
-/// No guess is sure.
+/// Highest estimate, because no draft token is certain.
 const HIGHEST: f32 = 0.995;
 
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +56,7 @@ impl Rate {
     }
 }
 
-/// The chances over all texts.
+/// Measured probabilities over all texts.
 #[derive(Debug, Clone)]
 pub(super) struct Odds {
     own: [Rate; LENGTHS.len()],
@@ -81,32 +81,32 @@ impl Odds {
         }
     }
 
-    /// The chance that the token after a match of `matched` tokens is right, in a text that has done as
-    /// `luck` says.
-    pub fn chance(&mut self, source: DraftSource, matched: usize, luck: &Luck) -> f32 {
-        let factor = if source == DraftSource::Grammar { 1.0 } else { luck.factor() };
+    /// Probability that the token after a match of `matched` tokens is right, in a text with
+    /// `text_odds`.
+    pub fn chance(&mut self, source: DraftSource, matched: usize, text_odds: &TextOdds) -> f32 {
+        let factor = if source == DraftSource::Grammar { 1.0 } else { text_odds.factor() };
         (self.rate(source, matched).chance() * factor).min(HIGHEST)
     }
 
-    /// Takes in whether it was.
-    pub fn observe(&mut self, source: DraftSource, matched: usize, right: bool, luck: &mut Luck) {
+    /// Records whether a draft token was right.
+    pub fn observe(&mut self, source: DraftSource, matched: usize, right: bool, text_odds: &mut TextOdds) {
         let rate = self.rate(source, matched);
-        // What a grammar forces says nothing about how repetitive a text is.
+        // Tokens forced by a grammar do not show how repetitive a text is.
         if source != DraftSource::Grammar {
-            luck.observe(rate.chance(), right);
+            text_odds.observe(rate.chance(), right);
         }
         rate.observe(right);
     }
 }
 
-/// How right the guesses for one text were, beside what was expected.
+/// Record of one text: right draft tokens compared with the expected number.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Luck {
+pub(super) struct TextOdds {
     right: f32,
     expected: f32,
 }
 
-impl Luck {
+impl TextOdds {
     fn factor(self) -> f32 {
         (self.right + WEIGHT_OF_OTHERS) / (self.expected + WEIGHT_OF_OTHERS)
     }
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn chances_follow_what_happens_and_depend_on_source_and_length() {
-        let (mut odds, mut luck) = (Odds::default(), Luck::default());
+        let (mut odds, mut text_odds) = (Odds::default(), TextOdds::default());
         for n in 0..400 {
-            odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut Luck::default());
-            odds.observe(DraftSource::Own, 40, true, &mut Luck::default());
-            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut luck);
+            odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut TextOdds::default());
+            odds.observe(DraftSource::Own, 40, true, &mut TextOdds::default());
+            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut text_odds);
         }
-        let mut chance = |source, matched| odds.chance(source, matched, &Luck::default());
+        let mut chance = |source, matched| odds.chance(source, matched, &TextOdds::default());
         assert!((chance(DraftSource::Own, 3) - 0.25).abs() < 0.05);
         assert!(chance(DraftSource::Own, 50) > 0.97);
         assert!((chance(DraftSource::Remembered, 32) - 0.5).abs() < 0.05);
@@ -138,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_never_right_is_soon_believed_to_be_so_and_back() {
-        let (mut odds, mut luck) = (Odds::default(), Luck::default());
-        let usual = odds.chance(DraftSource::Own, 10, &luck);
-        (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut luck));
-        let unlucky = odds.chance(DraftSource::Own, 10, &luck);
+    fn the_odds_of_a_text_fall_and_recover_with_its_drafts() {
+        let (mut odds, mut text_odds) = (Odds::default(), TextOdds::default());
+        let usual = odds.chance(DraftSource::Own, 10, &text_odds);
+        (0..20).for_each(|_| odds.observe(DraftSource::Own, 10, false, &mut text_odds));
+        let unlucky = odds.chance(DraftSource::Own, 10, &text_odds);
         assert!(unlucky < usual / 4.0, "{unlucky} after {usual}");
-        assert!(odds.chance(DraftSource::Own, 10, &Luck::default()) > unlucky * 1.5, "others less so");
-        (0..60).for_each(|_| odds.observe(DraftSource::Own, 10, true, &mut luck));
-        assert!(odds.chance(DraftSource::Own, 10, &luck) > usual);
+        assert!(odds.chance(DraftSource::Own, 10, &TextOdds::default()) > unlucky * 1.5, "others less so");
+        (0..60).for_each(|_| odds.observe(DraftSource::Own, 10, true, &mut text_odds));
+        assert!(odds.chance(DraftSource::Own, 10, &text_odds) > usual);
     }
 }

@@ -1,9 +1,9 @@
-//! The texts of finished requests, for requests that continue alike: the same question again, the next file
-//! of a series, the next call of an agent. A ring of tokens with the chains of `index`; the oldest text is
-//! forgotten first.
+//! Texts of finished requests, as drafts for similar requests: a repeated question, the next file of a
+//! series, the next call of an agent. A ring of tokens with hash chains as in `index`; the oldest text is
+//! overwritten first.
 //!
-//! A text is proposed only to requests of its own cache scope, as blocks of the prefix cache are. Otherwise
-//! the time of an answer would tell what others were answered.
+//! Like blocks of the prefix cache, a text is used only for requests of its own cache scope. Otherwise
+//! response times would reveal the answers of other tenants.
 
 use std::collections::VecDeque;
 
@@ -11,29 +11,29 @@ use super::index::{LONGEST_MATCH, SHORTEST_MATCH, hash};
 use crate::TokenId;
 use crate::kv_cache::CacheScope;
 
-/// Tokens kept. With the chains they take 12 bytes each: 12 MiB.
+/// Most tokens kept. With the chains, they take 12 bytes each: 12 MiB.
 const MOST_TOKENS: usize = 1 << 20;
-/// Tokens kept of one text, its last ones.
+/// Most tokens kept of one text: its last ones.
 const LONGEST_TEXT: usize = 8192;
-/// Places of a chain that are looked at, latest first.
+/// Most places of a chain to compare, latest first.
 const MOST_PLACES: usize = 16;
-/// Follows each text; no vocabulary is that large.
+/// End marker of a text; no vocabulary has this token.
 const END: TokenId = TokenId::MAX;
 
-/// Finished texts. Takes memory as they come.
+/// Finished texts. Memory grows with them, up to the limit.
 #[derive(Debug, Clone)]
 pub(super) struct Remembered {
     /// Most tokens; a power of two.
     most: usize,
-    /// The tokens of all texts, each text followed by [`END`]; place `p` is at `p % most`.
+    /// Tokens of all texts, each text followed by [`END`]; place `p` is at index `p % most`.
     tokens: Vec<TokenId>,
-    /// For each place, how far back the place before it with the same hash is; 0 = there is none.
+    /// Distance from each place to the previous one with the same hash; 0 = none.
     back: Vec<u32>,
-    /// By hash: the latest place, counted from 1; 0 = none.
+    /// Latest place for each hash, counted from 1; 0 = none.
     latest: Vec<u64>,
-    /// Places so far, forgotten ones included.
+    /// Number of places so far, including overwritten ones.
     end: u64,
-    /// Where each text starts, and its scope; oldest first.
+    /// Start and scope of each text, oldest first.
     texts: VecDeque<(u64, CacheScope)>,
 }
 
@@ -49,10 +49,10 @@ impl Remembered {
         Self { most, tokens, back, latest, end: 0, texts: VecDeque::new() }
     }
 
-    /// Takes in the end of a finished text.
+    /// Stores the end of a finished text.
     pub fn add(&mut self, scope: &CacheScope, text: &[TokenId]) {
         let text = &text[text.len().saturating_sub(LONGEST_TEXT.min(self.most / 2))..];
-        // Nothing follows a shorter match.
+        // A shorter text has no token after a match.
         if text.len() <= SHORTEST_MATCH {
             return;
         }
@@ -65,7 +65,7 @@ impl Remembered {
             self.push(*token, gram.map(|gram| self.chain(gram, scope)));
         }
         self.push(END, None);
-        // The first text that is still whole stays first.
+        // Drops the texts whose start was overwritten.
         let oldest = self.oldest();
         while self.texts.front().is_some_and(|(start, _)| *start < oldest) {
             self.texts.pop_front();
@@ -95,7 +95,7 @@ impl Remembered {
         place as usize & (self.most - 1)
     }
 
-    /// The oldest place that is not overwritten.
+    /// Oldest place that is not overwritten.
     fn oldest(&self) -> u64 {
         self.end.saturating_sub(self.most as u64)
     }
@@ -104,8 +104,8 @@ impl Remembered {
         self.tokens[self.at(place)]
     }
 
-    /// Appends at most `most` tokens that followed the end of `tokens` in texts of `scope`, with the part of
-    /// the longest matches that agree on each. Returns the length of the match, 0 if there is none.
+    /// Appends at most `most` tokens that followed the end of `tokens` in texts of `scope`, each with the
+    /// fraction of the longest matches that agree on it. Returns the length of the match; 0 = no match.
     pub fn propose(
         &self,
         scope: &CacheScope,
@@ -116,7 +116,7 @@ impl Remembered {
         let (mut places, matched) = self.longest(scope, tokens);
         for at in 0..most as u64 {
             let next = |place: &u64| if place + at < self.end { self.token(place + at) } else { END };
-            // The latest place is first, so it decides between equals.
+            // The latest place is first, so it wins a tie.
             let votes = |token: TokenId| places.iter().filter(|place| next(place) == token).count();
             let mut token = END;
             for place in &places {
@@ -134,7 +134,7 @@ impl Remembered {
         matched
     }
 
-    /// The places after the longest matches to the end of `tokens`, latest first, and their length.
+    /// Places after the longest matches to the end of `tokens`, latest first, and the length of the matches.
     fn longest(&self, scope: &CacheScope, tokens: &[TokenId]) -> (Vec<u64>, usize) {
         let mut longest = (Vec::new(), 0);
         let Some(gram) = tokens.last_chunk() else { return longest };
@@ -160,7 +160,7 @@ impl Remembered {
         longest
     }
 
-    /// Tokens in common up to `place` and the end of `tokens`.
+    /// Number of tokens before `place` that match the end of `tokens`.
     fn common_end(&self, place: u64, tokens: &[TokenId]) -> usize {
         let oldest = self.oldest();
         let places = (oldest..=place).rev();
@@ -168,13 +168,13 @@ impl Remembered {
         pairs.take_while(|(place, token)| self.token(*place) == **token).count()
     }
 
-    /// Whether the text at `place` has this scope. Hashes alone do not decide.
+    /// Whether the text at `place` has this scope. Hashes can collide, so they do not suffice.
     fn is_of(&self, place: u64, scope: &CacheScope) -> bool {
         let after = self.texts.partition_point(|(start, _)| *start <= place);
         after.checked_sub(1).is_some_and(|text| self.texts[text].1 == *scope)
     }
 
-    /// Bytes of its memory, the list of texts aside.
+    /// Size in memory, in bytes, without the list of texts.
     #[cfg(test)]
     fn bytes(&self) -> usize {
         let words = self.tokens.capacity() + self.back.capacity();
@@ -202,7 +202,7 @@ mod tests {
         texts.add(&scope("a"), &[1, 2, 3, 4, 5]);
         assert_eq!(proposed(&texts, "a", &[9, 1, 2, 3]), (vec![(4, 1.0), (5, 1.0)], 3));
         assert_eq!(proposed(&texts, "b", &[9, 1, 2, 3]), (Vec::new(), 0));
-        // The same root by a collision: the salt decides.
+        // A collision gives the same root, but the salt differs.
         let planted = CacheScope { root: scope("a").root, salt: "b".into() };
         assert_eq!(texts.propose(&planted, &[9, 1, 2, 3], 4, &mut Vec::new()), 0);
     }
@@ -214,7 +214,7 @@ mod tests {
         texts.add(&scope(""), &[1, 2, 3, 4, 6]);
         texts.add(&scope(""), &[1, 2, 3, 7, 8]);
         let (draft, matched) = proposed(&texts, "", &[1, 2, 3]);
-        // Of the two that agree on 4, the later one goes on.
+        // Two matches agree on 4; the draft continues with the later one.
         assert_eq!((draft, matched), (vec![(4, 2.0 / 3.0), (6, 0.5)], 3));
         assert_eq!(proposed(&texts, "", &[1, 2, 3, 7]).0, [(8, 1.0)], "a longer match excludes the others");
     }

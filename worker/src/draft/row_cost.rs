@@ -1,23 +1,23 @@
-//! The time of a step by its number of rows, measured, for steps that only continue texts. The line that
-//! `scheduler::step_time` fits is for long steps: it does not see that eight rows may take as long as one,
-//! because the weights are read once, and that thirty-two do not.
+//! Measures the time of a pure decode step by its number of rows. The line that `scheduler::step_time` fits
+//! is for long steps: it cannot show that eight rows may take as long as one, because the weights are read
+//! once, while thirty-two rows take longer.
 //!
-//! Only ratios matter to who compares two numbers of rows. What changes all of them alike, a longer context
-//! or a busier machine, moves a common scale; the rest moves the number of rows that was measured.
+//! Only ratios between numbers of rows matter. A change that affects all of them alike, such as a longer
+//! context or a busier machine, moves a common scale; the rest of an error moves the measured number of rows.
 
 use std::time::Duration;
 
-/// Numbers of rows that are measured; others lie between two of them.
+/// Numbers of rows with a measurement; others are interpolated.
 const ROWS: [u32; 14] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128];
-/// Assumed until it is measured: each further row takes this part of the time of the first.
+/// Time of each additional row as a fraction of the first, assumed until measured.
 const FURTHER_ROW: f64 = 0.06;
-/// Part of an error that moves the common scale.
+/// Fraction of an error that moves the common scale.
 const SCALE_GAIN: f64 = 0.05;
-/// Least part of an error that moves a measured number of rows; the first times move it more.
+/// Least fraction of an error that moves a number of rows; its first measurements move it more.
 const LEAST_GAIN: f64 = 0.15;
-/// Largest error in one step that counts, in natural logarithms: a hiccup of the machine is no measurement.
+/// Errors are clipped to this natural logarithm, so that one delayed step has little effect.
 const LARGEST_ERROR: f64 = 0.4;
-/// Steps after which a measurement is too old to be trusted, and is estimated from its neighbours again.
+/// Number of steps after which a measurement is outdated and its neighbours are used instead.
 const FORGOTTEN_AFTER: u64 = 512;
 
 /// Measured step times by number of rows.
@@ -31,15 +31,15 @@ pub(super) struct RowCost {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Measured {
-    /// Logarithm of the time over the scale.
+    /// Logarithm of the ratio of the time to the scale.
     relative: f64,
     times: u32,
-    /// The number of the latest step; 0 = never.
+    /// Number of the latest step measured; 0 = none.
     latest: u64,
 }
 
 impl RowCost {
-    /// A step of `rows` rows took `took`.
+    /// Records that a step of `rows` rows took `took`.
     pub fn observe(&mut self, rows: u32, took: Duration) {
         let seconds = took.as_secs_f64();
         if rows == 0 || rows > ROWS[ROWS.len() - 1] || seconds <= 0.0 {
@@ -50,7 +50,7 @@ impl RowCost {
         let scale = self.scale.unwrap_or(seconds.ln() - assumed(rows));
         let expected = scale + self.relative(rows);
         let error = (seconds.ln() - expected).clamp(-LARGEST_ERROR, LARGEST_ERROR);
-        // Anchored before it is moved, where nothing was known.
+        // Without a measurement, the estimate is the starting point.
         let relative = self.relative(ROWS[nearest]);
         let measured = &mut self.measured[nearest];
         if measured.latest == 0 || measured.latest + FORGOTTEN_AFTER < self.steps {
@@ -62,13 +62,13 @@ impl RowCost {
         self.scale = Some(scale + error * SCALE_GAIN);
     }
 
-    /// Seconds of a step of `rows` rows; `None` before the first step.
+    /// Estimated time of a step of `rows` rows, in seconds; `None` before the first step.
     pub fn seconds(&self, rows: u32) -> Option<f64> {
         self.scale.map(|scale| (scale + self.relative(rows)).exp())
     }
 
-    /// Logarithm of the time of `rows` rows over the scale: measured, between two that are, or beyond the
-    /// last one as is assumed.
+    /// Logarithm of the ratio of the time of `rows` rows to the scale: measured, interpolated, or beyond the
+    /// last measurement extrapolated by the assumed cost.
     fn relative(&self, rows: u32) -> f64 {
         let known = |at: &usize| {
             let latest = self.measured[*at].latest;
@@ -91,7 +91,7 @@ impl RowCost {
     }
 }
 
-/// Logarithm of the time of `rows` rows over that of one, as long as nothing is measured.
+/// Logarithm of the assumed ratio of the time of `rows` rows to that of one row.
 fn assumed(rows: u32) -> f64 {
     (1.0 + FURTHER_ROW * f64::from(rows.saturating_sub(1))).ln()
 }
@@ -107,7 +107,7 @@ fn nearest(rows: u32) -> usize {
 mod tests {
     use super::*;
 
-    /// Milliseconds of a step whose rows come in tiles of eight.
+    /// Time of a step in milliseconds, on a device that computes rows in tiles of eight.
     fn tiled(rows: u32) -> f64 {
         20.0 * f64::from(rows.div_ceil(8)) + 0.3 * f64::from(rows)
     }
@@ -146,11 +146,11 @@ mod tests {
         observe(&mut cost, 8, 900.0);
         assert!(ratio(&cost, 8, 1) < before * 1.07, "{} after {before}", ratio(&cost, 8, 1));
         (0..30).for_each(|step| observe(&mut cost, [1, 8][step % 2], tiled([1, 8][step % 2])));
-        // Twice as slow by and by, and only eight rows are measured.
+        // The device gradually becomes twice as slow, and only eight rows are measured.
         (0..300).for_each(|step| observe(&mut cost, 8, tiled(8) * (1.0 + f64::from(step) / 300.0)));
         let after = ratio(&cost, 8, 1);
         assert!(after < before * 1.75, "{after} after {before}");
-        // What is not measured for long is estimated again.
+        // Outdated measurements are replaced by estimates.
         (0..600).for_each(|_| observe(&mut cost, 8, 2.0 * tiled(8)));
         assert!((ratio(&cost, 8, 1) - 1.42).abs() < 0.02, "assumed again: {}", ratio(&cost, 8, 1));
     }

@@ -51,8 +51,8 @@ fn the_longer_match_of_both_places_decides() {
     assert!(Guesser::new(Speculate::Off, true).is_none());
 }
 
-/// Decodes `whole` after its first `prompt_len` tokens on a device that takes `millis` for so many rows; the
-/// time over that of plain decoding.
+/// Decodes `whole` after its first `prompt_len` tokens on a device that takes `millis(rows)`. Returns the
+/// ratio of the time to that of plain decoding.
 fn relative_time(whole: &[TokenId], prompt_len: usize, millis: impl Fn(u32) -> f64) -> f64 {
     let (mut guesser, mut progress, scope) = (guesser(), Progress::default(), scope(""));
     let (mut len, mut took) = (prompt_len, 0.0);
@@ -87,7 +87,7 @@ fn copies_are_much_faster_and_noise_is_not_slower() {
     let copied = [&passage[..], &passage].concat();
     assert!(relative_time(&copied, 403, flat) < 0.12);
     assert!(relative_time(&copied, 403, steep) < 0.95, "even where rows cost half a step");
-    // Few different tokens: there are matches everywhere, and none means anything.
+    // With few distinct tokens, matches are frequent and predict nothing.
     for vocabulary in [3, 6, 12, 30_000] {
         for (name, cost) in [("flat", &flat as &dyn Fn(u32) -> f64), ("steep", &steep)] {
             let relative = relative_time(&noise(6000, vocabulary), 1000, cost);
@@ -99,7 +99,7 @@ fn copies_are_much_faster_and_noise_is_not_slower() {
 
 #[test]
 fn texts_that_change_are_followed() {
-    // A passage that is copied with a change every twelve tokens.
+    // A passage is copied with a change every twelve tokens.
     let passage = noise(1200, 30_000);
     let mut edited = passage.clone();
     edited.iter_mut().step_by(12).for_each(|token| *token += 1);

@@ -21,11 +21,11 @@ use crate::scheduler::{NewRequest, RequestEvent, RequestKey, Scheduler};
 /// engine waits.
 const MAX_JOBS: usize = 1024;
 
-/// A text that is forced has no more tokens at its start: it and its prefixes.
+/// If a text is forced, at most this many tokens may come next: the first tokens of its tokenizations.
 const MOST_SPELLINGS: u32 = 32;
 
-/// Longest wait for what a grammar forces, and most samples that are waited for in a step. A mask takes some
-/// 50 µs, a step of a small model a few ms.
+/// Longest wait for forced tokens, and most samples to wait for in a step. A mask takes about 50 µs, a step
+/// of a small model a few milliseconds.
 const FORCED_WAIT: Duration = Duration::from_micros(100);
 const MOST_WAITED_FOR: usize = 4;
 
@@ -53,16 +53,17 @@ struct Sample {
 }
 
 enum Job {
-    /// The mask of a sample's next draw.
+    /// Compute the mask of a sample's next draw.
     Next {
         matcher: Box<Matcher>,
         params: Arc<SamplingParams>,
         forbid_stop: bool,
         slot: MaskSlot,
-        /// Whether what the grammar forces next is wanted, too.
+        /// Whether to compute forced tokens as well.
         forces: bool,
     },
-    /// The masks of the draws after each token of `draft`. The first of `slots` has the matcher before it.
+    /// Compute the masks of the draws after each token of `draft`. The first of `slots` has the matcher
+    /// before the draft.
     Draft {
         draft: Vec<TokenId>,
         slots: Vec<MaskSlot>,
@@ -88,7 +89,7 @@ impl Job {
                 let masks = masks_after(first, &draft, |at, next| {
                     Allowed::new(next, &params, position + 1 + at < stop_from)
                 });
-                // No draw counts after a token that is not allowed.
+                // Draws after a forbidden token are discarded.
                 let masks = masks.chain(std::iter::repeat(Allowed::End));
                 rest.iter().zip(masks).for_each(|(slot, allowed)| slot.fill(allowed, None));
             }
@@ -96,8 +97,8 @@ impl Job {
     }
 }
 
-/// What may be drawn after each token of `draft`, as far as the tokens are allowed. Follows a copy of the
-/// matcher: a limit that is met on the way there is no error of the answer, which may go elsewhere.
+/// Allowed tokens after each token of `draft`, up to the first forbidden one. Uses a copy of the matcher: a
+/// limit exceeded along a draft is not an error of the answer, which may continue differently.
 fn masks_after<'a>(
     first: &MaskSlot,
     draft: &'a [TokenId],
@@ -160,7 +161,7 @@ impl Constraints {
     /// stopped, even at `max_tokens`.
     pub fn follow(&mut self, events: &mut [RequestEvent], scheduler: &mut Scheduler) -> Vec<Followed> {
         let mut followed = Vec::new();
-        // A step may have drawn several tokens of a sample; the next mask is that after the last one.
+        // A step may have drawn several tokens of a sample; only the mask after the last one is needed.
         let mut moved: BTreeMap<(RequestKey, u32), (Matcher, u32)> = BTreeMap::new();
         for event in events {
             match event {
@@ -191,7 +192,7 @@ impl Constraints {
         followed
     }
 
-    /// Tells the scheduler what grammars force next, as far as that is known in time.
+    /// Passes the scheduler the tokens that grammars force next, if they are known in time.
     pub fn offer_forced(&self, scheduler: &mut Scheduler) {
         if !scheduler.drafts() {
             return;
@@ -203,7 +204,7 @@ impl Constraints {
         }
     }
 
-    /// Has the masks for the drafts of `batch` computed, after those for its other draws.
+    /// Queues the masks for the drafts of `batch`, after those for its other draws.
     pub fn ask_for_drafts(&mut self, batch: &Batch) {
         for want in &batch.wants {
             let Want::Verify(verify) = want else { continue };

@@ -322,7 +322,7 @@ impl Engine {
         }
     }
 
-    /// Cancels requests that nobody reads any more, and drops expired streams.
+    /// Cancels requests without readers, and drops expired streams.
     fn sweep_streams(&mut self) {
         for key in self.outbox.sweep(clock::now()) {
             self.cancel(key);

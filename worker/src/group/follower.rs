@@ -9,7 +9,7 @@ use super::frame::{Disagreement, Frame, FrameError, Sequence, agree};
 use super::memory::FrameReader;
 use crate::backend::{Backend, BackendError, StepHandle};
 
-/// Time between two looks at a step in flight while no frame comes.
+/// Interval between two checks of a step in flight while no frame arrives.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 /// Why a follower ended before its stop frame.
@@ -69,8 +69,8 @@ pub fn follow<B: Backend>(
     }
 }
 
-/// Collects steps until the next frame should be read: because it is there and the backend takes another
-/// step, or because no step is left.
+/// Collects steps until the next frame should be read: either one has arrived and the backend takes another
+/// step, or no step is left.
 fn collect_due<B: Backend>(
     in_flight: &mut VecDeque<(u64, StepHandle)>,
     backend: &mut B,
@@ -91,7 +91,7 @@ fn collect_due<B: Backend>(
     Ok(())
 }
 
-/// Whether a frame comes before the oldest step in flight has ended.
+/// Whether a frame arrives before the oldest step in flight has ended.
 fn frame_comes_first<B: Backend>(backend: &mut B, frames: &FrameReader) -> Result<bool, RingError> {
     while backend.has_ended() == Some(false) {
         if frames.comes_within(LOOK_AGAIN)? {

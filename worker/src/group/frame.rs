@@ -1,4 +1,4 @@
-//! Frames, with which the leader makes all ranks run the same steps, and the comparison of their results.
+//! Frames: the leader's commands, which make all ranks run the same steps. Also compares the ranks' results.
 
 use skein_kernels::collective::{Lost, Ranks};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};

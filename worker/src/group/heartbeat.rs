@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_was_stopped_itself_blames_nobody() {
+    fn a_process_that_was_paused_itself_reports_no_rank() {
         let mut heartbeats = Heartbeats::new(1, at(0));
         assert_eq!(heartbeats.overdue(at(60_000), [0].into_iter()), None);
         assert_eq!(heartbeats.overdue(at(60_900), [0].into_iter()), None);

@@ -1,11 +1,12 @@
 //! Shared memory of a group's processes on one node.
 //!
 //! ```text
-//! exchanges of steps and of reports for each stage · heartbeat of each seat · ring of frames · links
+//! exchanges of steps and of reports for each stage · heartbeat of each process · ring of frames · links
 //! ```
 //!
-//! A seat is a process. Seat 0 writes the frames and all others read them. On the first node, seat 0 is rank
-//! 0, the leader. On the other nodes it is the process connected to the leader, which is no rank.
+//! Processes are numbered on each node. Process 0 writes the frames and all others read them. On the first
+//! node it is rank 0, the leader. On the other nodes it is the process connected to the leader, which is no
+//! rank.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -59,18 +60,18 @@ impl NodePlan {
         (self.node * each).max(1)..(self.node + 1) * each
     }
 
-    /// Seat of `rank`, which must be on this node.
-    pub fn seat_of(&self, rank: usize) -> usize {
+    /// Process number of `rank`, which must be on this node.
+    pub fn process_of(&self, rank: usize) -> usize {
         rank - self.children().start + 1
     }
 
-    /// Rank on `seat`, which must not be 0.
-    pub fn rank_on(&self, seat: usize) -> usize {
-        self.children().start + seat - 1
+    /// Rank of `process`, which must not be 0.
+    pub fn rank_of(&self, process: usize) -> usize {
+        self.children().start + process - 1
     }
 
-    /// Number of seats on this node.
-    pub fn seats(&self) -> usize {
+    /// Number of processes on this node.
+    pub fn processes(&self) -> usize {
         1 + self.children().len()
     }
 
@@ -95,16 +96,16 @@ impl NodePlan {
         self.exchange_at(self.topology.stages_on_node()) + stage * Shared::bytes(self.places(), REPORT_BYTES)
     }
 
-    fn beat_at(&self, seat: usize) -> usize {
-        self.reports_at(self.topology.stages_on_node()) + seat * APART
+    fn beat_at(&self, process: usize) -> usize {
+        self.reports_at(self.topology.stages_on_node()) + process * APART
     }
 
     fn ring_at(&self) -> usize {
-        self.beat_at(self.seats())
+        self.beat_at(self.processes())
     }
 
     fn link_at(&self, link: usize) -> usize {
-        self.ring_at() + Ring::size(RING_BYTES, self.seats() - 1) + link * Ring::size(self.link_bytes, 1)
+        self.ring_at() + Ring::size(RING_BYTES, self.processes() - 1) + link * Ring::size(self.link_bytes, 1)
     }
 }
 
@@ -179,14 +180,14 @@ impl GroupMemory {
         Ring::new(self.memory.clone(), at, self.plan.link_bytes, 1, self.end())
     }
 
-    /// Counts a heartbeat of `seat`.
-    pub fn beat(&self, seat: usize) {
-        self.memory.word(self.plan.beat_at(seat)).fetch_add(1, Ordering::Relaxed);
+    /// Counts a heartbeat of `process`.
+    pub fn beat(&self, process: usize) {
+        self.memory.word(self.plan.beat_at(process)).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Number of heartbeats of `seat` so far.
-    pub fn beats(&self, seat: usize) -> u32 {
-        self.memory.word(self.plan.beat_at(seat)).load(Ordering::Relaxed)
+    /// Number of heartbeats of `process` so far.
+    pub fn beats(&self, process: usize) -> u32 {
+        self.memory.word(self.plan.beat_at(process)).load(Ordering::Relaxed)
     }
 
     /// Fails every wait of every rank, with `rank` as the cause.
@@ -211,18 +212,18 @@ impl GroupMemory {
     }
 
     fn frames(&self) -> Ring {
-        let readers = self.plan.seats() - 1;
+        let readers = self.plan.processes() - 1;
         Ring::new(self.memory.clone(), self.plan.ring_at(), RING_BYTES, readers, self.end())
     }
 
-    /// Writing end of the frame ring, for seat 0.
+    /// Writing end of the frame ring, for process 0.
     pub fn writer(&self) -> FrameWriter {
         FrameWriter { ring: self.frames().writer(self.timeout) }
     }
 
     /// Reading end of the frame ring for `rank`.
     pub fn reader(&self, rank: usize) -> FrameReader {
-        FrameReader { ring: self.frames().reader(self.plan.seat_of(rank) - 1) }
+        FrameReader { ring: self.frames().reader(self.plan.process_of(rank) - 1) }
     }
 }
 
@@ -252,7 +253,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Whether a frame comes within `most`.
+    /// Whether a frame arrives within `most`.
     ///
     /// # Errors
     /// If the group ends.
@@ -283,13 +284,13 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
-    fn every_process_of_a_node_has_a_seat_and_parts_do_not_overlap() {
+    fn parts_of_the_processes_of_a_node_do_not_overlap() {
         let plan = |node| NodePlan::new(Topology::new(2, 4, 2).unwrap(), node, 1 << 20);
-        assert_eq!((plan(0).children(), plan(0).seats(), plan(0).seat_of(1)), (1..4, 4, 1));
-        assert_eq!((plan(1).children(), plan(1).seats(), plan(1).seat_of(4)), (4..8, 5, 1));
-        assert_eq!((plan(1).rank_on(1), plan(0).rank_on(3)), (4, 3));
+        assert_eq!((plan(0).children(), plan(0).processes(), plan(0).process_of(1)), (1..4, 4, 1));
+        assert_eq!((plan(1).children(), plan(1).processes(), plan(1).process_of(4)), (4..8, 5, 1));
+        assert_eq!((plan(1).rank_of(1), plan(0).rank_of(3)), (4, 3));
         let memory = GroupMemory::create(plan(1), TIMEOUT).unwrap();
-        (0..5).for_each(|seat| memory.beat(seat));
+        (0..5).for_each(|at| memory.beat(at));
         let mut outlet = memory.link_to(5).writer(TIMEOUT);
         outlet.put(&[7; 64]).unwrap();
         outlet.publish();
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(words, [1, 2, 3]);
         let mut passed = [0; 64];
         memory.link_to(5).reader(0).take(&mut passed, Some(TIMEOUT)).unwrap();
-        assert_eq!((passed, [0, 4].map(|seat| memory.beats(seat)), memory.cause()), ([7; 64], [1; 2], None));
+        assert_eq!((passed, [0, 4].map(|at| memory.beats(at)), memory.cause()), ([7; 64], [1; 2], None));
     }
 
     #[test]

@@ -66,14 +66,14 @@ pub struct Welcome {
     pub precision: Precision,
     /// Directory for packed weights; `None` = not cached.
     pub packed_cache_dir: Option<PathBuf>,
-    /// What a rank with a GPU needs to know; `None` on the CPU.
+    /// Configuration of a rank on a GPU; `None` on the CPU.
     pub cuda: Option<CudaWelcome>,
 }
 
-/// What a rank with a GPU needs to know.
+/// Configuration of a rank on a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CudaWelcome {
-    /// Its settings; the device is that of rank 0, and those of the other ranks follow it.
+    /// CUDA settings. The device is rank 0's; the other ranks use the following devices.
     pub config: CudaConfig,
     /// Limits, which set the size of the largest step.
     pub limits: SchedulerConfig,
@@ -405,7 +405,7 @@ pub fn join() -> Result<RankProcess, String> {
     }
     let memory = GroupMemory::inherited(welcome.memory, welcome.plan, welcome.timeout)
         .map_err(|error| format!("cannot map the group's memory: {error}"))?;
-    let (rank, seat) = (welcome.rank, welcome.plan.seat_of(welcome.rank));
+    let (rank, process) = (welcome.rank, welcome.plan.process_of(welcome.rank));
     let end = || skein_sys::process::exit_without_handlers(EXIT_LEADER_LOST);
     let (sender, lines) = sync_channel(1);
     let lifeline = move || {
@@ -420,7 +420,7 @@ pub fn join() -> Result<RankProcess, String> {
     let beat = move || {
         let mut heartbeats = Heartbeats::new(1, clock::now());
         loop {
-            beats.beat(seat);
+            beats.beat(process);
             if let Some((_, silent)) = heartbeats.overdue(clock::now(), std::iter::once(beats.beats(0))) {
                 tracing::error!(rank, "the leader has been silent for {} ms", silent.as_millis());
                 end();

@@ -148,8 +148,8 @@ pub fn gather(listener: &TcpListener, own: &Hello, secret: &str) -> Result<Vec<J
             Ok((stream, from)) => match meet(stream, own, secret) {
                 Ok(node) => {
                     tracing::info!(node = node.node, %from, "a node joined");
-                    let seat = node.node - 1;
-                    joined[seat] = Some(node); // one that came before has lost its connection
+                    let index = node.node - 1;
+                    joined[index] = Some(node); // an earlier one has lost its connection
                 }
                 Err(why) => tracing::error!(%from, "refused a node: {why}"),
             },

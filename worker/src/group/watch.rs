@@ -111,8 +111,8 @@ impl Watch {
         alarm();
     }
 
-    /// Sends heartbeats for seat 0 and checks those of the other seats, on its own thread, until the group
-    /// ends.
+    /// Sends heartbeats for process 0 and checks those of the other processes on this node, on its own
+    /// thread, until the group ends.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -120,13 +120,13 @@ impl Watch {
         // Weak, so that the thread ends with the group.
         let (watch, memory) = (Arc::downgrade(&self.0), self.0.memory.clone());
         let listen = move || {
-            let seats = 1..memory.plan().seats();
-            let mut heartbeats = Heartbeats::new(seats.len(), clock::now());
+            let others = 1..memory.plan().processes();
+            let mut heartbeats = Heartbeats::new(others.len(), clock::now());
             while let Some(inner) = watch.upgrade() {
                 memory.beat(0);
-                let beats = seats.clone().map(|seat| memory.beats(seat));
+                let beats = others.clone().map(|process| memory.beats(process));
                 if let Some((index, silent)) = heartbeats.overdue(clock::now(), beats) {
-                    let (rank, ms) = (memory.plan().rank_on(index + 1), silent.as_millis());
+                    let (rank, ms) = (memory.plan().rank_of(index + 1), silent.as_millis());
                     Self(inner).fail_because_of(rank, format!("rank {rank} has been silent for {ms} ms"));
                     return;
                 }

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused_before_it_takes_memory() {
+    fn invalid_messages_are_refused_before_they_take_memory() {
         for bytes in [[99, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0x40]] {
             let (mut one, mut other) = pair();
             one.write_all(&bytes).unwrap();

@@ -50,7 +50,7 @@ pub struct Metrics {
     outcomes: IntCounterVec,
 }
 
-/// Values of `position`: those of a longest draft.
+/// Values of the label `position`, for the longest draft.
 const POSITIONS: [&str; MOST_DRAFTED] = [
     "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "18",
     "19", "20", "21", "22", "23", "24", "25", "26", "27", "28", "29", "30",

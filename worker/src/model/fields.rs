@@ -38,8 +38,8 @@ impl Fields<'_> {
         Ok(self.size("max_position_embeddings", MAX_POSITIONS, None)? as u32)
     }
 
-    /// Result of `read`, or `None` if `field` is null: in fields with a default in transformers, null means
-    /// none.
+    /// Result of `read`, or `None` if `field` is null. Unlike for other fields, null does not stand for
+    /// transformers' default here.
     pub(super) fn unless_null<T>(
         &self,
         field: &str,

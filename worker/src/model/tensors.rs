@@ -90,7 +90,7 @@ pub enum Kind {
 /// A tensor of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// First of its names.
+    /// First of its possible names in checkpoints.
     pub name: String,
     /// Layer index; `None` outside the layers.
     pub layer: Option<usize>,
@@ -98,7 +98,7 @@ pub struct Tensor {
     pub expert: Option<usize>,
     /// Role in the model.
     pub role: Role,
-    /// How it is used.
+    /// Use of the tensor in computations.
     pub kind: Kind,
     /// Outputs of a matrix, or values of a vector.
     pub rows: usize,

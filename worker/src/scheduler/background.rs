@@ -1,8 +1,8 @@
-//! Background requests, such as those of a batch: they fill what other requests leave, and hardly delay them.
+//! Background requests, such as those of a batch: they use idle capacity and hardly delay other requests.
 //!
-//! While a prompt of another request is computed, background requests get no rows. Otherwise a request that
-//! arrives waits at most for a step that they have made slightly longer: while others were here lately, they
-//! get few rows a step. When nobody else has come for a while, they get all.
+//! While a prompt of another request is being computed, background requests get no rows. If there was another
+//! request recently, they get few rows per step, so that a new request waits at most for a slightly longer
+//! step. Otherwise they get all rows.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::step_time::Work;
 
 /// Requests of this priority or a lower one (a higher number) are background requests.
 pub const BACKGROUND: i32 = 100;
-/// How long after the last other request background requests stay small.
+/// How long after the last other request background requests get only few rows.
 const OTHERS_LATELY: Duration = Duration::from_secs(10);
-/// While they stay small, they lengthen a step by at most this share (1 / n) of its fixed cost, or by
+/// During that time, they lengthen a step by at most this fraction (1 / n) of its fixed cost, or by
 /// [`LEAST_EXTRA`] if that is more.
 const EXTRA_SHARE: u32 = 3;
 const LEAST_EXTRA: Duration = Duration::from_micros(500);
-/// Their rows while the time of a step is unknown.
+/// Rows of background requests during that time, while step times are unknown.
 const ROWS_AT_FIRST: u32 = 4;
 
 /// Which requests a part of the plan is for.
@@ -40,8 +40,8 @@ impl Class {
 }
 
 impl Scheduler {
-    /// Most rows of background requests in `plan`, which has those of all others. Called at each plan,
-    /// because it also notes when others were last here.
+    /// Most rows of background requests in `plan`, which already contains all other rows. Must be called for
+    /// each plan, because it also records the time of the last other request.
     pub(super) fn background_rows(&mut self, plan: &Plan, now: Timestamp) -> u32 {
         if self.queues.all().any(|sequence| Class::Foreground.has(sequence.rank)) {
             self.others_seen = Some(now);
@@ -62,7 +62,7 @@ impl Scheduler {
         rows.unwrap_or(ROWS_AT_FIRST).max(1)
     }
 
-    /// Whether any background request is here.
+    /// Whether there is a background request.
     pub(super) fn has_background(&self) -> bool {
         let last_waiting = self.queues.waiting.last_key_value().map(|(rank, _)| *rank);
         let last_running = self.queues.running.last().map(|sequence| sequence.rank);

@@ -1,5 +1,5 @@
-//! Speculative drafts: tokens proposed before they are drawn. A right one saves a step and a wrong one costs
-//! a row; no output token depends on them. How they are made is in [`crate::draft`].
+//! Plans and verifies drafts: tokens proposed before they are drawn. A right token saves a step, and a wrong
+//! one costs a row; no output token depends on them. [`crate::draft`] makes drafts.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ pub type Propose = Box<dyn FnMut(&[TokenId], usize, &mut Vec<TokenId>) + Send>;
 /// Most tokens of a draft under a grammar: each needs a mask, and the step waits for the last one.
 const MOST_DRAFTED_UNDER_GRAMMAR: u32 = 8;
 
-/// Where drafts come from.
+/// Origin of drafts.
 pub struct Drafts(Origin);
 
 enum Origin {
-    /// Guesses, verified where that pays.
+    /// Drafts of a guesser, which are verified if that pays off.
     Guessed(Box<Guesser>),
-    /// Whatever is proposed, at most so many tokens at a time, verified always: for tests.
+    /// Proposals of at most this many tokens, which are always verified; for tests.
     Given(Propose, u32),
 }
 
@@ -40,18 +40,19 @@ impl Drafts {
         Self(Origin::Given(propose, most))
     }
 
-    /// The guesses of `guesser`.
+    /// Drafts of `guesser`.
     pub fn guessed(guesser: Guesser) -> Self {
         Self(Origin::Guessed(Box::new(guesser)))
     }
 
-    /// Whether each draw of a stream is a verification, even of no token.
+    /// Whether each draw of a stream is a verification, even of zero tokens.
     pub(super) fn are_given(&self) -> bool {
         matches!(self.0, Origin::Given(..))
     }
 
-    /// Makes drafts for the streams of a step that has room for `rows` of them. A draft follows a known
-    /// token; where the last one is in flight, what is guessed only tells whether it would be right.
+    /// Makes drafts for the streams of a step that has room for `rows` draft tokens. A draft must follow a
+    /// known token. If the last token is in flight, the draft only serves to measure how often drafts are
+    /// right.
     fn make(&mut self, mut streams: Vec<&mut Sequence>, rows: u32) {
         let count = streams.len() as u32;
         let is_known = |sequence: &&mut Sequence| sequence.planned_len() == sequence.len();
@@ -89,7 +90,7 @@ impl Drafts {
         }
     }
 
-    /// Learns from the tokens that were drawn after `sequence`.
+    /// Updates the statistics with the tokens drawn after `sequence`.
     fn learn(&mut self, sequence: &mut Sequence, drawn: &[Sampled]) {
         match &mut self.0 {
             Origin::Given(..) => sequence.progress.clear(),
@@ -101,7 +102,7 @@ impl Drafts {
 }
 
 impl Sequence {
-    /// Most tokens of a draft: one more token always follows it, however much of it is right.
+    /// Most tokens of a draft. Leaves room for the token that is always drawn after it.
     fn most_drafted(&self) -> u32 {
         let most = if self.is_constrained() { MOST_DRAFTED_UNDER_GRAMMAR } else { MOST_DRAFTED as u32 };
         (self.max_len - self.len()).saturating_sub(1).min(most)
@@ -109,8 +110,8 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Makes drafts for the first `most` streams of `class` in a step, which get `rows` rows. They take no
-    /// row of a prompt or of a stream of another class, because those always yield tokens, and no block that
+    /// Makes drafts for the first `most` streams of `class` in a step with room for `rows` rows. Drafts take
+    /// no row from a prompt or from a stream of another class, which always yield tokens, and no block that
     /// another stream may need.
     pub(super) fn make_drafts(&mut self, class: Class, most: usize, rows: u32, plan: &mut Plan) {
         let Some(mut drafts) = self.drafts.take() else { return };
@@ -129,7 +130,7 @@ impl Scheduler {
         self.drafts = Some(drafts);
     }
 
-    /// Whether a prompt of `class` could have rows in `step`.
+    /// Whether a prompt of `class` could get rows in `step`.
     fn has_prompt_rows(&self, class: Class, step: u64) -> bool {
         let prompts = |sequence: &Sequence| {
             class.has(sequence.rank) && !sequence.is_decoding(step) && sequence.pending(step) > 0
@@ -143,8 +144,8 @@ impl Scheduler {
                 .is_some_and(|head| self.fits(head))
     }
 
-    /// Makes the blocks for the draft of the running sequence at `index`, whose last token is at `end - 1`,
-    /// without preempting. Returns how much of the draft has its blocks.
+    /// Allocates blocks for the draft of the running sequence at `index`, whose last token is at `end - 1`,
+    /// without preemption. Returns the number of draft tokens with blocks.
     pub(super) fn grow_for_draft(&mut self, index: usize, end: u32, plan: &mut Plan) -> u32 {
         let sequence = &mut self.queues.running[index];
         let taken = sequence.progress.taken();
@@ -160,7 +161,7 @@ impl Scheduler {
         drafted
     }
 
-    /// Hands out a plain draw, and learns what a draft would have got right.
+    /// Accepts a plain draw, and records whether a draft would have been right.
     pub(super) fn accept_draw(
         &mut self,
         sequence: &mut Sequence,
@@ -204,14 +205,14 @@ impl Scheduler {
         }
     }
 
-    /// A step of `rows` rows that only continued texts took `took`.
+    /// Records that a step of `rows` decoding rows and nothing else took `took`.
     pub(super) fn learn_time(&mut self, rows: u32, took: Duration) {
         if let Some(Drafts(Origin::Guessed(guesser))) = &mut self.drafts {
             guesser.took(rows, took);
         }
     }
 
-    /// Keeps the text of a sequence that has ended, for others to be guessed from.
+    /// Stores the text of an ended sequence, as a source of drafts for others.
     pub(super) fn remember(&mut self, sequence: &Sequence) {
         if let Some(Drafts(Origin::Guessed(guesser))) = &mut self.drafts {
             guesser.ended(&sequence.scope, &sequence.tokens, sequence.prompt_len);

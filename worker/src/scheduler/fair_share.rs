@@ -3,11 +3,11 @@
 //! A client's call may hold 128 prompts of many samples each, and all of them rank before a request that
 //! arrives later. In rank order alone, another client's short request would wait for all of them. So while
 //! another call waits, a call has at most its share of the seats (`max_num_seqs`): an even part, but at least
-//! an eighth. The sequences that it runs beyond its share are preempted, last in rank first, and its waiting
-//! ones let those of other calls pass. A call that competes with no other may have all seats.
+//! an eighth. The sequences that it runs beyond its share are preempted, last in rank first, and sequences of
+//! other calls overtake its waiting ones. A call that competes with no other may take all seats.
 //!
-//! A request whose samples need more seats than the excess lets smaller ones pass, but only into the excess,
-//! so it starts at the latest when the calls before it have ended.
+//! Smaller requests may overtake one whose samples need more seats than the excess, but they may take only
+//! excess seats. So the large request starts at the latest when the calls before it have ended.
 //!
 //! This starves no call: preemption never leaves a call with less than its share, and never takes its only
 //! sequence. Priorities come first: a waiting sequence never preempts one of a better priority.

@@ -79,8 +79,9 @@ impl Sequence {
             Draws::Next { .. } if drawn_in + 1 < step || !self.carries || self.needs_known_tokens() => {
                 Some(Pause::Drawing)
             }
-            // A draft follows a known token. Where drafts are right, it is worth to wait for it.
-            Draws::Next { .. } if self.progress.is_lucky() => Some(Pause::Drawing),
+            // A draft must follow a known token. If drafts are usually right, waiting for that token pays
+            // off.
+            Draws::Next { .. } if self.progress.should_wait() => Some(Pause::Drawing),
             Draws::Next { .. } if self.params.needs_history() && self.draws_in_flight() > 1 => {
                 Some(Pause::Drawing)
             }

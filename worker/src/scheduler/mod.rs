@@ -92,7 +92,7 @@ pub struct Scheduler {
     committed_steps: u64,
     /// A sequence was preempted in this step, so none is admitted.
     short_of_blocks: bool,
-    /// When a request other than a background one was last here.
+    /// Last time with a request other than a background one.
     others_seen: Option<Timestamp>,
     /// Sequences preempted since the start.
     preemptions: u64,
@@ -252,7 +252,7 @@ impl Scheduler {
         Some(RequestEvent::Finished { request, sample, position, reason })
     }
 
-    /// Drops a whole request without events, because no client reads it any more.
+    /// Drops a whole request without events, because no client reads it.
     pub fn cancel(&mut self, request: RequestKey) {
         self.queues.waiting.retain(|_, sequence| sequence.request != request);
         for index in (0..self.queues.running.len()).rev() {
@@ -274,7 +274,7 @@ impl Scheduler {
         })
     }
 
-    /// Tells what the grammar of a sample forces next: guesses for its next draft.
+    /// Stores the tokens that a sample's grammar forces next, as guesses for its next draft.
     pub fn set_forced(&mut self, request: RequestKey, sample: u32, tokens: Vec<TokenId>) {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.into_iter().for_each(|sequence| sequence.forced = (sequence.len(), tokens.clone()));

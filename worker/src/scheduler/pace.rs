@@ -36,7 +36,7 @@ impl Default for Pace {
 impl Pace {
     /// Measures the step's own time, from its planning or from the commit before it if that was later.
     /// `accepted` is the number of draft tokens found right, which its streams got in addition to one each.
-    /// Returns that time.
+    /// Returns the duration of the step.
     pub fn observe(&mut self, step: &Step, accepted: u32, now: Timestamp) -> Duration {
         let took = now.since(step.started.max(self.last_commit));
         self.last_commit = now;

@@ -1,4 +1,5 @@
-//! Running and waiting sequences, and the seats and blocks they take.
+//! Running and waiting sequences, and the blocks and seats that they take. A seat is room for one running
+//! sample; there are `max_num_seqs`.
 
 use std::collections::BTreeMap;
 

@@ -29,7 +29,7 @@ pub struct NewRequest {
     pub samples: Vec<NewSample>,
     /// Cached prefixes that it may reuse.
     pub scope: CacheScope,
-    /// Requests of one client call have the same number and share its sequence slots; `None` = no other
+    /// Requests of one client call have the same number and share the call's seats; `None` = no other
     /// requests.
     pub call: Option<u64>,
     /// Lower runs first.
@@ -170,13 +170,13 @@ pub enum Note {
         /// Key of the request.
         request: RequestKey,
     },
-    /// A step verified a draft of it.
+    /// A step verified a draft of the request.
     Drafted {
         /// Key of the request.
         request: RequestKey,
-        /// Tokens of the draft; at least one.
+        /// Number of draft tokens, at least one.
         drafted: u32,
-        /// Those of them that were right.
+        /// Number of them that were right.
         accepted: u32,
     },
 }

@@ -7,8 +7,8 @@ use super::sequence::Sequence;
 use crate::backend::{Batch, BatchSequence, MaskSlot, SampleRow, ScoreRow, VerifyRows, Want};
 
 impl Sequence {
-    /// Adds its next `rows` tokens to the batch of `step`, and a draw if they reach its end. With `drafted`,
-    /// even 0, the draw is a verification, and the last rows are so many tokens of its draft.
+    /// Adds the next `rows` tokens to the batch of `step`, and a draw if they reach the sequence's end. With
+    /// `drafted`, even 0, the draw is a verification, and the last `drafted` rows are its draft.
     pub fn plan_rows(
         &mut self,
         step: u64,
@@ -89,7 +89,7 @@ impl Sequence {
         }
     }
 
-    /// Verifies `len` tokens of its draft, in the rows after `row`, the sequence's last known token.
+    /// Verifies `len` draft tokens, in the rows after `row`, which has the sequence's last known token.
     fn plan_verification(&self, len: u32, row: u32, batch: &mut Batch) -> Draws {
         let history = batch.history.len() as u32;
         if self.params.needs_history() {
@@ -109,8 +109,7 @@ impl Sequence {
         Draws::Verify { want: batch.wants.len() - 1, len }
     }
 
-    /// The mask of its next draw, and new ones for the draws after `len` tokens of a draft; none without a
-    /// grammar.
+    /// Masks of the next draw and of the draws after `len` draft tokens; none without a grammar.
     fn masks_of_draft(&self, len: u32) -> Vec<MaskSlot> {
         let first = self.mask_of(self.samples[0]);
         let others = (0..len).map(|_| MaskSlot::default());

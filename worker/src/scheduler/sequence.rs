@@ -67,7 +67,7 @@ pub(super) struct Sequence {
     pub hold: Option<Hold>,
     /// State of its drafts.
     pub progress: Progress,
-    /// Guesses of what its grammar forces after so many tokens.
+    /// Number of tokens, and the guessed tokens that the grammar forces after them.
     pub forced: (u32, Vec<TokenId>),
     pub finished: bool,
 }

@@ -1,4 +1,4 @@
-//! Ranks on GPUs: one process and one device each, on one machine.
+//! Ranks on GPUs of one machine, each with its own process and device.
 
 use super::load::{cuda_options, open_cuda};
 use super::ranks::{self, Work};
@@ -11,8 +11,8 @@ use crate::group::{CudaWelcome, Member, RankProcess, Topology};
 use crate::model::config::ModelConfig;
 use crate::shard::Shard;
 
-/// Leads a group of ranks on GPUs, of which the first one has `opened`. Also returns a text of everything but
-/// the weights that affects the bits of logits.
+/// Leads a group of ranks on GPUs; rank 0 has `opened`. Also returns a description of everything except the
+/// weights that affects the bits of logits.
 pub(super) fn lead(
     config: &WorkerConfig,
     model: &ModelConfig,
@@ -24,7 +24,7 @@ pub(super) fn lead(
     let (topology, shards) = shards(config, model)?;
     let work = Work {
         arithmetic: arithmetic(options),
-        // Read by ranks on the CPU only, but for the threads.
+        // Ranks on GPUs use only the number of threads.
         cpu: CpuOptions {
             threads: ranks::threads_each(config),
             kv_blocks: 0,
@@ -53,7 +53,7 @@ pub(super) fn lead(
     Ok((Box::new(leader), arithmetic))
 }
 
-/// Each rank's part, if GPUs can compute them.
+/// Part of each rank, if the GPU kernels support all of them.
 fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<Shard>), WorkerError> {
     let (topology, shards) = ranks::shards(config, &model.spec)?;
     let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
@@ -61,19 +61,19 @@ fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<S
     Ok((topology, shards))
 }
 
-/// What a model needs on GPUs.
+/// Memory plan of a model on GPUs.
 pub(super) struct CudaPlan {
     pub model: ModelConfig,
     pub topology: Topology,
-    /// Each rank's part, by rank.
+    /// Part of each rank.
     pub shards: Vec<Shard>,
     pub options: CudaOptions,
-    /// Bytes of each rank.
+    /// Memory of each rank.
     pub planned: Vec<DeviceBytes>,
     pub kv_blocks: u32,
 }
 
-/// Plans the ranks of `config`, each on a GPU like the first one. The others need not be there.
+/// Plans the ranks of `config`, each on a GPU like the first one. The other GPUs need not exist.
 pub(super) fn plan(config: &WorkerConfig) -> Result<CudaPlan, WorkerError> {
     check_settings(config, u32::MAX)?;
     let (model, options) = cuda_options(config)?;
@@ -88,13 +88,13 @@ fn failed(error: CudaLoadError) -> WorkerError {
     WorkerError::Load(Box::new(error))
 }
 
-/// What ranks must agree on before they open their devices.
+/// Description of the options that ranks must share, compared before they open their devices.
 fn arithmetic(options: &CudaOptions) -> String {
     let CudaOptions { fp8, cuda, .. } = options;
     format!("cuda {fp8:?} invariant {}", cuda.batch_invariant)
 }
 
-/// Refuses what ranks on GPUs cannot do, and more ranks than `visible` devices.
+/// Refuses settings that ranks on GPUs do not support, and more ranks than `visible` devices.
 fn check_settings(config: &WorkerConfig, visible: u32) -> Result<(), WorkerError> {
     let (ranks, first) = (&config.ranks, config.cuda.ordinal);
     let why = if ranks.pipeline_parallel > 1 {
@@ -125,7 +125,7 @@ fn check_settings(config: &WorkerConfig, visible: u32) -> Result<(), WorkerError
     Err(WorkerError::Unsuitable(why))
 }
 
-/// What a rank other than the leader does: opens its device, loads its part, and follows.
+/// Runs a rank other than the leader: opens its device, loads its part, and follows the leader.
 pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<(), String> {
     let welcome = &process.welcome;
     let rank = welcome.rank;

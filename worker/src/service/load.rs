@@ -158,7 +158,7 @@ pub(super) fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotU
 /// The model of `config` and the options of its CUDA backend.
 ///
 /// # Errors
-/// Settings and models that are for the CPU only.
+/// If a setting or the model is supported on the CPU only.
 pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOptions), WorkerError> {
     if ModelFile::open(&config.model)?.is_some() {
         let what = "GGUF files need the CPU, and this worker uses a GPU; add --device cpu, or give the \

@@ -1,4 +1,4 @@
-//! A model that several ranks share: how the leader starts its group, and what the other ranks do.
+//! Splits a model over several ranks: starts the leader's group, and runs the other ranks.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -71,17 +71,17 @@ fn threads(config: &WorkerConfig) -> usize {
     }
 }
 
-/// How all ranks compute, as their leader tells them.
+/// Settings of all ranks, sent by the leader.
 pub(super) struct Work {
-    /// Everything but the model that affects the bits of logits.
+    /// Describes everything except the model that affects the bits of logits.
     pub arithmetic: String,
-    /// On the CPU; of a GPU's rank only the threads, which read weights.
+    /// CPU options. A rank on a GPU uses only the number of threads, to read weights.
     pub cpu: CpuOptions,
     /// Settings of a rank on a GPU; `None` = on the CPU.
     pub cuda: Option<CudaWelcome>,
 }
 
-/// A group whose ranks have joined and load their parts.
+/// A group whose ranks have joined and are loading their parts.
 pub(super) struct Group {
     memory: GroupMemory,
     epoch: u64,
@@ -115,7 +115,7 @@ pub(super) fn lead(
     Ok(Group { memory, epoch: welcome.epoch, processes, nodes, connections, reports })
 }
 
-/// How this command starts ranks.
+/// Command that starts a rank.
 fn rank_command(config: &WorkerConfig) -> Result<&RankCommand, WorkerError> {
     config.ranks.command.as_ref().ok_or_else(|| {
         WorkerError::Unsuitable(
@@ -126,7 +126,7 @@ fn rank_command(config: &WorkerConfig) -> Result<&RankCommand, WorkerError> {
     })
 }
 
-/// Waits until all ranks have joined, and connects this process with those that it works with.
+/// Waits until all ranks have joined, and connects this process to its peers.
 fn connect(
     memory: &GroupMemory,
     processes: &mut Processes,
@@ -146,7 +146,7 @@ fn connect(
     group::connect(memory, 0, listener, peers.as_ref()).map_err(fail)
 }
 
-/// What the ranks are told.
+/// Configuration sent to the ranks.
 fn welcome(
     config: &WorkerConfig,
     work: Work,
@@ -176,14 +176,14 @@ fn welcome(
 }
 
 impl Group {
-    /// Says why the group has ended.
+    /// Returns why the group has ended; `None` while it runs.
     pub fn ended(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
         let watch = self.processes.watch().clone();
         move || watch.failure()
     }
 
-    /// Loads the leader's part with `load`. Once all ranks have loaded theirs, all check the model; `check`
-    /// runs this rank's part of that and returns its backend.
+    /// Loads the leader's part with `load`. Once all ranks have loaded their parts, they check the model
+    /// together; `check` runs the leader's part of the check and returns its backend.
     pub fn load<M, B: Backend>(
         self,
         load: impl FnOnce(Connections) -> Result<M, WorkerError>,
@@ -191,7 +191,7 @@ impl Group {
     ) -> Result<Leader<B>, WorkerError> {
         let Self { memory, epoch, processes, nodes, connections, reports } = self;
         let model = load(connections).map_err(|error| {
-            // Another rank's failure, if that came first, is the reason for this one's.
+            // If another rank failed first, its failure is the cause of this error.
             let own = error.to_string();
             let why = processes.fail(own.clone());
             if why == own { error } else { stopped(why) }
@@ -335,7 +335,7 @@ fn serve_rank(process: &RankProcess) -> Result<(), String> {
     }
 }
 
-/// Tells the leader that this rank is there, and connects it with the others.
+/// Joins the leader's group and connects this rank to the others.
 pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, String> {
     let RankProcess { welcome, memory, .. } = process;
     let is_dummy = welcome.cuda.as_ref().is_some_and(|cuda| cuda.config.load_format == LoadFormat::Dummy);
@@ -351,8 +351,8 @@ pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, St
     group::connect(memory, welcome.rank, listener, peers.as_ref())
 }
 
-/// Tells the leader that this rank has loaded its part, and follows it. `check` checks the model together
-/// with all ranks.
+/// Reports to the leader that this rank has loaded its part, and follows the leader. `check` checks the model
+/// together with all ranks.
 pub(super) fn follow<B: Backend>(
     process: &RankProcess,
     reports: Option<Box<dyn Ranks>>,

@@ -20,7 +20,7 @@ pub(super) const EVENT_QUEUE: usize = 64;
 
 /// Least time between load reports; a change waits for it.
 const LOAD_INTERVAL_MIN: Duration = Duration::from_millis(50);
-/// Most time between load reports while there is work; they show the router that steps continue.
+/// Longest time between load reports while there is work; they show the router that steps continue.
 const LOAD_INTERVAL_BUSY: Duration = Duration::from_millis(250);
 /// Most time between load reports while idle.
 const LOAD_INTERVAL_IDLE: Duration = Duration::from_secs(1);

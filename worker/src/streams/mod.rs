@@ -69,7 +69,7 @@ impl Outbox {
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
             let key = event.request();
-            // A cancelled request has no stream any more.
+            // A cancelled request no longer has a stream.
             let Some(run) = self.running.get(&key) else { continue };
             if run.stream.add(event) {
                 self.counts.completed += 1;

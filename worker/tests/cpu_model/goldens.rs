@@ -84,7 +84,7 @@ fn the_shipped_model() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_refused_at_load() {
+fn nan_and_infinite_weights_are_refused_at_load() {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(golden("llama-gqa").join(file), dir.path().join(file)).unwrap();

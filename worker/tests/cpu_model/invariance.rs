@@ -90,7 +90,7 @@ fn logits_of_no_model_depend_on_batch_chunks_threads_or_blocks() {
 }
 
 #[test]
-fn a_forked_sequence_goes_on_in_a_copy_of_its_last_block() {
+fn a_forked_sequence_continues_in_a_copy_of_its_last_block() {
     let model = &mut load("llama-gqa", 2, BLOCK_SIZE);
     let expected = run(model, BLOCK_SIZE, &[LENGTH], 0);
     let mut parent = sequence_of(tokens(1), 9, BLOCK_SIZE);

@@ -331,7 +331,7 @@ fn hostile_tensors_are_refused_by_name() {
 }
 
 #[test]
-fn schemes_that_cannot_be_read_are_refused_with_what_is_near() {
+fn unsupported_schemes_are_refused_with_the_nearest_supported_one() {
     let q = "/quantization_config";
     let field = |name: &str| format!("{q}/{name}");
     check_config("gptq-4", &field("bits"), 5.into(), &["config.json: bits is 5", "2, 3, 4 or 8"]);

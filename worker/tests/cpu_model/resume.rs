@@ -105,7 +105,7 @@ pub async fn read(mut stream: TokenStream, n: usize) -> Vec<Output> {
 }
 
 #[tokio::test]
-async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
+async fn a_request_cut_at_any_position_continues_elsewhere_bit_for_bit() {
     for model in KINDS {
         let backend = || small_backend(model, KV_BLOCKS);
         check(model, backend, backend).await;
@@ -113,7 +113,7 @@ async fn a_request_cut_at_any_position_goes_on_elsewhere_bit_for_bit() {
 }
 
 #[tokio::test]
-async fn a_request_goes_on_with_other_numbers_of_ranks_and_stages_bit_for_bit() {
+async fn a_request_continues_with_other_numbers_of_ranks_and_stages_bit_for_bit() {
     let model = make("llama-gqa", Dtype::F32, json!({"num_hidden_layers": 4, "vocab_size": 256}));
     let path = model.path().to_str().unwrap();
     let alone = || small_backend(path, KV_BLOCKS);

@@ -1,6 +1,6 @@
-//! With drafts, from whatever source, requests get every token, every bit of their log-probabilities and
-//! every finish reason of plain decoding one request at a time: for every number type, KV type and format,
-//! number of threads and ranks, in batches, short of blocks.
+//! With drafts of any source, requests get the same tokens, the same bits of log-probabilities and the same
+//! finish reasons as plain decoding of one request at a time: for every number type, KV type and format, any
+//! number of threads and ranks, in batches, and with few blocks.
 //!
 //! `TEST_SPECULATION=n` sets the number of requests.
 
@@ -29,7 +29,7 @@ use crate::resume::{Output, read};
 
 /// Requests in a normal test run.
 const REQUESTS: usize = 640;
-/// Requests that run together.
+/// Number of concurrent requests.
 const TOGETHER: usize = 8;
 /// More than one request needs, fewer than all.
 const KV_BLOCKS: u32 = 60;
@@ -74,7 +74,7 @@ impl Random {
             presence_penalty: self.pick(&[0.0, 0.0, 0.6]),
             frequency_penalty: self.pick(&[0.0, 0.0, 0.4, -0.5]),
             logit_bias: if self.once_in(5) { vec![(few, 4.0), (few + 1, -3.0)] } else { Vec::new() },
-            // Few tokens repeat soon, so that there is something to guess.
+            // With few tokens, texts repeat soon, so that drafts have matches.
             allowed_token_ids: if self.once_in(2) { (few..few + 4).collect() } else { Vec::new() },
             bad_words: if self.once_in(6) { vec![vec![few, few + 1], vec![few + 2]] } else { Vec::new() },
             stop_token_ids: if self.once_in(3) { vec![few + 3, 7, 11] } else { Vec::new() },
@@ -129,10 +129,10 @@ fn sources(answers: &Answers) -> Vec<(&'static str, Drafts)> {
     ]
 }
 
-/// Draft tokens, and those of them that were right.
+/// Number of draft tokens, and number of right ones.
 type Counts = Arc<(AtomicUsize, AtomicUsize)>;
 
-/// Those by source.
+/// The same by source.
 type Tried = HashMap<&'static str, (usize, usize)>;
 
 /// A backend that counts drafts.
@@ -169,7 +169,7 @@ impl<B: Backend> Backend for Counting<B> {
     }
 }
 
-/// The outputs of `requests`, so many of them at a time.
+/// Outputs of `requests`, with limited concurrency.
 async fn run(
     backend: impl Backend + 'static,
     drafts: Option<Drafts>,

@@ -78,7 +78,7 @@ fn fp8_weights_and_fp8_cache_stay_near() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_refused() {
+fn nan_and_infinite_weights_are_refused() {
     if !skein_cuda_emulation::load() {
         return;
     }

@@ -37,7 +37,7 @@ fn ways() -> Vec<Arc<SamplingParams>> {
     [plain, seeded, cut, penalties, biased].into_iter().map(Arc::new).collect()
 }
 
-/// Ways with tokens that must not be drawn.
+/// Sampling parameters with forbidden tokens.
 fn limited_ways() -> Vec<Arc<SamplingParams>> {
     let seeded = SamplingParams { temperature: 1.1, seed: 5, ..SamplingParams::default() };
     let listed = SamplingParams { allowed_token_ids: (0..24).map(|i| i * 7 + 3).collect(), ..seeded.clone() };
@@ -58,7 +58,7 @@ fn limited_ways() -> Vec<Arc<SamplingParams>> {
     [listed, words, pairs, masked].into_iter().map(Arc::new).collect()
 }
 
-/// What the grammar of the last of [`limited_ways`] allows at `turn`.
+/// Mask of the grammar of the last of [`limited_ways`] at `turn`.
 fn grammar(turn: usize) -> Mask {
     let mut mask = Mask::none(300);
     (0..300).filter(|token| token % (turn as u32 % 5 + 2) == 0).for_each(|token| mask.allow(token));
@@ -71,7 +71,7 @@ fn is_allowed(way: usize, turn: usize, tokens: &[u32]) -> bool {
     match way {
         0 => last < 24 * 7 && last % 7 == 3,
         1 => last >= 280 || last % 3 != 0,
-        // Where nothing is left, the devices draw different tokens of the list, so 25 has all successors.
+        // Any token may follow 25: if none could, CPU and GPU would draw different tokens of the list.
         2 => (20..26).contains(&last) && (turn == 0 || before == 25 || last > before),
         _ => grammar(turn).allows(last) && last != 8,
     }
@@ -83,7 +83,7 @@ fn generate(backend: &mut dyn Backend, count: usize, feed: Option<&[Vec<Sampled>
     generate_in(&ways(), false, backend, count, feed)
 }
 
-/// The same in given `ways`; `masked`: the last one under the mask of [`grammar`].
+/// The same for given `ways`; `masked`: the last one under the mask of [`grammar`].
 fn generate_in(
     ways: &[Arc<SamplingParams>],
     masked: bool,

@@ -19,11 +19,11 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
             case::<f32>(bench, rows, cols, granularity, |value| value, |value| value)?;
         }
     }
-    what_is_no_number_shows(bench)
+    nan_and_infinity_reach_the_scale(bench)
 }
 
 /// Rows with NaN or infinite values get an infinite scale; other rows keep theirs.
-fn what_is_no_number_shows(bench: &mut Bench) -> Result<(), CudaError> {
+fn nan_and_infinity_reach_the_scale(bench: &mut Bench) -> Result<(), CudaError> {
     let name = "quantize_f32 rows with a NaN or an infinite value";
     if !bench.wants(name) {
         return Ok(());

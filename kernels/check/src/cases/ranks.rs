@@ -1,5 +1,5 @@
-//! Cases of [`skein_kernels::cuda::ops::ranks`], and of products that ranks share by their inputs: the sums
-//! of any number of ranks, joined, have the bits of one rank with all leaves.
+//! Cases of [`skein_kernels::cuda::ops::ranks`], and of products whose inputs are split over ranks: the
+//! joined sums of any number of ranks have the same bits as one rank with all leaves.
 
 use half::{bf16, f16};
 
@@ -16,7 +16,8 @@ use skein_kernels::cuda::ops::ranks::{
 use skein_kernels::cuda::{CudaError, DeviceBuffer, DeviceSlice};
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
-    // Rows, outputs, inputs, leaves: leaves that end inside a stage, and one that is all of k.
+    // Rows, outputs, inputs, leaves. Includes leaves that end within a stage, and a single leaf of all
+    // inputs.
     let shapes: &[Shape] = match bench.scale {
         Scale::Small => &[Shape(3, 40, 8 * 96, 8), Shape(19, 72, 4 * 160, 4), Shape(9, 24, 208, 1)],
         Scale::Full => &[
@@ -45,7 +46,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
 #[derive(Debug, Clone, Copy)]
 struct Shape(usize, usize, usize, usize);
 
-/// Operands of a product on the host. Weights are the product of `codes` and `scales` if e4m3.
+/// Operands of a product on the host. An e4m3 weight is `codes` times `scales`.
 struct Operands<T> {
     x: Vec<T>,
     same: Vec<T>,
@@ -74,9 +75,10 @@ impl<T: Activation> Operands<T> {
     }
 
     fn exact(&self, Shape(_, _, k, leaves): Shape, row: usize, output: usize) -> f64 {
-        let weight = |column: usize| match self.scales.is_empty() {
-            true => self.same[output * k + column].to_f32(),
-            false => {
+        let weight = |column: usize| {
+            if self.scales.is_empty() {
+                self.same[output * k + column].to_f32()
+            } else {
                 let scale = self.scales[output * leaves + column / (k / leaves)];
                 self.codes[output * k + column].to_f32() * scale
             }
@@ -98,9 +100,10 @@ impl<T: Activation> Operands<T> {
         let same = bench.upload(&columns(&self.same, k, &part(k)))?;
         let codes = bench.upload(&columns(&self.codes, k, &part(k)))?;
         let scales = bench.upload(&columns(&self.scales, leaves, &part(leaves)))?;
-        let values = match self.scales.is_empty() {
-            true => WeightValues::Same(*same),
-            false => WeightValues::E4m3 { values: *codes, scales: *scales, granularity: Granularity::Leaf },
+        let values = if self.scales.is_empty() {
+            WeightValues::Same(*same)
+        } else {
+            WeightValues::E4m3 { values: *codes, scales: *scales, granularity: Granularity::Leaf }
         };
         let weight = LinearWeight { n, k: k / ranks, bias, values, leaf: k / leaves };
         let output = if ranks == 1 { Output::Plain } else { Output::F32 };
@@ -115,7 +118,7 @@ impl<T: Activation> Operands<T> {
     }
 }
 
-/// One rank with all leaves against the exact product, and all other numbers of ranks against the one.
+/// Checks one rank with all leaves against the exact product, and other numbers of ranks against one rank.
 fn products<T: Activation>(bench: &mut Bench, shape: Shape, e4m3: bool) -> Result<(), CudaError> {
     let Shape(rows, n, k, leaves) = shape;
     let name = format!("leaves {} {rows}x{n}x{k} in {leaves}, e4m3 {e4m3}", T::SUFFIX);
@@ -148,7 +151,7 @@ fn products<T: Activation>(bench: &mut Bench, shape: Shape, e4m3: bool) -> Resul
     Ok(())
 }
 
-/// Sums of ranks against [`skein_kernels::leaves::join`].
+/// Checks joined sums of ranks against [`skein_kernels::leaves::join`].
 fn joins<T: Activation>(bench: &mut Bench, ranks: usize) -> Result<(), CudaError> {
     let name = format!("join_sums_{} of {ranks} ranks", T::SUFFIX);
     if !bench.wants(&name) {
@@ -174,7 +177,8 @@ fn joins<T: Activation>(bench: &mut Bench, ranks: usize) -> Result<(), CudaError
     Ok(())
 }
 
-/// Embedding rows and logits of a vocabulary that ranks share; with few tokens the last ranks have none.
+/// Checks embedding rows and logits of a vocabulary split over ranks; if it is small, the last ranks have no
+/// tokens.
 fn vocabularies<T: Activation>(bench: &mut Bench, ranks: usize, size: usize) -> Result<(), CudaError> {
     let (rows, hidden, each) = (5, 136, size.div_ceil(64).div_ceil(ranks) * 64);
     let name = format!("embed_part join_logits {} {size} of {ranks} ranks", T::SUFFIX);

@@ -19,7 +19,7 @@ struct Executable {
 std::unordered_map<void*, std::unique_ptr<Graph>> graphs;
 std::unordered_map<void*, std::unique_ptr<Executable>> executables;
 
-// Runs the nodes from `at`, which it advances.
+// Runs nodes starting at `at`, and advances it.
 Result run_nodes(const Nodes& nodes, size_t& at) {
   for (; at < nodes.size(); at++) {
     if (Result result = nodes[at].run()) return result;

@@ -1,5 +1,5 @@
-// device.cpp: the devices that the environment describes, and their primary contexts. All have the same
-// memory: a process uses one of them.
+// device.cpp: the devices described by the environment, and their primary contexts. They share one memory,
+// because a process uses only one of them.
 #include <cstdio>
 #include <cstdlib>
 #include <algorithm>
@@ -13,11 +13,11 @@ extern thread_local void* current_context;
 using namespace driver;
 
 constexpr int MAX_DEVICES = 64;
-// A context is the address of its device's entry.
+// A context is the address of its device's element.
 static char contexts[MAX_DEVICES];
 
-// The devices that the process sees, in its order: EMU_DEVICES of them, or those in CUDA_VISIBLE_DEVICES up
-// to the first that does not exist.
+// Visible devices, in order: EMU_DEVICES of them, or those in CUDA_VISIBLE_DEVICES before the first that does
+// not exist.
 static const std::vector<int>& visible() {
   static const std::vector<int> list = [] {
     std::vector<int> list;
@@ -135,7 +135,7 @@ API cuCtxGetDevice(int* device) {
   *device = (int)((char*)current_context - contexts);
   return SUCCESS;
 }
-// For the emulated NCCL: the current device among all of the machine, or -1.
+// For the emulated NCCL: number of the current device among all devices of the machine, or -1.
 API skein_emulation_current_device() {
   return current_context ? visible()[(char*)current_context - contexts] : -1;
 }

@@ -249,7 +249,7 @@ API skein_emulation_enqueue(void* handle, int (*run)(void*), const void* data, s
   };
   return enqueue(*stream, Operation{Operation::KERNEL, work, (const void*)run, nullptr, 0});
 }
-// For the emulated NCCL: the same for work that waits for other processes. It is run again while it returns
+// For the emulated NCCL: the same for work that waits for other processes, which runs again while it returns
 // NOT_READY.
 API skein_emulation_enqueue_waiting(void* handle, int (*run)(void*), const void* data, size_t bytes) {
   ENTER(CONTEXT);

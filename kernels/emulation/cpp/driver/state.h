@@ -61,8 +61,8 @@ struct CudaEvent {
   std::vector<bool> before;
 };
 
-// One piece of work, or a node of a graph. It is run again later if it returns NOT_READY: it waits for other
-// processes.
+// One piece of work, or a node of a graph. If it returns NOT_READY because it waits for other processes, it
+// runs again later.
 struct Operation {
   enum Kind { KERNEL, COPY, FILL, HOST, GRAPH, RECORD, WAIT } kind;
   std::function<Result()> run;

@@ -1,4 +1,4 @@
-// faults.cpp: what goes wrong, as the environment says.
+// faults.cpp: faults configured by the environment.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,6 +1,6 @@
-// nccl.cpp: the calls of libnccl.so.2 that Skein makes. Ranks are processes that share memory; work waits on
-// the emulated driver's streams until all ranks have come to it. What NCCL would hang on, or compute wrongly,
-// is refused with both ranks named.
+// nccl.cpp: the functions of libnccl.so.2 that Skein calls. Ranks are processes that share memory; work waits
+// on the emulated driver's streams until all ranks have reached it. Calls on which NCCL would hang or compute
+// wrong results are refused, with both ranks named.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -42,7 +42,7 @@ constexpr unsigned MAGIC = 0xcafebeef;
 struct UniqueId {
   char name[128];
 };
-// The start of ncclConfig_t.
+// First fields of ncclConfig_t.
 struct Config {
   size_t size;
   unsigned magic, version;
@@ -50,7 +50,7 @@ struct Config {
 };
 
 std::string without_communicator;
-// The communicator whose work runs: several at once may deadlock.
+// The communicator with running work. Only one at a time, because several may deadlock.
 std::atomic<Communicator*> running{nullptr};
 
 int complain(Communicator* of, Status status, const std::string& why) {
@@ -60,7 +60,7 @@ int complain(Communicator* of, Status status, const std::string& why) {
   return status;
 }
 
-// For all ranks.
+// Breaks the group for all ranks.
 int break_group(Communicator& of, const std::string& why) {
   snprintf(of.segment->complaint, sizeof of.segment->complaint, "%s", why.c_str());
   of.segment->is_broken = 1;
@@ -89,7 +89,7 @@ Segment* map(const char* name) {
   return memory == MAP_FAILED ? nullptr : (Segment*)memory;
 }
 
-// Whether all ranks are there; checks that they agree.
+// Whether all ranks have joined. Checks that they agree.
 bool all_joined(Communicator& of) {
   Slot* slots = of.segment->slots;
   for (int rank = 0; rank < of.ranks; rank++) {
@@ -115,7 +115,7 @@ bool is_broken(Communicator& of) {
   return of.state != SUCCESS;
 }
 
-// Begins the work if no other is on its way; false if it cannot go on.
+// Begins the work if no other work is in flight; false if it cannot start.
 bool begin(Work& work) {
   Communicator& of = *work.communicator;
   if (of.active == &work) return true;
@@ -236,7 +236,7 @@ API int ncclCommInitRankConfig(Communicator** to, int ranks, UniqueId id, int ra
 }
 API int ncclCommGetAsyncError(Communicator* of, int* state) {
   if (of->state == IN_PROGRESS && !of->has_joined && all_joined(*of)) {
-    // Mapped by all: the name is not needed any more.
+    // All ranks have mapped it, so the name is no longer needed.
     shm_unlink(of->name.c_str());
     of->has_joined = true;
     of->state = SUCCESS;

@@ -1,4 +1,4 @@
-// segment.h: the memory that the ranks of a group share, and one rank's communicator.
+// segment.h: shared memory of a group's ranks, and one rank's communicator.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -20,7 +20,7 @@ enum Status {
 constexpr int MAX_RANKS = 16;
 constexpr size_t CHUNK = 128 << 10;  // bytes of a rank that are moved at once
 
-// What a rank asks for. All ranks must ask for the same.
+// Operation that a rank requests. All ranks must request the same one.
 struct Request {
   uint64_t number;  // of the communicator's collective operations, from 1
   uint64_t count;
@@ -28,7 +28,7 @@ struct Request {
   int32_t is_captured;
 };
 
-// One rank's part. `posted` and `read` count chunks: a chunk is written once all ranks have read the last
+// One rank's part. `posted` and `read` count chunks. A chunk is written once all ranks have read the previous
 // one.
 struct Slot {
   std::atomic<uint32_t> ranks;  // number of ranks as this one was told; 0: it has not joined
@@ -44,7 +44,7 @@ struct Segment {
   Slot slots[MAX_RANKS];
 };
 
-// One all-gather on its way; for graphs, one for all launches.
+// One all-gather in flight. A graph has one for all its launches.
 struct Work;
 
 struct Communicator {

@@ -1,5 +1,5 @@
-//! NCCL's library and the functions that are called. They are looked up here, because cudarc looks for other
-//! file names and panics when a function is missing.
+//! Loads NCCL and looks up its functions. cudarc is not used for this, because it expects other file names
+//! and panics if a function is missing.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -13,26 +13,26 @@ use crate::cuda::CudaError;
 
 /// File name of the library.
 const NAME: &str = "libnccl.so.2";
-/// Oldest and newest usable versions, `10000 * major + 100 * minor + patch`: before 2.18, initialisation
-/// blocks in more places; another major version may have other types.
+/// Supported versions, `10000 * major + 100 * minor + patch`. Before 2.18, initialisation blocks in more
+/// places; another major version may have other types.
 const VERSIONS: std::ops::Range<c_int> = 21_800..30_000;
-/// Version of [`ncclConfig_t`] as it is filled here. The library gives its defaults to newer fields.
+/// Version of [`ncclConfig_t`] as filled here. The library uses its defaults for newer fields.
 const CONFIG_VERSION: c_int = 23_000;
 /// Marks an initialised [`ncclConfig_t`].
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
 /// The values of `ncclSuccess` and `ncclInProgress`.
 pub(super) const SUCCESS: c_int = 0;
 pub(super) const IN_PROGRESS: c_int = 7;
-/// The value of `ncclUint32`: 4 bytes, which is all that matters for moving them.
+/// The value of `ncclUint32`. Only the size of 4 bytes matters, because values are only moved.
 const WORDS: c_int = 3;
 /// Bytes of a unique id.
 pub const ID_BYTES: usize = 128;
 
-/// What ranks need to find each other; made by one of them and passed on to all.
+/// Id with which ranks find each other. One rank creates it and sends it to all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub [u8; ID_BYTES]);
 
-// Statuses are integers: a newer library may return some that the bindings' enumeration lacks.
+// Statuses are integers, because a newer library may return values that the bindings' enum lacks.
 type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
 type GetUniqueId = unsafe extern "C" fn(*mut ncclUniqueId) -> c_int;
 type InitRankConfig =
@@ -60,7 +60,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Finds the library where the loader looks for it.
+    /// Opens the library on the loader's search path.
     ///
     /// # Errors
     /// If it is missing, lacks a function, or its version is not supported.
@@ -71,7 +71,7 @@ impl Nccl {
     /// Opens the library at `path`.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// As for [`Self::open`].
     pub fn open_at(path: &OsStr) -> Result<Arc<Self>, CudaError> {
         // SAFETY: NCCL's constructors have no conditions.
         let library =
@@ -104,15 +104,15 @@ impl Nccl {
         }
     }
 
-    /// Its version, as `2.28.3`.
+    /// Version of the library, as `2.28.3`.
     pub fn version(&self) -> String {
         text_of(self.version)
     }
 
-    /// An id for a new group of ranks.
+    /// Creates an id for a new group of ranks.
     ///
     /// # Errors
-    /// If the library has no network to listen on.
+    /// If the library finds no network interface to listen on.
     pub fn unique_id(&self) -> Result<UniqueId, CudaError> {
         let mut id = MaybeUninit::<ncclUniqueId>::zeroed();
         // SAFETY: the out-pointer is valid for the call.
@@ -122,7 +122,7 @@ impl Nccl {
         Ok(UniqueId(unsafe { std::mem::transmute::<ncclUniqueId, [u8; ID_BYTES]>(id.assume_init()) }))
     }
 
-    /// Begins to join; returns before all ranks have.
+    /// Begins to join; returns before all ranks have joined.
     pub(super) fn begin(&self, id: &UniqueId, rank: usize, ranks: usize) -> Result<ncclComm_t, CudaError> {
         let mut raw = std::ptr::null_mut();
         let mut config = self.config();
@@ -137,7 +137,7 @@ impl Nccl {
         Ok(raw)
     }
 
-    /// Everything at its default, but no call blocks.
+    /// Default configuration, but non-blocking.
     fn config(&self) -> ncclConfig_t {
         // SAFETY: integers and pointers, which may be zero.
         let mut config: ncclConfig_t = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -179,7 +179,7 @@ impl Nccl {
     }
 
     /// # Safety
-    /// `own` has `words` words on the device, `all` as many for each rank; both stay until the work is done.
+    /// `own` must have `words` words on the device and `all` that many per rank, both until the work is done.
     pub(super) unsafe fn all_gather(
         &self,
         (own, all): (u64, u64),
@@ -187,14 +187,14 @@ impl Nccl {
         raw: ncclComm_t,
         stream: CUstream,
     ) -> Result<(), CudaError> {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         let code = unsafe { (self.all_gather)(own as *const _, all as *mut _, words, WORDS, raw, stream) };
         if code == IN_PROGRESS { Ok(()) } else { self.check("ncclAllGather", code, raw) }
     }
 
-    /// Ends a communicator. May take for ever.
+    /// Ends a communicator. May never return.
     pub(super) fn abort(&self, raw: ncclComm_t) {
-        // SAFETY: the communicator is alive, and the caller does not use it any more. Errors do not matter.
+        // SAFETY: the communicator is alive, and the caller no longer uses it. Errors do not matter.
         let _ = unsafe { (self.abort)(raw) };
     }
 
@@ -215,9 +215,9 @@ impl Nccl {
 }
 
 /// # Safety
-/// `name` is a function of type `F`, or missing.
+/// `name` must be a function of type `F`, or missing.
 unsafe fn function<F: Copy>(library: &Library, name: &'static str, version: c_int) -> Result<F, CudaError> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { library.get::<F>(name.as_bytes()) }.map(|symbol| *symbol).map_err(|_| {
         let of = if version == 0 { String::new() } else { format!(" of version {}", text_of(version)) };
         missing(format!("{of} has no function {name}").trim_start().to_owned())

@@ -1,8 +1,8 @@
-//! Exchange between ranks on GPUs. NCCL moves bytes and adds nothing: sums are made by our kernels
+//! Exchange between ranks on GPUs. NCCL only moves bytes. Our kernels compute the sums
 //! ([`super::ops::ranks`]), so all ranks have the same bits, whatever algorithm NCCL chooses.
 //!
-//! No wait is for ever. Calls do not block, waits have a limit, and a communicator that is lost is aborted on
-//! a thread that nobody waits for: an abort can hang like what it ends.
+//! Every wait is bounded. Calls do not block, waits have a limit, and a lost communicator is aborted on a
+//! detached thread, because an abort can hang like the operation that it ends.
 //!
 //! Not yet run on a GPU: tested on `skein-cuda-emulation`.
 
@@ -19,11 +19,11 @@ use super::memory::Element;
 use super::{CudaError, Device, DeviceSlice, Stream};
 use library::IN_PROGRESS;
 
-/// Time between two looks at a call that is in progress.
+/// Interval between two checks of a call in progress.
 const POLL: Duration = Duration::from_millis(1);
 
-/// One rank of a group, each with a device of its own. One thread calls it at a time, and all ranks make the
-/// same calls in the same order.
+/// One rank of a group; each has its own device. Only one thread may call it at a time, and all ranks must
+/// make the same calls in the same order.
 #[derive(Debug)]
 pub struct Communicator {
     raw: Raw,
@@ -40,12 +40,12 @@ struct Raw(ncclComm_t);
 
 // SAFETY: a communicator may be used from any thread that is bound to its device, by one at a time.
 unsafe impl Send for Raw {}
-// SAFETY: its state may be asked for from any thread; nothing else takes `&self` from several threads.
+// SAFETY: its state may be queried from any thread; nothing else takes `&self` from several threads.
 unsafe impl Sync for Raw {}
 
 impl Communicator {
-    /// Joins the ranks that have `id`, on `device`, to which the calling thread must be bound. Waits at most
-    /// `timeout` until all have joined, and in later calls.
+    /// Joins the group `id` with `device`, to which the calling thread must be bound. This and later calls
+    /// wait at most `timeout` for the other ranks.
     ///
     /// # Errors
     /// If a rank does not join in time, or NCCL cannot connect them.
@@ -72,10 +72,10 @@ impl Communicator {
         self.ranks
     }
 
-    /// Queues an exchange: every rank gives `own`, and gets what all gave in `all`, in the order of ranks.
+    /// Queues an all-gather: sends `own`, and writes the values of all ranks to `all`, in rank order.
     ///
     /// # Panics
-    /// If `all` has not the place of all ranks' values, or they are no whole words of 4 bytes.
+    /// If the length of `all` does not fit all ranks' values, or they are not whole words of 4 bytes.
     pub fn gather<T: Element>(
         &self,
         stream: &Stream,
@@ -93,10 +93,10 @@ impl Communicator {
         self.settle("ncclAllGather", "the call has not returned")
     }
 
-    /// Whether the communicator is intact; cheap, and allowed from any thread.
+    /// Checks that the communicator is intact. Cheap, and allowed from any thread.
     ///
     /// # Errors
-    /// NCCL's error, if it has one.
+    /// If NCCL reports an error.
     pub fn check(&self) -> Result<(), CudaError> {
         self.nccl.state(self.raw.0).map(drop)
     }
@@ -109,7 +109,7 @@ impl Communicator {
                 let text = format!("{what} within {:?}", self.timeout);
                 return Err(CudaError::Nccl { call, code: IN_PROGRESS, text });
             }
-            self.device.ask()?;
+            self.device.check_wait()?;
             std::thread::sleep(POLL);
         }
         Ok(())
@@ -128,7 +128,7 @@ impl Drop for Communicator {
                 nccl.abort(raw);
             }
         };
-        // Nobody waits for it. Without a thread, the process's end releases everything.
+        // Detached. If no thread can be started, the process's end releases everything.
         let _ = std::thread::Builder::new().name("skein-nccl-abort".into()).spawn(abort);
     }
 }

@@ -127,7 +127,7 @@ impl<T: Activation> Gemm<T> {
     }
 }
 
-/// Whether its weights are e4m3, and whether they have leaves.
+/// Whether the weights are e4m3, and whether they have leaves.
 fn kind<T, O>(product: &Product<'_, T, O>) -> (bool, bool) {
     let e4m3 = matches!(product.weight.values, WeightValues::E4m3 { .. });
     (e4m3, product.weight.leaf > 0)

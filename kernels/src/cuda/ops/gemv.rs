@@ -44,7 +44,7 @@ impl<T: Activation> Gemv<T> {
         let outputs = match (product.output.is_gated(), product.weight.leaf) {
             (true, _) => TILES[tile].1 / 2,
             (false, 0) => TILES[tile].1,
-            // Warps without a leaf have other outputs.
+            // Warps without a leaf compute other outputs.
             (false, _) => TILES[tile].1 * MAX_LEAVES / product.weight.leaves(),
         };
         let blocks = product.columns().div_ceil(outputs) as u32;

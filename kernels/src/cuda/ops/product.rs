@@ -19,8 +19,8 @@ pub struct LinearWeight<T> {
     pub bias: DeviceSlice<T>,
     /// Values of the matrix.
     pub values: WeightValues<T>,
-    /// Inputs in a [leaf](crate::leaves), if ranks may share the matrix by its inputs; all leaves have as
-    /// many, and there is a power of two of them. 0: the sums are cut into slices, which ranks cannot share.
+    /// Inputs per [leaf](crate::leaves), if the matrix's inputs may be split over ranks. Leaves have equal
+    /// length, and their number is a power of two. 0: sums have slices, which cannot be split over ranks.
     pub leaf: usize,
 }
 
@@ -48,7 +48,7 @@ pub enum Granularity {
     Tensor,
     /// A row: `[n]`.
     Channel,
-    /// A leaf of a row: `[n, leaves]`, so that ranks that share the matrix have the same.
+    /// One scale per leaf of a row: `[n, leaves]`, so that scales do not depend on the number of ranks.
     Leaf,
     /// A block of 128 x 128: `[ceil(n / 128), ceil(k / 128)]`. Stacked tensors start at multiples of 128
     /// rows.
@@ -56,7 +56,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Scales from one row of blocks to the next, and their total number. `leaves`: leaves of a row.
+    /// Distance between the scales of two rows of blocks, and the total number of scales. `leaves`: per row.
     pub fn stride_and_count(self, n: usize, k: usize, leaves: usize) -> (usize, usize) {
         let stride = k.div_ceil(128);
         match self {
@@ -96,7 +96,7 @@ impl<T: Activation> LinearWeight<T> {
         Err(CudaError::invalid(format!("a [{n}, {k}] weight: {problem}")))
     }
 
-    /// Leaves of a row; 1 without.
+    /// Leaves per row; 1 if there are none.
     pub fn leaves(&self) -> usize {
         self.k.checked_div(self.leaf).unwrap_or(1)
     }
@@ -150,7 +150,7 @@ impl Output {
         matches!(self, Self::Gated(_))
     }
 
-    /// Index in a [`Table`] of the output of a product with leaves, or of one without.
+    /// Index of the output in a [`Table`], for a product with or without leaves.
     fn index(self, has_leaves: bool) -> usize {
         match (self, has_leaves) {
             (Self::Plain, false) => 0,
@@ -228,7 +228,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
     }
 }
 
-/// Ways to write results, those of products with leaves included.
+/// Number of ways to write results, including those of products with leaves.
 const OUTPUTS: usize = 5;
 
 /// The kernels of a file by output, by whether weights are e4m3, and by tile.

@@ -1,4 +1,4 @@
-//! What ranks compute around an exchange; `cu/ranks.cu`.
+//! Kernels before and after an exchange between ranks; `cu/ranks.cu`.
 
 use std::marker::PhantomData;
 
@@ -11,13 +11,13 @@ use crate::leaves::MAX_LEAVES;
 const MAX_THREADS: usize = 1024;
 /// Threads of the other blocks.
 const THREADS: usize = 256;
-/// Values that a thread reads at once: 16 bytes in the activations' type, and in f32.
+/// Values that a thread reads at once: 16 bytes of activations, or of f32.
 const VALUES: usize = 8;
 const SUMS: usize = 4;
 /// Most blocks for a row of logits.
 const MAX_BLOCKS: usize = 64;
 
-/// The kernels around exchanges.
+/// The kernels before and after exchanges.
 #[derive(Debug, Clone, Copy)]
 pub struct RankKernels<T> {
     embed_part: Kernel,
@@ -27,7 +27,7 @@ pub struct RankKernels<T> {
     of: PhantomData<T>,
 }
 
-/// The vocabulary, and how ranks share it: each has `each` rows, the last ones fewer or none.
+/// Division of the vocabulary among ranks: each has `each` rows, the last ones fewer or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vocabulary {
     /// Rows of the whole vocabulary.
@@ -55,7 +55,7 @@ pub struct EmbedPart<T> {
     pub rank: usize,
 }
 
-/// An embedding lookup from the rows of all ranks.
+/// Inputs and result of an embedding lookup in the rows of all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbedChosen<T> {
     /// Result, `[rows, hidden]`.
@@ -74,7 +74,7 @@ pub struct EmbedChosen<T> {
     pub scale: f32,
 }
 
-/// A product that ranks share by its inputs, from their sums.
+/// A product whose inputs are split over ranks, from the ranks' sums.
 #[derive(Debug, Clone, Copy)]
 pub struct JoinSums<T> {
     /// Result, `[rows, n]`.
@@ -91,13 +91,13 @@ pub struct JoinSums<T> {
     pub n: usize,
 }
 
-/// Logits from those of all ranks.
+/// Logits of the whole vocabulary, from those of all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct JoinLogits {
     /// Result, `[rows, vocabulary.size]`.
     pub out: DeviceSlice<f32>,
-    /// Every rank's part in order, each with room for `[rows, vocabulary.each]`; a rank with fewer columns
-    /// has its rows one after the other at the start.
+    /// Every rank's part in order, each with room for `[rows, vocabulary.each]`; the rows of a rank with
+    /// fewer columns are contiguous at the start.
     pub all: DeviceSlice<f32>,
     /// Number of rows.
     pub rows: usize,
@@ -106,7 +106,7 @@ pub struct JoinLogits {
 }
 
 impl<T: Activation> RankKernels<T> {
-    /// Looks the kernels up.
+    /// Looks up the kernels.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
         Ok(Self {
             embed_part: kernel_for!(kernels, T, "embed_part")?,
@@ -128,7 +128,7 @@ impl<T: Activation> RankKernels<T> {
         self.embed_part.launch(stream, rows_of(rows, hidden / VALUES), &args)
     }
 
-    /// Queues the choice among the rows of all ranks.
+    /// Queues the selection among the rows of all ranks.
     pub fn embed_chosen(&self, stream: &Stream, chosen: EmbedChosen<T>) -> Result<(), CudaError> {
         let EmbedChosen { out, all, tokens, rows, hidden, vocabulary: Vocabulary { size, each }, scale } =
             chosen;
@@ -174,7 +174,7 @@ fn check_rows(hidden: usize, rows: usize, tokens: DeviceSlice<u32>) {
     assert!(rows > 0 && tokens.len() >= rows, "{rows} rows of {} tokens", tokens.len());
 }
 
-/// A block for each row, whose threads have `items` items.
+/// One block per row, whose threads share `items` items.
 fn rows_of(rows: usize, items: usize) -> Grid {
     Grid::new(rows as u32, items.next_multiple_of(32).min(MAX_THREADS) as u32).overlapping()
 }

@@ -28,7 +28,7 @@ const SPECIAL: [&str; 12] = [
     "<|python_tag|>",
 ];
 
-/// Most tokens of reasoning before something that must follow.
+/// Most tokens of reasoning before constrained text.
 const THOUGHT_TOKENS: u32 = 200;
 
 /// 256 bytes, some words, and the control tokens.
@@ -328,8 +328,8 @@ fn limits_that_tags_cannot_enforce_are_refused_by_name() {
     assert_eq!(refused(false), None);
 }
 
-/// The answer of a model that begins with `begin` and goes on with `wish`, over and over, wherever it may.
-/// Returns its text, its number of tokens, and whether it ended by itself.
+/// Generates the answer of a model that writes `begin` and then repeats `wish` wherever that is allowed.
+/// Returns its text, its number of tokens, and whether it completed.
 fn stubborn(source: &Source, begin: &str, wish: &str) -> (String, usize, bool) {
     let Vocabulary { words, library, control } = vocabulary();
     let compiled = library.compile(source).unwrap();
@@ -348,7 +348,7 @@ fn stubborn(source: &Source, begin: &str, wish: &str) -> (String, usize, bool) {
     let mut wishes = wish.bytes().map(TokenId::from).cycle();
     while tokens.len() < 2 * THOUGHT_TOKENS as usize {
         let next = matcher.next_tokens().unwrap();
-        // A worker that takes the stream up here allows the same.
+        // A worker that resumes the stream here allows the same tokens.
         let mut taken_up = compiled.matcher();
         tokens.iter().for_each(|token| taken_up.advance(*token).unwrap());
         assert_eq!(taken_up.next_tokens().as_ref(), Ok(&next), "after {} tokens", tokens.len());
@@ -373,7 +373,7 @@ fn reasoning_without_end_is_ended_where_a_call_or_a_form_must_follow() {
     let wanted = [(call, None), (ToolUse::default(), Some(form))];
     for (parser, reasoning, open) in families {
         for (opening, begin) in [(Opening::Fresh, open), (Opening::InReasoning, "")] {
-            // GPT-OSS's prompts leave it before its channel.
+            // A GPT-OSS prompt ends before the channel marker.
             if parser == "openai" && opening == Opening::InReasoning {
                 continue;
             }

@@ -232,6 +232,22 @@ fn a_call_cut_by_max_tokens_keeps_what_came() {
 }
 
 #[test]
+fn an_end_marker_cut_by_max_tokens_is_not_content() {
+    for (parser, text) in [
+        ("hermes", "Well.<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"),
+        ("qwen3_coder", "Well.<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+    ] {
+        let end = text.find("</tool_call>").unwrap();
+        for at in end..=text.len() {
+            let parts = whole(&plan(parser, None, Opening::Fresh), &text[..at]);
+            assert_eq!((parts.content.as_str(), parts.calls.len()), ("Well.", 1), "{}", &text[..at]);
+        }
+    }
+    // Anywhere else it is text.
+    check("hermes", "Well.</tool_", "Well.</tool_", &[]);
+}
+
+#[test]
 fn keys_may_come_in_any_order_and_arguments_as_text() {
     let call = |text: &str| format!("<tool_call>{text}</tool_call>");
     let expected = [("add", json!({"a": [1, "}"], "b": "\\\""}))];
@@ -404,7 +420,7 @@ proptest! {
     }
 }
 
-/// Changes `text` at random: cuts pieces out, doubles them, and puts other characters in.
+/// Changes `text` at random: removes or duplicates pieces and inserts other characters.
 fn damaged(text: &str, seeds: &[(prop::sample::Index, u8)]) -> String {
     let mut characters: Vec<char> = text.chars().collect();
     for (place, change) in seeds {

@@ -11,11 +11,11 @@ use crate::gateway::single::request::{self, SingleRequest};
 use crate::gateway::tool_fields::{self, Chosen, Offered, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 
-/// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer shows its
+/// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer includes its
 /// reasoning.
 ///
 /// # Errors
-/// All faults of the body in one refusal.
+/// If the body has faults; one refusal lists all of them.
 pub fn parse(
     mut fields: Fields,
     headers: &HeaderMap,
@@ -34,7 +34,7 @@ pub fn parse(
     }
     let thinks = thinking(&mut fields);
     let mut variables = fields.object("chat_template_kwargs").unwrap_or_default();
-    // Templates use either name.
+    // Different templates use different names.
     for name in ["enable_thinking", "thinking"] {
         variables.entry(name).or_insert(thinks.into());
     }
@@ -45,8 +45,8 @@ pub fn parse(
     Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinks))
 }
 
-/// Edits by which a client wants its prompt shortened. None is made: what of earlier reasoning the model
-/// sees is up to its template, and a prompt that is too long is refused.
+/// Edits with which a client wants its prompt shortened. They are ignored: the template decides how much of
+/// earlier reasoning the model sees, and a prompt that is too long is refused.
 fn context_management(fields: &mut Fields) {
     let edits = fields.object("context_management").and_then(|mut context| context.shift_remove("edits"));
     for edit in edits.as_ref().and_then(Value::as_array).into_iter().flatten() {

@@ -11,7 +11,7 @@ use crate::gateway::sse::Named;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
 
-/// A running answer.
+/// An answer in progress.
 pub struct Message {
     id: String,
     model: String,
@@ -52,7 +52,7 @@ impl Block {
 }
 
 impl Message {
-    /// For the request `id`.
+    /// Answer to the request `id`.
     pub fn new(id: &str, model: &str) -> Self {
         Self {
             id: format!("msg_{id}"),

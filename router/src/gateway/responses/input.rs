@@ -10,13 +10,13 @@ use crate::gateway::responses::tools::{Faces, arguments_of, qualified, tools};
 use crate::gateway::single::request::{self, SingleRequest};
 use crate::refusal::Refusal;
 
-/// A parsed request, and what its answer repeats and how it shows calls.
+/// A parsed request, with the fields and tool types that its answer needs.
 pub struct Parsed {
     /// The request as for any single-prompt API.
     pub request: SingleRequest,
     /// Fields that the answer repeats.
     pub echo: Map<String, Value>,
-    /// How calls are shown to the client.
+    /// The client's types of tools.
     pub faces: Faces,
 }
 
@@ -51,7 +51,7 @@ impl Parsed {
         let variables = fields.object("chat_template_kwargs").unwrap_or_default();
         let conversation = conversation(&mut fields, instructions);
         fields.take("stream_options");
-        // What Codex says about itself.
+        // Codex's description of itself.
         fields.take("client_metadata");
         truncation(&mut fields);
         let request = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
@@ -113,7 +113,7 @@ fn effort(fields: &mut Fields) -> Option<String> {
     effort
 }
 
-/// The messages of `input`, after the instructions.
+/// Conversation of the instructions and the messages of `input`.
 fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversation {
     let mut conversation = Conversation::default();
     if let Some(instructions) = instructions {

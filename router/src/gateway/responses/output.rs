@@ -13,14 +13,14 @@ use crate::gateway::sse::Named;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
 
-/// A running answer.
+/// An answer in progress.
 pub struct Items {
     id: String,
     model: String,
     created_at: u64,
     echo: Map<String, Value>,
     faces: Faces,
-    /// Output items that are complete.
+    /// Completed output items.
     items: Vec<Value>,
     open: Option<Item>,
     finish: Option<TextFinish>,
@@ -43,7 +43,8 @@ enum Kind {
     Message,
     Reasoning,
     Call,
-    /// A call of a tool with free text, which comes whole: its text is known once the JSON around it is.
+    /// A call of a free-text tool. It is sent whole, because its text is known only when its JSON is
+    /// complete.
     Custom,
 }
 
@@ -81,7 +82,7 @@ impl Item {
         }
     }
 
-    /// Whether it has parts, whose beginnings and ends are events.
+    /// Whether the item has parts with start and end events.
     fn has_parts(&self) -> bool {
         matches!(self.kind, Kind::Message | Kind::Reasoning)
     }
@@ -95,7 +96,7 @@ impl Item {
 }
 
 impl Items {
-    /// For the request `id`.
+    /// Answer to the request `id`.
     pub fn new(id: &str, model: &str, echo: Map<String, Value>, faces: Faces) -> Self {
         Self {
             id: id.to_owned(),
@@ -162,7 +163,7 @@ impl Items {
         events.push(self.event(kind, body));
     }
 
-    /// Begins an item, which gets its id here.
+    /// Begins an item and assigns its id.
     fn open(&mut self, mut item: Item, events: &mut Vec<Named>) {
         self.close("completed", events);
         let output_index = self.items.len();
@@ -268,7 +269,7 @@ impl Output for Items {
     }
 }
 
-/// The events by which an item's content ends, without its place.
+/// The events that end an item's content, without its index.
 fn last_events(item: &Item) -> Vec<(&'static str, Value)> {
     let text = &item.text;
     let part = || ("response.content_part.done", json!({"content_index": 0, "part": item.part()}));

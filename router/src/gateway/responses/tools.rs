@@ -1,5 +1,5 @@
-//! The tools of the Responses API. To the model each is a function of one name; the client sees its calls
-//! as it offered them: as calls of a function, of a function in a namespace, or of a tool with free text.
+//! The tools of the Responses API. To the model each is a function with one name. The client sees calls of
+//! the type that it offered: a function, a function in a namespace, or a free-text tool.
 
 use std::collections::HashMap;
 
@@ -10,19 +10,19 @@ use crate::gateway::fields::Fields;
 use crate::gateway::tool_fields::{self, Offered, chosen, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
 
-/// Tools that OpenAI's servers run themselves. A model does without them, so they are left out and listed as
-/// ignored: OpenAI's own clients offer them to every server.
+/// Tools that run on OpenAI's servers. They are dropped and listed as ignored, because OpenAI's own clients
+/// offer them to every server and models work without them.
 const HOSTED: [&str; 5] =
     ["web_search", "web_search_preview", "image_generation", "code_interpreter", "file_search"];
-/// The one argument of the function that stands for a tool with free text.
+/// Only argument of the function that represents a free-text tool.
 const INPUT: &str = "input";
 
-/// How the client sees calls of a function.
+/// The client's type of a tool that is a function to the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Face {
-    /// As calls of a tool with free text.
+    /// A free-text tool.
     Custom,
-    /// As calls of the function `name` in `namespace`.
+    /// The function `name` in `namespace`.
     Within {
         /// Name of the namespace.
         namespace: String,
@@ -31,10 +31,10 @@ pub enum Face {
     },
 }
 
-/// The functions that are not what they seem, by the name that the model has for them.
+/// Tools that are not plain functions to the client, by the model's name.
 pub type Faces = HashMap<String, Face>;
 
-/// Takes the tools and the choice among them; `echo` gets them as they came.
+/// Takes the tools and the tool choice; copies them to `echo` unchanged.
 pub fn tools(fields: &mut Fields, echo: &mut Map<String, Value>) -> (Offered, Faces) {
     let list = tool_fields::list(fields);
     let choice = fields.take("tool_choice");
@@ -63,18 +63,18 @@ fn name_of(choice: &Value) -> Option<String> {
 pub fn qualified(namespace: Option<&str>, name: &str) -> String {
     match namespace.unwrap_or_default() {
         "" => name.to_owned(),
-        // Codex's namespaces of MCP servers end so already.
+        // Codex's namespaces of MCP servers already end with it.
         namespace if namespace.ends_with("__") => format!("{namespace}{name}"),
         namespace => format!("{namespace}__{name}"),
     }
 }
 
-/// The arguments of the function that stands for a tool with free text.
+/// Arguments of the function that represents a free-text tool.
 pub fn arguments_of(input: &str) -> String {
     json!({INPUT: input}).to_string()
 }
 
-/// The free text in such arguments; all of them if the model wrote something else.
+/// The free text in such arguments; the whole arguments if the model wrote something else.
 pub fn input_of(arguments: &str) -> String {
     let parsed: Option<Value> = serde_json::from_str(arguments).ok();
     let input = parsed.as_ref().and_then(|parsed| parsed[INPUT].as_str());
@@ -85,7 +85,7 @@ pub fn input_of(arguments: &str) -> String {
 struct Read {
     tools: Vec<(Function, Value)>,
     faces: Faces,
-    /// Names of what is ignored.
+    /// Names of ignored tools.
     left: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ impl Read {
                     _ => Err(not_a_function(at, &function["type"])),
                 })
             }
-            // Names of versions have a date at their end.
+            // Versioned names end with a date.
             kind if HOSTED.iter().any(|hosted| kind.starts_with(hosted)) => {
                 self.left.push(format!("tools[{at}].{kind}"));
                 Ok(())
@@ -118,8 +118,8 @@ impl Read {
         }
     }
 
-    /// A function is strict only if it says so. OpenAI makes the others strict, too, by rewriting their
-    /// schemas; this server does not.
+    /// Adds a function. It is strict only if its field says so; OpenAI also makes others strict by rewriting
+    /// their schemas.
     fn function(&mut self, at: usize, tool: &Value, namespace: Option<&str>) -> Result<(), Refusal> {
         let mut shown: Map<String, Value> = tool.as_object().cloned().unwrap_or_default();
         let strict = shown.get("strict").is_some_and(|strict| *strict == true);
@@ -135,8 +135,8 @@ impl Read {
         Ok(())
     }
 
-    /// A tool with free text is a function of one text to the model. Its grammar is told to the model, and
-    /// not enforced: within a JSON string it would be another one.
+    /// Adds a free-text tool, which is a function with one text argument to the model. Its grammar is shown
+    /// to the model but not enforced, because inside a JSON string it would be a different grammar.
     fn custom(&mut self, at: usize, tool: &Value) -> Result<(), Refusal> {
         let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
         if let Some(grammar) = tool["format"]["definition"].as_str() {
@@ -154,7 +154,7 @@ impl Read {
     }
 }
 
-/// A tool in chat's form, which templates know.
+/// Converts a tool to the form of chat completions, which templates expect.
 fn in_chats_form(tool: &Map<String, Value>) -> Value {
     let mut function = Map::new();
     for name in ["name", "description", "parameters"] {

@@ -1,5 +1,5 @@
 //! An answer with one choice, part by part as it arrives. Responses and Messages are built on it: [`request`]
-//! has what their requests share, [`output`] runs a request and has its answer written.
+//! contains the common parts of their requests, [`output`] runs a request and writes its answer.
 
 pub mod output;
 pub mod request;

@@ -1,4 +1,4 @@
-//! Runs a request and writes its answer in an API's form, whole or as events.
+//! Runs a request and writes its answer in the format of an API, whole or as events.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -14,25 +14,25 @@ use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 use crate::text::text_stream::Usage;
 
-/// An answer in the form of one API. It is written by the same code whole and as events, so that the events
-/// add up to the whole answer.
+/// An answer in the format of one API. The same code writes it whole and as events, so that the events add up
+/// to the whole answer.
 pub trait Output: Send + 'static {
-    /// The events before the first part.
+    /// Events before the first part.
     fn begin(&mut self, usage: Usage) -> Vec<Named>;
-    /// The events of a part.
+    /// Events of a part.
     fn take(&mut self, part: Part, single: &Single) -> Vec<Named>;
-    /// The events after the last part.
+    /// Events after the last part.
     fn end(&mut self, usage: Usage) -> Vec<Named>;
-    /// The last event of an answer that failed.
+    /// Last event of a failed answer.
     fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named;
     /// The answer so far, as one object.
     fn whole(&self, usage: Usage) -> Value;
 }
 
-/// Starts the request and answers it. `include_reasoning`: whether the answer shows its reasoning.
+/// Runs the request and answers it. `include_reasoning`: whether the answer includes its reasoning.
 ///
 /// # Errors
-/// A refusal that comes before the first token, or for a whole answer at any time.
+/// If the request is refused before its first token, or at any time if the answer is not streamed.
 pub async fn answer(
     app: &App,
     tenant: &Tenant,

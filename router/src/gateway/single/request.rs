@@ -1,5 +1,5 @@
-//! What the requests of Responses and Messages have in common: everything but the names of some fields and
-//! the form of their conversation and tools.
+//! Common parts of the requests of Responses and Messages: everything except some field names and the form of
+//! conversation and tools.
 
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value};
@@ -27,7 +27,7 @@ pub struct SingleRequest {
 /// tokens of an answer.
 ///
 /// # Errors
-/// A bad request id.
+/// If the request id is invalid.
 pub fn draft(
     fields: &mut Fields,
     headers: &HeaderMap,
@@ -42,7 +42,7 @@ pub fn draft(
     Ok(draft)
 }
 
-/// Adds each of `items` to `conversation`. Faults are noted.
+/// Adds each of `items` to `conversation` and notes faults.
 pub fn converse(
     fields: &mut Fields,
     conversation: &mut Conversation,
@@ -57,11 +57,11 @@ pub fn converse(
 }
 
 impl SingleRequest {
-    /// Completes `draft` with its prompt and tools, and takes the last fields. `variables` are the
-    /// template's.
+    /// Completes `draft` with its prompt and tools, and takes the remaining fields. `variables` are for the
+    /// template.
     ///
     /// # Errors
-    /// All faults of the body in one refusal.
+    /// If the body has faults; one refusal lists all of them.
     pub fn new(
         mut draft: Draft,
         mut fields: Fields,

@@ -1,9 +1,9 @@
-//! What OpenAI's Codex and Anthropic's Claude Code send, field by field, and what they need of the answer.
+//! Requests of OpenAI's Codex and Anthropic's Claude Code, field by field, and what they need in the answer.
 
 use super::tools::{MESSAGES, RESPONSES, app, ask, message, named, reached};
 use super::*;
 
-/// The fields of every request of Codex.
+/// Fields of every Codex request.
 fn codex(extra: Value) -> Value {
     let mut body = json!({
         "model": "test", "instructions": "You are a coding agent.", "store": false, "stream": true,
@@ -38,7 +38,7 @@ fn call(name: &str, arguments: &Value) -> String {
     format!("<tool_call>\n{}\n</tool_call>", json!({"name": name, "arguments": arguments}))
 }
 
-/// The last event's response of a stream, with all events.
+/// The response in a stream's last event, and all events.
 async fn response(text: &str, body: &Value) -> (Value, Vec<(String, Value)>) {
     let answer = ask(&app(text, 3).0, RESPONSES, body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -85,7 +85,7 @@ async fn a_free_text_tool_is_called_with_free_text() {
     assert_eq!(kinds, expected);
     assert_eq!((&events[3].1["delta"], &events[3].1["item_id"]), (&json!(patch), &item["id"]));
     assert_eq!(&events[5].1["item"], item, "output_item.done and completed show one item");
-    // A model that writes other arguments than it was shown is heard nevertheless.
+    // Unexpected arguments from the model still reach the client.
     let (response, _) = self::response(&call("apply_patch", &json!({"patch": "p"})), &codex(json!({}))).await;
     assert_eq!(response["output"][0]["input"], "{\"patch\":\"p\"}");
 }
@@ -110,7 +110,7 @@ async fn codex_sends_back_what_it_got() {
         {"type": "custom_tool_call", "status": "completed", "call_id": "c2", "name": "apply_patch", "input": "p\nq"},
         {"type": "function_call_output", "call_id": "c1", "output": "r1"},
         {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "r2"}]},
-        // Without id and status, as Codex repeats messages.
+        // Codex repeats messages without id and status.
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "late rule"}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go on"}]}]);
@@ -139,7 +139,7 @@ async fn tools_of_other_kinds_are_refused_with_what_to_do() {
 }
 
 #[tokio::test]
-async fn allowed_tools_limit_what_may_be_called_and_not_what_is_shown() {
+async fn allowed_tools_limit_the_calls_but_not_the_prompt() {
     let flat = |mode: &str, tools: Value| json!({"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": tools}});
     let (prompt, grammar) =
         reached(RESPONSES, codex(flat("required", json!([{"type": "custom", "name": "apply_patch"}]))))
@@ -169,7 +169,7 @@ async fn allowed_tools_limit_what_may_be_called_and_not_what_is_shown() {
     }
 }
 
-/// What Claude Code adds to a request.
+/// A request with the fields that Claude Code adds.
 fn claude_code(extra: Value) -> Value {
     let mut body = message(json!({
         "max_tokens": 32000, "stream": true, "metadata": {"user_id": "user_1_account__session_2"},

@@ -1,9 +1,9 @@
-//! Random bodies to every endpoint that generates: each gets an answer or a refusal, none a panic or a 500.
+//! Random bodies to every endpoint that generates: each gets an answer or a refusal, never a panic or a 500.
 
 use super::tools::{MESSAGES, RESPONSES, app};
 use super::*;
 
-/// Changed bodies of each endpoint.
+/// Mutated bodies per endpoint.
 const BODIES: u64 = 800;
 
 /// Splitmix64, seeded by the number of the body.
@@ -37,7 +37,7 @@ impl Random {
         }
     }
 
-    /// Replaces, adds or removes something somewhere in `value`.
+    /// Replaces, adds or removes a random part of `value`.
     fn change(&mut self, value: &mut Value) {
         let goes_in = self.below(4) > 0;
         match value {
@@ -62,7 +62,7 @@ impl Random {
     }
 }
 
-/// Names and values that mean something somewhere.
+/// Names and values with a meaning in some field.
 const WORDS: [&str; 40] = [
     "type",
     "name",

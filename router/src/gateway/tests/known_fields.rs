@@ -121,7 +121,7 @@ async fn many_prompts_of_many_samples_each_are_bounded_together() {
 }
 
 #[tokio::test]
-async fn without_max_tokens_an_answer_may_take_what_is_left_of_the_context() {
+async fn without_max_tokens_an_answer_may_fill_the_context() {
     for (path, prompt) in [(COMPLETIONS, 2), (CHAT, 6)] {
         let (requests, _) = asked(path, &plain(path), "trace").await;
         assert_eq!(requests[0].sampling.max_tokens, testing::MAX_MODEL_LEN - prompt);

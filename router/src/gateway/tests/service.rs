@@ -139,6 +139,21 @@ async fn text_goes_to_tokens_and_back() {
 }
 
 #[tokio::test]
+async fn a_text_too_long_to_tokenize_names_the_models_own_limit() {
+    let text = "word ".repeat(800_000);
+    let told = "This model's maximum context length is 256 tokens, and at most 131072 are tokenized.";
+    for (path, body) in [
+        ("/tokenize", json!({"prompt": text})),
+        ("/v1/completions", json!({"prompt": text, "truncate_prompt_tokens": 9})),
+    ] {
+        let answer = post(says(""), path, body).await;
+        let error = answer.json()["error"].clone();
+        assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")));
+        assert!(error["message"].as_str().unwrap().starts_with(told), "{path}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn a_model_without_template_points_to_completions() {
     let text = testing::model_text_with(&Value::Null, None);
     let app = App::new(Arc::new(text), Arc::new(says("x")), testing::config());

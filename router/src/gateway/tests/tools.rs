@@ -125,7 +125,7 @@ async fn a_chat_stream_says_what_the_whole_answer_says() {
 }
 
 #[tokio::test]
-async fn a_stream_cut_anywhere_in_a_call_goes_on_elsewhere_with_last_event_id() {
+async fn a_stream_cut_anywhere_in_a_call_continues_elsewhere_with_last_event_id() {
     let body = with_tools(json!({"stream": true}));
     let whole = ask(&app(TEXT, 3).0, CHAT, &body).await.events_with_ids();
     let expected = Heard::of(&whole);
@@ -188,6 +188,25 @@ async fn answers_are_held_to_calls_where_they_must_be() {
     assert_eq!(grammar(json!({"parallel_tool_calls": false})).await, Ok(true));
     assert_eq!(grammar(json!({"tools": [strict]})).await, Ok(true));
     assert_eq!(grammar(json!({"response_format": {"type": "json_object"}})).await, Ok(true));
+}
+
+#[tokio::test]
+async fn a_bad_tool_is_the_only_fault_of_a_choice_among_tools() {
+    let named = json!({"type": "function", "function": {"name": "f"}});
+    for choice in [
+        json!("required"),
+        named,
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("f")]}}),
+    ] {
+        let bad = json!({"type": "function", "function": {"name": "a b"}});
+        let refused =
+            reached(CHAT, with_tools(json!({"tools": [bad], "tool_choice": choice}))).await.unwrap_err();
+        let expected = "tools[0] must have a name of 1 to 128 letters, digits, `_`, `-` and `.`, got `a b`.";
+        assert!(refused.ends_with(expected), "{refused}");
+        let refused =
+            reached(CHAT, with_tools(json!({"tools": 5, "tool_choice": choice}))).await.unwrap_err();
+        assert!(refused.ends_with("tools must be a list of tools, got 5."), "{refused}");
+    }
 }
 
 #[tokio::test]

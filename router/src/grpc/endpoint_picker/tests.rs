@@ -135,7 +135,7 @@ async fn a_streamed_body_is_read_whole_and_sent_on_unchanged() {
 }
 
 #[tokio::test]
-async fn a_large_body_goes_on_in_small_messages_and_trailers_follow_it() {
+async fn a_large_body_is_forwarded_in_small_messages_before_its_trailers() {
     let body = format!(r#"{{"prompt": "a", "x": "{}"}}"#, "y".repeat(150_000));
     let proxy =
         Proxy::post(Some(BodySendMode::FullDuplexStreamed), "/v1/completions", &[]).body(&body, false);

@@ -37,7 +37,7 @@ struct Store {
     /// The oldest revision whose changes are kept.
     oldest: i64,
     away: bool,
-    /// Watches opened so far. The first `deaf` of them receive nothing any more.
+    /// Watches opened so far. The first `deaf` of them receive no more events.
     watches: u64,
     deaf: u64,
 }
@@ -127,8 +127,8 @@ impl Etcd {
         Link { etcd: self.clone(), host }
     }
 
-    /// Takes it down, or up again. `kept`: leases start anew on its return, as after the election of a new
-    /// leader.
+    /// Takes the server down or up again. `kept`: leases restart on its return, as after the election of a
+    /// new leader.
     pub fn set_away(&self, away: bool, kept: bool) {
         let mut store = self.lock();
         if store.away && !away && kept {
@@ -140,7 +140,7 @@ impl Etcd {
         self.changed.send();
     }
 
-    /// Stops sending events to the current watches, silently.
+    /// Silently stops sending events to the current watches.
     pub fn deafen(&self) {
         let mut store = self.lock();
         store.deaf = store.watches;

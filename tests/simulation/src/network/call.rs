@@ -119,7 +119,7 @@ impl<M: Clone + Send + Sync + 'static> ServerHalf<M> {
     /// Messages of a stream arrive in the order in which they were sent.
     async fn send(&self, last: &mut Instant, body: Body<M>) {
         *last = self.network.arrival().max(*last);
-        // An error means that the client's half is gone; the network reports that in its own time.
+        // An error means that the client's half is gone; the network reports that separately.
         drop(self.messages.send(Sent(*last, body)).await);
     }
 

@@ -52,13 +52,13 @@ impl End {
 }
 
 impl Connection {
-    /// Whether it connects these two hosts.
+    /// Whether the connection is between these two hosts.
     pub(super) fn joins(&self, one: Host, other: Host) -> bool {
         let ends = (self.client.host, self.server.host);
         ends == (one, other) || ends == (other, one)
     }
 
-    /// Whether its client may use it.
+    /// Whether the client may use the connection.
     pub fn is_open(&self) -> bool {
         self.client.dead().is_none()
     }
@@ -90,7 +90,7 @@ impl Connection {
         }
     }
 
-    /// After a power failure, the machine answers with resets once it is up again.
+    /// Resets the connection after a power failure, once the machine is up again.
     pub(super) fn tell_orphans(self: &Arc<Self>, network: &Arc<Network>) {
         if self.client.process.is_gone() {
             self.client_dies(network, "its process ended");

@@ -28,7 +28,7 @@ pub use transport::{Direct, SimConnector};
 /// Name of a machine.
 pub type Host = &'static str;
 
-/// Silence after which a router gives a connection up: ping interval plus time for the answer.
+/// Silence after which a router gives up a connection: ping interval plus time for the answer.
 const CLIENT_KEEPALIVE: Duration = Duration::from_secs(5);
 /// The same for a worker.
 const SERVER_KEEPALIVE: Duration = Duration::from_secs(20);
@@ -40,7 +40,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct NetworkSpec {
     /// Shortest and longest delay of a message.
     pub delay: (Duration, Duration),
-    /// Messages of a stream in flight at once; beyond that its sender waits.
+    /// Most messages of a stream in flight; beyond that the sender waits.
     pub window: usize,
     /// Whether pings detect silent connections.
     pub keepalive: bool,
@@ -176,7 +176,7 @@ impl Network {
         self.watch_silence();
     }
 
-    /// The machine has power again, so peers that still talk to its previous run are told.
+    /// The machine has power again: resets the connections of its previous run.
     pub fn lit(self: &Arc<Self>, host: Host) {
         self.lock().dark.remove(host);
         for connection in self.connections() {

@@ -44,7 +44,7 @@ impl Connector for SimConnector {
 }
 
 /// As in the product, token streams have their own connection. If a connection dies, the next call opens a
-/// new one to whatever listens there by then.
+/// new one to the process that then listens at the address.
 #[derive(Debug)]
 struct Wires {
     control: Line,

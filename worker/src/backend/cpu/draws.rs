@@ -108,7 +108,7 @@ impl Draws {
         let mut answers = Vec::with_capacity(batch.wants.len());
         answers.extend(batch.wants.iter().filter_map(|want| match want {
             Want::Verify(verify) => {
-                // Takes all of them, whatever counts.
+                // Takes the answers of all rows, including those after a wrong token.
                 let answers: Vec<Answer> = done.by_ref().take(verify.rows.len()).collect();
                 let drawn = answers.iter().map_while(|answer| answer.drawn().first().cloned());
                 Some(Answer::verified(batch.draft(verify), drawn.collect()))

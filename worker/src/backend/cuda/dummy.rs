@@ -1,5 +1,5 @@
-//! Random weights generated on the device (`--load-format dummy`): speed does not depend on their values, and
-//! 16 GB take milliseconds this way.
+//! Random weights generated on the device (`--load-format dummy`). Speed does not depend on their values, and
+//! generating 16 GB takes milliseconds.
 
 use std::path::Path;
 
@@ -17,10 +17,10 @@ use crate::model::on_cuda::weights::DeviceWeights;
 
 /// Standard deviation, as in freshly initialised models.
 const DEVIATION: f32 = 0.02;
-/// Standard deviation of e4m3 codes: uses most of their range without saturating.
+/// Standard deviation of e4m3 codes, which uses most of their range without saturating.
 const CODE_DEVIATION: f32 = 64.0;
 
-/// The type in config.json; bfloat16 for single precision, as for a checkpoint.
+/// The type in config.json; bfloat16 if that is single precision, as for a checkpoint.
 pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
     let config = read_object(&dir.join("config.json"))?;
     let named = config.get("dtype").or_else(|| config.get("torch_dtype")).and_then(Value::as_str);

@@ -16,7 +16,7 @@ pub enum CudaLoadError {
     /// A CUDA call failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Another rank of the group did not do its part.
+    /// Another rank of the group was lost.
     #[error("the group has failed: {0}")]
     Lost(#[from] Lost),
     /// Ranks have devices that compute differently.
@@ -27,9 +27,9 @@ pub enum CudaLoadError {
     Differs {
         /// Rank with the other device.
         rank: usize,
-        /// Its device's capability.
+        /// Compute capability of its device.
         its: String,
-        /// That of rank 0.
+        /// Compute capability of rank 0's device.
         own: String,
     },
     /// The first step failed.
@@ -45,7 +45,7 @@ pub enum CudaLoadError {
         tokens: u64,
         /// Tokens of the longest sequence.
         longest: u32,
-        /// KV cache bytes a token.
+        /// KV cache bytes per token.
         bytes_per_token: u64,
         /// The memory plan, all regions.
         plan: String,
@@ -53,7 +53,7 @@ pub enum CudaLoadError {
 }
 
 impl CudaLoadError {
-    /// Whether the device failed or hangs. A new process may find it working again.
+    /// Whether the device failed or hangs. It may work again in a new process.
     pub fn is_device_fault(&self) -> bool {
         match self {
             Self::Cuda(error) => error.kind() == ErrorKind::DeviceFault,

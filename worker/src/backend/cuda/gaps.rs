@@ -31,7 +31,7 @@ impl StepGaps {
         self.events[step % KEPT].0.record(stream)
     }
 
-    /// Records its end.
+    /// Records the end of `step`.
     pub(super) fn end(&self, step: usize, stream: &Stream) -> Result<(), CudaError> {
         self.events[step % KEPT].1.record(stream)
     }

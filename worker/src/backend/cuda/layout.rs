@@ -1,5 +1,5 @@
-//! The memory of a rank: its sizes, what they sum up to, and where everything lies. Planning takes the same
-//! functions as loading, so a plan is what is allocated.
+//! Device memory of a rank: sizes, totals and layout. Planning and loading use the same functions, so exactly
+//! the planned memory is allocated.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,19 +34,19 @@ use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
 use crate::model::spec::{AttentionSpec, Spec};
 use crate::shard::Shard;
 
-/// Sizes of a rank, and its operations, which know those of their workspaces.
+/// Sizes of a rank, and its operations, which report the sizes of their workspaces.
 pub(super) struct Layout<T, K> {
-    /// What the rank computes.
+    /// The rank's part of the model.
     pub spec: Spec,
     pub ops: Ops<T, K>,
     pub sizes: StepSizes,
-    /// Bytes of a KV block in a plane.
+    /// Bytes per KV block in one plane.
     pub block_bytes: usize,
     capacities: Vec<usize>,
     workspace: Workspace,
 }
 
-/// Bytes that a rank takes on its device.
+/// Device memory of a rank, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceBytes {
     /// Bytes of the weights.
@@ -59,10 +59,11 @@ pub struct DeviceBytes {
     pub logits: u64,
 }
 
-/// What each of `shards` would take on a device like `opened`, and the KV blocks that all of them can have.
+/// Memory that each of `shards` would need on a device like `opened`, and the number of KV blocks that fits
+/// all of them.
 ///
 /// # Errors
-/// A damaged model, or a device without room for it.
+/// If the model is damaged or does not fit the device.
 pub fn plan_ranks(
     (dir, config): (&Path, &ModelConfig),
     opened: &OpenDevice,
@@ -99,7 +100,7 @@ impl Loading<'_> {
         self.options.fp8.weights.then(|| self.scales())
     }
 
-    /// The sizes of everything.
+    /// Computes all sizes.
     pub fn layout<T, K>(&self) -> Result<Layout<T, K>, CudaError>
     where
         T: Activation + BlasElement,
@@ -119,7 +120,7 @@ impl Loading<'_> {
         Ok(Layout { spec, ops, sizes, block_bytes, capacities, workspace })
     }
 
-    /// Takes memory for the weights and the angles of each rotation.
+    /// Allocates the weights and the angles of each rotation.
     pub fn place_always<T: Activation>(
         &self,
         memory: &mut Carver,
@@ -130,7 +131,7 @@ impl Loading<'_> {
         (weights, spec.rotations.iter().map(&mut angles).collect())
     }
 
-    /// Takes memory for steps.
+    /// Allocates the memory of steps.
     pub fn place_step<T: Activation, K>(
         &self,
         layout: &Layout<T, K>,
@@ -183,7 +184,7 @@ impl Loading<'_> {
         Ok((plan, kv_blocks))
     }
 
-    /// The bytes of a rank but its KV cache, the bytes of a KV block, and the number of blocks that fit.
+    /// Bytes of the rank without its KV cache, bytes per KV block, and the number of blocks that fit.
     fn bytes<T, K>(&self) -> Result<(DeviceBytes, u64, u32), CudaLoadError>
     where
         T: Activation + BlasElement,
@@ -202,7 +203,8 @@ impl Loading<'_> {
         Ok((bytes, needs.block_bytes as u64, blocks))
     }
 
-    /// Whose weights share a scale in e4m3. In default mode cuBLASLt multiplies, which has scales of outputs.
+    /// Which weights share a scale in e4m3. In default mode cuBLASLt multiplies, which needs one scale per
+    /// output.
     fn scales(&self) -> E4m3Scales {
         if self.options.cuda.batch_invariant { E4m3Scales::Leaf } else { E4m3Scales::Output }
     }

@@ -1,4 +1,5 @@
-//! Loads a model directory into a backend: plans and takes memory, uploads the weights, runs a first step.
+//! Loads a model directory into a backend: plans and allocates memory, uploads the weights, runs a first
+//! step.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,15 +62,15 @@ pub struct CudaOptions {
 /// Values kept in FP8 e4m3 instead of the model's 16-bit type.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fp8 {
-    /// The layers' weights, one scale for each output.
+    /// The layers' weights, with one scale per output.
     pub weights: bool,
     /// Cached keys and values.
     pub kv_cache: bool,
 }
 
-/// A model on a device whose first step has not run. All ranks of a group run it together.
+/// A loaded model whose first step has not run. All ranks of a group run that step together.
 pub struct LoadedRank<'a> {
-    /// Everything but the weights that affects the bits of logits.
+    /// Describes everything except the weights that affects the bits of logits.
     pub arithmetic: String,
     start: Box<dyn FnOnce() -> Result<CudaBackend, CudaLoadError> + 'a>,
 }
@@ -78,17 +79,17 @@ impl LoadedRank<'_> {
     /// Runs a first step and starts the backend.
     ///
     /// # Errors
-    /// A damaged model, or a device that fails.
+    /// If the model is damaged or the device fails.
     pub fn start(self) -> Result<CudaBackend, CudaLoadError> {
         (self.start)()
     }
 }
 
-/// Loads the model in `dir` onto `opened`. Also returns a text of everything but the weights that affects the
-/// bits of logits. `progress` gets (bytes done, total bytes).
+/// Loads the model in `dir` onto `opened`. Also returns a description of everything except the weights that
+/// affects the bits of logits. `progress` gets (bytes done, total bytes).
 ///
 /// # Errors
-/// A damaged model, or a device without room for it.
+/// If the model is damaged or does not fit the device.
 pub fn load(
     dir: &Path,
     config: &ModelConfig,
@@ -101,11 +102,11 @@ pub fn load(
     Ok((loaded.start()?, arithmetic))
 }
 
-/// Loads this process's part of the model in a directory onto `opened`: all of it, or that of a rank, which
-/// then is connected with the others.
+/// Loads this process's part of the model in a directory onto `opened`: the whole model, or the shard of a
+/// rank, which is then connected to the other ranks.
 ///
 /// # Errors
-/// As [`load`], and a rank that is lost.
+/// As for [`load`], and if a rank is lost.
 pub fn load_rank<'a>(
     (dir, config): (&'a Path, &'a ModelConfig),
     opened: OpenDevice,
@@ -126,7 +127,7 @@ pub fn load_rank<'a>(
     }
 }
 
-/// The weights, if there are any, and the type that they are computed in.
+/// The weights, except for dummy weights, and the type of the computation.
 pub(super) fn stored(
     dir: &Path,
     config: &ModelConfig,
@@ -146,7 +147,7 @@ pub(super) fn stored(
 pub(super) struct Loading<'a> {
     pub dir: &'a Path,
     pub config: &'a ModelConfig,
-    /// The part that this process has.
+    /// This process's part of the model.
     pub shard: Shard,
     /// `None` for dummy weights.
     pub weights: Option<Weights>,
@@ -178,8 +179,8 @@ impl<'a> Loading<'a> {
         Ok(LoadedRank { arithmetic, start: Box::new(start) })
     }
 
-    /// Runs `work`, and gives the device up if its error says that it is lost: before a model is dropped,
-    /// which would wait for a stuck device.
+    /// Runs `work`. If its error shows that the device is lost, abandons the device before a model is
+    /// dropped, because the drop would wait for a stuck device.
     fn noting_faults(&self, work: impl FnOnce() -> Result<(), CudaLoadError>) -> Result<(), CudaLoadError> {
         work().inspect_err(|error| {
             if let CudaLoadError::Cuda(error) = error {
@@ -210,7 +211,8 @@ impl<'a> Loading<'a> {
         Ok(model.stream.synchronize()?)
     }
 
-    /// Runs a first step. A rank of several also captures its graphs, because all must do it at once.
+    /// Runs a first step. With several ranks, also captures the graphs, because all ranks must do so
+    /// together.
     fn begin<T, K>(&self, model: &mut CudaModel<T, K>) -> Result<(), CudaLoadError>
     where
         T: Activation + BlasElement,
@@ -249,9 +251,8 @@ impl<'a> Loading<'a> {
         Ok(())
     }
 
-    /// A text of what affects the bits of logits. If they may depend on the batch anyway, the
-    /// device's generation is left out: workers on different generations are then as interchangeable
-    /// as one with itself.
+    /// Describes what affects the bits of logits. If they may depend on the batch anyway, the device's
+    /// generation is left out: two generations then differ no more than two runs on one device.
     fn arithmetic<T: Activation, K: KvElement>(&self) -> String {
         let cuda = &self.options.cuda;
         let weights = if self.options.fp8.weights { "e4m3" } else { T::SUFFIX };
@@ -261,13 +262,13 @@ impl<'a> Loading<'a> {
             let (major, minor) = self.opened.device.capability;
             arithmetic += &format!(" leaves {MAX_LEAVES} invariant sm_{major}{minor}");
         } else if self.options.fp8.weights && self.shard.ranks > 1 {
-            // Each rank has scales of its own.
+            // Each rank has its own scales.
             arithmetic += &format!(" ranks {}", self.shard.ranks);
         }
         arithmetic
     }
 
-    /// Plans and takes all memory, and lays everything out in it.
+    /// Plans and allocates all memory.
     fn place<T, K>(
         &self,
         mut connected: Option<&mut Connected>,

@@ -57,12 +57,13 @@ impl StepSizes {
         HEADER_WORDS + rows + sequences + self.copy_words() + drawing
     }
 
-    /// Words of block copies: each sequence may have one, in a wave of its own.
+    /// Words of block copies: each sequence may have one, in its own wave.
     fn copy_words(&self) -> usize {
         3 * self.sequences
     }
 
-    /// Outputs: the most samples and scores of a step, and slack for a sampler launched with padding.
+    /// Number of outputs: the most samples and scores of a step, plus slack for a sampler launched with
+    /// padding.
     pub fn entries(&self) -> usize {
         self.sequences + self.rows + self.pass.rows
     }
@@ -107,7 +108,7 @@ pub(super) struct StepMemory {
 }
 
 impl StepMemory {
-    /// Takes memory for the largest step.
+    /// Allocates memory for the largest step.
     pub fn place(sizes: StepSizes, vocab: usize, memory: &mut Carver) -> Self {
         let StepSizes { rows, sequences, table_stride, pass } = sizes;
         let entries = sizes.entries();
@@ -131,8 +132,8 @@ impl StepMemory {
         }
     }
 
-    /// Destinations of a message's contents, padded to `rows` rows and `sequences` sequences. A pass after
-    /// the first has neither.
+    /// Destinations of a message's contents, padded to `rows` rows and `sequences` sequences. Both are 0 for
+    /// passes after the first.
     pub fn inputs(&self, rows: usize, sequences: usize) -> Inputs {
         Inputs {
             packed: self.packed,

@@ -116,7 +116,7 @@ pub(super) struct Drawing {
     pub has_logprobs: bool,
 }
 
-/// Adds the rows and sequences. `places`: where the previous step put the answers to its wants.
+/// Adds the rows and sequences. `places`: index of the output for each want of the previous step.
 pub(super) fn pack_rows(message: &mut Message<'_>, batch: &Batch, places: &[u32]) {
     let mut carried = batch.carried.iter().peekable();
     let tokens = batch.tokens.iter().enumerate().map(|(row, token)| {
@@ -180,12 +180,12 @@ fn sample_params(
     places: &[u32],
 ) -> SampleParams {
     let mut sampling = sampling(&sample.draw(batch));
-    // Which words may not be completed is decided here: the scheduler plans a draw with bad words of several
-    // tokens only once all tokens before it are known.
+    // Bad words that this token would complete are known here: the scheduler plans a draw with bad words of
+    // several tokens only once all earlier tokens are known.
     let mut forbidden: Vec<u32> =
         sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()).collect();
     if is_masked(sample) {
-        // They are in its mask, as tokens without a bit.
+        // The mask already excludes them.
         forbidden.clear();
     }
     if !sample.params.has_penalties() {
@@ -211,8 +211,8 @@ fn sample_params(
     }
 }
 
-/// Writes the masks of a pass's samples to `masks`, one after the other, in the samples' order. Waits for
-/// those that grammars still compute. Also returns the indices of the wants whose grammar allows no token.
+/// Writes the masks of a pass's samples to `masks`, in the samples' order. Waits for masks that grammars are
+/// still computing. Also returns the indices of the wants whose grammar allows no token.
 pub(super) fn fill_masks(batch: &Batch, pass: &Pass, vocab: usize, masks: &mut [u32]) -> (usize, Vec<usize>) {
     let (mut filled, mut closed) = (0, Vec::new());
     for &(_, index) in &pass.samples {
@@ -229,9 +229,9 @@ pub(super) fn fill_masks(batch: &Batch, pass: &Pass, vocab: usize, masks: &mut [
     (filled, closed)
 }
 
-/// One sample's mask; false if its grammar allows no token. As on the CPU, what leaves no token is ignored:
-/// first the tokens that are forbidden, then the list of allowed ones. If all that is allowed is forbidden,
-/// the device draws among it, and the CPU takes the best of it.
+/// Fills one sample's mask; false if its grammar allows no token. As on the CPU, a restriction that would
+/// leave no token is ignored: first the forbidden tokens, then the list of allowed ones. If all allowed
+/// tokens are forbidden, the device draws among the allowed ones, while the CPU takes the most likely one.
 fn fill_mask(sampling: &Sampling<'_>, grammar: Option<&MaskSlot>, words: &mut [u32]) -> bool {
     let allowed = grammar.map(MaskSlot::wait);
     match allowed.as_deref() {

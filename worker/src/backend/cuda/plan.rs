@@ -17,7 +17,7 @@ const DRIVER_BYTES: usize = 192 << 20;
 const NCCL_BYTES: usize = 256 << 20;
 /// Device bytes of each node of a captured graph, for its parameters.
 const GRAPH_BYTES_PER_NODE: usize = 2 << 10;
-/// Bytes of one process's context, used if it cannot be told apart from those of others.
+/// Bytes of one process's context, assumed if they cannot be told apart from those of other processes.
 const CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Sizes to plan for.

@@ -1,4 +1,4 @@
-//! A rank among those that share a model: how it is connected with the others.
+//! Connects a rank to the other ranks that share its model.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -16,11 +16,11 @@ pub struct RankLink {
     pub shard: Shard,
     /// An exchange with them in host memory, used while the model is loaded.
     pub ranks: Box<dyn Ranks>,
-    /// Why the group has ended, if it has; asked while the device works.
+    /// Returns why the group has ended, if it has; polled while the device works.
     pub ended: Ended,
 }
 
-/// Says why a group has ended.
+/// Returns why a group has ended; `None` while it runs.
 type Ended = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// A connected rank.
@@ -29,13 +29,13 @@ pub(super) struct Connected {
     ranks: Box<dyn Ranks>,
 }
 
-/// Sent by every rank before NCCL connects them: its id for the group, of which rank 0's counts, and the
-/// compute capability of its device.
+/// Size of the greeting that every rank sends before NCCL connects them: a proposed group id, of which rank
+/// 0's is used, and the compute capability of its device.
 const GREETING: usize = ID_BYTES + 2;
 
 impl RankLink {
-    /// Connects the devices of all ranks. From now on waits for `device` end when the group does, or when
-    /// NCCL reports an error.
+    /// Connects the devices of all ranks. From then on, a wait for `device` fails if the group ends or NCCL
+    /// reports an error.
     pub(super) fn connect(
         mut self,
         device: &Arc<Device>,
@@ -44,7 +44,7 @@ impl RankLink {
         let nccl = Nccl::open()?;
         let own = Arc::<OnceLock<Weak<Communicator>>>::default();
         let (of_waits, ended) = (Arc::clone(&own), self.ended);
-        device.ask_in_waits(Box::new(move || match ended() {
+        device.check_during_waits(Box::new(move || match ended() {
             Some(why) => Err(CudaError::Ended { why }),
             None => of_waits.get().and_then(Weak::upgrade).map_or(Ok(()), |own| own.check()),
         }));
@@ -65,7 +65,7 @@ impl RankLink {
     }
 }
 
-/// The group's id, if all ranks' devices compute alike.
+/// The group's id, if all devices have the same compute capability.
 fn id_of(greetings: &[u8]) -> Result<UniqueId, CudaLoadError> {
     let (all, _) = greetings.as_chunks::<GREETING>();
     let capability = |greeting: &[u8; GREETING]| format!("{}.{}", greeting[ID_BYTES], greeting[ID_BYTES + 1]);
@@ -81,7 +81,7 @@ fn id_of(greetings: &[u8]) -> Result<UniqueId, CudaLoadError> {
 }
 
 impl Connected {
-    /// The least of all ranks' `value`.
+    /// The smallest `value` of all ranks.
     pub fn least(&mut self, value: u32) -> Result<u32, CudaLoadError> {
         let mut all = vec![0; size_of::<u32>() * self.ranks.count()];
         self.ranks.gather(&value.to_le_bytes(), &mut all)?;

@@ -21,7 +21,7 @@ use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, 
 /// The pinned memory of one step.
 pub(super) struct Slot {
     pub message: PinnedBuffer<u32>,
-    /// The masks of a pass, one after the other.
+    /// Masks of a pass, consecutive.
     pub masks: PinnedBuffer<u32>,
     pub tokens: PinnedBuffer<u32>,
     pub status: PinnedBuffer<u32>,
@@ -49,8 +49,8 @@ impl Slot {
         self.done.record(stream)
     }
 
-    /// Waits for the end, at most for `timeout`. A stuck or faulted device is abandoned, because freeing this
-    /// slot would wait for it.
+    /// Waits up to `timeout` for the end. A stuck or faulted device is abandoned, because freeing this slot
+    /// would wait for it.
     fn wait(&self, timeout: Duration, device: &Device) -> Result<(), BackendError> {
         match self.done.wait(timeout).map_err(|error| failed_on(device, &error))? {
             Waited::Done => Ok(()),
@@ -64,10 +64,10 @@ impl Slot {
     }
 }
 
-/// The place of a sample whose grammar allows no token: what was drawn for it counts for nothing.
+/// Index for a sample whose grammar allows no token: the token that the device draws for it is discarded.
 pub(super) const UNDRAWN: u32 = u32::MAX;
 
-/// Where to read the answer of one want.
+/// Where to read the result for one want.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     /// Index in the slot's results; [`UNDRAWN`] if there is none.
@@ -98,7 +98,7 @@ pub(super) struct LaunchedStep {
 }
 
 impl LaunchedStep {
-    /// `places` are the indices in the slot of the answers to the batch's wants.
+    /// `places`: index in the slot's results for each want of the batch.
     pub fn new(
         slot: Slot,
         batch: &Batch,
@@ -121,7 +121,7 @@ impl LaunchedStep {
         Self { slot, wanted, timeout, device: device.clone(), free: free.clone(), gap: None }
     }
 
-    /// Also stores the gap before it once it has ended.
+    /// Also stores the gap before this step once it has ended.
     pub fn with_gap(self, gap: Option<(Arc<StepGaps>, usize)>) -> Self {
         Self { gap, ..self }
     }

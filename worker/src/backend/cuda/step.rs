@@ -39,7 +39,8 @@ pub(super) struct CudaModel<T, K> {
     pub planes: BlockPlanes,
     /// Bytes of a block in one plane.
     pub block_bytes: usize,
-    /// Where the previous step put the answers to its wants: the tokens of samples, the scores of scores.
+    /// Index of the output for each want of the previous step: of a token for a sample, of a score for a
+    /// score.
     pub places: Vec<u32>,
     /// An empty message.
     pub empty: PinnedBuffer<u32>,
@@ -60,7 +61,7 @@ pub(super) struct CudaModel<T, K> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
-    type Step = LaunchedStep;
+    type Launched = LaunchedStep;
 
     fn bind(&self) -> Result<(), BackendError> {
         self.device.bind().map_err(|error| failed(&error))
@@ -160,7 +161,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         self.model.forward(stream, &step, &self.activations)
     }
 
-    /// Logits, tokens and scores, pass by pass. Returns where the answers to the batch's wants will be.
+    /// Queues logits, tokens and scores, pass by pass. Returns the index of the output for each want.
     fn draw_passes(
         &self,
         batch: &Batch,
@@ -181,7 +182,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
                 let wanted = self.memory.inputs(0, 0).logit_rows;
                 self.model.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
             }
-            // Grammars compute their masks while the device runs the forward pass that is queued by now.
+            // Grammars compute their masks while the device runs the queued forward pass.
             let closed = self.send_masks(batch, pass, slot)?;
             self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
             self.download(&drawing, done, slot)?;
@@ -249,8 +250,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(())
     }
 
-    /// Captures the graph of the next size; false if none is left. The same work runs eagerly once before,
-    /// over no rows, to do everything that a capture must not (loading code, choosing algorithms).
+    /// Captures the graph of the next size; false if none is left. Before the capture, the same work runs
+    /// eagerly over zero rows, to do what a capture must not contain (loading code, choosing algorithms).
     fn capture_next(&mut self) -> Result<bool, CudaError> {
         let Some(size) = self.graphs.next_size() else { return Ok(false) };
         self.memory.packed.upload(&self.stream, &self.empty, 0..HEADER_WORDS)?;
@@ -262,8 +263,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         graph.upload(&self.stream)?;
         self.graphs.put(size, graph);
         if self.graphs.next_size().is_none() {
-            // Synchronise once, so that a device that does not survive this is noticed now and not by
-            // the next request.
+            // Synchronise once, so that a device that fails here is detected now and not by the next request.
             self.stream.synchronize()?;
             let usage = self.arena.usage()?;
             tracing::info!(largest = size, %usage, "decode graphs captured");
@@ -272,8 +272,8 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     }
 }
 
-/// Adds the copies to the message. Returns for each wave the offset of its count, which its pairs follow,
-/// and their number.
+/// Adds the copies to the message. Returns, for each wave, the offset of its count, which its pairs follow,
+/// and the number of pairs.
 fn pack_copies(message: &mut Message<'_>, copies: &[Copy]) -> Vec<(usize, usize)> {
     let pack = |wave: &[Copy]| {
         let at = message.list(&[wave.len() as u32]) as usize;

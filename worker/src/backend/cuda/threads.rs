@@ -12,7 +12,7 @@ use super::gaps::StepGaps;
 use super::{STEPS_IN_FLIGHT, stopped};
 use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
 
-/// Extra wait beyond the step's timeout, because the waiting thread's own error says more.
+/// Extra wait beyond the step's timeout, because the waiting thread's own error is more specific.
 const GRACE: Duration = Duration::from_secs(1);
 /// Idle time after which spare work is done.
 const SPARE_TIME: Duration = Duration::from_millis(5);
@@ -22,11 +22,11 @@ const STEPS_WITHOUT_SPARE_TIME: u32 = 16;
 /// Launches steps on a device. Owned by the launching thread.
 pub(super) trait Launcher: Send {
     /// A step in flight.
-    type Step: InFlight;
+    type Launched: InFlight;
     /// Binds the calling thread to the device.
     fn bind(&self) -> Result<(), BackendError>;
     /// Queues a step and returns before it is done.
-    fn launch(&mut self, batch: &Batch) -> Result<Self::Step, BackendError>;
+    fn launch(&mut self, batch: &Batch) -> Result<Self::Launched, BackendError>;
     /// Does some work that serving does not wait for; false once none is left.
     fn use_spare_time(&mut self) -> Result<bool, BackendError>;
 }
@@ -45,10 +45,10 @@ pub struct CudaBackend {
     launched: u64,
     collected: u64,
     step_timeout: Duration,
-    /// `None` while dropping, which ends the threads one after the other.
+    /// `None` while dropping, which ends the threads in turn.
     steps: Option<SyncSender<Batch>>,
     outputs: Receiver<Result<StepOutput, BackendError>>,
-    /// The output of the oldest step in flight, if it has come and was not collected.
+    /// Output of the oldest step in flight, if it has arrived but was not collected.
     early: Option<Result<StepOutput, BackendError>>,
     threads: Vec<JoinHandle<()>>,
     failed: bool,
@@ -226,7 +226,7 @@ impl Drop for CudaBackend {
 fn launch_steps<L: Launcher>(
     mut launcher: L,
     inbox: &Receiver<Batch>,
-    launched: &SyncSender<Result<L::Step, BackendError>>,
+    launched: &SyncSender<Result<L::Launched, BackendError>>,
 ) {
     let outcome = caught(|| {
         launcher.bind()?;
@@ -309,7 +309,7 @@ mod tests {
     const FAILS_TO_LAUNCH: u32 = 4;
 
     impl Launcher for Scripted {
-        type Step = Scripts;
+        type Launched = Scripts;
         fn bind(&self) -> Result<(), BackendError> {
             Ok(())
         }

@@ -71,7 +71,7 @@ struct Part {
     from: WeightMatrix,
     rows: Range<usize>,
     to: DeviceSlice<u8>,
-    /// Equally many scales for each row if it becomes e4m3, or none.
+    /// The same number of scales for each row if it becomes e4m3; otherwise empty.
     scales: DeviceSlice<f32>,
     /// Type of the copied values.
     dtype: Dtype,
@@ -102,8 +102,8 @@ impl Upload {
         self.add_parts(from, to, DeviceSlice::NONE, dtype);
     }
 
-    /// Adds a matrix that becomes e4m3 from `dtype`. Each row, or each of the equal parts of a row that have
-    /// a scale, is scaled so that its largest value becomes the largest of e4m3.
+    /// Adds a matrix to quantise from `dtype` to e4m3. Each row, or each of the equal parts of a row with its
+    /// own scale, is scaled so that its largest value becomes e4m3's largest.
     pub fn add_quantised(
         &mut self,
         from: &WeightMatrix,
@@ -202,7 +202,7 @@ impl Upload {
                 }
             }
             drained.record(&stream)?;
-            // If the receiver is gone, nobody shows progress.
+            // If the receiver is gone, progress is not displayed.
             let _ = reports.send(bytes as u64);
         }
         stream.synchronize()
@@ -221,7 +221,7 @@ impl<T: Activation> Quantiser<T> {
             out: part.to.cast(),
             scales: part.scales,
             x: self.staging.slice(0..part.bytes()).cast::<T>(),
-            // A part of a row with its own scale is a row of the kernel's.
+            // The kernel sees each part of a row with its own scale as a row.
             rows: part.scales.len(),
             cols: part.rows.len() * part.from.cols() / part.scales.len(),
             granularity: Granularity::Row,

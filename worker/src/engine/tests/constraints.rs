@@ -52,7 +52,7 @@ fn tokens(output: &Output) -> Vec<TokenId> {
     output.tokens.values().map(|(token, _)| *token).collect()
 }
 
-/// Proposes so many right tokens, followed by others that a grammar may or may not allow.
+/// Proposes `right` right tokens, followed by others that a grammar may or may not allow.
 fn right_for(right: usize, wholes: Vec<Vec<TokenId>>) -> Propose {
     let mut turn = 0;
     Box::new(move |tokens, most, draft| {
@@ -98,7 +98,7 @@ async fn answers_follow_their_grammar_and_end_with_it() {
                     assert!(matcher.next_tokens().unwrap().may_end, "{text:?} is complete");
                 }
             }
-            // Drafts of other tokens change nothing, nor do those that are right for a while.
+            // Neither wrong nor partly right drafts change the output.
             let alike = alike.expect("it ran");
             let wholes: Vec<Vec<TokenId>> =
                 alike.samples.values().map(|output| [&asked.prompt[..], &tokens(output)].concat()).collect();
@@ -184,7 +184,7 @@ async fn what_a_grammar_forces_is_drafted() {
     let mut scene = Scene::drafting(options(1), Drafts::guessed(guesser));
     let mut stream = scene.submit(submission_of("held", &asked, VOCAB_SIZE)).await.expect("taken");
     let (mut got, mut steps) = (Got::default(), 0);
-    // The masks' thread has all the time it needs between two steps.
+    // The mask thread has enough time between two steps.
     while scene.turn() == Turn::Worked {
         std::thread::sleep(Duration::from_millis(5));
         steps += 1;

@@ -84,7 +84,7 @@ async fn guesses_change_no_output_and_save_steps() {
             let guesser = Guesser::new(Speculate::Auto, true).expect("it is on");
             let mut scene = Scene::drafting(options.clone(), Drafts::guessed(guesser));
             let mut before = 0;
-            // The second time there are finished texts to guess from.
+            // The second time, finished texts are a source of drafts.
             for turn in 0..2 {
                 let id = format!("guessed {turn}");
                 let mut stream = scene.submit(Submission::alone(id, request.clone())).await.expect("taken");
@@ -99,7 +99,7 @@ async fn guesses_change_no_output_and_save_steps() {
                 assert_eq!(scene.engine.audit_at_rest(), Ok(()));
                 let (steps, tokens) = (scene.engine.steps - before, expected.tokens(0).len() as u64);
                 before = scene.engine.steps;
-                // With more steps in flight, streams sit out some of them.
+                // With several steps in flight, streams skip some steps.
                 let saves = steps_in_flight > 1 || tokens <= 300 || steps < tokens * 3 / 4;
                 assert!(saves, "turn {turn}: {steps} steps for {tokens} tokens");
             }

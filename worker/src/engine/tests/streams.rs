@@ -39,7 +39,7 @@ async fn a_stream_can_be_read_from_every_position_while_it_runs_and_after() {
 }
 
 #[tokio::test]
-async fn an_orphan_goes_on_for_its_linger_and_no_longer() {
+async fn an_orphan_continues_for_its_linger_and_no_longer() {
     let mut scene = Scene::new(fake());
     let first = scene.submit(keyed("first", plain(10_000))).await.expect("taken");
     drop(first);

@@ -1,6 +1,6 @@
-//! What ranks exchange during a step, queued on its stream: embeddings, partial sums of products, and logits.
-//! Everything is gathered from all ranks and then chosen or added in one order, so all ranks have the bits of
-//! a single one.
+//! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products, and
+//! logits. Every value is gathered from all ranks and then selected or added in rank order, so all ranks have
+//! the same bits as a single rank.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use skein_kernels::cuda::{Communicator, CudaError, DeviceSlice, Kernels, Stream}
 use crate::model::spec::Spec;
 use crate::shard::Shard;
 
-/// Kernel launches and exchanges that a shared product takes besides the product.
+/// Kernel launches and exchanges of a shared product besides the product itself.
 pub(super) const LAUNCHES_OF_A_SUM: usize = 2;
 
-/// A rank's exchanges. `memory` of all methods has [`Exchange::bytes`] bytes.
+/// A rank's exchanges. The argument `memory` of all methods must have [`Exchange::bytes`] bytes.
 pub struct Exchange<T> {
     communicator: Arc<Communicator>,
     kernels: RankKernels<T>,
     vocabulary: Vocabulary,
 }
 
-/// Rows whose embeddings are looked up.
+/// An embedding lookup.
 #[derive(Clone, Copy)]
 pub(super) struct Lookup<T> {
     pub table: DeviceSlice<T>,
@@ -35,7 +35,7 @@ pub(super) struct Lookup<T> {
     pub out: DeviceSlice<f32>,
 }
 
-/// The result of a product that ranks share by its inputs.
+/// Result of a product whose inputs are split over ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Sum<T> {
     pub bias: DeviceSlice<T>,
@@ -45,7 +45,7 @@ pub(super) struct Sum<T> {
 }
 
 impl<T: Activation> Exchange<T> {
-    /// The exchanges of the rank of `shard` over `communicator`.
+    /// Exchanges of the rank of `shard` over `communicator`.
     ///
     /// # Errors
     /// If a kernel is missing.
@@ -64,14 +64,14 @@ impl<T: Activation> Exchange<T> {
         shard.ranks * sums.max(logits) * size_of::<f32>()
     }
 
-    /// The places of this rank's `len` values and of all ranks', which contain them.
+    /// Memory of this rank's `len` values, and of all ranks' values, which contains the former.
     fn places<E: Element>(&self, memory: DeviceSlice<u8>, len: usize) -> (DeviceSlice<E>, DeviceSlice<E>) {
         let all = memory.slice(0..self.communicator.ranks() * len * size_of::<E>()).cast::<E>();
         let rank = self.communicator.rank();
         (all.slice(rank * len..(rank + 1) * len), all)
     }
 
-    /// Queues the lookup of rows, each from the rank that has it.
+    /// Queues the lookup of rows, each from the rank that holds it.
     pub(super) fn embed(
         &self,
         stream: &Stream,
@@ -88,8 +88,8 @@ impl<T: Activation> Exchange<T> {
         self.kernels.embed_chosen(stream, chosen)
     }
 
-    /// Queues a product that ranks share by its inputs: `compute` writes the sums over this rank's leaves.
-    /// The ranks' sums are joined as a tree; then comes the bias.
+    /// Queues a product whose inputs are split over ranks: `compute` writes the sums over this rank's leaves.
+    /// The ranks' sums are added as a tree, then the bias is added.
     pub(super) fn sum(
         &self,
         stream: &Stream,
@@ -119,7 +119,7 @@ impl<T: Activation> Exchange<T> {
         self.kernels.join_logits(stream, JoinLogits { out, all, rows, vocabulary: self.vocabulary })
     }
 
-    /// Values that `rows` rows of a product of `n` outputs take, for products without a result.
+    /// Memory of `len` values, for products whose result is not needed.
     pub(super) fn scratch(&self, memory: DeviceSlice<u8>, len: usize) -> DeviceSlice<f32> {
         self.places(memory, len).0
     }

@@ -34,8 +34,8 @@ use crate::model::tensors::Product;
 /// Most kernel launches of a layer; the plan of each window comes before them.
 const LAUNCHES_PER_LAYER: usize = 10;
 
-/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph. A rank of
-/// several shares two products of each layer.
+/// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph. With several
+/// ranks, two products of each layer are shared.
 pub fn launches(spec: &Spec, ranks: usize) -> usize {
     let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM } else { 0 };
     spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges)
@@ -43,7 +43,7 @@ pub fn launches(spec: &Spec, ranks: usize) -> usize {
 
 /// A model on a device, or one rank's part of it: weights, cache, operations.
 pub struct Model<T, K> {
-    /// What this rank computes.
+    /// This rank's part of the model.
     pub spec: Spec,
     /// The weights on the device.
     pub weights: DeviceWeights<T>,
@@ -174,7 +174,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     }
 }
 
-/// Ranks' sums get the bias when they are joined.
+/// The weight without its bias, which is added after ranks' sums are joined.
 fn without_bias<T: Activation>(weight: &LinearWeight<T>) -> LinearWeight<T> {
     LinearWeight { bias: DeviceSlice::NONE, ..*weight }
 }

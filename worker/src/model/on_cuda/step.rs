@@ -54,7 +54,7 @@ pub struct Activations<T> {
     attention: DeviceSlice<u8>,
     /// Workspace of projections.
     pub(super) linear: DeviceSlice<u8>,
-    /// What ranks exchange; empty on a single rank.
+    /// Memory for exchanges; empty on a single rank.
     pub(super) exchange: DeviceSlice<u8>,
 }
 
@@ -65,7 +65,7 @@ pub struct Workspace {
     pub attention: usize,
     /// Workspace of projections.
     pub linear: usize,
-    /// What ranks exchange.
+    /// Bytes for exchanges.
     pub exchange: usize,
 }
 
@@ -152,7 +152,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         self.model.ops.linear.launch(self.stream, out, x, weight, self.rows(), self.a.linear)
     }
 
-    /// Multiplies with a matrix that ranks share by its inputs.
+    /// Multiplies by a matrix whose inputs are split over ranks.
     fn multiply_shared(
         &self,
         layer: usize,

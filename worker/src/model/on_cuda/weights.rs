@@ -1,4 +1,4 @@
-//! A model's weights on a device, or one rank's part of them, and which tensors of the checkpoint go where.
+//! A model's weights on a device, or one rank's part of them, and the mapping from tensors of the checkpoint.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -78,23 +78,23 @@ pub enum Place<T> {
     Quantised {
         /// The quantised rows.
         values: DeviceSlice<E4m3>,
-        /// Equally many scales for each row.
+        /// The same number of scales for each row.
         scales: DeviceSlice<f32>,
     },
 }
 
-/// A tensor of the checkpoint, and what a rank has of it.
+/// A tensor of the checkpoint and a rank's part of it.
 struct Held {
     /// The whole tensor.
     whole: Tensor,
     /// The rank's part, placed among the rank's parts of the other matrices of its product.
     own: Tensor,
     part: Part,
-    /// Inputs in a leaf of its sums; 0 without leaves.
+    /// Inputs per leaf of its sums; 0 without leaves.
     leaf: usize,
 }
 
-/// What the rank of `shard` has of each tensor.
+/// Each tensor with the part of the rank of `shard`.
 fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
     let mut outputs = HashMap::new();
     let mut first = 0;
@@ -108,7 +108,7 @@ fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
                 *outputs += rows;
                 Kind::Matrix(product, first)
             }
-            // A bias follows its matrix.
+            // A bias is split like its matrix.
             Kind::Bias(product, _) => Kind::Bias(product, first),
             other => other,
         };
@@ -123,24 +123,25 @@ fn owned(held: &[Held]) -> Vec<Tensor> {
     held.iter().map(|held| held.own.clone()).collect()
 }
 
-/// `[n, k]` of a rank's matrices of layers. The head is left out because it writes to the logits.
+/// `[n, k]` of a rank's layer matrices. The head is not included because it writes to the logits.
 pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
     let tensors = owned(&held(spec, shard));
     let products = tensors::products(&tensors).into_iter();
     products.filter(|((layer, _), _)| layer.is_some()).map(|(_, shape)| (shape.rows, shape.cols)).collect()
 }
 
-/// Matrices of layers in e4m3.
+/// Scales of layer matrices in e4m3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum E4m3Scales {
-    /// A scale for each output. Of products that ranks share by their inputs, each rank has its own.
+    /// One scale per output. If a product's inputs are split over ranks, each rank has its own.
     Output,
-    /// The same, but a scale for each leaf of those products, which does not depend on the number of ranks.
+    /// The same, but one scale per leaf of such products, so that scales do not depend on the number of
+    /// ranks.
     Leaf,
 }
 
 impl<T: Activation> DeviceWeights<T> {
-    /// Takes memory for all weights of the rank of `shard`. `quantised`: the layers' matrices are e4m3.
+    /// Allocates all weights of the rank of `shard`. `quantised`: the layer matrices are e4m3.
     pub fn place(spec: &Spec, shard: &Shard, quantised: Option<E4m3Scales>, memory: &mut Carver) -> Self {
         let held = held(spec, shard);
         let tensors = owned(&held);
@@ -176,7 +177,7 @@ impl<T: Activation> DeviceWeights<T> {
     /// place.
     ///
     /// # Errors
-    /// A tensor that is missing, or differs from the configuration in type or shape.
+    /// If a tensor is missing, or its type or shape differs from the configuration.
     pub fn sources(
         &self,
         spec: &Spec,

@@ -1,9 +1,9 @@
-//! Background requests beside others: how much they delay them, and what they get.
+//! Background requests beside others: how much they delay them, and how many rows they get.
 
 use super::overtake::{SPEEDS, Speed, first_token, prompt};
 use super::*;
 
-/// Sequences of a batch, and their lengths.
+/// Number of sequences in the batch, and their lengths.
 const BATCH: u64 = 32;
 const TOKENS: u32 = 40;
 
@@ -12,7 +12,7 @@ fn of_batch(key: u64, priority: i32) -> NewRequest {
     NewRequest { priority, params: Arc::new(params), ..prompt(key, 60) }
 }
 
-/// A world in which a batch runs; other requests were here lately.
+/// A world with a running batch and a recent request of another kind.
 fn beside_a_batch(speed: Speed, priority: i32) -> World {
     let mut world = speed.world();
     for key in 1..=BATCH {
@@ -34,7 +34,7 @@ fn a_request_beside_a_batch_waits_for_a_step_that_is_hardly_longer() {
         let (alone, _) = first_token(&mut world, 500, start, speed);
 
         let mut world = beside_a_batch(speed, BACKGROUND);
-        // It arrives just after a step of the batch was planned.
+        // The request arrives just after a step of the batch was planned.
         world.launch(speed.of_step());
         let (arrival, in_its_way) = (world.now, world.last_step);
         world.submit(prompt(500, 128));
@@ -66,7 +66,7 @@ fn a_batch_alone_gets_whole_steps() {
 }
 
 #[test]
-fn a_batch_goes_on_while_others_decode() {
+fn a_batch_continues_while_others_decode() {
     let speed = SPEEDS[1];
     let mut world = beside_a_batch(speed, BACKGROUND);
     let params = SamplingParams { max_tokens: 400, ignore_eos: true, ..SamplingParams::default() };

@@ -36,7 +36,7 @@ impl World {
         self.scheduler.set_drafts(Drafts::new(most, answers.in_turn()));
     }
 
-    /// Guesses from now on.
+    /// Makes drafts from now on.
     pub fn guess(&mut self, shares: bool) {
         let guesser = Guesser::new(Speculate::Auto, shares).expect("it is on");
         self.scheduler.set_drafts(Drafts::guessed(guesser));
@@ -152,7 +152,7 @@ fn no_drafts_while_a_prompt_has_rows_to_compute() {
 
 #[test]
 fn drafts_leave_a_block_for_every_stream() {
-    // Two streams in three blocks each and little more: no draft may cost one of them its place.
+    // Little more than three blocks for each of two streams: no draft may preempt one of them.
     let config = SchedulerConfig { enable_prefix_caching: false, ..roomy() };
     for kv_blocks in 6..12 {
         let mut world = World::with_habits(20..26, 1, &config, kv_blocks);

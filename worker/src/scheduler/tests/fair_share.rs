@@ -84,7 +84,7 @@ fn a_small_request_passes_one_that_needs_every_seat_while_another_has_them() {
         world.scheduler.audit().expect("blocks and queues are consistent");
     }
     assert!(waits.iter().all(|wait| *wait < duration_of_step(64 + 20) * 20), "{waits:?}");
-    // Neither waits for ever, although small ones keep coming.
+    // Neither waits forever, although small ones keep arriving.
     let mut key = 13;
     while [1, 2].iter().any(|of| world.streams[&(RequestKey(*of), 0)].finish.is_none()) {
         world.submit(small(key));

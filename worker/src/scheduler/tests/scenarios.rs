@@ -5,9 +5,9 @@ use super::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Drafting {
     Off,
-    /// Right, wrong and mixed drafts, all of them verified.
+    /// Right, wrong and mixed drafts, always verified.
     Given,
-    /// Guesses, over a model with habits.
+    /// Drafts of the guesser, with a model that repeats itself.
     Guessed,
 }
 

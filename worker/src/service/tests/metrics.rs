@@ -64,7 +64,7 @@ async fn a_scrape_tells_the_phases_of_requests() {
 }
 
 #[tokio::test]
-async fn a_request_that_nobody_reads_any_more_counts_as_aborted() {
+async fn a_request_without_readers_counts_as_aborted() {
     let mut served = serve_fake(slow()).await;
     let stream = served.client.generate(request("left", 400)).await.expect("taken").into_inner();
     drop(stream);

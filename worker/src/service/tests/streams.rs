@@ -108,7 +108,7 @@ async fn a_release_ends_a_stream_without_other_readers_at_once() {
 }
 
 #[tokio::test]
-async fn attaching_to_what_is_not_kept_says_why() {
+async fn attaching_to_a_dropped_stream_says_why() {
     let mut served = serve_fake(slow()).await;
     let missing = served.client.attach(attach("a", 40)).await.expect_err("no such key");
     assert_eq!(missing.code(), Code::NotFound, "{missing}");
