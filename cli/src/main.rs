@@ -21,6 +21,8 @@ mod membership;
 mod model;
 mod probe;
 mod progress;
+#[cfg(feature = "worker")]
+mod quantize;
 mod reference;
 mod router;
 #[cfg(feature = "worker")]
@@ -32,6 +34,8 @@ mod serve;
 mod settings;
 #[cfg(feature = "worker")]
 mod shipped;
+#[cfg(feature = "worker")]
+mod token_windows;
 #[cfg(feature = "worker")]
 mod worker;
 
@@ -116,6 +120,8 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some(("bench", matches)) => runtime(None)?.block_on(bench::run(matches)),
         #[cfg(feature = "worker")]
+        Some((quantize::QUANTIZE, matches)) => runtime(None)?.block_on(quantize::run(matches)),
+        #[cfg(feature = "worker")]
         Some((gpu_check::GPU_CHECK, matches)) => gpu_check::run(matches),
         Some((probe::PROBE, matches)) => probe::run(matches),
         Some((probe::RENDER, matches)) => probe::render(matches),
@@ -161,6 +167,8 @@ fn command() -> Command {
             run_batch::command(),
             #[cfg(feature = "worker")]
             bench::command(),
+            #[cfg(feature = "worker")]
+            quantize::command(),
             #[cfg(feature = "worker")]
             gpu_check::command(),
             #[cfg(feature = "worker")]
@@ -296,6 +304,11 @@ mod tests {
         );
         check("skein bench make-model --shape llama-3.2-1b --dtype bf16 --out x", true);
         check("skein bench make-model --shape llama-9 --out x", false);
+        check("skein quantize dir out --method gptq --group-size -1 --calibration a --calibration b", true);
+        check("skein quantize dir --method rtn", false);
+        check("skein quantize dir out --method best", false);
+        check("skein bench perplexity dir --text f --reference dir --kv-cache-dtype int8", true);
+        check("skein bench perplexity dir --text f --tokens g", false);
         check("skein pull Qwen/Qwen3-0.6B --revision v1", true);
         check("skein pull", false);
         check("skein list --json", true);

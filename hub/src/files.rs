@@ -11,7 +11,7 @@ pub const SINGLE: &str = "model.safetensors";
 /// Index of weights that span several files.
 pub const INDEX: &str = "model.safetensors.index.json";
 /// Files beside the weights.
-const TEXT: [&str; 9] = [
+const TEXT: [&str; 10] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -21,6 +21,7 @@ const TEXT: [&str; 9] = [
     "chat_template.json",
     "hf_quant_config.json",
     "quantize_config.json",
+    "quant_config.json",
 ];
 /// Files without which a model cannot be served.
 pub const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];

@@ -138,7 +138,8 @@ def compressed(form, weights, activations=None, act_order=False, ignore=("lm_hea
         n, k = weight.shape
         weight = weight.bfloat16()
         is_float, bits, strategy = args.type == "float", args.num_bits, args.strategy
-        size = {"group": args.group_size}.get(strategy, k)
+        is_integer_or_fp8 = not (is_float and bits == 4)
+        size = {"group": args.group_size, "tensor_group": args.group_size}.get(strategy, k)
         order = torch.arange(k)
         if act_order:
             generator = order_of(name, k)
@@ -154,19 +155,29 @@ def compressed(form, weights, activations=None, act_order=False, ignore=("lm_hea
         if args.symmetric:
             most = {4: 6.0, 8: 448.0}[bits] if is_float else 2 ** (bits - 1) - 1
             scale = (blocks.abs().amax(-1) / most).bfloat16()
-            if is_float and bits == 4:
+            if form == "nvfp4-pack-quantized":
+                scale = None
+            elif is_float and bits == 4:
                 scale = 2.0 ** scale.float().log2().ceil()
         else:
             low, high = blocks.amin(-1).clamp_max(0), blocks.amax(-1).clamp_min(0)
             scale = ((high - low) / (2**bits - 1)).bfloat16()
             zero = (-(2 ** (bits - 1)) - low / scale.float()).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).to(torch.int8)
         state = {"weight": weight[:, order].contiguous(), "weight_scale": scale if strategy != "tensor" else scale.reshape(1)}
+        if form == "nvfp4-pack-quantized":  # scales in FP8, relative to the largest of the matrix
+            state["weight_global_scale"] = (448.0 * 6.0 / weight.abs().max().float()).reshape(1)
+            state["weight_scale"] = (blocks.abs().amax(-1) / 6.0 * state["weight_global_scale"]).to(torch.float8_e4m3fn).float()
         if zero is not None:
             state["weight_zero_point"] = zero
         packed = compressor.compress(state, scheme)
         whole = compressor.decompress(packed, scheme)["weight"]
-        wide = packed | ({"weight_scale": packed["weight_scale"].float()} if form != "mxfp4-pack-quantized" else {})
+        wide = packed | ({"weight_scale": packed["weight_scale"].float()} if is_integer_or_fp8 else {})
         exact = compressor.decompress(wide, scheme)["weight"].float()
+        if form == "nvfp4-pack-quantized":
+            from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+            from compressed_tensors.quantization.lifecycle.forward import dequantize
+            codes = unpack_fp4_from_uint8(packed["weight_packed"], n, k).float()
+            exact = dequantize(codes, packed["weight_scale"].float(), None, args, torch.float32, packed["weight_global_scale"])
         if act_order:  # the library no longer knows the order: codes move to where their inputs are
             from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
             back = torch.argsort(order)
@@ -245,6 +256,8 @@ CASES = {
         FP8 | {"strategy": "block", "block_structure": [64, 64]}, DYNAMIC | {"type": "float"}), False),
     "mxfp4": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("mxfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}), False),
+    "nvfp4": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}), False),
     "fp8-block": (QWEN3 | SIZES | BF16, lambda: fp8_block(), False),
     "nf4-nested": (LLAMA | BF16, lambda: bitsandbytes(), False),
     "nf4": (LLAMA | {"tie_word_embeddings": True}, lambda: bitsandbytes(nested=False, dtype=torch.float16), False),

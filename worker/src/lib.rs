@@ -14,6 +14,7 @@ pub mod group;
 pub mod kv_cache;
 pub mod metrics;
 pub mod model;
+pub mod quality;
 pub mod scheduler;
 pub mod service;
 pub mod shard;

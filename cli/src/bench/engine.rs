@@ -234,7 +234,8 @@ pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWo
     Ok((config, worker))
 }
 
-async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
+/// Reads the settings of a command that runs an engine.
+pub async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
     let mut settings = settings::load(table::BENCH, matches)?;
     let log = settings::log_options(&mut settings, "", Some("warn"));
     let mut config = worker::configure_local(&mut settings).await?;

@@ -4,6 +4,7 @@
 mod batching;
 mod engine;
 mod make_model;
+mod perplexity;
 mod policy;
 mod saved;
 mod serve;
@@ -31,6 +32,8 @@ pub enum Bench {
     Batching(Box<batching::Batching>),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
+    /// Score a text: perplexity, and divergence from a reference, with a worker's number types on the CPU
+    Perplexity(perplexity::Perplexity),
     /// Replay a trace over simulated workers by each routing policy and an oracle: hits, time to first token
     Policy(policy::PolicyBench),
     /// Write a model of a real size with random weights, for benchmarks
@@ -41,7 +44,7 @@ pub enum Bench {
 pub fn command() -> Command {
     let command = Bench::augment_subcommands(Command::new("bench").subcommand_required(true));
     let command = command.about("Measure a server or an engine, or make a model to measure");
-    ["latency", "throughput"].into_iter().fold(command, |command, name| {
+    ["latency", "throughput", "perplexity"].into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |engine| with_flags(engine.arg(engine::model()), table::BENCH))
     })
 }
@@ -60,6 +63,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
         Bench::Batching(batching) => batching::run(&batching).await,
         Bench::Startup(startup) => startup::run(&startup).await,
+        Bench::Perplexity(of) => perplexity::run(&of, flags).await,
         Bench::Policy(flags) => policy::run(&flags),
         Bench::MakeModel(flags) => make_model::run(&flags),
     }
@@ -69,7 +73,8 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-fn progress_bar(length: u64, template: &str) -> ProgressBar {
+/// A bar on a terminal, else nothing.
+pub fn progress_bar(length: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

@@ -15,6 +15,7 @@ pub mod formats;
 pub mod on_cpu;
 pub mod on_cuda;
 pub mod operations;
+pub mod quantize;
 mod rope;
 pub mod spec;
 pub mod tensors;

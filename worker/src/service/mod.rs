@@ -10,7 +10,7 @@ mod load;
 mod local;
 mod memory_plan;
 mod plan;
-mod precision;
+pub(crate) mod precision;
 mod ranks;
 mod serve;
 mod server;

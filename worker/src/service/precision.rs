@@ -20,7 +20,7 @@ const CPU_ARITHMETIC: u32 = 6;
 ///
 /// # Errors
 /// For types that need a GPU, bfloat16 for a model without it, and weights that would be quantised twice.
-pub(super) fn on_cpu(
+pub(crate) fn on_cpu(
     asked: Precision,
     weights: &Storage,
     scheme: Option<&Scheme>,

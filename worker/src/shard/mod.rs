@@ -145,6 +145,16 @@ impl Shard {
         Ok(Self { stage, stages, layers: all[stage].clone(), ..self })
     }
 
+    /// These layers of the model, without embeddings and head.
+    pub fn of_layers(spec: &Spec, layers: Range<usize>) -> Self {
+        Self { stage: 1, stages: 3, layers, ..Self::whole(spec) }
+    }
+
+    /// The embeddings alone.
+    pub fn of_embeddings(spec: &Spec) -> Self {
+        Self { stage: 0, stages: 3, layers: 0..0, ..Self::whole(spec) }
+    }
+
     fn divided(spec: &Spec, rank: usize, ranks: usize) -> Self {
         let attention = &spec.attention;
         let group = attention.heads / attention.kv_heads;

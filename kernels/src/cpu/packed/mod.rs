@@ -35,6 +35,7 @@ mod tests;
 mod values;
 
 pub use error::{NotFinite, PackError};
+pub use formats::to_e4m3;
 pub use given::{GivenCodes, pack_codes};
 pub use given_rows::{GivenRow, GivenRows, pack_rows};
 

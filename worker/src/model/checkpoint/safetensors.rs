@@ -153,6 +153,13 @@ impl Weights {
         Some(Raw { name: name.to_owned(), dtype: info.dtype, shape: info.shape.clone(), bytes })
     }
 
+    /// Type, shape and bytes of a tensor of any type, as stored.
+    pub(in crate::model) fn slice(&self, name: &str) -> Option<(Dtype, &[usize], &[u8])> {
+        let (file, info) = self.place(name)?;
+        let (start, end) = info.data_offsets;
+        Some((info.dtype, &info.shape, &file.map[file.data + start..file.data + end]))
+    }
+
     /// Whether the tensor `name` contains 16- or 32-bit numbers.
     pub(in crate::model) fn has_numbers(&self, name: &str) -> bool {
         let is_number = |dtype| matches!(dtype, Dtype::BF16 | Dtype::F16 | Dtype::F32);
@@ -181,13 +188,22 @@ impl Weights {
         })
     }
 
-    /// File and entry of a tensor. Some files omit the prefix `model.`; in models that also take images, the
-    /// language model has a further prefix.
+    /// File and entry of a tensor.
     fn place(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {
-        let find = |name: &str| {
-            let file = &self.files[*self.places.get(name)?];
-            Some((file, file.header.info(name)?))
-        };
+        let (name, file) = self.find(name)?;
+        let file = &self.files[file];
+        Some((file, file.header.info(name)?))
+    }
+
+    /// Name in the files of the tensor `name`.
+    pub(in crate::model) fn stored_name(&self, name: &str) -> Option<&str> {
+        self.find(name).map(|(name, _)| name)
+    }
+
+    /// Name in the files and file index of a tensor. Some files omit the prefix `model.`; in models that also
+    /// take images, the language model has a further prefix.
+    fn find(&self, name: &str) -> Option<(&str, usize)> {
+        let find = |name: &str| self.places.get_key_value(name).map(|(name, file)| (name.as_str(), *file));
         let short = name.strip_prefix("model.").unwrap_or(name);
         find(name)
             .or_else(|| find(short))

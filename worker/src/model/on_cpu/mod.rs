@@ -1,5 +1,6 @@
 //! Models on the CPU: weights packed for its kernels, and the operations on them.
 
+pub(crate) mod capture;
 mod exchange;
 mod feed_forward;
 mod latent;

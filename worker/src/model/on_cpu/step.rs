@@ -12,6 +12,7 @@ use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
 
 use super::Model;
+use super::capture::Capture;
 use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
 use super::latent::{self, LatentInput, LatentValues};
@@ -19,6 +20,7 @@ use super::layers::{self, AttentionInputs, FeedForward, Layer, Projection};
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
 use crate::model::spec::{QkNorm, Spec};
+use crate::model::tensors::Product;
 
 /// The rows of a forward step; see [`crate::backend::Batch`].
 pub struct ForwardStep<'a> {
@@ -65,6 +67,8 @@ pub struct Activations {
     pub(super) shared: Shared,
     /// Time by part; off by default.
     pub(crate) profile: Profile,
+    /// Inputs of the products; off by default.
+    pub(crate) capture: Capture,
 }
 
 impl Activations {
@@ -205,13 +209,14 @@ impl Operations for Running<'_> {
             }
         };
         let Self { model, cpu, step, cache, activations, ranks, rows, .. } = self;
-        let Activations { x, input, qkv, whole, cos, sin, shared, profile, .. } = &mut **activations;
+        let Activations { x, input, qkv, whole, cos, sin, shared, profile, capture, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let (attention, width) = (&spec.attention, spec.attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
         let stack = of_heads.each_ref().map(Projection::linear);
         let encoding = model.encoding(&stack, input);
         model.normalise_into(cpu, x, layer.attention_norm.as_ref(), encoding, input);
+        capture.take(Product::Qkv, input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
         profile.mark(Part::Products);
@@ -268,7 +273,8 @@ impl Operations for Running<'_> {
 
     fn attention_output(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, activations, ranks, rows, .. } = self;
-        let Activations { x, input, attended, latent, added, shared, profile, .. } = &mut **activations;
+        let Activations { x, input, attended, latent, added, shared, profile, capture, .. } =
+            &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let o = layer.o.linear();
         match (&layer.inputs, &spec.attention.latent) {
@@ -281,6 +287,7 @@ impl Operations for Running<'_> {
                 input.set(cpu, encoding, &attended[..*rows * width], width);
             }
         }
+        capture.take(Product::AttentionOutput, input);
         profile.mark(Part::Encode);
         let x = &mut x[..*rows * spec.hidden_size];
         let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
@@ -291,7 +298,7 @@ impl Operations for Running<'_> {
 
     fn feed_forward(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, activations, ranks, rows, .. } = self;
-        let Activations { x, input, gated, inner, added, shared, profile, .. } = &mut **activations;
+        let Activations { x, input, gated, inner, added, shared, profile, capture, .. } = &mut **activations;
         let (model_spec, layer) = (&model.spec, &model.layers[index]);
         let (x, eps) = (&mut x[..*rows * model_spec.hidden_size], model_spec.norm.eps);
         let spec = &model_spec.layers[index].feed_forward;
@@ -305,6 +312,8 @@ impl Operations for Running<'_> {
         }
         let network = Network { model, spec, norm, x };
         if let Some(down) = network.run_dense(cpu, &layer.feed_forward, (input, inner), gated) {
+            capture.take(Product::GateUp, input);
+            capture.take(Product::Down, gated);
             profile.mark(Part::Products);
             let residual = Residual { x, added, shared, ranks: *ranks, eps };
             residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref())?;

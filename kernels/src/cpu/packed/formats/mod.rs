@@ -11,6 +11,8 @@ pub(in crate::cpu) mod int4;
 mod int8;
 mod spanned;
 
+pub use spanned::to_e4m3;
+
 use super::Format;
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matrix::Storage;
@@ -21,7 +23,7 @@ use crate::cpu::simd::integer::IntegerIsa;
 type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
 /// Formats with their kernels; those of blocks have their own table.
-const TABLE: [(Format, Multiply); 20] = [
+const TABLE: [(Format, Multiply); 21] = [
     (Format::F32, f32::multiply),
     (Format::F16, f16::multiply),
     (Format::BF16, bf16::multiply),
@@ -39,6 +41,7 @@ const TABLE: [(Format, Multiply); 20] = [
     (spanned::FP8_SPANS[0], spanned::multiply_fp8),
     (spanned::FP8_SPANS[1], spanned::multiply_fp8),
     (spanned::FP8_SPANS[2], spanned::multiply_fp8),
+    (spanned::TABLE_SPAN16, spanned::multiply_table),
     (spanned::TABLE_SPANS[0], spanned::multiply_table),
     (spanned::TABLE_SPANS[1], spanned::multiply_table),
     (spanned::TABLE_SPANS[2], spanned::multiply_table),
@@ -73,6 +76,8 @@ impl Format {
     pub const FP8_SPANS: [Self; 3] = spanned::FP8_SPANS;
     /// 4-bit indices into a table of sixteen values, with one scale per output and span; quantises to NF4.
     pub const TABLE_SPANS: [Self; 3] = spanned::TABLE_SPANS;
+    /// Like [`Format::TABLE_SPANS`], with spans of 16 columns, as in NVFP4.
+    pub const TABLE_SPAN16: Self = spanned::TABLE_SPAN16;
 
     /// Formats that hold only weights stored in blocks.
     pub fn of_blocks() -> impl Iterator<Item = Self> {

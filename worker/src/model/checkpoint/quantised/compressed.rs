@@ -8,11 +8,13 @@
 //! float-quantized  weight e4m3 [N, K], weight_scale: see `fp8`
 //! mxfp4-pack-...   weight_packed u8 [N, K / 2], the low half of a byte first; weight_scale u8 [N, K / 32],
 //!                  exponents of two plus 127
+//! nvfp4-pack-...   weight_packed likewise; weight_scale e4m3 [N, K / 16], which are divided by
+//!                  weight_global_scale f32 [1]
 //! ```
 
 use safetensors::tensor::Dtype;
 
-use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
+use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, float, order};
 use super::scheme::{Compressed, Fp8};
 use super::{FLOATS, Module, Raw, fp8, mxfp4};
 use crate::model::LoadError;
@@ -22,7 +24,12 @@ pub(super) const BITS: [usize; 2] = [4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
     if let Some(packed) = module.find("weight_packed") {
-        let read = if packed.dtype == Dtype::U8 { packed_floats } else { packed_codes };
+        let is_nv = module.find("weight_global_scale").is_some();
+        let read = match packed.dtype {
+            Dtype::U8 if is_nv => nv_floats,
+            Dtype::U8 => mx_floats,
+            _ => packed_codes,
+        };
         return read(module, &packed).map(Some);
     }
     match module.find("weight").map(|raw| raw.dtype) {
@@ -88,13 +95,31 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
     })
 }
 
-fn packed_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
-    let (rows, cols) = (module.rows, module.cols);
-    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(mxfp4::GROUP) {
-        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {}", mxfp4::GROUP)));
+/// Inputs per group of NVFP4.
+const NV_GROUP: usize = 16;
+
+fn mx_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+    let scale = scales_of_floats(module, packed, mxfp4::GROUP, Dtype::U8)?;
+    Ok(mxfp4::codes(module, packed, mxfp4::GROUP, Scales::Grid(Grid::by_output(&scale, 1))))
+}
+
+fn nv_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
+    let scale = scales_of_floats(module, packed, NV_GROUP, Dtype::F8_E4M3)?;
+    let global = module.get("weight_global_scale", &[Dtype::F32], &[1])?;
+    let by = float(&global.bytes, Dtype::F32, 0);
+    if !by.is_finite() || by <= 0.0 {
+        return Err(module.bad(&global.name, format!("it is {by}, expected a positive number")));
     }
-    let scale = module.get("weight_scale", &[Dtype::U8], &[rows, cols / mxfp4::GROUP])?;
-    Ok(mxfp4::codes(module, packed, &scale))
+    Ok(mxfp4::codes(module, packed, NV_GROUP, Scales::Divided(Grid::by_output(&scale, 1), by)))
+}
+
+/// Scales of groups of `group` inputs; checks the shape of the codes, too.
+fn scales_of_floats(module: &Module<'_>, packed: &Raw, group: usize, dtype: Dtype) -> Result<Raw, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(group) {
+        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {group}")));
+    }
+    module.get("weight_scale", &[dtype], &[rows, cols / group])
 }
 
 fn bytes(module: &Module<'_>) -> Result<StoredCodes, LoadError> {

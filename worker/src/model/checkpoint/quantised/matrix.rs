@@ -12,6 +12,8 @@ use crate::model::LoadError;
 
 /// Column counts that share a scale in packed formats, as in [`Format::INT4_SPANS`].
 const SPANS: [usize; 3] = [32, 64, 128];
+/// Columns that share a scale in [`Format::TABLE_SPAN16`].
+const SHORT_SPAN: usize = 16;
 
 /// Interpretation of the codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +92,8 @@ impl Grid {
 /// Form of the scales.
 pub(super) enum Scales {
     Grid(Grid),
+    /// Values of a grid divided by a number for the whole matrix.
+    Divided(Grid, f32),
     /// `nested_table[code] * nested_scale + offset` per group, in bitsandbytes's flat order.
     Nested {
         codes: Bytes,
@@ -105,6 +109,7 @@ impl Scales {
     fn at(&self, row: usize, group: usize) -> f32 {
         match self {
             Self::Grid(grid) => grid.at(row, group),
+            Self::Divided(grid, by) => grid.at(row, group) / by,
             Self::Nested { codes, table, scales, codes_each, offset, row_groups } => {
                 let at = row * row_groups + group;
                 table[usize::from(codes[at])] * scales[at / codes_each] + offset
@@ -117,6 +122,7 @@ impl Scales {
 pub(in crate::model) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
     match dtype {
         Dtype::F16 => half::f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
+        Dtype::F8_E4M3 => e4m3(bytes[index]),
         // A power of two (E8M0). The smallest is subnormal, and the code for NaN gives infinity.
         Dtype::U8 => f32::from_bits(match bytes[index] {
             0 => 1 << 22,
@@ -125,6 +131,14 @@ pub(in crate::model) fn float(bytes: &[u8], dtype: Dtype, index: usize) -> f32 {
         Dtype::BF16 => half::bf16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).to_f32(),
         _ => f32::from_le_bytes(std::array::from_fn(|i| bytes[4 * index + i])),
     }
+}
+
+/// Value of an FP8 number (E4M3).
+fn e4m3(code: u8) -> f32 {
+    // Half precision has the same order of fields, and exponents that are 8 larger.
+    let bits = u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7;
+    let is_nan = code & 0x7f == 0x7f;
+    if is_nan { f32::NAN } else { half::f16::from_bits(bits).to_f32() * 256.0 }
 }
 
 /// 32-bit word `index` of `bytes`.
@@ -297,6 +311,9 @@ impl CodedMatrix {
         let fits = |span: &usize| {
             is_single || (group.is_multiple_of(*span) && (!is_cut || leaf.is_multiple_of(*span)))
         };
+        if meaning == Meaning::Table && group % SPANS[0] == SHORT_SPAN && !is_single {
+            return Ok(Format::TABLE_SPAN16);
+        }
         let span = (0..SPANS.len()).rev().find(|span| fits(&SPANS[*span]));
         let span = span.ok_or_else(|| LoadError::CodedTensor {
             tensor: self.name.to_string(),

@@ -43,19 +43,19 @@ pub(super) fn find(module: &Module<'_>) -> Result<Option<StoredCodes>, LoadError
         return Err(module.wrong(&scales, format!("U8 [experts, outputs, {groups}] of {rows} outputs")));
     }
     let scales = Raw { shape: vec![rows, groups], ..scales };
-    Ok(Some(codes(module, &blocks, &scales)))
+    Ok(Some(codes(module, &blocks, GROUP, Scales::Grid(Grid::by_output(&scales, 1)))))
 }
 
-/// Matrix of `packed` codes with scales `[outputs, groups]`.
-pub(super) fn codes(module: &Module<'_>, packed: &Raw, scale: &Raw) -> StoredCodes {
+/// Matrix of 4-bit floats (E2M1), `packed`, in groups of `group` inputs.
+pub(super) fn codes(module: &Module<'_>, packed: &Raw, group: usize, scales: Scales) -> StoredCodes {
     StoredCodes {
         rows: module.rows,
         cols: module.cols,
         meaning: Meaning::Table,
         codes: Codes::Halves { bytes: packed.bytes.clone(), is_low_first: true },
-        scales: Scales::Grid(Grid::by_output(scale, 1)),
+        scales,
         zeros: Zeros::All(0),
-        group: GROUP,
+        group,
         order: None,
         table: std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
     }

@@ -230,13 +230,14 @@ fn block(fields: &Fields<'_>, field: &str) -> Result<Option<[usize; 2]>, LoadErr
 }
 
 /// Names of compressed-tensors' formats.
-const COMPRESSED: [&str; 6] = [
+const COMPRESSED: [&str; 7] = [
     "dense",
     "pack-quantized",
     "int-quantized",
     "float-quantized",
     "naive-quantized",
     "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
 ];
 
 fn compressed_tensors(fields: &Fields<'_>) -> Result<Compressed, LoadError> {
@@ -277,18 +278,19 @@ fn group_of_weights(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, LoadError
     let kind = fields.one_of("type", &["int", "float"], Some("int"))?;
     let bits = fields.size("num_bits", 32, Some(8))?;
     let is_mx = kind == "float" && bits == 4 && fields.get("group_size").and_then(Value::as_u64) == Some(32);
-    let is_read = if kind == "int" { compressed::BITS.contains(&bits) } else { bits == 8 || is_mx };
+    let is_nv = kind == "float" && bits == 4 && fields.get("group_size").and_then(Value::as_u64) == Some(16);
+    let is_read = if kind == "int" { compressed::BITS.contains(&bits) } else { bits == 8 || is_mx || is_nv };
     if !is_read {
         return Err(unlisted(fields, "num_bits"));
     }
-    let strategies = ["tensor", "channel", "group", "block"];
+    let strategies = ["tensor", "channel", "group", "block", "tensor_group"];
     match fields.one_of("strategy", &strategies, Some("tensor"))?.as_str() {
         "block" if kind == "float" => {
             let block = block(fields, "block_structure")?;
             block.map(Some).ok_or_else(|| fields.wrong("block_structure", "a list of two numbers".into()))
         }
         "block" => Err(fields.wrong("strategy", "tensor, channel or group for integers".into())),
-        "group" if kind == "float" && !is_mx => {
+        "group" if kind == "float" && !(is_mx || is_nv) => {
             Err(fields.wrong("strategy", "tensor, channel or block for floats".into()))
         }
         _ => Ok(None),

@@ -1,6 +1,6 @@
 //! Formats for checkpoints quantised by other libraries. An output has a single-precision scale per span of
-//! 32, 64 or 128 columns of a leaf. That preserves every scale of GPTQ, AWQ, compressed-tensors, FP8 and
-//! bitsandbytes: larger groups repeat theirs.
+//! 32, 64 or 128 columns of a leaf, and tables also of 16. That preserves every scale of GPTQ, AWQ,
+//! compressed-tensors, FP8 and bitsandbytes: larger groups repeat theirs.
 //!
 //! - 4 and 8 bits with a zero point per span, multiplied as integers ([`integers`]).
 //! - FP8 (E4M3 without infinities), and 4-bit indices into a table, such as NF4, multiplied as `f32`
@@ -17,6 +17,7 @@ use super::int8;
 use crate::cpu::input::GROUP;
 pub(super) use integers::{multiply_eight_bits, multiply_four_bits};
 pub(super) use numbers::{multiply_fp8, multiply_table};
+pub use round::to_e4m3;
 
 /// Columns multiplied between two prefetches; spans are whole chunks.
 const CHUNK: usize = 16;
@@ -33,6 +34,8 @@ pub(super) const FP8_SPANS: [Format; 3] = [Format(&FP8_SPAN32), Format(&FP8_SPAN
 pub(super) const TABLE_SPANS: [Format; 3] =
     [Format(&TABLE_SPAN32), Format(&TABLE_SPAN64), Format(&TABLE_SPAN128)];
 
+pub(super) const TABLE_SPAN16: Format = Format(&TABLE_SPAN16_SPEC);
+
 static INT4_SPAN32: Spec = integers(["Int4Span32", "int4-span32"], 4, 32);
 static INT4_SPAN64: Spec = integers(["Int4Span64", "int4-span64"], 4, 64);
 static INT4_SPAN128: Spec = integers(["Int4Span128", "int4-span128"], 4, 128);
@@ -42,6 +45,7 @@ static INT8_SPAN128: Spec = integers(["Int8Span128", "int8-span128"], 8, 128);
 static FP8_SPAN32: Spec = fp8(["Fp8Span32", "fp8-span32"], 32);
 static FP8_SPAN64: Spec = fp8(["Fp8Span64", "fp8-span64"], 64);
 static FP8_SPAN128: Spec = fp8(["Fp8Span128", "fp8-span128"], 128);
+static TABLE_SPAN16_SPEC: Spec = table(["Table4Span16", "table4-span16"], 16);
 static TABLE_SPAN32: Spec = table(["Table4Span32", "table4-span32"], 32);
 static TABLE_SPAN64: Spec = table(["Table4Span64", "table4-span64"], 64);
 static TABLE_SPAN128: Spec = table(["Table4Span128", "table4-span128"], 128);

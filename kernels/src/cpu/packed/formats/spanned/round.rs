@@ -90,8 +90,8 @@ fn largest(weights: &[f32]) -> f32 {
     weights.iter().fold(0f32, |largest, weight| largest.max(weight.abs()))
 }
 
-/// Nearest FP8 number (E4M3), ties to even; larger values saturate.
-pub(super) fn to_e4m3(value: f32) -> u8 {
+/// Code of the nearest FP8 number (E4M3 without infinities), ties to even; larger values saturate.
+pub fn to_e4m3(value: f32) -> u8 {
     let (size, sign) = (value.abs().min(FP8_MOST), if value.is_sign_negative() { 0x80 } else { 0 });
     if size < 2f32.powi(-6) {
         return sign | (size * 512.0).round_ties_even() as u8;

@@ -53,7 +53,8 @@ fn product(cpu: &mut Cpu, encoding: Encoding, x: &[f32], weights: &Packed) -> Ve
 
 #[test]
 fn given_codes_are_kept_as_they_are() {
-    for format in [INT4_SPANS, INT8_SPANS, FP8_SPANS, TABLE_SPANS].concat() {
+    let all = [INT4_SPANS, INT8_SPANS, FP8_SPANS, TABLE_SPANS].concat();
+    for format in all.into_iter().chain([TABLE_SPAN16]) {
         for (rows, cols, leaves) in [(1, 32, 1), (37, 200, 1), (16, 640, 4)] {
             let layout = Layout { leaves, ..Layout::new(format, rows, cols) };
             let (packed, given) = (random(layout), Random { bits: format.bits() });
@@ -68,7 +69,9 @@ fn given_codes_are_kept_as_they_are() {
                 for (col, got) in got.iter().enumerate() {
                     let at = starts.iter().rposition(|start| *start <= col).expect("the first is 0");
                     let number = match format {
-                        _ if TABLE_SPANS.contains(&format) => given.table()[usize::from(codes[col])],
+                        _ if TABLE_SPANS.contains(&format) || format == TABLE_SPAN16 => {
+                            given.table()[usize::from(codes[col])]
+                        }
                         _ if FP8_SPANS.contains(&format) => {
                             crate::cpu::simd::e4m3_in_256ths(codes[col]) * FP8_UNITS
                         }
@@ -97,7 +100,7 @@ fn defined(layout: &Layout, packed: &Packed, row: usize, x: &[f32]) -> f32 {
 fn numbers_are_summed_in_the_order_they_are_defined_in_whatever_the_tile() {
     let few = (1..18).map(|m| (m, 70 + m, 31 + 17 * m));
     for (m, n, k) in few.chain([(1, 600, 410), (33, 90, 263), (70, 170, 128)]) {
-        for format in [FP8_SPANS[2], FP8_SPANS[0], TABLE_SPANS[1], TABLE_SPANS[2]] {
+        for format in [FP8_SPANS[2], FP8_SPANS[0], TABLE_SPAN16, TABLE_SPANS[1], TABLE_SPANS[2]] {
             let layout = Layout::new(format, n, k);
             let (packed, x) = (random(layout), x(m * k));
             let expected: Vec<u32> = (0..m * n)

@@ -1,0 +1,117 @@
+//! `skein bench perplexity`: how well a model predicts a text, and what its number types cost.
+
+use std::path::{Path, PathBuf};
+
+use clap::{ArgMatches, Args};
+use serde_json::json;
+use skein_hub::Need;
+use skein_worker::quality::{Quality, Scored, measure};
+
+use super::engine::read_config;
+use super::progress_bar;
+use crate::exit::{Failure, MODEL, USAGE};
+use crate::model::{self, ModelArgument};
+use crate::{token_windows, worker};
+
+/// Flags of `bench perplexity`.
+#[derive(Debug, Args)]
+#[allow(missing_docs)] // the help texts document the fields
+pub struct Perplexity {
+    #[arg(long, value_name = "FILE", help = "Text in UTF-8; may be given several times")]
+    text: Vec<PathBuf>,
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "text",
+        help = "16-bit little-endian token ids instead of text, in windows of --window"
+    )]
+    tokens: Option<PathBuf>,
+    #[arg(
+        long,
+        default_value_t = 512,
+        value_name = "TOKENS",
+        help = "Tokens of a window; its first is not scored"
+    )]
+    window: usize,
+    #[arg(long, value_name = "N", help = "Most windows, evenly spread over the text [default: all]")]
+    samples: Option<usize>,
+    #[arg(
+        long,
+        value_name = "MODEL",
+        help = "Model to compare with, computed without rounding: adds its perplexity and the divergence from it"
+    )]
+    reference: Option<String>,
+    #[arg(long, help = "Print JSON instead of the table")]
+    json: bool,
+}
+
+/// Runs `bench perplexity`.
+///
+/// # Errors
+/// Invalid settings, text that cannot be read, or a model that cannot be served on the CPU.
+pub async fn run(flags: &Perplexity, matches: &ArgMatches) -> Result<(), Failure> {
+    if flags.window < 2 || flags.samples == Some(0) {
+        let message = "--window is at least 2, and --samples at least 1";
+        return Err(Failure::new(USAGE, message));
+    }
+    let config = read_config(matches).await?;
+    let windows = windows(flags, &config.model)?;
+    let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
+    let sizes = (longest, config.threads);
+    let mut model =
+        Scored::load(&config.model, config.precision, sizes).map_err(|error| worker::failure(&error))?;
+    let mut reference = match &flags.reference {
+        None => None,
+        Some(given) => {
+            let argument = ModelArgument { given: Some(given.clone()), revision: None };
+            let directory = model::find(&argument, Need::All).await?;
+            Some(Scored::exact(&directory, sizes).map_err(|error| Failure::new(MODEL, error.to_string()))?)
+        }
+    };
+    let bar = progress_bar(windows.len() as u64, "  {bar:32} {pos}/{len} windows ({eta} left)");
+    let (own, theirs) = tokio::task::block_in_place(|| {
+        let mut progress = |done: usize| bar.set_position(done as u64);
+        let own = measure(&mut model, reference.as_mut(), &windows, &mut progress);
+        let theirs = reference.as_mut().map(|other| measure(other, None, &windows, &mut |_| {}));
+        (own, theirs)
+    });
+    bar.finish_and_clear();
+    print(flags, &own, theirs.as_ref());
+    Ok(())
+}
+
+fn windows(flags: &Perplexity, model: &Path) -> Result<Vec<Vec<u32>>, Failure> {
+    let most = flags.samples.unwrap_or(usize::MAX);
+    match (&flags.tokens, &flags.text[..]) {
+        (Some(file), _) => {
+            let mut windows = token_windows::of_ids(file, flags.window)?;
+            windows.truncate(most);
+            Ok(windows)
+        }
+        (None, []) => Err(Failure::new(USAGE, "give a text (--text FILE) or tokens (--tokens FILE)")),
+        (None, files) => token_windows::of_text(model, &token_windows::read(files)?, (most, flags.window)),
+    }
+}
+
+fn print(flags: &Perplexity, own: &Quality, theirs: Option<&Quality>) {
+    let increase = |theirs: &Quality| 100.0 * (own.perplexity() / theirs.perplexity() - 1.0);
+    if flags.json {
+        let mut all = json!({"tokens": own.tokens, "perplexity": own.perplexity()});
+        if let Some(theirs) = theirs {
+            all["reference_perplexity"] = json!(theirs.perplexity());
+            all["increase_percent"] = json!(increase(theirs));
+            all["mean_kl_divergence"] = json!(own.mean_divergence());
+            all["same_top_token"] = json!(own.share_of_same_top());
+        }
+        return outln!("{all:#}");
+    }
+    outln!("{} tokens, perplexity {:.4}", own.tokens, own.perplexity());
+    if let Some(theirs) = theirs {
+        outln!("reference {:.4}, so {:+.3}%", theirs.perplexity(), increase(theirs));
+        outln!(
+            "mean KL divergence from the reference {:.5} nats; same most likely token {:.2}%",
+            own.mean_divergence(),
+            100.0 * own.share_of_same_top()
+        );
+    }
+}

@@ -1,0 +1,380 @@
+//! The run over all layers.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use serde_json::json;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::encode::{self, Encoded};
+use super::layer::Runner;
+use super::maths::awq;
+use super::maths::gptq::{self, Factored, Settings};
+use super::maths::grid::{Quantised, round_to_nearest};
+use super::original::{Original, Target};
+use super::output::{Output, Tensor};
+use super::scheme::{Layout, Method, Scheme};
+use super::smooth::{Scales, Search};
+use super::statistics::Statistics;
+use super::{Phase, Progress, QuantizeError, Report, Request};
+use crate::model::config::read_object;
+use crate::model::on_cpu::Model;
+use crate::model::tensors::Product;
+
+/// A run.
+pub(super) struct Job<'a> {
+    source: &'a Original,
+    scheme: &'a Scheme,
+    windows: &'a [Vec<u32>],
+    output: Output,
+    /// `None` for methods without calibration.
+    runner: Option<Runner>,
+}
+
+/// A layer's statistics, by product.
+type OfProducts = HashMap<Product, Statistics>;
+
+/// Quantised matrices of a layer, each with the target's number.
+type Matrices = Vec<Quantised>;
+
+impl<'a> Job<'a> {
+    pub fn new(request: &Request<'a>, source: &'a Original) -> Result<Self, QuantizeError> {
+        let Request { out, scheme, calibration: windows, threads, .. } = *request;
+        let is_calibrated = scheme.method.is_calibrated();
+        let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
+        if is_calibrated && longest == 0 {
+            return Err(QuantizeError::Refused("the calibration text has no tokens".into()));
+        }
+        let vocab = source.spec.vocab_size;
+        if let Some(token) = windows.iter().flatten().find(|token| **token >= vocab) {
+            return Err(QuantizeError::Refused(format!(
+                "the calibration text has token {token}, and the model has {vocab}"
+            )));
+        }
+        let windows = if is_calibrated { windows } else { &[] };
+        let plan = json!({
+            "source": format!("{:016x}", source.fingerprint()?),
+            "scheme": format!("{scheme:?}"),
+            "calibration": format!("{:016x}", hash(windows)),
+            "version": 1,
+        });
+        let output = Output::open(out, source.layers() + 1, &plan)?;
+        let runner = is_calibrated.then(|| Runner::new(&source.spec, longest, threads)).transpose()?;
+        Ok(Self { source, scheme, windows, output, runner })
+    }
+
+    /// Quantises all layers that are not finished, and completes the directory.
+    pub fn run(mut self, progress: &mut dyn FnMut(Progress)) -> Result<Report, QuantizeError> {
+        let layers = self.source.layers();
+        let found = (0..layers).filter(|layer| self.output.has(*layer)).count();
+        for layer in 0..layers {
+            if !self.output.has(layer) {
+                self.layer(layer, &mut |phase, done, of| {
+                    progress(Progress { layer, layers, phase, done, of })
+                })?;
+            }
+        }
+        if !self.output.has(layers) {
+            self.output.write(layers, self.stored(None, &HashSet::new())?)?;
+        }
+        let mut config = read_object(&self.source.dir.join("config.json"))?;
+        let kept = self.source.kept_modules()?;
+        config.insert("quantization_config".into(), self.scheme.config(&kept));
+        self.output.finish(&self.source.dir, &config.into())?;
+        let before = self.source.files.file_bytes();
+        Ok(Report { layers: layers - found, found, before, after: self.output.bytes() })
+    }
+
+    /// Tensors that are copied as they are: those of a layer, or of none, except `without`.
+    fn stored(
+        &self,
+        layer: Option<usize>,
+        without: &HashSet<&str>,
+    ) -> Result<BTreeMap<String, Tensor<'a>>, QuantizeError> {
+        let names = self.source.names_of(layer).into_iter().filter(|name| !without.contains(name.as_str()));
+        let source = self.source;
+        let tensors = names.filter_map(|name| {
+            let (dtype, shape, bytes) = source.files.slice(&name)?;
+            Some((name, (dtype, shape.to_vec(), bytes)))
+        });
+        Ok(tensors.collect())
+    }
+
+    fn layer(
+        &mut self,
+        layer: usize,
+        progress: &mut dyn FnMut(Phase, usize, usize),
+    ) -> Result<(), QuantizeError> {
+        let targets = self.source.targets(layer)?;
+        let mut encoded = Vec::new();
+        match self.scheme.method {
+            Method::Rtn | Method::Int8 | Method::Fp8 => {
+                for (i, target) in targets.iter().enumerate() {
+                    progress(Phase::Quantise, i, targets.len());
+                    encoded.extend(self.without_calibration(target)?);
+                    self.source.files.release();
+                }
+            }
+            Method::Gptq => {
+                let statistics = self.calibrate(layer, progress)?;
+                let matrices = self.gptq(&targets, statistics, progress)?;
+                let scales = Scales::default();
+                self.propagate(layer, &targets, (&matrices, &scales), progress)?;
+                encoded.extend(self.encode_all(&targets, matrices));
+            }
+            Method::Awq => {
+                let statistics = self.calibrate(layer, progress)?;
+                let (matrices, scales) = self.awq(layer, &targets, &statistics, progress)?;
+                self.propagate(layer, &targets, (&matrices, &scales), progress)?;
+                encoded.extend(self.encode_all(&targets, matrices));
+                encoded.extend(scales.vectors);
+            }
+        }
+        self.write(layer, &targets, &encoded)?;
+        if layer > 0 {
+            self.output.forget_rows(layer - 1);
+        }
+        self.output.forget_rows(layer);
+        Ok(())
+    }
+
+    fn write(&self, layer: usize, targets: &[Target], encoded: &[Encoded]) -> Result<(), QuantizeError> {
+        let replaced = targets.iter().map(|target| target.name.as_str());
+        let without: HashSet<&str> = replaced.chain(encoded.iter().map(|it| it.name.as_str())).collect();
+        let mut tensors = self.stored(Some(layer), &without)?;
+        for Encoded { name, dtype, shape, bytes } in encoded {
+            tensors.insert(name.clone(), (*dtype, shape.clone(), bytes));
+        }
+        self.output.write(layer, tensors)
+    }
+
+    fn without_calibration(&self, target: &Target) -> Result<Vec<Encoded>, QuantizeError> {
+        let (weights, kind) = (self.source.widen(target)?, self.scheme.scale_type(self.source.kind));
+        if self.scheme.method == Method::Fp8 {
+            return Ok(encode::fp8(target.base(), &weights, target.cols, kind));
+        }
+        let rule = self.scheme.rule(self.source.kind);
+        Ok(self.encode(target, &round_to_nearest(&weights, target.cols, rule, self.group(target))))
+    }
+
+    fn encode_all(&self, targets: &[Target], matrices: Matrices) -> Vec<Encoded> {
+        targets.iter().zip(matrices).flat_map(|(target, matrix)| self.encode(target, &matrix)).collect()
+    }
+
+    fn encode(&self, target: &Target, matrix: &Quantised) -> Vec<Encoded> {
+        let (base, kind) = (target.base(), self.scheme.scale_type(self.source.kind));
+        match self.scheme.layout {
+            Layout::Gptq => encode::gptq(base, matrix),
+            Layout::Awq => encode::awq(base, matrix),
+            Layout::CompressedTensors if self.scheme.method == Method::Int8 => {
+                encode::int8(base, matrix, kind)
+            }
+            Layout::CompressedTensors => encode::packed(base, matrix, kind),
+        }
+    }
+
+    fn group(&self, target: &Target) -> usize {
+        self.scheme.group.unwrap_or(target.cols)
+    }
+
+    fn gptq(
+        &self,
+        targets: &[Target],
+        mut statistics: OfProducts,
+        progress: &mut dyn FnMut(Phase, usize, usize),
+    ) -> Result<Matrices, QuantizeError> {
+        let mut matrices: Vec<Option<Quantised>> = targets.iter().map(|_| None).collect();
+        let mut done = 0;
+        for product in Product::OF_A_LAYER {
+            let Some(Statistics { hessian, .. }) = statistics.remove(&product) else { continue };
+            let reading = targets.iter().enumerate().filter(|(_, target)| target.product == product);
+            let mut factored: Option<Factored> = None;
+            for (i, target) in reading {
+                progress(Phase::Quantise, done, targets.len());
+                let settings = self.settings(target);
+                if factored.is_none() {
+                    let bad = |_| {
+                        QuantizeError::Refused(format!(
+                            "tensor {}: its inputs on the calibration text are not finite, or have no usable Hessian",
+                            target.name
+                        ))
+                    };
+                    factored = Some(Factored::new(&hessian, target.cols, &settings).map_err(bad)?);
+                }
+                let weights = self.source.widen(target)?;
+                let by = factored.as_ref().unwrap_or_else(|| unreachable!("set above"));
+                matrices[i] = Some(gptq::quantise(&weights, target.cols, by, &settings));
+                done += 1;
+            }
+        }
+        let all: Option<Matrices> = matrices.into_iter().collect();
+        Ok(all.unwrap_or_else(|| unreachable!("the inputs of every product were measured")))
+    }
+
+    fn settings(&self, target: &Target) -> Settings {
+        let Scheme { order, damping, .. } = *self.scheme;
+        Settings { rule: self.scheme.rule(self.source.kind), group: self.group(target), order, damping }
+    }
+
+    fn awq(
+        &mut self,
+        layer: usize,
+        targets: &[Target],
+        statistics: &OfProducts,
+        progress: &mut dyn FnMut(Phase, usize, usize),
+    ) -> Result<(Matrices, Scales), QuantizeError> {
+        let (source, rule) = (self.source, self.scheme.rule(self.source.kind));
+        let group = self.scheme.group.unwrap_or(usize::MAX);
+        let runner = self.runner.as_mut().unwrap_or_else(|| unreachable!("AWQ is calibrated"));
+        progress(Phase::Quantise, 0, targets.len() + 1);
+        let search = Search { source, layer, rule, group, targets, statistics };
+        let scales = search.run(&mut runner.cpu)?;
+        let mut matrices = Vec::new();
+        for (i, target) in targets.iter().enumerate() {
+            progress(Phase::Quantise, i + 1, targets.len() + 1);
+            let mut weights = source.widen(target)?;
+            scales.apply(target, &mut weights);
+            let group = group.min(target.cols);
+            // Clipping changes the scores of attention too much, so queries and keys keep their outliers.
+            if target.product != Product::Qkv
+                && let Some(statistics) = statistics.get(&target.product)
+            {
+                let mut examples = statistics.examples.clone();
+                if let Some(factors) = scales.of_inputs(target.product) {
+                    let inverse: Vec<f32> = factors.iter().map(|factor| 1.0 / factor).collect();
+                    awq::multiply_columns(&mut examples, &inverse);
+                }
+                awq::clip(&mut weights, &examples, target.cols, (rule, group));
+            }
+            matrices.push(round_to_nearest(&weights, target.cols, rule, group));
+        }
+        Ok((matrices, scales))
+    }
+
+    /// Runs the layer as stored over the calibration text and measures the inputs of its products.
+    fn calibrate(
+        &mut self,
+        layer: usize,
+        progress: &mut dyn FnMut(Phase, usize, usize),
+    ) -> Result<OfProducts, QuantizeError> {
+        if layer == 0 && !self.output.rows(0).exists() {
+            self.embed()?;
+        }
+        let Self { source, scheme, windows, output, runner } = self;
+        let runner = runner.as_mut().unwrap_or_else(|| unreachable!("the method is calibrated"));
+        let model = runner.stored(source, layer)?;
+        let total = windows.iter().map(Vec::len).sum();
+        let mut statistics = OfProducts::new();
+        let of = windows.len();
+        each_window(output, source, windows, layer, |i, rows| {
+            progress(Phase::Calibrate, i, of);
+            runner.run(&model, rows)?;
+            let (cpu, inputs) = runner.inputs();
+            for (product, inputs) in inputs {
+                let cols = inputs.len() / windows[i].len();
+                let new = || Statistics::new(scheme.method, cols, total);
+                statistics.entry(product).or_insert_with(new).add(cpu, inputs);
+            }
+            Ok(())
+        })?;
+        Ok(statistics)
+    }
+
+    /// Writes the rows that enter the first layer.
+    fn embed(&mut self) -> Result<(), QuantizeError> {
+        let Self { source, windows, output, runner, .. } = self;
+        let runner = runner.as_mut().unwrap_or_else(|| unreachable!("the method is calibrated"));
+        let (model, draft) = (runner.embeddings(source)?, output.draft_of_rows()?);
+        for window in *windows {
+            let rows = runner.embed(&model, window)?;
+            put_rows(&draft, rows).map_err(|error| write_error(output, 0, error))?;
+        }
+        output.keep_rows(0)
+    }
+
+    /// Runs the layer as quantised, and writes the rows that enter the next one.
+    fn propagate(
+        &mut self,
+        layer: usize,
+        targets: &[Target],
+        (matrices, scales): (&Matrices, &Scales),
+        progress: &mut dyn FnMut(Phase, usize, usize),
+    ) -> Result<(), QuantizeError> {
+        if layer + 1 == self.source.layers() {
+            return Ok(());
+        }
+        let Self { source, windows, output, runner, .. } = self;
+        let runner = runner.as_mut().unwrap_or_else(|| unreachable!("the method is calibrated"));
+        let model = replaced(runner, source, layer, targets, (matrices, scales))?;
+        let draft = output.draft_of_rows()?;
+        let of = windows.len();
+        each_window(output, source, windows, layer, |i, rows| {
+            progress(Phase::Propagate, i, of);
+            runner.run(&model, rows)?;
+            put_rows(&draft, rows).map_err(|error| write_error(output, layer + 1, error))
+        })?;
+        output.keep_rows(layer + 1)
+    }
+}
+
+/// The layer with its quantised matrices. Scales are taken out of them again, because the norms are as
+/// stored.
+fn replaced(
+    runner: &mut Runner,
+    source: &Original,
+    layer: usize,
+    targets: &[Target],
+    (matrices, scales): (&Matrices, &Scales),
+) -> Result<Model, QuantizeError> {
+    let mut replaced: HashMap<String, Box<dyn Fn() -> Vec<f32> + '_>> = HashMap::new();
+    for (target, matrix) in targets.iter().zip(matrices) {
+        let values = move || {
+            let mut values = matrix.widen();
+            scales.undo(target, &mut values);
+            values
+        };
+        replaced.insert(target.name.clone(), Box::new(values));
+    }
+    Ok(runner.replaced(source, layer, &replaced)?)
+}
+
+/// Calls `work` with each window's rows that enter `layer`, one after another.
+fn each_window(
+    output: &Output,
+    source: &Original,
+    windows: &[Vec<u32>],
+    layer: usize,
+    mut work: impl FnMut(usize, &mut [f32]) -> Result<(), QuantizeError>,
+) -> Result<(), QuantizeError> {
+    let failed = |error| write_error(output, layer, error);
+    let file = File::open(output.rows(layer)).map_err(failed)?;
+    let (hidden, mut offset) = (source.spec.hidden_size, 0);
+    for (i, window) in windows.iter().enumerate() {
+        let mut bytes = vec![0; window.len() * hidden * size_of::<f32>()];
+        file.read_exact_at(&mut bytes, offset).map_err(failed)?;
+        offset += bytes.len() as u64;
+        let mut rows: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|it| f32::from_le_bytes(*it)).collect();
+        work(i, &mut rows)?;
+    }
+    Ok(())
+}
+
+fn put_rows(mut file: &File, rows: &[f32]) -> io::Result<()> {
+    let bytes: Vec<u8> = rows.iter().flat_map(|value| value.to_le_bytes()).collect();
+    io::Write::write_all(&mut file, &bytes)
+}
+
+fn write_error(output: &Output, layer: usize, source: io::Error) -> QuantizeError {
+    QuantizeError::Write { path: output.rows(layer), source }
+}
+
+fn hash(windows: &[Vec<u32>]) -> u64 {
+    let mut hash = Xxh3Default::new();
+    for window in windows {
+        hash.update(&(window.len() as u64).to_le_bytes());
+        window.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+    }
+    hash.digest()
+}

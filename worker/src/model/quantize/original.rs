@@ -1,0 +1,226 @@
+//! The model to be quantised: its matrices by layer, and everything else.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+
+use super::QuantizeError;
+use super::maths::for_each_part;
+use super::maths::grid::ScaleType;
+use super::scheme::{Layout, Scheme};
+use crate::model::checkpoint::{SafetensorsFiles, Weights};
+use crate::model::config::ModelConfig;
+use crate::model::fingerprint;
+use crate::model::on_cpu::matrices;
+use crate::model::on_cpu::pack::Use;
+use crate::model::spec::Spec;
+use crate::model::tensors::{self, Kind, Place, Product, Role, Stored, Tensor};
+use crate::shard::Shard;
+
+/// Groups that are chosen among if none is given, best first.
+const GROUPS: [usize; 3] = [128, 64, 32];
+
+/// A model with 16- or 32-bit weights in safetensors.
+pub(super) struct Original {
+    pub dir: PathBuf,
+    pub spec: Spec,
+    pub weights: Weights,
+    pub files: SafetensorsFiles,
+    /// Type of its unquantised weights.
+    pub kind: ScaleType,
+    tensors: Vec<Tensor>,
+}
+
+/// A stored matrix to be quantised; it may hold several matrices of the model.
+pub(super) struct Target {
+    /// Name in the files, which ends in `.weight`.
+    pub name: String,
+    pub rows: usize,
+    pub cols: usize,
+    /// What reads the same inputs.
+    pub product: Product,
+    /// Each matrix of the model with its first row.
+    pub parts: Vec<(Role, usize)>,
+}
+
+impl Target {
+    /// Name of the module.
+    pub fn base(&self) -> &str {
+        self.name.strip_suffix(".weight").unwrap_or(&self.name)
+    }
+}
+
+impl Original {
+    pub fn open(dir: &Path) -> Result<Self, QuantizeError> {
+        if !dir.is_dir() {
+            let dir = dir.display();
+            return Err(QuantizeError::Refused(format!(
+                "{dir} is not a directory; only models in safetensors are quantised, not GGUF files"
+            )));
+        }
+        let (spec, weights) = (ModelConfig::from_dir(dir)?.spec, Weights::open(dir)?);
+        let files = SafetensorsFiles::open(dir)?;
+        if let Some(scheme) = files.scheme() {
+            let (dir, name) = (dir.display(), scheme.name());
+            return Err(QuantizeError::Refused(format!(
+                "the model in {dir} is already quantised with {name}; quantise its 16-bit weights instead"
+            )));
+        }
+        let tensors = tensors::all(&spec);
+        let kind = match tensors::embedding(&spec).find_stored(&weights)?.storage() {
+            Storage::F16(_) => ScaleType::F16,
+            Storage::F32(_) => ScaleType::F32,
+            Storage::Bf16(_) | Storage::Blocks(..) => ScaleType::Bf16,
+        };
+        let source = Self { dir: dir.to_owned(), spec, weights, files, kind, tensors };
+        if source.spec.attention.latent.is_some() {
+            return Err(QuantizeError::Refused("models with latent attention are not quantised yet".into()));
+        }
+        if source.names().any(|(name, _)| name.contains("language_model.")) {
+            return Err(QuantizeError::Refused(
+                "models that also take images are not quantised: their other parts would be lost".into(),
+            ));
+        }
+        Ok(source)
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.spec.layers.len()
+    }
+
+    /// Hash of its content.
+    pub fn fingerprint(&self) -> Result<u64, QuantizeError> {
+        Ok(fingerprint::source(&self.dir, &self.weights)?)
+    }
+
+    /// Where the files have a tensor.
+    pub fn stored<'a>(&self, tensor: &'a Tensor) -> Option<&'a Stored> {
+        tensor.stored.iter().find(|stored| self.files.contains(&stored.name))
+    }
+
+    /// The tensor of a layer with this role and, if it is a matrix or its bias, of this kind.
+    pub fn tensor(&self, layer: usize, role: Role, is_kind: impl Fn(Kind) -> bool) -> Option<&Tensor> {
+        let mut all = self.tensors.iter();
+        all.find(|it| it.layer == Some(layer) && it.role == role && it.expert.is_none() && is_kind(it.kind))
+    }
+
+    /// Name in the files and layer of each tensor that the model uses.
+    fn names(&self) -> impl Iterator<Item = (&str, Option<usize>)> {
+        self.tensors.iter().filter_map(|tensor| {
+            let stored = self.stored(tensor)?;
+            Some((self.files.stored_name(&stored.name)?, tensor.layer))
+        })
+    }
+
+    /// Names in the files of the tensors of `layer`, or of all outside the layers.
+    pub fn names_of(&self, layer: Option<usize>) -> Vec<String> {
+        let layers: HashMap<&str, Option<usize>> = self.names().collect();
+        let names = self.files.names().into_iter();
+        names.filter(|name| layers.get(name).copied().flatten() == layer).map(str::to_owned).collect()
+    }
+
+    /// Matrices of `layer` to be quantised.
+    pub fn targets(&self, layer: usize) -> Result<Vec<Target>, QuantizeError> {
+        let shard = Shard::of_layers(&self.spec, layer..layer + 1);
+        let mut targets: Vec<Target> = Vec::new();
+        for matrix in matrices(&self.spec, &shard, (&self.weights, None))? {
+            let Kind::Matrix(product, _) = matrix.tensor.kind else { continue };
+            let stored = self.stored(&matrix.tensor).filter(|_| matrix.for_use == Use::Layer);
+            let Some(Stored { name, shape, first_row, place }) = stored else { continue };
+            let (&[rows, cols], Place::Rows) = (&shape[..], place) else {
+                return Err(QuantizeError::Refused(format!(
+                    "tensor {name} {shape:?} holds all experts of a layer in one; only experts with a tensor each are quantised"
+                )));
+            };
+            let name = self.files.stored_name(name).unwrap_or(name).to_owned();
+            let part = (matrix.tensor.role, *first_row);
+            match targets.iter_mut().find(|target| target.name == name) {
+                Some(target) => target.parts.push(part),
+                None => targets.push(Target { name, rows, cols, product, parts: vec![part] }),
+            }
+        }
+        Ok(targets)
+    }
+
+    /// Modules with matrices that are not quantised: the head, and routers of experts.
+    pub fn kept_modules(&self) -> Result<Vec<String>, QuantizeError> {
+        let mut quantised = HashSet::new();
+        for layer in 0..self.layers() {
+            quantised.extend(self.targets(layer)?.into_iter().map(|target| target.name));
+        }
+        let is_matrix = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..));
+        let names = self.tensors.iter().filter(is_matrix).filter_map(|tensor| self.stored(tensor));
+        let names = names.filter_map(|stored| self.files.stored_name(&stored.name));
+        let kept = names.filter(|name| !quantised.contains(*name));
+        let mut kept: Vec<String> =
+            kept.filter_map(|name| name.strip_suffix(".weight")).map(str::to_owned).collect();
+        if !kept.iter().any(|name| name == "lm_head") {
+            kept.push("lm_head".to_owned()); // other programs make the head of a tied model a module
+        }
+        Ok(kept)
+    }
+
+    /// Refuses matrices whose shape the scheme cannot store.
+    pub fn check_shapes(&self, scheme: &Scheme) -> Result<(), QuantizeError> {
+        for layer in 0..self.layers() {
+            for target in self.targets(layer)? {
+                if let Some(why) = misfit(&target, scheme) {
+                    return Err(QuantizeError::Refused(format!("tensor {}: {why}", target.name)));
+                }
+            }
+        }
+        if scheme.method.is_calibrated() && self.spec.experts().0 > 0 {
+            let name = scheme.method.name();
+            return Err(QuantizeError::Refused(format!(
+                "method {name} does not calibrate experts yet; use rtn, int8 or fp8"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The best of the usual groups that divides the inputs of all matrices.
+    pub fn default_group(&self) -> Result<Option<usize>, QuantizeError> {
+        let mut cols = Vec::new();
+        for layer in 0..self.layers() {
+            cols.extend(self.targets(layer)?.iter().map(|target| target.cols));
+        }
+        Ok(GROUPS.into_iter().find(|group| cols.iter().all(|cols| cols.is_multiple_of(*group))))
+    }
+
+    /// Weights of `target` `[rows, cols]`.
+    pub fn widen(&self, target: &Target) -> Result<Vec<f32>, QuantizeError> {
+        let Target { ref name, rows, cols, .. } = *target;
+        let matrix = WeightMatrix::new(self.files.rows(name, &[rows, cols], 0..rows)?, rows, cols);
+        let mut values = vec![0f32; rows * cols];
+        for_each_part(&mut values, cols, |row, to| matrix.widen_row(row, to));
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok(values),
+            Some(at) => Err(QuantizeError::Refused(format!(
+                "tensor {name}: the weight of output {} and input {} is {}; only finite weights are quantised",
+                at / cols,
+                at % cols,
+                values[at]
+            ))),
+        }
+    }
+}
+
+/// Why the scheme cannot store the matrix.
+fn misfit(target: &Target, scheme: &Scheme) -> Option<String> {
+    let (rows, cols, bits) = (target.rows, target.cols, scheme.bits as usize);
+    if let Some(group) = scheme.group
+        && !cols.is_multiple_of(group)
+    {
+        return Some(format!("its {cols} inputs are not a multiple of --group-size {group}"));
+    }
+    let has_whole_words = match scheme.layout {
+        Layout::Gptq => (rows * bits).is_multiple_of(32) && (cols * bits).is_multiple_of(32),
+        Layout::Awq => rows.is_multiple_of(8),
+        Layout::CompressedTensors => true,
+    };
+    let (layout, words) = (scheme.layout.name(), "codes would not fill whole 32-bit words");
+    (!has_whole_words)
+        .then(|| format!("its {rows} outputs and {cols} inputs do not fit layout {layout}: {words}"))
+}

@@ -1,0 +1,164 @@
+//! How well a model predicts given tokens, and how far its predictions are from those of a reference.
+
+use std::path::Path;
+
+use crate::BlockId;
+use crate::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
+use crate::backend::{Batch, BatchSequence};
+use crate::config::Precision;
+use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
+use crate::model::config::ModelConfig;
+use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::tensors;
+use crate::service::WorkerError;
+use crate::service::precision;
+
+/// Slots of a block of the cache.
+const BLOCK_SIZE: u32 = 16;
+/// Tokens computed in one step; a window has several, so that the cache matters. Their logits are in memory
+/// together: 39 MB for a vocabulary of 150k.
+const CHUNK: usize = 64;
+
+/// Sums over scored tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Quality {
+    /// Scored tokens.
+    pub tokens: u64,
+    /// Sum of their negative log probabilities, in nats.
+    pub nats: f64,
+    /// Sum of the Kullback-Leibler divergences from the reference's distributions, in nats.
+    pub divergence: f64,
+    /// Tokens before which the reference has the same most likely token.
+    pub same_top: u64,
+}
+
+impl Quality {
+    /// exp of the mean loss.
+    pub fn perplexity(&self) -> f64 {
+        (self.nats / self.tokens.max(1) as f64).exp()
+    }
+
+    /// Mean divergence per token, in nats.
+    pub fn mean_divergence(&self) -> f64 {
+        self.divergence / self.tokens.max(1) as f64
+    }
+
+    /// Share of the tokens before which both have the same most likely token.
+    pub fn share_of_same_top(&self) -> f64 {
+        self.same_top as f64 / self.tokens.max(1) as f64
+    }
+}
+
+/// A model whose logits can be read, on the CPU.
+pub struct Scored(CpuModel);
+
+impl Scored {
+    /// Loads the model in `dir` for windows of up to `window` tokens, with the number types of a worker that
+    /// was started with `precision`.
+    ///
+    /// # Errors
+    /// If it cannot be served like that on the CPU.
+    pub fn load(
+        dir: &Path,
+        precision: Precision,
+        (window, threads): (usize, usize),
+    ) -> Result<Self, WorkerError> {
+        let spec = ModelConfig::from_dir(dir)?.spec;
+        let weights = Weights::open(dir)?;
+        let embedding = tensors::embedding(&spec).find(&weights)?;
+        let numbers = precision::on_cpu(precision, embedding.storage(), weights.scheme())?;
+        Ok(Self(load(dir, numbers, (window, threads))?))
+    }
+
+    /// Loads the model in `dir` so that nothing is rounded beyond what it stores.
+    ///
+    /// # Errors
+    /// If it cannot be loaded.
+    pub fn exact(dir: &Path, sizes: (usize, usize)) -> Result<Self, LoadError> {
+        load(dir, NumberTypes::EXACT, sizes).map(Self)
+    }
+}
+
+fn load(dir: &Path, numbers: NumberTypes, (window, threads): (usize, usize)) -> Result<CpuModel, LoadError> {
+    let kv_blocks = window.div_ceil(BLOCK_SIZE as usize) as u32;
+    let options = CpuOptions { threads, kv_blocks, block_size: BLOCK_SIZE, max_rows: CHUNK as u32, numbers };
+    CpuModel::load(dir, options, &PackedCache::none(), &mut |_, _| {})
+}
+
+/// Scores every token of `windows` but each window's first. `progress` receives the windows done.
+///
+/// # Panics
+/// If a window is longer than the models were loaded for.
+pub fn measure(
+    model: &mut Scored,
+    mut reference: Option<&mut Scored>,
+    windows: &[Vec<u32>],
+    progress: &mut dyn FnMut(usize),
+) -> Quality {
+    let mut sums = Quality::default();
+    for (i, window) in windows.iter().enumerate() {
+        progress(i);
+        let scored = window.len().saturating_sub(1);
+        for first in (0..scored).step_by(CHUNK) {
+            let end = scored.min(first + CHUNK);
+            let batch = |model: &Scored| chunk(window, first..end, model.0.kv_blocks());
+            let rows: Vec<u32> = (0..(end - first) as u32).collect();
+            let own = model.0.logits(&batch(model), &rows);
+            let theirs = reference.as_mut().map(|other| other.0.logits(&batch(other), &rows));
+            for (at, logits) in own.iter().enumerate() {
+                let theirs = theirs.as_ref().map(|all| &all[at][..]);
+                sums.add(logits, theirs, window[first + at + 1]);
+            }
+        }
+    }
+    sums
+}
+
+impl Quality {
+    fn add(&mut self, logits: &[f32], reference: Option<&[f32]>, target: u32) {
+        let log_sum = log_sum(logits);
+        self.tokens += 1;
+        self.nats += log_sum - f64::from(logits[target as usize]);
+        let Some(reference) = reference else { return };
+        let of_reference = self::log_sum(reference);
+        self.divergence += reference
+            .iter()
+            .zip(logits)
+            .map(|(theirs, own)| {
+                let theirs = f64::from(*theirs) - of_reference;
+                theirs.exp() * (theirs - (f64::from(*own) - log_sum))
+            })
+            .sum::<f64>();
+        self.same_top += u64::from(top(logits) == top(reference));
+    }
+}
+
+/// Logarithm of the sum of the exponentials.
+fn log_sum(logits: &[f32]) -> f64 {
+    let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    most + logits.iter().map(|it| (f64::from(*it) - most).exp()).sum::<f64>().ln()
+}
+
+/// Index of the largest logit, the first of equals.
+fn top(logits: &[f32]) -> Option<usize> {
+    let indices = 0..logits.len();
+    indices.reduce(|best, at| if logits[at] > logits[best] { at } else { best })
+}
+
+/// Tokens `rows` of a window.
+fn chunk(window: &[u32], rows: std::ops::Range<usize>, blocks: u32) -> Batch {
+    let positions: Vec<u32> = (rows.start as u32..rows.end as u32).collect();
+    Batch {
+        tokens: window[rows.clone()].to_vec(),
+        slots: positions.clone(), // the blocks lie in order
+        positions,
+        sequences: vec![BatchSequence {
+            rows: 0..rows.len() as u32,
+            context_len: rows.end as u32,
+            blocks: 0..blocks,
+        }],
+        block_tables: (0..blocks).map(BlockId).collect(),
+        ..Batch::default()
+    }
+}
