@@ -17,6 +17,9 @@ const BLOCK: usize = 32;
 /// Largest difference of a logit: sums have another order.
 const TOLERANCE: f32 = 1e-4;
 
+/// Type, shape and bytes by name.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
 /// The number that an E4M3 code stands for; NaN is not used here.
 fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
@@ -55,7 +58,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 /// stand for to `plain`.
 fn write(name: &str, coded: &Path, plain: &Path) {
     let file = std::fs::read(golden(name).join("model.safetensors")).unwrap();
-    let mut tensors: [BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>; 2] = Default::default();
+    let mut tensors: [Tensors; 2] = Default::default();
     for (tensor, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
         let halves = view.data().as_chunks::<2>().0.iter();
         let values: Vec<f32> = halves.map(|half| bf16::from_le_bytes(*half).to_f32()).collect();

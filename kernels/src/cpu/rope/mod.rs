@@ -51,8 +51,8 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
     });
 }
 
-/// Multiplies the first `width` values of each row of `x` `[rows, stride]` by `1 + scale * ln(1 + floor((p + 1)
-/// / every))`, where `p` is the row's position: queries of layers that know no positions otherwise.
+/// Multiplies the first `width` values of each row of `x` `[rows, stride]` by `1 + scale * ln(1 + n)`, where
+/// `n` is `(position + 1) / every`, rounded down: queries of layers that know no positions otherwise.
 ///
 /// # Panics
 /// If the shapes disagree.

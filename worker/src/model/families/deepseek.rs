@@ -1,5 +1,5 @@
-//! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024): latent attention, and experts in groups beside a shared network.
-//! The layer that predicts further tokens, after the last one, is not used.
+//! DeepSeek-V2, V3 and R1 (DeepSeek-AI 2024): latent attention, and experts in groups beside a shared
+//! network. The layer that predicts further tokens, after the last one, is not used.
 
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 use skein_kernels::cpu::rope::Rotation;

@@ -1,6 +1,6 @@
 //! Text model of Llama 4 (Meta 2025): most layers attend within chunks and rotate, the others attend to all
-//! positions without rotation. Some or all layers have experts beside a shared network, whose weights multiply
-//! the experts' inputs.
+//! positions without rotation. Some or all layers have experts, whose weights multiply their inputs, beside a
+//! shared network.
 
 use serde_json::Value;
 use skein_kernels::cpu::experts::{Routing, Score};

@@ -1,8 +1,8 @@
 //! Latent attention: queries in terms of the cached latent, and outputs from what they attended to.
 //!
-//! A head's score `q (K c)` is computed as `(q K) c`, so the cache holds the latent `c` instead of every head's
-//! key, and its output `V (w c)` instead of `w (V c)`. Both products run for all heads together; each row's
-//! result depends on that row alone.
+//! A head's score `q (K c)` is computed as `(q K) c`, so the cache holds the latent `c` instead of every
+//! head's key, and its output is `V (w c)` instead of `w (V c)`. Both products run for all heads together;
+//! each row's result depends on that row alone.
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
@@ -115,8 +115,8 @@ impl LatentValues {
         queries_of_latent(cpu, by_head, queries, heads_at, to);
     }
 
-    /// Multiplies what the heads attended to, `[rows, heads, rank]`, by their value matrices, and sets `input`
-    /// to the input of the output projection `o`.
+    /// Multiplies what the heads attended to, `[rows, heads, rank]`, by their value matrices, and sets
+    /// `input` to the input of the output projection `o`.
     pub fn outputs(
         &mut self,
         (model, cpu): (&Model, &mut Cpu),
