@@ -3,9 +3,9 @@
 
     python3 benches/quality.py target/release/skein [MODEL --text HELD_OUT --calibration FILE]
 
-Without MODEL, the shipped model on `models/skein-7m/held_out.bin`, calibrated once with files of Python's standard
-library that are not held out (of the Python that runs this script) and once with the text in the binary. Every row is
-`skein bench perplexity` with `--reference MODEL`, which is computed without rounding.
+Without MODEL, the shipped model on `models/skein-7m/held_out.bin`, calibrated once with files of Python's
+standard library that are not held out (of the Python that runs this script) and once with the text in the
+binary. Every row is `skein bench perplexity` with `--reference MODEL`, which is computed without rounding.
 """
 
 import argparse
