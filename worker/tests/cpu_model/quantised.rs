@@ -341,12 +341,7 @@ fn unsupported_schemes_are_refused_with_the_nearest_supported_one() {
     check_config("gptq-4", q, Value::from(7), &["quantization_config is 7", "an object"]);
     check_config("awq", &field("version"), "gemv".into(), &["version", "gemv", "gemm"]);
     check_config("awq", &field("bits"), 8.into(), &["bits is 8", "4"]);
-    check_config(
-        "w4a16",
-        &field("format"),
-        "nvfp4-pack-quantized".into(),
-        &["format", "nvfp4", "pack-quantized"],
-    );
+    check_config("w4a16", &field("format"), "marlin-24".into(), &["format", "marlin-24", "pack-quantized"]);
     let bits = field("config_groups/group_0/weights/num_bits");
     check_config("w4a16", &bits, 3.into(), &["num_bits is 3", "compressed-tensors W4A16"]);
     check_config("w4a16", &field("config_groups"), Value::from("all"), &["config_groups", "an object"]);
