@@ -263,6 +263,10 @@ fn the_assignment_of_a_long_contexts_chunks_to_threads_changes_no_bit() {
         for (variant, case) in
             VARIANTS.into_iter().flat_map(|it| Case::kinds(kind, shape, length).map(|case| (it, case)))
         {
+            // A latent cache goes the same way through windows and caps.
+            if case.latent.is_some() && variant != VARIANTS[0] {
+                continue;
+            }
             let case = case.with(variant);
             let whole = Way { isa: Isa::best(), threads: 1, chunks: vec![length], block_size: 16 };
             let expected = case.bits(&whole);
