@@ -62,18 +62,18 @@ impl Role {
 pub enum Product {
     /// Query, key, value; with latent attention the latent, and the query or the vector it is projected from.
     Qkv,
-    /// Queries from the vector of latent attention.
-    QueryUp,
-    /// A head's queries in terms of the latent.
-    HeadKey,
-    /// A head's output from what it attended to.
-    HeadValue,
     /// Attention output projection.
     AttentionOutput,
     /// Gate and up projections.
     GateUp,
     /// Down projection of the feed-forward network.
     Down,
+    /// Queries from the vector of latent attention.
+    QueryUp,
+    /// A head's queries in terms of the latent.
+    HeadKey,
+    /// A head's output from what it attended to.
+    HeadValue,
     /// Head, which computes logits.
     Logits,
     /// Choice of experts.
@@ -81,7 +81,7 @@ pub enum Product {
 }
 
 impl Product {
-    /// Products of a layer, in the order of a step.
+    /// Products of every layer, in the order of a step. Their numbers are their indices here.
     pub const OF_A_LAYER: [Self; 4] = [Self::Qkv, Self::AttentionOutput, Self::GateUp, Self::Down];
 }
 
