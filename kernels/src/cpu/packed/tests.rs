@@ -369,6 +369,7 @@ fn names_of_packed_files_do_not_change() {
         "Fp8Span32 fp8-span32",
         "Fp8Span64 fp8-span64",
         "Fp8Span128 fp8-span128",
+        "Table4Span16 table4-span16",
         "Table4Span32 table4-span32",
         "Table4Span64 table4-span64",
         "Table4Span128 table4-span128",
