@@ -23,7 +23,7 @@ const CHUNK: usize = 64;
 /// Sums over scored tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Quality {
-    /// Scored tokens.
+    /// Number of scored tokens.
     pub tokens: u64,
     /// Sum of their negative log probabilities, in nats.
     pub nats: f64,

@@ -249,7 +249,7 @@ pub struct Stored {
 /// Outputs of a tensor within a stored one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Consecutive rows.
+    /// Consecutive rows of the tensor.
     Rows,
     /// Rows that are this many apart.
     EveryRow(usize),

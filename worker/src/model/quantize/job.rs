@@ -23,7 +23,7 @@ use crate::model::config::read_object;
 use crate::model::on_cpu::Model;
 use crate::model::tensors::Product;
 
-/// A run.
+/// A run over all layers of a model.
 pub(super) struct Job<'a> {
     source: &'a Original,
     scheme: &'a Scheme,

@@ -75,7 +75,7 @@ pub struct Report {
     pub found: usize,
     /// Total size of the weight files before, in bytes.
     pub before: u64,
-    /// And after.
+    /// Total size of the written weight files, in bytes.
     pub after: u64,
 }
 

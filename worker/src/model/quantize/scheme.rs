@@ -43,9 +43,9 @@ impl Method {
 pub enum Layout {
     /// GPTQ, version 1.
     Gptq,
-    /// AWQ's `gemm`.
+    /// AWQ's layout `gemm`.
     Awq,
-    /// compressed-tensors.
+    /// Formats of the compressed-tensors library.
     CompressedTensors,
 }
 

@@ -43,7 +43,7 @@ impl Scales {
         });
     }
 
-    /// Undoes [`Scales::apply`].
+    /// Reverts [`Scales::apply`] on weights of `target`.
     pub fn undo(&self, target: &Target, weights: &mut [f32]) {
         self.each(target, |factors, rows| {
             let cols = target.cols;

@@ -14,7 +14,7 @@ const MOST_DAMPING: f32 = 10.0;
 /// Order in which inputs are rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActOrder {
-    /// As stored.
+    /// Inputs are quantised in their stored order.
     Off,
     /// The largest activations first; groups are consecutive inputs as stored.
     Static,

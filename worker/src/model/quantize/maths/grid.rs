@@ -7,11 +7,11 @@ use super::for_each_part;
 /// Type in which scales are stored. They are rounded to it before codes are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScaleType {
-    /// IEEE half.
+    /// Half precision of IEEE 754.
     F16,
-    /// bfloat16.
+    /// The upper half of single precision.
     Bf16,
-    /// IEEE single.
+    /// Single precision of IEEE 754.
     F32,
 }
 
@@ -49,7 +49,7 @@ pub struct Grid {
 }
 
 impl Rule {
-    /// Largest code.
+    /// Largest code that the bits can hold.
     pub fn most(&self) -> u8 {
         u8::MAX >> (8 - self.bits)
     }
@@ -99,9 +99,9 @@ pub struct Quantised {
     pub bits: u32,
     /// Inputs that share a grid.
     pub group: usize,
-    /// `[rows, cols]`
+    /// Codes of all weights, `[rows, cols]`.
     pub codes: Vec<u8>,
-    /// `[rows, groups]`
+    /// Grids of all groups, `[rows, groups]`.
     pub grids: Vec<Grid>,
     /// Group of each input; `None` if groups are consecutive inputs.
     pub group_of: Option<Vec<u32>>,

@@ -24,7 +24,7 @@ fn inputs(rows: usize, cols: usize) -> Vec<f32> {
     (0..rows * cols).map(|i| size(i % cols) * (own[i] + shared[i / cols])).collect()
 }
 
-/// `XᵀX`
+/// `XᵀX` of the inputs, computed term by term.
 fn hessian(inputs: &[f32], cols: usize) -> Vec<f32> {
     let sum = |a: usize, b: usize| -> f64 {
         inputs.chunks_exact(cols).map(|row| f64::from(row[a]) * f64::from(row[b])).sum()
