@@ -34,7 +34,7 @@ const TEXT: [&str; 12] = [
     include_str!("../../docs/src/tools.md"),
 ];
 
-const LONG_ABOUT: &str = "Write a quantised copy of a model, which Skein, vLLM and transformers read.
+const LONG_ABOUT: &str = "Write a quantised copy of a model, in layouts that vLLM and transformers have, too.
 
   skein quantize Qwen/Qwen3-0.6B q4 --method gptq --calibration text.txt
   skein serve q4
@@ -90,8 +90,6 @@ pub struct Quantize {
     calibration_samples: usize,
     #[arg(long, default_value_t = 512, value_name = "TOKENS", help = "Length of a window")]
     calibration_length: usize,
-    #[arg(long, default_value_t = 0, value_name = "N", help = "Compute threads; 0 = one a core")]
-    threads: usize,
     #[arg(long, value_name = "REVISION", help = "Branch, tag or commit of a named model")]
     revision: Option<String>,
     #[arg(long, help = "Print the report as JSON")]
@@ -210,8 +208,7 @@ fn quantise(
     scheme: &Scheme,
     windows: &[Vec<u32>],
 ) -> Result<(), Failure> {
-    let request =
-        Request { model: directory, out: &flags.out, scheme, calibration: windows, threads: flags.threads };
+    let request = Request { model: directory, out: &flags.out, scheme, calibration: windows };
     let bar = progress_bar(1000, "  quantising {bar:32} {percent}% {msg} ({eta} left)");
     let mut layer = None;
     let report = quantize::quantise(&request, &mut |progress| show(&bar, &mut layer, progress));

@@ -10,6 +10,7 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::spec::Spec;
 use crate::model::tensors;
 use crate::service::WorkerError;
 use crate::service::precision;
@@ -29,14 +30,42 @@ pub struct Quality {
     pub nats: f64,
     /// Sum of the Kullback-Leibler divergences from the reference's distributions, in nats.
     pub divergence: f64,
+    /// Sum of the reference's negative log probabilities, in nats.
+    pub reference_nats: f64,
     /// Tokens before which the reference has the same most likely token.
     pub same_top: u64,
+}
+
+/// Why windows cannot be scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unscorable {
+    /// A token that the model does not have.
+    #[error("the text has token {token}, and the model has {vocab}; use text or tokens of its own tokenizer")]
+    Token {
+        /// The token.
+        token: u32,
+        /// Size of the vocabulary.
+        vocab: u32,
+    },
+    /// Models whose distributions cannot be compared.
+    #[error("the model has {own} tokens and the reference {reference}; compare models of one vocabulary")]
+    Vocabularies {
+        /// Size of the model's vocabulary.
+        own: u32,
+        /// Size of the reference's.
+        reference: u32,
+    },
 }
 
 impl Quality {
     /// exp of the mean loss.
     pub fn perplexity(&self) -> f64 {
         (self.nats / self.tokens.max(1) as f64).exp()
+    }
+
+    /// Perplexity of the reference on the same tokens.
+    pub fn reference_perplexity(&self) -> f64 {
+        (self.reference_nats / self.tokens.max(1) as f64).exp()
     }
 
     /// Mean divergence per token, in nats.
@@ -51,7 +80,10 @@ impl Quality {
 }
 
 /// A model whose logits can be read, on the CPU.
-pub struct Scored(CpuModel);
+pub struct Scored {
+    model: CpuModel,
+    vocab: u32,
+}
 
 impl Scored {
     /// Loads the model in `dir` for windows of up to `window` tokens, with the number types of a worker that
@@ -68,7 +100,7 @@ impl Scored {
         let weights = Weights::open(dir)?;
         let embedding = tensors::embedding(&spec).find(&weights)?;
         let numbers = precision::on_cpu(precision, embedding.storage(), weights.scheme())?;
-        Ok(Self(load(dir, numbers, (window, threads))?))
+        Ok(load(dir, &spec, numbers, (window, threads))?)
     }
 
     /// Loads the model in `dir` so that nothing is rounded beyond what it stores.
@@ -76,17 +108,27 @@ impl Scored {
     /// # Errors
     /// If it cannot be loaded.
     pub fn exact(dir: &Path, sizes: (usize, usize)) -> Result<Self, LoadError> {
-        load(dir, NumberTypes::EXACT, sizes).map(Self)
+        load(dir, &ModelConfig::from_dir(dir)?.spec, NumberTypes::EXACT, sizes)
     }
 }
 
-fn load(dir: &Path, numbers: NumberTypes, (window, threads): (usize, usize)) -> Result<CpuModel, LoadError> {
+fn load(
+    dir: &Path,
+    spec: &Spec,
+    numbers: NumberTypes,
+    (window, threads): (usize, usize),
+) -> Result<Scored, LoadError> {
     let kv_blocks = window.div_ceil(BLOCK_SIZE as usize) as u32;
     let options = CpuOptions { threads, kv_blocks, block_size: BLOCK_SIZE, max_rows: CHUNK as u32, numbers };
-    CpuModel::load(dir, options, &PackedCache::none(), &mut |_, _| {})
+    let model = CpuModel::load(dir, options, &PackedCache::none(), &mut |_, _| {})?;
+    Ok(Scored { model, vocab: spec.vocab_size })
 }
 
-/// Scores every token of `windows` but each window's first. `progress` receives the windows done.
+/// Scores every token of `windows` but each window's first, and the same tokens with `reference`. `progress`
+/// receives the windows done.
+///
+/// # Errors
+/// If a token is not the model's, or the vocabularies differ.
 ///
 /// # Panics
 /// If a window is longer than the models were loaded for.
@@ -95,24 +137,31 @@ pub fn measure(
     mut reference: Option<&mut Scored>,
     windows: &[Vec<u32>],
     progress: &mut dyn FnMut(usize),
-) -> Quality {
+) -> Result<Quality, Unscorable> {
+    let own = model.vocab;
+    if let Some(reference) = reference.as_ref().map(|other| other.vocab).filter(|vocab| *vocab != own) {
+        return Err(Unscorable::Vocabularies { own, reference });
+    }
+    if let Some(&token) = windows.iter().flatten().find(|token| **token >= own) {
+        return Err(Unscorable::Token { token, vocab: own });
+    }
     let mut sums = Quality::default();
     for (i, window) in windows.iter().enumerate() {
         progress(i);
         let scored = window.len().saturating_sub(1);
         for first in (0..scored).step_by(CHUNK) {
             let end = scored.min(first + CHUNK);
-            let batch = |model: &Scored| chunk(window, first..end, model.0.kv_blocks());
+            let batch = |model: &Scored| chunk(window, first..end, model.model.kv_blocks());
             let rows: Vec<u32> = (0..(end - first) as u32).collect();
-            let own = model.0.logits(&batch(model), &rows);
-            let theirs = reference.as_mut().map(|other| other.0.logits(&batch(other), &rows));
+            let own = model.model.logits(&batch(model), &rows);
+            let theirs = reference.as_mut().map(|other| other.model.logits(&batch(other), &rows));
             for (at, logits) in own.iter().enumerate() {
                 let theirs = theirs.as_ref().map(|all| &all[at][..]);
                 sums.add(logits, theirs, window[first + at + 1]);
             }
         }
     }
-    sums
+    Ok(sums)
 }
 
 impl Quality {
@@ -122,6 +171,7 @@ impl Quality {
         self.nats += log_sum - f64::from(logits[target as usize]);
         let Some(reference) = reference else { return };
         let of_reference = self::log_sum(reference);
+        self.reference_nats += of_reference - f64::from(reference[target as usize]);
         self.divergence += reference
             .iter()
             .zip(logits)

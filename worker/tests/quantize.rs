@@ -34,7 +34,7 @@ fn held_out() -> Vec<Vec<u32>> {
 }
 
 fn run(model: &Path, out: &Path, scheme: &Scheme, calibration: &[Vec<u32>]) -> Result<Report, QuantizeError> {
-    quantize::quantise(&Request { model, out, scheme, calibration, threads: 2 }, &mut |_| {})
+    quantize::quantise(&Request { model, out, scheme, calibration }, &mut |_| {})
 }
 
 /// Numbers that look random.
@@ -199,13 +199,13 @@ fn eight_bits_cost_half_a_percent_and_four_less_with_calibration_than_without() 
     let held_out = held_out();
     let (calibration, judged) = held_out.split_at(8);
     let mut exact = Scored::exact(&shipped(), (WINDOW, 2)).unwrap();
-    let perplexity = measure(&mut exact, None, judged, &mut |_| {}).perplexity();
+    let perplexity = measure(&mut exact, None, judged, &mut |_| {}).unwrap().perplexity();
     // Increase of perplexity in percent, and divergence, which has less noise.
     let mut cost = |label: &str, scheme: Scheme| {
         let out = out.path().join(label);
         run(&shipped(), &out, &scheme, calibration).unwrap();
         let mut model = Scored::load(&out, Precision::default(), (WINDOW, 2)).unwrap();
-        let found = measure(&mut model, Some(&mut exact), judged, &mut |_| {});
+        let found = measure(&mut model, Some(&mut exact), judged, &mut |_| {}).unwrap();
         let more = 100.0 * (found.perplexity() / perplexity - 1.0);
         println!("{label:<12}{more:+.3}%  {:.5}", found.mean_divergence());
         (more, found.mean_divergence())
@@ -246,8 +246,7 @@ fn an_interrupted_run_goes_on_and_gives_the_same_bytes() {
         run(dir.path(), &whole, &scheme, &windows).unwrap();
         let cut = out.path().join("cut");
         for stop in 1..4 {
-            let request =
-                Request { model: dir.path(), out: &cut, scheme: &scheme, calibration: &windows, threads: 2 };
+            let request = Request { model: dir.path(), out: &cut, scheme: &scheme, calibration: &windows };
             // A panic at any step is the same for the files as a kill.
             let ended = std::panic::catch_unwind(|| {
                 let mut steps = 0;
@@ -304,7 +303,7 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     check(refusal(&to("b"), &to("c"), rtn, &[]), &["already quantised with GPTQ"]);
     assert!(to("b").join("tokenizer.json").exists(), "other files are copied");
     // An unfinished run with other options.
-    let request = Request { model: dir.path(), out: &to("d"), scheme: &rtn, calibration: &[], threads: 2 };
+    let request = Request { model: dir.path(), out: &to("d"), scheme: &rtn, calibration: &[] };
     let ended = std::panic::catch_unwind(|| {
         let _ = quantize::quantise(&request, &mut |progress| assert_eq!(progress.layer, 0));
     });

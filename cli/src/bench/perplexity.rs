@@ -69,14 +69,11 @@ pub async fn run(flags: &Perplexity, matches: &ArgMatches) -> Result<(), Failure
         }
     };
     let bar = progress_bar(windows.len() as u64, "  {bar:32} {pos}/{len} windows ({eta} left)");
-    let (own, theirs) = tokio::task::block_in_place(|| {
-        let mut progress = |done: usize| bar.set_position(done as u64);
-        let own = measure(&mut model, reference.as_mut(), &windows, &mut progress);
-        let theirs = reference.as_mut().map(|other| measure(other, None, &windows, &mut |_| {}));
-        (own, theirs)
+    let quality = tokio::task::block_in_place(|| {
+        measure(&mut model, reference.as_mut(), &windows, &mut |done| bar.set_position(done as u64))
     });
     bar.finish_and_clear();
-    print(flags, &own, theirs.as_ref());
+    print(flags, &quality.map_err(|error| Failure::new(USAGE, error.to_string()))?);
     Ok(())
 }
 
@@ -93,25 +90,26 @@ fn windows(flags: &Perplexity, model: &Path) -> Result<Vec<Vec<u32>>, Failure> {
     }
 }
 
-fn print(flags: &Perplexity, own: &Quality, theirs: Option<&Quality>) {
-    let increase = |theirs: &Quality| 100.0 * (own.perplexity() / theirs.perplexity() - 1.0);
+fn print(flags: &Perplexity, quality: &Quality) {
+    let (own, theirs) = (quality.perplexity(), quality.reference_perplexity());
+    let increase = 100.0 * (own / theirs - 1.0);
     if flags.json {
-        let mut all = json!({"tokens": own.tokens, "perplexity": own.perplexity()});
-        if let Some(theirs) = theirs {
-            all["reference_perplexity"] = json!(theirs.perplexity());
-            all["increase_percent"] = json!(increase(theirs));
-            all["mean_kl_divergence"] = json!(own.mean_divergence());
-            all["same_top_token"] = json!(own.share_of_same_top());
+        let mut all = json!({"tokens": quality.tokens, "perplexity": own});
+        if flags.reference.is_some() {
+            all["reference_perplexity"] = json!(theirs);
+            all["increase_percent"] = json!(increase);
+            all["mean_kl_divergence"] = json!(quality.mean_divergence());
+            all["same_top_token"] = json!(quality.share_of_same_top());
         }
         return outln!("{all:#}");
     }
-    outln!("{} tokens, perplexity {:.4}", own.tokens, own.perplexity());
-    if let Some(theirs) = theirs {
-        outln!("reference {:.4}, so {:+.3}%", theirs.perplexity(), increase(theirs));
+    outln!("{} tokens, perplexity {own:.4}", quality.tokens);
+    if flags.reference.is_some() {
+        outln!("reference {theirs:.4}, so {increase:+.3}%");
         outln!(
             "mean KL divergence from the reference {:.5} nats; same most likely token {:.2}%",
-            own.mean_divergence(),
-            100.0 * own.share_of_same_top()
+            quality.mean_divergence(),
+            100.0 * quality.share_of_same_top()
         );
     }
 }

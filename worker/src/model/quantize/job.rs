@@ -41,7 +41,7 @@ type Matrices = Vec<Quantised>;
 
 impl<'a> Job<'a> {
     pub fn new(request: &Request<'a>, source: &'a Original) -> Result<Self, QuantizeError> {
-        let Request { out, scheme, calibration: windows, threads, .. } = *request;
+        let Request { out, scheme, calibration: windows, .. } = *request;
         let is_calibrated = scheme.method.is_calibrated();
         let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
         if is_calibrated && longest == 0 {
@@ -61,7 +61,7 @@ impl<'a> Job<'a> {
             "version": 1,
         });
         let output = Output::open(out, source.layers() + 1, &plan)?;
-        let runner = is_calibrated.then(|| Runner::new(&source.spec, longest, threads)).transpose()?;
+        let runner = is_calibrated.then(|| Runner::new(&source.spec, longest)).transpose()?;
         Ok(Self { source, scheme, windows, output, runner })
     }
 

@@ -35,8 +35,8 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// For windows of up to `longest` tokens.
-    pub fn new(spec: &Spec, longest: usize, threads: usize) -> Result<Self, LoadError> {
+    /// For windows of up to `longest` tokens, on all threads of the machine.
+    pub fn new(spec: &Spec, longest: usize) -> Result<Self, LoadError> {
         let blocks = longest.div_ceil(BLOCK).max(1);
         let shape = KvShape {
             layers: 1,
@@ -49,7 +49,7 @@ impl Runner {
         };
         let bytes = shape.bytes().unwrap_or(u64::MAX);
         let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
-        let cpu = Cpu::on(&ThreadPlacement::of_this_machine(threads));
+        let cpu = Cpu::on(&ThreadPlacement::of_this_machine(0));
         let mut activations = Activations::default();
         activations.capture = Capture::on();
         Ok(Self { cpu, cache, activations, blocks: (0..blocks as u32).collect() })

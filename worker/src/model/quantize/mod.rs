@@ -90,8 +90,6 @@ pub struct Request<'a> {
     pub scheme: &'a Scheme,
     /// Windows of calibration tokens; unused by methods without calibration.
     pub calibration: &'a [Vec<u32>],
-    /// Compute threads; 0 = as many as the machine has.
-    pub threads: usize,
 }
 
 /// The largest usual group size that divides the inputs of all matrices of `model`: 128, 64 or 32 inputs.
