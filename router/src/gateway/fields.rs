@@ -27,6 +27,8 @@ const MAX_IGNORED: usize = 32;
 const MAX_IGNORED_NAME_BYTES: usize = 64;
 /// Longest number that an error repeats as the client spelt it, in bytes.
 const MAX_NUMBER_BYTES: usize = 64;
+/// Most numbers beyond 64 bits whose spelling is looked up. Each costs a search of the whole body.
+const MAX_HUGE: usize = 8;
 /// Most nested objects and lists of a JSON text; serde_json's limit.
 const MAX_JSON_DEPTH: usize = 127;
 
@@ -245,7 +247,7 @@ fn in_header(name: &str) -> String {
 /// Numbers at the top of `body` that are beyond 64 bits, each as (field, spelling).
 fn huge_numbers(fields: &Map<String, Value>, body: &[u8]) -> Vec<(String, String)> {
     let is_huge = |value: &Value| value.as_f64().is_some_and(|float| float.abs() >= 2_f64.powi(63));
-    let huge = fields.iter().filter(|(_, value)| value.is_f64() && is_huge(value));
+    let huge = fields.iter().filter(|(_, value)| value.is_f64() && is_huge(value)).take(MAX_HUGE);
     huge.filter_map(|(name, value)| Some((name.clone(), spelling(name, value.as_f64()?, body)?))).collect()
 }
 
@@ -401,6 +403,15 @@ mod tests {
             refused.starts_with("The body has more than 127 nested objects and lists at line 1"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_body_full_of_huge_numbers_is_searched_for_few_of_them() {
+        let fields: Vec<String> = (0..1000).map(|i| format!("\"f{i}\": 1e{}", 30 + i % 200)).collect();
+        let body = format!("{{{}}}", fields.join(", "));
+        let fields: Map<String, Value> = serde_json::from_str(&body).unwrap();
+        let huge = huge_numbers(&fields, body.as_bytes());
+        assert_eq!((huge.len(), &huge[0]), (MAX_HUGE, &("f0".to_owned(), "1e30".to_owned())));
     }
 
     #[test]
