@@ -157,6 +157,11 @@ impl Load {
         self.state.progress().running.len()
     }
 
+    /// Reconnects of the streams that have ended.
+    pub fn reconnects(&self) -> u32 {
+        self.state.progress().tally.ended.iter().map(|ended| ended.reconnects).sum()
+    }
+
     /// Waits until every stream begun before this call has ended. Returns how long it took, or `None` if
     /// longer than `within`.
     pub async fn all_begun_have_ended(&self, within: Duration) -> Option<Duration> {

@@ -15,12 +15,13 @@ pub async fn run(plan: &Plan) -> Report {
     let gateway = Front::gateway(&plan.binary, &behind, &plan.front_extras()).await;
     let corpus = plan.record(&gateway).await;
     let load = plan.load(&corpus, Target::plain(&gateway.url), "gateway");
-    kill_in_turn(plan, &mut routers).await;
+    let has_hit = || !moves(&gateway.process.log()).is_empty();
+    let kills = kill_in_turn(plan, &mut routers, has_hit).await;
     let tally = load.finish().await;
 
     let mut report =
         Report::new(format!("router kill -9 behind a gateway, plain clients, seed {}", plan.seed));
-    report.say("kills", format!("{} of {} routers", plan.rounds, routers.len()));
+    report.say("kills", format!("{kills} of {} routers", routers.len()));
     report.streams(&tally);
     // To a gateway a router is one large worker, and it logs moves with the same message.
     report.must_have_moved(&moves(&gateway.process.log()), &tally, plan);

@@ -95,6 +95,12 @@ impl Plan {
         Extras { flags: self.worker_flags.clone(), ..Extras::default() }
     }
 
+    /// Whether the fault strikes once more after `rounds`: as planned, and then until it has hit a stream. A
+    /// random victim may have none at that moment, and a run that hits none proves nothing.
+    fn strikes_again(&self, rounds: u32, has_hit: impl FnOnce() -> bool) -> bool {
+        rounds < self.rounds || (rounds < self.rounds + MORE_ROUNDS && !has_hit())
+    }
+
     async fn start_workers(&self) -> Vec<Worker> {
         let extras = self.worker_extras();
         let mut workers: Vec<Worker> =
@@ -120,6 +126,8 @@ fn addresses(workers: &[Worker]) -> Vec<SocketAddr> {
 
 /// Streams that should be in flight before a fault that has to hit one.
 const STREAMS_IN_FLIGHT: usize = 6;
+/// Rounds after the planned ones while none has hit a stream.
+const MORE_ROUNDS: u32 = 10;
 /// How long a load may take to reach that number.
 const IN_FLIGHT_WITHIN: Duration = Duration::from_secs(20);
 

@@ -28,7 +28,9 @@ pub async fn run(plan: &Plan) -> Option<Report> {
     let load = plan.load(&corpus, Target::plain(&router.url), "namespace");
     let mut rng = SeededRng::new(plan.seed ^ 0x6e65_746e);
     let mut report = Report::new(format!("a network namespace whose link goes down, seed {}", plan.seed));
-    for _ in 0..plan.rounds {
+    let mut rounds = 0;
+    while plan.strikes_again(rounds, || !moves(&router.process.log()).is_empty()) {
+        rounds += 1;
         wait_for_streams(plan, &load, &mut rng).await;
         space.link("down");
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
@@ -37,7 +39,7 @@ pub async fn run(plan: &Plan) -> Option<Report> {
         tokio::time::sleep(AFTERMATH).await;
     }
     let tally = load.finish().await;
-    report.say("link down and up", plan.rounds);
+    report.say("link down and up", rounds);
     report.streams(&tally);
     report.must_have_moved(&moves(&router.process.log()), &tally, plan);
     let alone = only_one_left(plan, &corpus, &router.url, &mut workers, 0).await;

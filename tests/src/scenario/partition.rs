@@ -69,10 +69,12 @@ pub async fn run(plan: &Plan) -> Report {
     let mut rng = SeededRng::new(plan.seed ^ 0x7061_7274);
     let mut report = Report::new(format!("partition and half-open, seed {}", plan.seed));
     let mut victim = 0;
-    for round in 0..plan.rounds as usize {
+    let mut rounds = 0;
+    while plan.strikes_again(rounds, || !moves(&router.process.log()).is_empty()) {
         wait_for_streams(plan, &load, &mut rng).await;
         victim = rng.below(workers.len());
-        let name = FAULTS[round % FAULTS.len()].strike(&proxies[victim]);
+        let name = FAULTS[rounds as usize % FAULTS.len()].strike(&proxies[victim]);
+        rounds += 1;
         let ended = load.all_begun_have_ended(LONGEST_WAIT).await;
         report.require(ended.is_some(), || format!("{name}: streams hang after {LONGEST_WAIT:?}"));
         report.say(

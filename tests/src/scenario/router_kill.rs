@@ -16,11 +16,11 @@ pub async fn run(plan: &Plan) -> Report {
     let corpus = plan.record(&routers[0]).await;
     let urls = routers.iter().map(|router| router.url.clone()).collect();
     let load = plan.load(&corpus, Target { urls, reconnects: true }, "router");
-    kill_in_turn(plan, &mut routers).await;
+    let kills = kill_in_turn(plan, &mut routers, || load.reconnects() > 0).await;
     let tally = load.finish().await;
 
     let mut report = Report::new(format!("router kill -9, clients reconnect, seed {}", plan.seed));
-    report.say("kills", format!("{} of {} routers", plan.rounds, routers.len()));
+    report.say("kills", format!("{kills} of {} routers", routers.len()));
     say_reconnects(&mut report, plan, &tally);
     report
 }
@@ -36,15 +36,18 @@ pub(super) async fn two_routers(plan: &Plan, workers: &[SocketAddr]) -> Vec<Fron
     routers
 }
 
-/// Kills the routers in turn at random times; each is back before the next kill.
-pub(super) async fn kill_in_turn(plan: &Plan, routers: &mut [Front]) {
+/// Kills random routers at random times; each is back before the next kill. Returns the number of kills.
+pub(super) async fn kill_in_turn(plan: &Plan, routers: &mut [Front], has_hit: impl Fn() -> bool) -> u32 {
     let mut rng = SeededRng::new(plan.seed ^ 0x726f_7574);
-    for _ in 0..plan.rounds {
+    let mut kills = 0;
+    while plan.strikes_again(kills, &has_hit) {
+        kills += 1;
         tokio::time::sleep(rng.between(plan.pause.0, plan.pause.1)).await;
         let victim = rng.below(routers.len());
         routers[victim].process.restart();
         routers[victim].wait_ready().await;
     }
+    kills
 }
 
 fn say_reconnects(report: &mut Report, plan: &Plan, tally: &Tally) {

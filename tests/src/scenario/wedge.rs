@@ -23,7 +23,9 @@ pub async fn run(plan: &Plan) -> Report {
     let mut rng = SeededRng::new(plan.seed ^ 0x7374_6f70);
     let mut report = Report::new(format!("worker SIGSTOP and SIGCONT, seed {}", plan.seed));
     let mut victim = 0;
-    for _ in 0..plan.rounds {
+    let mut rounds = 0;
+    while plan.strikes_again(rounds, || !moves(&router.process.log()).is_empty()) {
+        rounds += 1;
         wait_for_streams(plan, &load, &mut rng).await;
         victim = rng.below(workers.len());
         workers[victim].process.signal("STOP");
@@ -33,7 +35,7 @@ pub async fn run(plan: &Plan) -> Report {
         tokio::time::sleep(AFTERMATH).await;
     }
     let tally = load.finish().await;
-    report.say("stops", format!("{} of {} workers", plan.rounds, plan.workers));
+    report.say("stops", format!("{rounds} of {} workers", plan.workers));
     report.streams(&tally);
     report.must_have_moved(&moves(&router.process.log()), &tally, plan);
 

@@ -20,7 +20,9 @@ pub async fn run(plan: &Plan) -> Report {
     let corpus = plan.record(&router).await;
     let load = plan.load(&corpus, Target::plain(&router.url), "kill");
     let mut rng = SeededRng::new(plan.seed ^ 0x6b69_6c6c);
-    for _ in 0..plan.rounds {
+    let mut rounds = 0;
+    while plan.strikes_again(rounds, || !moves(&router.process.log()).is_empty()) {
+        rounds += 1;
         tokio::time::sleep(rng.between(plan.pause.0, plan.pause.1)).await;
         let victim = pick(&mut workers, &mut rng).await;
         workers[victim].process.restart();
@@ -28,7 +30,7 @@ pub async fn run(plan: &Plan) -> Report {
     let tally = load.finish().await;
 
     let mut report = Report::new(format!("worker kill -9, seed {}", plan.seed));
-    report.say("kills", format!("{} of {} workers", plan.rounds, plan.workers));
+    report.say("kills", format!("{rounds} of {} workers", plan.workers));
     report.streams(&tally);
     report.must_have_moved(&moves(&router.process.log()), &tally, plan);
     report
