@@ -14,6 +14,7 @@ use crate::formats::Plan;
 use crate::generator::Generator;
 use crate::metrics::{Metered, Metrics};
 use crate::picks::{Endpoints, Picked};
+use crate::receipt;
 use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -113,7 +114,7 @@ impl App {
             }
         });
         let (request, options) = checked?;
-        Ok((lease, TokenRequest { arrived, trace, ..request }, options))
+        Ok((lease, TokenRequest { arrived, trace, receipts: receipt::current(), ..request }, options))
     }
 
     /// Fails if a request would be refused now.

@@ -13,6 +13,7 @@ use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 
 use crate::formats::tools::ToolUse;
+use crate::receipt::Receipts;
 use crate::tenant::Tenant;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
@@ -138,6 +139,8 @@ pub struct TokenRequest {
     pub operation: &'static str,
     /// Trace span of the request in this process.
     pub trace: trace::Request,
+    /// Collects why workers were chosen, if the client asked.
+    pub receipts: Option<Receipts>,
 }
 
 impl TokenRequest {
@@ -166,6 +169,7 @@ impl TokenRequest {
             picked_worker: None,
             operation: "generate_content",
             trace: trace::Request::default(),
+            receipts: None,
         }
     }
 }

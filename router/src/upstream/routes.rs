@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::prompt::Prompt;
 use crate::drain::Lease;
+use crate::receipt::Receipts;
 use crate::refusal::Refusal;
 
 /// Header by which a request allows or forbids that its stream continues by text.
@@ -96,6 +97,8 @@ pub struct Call {
     pub arrived: Timestamp,
     /// Longest time that it may take.
     pub timeout: Duration,
+    /// Collects why workers were chosen, if the client asked.
+    pub receipts: Option<Receipts>,
     /// Held while it runs.
     pub lease: Lease,
 }
