@@ -5,9 +5,10 @@
     tests/conformance/foreign_servers.py SKEIN --model NAME --server 'llama-server -m FILE.gguf --port {port}'
     tests/conformance/foreign_servers.py SKEIN --model DIR --server 'transformers serve DIR --port {port}'
 
-Starts two of the server. Checks that answers and streams are those of a server alone (greedy), that one killed server costs
-no request that has not begun, that a cut stream ends with an error event, and, with --continues, that it continues by
-text to its full length. Run by hand: these servers are large, and CI does not install them.
+Starts two of the server. Checks that answers and streams are those of a server alone (greedy), that one
+killed server costs no request that has not begun, that a cut stream ends with an error event, and, with
+--continues, that it continues by text to its full length. Run by hand: these servers are large, and CI does
+not install them.
 """
 
 import argparse

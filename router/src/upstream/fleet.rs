@@ -1,7 +1,8 @@
 //! The workers and the choice among them. Pure: events and the time go in.
 //!
-//! What a worker carries is what this router has sent it and not seen ended; other clients of a worker are not
-//! known. Rates are not known either, so the policy compares workers by its assumed ratio of prefill to decode.
+//! What a worker carries is what this router has sent it and not seen ended; other clients of a worker are
+//! not known. Rates are not known either, so the policy compares workers by its assumed ratio of prefill to
+//! decode.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,8 @@ use crate::fleet::policy::{Demand, Picker, WorkerView};
 use crate::fleet::{Pick, Policy, WorkerId};
 use crate::receipt::Receipt;
 
-/// A worker that refused a request as full gets no other one for this long, or until one of its requests ends.
+/// A worker that refused a request as full gets no other one for this long, or until one of its requests
+/// ends.
 const FULL_FOR: Duration = Duration::from_secs(1);
 /// Sequences that a worker runs at once: not known, so more than any runs.
 const MANY_SEQUENCES: u32 = 1 << 20;

@@ -31,8 +31,8 @@ pub enum Continues {
     Completion,
 }
 
-/// Generation, embedding and scoring: requests that another worker may repeat. Other paths of a worker, such as
-/// those that load adapters or put it to sleep, are not for clients.
+/// Generation, embedding and scoring: requests that another worker may repeat. Other paths of a worker, such
+/// as those that load adapters or put it to sleep, are not for clients.
 const ROUTES: [Route; 22] = [
     Route { path: "/v1/chat/completions", continues: Some(Continues::Chat) },
     Route { path: "/v1/completions", continues: Some(Continues::Completion) },

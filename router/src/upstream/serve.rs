@@ -32,8 +32,8 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const WELCOME: &str =
     "Skein routes requests to OpenAI servers: POST /v1/chat/completions, GET /v1/models, /metrics.\n";
 
-/// Serves until `shutdown`, then drains: new requests are refused with 503 and running ones finish. Those still
-/// running after the shutdown timeout end with an error.
+/// Serves until `shutdown`, then drains: new requests are refused with 503 and running ones finish. Those
+/// still running after the shutdown timeout end with an error.
 ///
 /// # Errors
 /// None yet.
