@@ -83,8 +83,9 @@ impl Vocabulary {
             let right = parts.remove(at + 1);
             parts[at].extend(right);
             ranks.remove(at + 1);
-            for changed in at.saturating_sub(1)..=at {
-                ranks[changed] = merged(&parts, changed);
+            ranks[at] = merged(&parts, at);
+            if let Some(before) = at.checked_sub(1) {
+                ranks[before] = merged(&parts, before);
             }
         }
         parts.iter().map(|part| self.ids[part]).collect()

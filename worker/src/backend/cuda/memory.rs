@@ -31,7 +31,8 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Sizes of the largest step that a scheduler with these limits plans, with at most `drafted` draft tokens.
+    /// Sizes of the largest step that a scheduler with these limits plans, with at most `drafted` draft
+    /// tokens.
     pub fn new(limits: &SchedulerConfig, max_model_len: u32, drafted: usize) -> Self {
         let sequences = limits.max_num_seqs as usize;
         let one_sample = max_model_len as usize + MAX_FORBIDDEN;
