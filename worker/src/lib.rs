@@ -5,6 +5,7 @@
 //! backend → model → kernels}`. The scheduler never sees a tensor, the backend never sees a request, and
 //! protobuf stops in `service`.
 
+pub mod adapters;
 pub mod backend;
 pub mod check;
 pub mod config;

@@ -10,9 +10,11 @@ use skein_node::clock;
 use skein_node::discovery::Member;
 use skein_node::signal::{Listener, Signal};
 use skein_proto::TokenId;
+use skein_proto::adapter;
 use skein_proto::block_hash;
 use skein_proto::stream_key::StreamKey;
 
+use super::adapters::AdapterChanges;
 use super::errands::Errands;
 use super::seats::{Seats, Ticket};
 use super::totals::Totals;
@@ -51,6 +53,8 @@ pub(crate) struct Workers {
     pub(crate) seats: Seats,
     /// Sums of the workers' counters, for metrics.
     pub(crate) totals: Totals,
+    /// Adapters loaded and unloaded at run time.
+    pub(crate) adapter_changes: AdapterChanges,
 }
 
 /// Locked for microseconds, never across an await.
@@ -123,6 +127,7 @@ impl Workers {
             errands,
             seats: Seats::default(),
             totals: Totals::default(),
+            adapter_changes: AdapterChanges::default(),
         }
     }
 
@@ -174,6 +179,11 @@ impl Workers {
         }
     }
 
+    /// Connections to all workers.
+    pub(crate) fn clients(&self) -> Vec<WorkerClient> {
+        self.lock().clients.values().cloned().collect()
+    }
+
     pub(crate) fn has(&self, worker: WorkerId) -> bool {
         self.with_fleet(|fleet| fleet.has(worker))
     }
@@ -206,10 +216,11 @@ impl Workers {
         let block_sizes = self.block_sizes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let output_tokens_left = request.sampling.max_tokens.saturating_sub(delivered.len() as u32);
         let demand = Demand::new(request.prompt.len() + delivered.len(), output_tokens_left, sequences);
-        let root = block_hash::root(&self.model, "", &request.cache_salt);
+        let adapter = request.adapter.as_ref().map(|adapter| adapter.id);
+        let root = block_hash::root(&self.model, &adapter::text_of(adapter), &request.cache_salt);
         let grammar_fingerprint = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.fingerprint);
         let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
-        Job { grammar_fingerprint, picked: request.picked_worker.clone(), ..job }
+        Job { grammar_fingerprint, adapter, picked: request.picked_worker.clone(), ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,
