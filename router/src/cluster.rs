@@ -190,7 +190,7 @@ impl Generator for Cluster {
     }
 
     fn adapters(&self) -> Arc<KnownAdapters> {
-        self.workers.with_fleet(|fleet| fleet.adapters())
+        self.workers.adapters()
     }
 
     fn load_adapter<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {

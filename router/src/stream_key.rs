@@ -40,11 +40,14 @@ impl TokenRequest {
         let mut encoding = Encoding::begin();
         encoding.bytes(id.as_bytes());
         encoding.bytes(model.as_bytes());
-        encoding.number(adapter.as_ref().map_or(0, |adapter| adapter.id.0));
         encoding.bytes(cache_salt.as_bytes());
         encoding.number(u64::from(*n));
         encoding.list(prompt.iter().copied());
         sampling.encode(&mut encoding);
+        // Without an adapter the key is as before there were any.
+        if let Some(adapter) = adapter {
+            encoding.number(adapter.id.0);
+        }
         encoding.key()
     }
 }

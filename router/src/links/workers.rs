@@ -13,6 +13,7 @@ use skein_proto::TokenId;
 use skein_proto::adapter;
 use skein_proto::block_hash;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::watch::WatchBody;
 
 use super::adapters::AdapterChanges;
 use super::errands::Errands;
@@ -22,7 +23,9 @@ use super::transport::Connector;
 use super::worker_client::WorkerClient;
 use crate::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
-use crate::fleet::{self, Action, Fleet, Job, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement};
+use crate::fleet::{
+    self, Action, Fleet, Job, KnownAdapters, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement,
+};
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 
@@ -38,6 +41,8 @@ pub(crate) struct Workers {
     /// The fleet's block sizes. They have their own lock because a request is hashed before the fleet is
     /// locked.
     block_sizes: RwLock<Arc<[u32]>>,
+    /// The fleet's adapters, which each request looks up before the fleet is locked.
+    adapters: RwLock<Arc<KnownAdapters>>,
     changes: Signal,
     rechecks: Signal,
     attempts: AtomicU64,
@@ -117,6 +122,7 @@ impl Workers {
             router_id: fleet.router_id(),
             state: Mutex::new(State { fleet, clients: BTreeMap::new(), rng }),
             block_sizes: RwLock::default(),
+            adapters: RwLock::default(),
             changes: Signal::default(),
             rechecks: Signal::default(),
             attempts: AtomicU64::new(0),
@@ -135,11 +141,16 @@ impl Workers {
     /// worker may be lost.
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let connected = matches!(event, fleet::Event::Connected(..));
+        let is_of_adapters =
+            matches!(&event, fleet::Event::Watched(_, event) if matches!(event.body, WatchBody::Adapters(_)));
         let actions = self.with_fleet(|fleet| {
             let actions = fleet.handle(clock::now(), event);
             if connected || actions.iter().any(|action| matches!(action, Action::Unfollow(_))) {
                 *self.block_sizes.write().unwrap_or_else(PoisonError::into_inner) =
                     fleet.block_sizes().into();
+            }
+            if is_of_adapters {
+                *self.adapters.write().unwrap_or_else(PoisonError::into_inner) = fleet.adapters();
             }
             actions
         });
@@ -177,6 +188,11 @@ impl Workers {
         if fleet.has(worker) {
             clients.insert(worker, client);
         }
+    }
+
+    /// Adapters of all workers.
+    pub(crate) fn adapters(&self) -> Arc<KnownAdapters> {
+        self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Connections to all workers.
