@@ -1,11 +1,11 @@
 """Measures throughput with many adapters beside that of the model alone, in turn on one server.
 
-Usage: python3 benches/load/adapters.py path/to/skein MODEL [--adapters N] [--rank R] [--targets T] [--rounds K]
+Usage: python3 benches/load/adapters.py path/to/skein MODEL [--adapters N] [--rank R] [--targets T]
 Writes N adapters (default 200 of rank 16 for the attention's matrices; --targets all adds the feed-forward
-network) to a temporary directory and serves MODEL with them by one worker. Each round sends the same number of
-requests twice with 32 streams at a time: to the model alone, and to adapters drawn by Zipf's law (exponent 1).
-Which goes first changes from round to round. Prints output tokens a second, and the median of the rounds'
-ratios; exits 1 if it is below 0.8.
+network) to a temporary directory and serves MODEL with them by one worker. Each round sends the same number
+of requests twice with 32 streams at a time: to the model alone, and to adapters drawn by Zipf's law
+(exponent 1). Which goes first changes from round to round. Prints output tokens a second, and the median of
+the rounds' ratios; exits 1 if it is below 0.8.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 //! here, off the engine's thread, until theirs is.
 //!
 //! An adapter stays in memory while a request has it, and afterwards until its place is needed: then the one
-//! unused for longest goes. If all places are in use, requests wait in order of arrival, those for adapters in
-//! memory as well, so that every place becomes free in time and none waits for ever.
+//! unused for longest goes. If all places are in use, requests wait in order of arrival, those for adapters
+//! in memory as well, so that every place becomes free in time and none waits for ever.
 
 mod table;
 #[cfg(test)]
@@ -118,8 +118,8 @@ impl Adapters {
         self.0.changes.subscribe()
     }
 
-    /// Serves the adapter in `directory` as `name`; with an empty name only requests that began elsewhere. `id`
-    /// is the identity that it must have.
+    /// Serves the adapter in `directory` as `name`; with an empty name only requests that began elsewhere.
+    /// `id` is the identity that it must have.
     ///
     /// # Errors
     /// If it cannot be served, or this worker allows no changes. Nothing has changed then.

@@ -27,7 +27,8 @@ use crate::{BlockId, TokenId};
 pub struct CacheScope {
     /// The hash before the first block.
     pub root: BlockHash,
-    /// Adapter and salt in the root hash. Compared on every hit, because equal hashes alone must never share a block.
+    /// Adapter and salt in the root hash. Compared on every hit, because equal hashes alone must never share
+    /// a block.
     pub salt: Arc<str>,
 }
 

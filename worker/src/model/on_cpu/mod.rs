@@ -139,8 +139,8 @@ impl Model {
         operations::forward(&self.spec, &mut running)
     }
 
-    /// Logits of some wanted rows of the last step: `[rows, vocab]`, on every rank of the last stage. `adapters`
-    /// has the wanted rows by adapter.
+    /// Logits of some wanted rows of the last step: `[rows, vocab]`, on every rank of the last stage.
+    /// `adapters` has the wanted rows by adapter.
     ///
     /// # Errors
     /// If another rank is lost.
