@@ -36,6 +36,7 @@ mod settings;
 mod shipped;
 #[cfg(feature = "worker")]
 mod token_windows;
+mod upstream;
 #[cfg(feature = "worker")]
 mod worker;
 
@@ -290,6 +291,7 @@ mod tests {
         check("skein serve --worker 3", false);
         check("skein worker dir --listen 127.0.0.1:0 --supervised worker-0", true);
         check("skein router --workers a:1,b:2", true);
+        check("skein router --worker-urls http://a:1,http://b:2 --policy round_robin --resume-by-text", true);
         check("skein gateway dir --routers a:1,b:2 --router-api-key k --port 0", true);
         check("skein gateway --workers a:1", false);
         check("skein router --discovery etcd://a:2379/blue --etcd-user me --etcd-password-file f", true);

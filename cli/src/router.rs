@@ -11,6 +11,7 @@ use crate::exit::{Failure, USAGE};
 use crate::front::{self, Named};
 use crate::membership;
 use crate::settings::{self, DiscoverySettings, FrontSettings, OtlpSettings, table};
+use crate::upstream;
 
 /// Runs the router until shutdown.
 ///
@@ -23,6 +24,9 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut front = FrontSettings::read(&mut settings);
     front.router.endpoint_port = settings.value("endpoint-port", count(1..=65_535)).map(|port| port as u16);
     front.router.follow_picks = settings.switch("follow-picks");
+    if let Some(config) = upstream::read(&mut settings, &front) {
+        return upstream::run(settings, &log, front, config).await;
+    }
     let workers = settings.list("workers", text);
     let discovery = DiscoverySettings::read(&mut settings);
     check_one_source(&mut settings);
@@ -56,7 +60,7 @@ fn check_one_source(settings: &mut Settings) {
         }
         (false, false) => settings.problem(
             "--workers: name at least one worker as host:port, or use --discovery to find them; start one \
-             with `skein worker MODEL`",
+             with `skein worker MODEL`. For servers that speak the OpenAI API, use --worker-urls",
         ),
         _ => {}
     }

@@ -4,7 +4,8 @@
 //! [`request::Draft`] to the one validator. `text` converts it to tokens and tokens back to text. `fleet` is
 //! the live state of the workers and chooses among them, purely; `links` connect to them. `dispatch` opens a
 //! stream on one of them and resumes it on another if that worker is lost. `metrics` counts and times
-//! requests. This crate does not use the worker's code.
+//! requests. `upstream` is another front, without text: it passes requests on to servers that speak the
+//! OpenAI API. This crate does not use the worker's code.
 
 pub mod admission;
 pub mod app;
@@ -34,4 +35,5 @@ pub mod tenant;
 pub(crate) mod testing;
 pub mod text;
 pub mod text_work;
+pub mod upstream;
 pub mod validate;

@@ -141,6 +141,9 @@ pub enum Refusal {
         /// Until the client's deadline.
         left: Duration,
     },
+    /// A stream of another server was cut, and no other can continue it.
+    #[error("The worker was lost in the middle of the answer, and no other continues it: {0}.")]
+    NotResumed(&'static str),
     /// The request failed on every worker tried.
     #[error("The request could not be finished after {moves} moves to another worker: the workers failed.")]
     WorkersLost {
@@ -225,7 +228,9 @@ impl Refusal {
             Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => {
                 shape(504, "timeout_error", Some("deadline_exceeded"))
             }
-            Self::WorkersLost { .. } => shape(500, "server_error", Some("engine_error")),
+            Self::WorkersLost { .. } | Self::NotResumed(_) => {
+                shape(500, "server_error", Some("engine_error"))
+            }
             Self::Internal => shape(500, "server_error", Some("internal_error")),
         }
     }
@@ -271,7 +276,7 @@ impl Refusal {
             Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
             Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => tonic::Code::DeadlineExceeded,
-            Self::WorkersLost { .. } | Self::Internal => tonic::Code::Internal,
+            Self::WorkersLost { .. } | Self::NotResumed(_) | Self::Internal => tonic::Code::Internal,
         }
     }
 }

@@ -2,14 +2,14 @@
 //! and every size that a client controls has a bound here or in `config`.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::Router;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -52,9 +52,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = gateway::router(app.clone(), guarded, grpc::open(&app));
-    let closing = CancellationToken::new();
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let mut connections = JoinSet::new();
+    let service = move |request| {
+        let router = router.clone();
+        async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
+    };
     let drained = async {
         shutdown.await;
         let running = app.drain.running();
@@ -64,14 +65,31 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
+    accept_until(listener, service, drained).await;
+    Ok(())
+}
+
+/// Serves `service` on every connection until `drained` resolves, then closes the connections.
+pub(crate) async fn accept_until<F, B, D>(
+    listener: TcpListener,
+    service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
+    drained: impl Future<Output = D>,
+) where
+    F: Future<Output = http::Response<B>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
+    let closing = CancellationToken::new();
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
     tokio::pin!(drained);
+    // What `drained` returns is kept until the connections are closed.
     let _ending = loop {
         tokio::select! {
             biased;
             ending = &mut drained => break ending,
             Some(_) = connections.join_next() => {}
             (place, stream) = accept(&listener, &places) => {
-                connections.spawn(connection(stream, router.clone(), closing.clone(), place));
+                connections.spawn(connection(stream, service.clone(), closing.clone(), place));
             }
         }
     };
@@ -81,7 +99,6 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
     if tokio::time::timeout(CLOSE_TIMEOUT, all_closed).await.is_err() {
         tracing::warn!("some connections were cut because their clients did not read");
     }
-    Ok(())
 }
 
 async fn accept(
@@ -101,20 +118,23 @@ async fn accept(
     }
 }
 
-async fn connection(
+async fn connection<F, B>(
     stream: TcpStream,
-    router: Router,
+    service: impl Fn(http::Request<Incoming>) -> F + Send + 'static,
     closing: CancellationToken,
     _place: Option<OwnedSemaphorePermit>,
-) {
+) where
+    F: Future<Output = http::Response<B>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
     // Tokens are small and should leave at once. If the socket refuses the option, serve it anyway.
     let _ = stream.set_nodelay(true);
     let asked = Arc::new(AtomicBool::new(false));
     let noting = asked.clone();
     let service = service_fn(move |request: http::Request<Incoming>| {
         noting.store(true, Ordering::Relaxed);
-        let router = router.clone();
-        async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
+        let answered = service(request);
+        async move { Ok::<_, Infallible>(answered.await) }
     });
     let builder = protocol();
     let served = builder.serve_connection(TokioIo::new(stream), service);

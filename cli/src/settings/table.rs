@@ -43,6 +43,7 @@ const API: &str = "API";
 const MODEL: &str = "Model";
 const ENGINE: &str = "Workers";
 const ROUTERS: &str = "Routers";
+const UPSTREAM: &str = "OpenAI workers";
 const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
 const FAKE: &str = "Fake device";
@@ -278,6 +279,44 @@ pub const FLAGS: &[Flag] = &[
         ROUTER,
         "Addresses of the workers, separated by commas; or use --discovery",
     ),
+    many(
+        "worker-urls",
+        "URL",
+        UPSTREAM,
+        ROUTER,
+        "Route to servers that speak the OpenAI API instead (vLLM, llama.cpp, TGI, …), by their URLs, separated by commas; needs no model",
+    ),
+    secret(one(
+        "worker-api-key",
+        None,
+        "KEY",
+        UPSTREAM,
+        ROUTER,
+        "With --worker-urls: API key of the workers [default: the client's key is passed on, unless --api-key is set]",
+    )),
+    switch(
+        "resume-by-text",
+        "false",
+        UPSTREAM,
+        ROUTER,
+        "With --worker-urls: let another worker continue the streams of a lost one by their text, which is not exact; the header x-skein-resume decides for one request",
+    ),
+    one(
+        "first-byte-timeout",
+        Some("300s"),
+        "TIME",
+        UPSTREAM,
+        ROUTER,
+        "With --worker-urls: a worker that has not begun to answer a streaming request by then has failed it",
+    ),
+    one(
+        "stall-timeout",
+        Some("60s"),
+        "TIME",
+        UPSTREAM,
+        ROUTER,
+        "With --worker-urls: a stream that is silent for this long has failed",
+    ),
     one(
         "discovery",
         None,
@@ -471,7 +510,7 @@ pub const FLAGS: &[Flag] = &[
         "FROM",
         ENGINE,
         COMPUTE | RUN,
-        "Verify several guessed tokens in a step where that is faster; answers stay the same: auto, off, or guesses from the text itself (ngram), from finished texts too (suffix). CPU only",
+        "Verify several guessed tokens in a step where that is faster; answers stay the same: auto, off, or guesses from the text itself (ngram), from finished texts too (suffix). On GPUs only with --batch-invariant",
     ),
     one(
         "gpu-memory-utilization",

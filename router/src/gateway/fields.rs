@@ -2,14 +2,15 @@
 //! type counts as absent, and [`Fields::finish`] reports all faults of the body together. Unknown fields are
 //! listed, or refused if the operator configures that.
 
+use std::error::Error;
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::extract::Request;
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body;
 use serde_json::{Map, Value};
 use skein_proto::sampling::shown;
 
@@ -340,7 +341,7 @@ fn check_content_encoding(headers: &HeaderMap) -> Result<(), Refusal> {
 }
 
 /// Refuses a body by its `Content-Length`, before any of it arrives.
-fn check_content_length(headers: &HeaderMap, limit: usize) -> Result<(), Refusal> {
+pub(crate) fn check_content_length(headers: &HeaderMap, limit: usize) -> Result<(), Refusal> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     match announced {
         Some(length) if length > limit as u64 => Err(Refusal::TooLarge { limit }),
@@ -357,7 +358,11 @@ fn quotable(text: &str) -> String {
     text.escape_default().take(100).collect()
 }
 
-async fn read_body(body: Body, limit: usize) -> Result<Bytes, Refusal> {
+/// Reads a whole body of at most `limit` bytes.
+pub(crate) async fn read_body<B>(body: B, limit: usize) -> Result<Bytes, Refusal>
+where
+    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>,
+{
     let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, limit).collect());
     match collected.await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),

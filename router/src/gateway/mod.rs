@@ -8,7 +8,7 @@ mod chat;
 mod completions;
 mod constraint_fields;
 mod conversation;
-mod cors;
+pub(crate) mod cors;
 mod fields;
 mod files;
 mod known_fields;
@@ -47,6 +47,7 @@ use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 pub use auth::ApiKeys;
 pub use fields::BODY_TIMEOUT;
+pub(crate) use fields::{check_content_length, read_body};
 use refused::Refused;
 pub use refused::{error_object, headers as refusal_headers};
 

@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use processors::Mask;
-pub use processors::ThreadPlacement;
+pub use processors::{ThreadPlacement, keep_to};
 use tasks::Tasks;
 
 /// Spins of a helper without work before it sleeps: 20–50 µs on current x86.

@@ -135,7 +135,7 @@ fn parse_list(text: &str) -> Option<BTreeSet<usize>> {
 const MAX_PROCESSORS: usize = 1 << 16;
 
 /// Restricts the calling thread, and threads it starts later, to `processors`.
-pub(super) fn keep_to(processors: &[usize]) -> io::Result<()> {
+pub fn keep_to(processors: &[usize]) -> io::Result<()> {
     set_affinity(&Mask::of(processors).all)
 }
 

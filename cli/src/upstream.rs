@@ -1,0 +1,112 @@
+//! `skein router --worker-urls`: a router before servers that speak the OpenAI API.
+
+use std::time::Duration;
+
+use skein_node::clock;
+use skein_node::config::{Origin, Settings, duration, text};
+use skein_node::shutdown::Shutdown;
+use skein_node::telemetry::{self, LogOptions};
+use skein_router::upstream::{UpstreamConfig, Upstreams, WorkerUrl};
+
+use crate::exit::{Failure, USAGE};
+use crate::front;
+use crate::settings::{self, FrontSettings};
+
+/// Settings that only such a router has.
+const OWN: [&str; 4] = ["worker-api-key", "resume-by-text", "first-byte-timeout", "stall-timeout"];
+/// Settings about text, tokens and our own workers.
+const NOT_USED: [&str; 27] = [
+    "model",
+    "revision",
+    "served-model-name",
+    "tokenizer",
+    "chat-template",
+    "default-chat-template-kwargs",
+    "tool-call-parser",
+    "reasoning-parser",
+    "generation-config",
+    "override-generation-config",
+    "refuse-unknown-fields",
+    "batch-dir",
+    "endpoint-port",
+    "follow-picks",
+    "workers",
+    "discovery",
+    "etcd-user",
+    "etcd-password-file",
+    "etcd-ca",
+    "etcd-cert",
+    "etcd-key",
+    "max-num-queued-tokens",
+    "max-logprobs",
+    "wedge-timeout",
+    "stream-linger",
+    "seed",
+    "otlp-traces-endpoint",
+];
+/// Shortest and longest time-outs.
+const TIMES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
+
+/// Reads the settings; `None` without `--worker-urls`. Problems are recorded in `settings`.
+pub fn read(settings: &mut Settings, front: &FrontSettings) -> Option<UpstreamConfig> {
+    if !is_given(settings, "worker-urls") {
+        for name in OWN {
+            if is_given(settings, name) {
+                settings.problem(format!("--{name} belongs to --worker-urls, which is not set"));
+            }
+        }
+        return None;
+    }
+    for name in NOT_USED {
+        if is_given(settings, name) {
+            settings.problem(format!(
+                "--{name} has no use with --worker-urls: the workers have model, tokenizer and chat template; leave it out"
+            ));
+        }
+    }
+    let several = |given: &str| given.split(',').map(WorkerUrl::parse).collect::<Result<Vec<_>, _>>();
+    let urls = settings.list("worker-urls", several).concat();
+    if let Some(twice) = urls.iter().enumerate().find(|(at, url)| urls[..*at].contains(url)) {
+        settings.problem(format!("--worker-urls: {} is given twice", twice.1));
+    }
+    let mut config = UpstreamConfig::new(front.router.clone(), urls);
+    if let Some(Err(why)) = settings.value("worker-api-key", text).map(|key| config.use_worker_key(&key)) {
+        settings.problem(format!("--worker-api-key: {why}"));
+    }
+    config.resume_by_text = settings.switch("resume-by-text");
+    let time = |settings: &mut Settings, name| settings.value(name, duration(TIMES));
+    config.first_byte_timeout = time(settings, "first-byte-timeout").unwrap_or(config.first_byte_timeout);
+    config.stall_timeout = time(settings, "stall-timeout").unwrap_or(config.stall_timeout);
+    Some(config)
+}
+
+fn is_given(settings: &Settings, name: &str) -> bool {
+    settings.origin(name) != &Origin::Default
+}
+
+/// Runs the router until shutdown.
+///
+/// # Errors
+/// Invalid settings, or an address that cannot be used.
+pub async fn run(
+    settings: Settings,
+    log: &LogOptions,
+    front: FrontSettings,
+    config: UpstreamConfig,
+) -> Result<(), Failure> {
+    settings::check(&settings)?;
+    telemetry::init(log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
+    settings::log_effective(&settings);
+    let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+    let (listener, listen) = front::bind(&front.host, front.port).await?;
+    front::warn_if_exposed(&front);
+    let url = format!("http://{listen}/v1");
+    tracing::info!(url, workers = config.workers.len(), "router is listening");
+    let upstreams = Upstreams::start(config);
+    let starting = upstreams.clone();
+    tokio::spawn(async move {
+        starting.wait_ready().await;
+        tracing::info!(url, seconds = clock::now().since_start().as_secs_f64(), "ready");
+    });
+    skein_router::upstream::serve(listener, upstreams, shutdown.requested()).await.map_err(Failure::other)
+}

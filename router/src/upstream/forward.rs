@@ -1,0 +1,194 @@
+//! One request: attempts on workers until one answers. Nothing reaches the client before an attempt has
+//! succeeded, so a failed one can be repeated elsewhere.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::response::Parts;
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+
+use super::body::AnswerBody;
+use super::exchange::{self, Failure, watched};
+use super::headers;
+use super::metrics::Running;
+use super::routes::Call;
+use super::serve::refused;
+use super::shared::{Seat, Shared};
+use super::stream::{Reading, Stream};
+use crate::fleet::breaker::Outcome;
+use crate::refusal::Refusal;
+
+/// Longest response that is read to its end before the client gets any of it.
+const MAX_WHOLE_BYTES: u64 = 1 << 20;
+/// Longest error of a worker that is kept while others are tried.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+/// Time for the body of an error.
+const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause before a worker that has failed is tried again, because there is no other.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// Why an attempt has no response.
+pub(super) enum Ended {
+    /// The worker failed.
+    Fault(String),
+    /// The request has to end.
+    Over(Refusal),
+}
+
+/// Answers `call`.
+pub(super) async fn forward(
+    shared: Arc<Shared>,
+    call: Arc<Call>,
+    mut running: Running,
+) -> Response<AnswerBody> {
+    let (mut tried, mut moves, mut last_error) = (Vec::new(), 0, None);
+    loop {
+        let seat = match shared.place(&call, &tried).await {
+            Ok(seat) => seat,
+            Err(refusal) => {
+                running.failed();
+                return last_error.unwrap_or_else(|| refused(&refusal));
+            }
+        };
+        running.at(&seat.link().name);
+        let is_again = tried.contains(&seat.worker());
+        tried.push(seat.worker());
+        let reason = match attempt(&shared, &call, &call.body, seat).await {
+            Ok((head, reading)) if is_retried(head.status) => {
+                let (status, response) = (head.status, keep_error(head, reading).await);
+                last_error = Some(response);
+                if outcome(status) == Outcome::Backpressure {
+                    continue; // another one, or a wait for room
+                }
+                format!("status {status}")
+            }
+            Ok((head, reading)) => match answer(&shared, &call, head, reading, running).await {
+                Ok(response) => return response,
+                Err((ended, back)) => {
+                    running = back;
+                    match ended {
+                        Ended::Fault(reason) => reason,
+                        Ended::Over(refusal) => return over(running, &refusal),
+                    }
+                }
+            },
+            Err(Ended::Over(refusal)) => return over(running, &refusal),
+            Err(Ended::Fault(reason)) => reason,
+        };
+        tracing::debug!(worker = tried.last(), reason, "an attempt failed");
+        moves += 1;
+        if moves > shared.config.router.migration_limit {
+            running.failed();
+            let refusal = Refusal::WorkersLost { moves: moves - 1, reason };
+            return last_error.unwrap_or_else(|| refused(&refusal));
+        }
+        running.moved();
+        if is_again {
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+    }
+}
+
+fn over(mut running: Running, refusal: &Refusal) -> Response<AnswerBody> {
+    running.failed();
+    refused(refusal)
+}
+
+/// Sends `body` to the worker of `seat`, which ends here if the attempt fails.
+pub(super) async fn attempt(
+    shared: &Arc<Shared>,
+    call: &Call,
+    body: &Bytes,
+    seat: Seat,
+) -> Result<(Parts, Reading), Ended> {
+    match exchange::ask(shared, call, body, &seat).await {
+        Ok((response, sender)) => {
+            let (mut head, body) = response.into_parts();
+            headers::strip(&mut head.headers);
+            Ok((head, Reading::new(body, sender, seat)))
+        }
+        Err(Failure::Fault(reason)) => {
+            tracing::debug!(worker = seat.link().name, reason, "a worker failed a request");
+            seat.end(Outcome::Fault);
+            Err(Ended::Fault(reason))
+        }
+        Err(Failure::Over(refusal)) => Err(Ended::Over(refusal)),
+    }
+}
+
+/// What a status says about the worker.
+pub(super) fn outcome(status: StatusCode) -> Outcome {
+    match status.as_u16() {
+        429 | 503 => Outcome::Backpressure,
+        500..=599 => Outcome::Fault,
+        400..=499 => Outcome::Neutral,
+        _ => Outcome::Success,
+    }
+}
+
+/// Whether another worker may answer better.
+fn is_retried(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
+}
+
+/// Whether a response is a stream of server-sent events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// The response for the client. A short one is read first, so that its loss can still be repaired.
+async fn answer(
+    shared: &Arc<Shared>,
+    call: &Arc<Call>,
+    head: Parts,
+    reading: Reading,
+    mut running: Running,
+) -> Result<Response<AnswerBody>, (Ended, Running)> {
+    let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if length.is_none_or(|length| length > MAX_WHOLE_BYTES) {
+        let is_events = is_event_stream(&head.headers);
+        let stream = Stream::new(shared.clone(), call.clone(), running, reading, is_events);
+        return Ok(Response::from_parts(head, AnswerBody::Stream(Box::new(stream))));
+    }
+    let (body, sender, mut seat) = reading.into_parts();
+    match watched(shared, call, &seat, body.collect()).await {
+        Ok(Ok(collected)) => {
+            if seat.begin() {
+                running.began();
+            }
+            seat.link().pool.keep(sender);
+            seat.end(outcome(head.status));
+            running.completed();
+            Ok(Response::from_parts(head, AnswerBody::Whole(collected.to_bytes())))
+        }
+        Ok(Err(error)) => {
+            seat.end(Outcome::Fault);
+            Err((Ended::Fault(error.to_string()), running))
+        }
+        Err(Failure::Fault(reason)) => {
+            seat.end(Outcome::Fault);
+            Err((Ended::Fault(reason), running))
+        }
+        Err(Failure::Over(refusal)) => Err((Ended::Over(refusal), running)),
+    }
+}
+
+/// Keeps an error of a worker for the client, should no other worker do better.
+async fn keep_error(mut head: Parts, reading: Reading) -> Response<AnswerBody> {
+    let (body, sender, seat) = reading.into_parts();
+    let collected = tokio::time::timeout(ERROR_TIMEOUT, Limited::new(body, MAX_ERROR_BYTES).collect()).await;
+    let bytes = match collected {
+        Ok(Ok(collected)) => {
+            seat.link().pool.keep(sender);
+            collected.to_bytes()
+        }
+        Ok(Err(_)) | Err(_) => Bytes::new(),
+    };
+    seat.end(outcome(head.status));
+    head.headers.remove(CONTENT_LENGTH);
+    Response::from_parts(head, AnswerBody::Whole(bytes))
+}

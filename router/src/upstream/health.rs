@@ -1,0 +1,155 @@
+//! Health checks: a task for each worker asks `/health`, or `/v1/models` where there is no such path, and reads
+//! the models now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, HOST};
+use http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use serde_json::Value;
+
+use super::fleet::Check;
+use super::shared::{Link, Shared};
+
+/// Checks between two readings of the models.
+const MODELS_EVERY: u32 = 10;
+/// Longest list of models.
+const MAX_LIST_BYTES: usize = 1 << 20;
+/// Most models of a worker.
+const MAX_MODELS: usize = 1000;
+
+const HEALTH: &str = "/health";
+const MODELS: &str = "/v1/models";
+
+/// Starts the checks. They end with `shared`.
+pub fn start(shared: &Arc<Shared>) {
+    for at in 0..shared.links.len() {
+        let weak = Arc::downgrade(shared);
+        let interval = shared.config.check_interval();
+        tokio::spawn(async move {
+            let mut checks = Checks { has_health: true, since_models: MODELS_EVERY };
+            while let Some(shared) = weak.upgrade() {
+                let link = &shared.links[at];
+                let check = checks.next(link, shared.config.authorization.as_ref(), interval * 2).await;
+                link.pool.prune();
+                if let Some(health) = shared.fleet(|fleet| fleet.checked(at as u32, check)) {
+                    shared.health_changed(at as u32, health);
+                }
+                drop(shared);
+                tokio::time::sleep(interval).await;
+            }
+        });
+    }
+}
+
+/// Progress of one worker's checks.
+struct Checks {
+    has_health: bool,
+    since_models: u32,
+}
+
+impl Checks {
+    async fn next(&mut self, link: &Link, authorization: Option<&HeaderValue>, limit: Duration) -> Check {
+        let checked = tokio::time::timeout(limit, self.ask(link, authorization)).await;
+        let check = checked.unwrap_or(Check::Missed);
+        if !matches!(check, Check::Up(_)) {
+            self.since_models = MODELS_EVERY; // it may return with others
+        }
+        check
+    }
+
+    async fn ask(&mut self, link: &Link, authorization: Option<&HeaderValue>) -> Check {
+        if self.has_health {
+            match get(link, HEALTH, authorization).await {
+                Err(check) => return check,
+                Ok((
+                    StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                    _,
+                )) => {
+                    self.has_health = false;
+                }
+                Ok((status, _)) if !status.is_success() => return Check::Refuses,
+                Ok(_) => {}
+            }
+        }
+        self.since_models += 1;
+        if self.has_health && self.since_models < MODELS_EVERY {
+            return Check::Up(None);
+        }
+        match get(link, MODELS, authorization).await {
+            Err(check) => check,
+            Ok((status, list)) if status.is_success() => {
+                self.since_models = 0;
+                Check::Up(Some(models(&list)))
+            }
+            // Without a list its models are not known, but if it is healthy it may serve any.
+            Ok(_) if self.has_health => Check::Up(None),
+            Ok(_) => Check::Refuses,
+        }
+    }
+}
+
+/// `GET path` at the worker; an error says what that means for its health.
+async fn get(
+    link: &Link,
+    path: &str,
+    authorization: Option<&HeaderValue>,
+) -> Result<(StatusCode, Bytes), Check> {
+    let idle = link.pool.idle_one().await;
+    let is_kept = idle.is_some();
+    let mut sender = match idle {
+        Some(sender) => sender,
+        None => link.pool.connect().await.map_err(|_| Check::Refused)?,
+    };
+    let request = |path: &str| {
+        let mut request = Request::new(Full::default());
+        *request.uri_mut() = link.url.path(path).parse().ok()?;
+        request.headers_mut().insert(HOST, HeaderValue::from_str(&link.url.authority()).ok()?);
+        if let Some(authorization) = authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
+        Some(request)
+    };
+    let sent = sender.send_request(request(path).ok_or(Check::Refuses)?).await;
+    let sent = match sent {
+        Err(_) if is_kept => {
+            sender = link.pool.connect().await.map_err(|_| Check::Refused)?;
+            sender.send_request(request(path).ok_or(Check::Refuses)?).await
+        }
+        sent => sent,
+    };
+    let response = sent.map_err(|_| Check::Missed)?;
+    let status = response.status();
+    let body =
+        Limited::new(response.into_body(), MAX_LIST_BYTES).collect().await.map_err(|_| Check::Missed)?;
+    link.pool.keep(sender);
+    Ok((status, body.to_bytes()))
+}
+
+/// The models of a list; a worker with another format has none that are known.
+fn models(list: &[u8]) -> Vec<Value> {
+    let list = serde_json::from_slice::<Value>(list).unwrap_or_default();
+    let data = list.get("data").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    data.iter().filter(|model| model["id"].is_string()).take(MAX_MODELS).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_models_with_a_name_are_listed() {
+        let ids = |list: &str| {
+            models(list.as_bytes()).iter().map(|model| model["id"].to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            ids(r#"{"data":[{"id":"a","max_model_len":8},{"id":3},{},{"id":"b"}]}"#),
+            [r#""a""#, r#""b""#]
+        );
+        for list in ["", "no", "[]", r#"{"data":{}}"#] {
+            assert!(ids(list).is_empty(), "{list}");
+        }
+    }
+}

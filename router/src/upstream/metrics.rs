@@ -1,0 +1,211 @@
+//! The metrics of a router before OpenAI servers, by the names of the router for our own workers where they mean
+//! the same, so that its dashboards work.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use skein_node::clock::{self, Timestamp};
+use skein_node::metrics::{
+    Format, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, buckets,
+};
+
+use super::fleet::{Health, WorkerState};
+use super::shared::{Link, Shared};
+use crate::refusal::Refusal;
+
+/// The metrics of one process.
+pub(super) struct UpstreamMetrics {
+    registry: Registry,
+    refused: IntCounterVec,
+    outcomes: IntCounterVec,
+    moved: IntCounter,
+    moves: IntCounter,
+    continued: IntCounter,
+    answers: IntCounterVec,
+    first_byte: Histogram,
+    latency: Histogram,
+    in_flight: IntGauge,
+    known: IntGauge,
+    ready: IntGauge,
+    of_worker: [IntGaugeVec; 4],
+    /// Held while gauges are set and read: two scrapes at once would mix.
+    scrape: Mutex<()>,
+}
+
+/// How a request ended.
+const OUTCOMES: [&str; 3] = ["completed", "cancelled", "failed"];
+
+impl UpstreamMetrics {
+    /// All metrics, at zero.
+    pub fn new() -> Self {
+        let r = Registry::new(&[]);
+        r.process();
+        let each = |name: &str, help: &str| r.gauges(name, help, &["worker"]);
+        Self {
+            refused: r.counters(
+                "skein_requests_refused_total",
+                "Requests refused before they began, by error code.",
+                "code",
+                &["invalid_request", "queue_full", "no_ready_worker"],
+            ),
+            outcomes: r.counters(
+                "skein_request_outcomes_total",
+                "Accepted requests by how they ended.",
+                "outcome",
+                &OUTCOMES,
+            ),
+            moved: r.counter(
+                "skein_requests_moved_total",
+                "Requests that moved to another worker at least once.",
+            ),
+            moves: r.counter("skein_request_moves_total", "Moves to another worker."),
+            continued: r.counter(
+                "skein_streams_continued_by_text_total",
+                "Streams of lost workers that another one continued by their text.",
+            ),
+            answers: r.counter_vec(
+                "http_requests_total",
+                "HTTP answers by route, method and class of status; streams count when they begin.",
+                &["handler", "method", "status"],
+            ),
+            first_byte: r.histogram(
+                "vllm:time_to_first_token_seconds",
+                "From a request's arrival to the first byte of its answer's body.",
+                buckets::TIME_TO_FIRST_TOKEN,
+            ),
+            latency: r.histogram(
+                "vllm:e2e_request_latency_seconds",
+                "From a request's arrival to its end.",
+                buckets::REQUEST_LATENCY,
+            ),
+            in_flight: r.gauge("skein_requests_in_flight", "Accepted requests that have not ended."),
+            known: r.gauge("skein_workers", "Workers that were named."),
+            ready: r.gauge("skein_workers_ready", "Workers that take requests."),
+            of_worker: [
+                each("skein_worker_ready", "Whether a worker takes requests: 1 or 0."),
+                each("skein_worker_running", "Samples that this router has in flight at a worker."),
+                each(
+                    "skein_worker_queued_tokens",
+                    "Estimated prompt tokens of a worker's requests whose answers have not begun.",
+                ),
+                each("skein_worker_breaker_open", "Whether a worker's breaker is open: 1 or 0."),
+            ],
+            scrape: Mutex::new(()),
+            registry: r,
+        }
+    }
+
+    /// Counts a request that was refused before it began.
+    pub fn refused(&self, refusal: &Refusal) {
+        self.refused.with_label_values(&[refusal.http().code.unwrap_or("invalid_request")]).inc();
+    }
+
+    /// Counts an answer to a request of the route `handler`.
+    pub fn answered(&self, handler: &str, method: &str, status: u16) {
+        let class = match status / 100 {
+            1 | 2 => "2xx",
+            3 => "3xx",
+            4 => "4xx",
+            _ => "5xx",
+        };
+        self.answers.with_label_values(&[handler, method, class]).inc();
+    }
+
+    /// All of it as of now, in `format`.
+    pub fn encode(&self, format: Format, running: usize, links: &[Link], states: &[WorkerState]) -> String {
+        let _scrape = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        self.in_flight.set(count(running));
+        self.known.set(count(states.len()));
+        self.ready.set(count(states.iter().filter(|state| state.health == Health::Up).count()));
+        for (link, state) in links.iter().zip(states) {
+            let values = [
+                i64::from(state.health == Health::Up),
+                state.in_flight.into(),
+                state.queued_tokens.try_into().unwrap_or(i64::MAX),
+                i64::from(state.open),
+            ];
+            for (gauges, value) in self.of_worker.iter().zip(values) {
+                gauges.with_label_values(&[&link.name]).set(value);
+            }
+        }
+        self.registry.encode(format)
+    }
+}
+
+/// Counts and logs one accepted request; cancelled if it is dropped before its end.
+pub(super) struct Running {
+    shared: Arc<Shared>,
+    arrived: Timestamp,
+    path: &'static str,
+    worker: String,
+    first_byte: Option<Timestamp>,
+    moves: u32,
+    ended: bool,
+}
+
+impl Running {
+    /// A request that has begun.
+    pub fn new(shared: Arc<Shared>, path: &'static str, arrived: Timestamp) -> Self {
+        Self { shared, arrived, path, worker: String::new(), first_byte: None, moves: 0, ended: false }
+    }
+
+    /// It is at this worker.
+    pub fn at(&mut self, worker: &str) {
+        worker.clone_into(&mut self.worker);
+    }
+
+    /// The first byte of its answer has arrived.
+    pub fn began(&mut self) {
+        if self.first_byte.is_none() {
+            let now = clock::now();
+            self.first_byte = Some(now);
+            self.shared.metrics.first_byte.observe(now.since(self.arrived).as_secs_f64());
+        }
+    }
+
+    /// It moves to another worker.
+    pub fn moved(&mut self) {
+        self.moves += 1;
+    }
+
+    /// Another worker continues it by its text.
+    pub fn continued(&self) {
+        self.shared.metrics.continued.inc();
+    }
+
+    /// It is answered.
+    pub fn completed(&mut self) {
+        self.end(OUTCOMES[0]);
+    }
+
+    /// It has failed.
+    pub fn failed(&mut self) {
+        self.end(OUTCOMES[2]);
+    }
+
+    fn end(&mut self, outcome: &str) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let (metrics, total) = (&self.shared.metrics, clock::now().since(self.arrived));
+        metrics.outcomes.with_label_values(&[outcome]).inc();
+        metrics.latency.observe(total.as_secs_f64());
+        metrics.moves.inc_by(self.moves.into());
+        metrics.moved.inc_by((self.moves > 0).into());
+        tracing::info!(
+            path = self.path,
+            outcome,
+            worker = self.worker,
+            moves = self.moves,
+            first_byte_ms = self.first_byte.map(|first| first.since(self.arrived).as_millis() as u64),
+            total_ms = total.as_millis() as u64,
+            "request"
+        );
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end(OUTCOMES[1]);
+    }
+}

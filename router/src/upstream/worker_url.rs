@@ -1,0 +1,89 @@
+//! Address of a worker.
+
+use std::fmt;
+
+use http::Uri;
+use http::uri::Scheme;
+
+/// Address of a server that speaks the OpenAI API: `http://host:port`, perhaps with a path before `/v1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerUrl {
+    host: String,
+    port: u16,
+    base: String,
+}
+
+impl WorkerUrl {
+    /// Parses `http://host:port`, with or without a path and `/v1`.
+    ///
+    /// # Errors
+    /// If it is not such a URL, with what to write instead.
+    pub fn parse(given: &str) -> Result<Self, String> {
+        let example = "give a URL such as http://10.0.0.1:8000";
+        let uri: Uri = given.trim().parse().map_err(|_| format!("`{given}` is not a URL; {example}"))?;
+        if uri.scheme() == Some(&Scheme::HTTPS) {
+            return Err(format!(
+                "`{given}`: workers are reached without TLS; give an http:// URL, or put a TLS proxy between"
+            ));
+        }
+        let authority = uri.authority().filter(|_| uri.scheme() == Some(&Scheme::HTTP));
+        let authority = authority.ok_or_else(|| format!("`{given}` has no scheme and host; {example}"))?;
+        if authority.as_str().contains('@') || uri.query().is_some() {
+            return Err(format!("`{given}`: a user or a query is not supported; {example}"));
+        }
+        let base = uri.path().trim_end_matches('/');
+        let base = base.strip_suffix("/v1").unwrap_or(base);
+        let port = authority.port_u16().unwrap_or(80);
+        Ok(Self { host: authority.host().to_owned(), port, base: base.to_owned() })
+    }
+
+    /// Host without brackets, and port, for a connection.
+    pub fn endpoint(&self) -> (&str, u16) {
+        (self.host.trim_matches(['[', ']']), self.port)
+    }
+
+    /// Value of the header `host`.
+    pub fn authority(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    /// Path at the worker for `path` here.
+    pub fn path(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+}
+
+impl fmt::Display for WorkerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}:{}{}", self.host, self.port, self.base)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_with_and_without_a_path() {
+        let check = |given: &str, shown: &str, path: &str| {
+            let url = WorkerUrl::parse(given).unwrap();
+            assert_eq!((url.to_string().as_str(), url.path("/health").as_str()), (shown, path), "{given}");
+        };
+        check("http://a:8000", "http://a:8000", "/health");
+        check(" http://a:8000/v1/ ", "http://a:8000", "/health");
+        check("http://10.0.0.1", "http://10.0.0.1:80", "/health");
+        check("http://[::1]:9/team/v1", "http://[::1]:9/team", "/team/health");
+        assert_eq!(WorkerUrl::parse("http://[::1]:9").unwrap().endpoint(), ("::1", 9));
+    }
+
+    #[test]
+    fn other_urls_are_refused_with_what_to_write() {
+        for given in
+            ["", "a:8000", "localhost", "ftp://a", "http://", "http://u:p@a", "http://a?x=1", "http://a b"]
+        {
+            let message = WorkerUrl::parse(given).unwrap_err();
+            assert!(message.contains("http://10.0.0.1:8000"), "{given}: {message}");
+        }
+        assert!(WorkerUrl::parse("https://a").unwrap_err().contains("TLS"));
+    }
+}
