@@ -75,11 +75,12 @@ pub fn mixed(index: usize, max_tokens: u32) -> (&'static str, Value) {
 }
 
 impl Corpus {
-    /// Runs `count` mixed requests of `max_tokens` undisturbed at `url`, a few at a time.
+    /// Runs `count` mixed requests of `max_tokens` undisturbed at `url`, a few at a time. They use the model
+    /// and its `adapters` in turn.
     ///
     /// # Panics
     /// If one of them does not complete.
-    pub async fn record(url: &str, count: usize, max_tokens: u32) -> Self {
+    pub async fn record(url: &str, count: usize, max_tokens: u32, adapters: &[String]) -> Self {
         /// Few enough that recording is no load test.
         const AT_ONCE: usize = 16;
         use futures::StreamExt;
@@ -87,7 +88,10 @@ impl Corpus {
         let runs = (0..count).map(|index| {
             let client = client.clone();
             async move {
-                let (path, body) = mixed(index, max_tokens);
+                let (path, mut body) = mixed(index, max_tokens);
+                if let Some(adapter) = (index % (adapters.len() + 1)).checked_sub(1) {
+                    body["model"] = json!(adapters[adapter]);
+                }
                 let expected = client::stream_once(&client, &format!("{url}{path}"), &body).await;
                 assert!(expected.complete(), "undisturbed request {index}: {expected:?}");
                 Case { path, body, expected }

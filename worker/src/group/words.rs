@@ -47,7 +47,8 @@ pub fn write(batch: &Batch, words: &mut Vec<u32>) {
     words.push(block_tables.len() as u32);
     words.extend(block_tables.iter().map(|block| block.0));
     words.push(sequences.len() as u32);
-    for BatchSequence { rows, context_len, blocks } in sequences {
+    // Ranks are refused adapters at the start.
+    for BatchSequence { rows, context_len, blocks, adapter: _ } in sequences {
         words.extend([rows.start, rows.end, *context_len, blocks.start, blocks.end]);
     }
     words.push(copies.len() as u32);
@@ -198,6 +199,7 @@ impl Reader<'_> {
             rows: start..end,
             context_len,
             blocks: first..last,
+            adapter: None,
         })?;
         let copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
         let carried = self.list(|[at, want]| Carried { at, want })?;
@@ -363,7 +365,7 @@ mod tests {
             tokens: vec![5, 6],
             positions: vec![1, 6],
             slots: vec![17, 22],
-            sequences: vec![BatchSequence { rows: 0..2, context_len: 7, blocks: 0..2 }],
+            sequences: vec![BatchSequence { rows: 0..2, context_len: 7, blocks: 0..2, adapter: None }],
             block_tables: vec![BlockId(1), BlockId(4)],
             copies: vec![BlockCopy { from: BlockId(2), to: BlockId(3) }],
             wants: vec![

@@ -228,7 +228,8 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         "ready"
     );
     let facts = ModelFacts { name: info.model.as_str().into(), info, eos_token_ids: loaded.eos_token_ids };
-    Ok((Ready { engine: handle, facts, grammars: loaded.grammars, metrics: None }, engine))
+    let LoadedBackend { grammars, adapters, .. } = loaded;
+    Ok((Ready { engine: handle, facts, grammars, adapters, metrics: None }, engine))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -45,6 +45,7 @@ fn request(index: u32) -> NewRequest {
         call: None,
         priority: 0,
         deadline: None,
+        adapter: None,
     }
 }
 
