@@ -129,6 +129,7 @@ fn batch(sequences: u32, computed: u32, count: u32, params: &Arc<SamplingParams>
             rows: row..row + count,
             context_len,
             blocks: table..batch.block_tables.len() as u32,
+            adapter: None,
         });
         batch.wants.push(Want::Sample(SampleRow {
             row: row + count - 1,

@@ -5,6 +5,7 @@
 pub mod batching;
 pub mod engine;
 pub mod load;
+pub mod make_adapters;
 pub mod make_model;
 pub mod plot;
 pub mod policy;

@@ -379,9 +379,12 @@ impl Launch {
             Some(directory) => flag("packed-cache-dir", &directory.display()),
             None => flag("packed-cache-dir", &"none"),
         }
-        if let Some(adapter) = &config.cpu.adapter {
+        for adapter in config.cpu.adapter.iter().chain(&config.adapters.modules) {
             flag("lora-modules", &format_args!("{}={}", adapter.name, adapter.directory.display()));
         }
+        flag("max-loras", &config.adapters.max_loras);
+        flag("max-cpu-loras", &config.adapters.max_cpu_loras);
+        flag("max-lora-rank", &config.adapters.max_lora_rank);
         flag("block-size", &scheduler.block_size);
         flag("speculate", &settings::speculate_name(scheduler.speculate));
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
@@ -409,6 +412,8 @@ impl Launch {
         }
         for (switch, is_on) in [
             ("--no-enable-prefix-caching", !scheduler.enable_prefix_caching),
+            ("--enable-lora", config.adapters.is_enabled),
+            ("--allow-runtime-lora-updating", config.adapters.may_change),
             ("--batch-invariant", config.cuda.batch_invariant),
             ("--enforce-eager", config.cuda.enforce_eager),
         ] {

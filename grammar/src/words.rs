@@ -11,7 +11,8 @@ const MAX_REASON: usize = 300;
 /// Reason in plain words. `message` is all that the library says, with the excerpts below its first line;
 /// `is_own_text` tells whether its positions are those of the client's text.
 pub fn plain(message: &str, is_own_text: bool) -> String {
-    let first = first_line(message);
+    // The library's name for the schema itself.
+    let first = first_line(message).replace("json-schema://", "");
     let (position, rest) = position(&first);
     let rest = rest.strip_prefix("failed to compile JSON schema: ").unwrap_or(rest);
     let reason = of_limit(rest).or_else(|| of_regex(message)).or_else(|| of_phrase(rest));
@@ -104,6 +105,13 @@ fn of_phrase(text: &str) -> Option<String> {
     if let Some(kind) = text.strip_prefix("Invalid type: ") {
         return Some(format!("`{kind}` is not a type of JSON"));
     }
+    if let Some((before, _)) = text.split_once(" is not present in a registry and retrieving it failed") {
+        let (_, document) = before.rsplit_once("Resource ")?;
+        return Some(format!(
+            "it refers to {document}, and no other document is fetched; put what is referred to under \
+             `$defs`, and leave out the `id` of parts"
+        ));
+    }
     if text == "lexer error" {
         return Some("a literal is not closed, or a character has no meaning there".to_owned());
     }
@@ -191,6 +199,17 @@ mod tests {
         check(
             json!({"properties": {"x": {"pattern": "ok"}, "a/b": {"pattern": "(c"}}}),
             "the schema has `pattern` at \"/properties/a~1b\": unclosed group, at character 1",
+        );
+    }
+
+    #[test]
+    fn a_reference_to_another_document_is_told_in_plain_words() {
+        let message = "Resource 'json-schema:///schema/lemon' is not present in a registry and retrieving it \
+                       failed: Default retriever does not fetch resources";
+        assert_eq!(
+            super::plain(message, false),
+            "it refers to '/schema/lemon', and no other document is fetched; put what is referred to under \
+             `$defs`, and leave out the `id` of parts"
         );
     }
 }

@@ -6,6 +6,7 @@
 //! (`worker::service`, `router::grpc`, `router::links`): inner modules use the plain types and never name
 //! this crate's `v1` modules.
 
+pub mod adapter;
 pub mod block_hash;
 pub mod delta;
 pub mod finish;

@@ -1,5 +1,6 @@
 //! A worker's event log, as routers follow it.
 
+use crate::adapter::AdapterInfo;
 use crate::block_hash::BlockHash;
 use crate::load::LoadReport;
 use crate::placement::Placement;
@@ -14,8 +15,8 @@ use wire::worker_event::Event;
 pub struct WatchEvent {
     /// Epoch of the worker whose log this is.
     pub epoch: u64,
-    /// Number of the event; a [`WatchBody::Load`] or [`WatchBody::Snapshot`] carries the number of the next
-    /// event.
+    /// Number of the event; a [`WatchBody::Load`], [`WatchBody::Adapters`] or [`WatchBody::Snapshot`] carries
+    /// the number of the next event.
     pub sequence: u64,
     /// Cache change, load report, admission or snapshot.
     pub body: WatchBody,
@@ -32,6 +33,8 @@ pub enum WatchBody {
     Load(LoadReport, Vec<Total>),
     /// The worker accepted a request.
     Admitted(Admitted),
+    /// All adapters of the worker.
+    Adapters(Vec<AdapterInfo>),
     /// An event of a newer worker that we cannot decode. It has a sequence number too.
     Unknown,
 }
@@ -68,6 +71,10 @@ impl From<WatchEvent> for wire::WorkerEvent {
                 Some(Event::Load(wire::Load { totals, ..report.into() }))
             }
             WatchBody::Admitted(admitted) => Some(Event::Admitted(admitted.into())),
+            WatchBody::Adapters(adapters) => {
+                let adapters = adapters.into_iter().map(Into::into).collect();
+                Some(Event::Adapters(wire::AdapterList { adapters }))
+            }
             WatchBody::Unknown => None,
         };
         Self { epoch, sequence, event }
@@ -85,6 +92,7 @@ impl From<wire::WorkerEvent> for WatchEvent {
                 WatchBody::Load(report.into(), totals)
             }
             Some(Event::Admitted(admitted)) => WatchBody::Admitted(admitted.into()),
+            Some(Event::Adapters(list)) => WatchBody::Adapters(list.into()),
             None => WatchBody::Unknown,
         };
         Self { epoch, sequence, body }

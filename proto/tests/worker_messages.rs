@@ -82,6 +82,7 @@ fn generate() -> GenerateRequest {
         stream_key: Vec::new(),
         linger_ms: 0,
         call: 0,
+        adapter: 0,
     }
 }
 
@@ -113,6 +114,7 @@ fn requests_and_their_output() {
         GenerateRequest { stream_key: (0..16).collect(), linger_ms: 10_000, ..generate() },
     );
     check("generate.call", GenerateRequest { call: 7, ..generate() });
+    check("generate.adapter", GenerateRequest { adapter: 0xfeed, ..generate() });
     let grammar = Some(Grammar { text: "start: \"a\"\n".into(), fingerprint: 0xfeed });
     let held = SamplingParams { grammar, ..sampling() };
     check("generate.grammar", GenerateRequest { sampling: Some(held), ..generate() });
@@ -162,6 +164,14 @@ fn what_a_worker_says_of_itself() {
     check("info.grammars", InfoResponse { grammar_fingerprint: 0xfeed, ..info });
     check("watch", WatchRequest { epoch: 77, next_sequence: 5, router_id: 0xfeed });
     let event = |event| WorkerEvent { epoch: 77, sequence: 5, event: Some(event) };
+    let retired = Adapter { name: String::new(), id: 0xbeef, is_resident: false };
+    let adapters = vec![Adapter { name: "sql".into(), id: 0xfeed, is_resident: true }, retired];
+    check("event.adapters", event(worker_event::Event::Adapters(AdapterList { adapters })));
+    let load = LoadAdapterRequest { name: "sql".into(), path: "/adapters/sql".into(), id: 0xfeed };
+    check("load_adapter", load);
+    check("load_adapter.response", LoadAdapterResponse { id: 0xfeed });
+    check("unload_adapter", UnloadAdapterRequest { name: "sql".into() });
+    check("unload_adapter.response", UnloadAdapterResponse { found: true });
     let run = RunStored { handle: 4, parent: 2, depth: 1, hashes: vec![0x1111, 0x2222] };
     let snapshot = CacheSnapshot { runs: vec![run.clone()], stream_keys: Vec::new() };
     check("event.snapshot", event(worker_event::Event::Snapshot(snapshot.clone())));

@@ -16,11 +16,11 @@ use crate::metrics::{Metered, Metrics};
 use crate::picks::{Endpoints, Picked};
 use crate::receipt;
 use crate::refusal::Refusal;
-use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
+use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text_work::TextWork;
-use crate::validate::validate;
+use crate::validate::{check_model, validate};
 
 /// State of the APIs; cheap to clone.
 #[derive(Clone)]
@@ -117,6 +117,20 @@ impl App {
         Ok((lease, TokenRequest { arrived, trace, receipts: receipt::current(), ..request }, options))
     }
 
+    /// The adapter that `model` names; `None` if it is the model alone, as without a name.
+    ///
+    /// # Errors
+    /// If no model or adapter has this name.
+    pub fn check_model(&self, model: Option<&str>) -> Result<Option<AdapterRef>, Refusal> {
+        check_model(model, &self.text, &self.generator.adapters())
+    }
+
+    /// Name that answers show for a request that names `model`.
+    pub fn shown_model(&self, model: Option<&str>) -> Arc<str> {
+        let adapter = self.check_model(model).ok().flatten();
+        adapter.map_or_else(|| self.text.name(), |adapter| adapter.name)
+    }
+
     /// Fails if a request would be refused now.
     pub fn ready(&self) -> Result<(), Refusal> {
         if self.drain.is_draining() {
@@ -133,7 +147,9 @@ impl App {
         let compiles = draft.constraint.is_some() || draft.tools.is_on();
         let size = work_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
-        let check = move || validate(draft, &app.text, &limits, &app.config.limits, clock::now());
+        let adapters = self.generator.adapters();
+        let check =
+            move || validate(draft, &app.text, (&limits, &adapters), &app.config.limits, clock::now());
         self.text_work(size, check).await
     }
 

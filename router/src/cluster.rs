@@ -15,6 +15,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use skein_node::discovery::{Change, Member};
 use skein_node::{clock, task};
+use skein_proto::adapter::AdapterId;
 use skein_proto::totals::Total;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -26,8 +27,9 @@ use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::delivery;
 use crate::dispatch::driver::{Driver, NewRequest};
 use crate::fleet::prefix_index::PrefixIndex;
-use crate::fleet::{Fleet, HealthLimits, WorkerStatus};
+use crate::fleet::{Fleet, HealthLimits, KnownAdapters, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
+use crate::links::adapters;
 use crate::links::errands::{self, Errands};
 use crate::links::follow;
 use crate::links::transport::{Connector, Grpc};
@@ -185,6 +187,18 @@ impl Generator for Cluster {
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         Cluster::model_limits(self)
+    }
+
+    fn adapters(&self) -> Arc<KnownAdapters> {
+        self.workers.adapters()
+    }
+
+    fn load_adapter<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        Box::pin(adapters::load(&self.workers, name, path))
+    }
+
+    fn unload_adapter<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(adapters::unload(&self.workers, name))
     }
 
     fn ready(&self) -> Result<(), Refusal> {

@@ -30,6 +30,8 @@ pub struct RouterConfig {
     pub refuse_unknown_fields: bool,
     /// Origins whose web pages may call the API; `*` = all.
     pub allowed_origins: Vec<String>,
+    /// Whether clients may load and unload adapters.
+    pub runtime_adapters: bool,
     /// Directory of clients' files and batches; `None` = none are stored.
     pub batch_dir: Option<PathBuf>,
     /// Port of the endpoints that this process returns to Envoy as an endpoint picker; `None` = it is not
@@ -69,6 +71,7 @@ impl RouterConfig {
             limits: RequestLimits::default(),
             refuse_unknown_fields: false,
             allowed_origins: Vec::new(),
+            runtime_adapters: false,
             batch_dir: None,
             endpoint_port: None,
             follow_picks: false,

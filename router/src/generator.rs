@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use futures::Stream;
 use futures::future::BoxFuture;
+use skein_proto::adapter::AdapterId;
 use skein_proto::totals::Total;
 
 use crate::admission::Running;
 use crate::capacity::Capacity;
-use crate::fleet::WorkerStatus;
+use crate::fleet::{KnownAdapters, WorkerStatus};
 use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
@@ -28,6 +29,22 @@ pub trait Generator: Send + Sync + 'static {
     /// Limits that every ready worker accepts. While none is ready, the last known limits; an error if no
     /// worker was ever ready.
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
+    /// Adapters that can be requested by name.
+    fn adapters(&self) -> Arc<KnownAdapters> {
+        Arc::default()
+    }
+    /// Serves the adapter in a directory of the workers' machines from now on.
+    fn load_adapter<'a>(
+        &'a self,
+        _name: &'a str,
+        _path: &'a str,
+    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        Box::pin(async { Err(Refusal::Internal) })
+    }
+    /// Takes no more requests for an adapter.
+    fn unload_adapter<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(async { Err(Refusal::Internal) })
+    }
     /// Fails if no worker would accept a request now.
     fn ready(&self) -> Result<(), Refusal>;
     /// Capacity as if it were one large worker; an error while no worker is ready.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
+use skein_proto::adapter::AdapterId;
 use skein_proto::finish::FinishReason;
 use skein_proto::info::WorkerInfo;
 use skein_proto::logprobs::TokenLogprobs;
@@ -105,6 +106,8 @@ pub struct TokenRequest {
     pub id: String,
     /// Served name of the model.
     pub model: Arc<str>,
+    /// Its adapter; `None` = the model alone.
+    pub adapter: Option<AdapterRef>,
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
     /// Parameters for the worker, all in range. A missing seed is derived from `id`, so that a resumed or
@@ -143,7 +146,21 @@ pub struct TokenRequest {
     pub receipts: Option<Receipts>,
 }
 
+/// An adapter as a request names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterRef {
+    /// Name that answers show.
+    pub name: Arc<str>,
+    /// Its identity.
+    pub id: AdapterId,
+}
+
 impl TokenRequest {
+    /// Name that answers show.
+    pub fn shown_model(&self) -> &Arc<str> {
+        self.adapter.as_ref().map_or(&self.model, |adapter| &adapter.name)
+    }
+
     /// A request for one sample after `prompt`, without any options.
     pub fn new(
         id: impl Into<String>,
@@ -154,6 +171,7 @@ impl TokenRequest {
         Self {
             id: id.into(),
             model: model.into(),
+            adapter: None,
             prompt: prompt.into(),
             sampling: Arc::new(sampling),
             n: 1,

@@ -19,6 +19,7 @@ impl TokenRequest {
         let Self {
             id,
             model,
+            adapter,
             prompt,
             sampling,
             n,
@@ -44,6 +45,10 @@ impl TokenRequest {
         encoding.number(u64::from(*n));
         encoding.list(prompt.iter().copied());
         sampling.encode(&mut encoding);
+        // Without an adapter the key is as before there were any.
+        if let Some(adapter) = adapter {
+            encoding.number(adapter.id.0);
+        }
         encoding.key()
     }
 }
@@ -53,12 +58,18 @@ mod tests {
     use std::collections::HashSet;
     use std::sync::Arc;
 
+    use skein_proto::adapter::AdapterId;
     use skein_proto::sampling::SamplingParams;
 
     use super::*;
+    use crate::request::AdapterRef;
 
     fn sampling() -> SamplingParams {
         SamplingParams { temperature: 1.0, seed: 7, max_tokens: 10, ..SamplingParams::default() }
+    }
+
+    fn adapter(id: u64) -> Option<AdapterRef> {
+        Some(AdapterRef { name: "a".into(), id: AdapterId(id) })
     }
 
     fn request() -> TokenRequest {
@@ -72,6 +83,8 @@ mod tests {
             TokenRequest { id: "q".into(), ..request() },
             TokenRequest { model: "o".into(), ..request() },
             TokenRequest { cache_salt: "s".into(), ..request() },
+            TokenRequest { adapter: adapter(8), ..request() },
+            TokenRequest { adapter: adapter(9), ..request() },
             TokenRequest { prompt: [1, 2].into(), ..request() },
             TokenRequest { n: 2, ..request() },
             TokenRequest { sampling: Arc::new(SamplingParams { seed: 8, ..sampling() }), ..request() },

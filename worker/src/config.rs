@@ -28,6 +28,8 @@ pub struct WorkerConfig {
     pub precision: Precision,
     /// Ranks that share the model.
     pub ranks: RanksConfig,
+    /// Adapters served beside the model.
+    pub adapters: AdaptersConfig,
     /// Settings of the CPU backend only.
     pub cpu: CpuConfig,
     /// Settings of CUDA backends only.
@@ -64,6 +66,7 @@ impl WorkerConfig {
             backend: BackendKind::Auto,
             precision: Precision::default(),
             ranks: RanksConfig::default(),
+            adapters: AdaptersConfig::default(),
             cpu: CpuConfig::default(),
             cuda: CudaConfig::default(),
             fake: FakeConfig::default(),
@@ -199,6 +202,36 @@ pub struct CpuConfig {
     pub packed_cache_dir: Option<PathBuf>,
     /// Adapter merged into the weights at load.
     pub adapter: Option<AdapterConfig>,
+}
+
+/// Adapters served beside the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdaptersConfig {
+    /// Whether any may be served.
+    pub is_enabled: bool,
+    /// Those served from the start.
+    pub modules: Vec<AdapterConfig>,
+    /// Most different adapters in use at once.
+    pub max_loras: usize,
+    /// Most adapters in memory.
+    pub max_cpu_loras: usize,
+    /// Highest rank.
+    pub max_lora_rank: usize,
+    /// Whether routers may load and unload adapters.
+    pub may_change: bool,
+}
+
+impl Default for AdaptersConfig {
+    fn default() -> Self {
+        Self {
+            is_enabled: false,
+            modules: Vec::new(),
+            max_loras: 16,
+            max_cpu_loras: 16,
+            max_lora_rank: 16,
+            may_change: false,
+        }
+    }
 }
 
 /// Adapter as specified by `--lora-modules`.

@@ -207,6 +207,7 @@ fn chunk(window: &[u32], rows: std::ops::Range<usize>, blocks: u32) -> Batch {
             rows: 0..rows.len() as u32,
             context_len: rows.end as u32,
             blocks: 0..blocks,
+            adapter: None,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
         ..Batch::default()

@@ -74,6 +74,7 @@ fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
             rows: 0..(end - first) as u32,
             context_len: end as u32,
             blocks: 0..blocks,
+            adapter: None,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
         wants: (first..end).map(score).map(Want::Score).collect(),

@@ -125,6 +125,7 @@ fn logits(dir: &Path, tokens: &[u32]) -> Vec<f32> {
             rows: 0..tokens.len() as u32,
             context_len: tokens.len() as u32,
             blocks: 0..blocks,
+            adapter: None,
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
         ..Batch::default()

@@ -100,7 +100,8 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
     check("serve --enable-chunked-prefill DIR", TAKEN, &["--enable-chunked-prefill: prompts are always"]);
     check("serve --no-enable-chunked-prefill", REFUSED, &["--no-enable-chunked-prefill: prompts are always"]);
     check("serve --trust-remote-code", REFUSED, &["--trust-remote-code: Skein never runs code"]);
-    check("serve --no-enable-lora", TAKEN, &["--no-enable-lora: it is never on"]);
+    check("serve --enable-lora --max-loras 4 --max-lora-rank 64 --max-cpu-loras 8", REFUSED, &[]);
+    check("serve --fully-sharded-loras", REFUSED, &["--fully-sharded-loras: LoRA adapters are served by"]);
     check("serve -tp 2", REFUSED, &[]);
     check("serve --tensor-parallel-size=2", REFUSED, &[]);
     check("gateway -tp 2", REFUSED, &["-tp: is --tensor-parallel-size of skein serve"]);

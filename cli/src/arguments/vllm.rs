@@ -52,7 +52,7 @@ const OTHER_MACHINES: &str =
 const LEADER: &str = "give --leader HOST:PORT, the address of the machine with --node-rank 0";
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
-const NO_LORA: &str = "one LoRA adapter is merged into the weights at load: --lora-modules NAME=DIR";
+const NO_LORA: &str = "LoRA adapters are served by --enable-lora, --lora-modules NAME=DIR, --max-loras, --max-cpu-loras and --max-lora-rank only";
 const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
@@ -487,7 +487,6 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         &[
-            "enable-lora",
             "enable-lora-bias",
             "fully-sharded-loras",
             "enable-tower-connector-lora",
@@ -501,11 +500,8 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         &[
-            "max-loras",
-            "max-lora-rank",
             "lora-dtype",
             "lora-extra-vocab-size",
-            "max-cpu-loras",
             "default-mm-loras",
             "max-lora-cls-labels",
             "max-prompt-adapters",

@@ -3,6 +3,7 @@
 
 mod batching;
 mod engine;
+mod make_adapters;
 mod make_model;
 mod perplexity;
 mod policy;
@@ -38,6 +39,8 @@ pub enum Bench {
     Policy(policy::PolicyBench),
     /// Write a model of a real size with random weights, for benchmarks
     MakeModel(make_model::MakeModel),
+    /// Write LoRA adapters with random weights for a model, for benchmarks
+    MakeAdapters(make_adapters::MakeAdapters),
 }
 
 /// The command with its subcommands; those that run an engine also take a worker's flags.
@@ -66,6 +69,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Perplexity(of) => perplexity::run(&of, flags).await,
         Bench::Policy(flags) => policy::run(&flags),
         Bench::MakeModel(flags) => make_model::run(&flags),
+        Bench::MakeAdapters(flags) => make_adapters::run(&flags),
     }
 }
 

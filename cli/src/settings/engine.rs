@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use skein_node::config::{Settings, bytes, duration, number, one_of, text};
 use skein_worker::config::{
-    AdapterConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision, SchedulerConfig, UnsetLimits,
-    WorkerConfig,
+    AdapterConfig, AdaptersConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision,
+    SchedulerConfig, UnsetLimits, WorkerConfig,
 };
 use skein_worker::draft::Speculate;
+use skein_worker::model::adapter::MAX_SERVED_RANK;
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
@@ -69,10 +70,12 @@ impl EngineSettings {
 
     fn with_limits(settings: &mut Settings, scheduler: SchedulerConfig, unset: UnsetLimits) -> Self {
         let (device, precision, cuda) = device(settings);
+        let (adapter, adapters) = adapters(settings);
         let worker = WorkerConfig {
             backend: device.kind,
             precision,
-            cpu: cpu(settings),
+            cpu: CpuConfig { adapter, ..cpu(settings) },
+            adapters,
             cuda,
             threads: threads(settings),
             scheduler,
@@ -127,23 +130,60 @@ fn cpu(settings: &mut Settings) -> CpuConfig {
         Some(directory) => Some(directory.into()),
         None => user_cache().map(|directory| directory.join("skein").join("packed")),
     };
-    CpuConfig { packed_cache_dir, adapter: adapter(settings) }
+    CpuConfig { packed_cache_dir, adapter: None }
 }
 
-/// `--lora-modules NAME=DIR`: the adapter to merge, and its name for clients.
-fn adapter(settings: &mut Settings) -> Option<AdapterConfig> {
-    let mut given = settings.list("lora-modules", |given| {
-        let named = given.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
-        let (name, path) = named.ok_or_else(|| format!("`{given}` is not NAME=DIR"))?;
-        Ok(AdapterConfig { name: name.to_owned(), directory: path.into() })
-    });
-    if given.len() > 1 {
+/// The adapter to merge, and those to serve beside the model.
+fn adapters(settings: &mut Settings) -> (Option<AdapterConfig>, AdaptersConfig) {
+    let mut modules = settings.list("lora-modules", module);
+    let is_enabled = settings.switch("enable-lora");
+    let may_change = settings.switch("allow-runtime-lora-updating");
+    let defaults = AdaptersConfig::default();
+    let max_loras = small(settings, "max-loras", 1, 4096).map_or(defaults.max_loras, |count| count as usize);
+    let max_cpu_loras =
+        small(settings, "max-cpu-loras", 1, 1 << 16).map_or(max_loras, |count| count as usize);
+    let max_lora_rank = small(settings, "max-lora-rank", 1, MAX_SERVED_RANK as u32);
+    let max_lora_rank = max_lora_rank.map_or(defaults.max_lora_rank, |rank| rank as usize);
+    if max_cpu_loras < max_loras {
+        settings
+            .problem(format!("max-cpu-loras is {max_cpu_loras}, it must be at least max-loras, {max_loras}"));
+    }
+    if may_change && !is_enabled {
+        settings.problem("allow-runtime-lora-updating needs enable-lora");
+    }
+    if let Some(twice) = first_named_twice(&modules) {
+        settings.problem(format!("lora-modules names two adapters `{twice}`; give each its own name"));
+    }
+    if is_enabled {
+        let config =
+            AdaptersConfig { is_enabled, modules, max_loras, max_cpu_loras, max_lora_rank, may_change };
+        return (None, config);
+    }
+    if modules.len() > 1 {
         settings.problem(format!(
-            "lora-modules has {} adapters; one is merged into the weights, several at once are not served yet",
-            given.len()
+            "lora-modules has {} adapters; without enable-lora one is merged into the weights",
+            modules.len()
         ));
     }
-    given.pop()
+    (modules.pop(), defaults)
+}
+
+/// An adapter of `--lora-modules`: `NAME=DIR`, or vLLM's JSON with `name` and `path`.
+fn module(given: &str) -> Result<AdapterConfig, String> {
+    if given.starts_with('{') {
+        let parsed: serde_json::Value = serde_json::from_str(given).map_err(|error| error.to_string())?;
+        let text = |field: &str| parsed[field].as_str().filter(|text| !text.is_empty());
+        let (name, path) = text("name").zip(text("path")).ok_or("JSON needs the texts `name` and `path`")?;
+        return Ok(AdapterConfig { name: name.to_owned(), directory: path.into() });
+    }
+    let named = given.split_once('=').filter(|(name, path)| !name.is_empty() && !path.is_empty());
+    let (name, path) = named.ok_or_else(|| format!("`{given}` is not NAME=DIR"))?;
+    Ok(AdapterConfig { name: name.to_owned(), directory: path.into() })
+}
+
+fn first_named_twice(modules: &[AdapterConfig]) -> Option<&str> {
+    let mut seen = std::collections::HashSet::new();
+    modules.iter().map(|module| &*module.name).find(|name| !seen.insert(*name))
 }
 
 /// The `--threads` setting; 0 if unset.

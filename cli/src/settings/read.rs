@@ -52,6 +52,7 @@ impl FrontSettings {
             api_keys,
             allowed_origins: settings.list("allowed-origins", origins).concat(),
             batch_dir: settings.value("batch-dir", text).map(PathBuf::from),
+            runtime_adapters: settings.switch("allow-runtime-lora-updating"),
             refuse_unknown_fields: settings.switch("refuse-unknown-fields"),
             admission,
             limits: RequestLimits { request_timeout, logprobs, ..defaults.limits },

@@ -1,5 +1,6 @@
 //! Tests with real `skein` processes and real sockets: what a user sees, also when workers are killed.
 
+mod adapters;
 mod chaos;
 mod etcd;
 mod faults;

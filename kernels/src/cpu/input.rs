@@ -232,6 +232,15 @@ impl Input {
         rows.for_each(|(row, to)| to.copy_from_slice(&row[..self.width]));
     }
 
+    /// The rows as `f32`, and the values from one row to the next.
+    ///
+    /// # Panics
+    /// If they are encoded otherwise.
+    pub fn as_f32(&self) -> (&[f32], usize) {
+        assert_eq!(self.encoding, Encoding::F32, "rows are f32");
+        self.values()
+    }
+
     /// From now on, encoded value `i` is value `order[i]` of its row, for products with a matrix of that
     /// [order](super::packed::Packed::with_order); `None` keeps the order.
     pub fn set_order(&mut self, order: Option<Order>) {

@@ -14,6 +14,7 @@ pub mod join;
 pub mod kv_cache;
 pub mod latent;
 pub mod layer_norm;
+pub mod low_rank;
 pub mod math;
 pub mod matmul;
 pub mod matrix;

@@ -12,13 +12,14 @@ use crate::links::worker_client::CallError;
 use crate::receipt::Receipt;
 
 /// Attributes of a choice's terms, in the order of [`Terms::named`](crate::fleet::Terms::named).
-const TERMS: [&str; 6] = [
+const TERMS: [&str; 7] = [
     "skein.route.queue",
     "skein.route.prefill",
     "skein.route.blocks",
     "skein.route.seats",
     "skein.route.step",
     "skein.route.slowdown",
+    "skein.route.adapter",
 ];
 
 /// How a call ended, for its span.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use skein_proto::TokenId;
+use skein_proto::adapter::AdapterId;
 use skein_proto::block_hash::{self, BlockHash};
 
 use super::policy::Demand;
@@ -20,6 +21,8 @@ pub struct Job {
     pub cacheable: bool,
     /// Grammar fingerprint that the worker must have; 0 = any, for a request without a grammar.
     pub grammar_fingerprint: u64,
+    /// Adapter that the worker must have.
+    pub adapter: Option<AdapterId>,
     /// Hash of the prompt's beginning: equal for requests that share it.
     pub affinity: u64,
     /// Its block hashes, for each block size in the fleet.
@@ -61,6 +64,7 @@ impl Job {
             demand,
             cacheable: true,
             grammar_fingerprint: 0,
+            adapter: None,
             affinity: block_hash::extend(root, &prompt[..prompt.len().min(AFFINITY_TOKENS)]),
             chains: block_sizes.iter().map(chain).collect(),
             picked: None,

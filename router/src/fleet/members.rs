@@ -65,6 +65,7 @@ impl Fleet {
         self.standings.remove(id);
         self.index.remove(id);
         self.streams.forget_worker(id);
+        self.adapters.forget(id);
         vec![Action::Unfollow(id), Action::Recheck(id)]
     }
 

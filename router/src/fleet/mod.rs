@@ -5,6 +5,7 @@
 //! breaker is not open, and no stream has just broken on it. Nothing here depends on clients or on a
 //! request's content.
 
+mod adapters;
 pub mod breaker;
 mod event;
 mod job;
@@ -33,6 +34,8 @@ use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 use crate::receipt::Receipt;
 use crate::request::ModelLimits;
 
+use adapters::FleetAdapters;
+pub use adapters::KnownAdapters;
 use breaker::Outcome;
 pub use event::{Action, Event, Notice};
 pub use job::{Job, WorkerPlacement};
@@ -68,6 +71,7 @@ pub struct Fleet {
     picker: Picker,
     scratch: Scratch,
     streams: StreamDirectory,
+    adapters: FleetAdapters,
     /// Limits of the last ready workers.
     known_limits: Option<ModelLimits>,
     ticked_at: Option<Timestamp>,
@@ -99,6 +103,7 @@ impl Fleet {
             picker: Picker::default(),
             scratch: Scratch::default(),
             streams,
+            adapters: FleetAdapters::default(),
             known_limits: None,
             ticked_at: None,
             next_id: 0,
@@ -153,7 +158,7 @@ impl Fleet {
         without: &[WorkerId],
         rng: &mut impl Rng,
     ) -> Option<Pick> {
-        let Self { index, standings, picker, scratch: Scratch { hits, views }, members, .. } = self;
+        let Self { index, standings, picker, scratch: Scratch { hits, views }, members, adapters, .. } = self;
         hits.resize_with(job.chains.len(), Hits::default);
         for ((_, chain), hits) in job.chains.iter().zip(&mut *hits) {
             index.search(if job.cacheable { chain } else { &[] }, hits);
@@ -168,13 +173,15 @@ impl Fleet {
         let wanted = good.filter(|standing| {
             picked.is_none_or(|&id| standing.view.id == id)
                 && [0, standing.grammar_fingerprint].contains(&job.grammar_fingerprint)
+                && job.adapter.is_none_or(|adapter| adapters.find(standing.view.id, adapter).is_some())
         });
         views.clear();
         views.extend(wanted.map(|standing| {
             let block_size = standing.view.block_size;
             let hits = job.chains.iter().zip(&*hits).find(|((size, _), _)| *size == block_size);
             let blocks = hits.map_or(0, |(_, hits)| hits.blocks(standing.column));
-            standing.seen(now, blocks, job.demand.prompt_tokens)
+            let is_cold = job.adapter.is_some_and(|it| adapters.find(standing.view.id, it) != Some(true));
+            WorkerView { reads_adapter: is_cold, ..standing.seen(now, blocks, job.demand.prompt_tokens) }
         }));
         picker.pick(&job.demand, job.affinity, views, rng)
     }
@@ -363,6 +370,11 @@ impl Fleet {
         self.workers.iter().map(status).collect()
     }
 
+    /// Adapters of all workers.
+    pub fn adapters(&self) -> Arc<KnownAdapters> {
+        self.adapters.known()
+    }
+
     /// Whether workers accept requests, but none has the grammars of `fingerprint`.
     pub fn lacks_grammars(&self, now: Timestamp, fingerprint: u64) -> bool {
         let mut ready = self.standings.takers(now).peekable();
@@ -418,6 +430,7 @@ impl Fleet {
         if !worker.is_at(info.epoch) {
             self.index.remove(id);
             self.streams.forget_worker(id);
+            self.adapters.forget(id);
             if worker.info.is_some() {
                 actions.push(Action::Recheck(id));
             }
@@ -490,6 +503,7 @@ impl Fleet {
                 }
                 self.index.expect(id, Expectation::Admitted, &hashes, now);
             }
+            WatchBody::Adapters(adapters) => self.adapters.report(id, adapters),
             WatchBody::Unknown => {}
         }
         Ok(())

@@ -30,6 +30,9 @@ const TIE_SECONDS: f64 = 0.000_1;
 /// How much the slowdown of running streams counts, for a full batch, as a fraction of the prefill time.
 const SLOWDOWN_WEIGHT: f64 = 0.5;
 
+/// Time to read an adapter into memory, seconds: tens of megabytes, arranged for products.
+const ADAPTER_SECONDS: f64 = 0.1;
+
 /// Under consistent hashing, a worker with more than this multiple of the mean number of running sequences
 /// gets no more (Mirrokni et al., Consistent Hashing with Bounded Loads, 2016).
 const BOUNDED_LOAD: f64 = 1.25;
@@ -108,6 +111,8 @@ pub struct WorkerView {
     pub max_num_seqs: u32,
     /// Tokens in a KV block.
     pub block_size: u32,
+    /// Whether it must read the request's adapter from disk first.
+    pub reads_adapter: bool,
 }
 
 /// The chosen worker, and the prediction behind the choice.
@@ -142,16 +147,18 @@ pub struct Terms {
     pub step: f64,
     /// Cost of the prefill to running streams.
     pub slowdown: f64,
+    /// Time to read the request's adapter.
+    pub adapter: f64,
 }
 
 impl Terms {
     /// The predicted time.
     pub fn sum(&self) -> f64 {
-        self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown
+        self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown + self.adapter
     }
 
     /// Each component with its name.
-    pub fn named(&self) -> [(&'static str, f64); 6] {
+    pub fn named(&self) -> [(&'static str, f64); 7] {
         [
             ("queue", self.queue),
             ("prefill", self.prefill),
@@ -159,6 +166,7 @@ impl Terms {
             ("seats", self.seats),
             ("step", self.step),
             ("slowdown", self.slowdown),
+            ("adapter", self.adapter),
         ]
     }
 }
@@ -339,6 +347,7 @@ fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
         seats: f64::from(without_seat) * f64::from(EXPECTED_OUTPUT_TOKENS) * each_decode,
         step: running * each_decode,
         slowdown: SLOWDOWN_WEIGHT * (running / f64::from(seats)) * uncached * each_prefill,
+        adapter: if worker.reads_adapter { ADAPTER_SECONDS } else { 0.0 },
     }
 }
 
@@ -384,7 +393,15 @@ mod tests {
             decode_tokens_per_second: 200.0,
         };
         let name_hash = u64::from(id);
-        WorkerView { id: WorkerId(id), name_hash, hit_tokens, load, max_num_seqs: 64, block_size: 16 }
+        WorkerView {
+            id: WorkerId(id),
+            name_hash,
+            hit_tokens,
+            load,
+            max_num_seqs: 64,
+            block_size: 16,
+            reads_adapter: false,
+        }
     }
 
     /// How often each worker is picked for a prompt of 1000 tokens, of 1000 draws.

@@ -246,9 +246,11 @@ impl Worker {
         }
         match (&event.body, self.position) {
             (WatchBody::Snapshot { .. }, _) => self.position = Position::Next(event.sequence),
-            (WatchBody::Load(..), Position::Unknown) => {}
-            (WatchBody::Load(..), Position::Next(next)) if event.sequence > next => return LogFit::Gap,
-            (WatchBody::Load(..), Position::Next(_)) => {}
+            (WatchBody::Load(..) | WatchBody::Adapters(_), Position::Unknown) => {}
+            (WatchBody::Load(..) | WatchBody::Adapters(_), Position::Next(next)) if event.sequence > next => {
+                return LogFit::Gap;
+            }
+            (WatchBody::Load(..) | WatchBody::Adapters(_), Position::Next(_)) => {}
             (_, Position::Unknown) => return LogFit::Gap,
             (_, Position::Next(next)) if event.sequence < next => return LogFit::Old,
             (_, Position::Next(next)) if event.sequence > next => return LogFit::Gap,
@@ -306,6 +308,7 @@ impl Worker {
                 load: self.ledger.current(),
                 max_num_seqs: info.max_num_seqs,
                 block_size: info.block_size,
+                reads_adapter: false,
             },
             column,
             grammar_fingerprint: info.grammar_fingerprint,

@@ -42,7 +42,7 @@ pub async fn create(
         GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
     let mut merged = Merged::start(&app, &tenant, vec![draft]).await?;
-    let answer = Answer::new(app, call);
+    let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
         merged.wait_for_first().await?;
         let outgoing = Outgoing::new(&id, answer.choices(&merged), wants.had);
@@ -169,12 +169,12 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(app: App, call: GenerationCall) -> Self {
+    fn new(app: App, call: GenerationCall, merged: &Merged) -> Self {
         let heading = Heading {
             id: format!("chatcmpl-{}", call.id),
             object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
             created: clock::unix_time().as_secs(),
-            model: app.text.name().to_string(),
+            model: merged.shown_model(&app.text.name()).to_string(),
         };
         Self { app, call, heading }
     }

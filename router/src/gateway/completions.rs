@@ -209,7 +209,7 @@ impl Answer {
             id: format!("cmpl-{}", call.id),
             object: "text_completion",
             created: clock::unix_time().as_secs(),
-            model: app.text.name().to_string(),
+            model: merged.shown_model(&app.text.name()).to_string(),
         };
         let n = merged.prompts().first().map_or(1, |prompt| prompt.request.n as usize);
         let choice = |_| Choice {

@@ -110,6 +110,11 @@ impl Merged {
         None
     }
 
+    /// Name that answers show: that of the requests' adapter, or `model`.
+    pub fn shown_model(&self, model: &Arc<str>) -> Arc<str> {
+        self.prompts.first().map_or(model, |prompt| prompt.request.shown_model()).clone()
+    }
+
     /// The prompts, in the order of the drafts.
     pub fn prompts(&self) -> &[Prompted] {
         &self.prompts

@@ -1,6 +1,7 @@
 //! The OpenAI API over HTTP: translates JSON and SSE to and from the router's request types. It knows field
 //! names and answer formats. Policy, retries and checks of values are elsewhere (`validate`).
 
+mod adapters;
 mod auth;
 mod batches;
 mod chat;
@@ -57,7 +58,12 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
     let keys = ApiKeys::new(&app.config.api_keys);
     let root_path = app.config.root_path.clone();
     let cors = cors::layer(&app.config.allowed_origins);
+    let runtime_adapters = Router::new()
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload));
+    let runtime_adapters = if app.config.runtime_adapters { runtime_adapters } else { Router::new() };
     let api = Router::new()
+        .merge(runtime_adapters)
         .route("/v1/models", get(models::list))
         .route("/v1/models/", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))

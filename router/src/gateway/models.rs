@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::refused::Refused;
 use crate::app::App;
 use crate::refusal::Refusal;
-use crate::validate::check_model;
 
 pub async fn list(State(app): State<App>) -> Json<Value> {
-    let data: Vec<Value> = app.text.served_names.iter().map(|name| model(&app, name)).collect();
+    let mut data: Vec<Value> = app.text.served_names.iter().map(|name| model(&app, name, false)).collect();
+    data.extend(app.generator.adapters().by_name.keys().map(|name| model(&app, name, true)));
     Json(json!({"object": "list", "data": data}))
 }
 
@@ -21,8 +21,8 @@ pub async fn retrieve(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, Refused> {
     let Path(id) = id.map_err(|_| Refusal::invalid("model", "The model's name in the path is not UTF-8."))?;
-    check_model(Some(&id), &app.text)?;
-    Ok(Json(model(&app, &id)))
+    let adapter = app.check_model(Some(&id))?;
+    Ok(Json(model(&app, &id, adapter.is_some())))
 }
 
 pub async fn version() -> Json<Value> {
@@ -42,10 +42,11 @@ pub async fn ready(State(app): State<App>) -> Result<Json<Value>, Refused> {
 }
 
 /// A model in vLLM's format. `max_model_len` comes from the workers and is null while none is ready.
-fn model(app: &App, name: &str) -> Value {
+fn model(app: &App, name: &str, is_adapter: bool) -> Value {
     let max_model_len = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
+    let parent = is_adapter.then(|| app.text.name().to_string());
     json!({
-        "id": name, "object": "model", "created": app.created, "owned_by": "skein", "root": name, "parent": null,
+        "id": name, "object": "model", "created": app.created, "owned_by": "skein", "root": name, "parent": parent,
         "max_model_len": max_model_len,
     })
 }

@@ -24,7 +24,6 @@ use crate::tenant::Tenant;
 use crate::text::model_text::Facts;
 use crate::text::strftime::strftime;
 use crate::text::text_stream::{TextDelta, TextFinish};
-use crate::validate::check_model;
 
 /// Version of Ollama's API implemented here. Clients compare it with the version that they require.
 const API_VERSION: &str = "0.6.4";
@@ -73,7 +72,7 @@ async fn tags(State(app): State<App>) -> Json<Value> {
 async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, Failure> {
     let mut fields = Fields::read(request, &app).await?;
     let name = fields.string("model").or_else(|| fields.string("name"));
-    check_model(name.as_deref().map(untagged), &app.text)?;
+    app.check_model(name.as_deref().map(untagged))?;
     let context = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
     let facts = &app.text.facts;
     // Clients look up the context length under the architecture's name.
@@ -191,7 +190,7 @@ async fn answer(
     let shown = model.unwrap_or_else(|| app.text.name().to_string());
     let Some(prompt) = prompt else {
         // A request without a prompt asks Ollama to load the model, which is always loaded here.
-        check_model(Some(&name).filter(|name| !name.is_empty()).map(String::as_str), &app.text)?;
+        app.check_model(Some(&name).filter(|name| !name.is_empty()).map(String::as_str))?;
         let line = Lines { kind, model: shown, received_at, first_at: None };
         return Ok(Json(line.last("load", "", (0, 0))).into_response());
     };

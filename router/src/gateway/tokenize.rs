@@ -13,12 +13,12 @@ use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
 use crate::text::model_text::ChatPrompt;
-use crate::validate::{check_model, most_to_tokenize, token_id};
+use crate::validate::{most_to_tokenize, token_id};
 
 /// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
     let mut fields = Fields::read(request, &app).await?;
-    check_model(fields.string("model").as_deref(), &app.text)?;
+    app.check_model(fields.string("model").as_deref())?;
     let limits = app.generator.model_limits()?;
     let return_token_strs = fields.bool("return_token_strs");
     let prompt = match fields.take("prompt") {
@@ -48,7 +48,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
 /// `{tokens}` → `{prompt}`
 pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
     let mut fields = Fields::read(request, &app).await?;
-    check_model(fields.string("model").as_deref(), &app.text)?;
+    app.check_model(fields.string("model").as_deref())?;
     let tokens = fields.integers("tokens");
     fields.finish(app.config.refuse_unknown_fields)?;
     let tokens =

@@ -18,7 +18,7 @@ use crate::tenant::Tenant;
 use crate::text::model_text::ChatPrompt;
 use crate::text::received::{Received, Remainder};
 use crate::text::text_stream::{TextDelta, TextStream};
-use crate::validate::{check_model, most_to_tokenize, token_id};
+use crate::validate::{most_to_tokenize, token_id};
 
 /// skein.v1.Inference over an [`App`].
 pub struct InferenceService {
@@ -52,12 +52,13 @@ impl Inference for InferenceService {
         _: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let limits = self.app.generator.model_limits().map_err(|refusal| status(&refusal))?;
+        let adapters = self.app.generator.adapters();
         let model = |name: &std::sync::Arc<str>| v1::Model {
             id: name.to_string(),
             max_model_len: limits.max_model_len,
         };
         Ok(Response::new(v1::ListModelsResponse {
-            models: self.app.text.served_names.iter().map(model).collect(),
+            models: self.app.text.served_names.iter().chain(adapters.by_name.keys()).map(model).collect(),
         }))
     }
 
@@ -102,7 +103,7 @@ impl InferenceService {
     }
 
     async fn tokenized(&self, request: v1::TokenizeRequest) -> Result<v1::TokenizeResponse, Refusal> {
-        check_model(convert::given(request.model).as_deref(), &self.app.text)?;
+        self.app.check_model(convert::given(request.model).as_deref())?;
         let limits = self.app.generator.model_limits()?;
         let add_special_tokens = request.add_special_tokens.unwrap_or(true);
         let prompt = match request.input {
@@ -122,7 +123,7 @@ impl InferenceService {
     }
 
     async fn detokenized(&self, request: v1::DetokenizeRequest) -> Result<v1::DetokenizeResponse, Refusal> {
-        check_model(convert::given(request.model).as_deref(), &self.app.text)?;
+        self.app.check_model(convert::given(request.model).as_deref())?;
         let text = self.app.text.clone();
         let vocab_size = text.tokenizer.bytes().vocab_size();
         let tokens: Result<Vec<TokenId>, Refusal> = request

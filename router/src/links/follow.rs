@@ -130,6 +130,8 @@ async fn session(
     *reached = Reached::Worker;
     let (backend, version) = (info.backend.clone(), info.version.clone());
     workers.connect(worker, client.clone());
+    // Before it gets requests.
+    workers.adapter_changes.repeat(&client).await;
     workers.handle(Event::Connected(worker, info));
     let mut subscriptions = 0u32;
     'subscribe: loop {

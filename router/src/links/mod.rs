@@ -3,6 +3,7 @@
 //! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer, and `totals` sums
 //! the workers' counters. Nothing here depends on clients or makes decisions.
 
+pub(crate) mod adapters;
 pub(crate) mod errands;
 pub(crate) mod follow;
 mod link_log;

@@ -47,6 +47,14 @@ pub trait Transport: Debug + Send + Sync + 'static {
     fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse>;
     /// `Worker.Watch`: follows the worker's log.
     fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>>;
+    /// `Worker.LoadAdapter`: serves an adapter.
+    fn load_adapter(&self, _request: wire::LoadAdapterRequest) -> Call<'_, wire::LoadAdapterResponse> {
+        Box::pin(async { Err(Status::unimplemented("this transport loads no adapters")) })
+    }
+    /// `Worker.UnloadAdapter`: takes no more requests for an adapter.
+    fn unload_adapter(&self, _request: wire::UnloadAdapterRequest) -> Call<'_, wire::UnloadAdapterResponse> {
+        Box::pin(async { Err(Status::unimplemented("this transport unloads no adapters")) })
+    }
 }
 
 /// Opens connections to workers.
@@ -161,6 +169,18 @@ impl Transport for GrpcTransport {
         let call = self.call(request);
         let mut control = self.control.clone();
         Box::pin(async move { Ok(control.watch(call).await?.into_inner().boxed()) })
+    }
+
+    fn load_adapter(&self, request: wire::LoadAdapterRequest) -> Call<'_, wire::LoadAdapterResponse> {
+        let call = self.call(request);
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.load_adapter(call).await?.into_inner()) })
+    }
+
+    fn unload_adapter(&self, request: wire::UnloadAdapterRequest) -> Call<'_, wire::UnloadAdapterResponse> {
+        let call = self.call(request);
+        let mut control = self.control.clone();
+        Box::pin(async move { Ok(control.unload_adapter(call).await?.into_inner()) })
     }
 }
 

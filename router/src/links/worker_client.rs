@@ -9,6 +9,7 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use skein_node::trace::{Headers, TRACEPARENT, TRACESTATE};
 use skein_proto::TokenId;
+use skein_proto::adapter::AdapterId;
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
 use skein_proto::placement::Placement;
@@ -23,6 +24,8 @@ use super::transport::{Connector, Transport, error_chain};
 use crate::request::TokenRequest;
 
 const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
+/// A worker reads an adapter whole before it answers.
+const ADAPTER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One attempt to have the rest of a request generated.
 #[derive(Debug, Clone)]
@@ -154,6 +157,26 @@ impl WorkerClient {
         Ok(answer.found)
     }
 
+    /// Has the worker serve the adapter in `path` as `name`; it must have the identity `id`, if given.
+    pub async fn load_adapter(
+        &self,
+        name: &str,
+        path: &str,
+        id: Option<AdapterId>,
+    ) -> Result<AdapterId, CallError> {
+        let id = id.map_or(0, |id| id.0);
+        let request = wire::LoadAdapterRequest { name: name.to_owned(), path: path.to_owned(), id };
+        let answer = tokio::time::timeout(ADAPTER_TIMEOUT, self.transport.load_adapter(request)).await;
+        let answer = answer.map_err(|_| CallError::fault("no answer in time"))?.map_err(call_error)?;
+        AdapterId::from_wire(answer.id).ok_or_else(|| CallError::fault("an adapter without identity"))
+    }
+
+    /// Has the worker take no more requests for an adapter; false if it has none of this name.
+    pub async fn unload_adapter(&self, name: &str) -> Result<bool, CallError> {
+        let request = wire::UnloadAdapterRequest { name: name.to_owned() };
+        Ok(bounded(self.transport.unload_adapter(request)).await?.found)
+    }
+
     /// Aborts one sample of an attempt.
     pub async fn abort(&self, id: String, sample_index: u32) -> Result<(), CallError> {
         bounded(self.transport.abort(wire::AbortRequest { request_id: id, sample_index })).await?;
@@ -229,6 +252,7 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
         stream_key: stream_key.to_wire(),
         linger_ms: millis(linger),
         call: request.call,
+        adapter: request.adapter.as_ref().map_or(0, |adapter| adapter.id.0),
     }
 }
 

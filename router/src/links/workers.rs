@@ -10,9 +10,12 @@ use skein_node::clock;
 use skein_node::discovery::Member;
 use skein_node::signal::{Listener, Signal};
 use skein_proto::TokenId;
+use skein_proto::adapter;
 use skein_proto::block_hash;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::watch::WatchBody;
 
+use super::adapters::AdapterChanges;
 use super::errands::Errands;
 use super::seats::{Seats, Ticket};
 use super::totals::Totals;
@@ -20,7 +23,9 @@ use super::transport::Connector;
 use super::worker_client::WorkerClient;
 use crate::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
-use crate::fleet::{self, Action, Fleet, Job, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement};
+use crate::fleet::{
+    self, Action, Fleet, Job, KnownAdapters, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement,
+};
 use crate::receipt::Receipt;
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
@@ -37,6 +42,8 @@ pub(crate) struct Workers {
     /// The fleet's block sizes. They have their own lock because a request is hashed before the fleet is
     /// locked.
     block_sizes: RwLock<Arc<[u32]>>,
+    /// The fleet's adapters, which each request looks up before the fleet is locked.
+    adapters: RwLock<Arc<KnownAdapters>>,
     changes: Signal,
     rechecks: Signal,
     attempts: AtomicU64,
@@ -52,6 +59,8 @@ pub(crate) struct Workers {
     pub(crate) seats: Seats,
     /// Sums of the workers' counters, for metrics.
     pub(crate) totals: Totals,
+    /// Adapters loaded and unloaded at run time.
+    pub(crate) adapter_changes: AdapterChanges,
 }
 
 /// Locked for microseconds, never across an await.
@@ -116,6 +125,7 @@ impl Workers {
             router_id: fleet.router_id(),
             state: Mutex::new(State { fleet, clients: BTreeMap::new(), rng }),
             block_sizes: RwLock::default(),
+            adapters: RwLock::default(),
             changes: Signal::default(),
             rechecks: Signal::default(),
             attempts: AtomicU64::new(0),
@@ -126,6 +136,7 @@ impl Workers {
             errands,
             seats: Seats::default(),
             totals: Totals::default(),
+            adapter_changes: AdapterChanges::default(),
         }
     }
 
@@ -133,11 +144,16 @@ impl Workers {
     /// worker may be lost.
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let connected = matches!(event, fleet::Event::Connected(..));
+        let is_of_adapters =
+            matches!(&event, fleet::Event::Watched(_, event) if matches!(event.body, WatchBody::Adapters(_)));
         let actions = self.with_fleet(|fleet| {
             let actions = fleet.handle(clock::now(), event);
             if connected || actions.iter().any(|action| matches!(action, Action::Unfollow(_))) {
                 *self.block_sizes.write().unwrap_or_else(PoisonError::into_inner) =
                     fleet.block_sizes().into();
+            }
+            if is_of_adapters {
+                *self.adapters.write().unwrap_or_else(PoisonError::into_inner) = fleet.adapters();
             }
             actions
         });
@@ -177,6 +193,16 @@ impl Workers {
         }
     }
 
+    /// Adapters of all workers.
+    pub(crate) fn adapters(&self) -> Arc<KnownAdapters> {
+        self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Connections to all workers.
+    pub(crate) fn clients(&self) -> Vec<WorkerClient> {
+        self.lock().clients.values().cloned().collect()
+    }
+
     pub(crate) fn has(&self, worker: WorkerId) -> bool {
         self.with_fleet(|fleet| fleet.has(worker))
     }
@@ -209,11 +235,12 @@ impl Workers {
         let block_sizes = self.block_sizes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let output_tokens_left = request.sampling.max_tokens.saturating_sub(delivered.len() as u32);
         let demand = Demand::new(request.prompt.len() + delivered.len(), output_tokens_left, sequences);
-        let root = block_hash::root(&self.model, "", &request.cache_salt);
+        let adapter = request.adapter.as_ref().map(|adapter| adapter.id);
+        let root = block_hash::root(&self.model, &adapter::text_of(adapter), &request.cache_salt);
         let grammar_fingerprint = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.fingerprint);
         let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
         let explained = request.receipts.is_some();
-        Job { grammar_fingerprint, picked: request.picked_worker.clone(), explained, ..job }
+        Job { grammar_fingerprint, adapter, picked: request.picked_worker.clone(), explained, ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,

@@ -9,6 +9,7 @@ use futures::Stream;
 use futures::future::BoxFuture;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
+use skein_proto::adapter::AdapterId;
 use skein_proto::finish::FinishReason;
 use skein_proto::totals::Total;
 
@@ -16,7 +17,7 @@ use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
 use crate::admission::Running;
 use crate::capacity::Capacity;
-use crate::fleet::WorkerStatus;
+use crate::fleet::{KnownAdapters, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
 use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
@@ -64,6 +65,18 @@ impl Generator for Metered {
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         self.inner.model_limits()
+    }
+
+    fn adapters(&self) -> Arc<KnownAdapters> {
+        self.inner.adapters()
+    }
+
+    fn load_adapter<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        self.inner.load_adapter(name, path)
+    }
+
+    fn unload_adapter<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
+        self.inner.unload_adapter(name)
     }
 
     fn ready(&self) -> Result<(), Refusal> {

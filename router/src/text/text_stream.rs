@@ -315,6 +315,7 @@ mod tests {
     use super::*;
     use crate::config::RequestLimits;
     use crate::drain::Drain;
+    use crate::fleet::KnownAdapters;
     use crate::generator::Generator;
     use crate::request::{Draft, Prompt};
     use crate::testing::{Say, Script, delta, finish, model_text, tokens};
@@ -325,8 +326,14 @@ mod tests {
     async fn start(script: &Script, sampling: SamplingOptions) -> TextStream {
         let draft = Draft { prompt: Prompt::Text("hi".to_owned()), sampling, ..Draft::default() };
         let (text, limits) = (model_text(), script.model_limits().unwrap());
-        let (request, options) =
-            validate(draft, &text, &limits, &RequestLimits::default(), Timestamp::ZERO).unwrap();
+        let (request, options) = validate(
+            draft,
+            &text,
+            (&limits, &KnownAdapters::default()),
+            &RequestLimits::default(),
+            Timestamp::ZERO,
+        )
+        .unwrap();
         let source = script.submit(request.clone()).await.unwrap();
         TextStream::new(source, &request, &options, &text, Drain::default().enter().unwrap())
     }

@@ -18,10 +18,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
 use crate::faults::Faults;
+use crate::fleet::KnownAdapters;
 use crate::formats::Opening;
 use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
-use crate::request::{Draft, ModelLimits, Prompt, TokenRequest};
+use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 
@@ -41,11 +42,11 @@ const MAX_BIAS: f64 = 100.0;
 pub fn validate(
     mut draft: Draft,
     text: &ModelText,
-    model: &ModelLimits,
+    (model, adapters): (&ModelLimits, &KnownAdapters),
     limits: &RequestLimits,
     now: Timestamp,
 ) -> Result<(TokenRequest, TextOptions), Refusal> {
-    check_model(draft.model.as_deref(), text)?;
+    let adapter = check_model(draft.model.as_deref(), text, adapters)?;
     let mut faults = Faults::default();
     let own_id = faults.value_of(request_id(draft.request_id.take()));
     let call = draft.tenant.call(&own_id);
@@ -82,6 +83,7 @@ pub fn validate(
     let mut request = TokenRequest {
         id,
         model: text.name(),
+        adapter,
         prompt: prompt.into(),
         sampling: Arc::new(sampling),
         n,
@@ -122,14 +124,24 @@ fn operation(prompt: &Prompt) -> &'static str {
     }
 }
 
-/// Refuses a model that is not served. `None` means the served one.
-pub fn check_model(model: Option<&str>, text: &ModelText) -> Result<(), Refusal> {
-    match model {
-        Some(name) if !text.served_names.iter().any(|served| **served == *name) => {
-            Err(Refusal::ModelNotFound { asked: name.chars().take(200).collect(), served: text.name() })
-        }
-        _ => Ok(()),
-    }
+/// The adapter that `model` names; `None` if it is the model alone, as without a name.
+///
+/// # Errors
+/// If no model or adapter has this name.
+pub fn check_model(
+    model: Option<&str>,
+    text: &ModelText,
+    adapters: &KnownAdapters,
+) -> Result<Option<AdapterRef>, Refusal> {
+    let Some(asked) = model.filter(|name| !text.served_names.iter().any(|served| **served == **name)) else {
+        return Ok(None);
+    };
+    let found = adapters.by_name.get_key_value(asked);
+    let found = found.map(|(name, id)| Some(AdapterRef { name: name.clone(), id: *id }));
+    found.ok_or_else(|| Refusal::ModelNotFound {
+        asked: asked.chars().take(200).collect(),
+        served: text.name(),
+    })
 }
 
 /// Converts any kind of prompt to token ids: at least one, all within the vocabulary. A chat also returns the

@@ -3,13 +3,20 @@
 use super::*;
 use crate::testing;
 use serde_json::json;
+use skein_proto::adapter::AdapterId;
 
 const GOLDEN_SEEDS: [u64; 4] =
     [7768404102018490534, 10201980388726181575, 14158958447135364054, 11898486305011032276];
 const MODEL: ModelLimits = ModelLimits { max_model_len: 64, vocab_size: 300, max_num_seqs: 128 };
 
 fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
-    validate(draft, &testing::model_text(), &MODEL, &RequestLimits::default(), Timestamp::ZERO)
+    validate(
+        draft,
+        &testing::model_text(),
+        (&MODEL, &KnownAdapters::default()),
+        &RequestLimits::default(),
+        Timestamp::ZERO,
+    )
 }
 
 fn draft(sampling: SamplingOptions) -> Draft {
@@ -97,7 +104,13 @@ fn a_text_with_tokens_outside_the_models_vocabulary_is_refused_by_the_router() {
     let small = ModelLimits { vocab_size: 126, ..MODEL };
     let run = |prompt| {
         let draft = Draft { prompt, ..Draft::default() };
-        validate(draft, &testing::model_text(), &small, &RequestLimits::default(), Timestamp::ZERO)
+        validate(
+            draft,
+            &testing::model_text(),
+            (&small, &KnownAdapters::default()),
+            &RequestLimits::default(),
+            Timestamp::ZERO,
+        )
     };
     assert!(run(Prompt::Text("ay".to_owned())).is_ok());
     let refusal = run(Prompt::Text("az".to_owned())).unwrap_err();
@@ -118,8 +131,14 @@ fn a_text_with_tokens_outside_the_models_vocabulary_is_refused_by_the_router() {
 fn more_samples_than_a_worker_runs_at_once_are_refused_by_the_router() {
     let small = ModelLimits { max_num_seqs: 8, ..MODEL };
     let draft = draft(SamplingOptions { n: Some(9), ..some() });
-    let refusal = validate(draft, &testing::model_text(), &small, &RequestLimits::default(), Timestamp::ZERO)
-        .unwrap_err();
+    let refusal = validate(
+        draft,
+        &testing::model_text(),
+        (&small, &KnownAdapters::default()),
+        &RequestLimits::default(),
+        Timestamp::ZERO,
+    )
+    .unwrap_err();
     assert_eq!((refusal.param(), refusal.to_string().as_str()), (Some("n"), "n must be in [1, 8], got 9."));
 }
 
@@ -185,7 +204,17 @@ fn calls_with_different_stop_strings_share_no_stream() {
 fn absent_values_take_the_models_defaults() {
     let generation = json!({"do_sample": true, "temperature": 0.5, "top_k": 7, "max_new_tokens": 5});
     let text = testing::model_text_with(&generation, None);
-    let run = |draft| validate(draft, &text, &MODEL, &RequestLimits::default(), Timestamp::ZERO).unwrap().0;
+    let run = |draft| {
+        validate(
+            draft,
+            &text,
+            (&MODEL, &KnownAdapters::default()),
+            &RequestLimits::default(),
+            Timestamp::ZERO,
+        )
+        .unwrap()
+        .0
+    };
     let sampling = run(draft(some())).sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.5, 7, 5));
     let given = SamplingOptions { temperature: Some(0.0), top_k: Some(-1), max_tokens: Some(9), ..some() };
@@ -205,4 +234,21 @@ fn values_are_clamped_where_the_api_says_so() {
     let sampling = run(draft(given)).unwrap().0.sampling;
     assert_eq!(sampling.logit_bias, [(1, 100.0), (2, -100.0)]);
     assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.0, 300, u64::MAX));
+}
+
+#[test]
+fn a_name_is_the_models_or_an_adapters_or_refused() {
+    let text = testing::model_text();
+    let by_name = [("sql".into(), AdapterId(7))].into();
+    let adapters = KnownAdapters { by_name, list: Vec::new() };
+    let named = |model: Option<&str>| {
+        let draft = Draft { model: model.map(str::to_owned), ..draft(some()) };
+        validate(draft, &text, (&MODEL, &adapters), &RequestLimits::default(), Timestamp::ZERO)
+    };
+    assert_eq!(named(None).unwrap().0.adapter, None);
+    assert_eq!(named(Some(&text.name())).unwrap().0.adapter, None);
+    let request = named(Some("sql")).unwrap().0;
+    assert_eq!(request.adapter.as_ref().map(|adapter| adapter.id), Some(AdapterId(7)));
+    assert_eq!(&**request.shown_model(), "sql");
+    assert!(matches!(named(Some("sqlx")), Err(Refusal::ModelNotFound { .. })));
 }

@@ -259,6 +259,20 @@ impl Worker for Service {
         Ok(Response::new(Box::pin(play(state, deltas, fault))))
     }
 
+    async fn load_adapter(
+        &self,
+        _: Request<wire::LoadAdapterRequest>,
+    ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
+    async fn unload_adapter(
+        &self,
+        _: Request<wire::UnloadAdapterRequest>,
+    ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
+        Err(Status::unimplemented("it has no adapters"))
+    }
+
     async fn abort(
         &self,
         request: Request<wire::AbortRequest>,

@@ -35,7 +35,7 @@ async fn a_receipt_has_every_candidate_its_overlap_and_each_term() {
     assert!(matches!(chosen[..], [worker] if worker["worker"] == holder.as_str()), "{receipt}");
     assert!(chosen[0]["overlap_tokens"].as_u64() >= Some(16), "{receipt}");
     for worker in best {
-        let terms = ["queue", "prefill", "blocks", "seats", "step", "slowdown"];
+        let terms = ["queue", "prefill", "blocks", "seats", "step", "slowdown", "adapter"];
         let sum: f64 = terms.iter().map(|term| worker[term].as_f64().expect("each term is there")).sum();
         let seconds = worker["seconds"].as_f64().expect("there is a sum");
         assert!((sum - seconds).abs() < 1e-5, "{worker}");

@@ -2,6 +2,7 @@
 //! log-probabilities and ends of samples.
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::future::BoxFuture;
@@ -27,12 +28,36 @@ pub struct CuttingConnector {
     plan: Arc<Mutex<Option<(Cut, usize)>>>,
     /// Addresses of workers that died.
     dead: Arc<Mutex<HashSet<String>>>,
+    /// Address of the worker that the last request went to.
+    asked: Arc<Mutex<Option<String>>>,
+    /// Whether the router that uses this connector is dead, so that nothing it sends arrives.
+    is_severed: Arc<AtomicBool>,
 }
 
 impl CuttingConnector {
     /// Cuts after `units`; without a plan it never cuts.
     pub fn new(plan: Option<(Cut, usize)>) -> Self {
-        Self { plan: Arc::new(Mutex::new(plan)), dead: Arc::default() }
+        Self {
+            plan: Arc::new(Mutex::new(plan)),
+            dead: Arc::default(),
+            asked: Arc::default(),
+            is_severed: Arc::default(),
+        }
+    }
+
+    /// A connector of another router to the same workers. It never cuts.
+    pub fn of_another_router(&self) -> Self {
+        Self { dead: self.dead.clone(), ..Self::new(None) }
+    }
+
+    /// From now on nothing that this router sends arrives: no abort of a stream that its death leaves behind.
+    pub fn sever(&self) {
+        self.is_severed.store(true, Ordering::Relaxed);
+    }
+
+    /// The worker that the last request went to is dead from now on.
+    pub fn kill_the_worker_asked_last(&self) {
+        lock(&self.dead).extend(lock(&self.asked).clone());
     }
 }
 
@@ -58,8 +83,12 @@ struct Cutting {
 
 impl Cutting {
     fn alive(&self) -> Result<(), Status> {
-        let dead = lock(&self.connector.dead).contains(&self.address);
-        if dead { Err(Status::unavailable("it is gone")) } else { Ok(()) }
+        let is_severed = self.connector.is_severed.load(Ordering::Relaxed);
+        if is_severed || lock(&self.connector.dead).contains(&self.address) {
+            Err(Status::unavailable("it is gone"))
+        } else {
+            Ok(())
+        }
     }
 
     /// The stream up to the cut.
@@ -112,6 +141,7 @@ impl Transport for Cutting {
     fn generate(&self, request: Request<wire::GenerateRequest>) -> Call<'_, Messages<wire::GenerateDelta>> {
         async move {
             self.alive()?;
+            *lock(&self.connector.asked) = Some(self.address.clone());
             let deltas = self.inner.generate(request).await?;
             let plan = lock(&self.connector.plan).take();
             Ok(match plan {
@@ -131,11 +161,17 @@ impl Transport for Cutting {
     }
 
     fn abort(&self, request: wire::AbortRequest) -> Call<'_, wire::AbortResponse> {
-        self.inner.abort(request)
+        match self.alive() {
+            Ok(()) => self.inner.abort(request),
+            Err(status) => async { Err(status) }.boxed(),
+        }
     }
 
     fn release(&self, request: wire::ReleaseRequest) -> Call<'_, wire::ReleaseResponse> {
-        self.inner.release(request)
+        match self.alive() {
+            Ok(()) => self.inner.release(request),
+            Err(status) => async { Err(status) }.boxed(),
+        }
     }
 
     fn watch(&self, request: wire::WatchRequest) -> Call<'_, Messages<wire::WorkerEvent>> {

@@ -2,6 +2,7 @@
 //! undisturbed run. Router and workers are real, on the CPU backend with the shipped model; only the
 //! transport between them is a test double.
 
+mod constrained;
 mod cutter;
 mod tool_calls;
 
@@ -41,6 +42,10 @@ async fn start_workers() -> [SocketAddr; 2] {
 }
 
 async fn start_worker_that(speculate: Speculate) -> SocketAddr {
+    start_worker_of(&model(), speculate).await
+}
+
+async fn start_worker_of(model: &Path, speculate: Speculate) -> SocketAddr {
     let config = WorkerConfig {
         scheduler: SchedulerConfig { speculate, ..SchedulerConfig::default() },
         backend: BackendKind::Cpu,
@@ -48,7 +53,7 @@ async fn start_worker_that(speculate: Speculate) -> SocketAddr {
         kv_cache_memory_bytes: Some(64 << 20),
         drain_grace: TIMEOUT,
         shutdown_timeout: TIMEOUT,
-        ..WorkerConfig::new(model(), MODEL)
+        ..WorkerConfig::new(model.to_owned(), MODEL)
     };
     let (ready, address) = oneshot::channel();
     let on_ready = |address| ready.send(address).expect("the test waits for it");

@@ -62,6 +62,8 @@ pub struct Plan {
     pub front_flags: Vec<String>,
     /// Additional flags for workers.
     pub worker_flags: Vec<String>,
+    /// Adapters that requests use in turn with the model alone.
+    pub adapters: Vec<String>,
 }
 
 impl Plan {
@@ -84,6 +86,7 @@ impl Plan {
             silence: None,
             front_flags: Vec::new(),
             worker_flags: Vec::new(),
+            adapters: Vec::new(),
         }
     }
 
@@ -112,7 +115,7 @@ impl Plan {
     }
 
     async fn record(&self, front: &Front) -> Arc<Corpus> {
-        Arc::new(Corpus::record(&front.url, self.cases, self.max_tokens).await)
+        Arc::new(Corpus::record(&front.url, self.cases, self.max_tokens, &self.adapters).await)
     }
 
     fn load(&self, corpus: &Arc<Corpus>, target: Target, tag: &str) -> Load {

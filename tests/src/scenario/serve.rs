@@ -74,7 +74,7 @@ impl<'a> Scene<'a> {
         let mut flags = vec!["--workers", &workers, "--threads", "1", "--log-format", "json"];
         flags.extend(plan.front_flags.iter().map(String::as_str));
         let cluster = Cluster::serve(&plan.binary, &flags).await;
-        let corpus = Corpus::record(&cluster.url, plan.cases, plan.max_tokens).await.into();
+        let corpus = Corpus::record(&cluster.url, plan.cases, plan.max_tokens, &plan.adapters).await.into();
         let load = plan.load(&corpus, Target::plain(&cluster.url), tag);
         let rng = SeededRng::new(plan.seed ^ 0x7365_7276);
         Self { plan, cluster, load, rng, begun: clock::now(), rounds: 0, hits: 0, memory: Vec::new() }

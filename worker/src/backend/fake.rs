@@ -219,7 +219,8 @@ impl FakeBackend {
             assert_eq!(batch.positions[row], position, "rows are consecutive and end at the context's end");
             assert_eq!(batch.slots[row], slot_of(position), "a row writes to its slot in the block table");
             let token = batch.tokens[row];
-            let key = mix(state, u64::from(token) + 1);
+            let adapter = sequence.adapter.as_ref().map_or(0, |adapter| adapter.id.0);
+            let key = mix(state, u64::from(token) + 1) ^ adapter;
             self.slots[batch.slots[row] as usize] = Slot { token, key };
             state = if self.options.reads_context { mix(state, key) } else { key };
             states[row] = state;

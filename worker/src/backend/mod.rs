@@ -13,13 +13,41 @@ mod sampling;
 mod want;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use skein_kernels::collective::Lost;
+use skein_proto::adapter::AdapterId;
+use tokio::sync::Notify;
 
 pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
+use crate::model::on_cpu::adapter::AdapterWeights;
 use crate::{BlockId, TokenId};
+
+/// An adapter in memory. It stays there while a sequence has it.
+#[derive(Debug)]
+pub struct LoadedAdapter {
+    /// Its identity.
+    pub id: AdapterId,
+    /// Its weights; `None` for a backend without a model.
+    pub weights: Option<Arc<AdapterWeights>>,
+    /// Notified when its last holder drops it.
+    freed: Arc<Notify>,
+}
+
+impl LoadedAdapter {
+    /// An adapter whose place is free, as `freed` is told, when the last holder drops it.
+    pub fn new(id: AdapterId, weights: Option<Arc<AdapterWeights>>, freed: Arc<Notify>) -> Self {
+        Self { id, weights, freed }
+    }
+}
+
+impl Drop for LoadedAdapter {
+    fn drop(&mut self) {
+        self.freed.notify_one();
+    }
+}
 
 /// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.
 pub trait Backend: Send {
@@ -107,7 +135,7 @@ impl Batch {
             tokens: vec![0],
             positions: vec![0],
             slots: vec![0],
-            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1 }],
+            sequences: vec![BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1, adapter: None }],
             block_tables: vec![BlockId(0)],
             wants,
             ..Self::default()
@@ -160,6 +188,8 @@ pub struct BatchSequence {
     pub context_len: u32,
     /// Its block table in [`Batch::block_tables`]; covers `context_len` positions.
     pub blocks: Range<u32>,
+    /// Its adapter; `None` = the model alone.
+    pub adapter: Option<Arc<LoadedAdapter>>,
 }
 
 /// Copies one block's keys and values, all layers.

@@ -146,6 +146,17 @@ impl VerifyRows {
     }
 }
 
+impl Want {
+    /// Its draw at the `nth` of its rows, as part of `batch`; `None` if it draws nothing.
+    pub fn draw<'a>(&'a self, batch: &'a Batch, nth: u32) -> Option<Draw<'a>> {
+        match self {
+            Self::Sample(sample) => Some(sample.draw(batch)),
+            Self::Verify(verify) => Some(verify.draw(batch, nth)),
+            Self::Score(_) | Self::Pool(_) => None,
+        }
+    }
+}
+
 /// Results of a step.
 #[derive(Debug, Clone, Default)]
 pub struct StepOutput {

@@ -79,6 +79,7 @@ impl Sequence {
             rows: start..batch.tokens.len() as u32,
             context_len: self.computed as u32,
             blocks: blocks..batch.block_tables.len() as u32,
+            adapter: None,
         });
     }
 

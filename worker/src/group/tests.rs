@@ -89,6 +89,7 @@ fn step(number: u32) -> Batch {
             rows: 0..1,
             context_len: number + 1,
             blocks: 0..number / 16 + 1,
+            adapter: None,
         }],
         block_tables: (0..=number / 16).map(crate::BlockId).collect(),
         wants: vec![Want::Sample(sample)],

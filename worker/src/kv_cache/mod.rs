@@ -11,6 +11,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use skein_proto::adapter::{self, AdapterId};
 use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::runs::{CacheChange, RunStored};
 
@@ -26,14 +27,23 @@ use crate::{BlockId, TokenId};
 pub struct CacheScope {
     /// The hash before the first block.
     pub root: BlockHash,
-    /// The salt in the root hash. Compared on every hit, because equal hashes alone must never share a block.
+    /// Adapter and salt in the root hash. Compared on every hit, because equal hashes alone must never share
+    /// a block.
     pub salt: Arc<str>,
 }
 
 impl CacheScope {
     /// The scope of `salt` under `model` without an adapter.
     pub fn new(model: &str, salt: &str) -> Self {
-        Self { root: block_hash::root(model, "", salt), salt: salt.into() }
+        Self::with_adapter(model, None, salt)
+    }
+
+    /// The scope of `salt` under `model` with `adapter`.
+    pub fn with_adapter(model: &str, adapter: Option<AdapterId>, salt: &str) -> Self {
+        let adapter = adapter::text_of(adapter);
+        // No salt of the model alone equals one with an adapter.
+        let both = format!("{adapter}:{salt}");
+        Self { root: block_hash::root(model, &adapter, salt), salt: both.into() }
     }
 }
 

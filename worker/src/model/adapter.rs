@@ -1,11 +1,13 @@
-//! A low-rank adapter (LoRA, arXiv 2106.09685) in PEFT's directory format, merged into the weights at load:
-//! `W + scale * B * A`, computed in `f32` and rounded to the weights' type.
+//! A low-rank adapter (LoRA, arXiv 2106.09685) in PEFT's directory format. It is merged into the weights at
+//! load, `W + scale * B * A`, computed in `f32` and rounded to the weights' type; or kept beside them.
 
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 use serde_json::{Map, Value};
+use skein_kernels::cpu::low_rank::{LowRank, LowRankShape};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_proto::adapter::AdapterId;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::LoadError;
@@ -21,6 +23,8 @@ const TENSORS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 /// Largest supported rank of an adapter.
 const MAX_RANK: usize = 1 << 14;
+/// Highest rank of an adapter that is served beside the model.
+pub const MAX_SERVED_RANK: usize = skein_kernels::cpu::low_rank::MAX_RANK;
 /// Fields of unsupported features; they must be absent, null, false or empty.
 const PLAIN: [&str; 13] = [
     "use_bdlora",
@@ -102,6 +106,35 @@ impl Adapter {
         self.tensors.sample(&mut |bytes| hash.update(bytes));
         self.tensors.stamp(&mut |bytes| hash.update(bytes));
         Ok(hash.digest())
+    }
+
+    /// Hash of everything in its two files.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn id(&self) -> Result<AdapterId, LoadError> {
+        let mut hash = Xxh3Default::new();
+        for file in [CONFIG, TENSORS] {
+            let path = self.dir.join(file);
+            let failed = |source| LoadError::Read { path: path.clone(), source };
+            let mut from = std::fs::File::open(&path).map_err(failed)?;
+            hash.update(&from.metadata().map_err(failed)?.len().to_le_bytes());
+            let mut part = vec![0; 1 << 20];
+            loop {
+                let count = std::io::Read::read(&mut from, &mut part).map_err(failed)?;
+                if count == 0 {
+                    break;
+                }
+                hash.update(&part[..count]);
+            }
+        }
+        Ok(AdapterId(hash.digest().max(1)))
+    }
+
+    /// Refuses matrix `name` because of `reason`.
+    pub(super) fn refused(&self, name: &str, reason: &str) -> LoadError {
+        let reason = format!("the adapter in {} {reason}", self.dir.display());
+        LoadError::CodedTensor { tensor: name.to_owned(), reason }
     }
 
     /// Change to `tensor`, if the adapter has one.
@@ -197,6 +230,27 @@ fn alphas(fields: &Fields<'_>) -> Result<Vec<(String, f64)>, LoadError> {
 }
 
 impl Delta {
+    /// Number of components.
+    pub fn rank(&self) -> usize {
+        self.a.shape[0]
+    }
+
+    /// The change arranged for products beside those of `tensor`.
+    ///
+    /// # Panics
+    /// If it has more components than products support.
+    pub(super) fn low_rank(&self, tensor: &Tensor) -> LowRank {
+        let (rank, inputs) = (self.rank(), self.a.shape[1]);
+        let shape = LowRankShape { rank, inputs, outputs: tensor.rows };
+        let is_bf16 = self.a.dtype == Dtype::BF16 && self.b.dtype == Dtype::BF16;
+        let a = |component, input| float(&self.a.bytes, self.a.dtype, component * inputs + input);
+        let b = |output, component| {
+            let row = self.first_row + tensor.stored_row(output);
+            float(&self.b.bytes, self.b.dtype, row * rank + component)
+        };
+        LowRank::new(shape, self.scale, is_bf16, a, b)
+    }
+
     /// `weights` with the change applied: rows `rows_from..` and columns `cols_from..` of the whole tensor.
     pub fn merged(&self, weights: &WeightMatrix, rows_from: usize, cols_from: usize) -> WeightMatrix {
         let (rows, cols) = (weights.rows(), weights.cols());

@@ -10,6 +10,7 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 
 use crate::TokenId;
+use crate::backend::LoadedAdapter;
 use crate::kv_cache::CacheScope;
 
 /// Identifies a request inside this worker; the engine counts them up and never reuses one.
@@ -29,6 +30,8 @@ pub struct NewRequest {
     pub samples: Vec<NewSample>,
     /// Cached prefixes that it may reuse.
     pub scope: CacheScope,
+    /// Its adapter, which stays in memory until the request ends; `None` = the model alone.
+    pub adapter: Option<Arc<LoadedAdapter>>,
     /// Requests of one client call have the same number and share the call's seats; `None` = no other
     /// requests.
     pub call: Option<u64>,
@@ -47,6 +50,7 @@ impl NewRequest {
             params: Arc::new(params),
             samples: vec![NewSample::default()],
             scope,
+            adapter: None,
             call: None,
             priority: 0,
             deadline: None,

@@ -36,6 +36,7 @@ impl Sequence {
             rows: first_row..first_row + rows,
             context_len: end,
             blocks: first_block..first_block + blocks,
+            adapter: self.adapter.clone(),
         });
         let scores = self.plan_scores(start..known, first_row, batch);
         let last_row = first_row + (known - start) - 1;

@@ -15,7 +15,7 @@ use super::fair_share::Call;
 use super::planned_rows::PlannedRows;
 use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
-use crate::backend::{MaskSlot, Sampled};
+use crate::backend::{LoadedAdapter, MaskSlot, Sampled};
 use crate::draft::Progress;
 use crate::kv_cache::{BlockTable, CacheScope, Prefix};
 
@@ -44,6 +44,7 @@ pub(super) struct Sequence {
     pub max_len: u32,
     pub params: Arc<SamplingParams>,
     pub scope: CacheScope,
+    pub adapter: Option<Arc<LoadedAdapter>>,
     /// Hashes of the full blocks of `tokens`.
     pub hashes: Vec<BlockHash>,
     pub table: BlockTable,
@@ -102,6 +103,7 @@ impl Sequence {
             max_len: prompt_len.saturating_add(request.params.max_tokens).min(max_model_len),
             params: request.params.clone(),
             scope: request.scope.clone(),
+            adapter: request.adapter.clone(),
             hashes: Vec::new(),
             table: BlockTable::default(),
             computed: 0,
@@ -183,6 +185,7 @@ impl Sequence {
             max_len: self.max_len,
             params: self.params.clone(),
             scope: self.scope.clone(),
+            adapter: self.adapter.clone(),
             hashes: self.hashes.clone(),
             table,
             computed: self.computed,

@@ -13,11 +13,14 @@ use tracing::info_span;
 use super::memory_plan::Needs;
 use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
+use crate::adapters::Adapters;
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::config::{BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig};
+use crate::config::{
+    AdaptersConfig, BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
+};
 use crate::group::Topology;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
@@ -27,6 +30,7 @@ use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::formats::Device;
+use crate::model::on_cpu::adapter::AdapterWeights;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind};
@@ -66,6 +70,8 @@ pub struct LoadedBackend {
     pub grammars: Option<Arc<Grammars>>,
     /// Idle times of the device between steps, if they are measured.
     pub gaps: Option<Arc<StepGaps>>,
+    /// Adapters served beside the model; `None` = not enabled.
+    pub adapters: Option<Adapters>,
 }
 
 impl LoadedBackend {
@@ -82,6 +88,7 @@ impl LoadedBackend {
             cost: StepCost::default(),
             grammars: None,
             gaps: None,
+            adapters: None,
         }
     }
 }
@@ -173,6 +180,11 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
                 .into(),
         ));
     }
+    if config.adapters.is_enabled {
+        return Err(WorkerError::Unsuitable(
+            "--enable-lora needs the CPU, and this worker uses a GPU; add --device cpu".into(),
+        ));
+    }
     if let Some(scheme) = Scheme::of(&config.model)? {
         return Err(WorkerError::Unsuitable(quantised::refused(&scheme, Device::Cuda)));
     }
@@ -220,13 +232,9 @@ fn load_cuda(
             })
         },
         fingerprint: computed_with(fingerprint, &arithmetic),
-        // The group's leader sends no masks.
-        grammars: if config.ranks.count() > 1 {
-            None
-        } else {
-            grammars(&config.model, model.spec.vocab_size)
-        },
+        grammars: grammars(&config.model, model.spec.vocab_size),
         gaps,
+        adapters: None,
         backend,
         vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
@@ -258,6 +266,9 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     if config.cpu.adapter.is_some() {
         check_adapter(&config.model, topology.ranks())?;
     }
+    if config.adapters.is_enabled {
+        check_served_adapters(&config.model, topology.ranks())?;
+    }
     let blocks = quantised_type(&model.spec, &weights)?;
     if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
         return Err(WorkerError::Unsuitable(format!(
@@ -274,7 +285,8 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
             config,
-            weight_bytes,
+            // Each worker on the machine has its own copies.
+            weight_bytes + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
             ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv),
             model.max_position_embeddings,
         )?,
@@ -297,6 +309,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
+    let adapters = adapters(config, Some(&model.spec))?;
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
         let (group, weight_bytes) = ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
         (Box::new(group), weight_bytes)
@@ -317,11 +330,25 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,
-        // Masks would have to reach every rank that draws.
-        grammars: if topology.ranks() > 1 { None } else { grammars(&config.model, model.spec.vocab_size) },
+        grammars: grammars(&config.model, model.spec.vocab_size),
         gaps: None,
+        adapters,
         resume_exact: true,
     })
+}
+
+/// Memory that adapters may take, in bytes.
+pub(super) fn adapter_bytes(config: &WorkerConfig, spec: &Spec) -> u64 {
+    let AdaptersConfig { is_enabled, max_cpu_loras, max_lora_rank, .. } = config.adapters;
+    let each = if is_enabled { AdapterWeights::most_bytes(spec, max_lora_rank) } else { 0 };
+    each.saturating_mul(max_cpu_loras as u64)
+}
+
+/// The adapters of `config`, for the model of `spec`; `None` if they are not enabled.
+fn adapters(config: &WorkerConfig, spec: Option<&Spec>) -> Result<Option<Adapters>, WorkerError> {
+    let of_config = || Adapters::new(&config.adapters, spec);
+    let adapters = config.adapters.is_enabled.then(of_config).transpose();
+    adapters.map_err(|error| WorkerError::Load(Box::new(error)))
 }
 
 /// Bits per weight in memory, including scales.
@@ -336,6 +363,19 @@ fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
     } else if ModelFile::open(model)?.is_some() {
         "--lora-modules needs a model in safetensors, and this one is a GGUF file; merge the adapter before the model \
          is converted"
+    } else {
+        return Ok(());
+    };
+    Err(WorkerError::Unsuitable(why.into()))
+}
+
+/// Refuses adapters beside the model where they are not supported.
+fn check_served_adapters(model: &Path, count: usize) -> Result<(), WorkerError> {
+    let why = if count > 1 {
+        ranks::NO_SERVED_ADAPTERS
+    } else if ModelFile::open(model)?.is_some() {
+        "--enable-lora needs a model in safetensors, and this one is a GGUF file, which orders the rows of its \
+         matrices differently"
     } else {
         return Ok(());
     };
@@ -384,6 +424,7 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
     };
     let loaded = LoadedBackend::fake(FakeBackend::new(options), vocab_size, model_len);
     Ok(LoadedBackend {
+        adapters: adapters(config, None)?,
         grammars: grammars(&config.model, vocab_size),
         fingerprint: if is_clock { CLOCK_FINGERPRINT } else { loaded.fingerprint },
         ..loaded

@@ -20,11 +20,13 @@ mod tests;
 mod validate;
 mod watch;
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use skein_grammar::Grammars;
 use skein_node::{clock, task, trace};
+use skein_proto::adapter::AdapterId;
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
 use skein_proto::invalid::Invalid;
@@ -43,6 +45,7 @@ pub use ranks::{follow_leader, run_rank};
 pub use serve::{WorkerError, serve, serve_backend};
 
 use crate::TokenId;
+use crate::adapters::{Adapters, NotServed};
 use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::metrics::Metrics;
 use crate::scheduler::Refusal;
@@ -75,6 +78,8 @@ pub(crate) struct Ready {
     pub facts: ModelFacts,
     /// `None` if answers cannot be constrained by a grammar.
     pub grammars: Option<Arc<Grammars>>,
+    /// Adapters served beside the model; `None` = not enabled.
+    pub adapters: Option<Adapters>,
     /// Counters reported to routers; `None` = nothing is counted.
     pub metrics: Option<Arc<Metrics>>,
 }
@@ -118,18 +123,25 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let Ready { engine, facts, grammars, .. } = self.ready()?;
+        let Ready { engine, facts, grammars, adapters, .. } = self.ready()?;
         // Counted before the drain flag is checked, because the drain waits for it.
         let open = self.requests.0.clone();
         let trace = begin_trace("generate", request.metadata(), facts);
         let request = request.into_inner();
         let placement = request.placement.map(Placement::from);
+        let adapter = AdapterId::from_wire(request.adapter);
         let checked = admit(request, placement, engine, facts);
         if let (Err(_), Some(placement)) = (&checked, placement) {
             // The engine will not see it, but the router must learn that it arrived.
             engine.log().saw(placement);
         }
-        let submitted = match held(checked, placement, engine, grammars.as_ref()).await {
+        let held = match held(checked, placement, engine, grammars.as_ref()).await {
+            Ok(submission) => with_adapter(submission, adapter, adapters.as_ref()).await.inspect_err(|_| {
+                placement.inspect(|&placement| engine.log().saw(placement));
+            }),
+            Err(status) => Err(status),
+        };
+        let submitted = match held {
             Ok(submission) => {
                 let submission = Submission { trace: trace.clone(), ..submission };
                 engine.submit(submission).await.map_err(refused)
@@ -174,11 +186,35 @@ impl wire::worker_server::Worker for WorkerService {
         &self,
         request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let Ready { engine, facts, metrics, .. } = self.ready()?;
+        let Ready { engine, facts, metrics, adapters, .. } = self.ready()?;
         let (sender, receiver) = mpsc::channel(watch::EVENT_QUEUE);
-        let (engine, metrics) = (engine.clone(), metrics.clone());
-        task::spawn(watch::follow(engine, metrics, facts.info.epoch, request.into_inner(), sender));
+        let sources =
+            watch::Sources { engine: engine.clone(), adapters: adapters.clone(), metrics: metrics.clone() };
+        task::spawn(watch::follow(sources, facts.info.epoch, request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn load_adapter(
+        &self,
+        request: Request<wire::LoadAdapterRequest>,
+    ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
+        let adapters = self.ready()?.adapters.clone().ok_or_else(no_adapters)?;
+        let wire::LoadAdapterRequest { name, path, id } = request.into_inner();
+        let load = move || adapters.load(&name, Path::new(&path), AdapterId::from_wire(id));
+        let loaded = tokio::task::spawn_blocking(load).await;
+        let loaded = loaded.map_err(|_| Status::internal("loading the adapter panicked"))?;
+        let id = loaded.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(wire::LoadAdapterResponse { id: id.0 }))
+    }
+
+    async fn unload_adapter(
+        &self,
+        request: Request<wire::UnloadAdapterRequest>,
+    ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
+        let adapters = self.ready()?.adapters.as_ref().ok_or_else(no_adapters)?;
+        let found = adapters.unload(&request.into_inner().name);
+        let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        Ok(Response::new(wire::UnloadAdapterResponse { found }))
     }
 }
 
@@ -222,6 +258,30 @@ async fn held(
             Err(invalid(refused))
         }
     }
+}
+
+/// Adds its adapter to a valid request, once it is in memory.
+async fn with_adapter(
+    mut submission: Submission,
+    adapter: Option<AdapterId>,
+    adapters: Option<&Adapters>,
+) -> Result<Submission, Status> {
+    let Some(id) = adapter else { return Ok(submission) };
+    let adapters = adapters.ok_or_else(no_adapters)?;
+    submission.request.adapter = Some(adapters.acquire(id).await.map_err(not_served)?);
+    Ok(submission)
+}
+
+fn no_adapters() -> Status {
+    Status::failed_precondition("this worker serves no adapters; start it with --enable-lora")
+}
+
+fn not_served(error: NotServed) -> Status {
+    let code = match &error {
+        NotServed::Busy(_) => Code::ResourceExhausted,
+        NotServed::Unknown(_) | NotServed::Unusable { .. } => Code::FailedPrecondition,
+    };
+    with_retry_after(Status::new(code, error.to_string()))
 }
 
 /// Starts the server span of a call; `name` is the operation.

@@ -2,7 +2,7 @@
 //! nothing and starts no process.
 
 use super::cuda_ranks::CudaPlan;
-use super::load::{CpuPlan, plan_cpu};
+use super::load::{CpuPlan, adapter_bytes, plan_cpu};
 use super::memory_plan::size;
 use super::{WorkerError, cuda_ranks, sizing};
 use crate::backend::cpu::{Allocated, CpuModel};
@@ -58,7 +58,10 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             node: topology.node_of(rank),
             stage: shard.stage,
             layers: shard.layers.clone(),
-            allocated: CpuModel::plan(&config.model, &model.spec, shard, &options)?,
+            allocated: Allocated {
+                adapters: adapter_bytes(config, &model.spec),
+                ..CpuModel::plan(&config.model, &model.spec, shard, &options)?
+            },
         })
     };
     let ranks = shards.iter().enumerate().map(rank).collect::<Result<_, WorkerError>>()?;
@@ -88,7 +91,7 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             node: topology.node_of(rank),
             stage: shard.stage,
             layers: shard.layers.clone(),
-            allocated: Allocated { weights, kv_cache, activations, logits },
+            allocated: Allocated { weights, kv_cache, activations, logits, adapters: 0 },
         }
     };
     let shared = if topology.ranks() == 1 { 0 } else { NodePlan::new(topology, 0, 0).bytes() as u64 };
@@ -111,21 +114,31 @@ impl MemoryPlan {
 
 impl std::fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let columns =
-            ["rank", "node", "stage", "layers", "weights", "KV cache", "activations", "logits", "total"];
-        let row = |f: &mut std::fmt::Formatter<'_>, cells: [String; 9]| {
+        let columns = [
+            "rank",
+            "node",
+            "stage",
+            "layers",
+            "weights",
+            "KV cache",
+            "activations",
+            "logits",
+            "adapters",
+            "total",
+        ];
+        let row = |f: &mut std::fmt::Formatter<'_>, cells: [String; 10]| {
             let line = cells.iter().map(|cell| format!("{cell:>12}")).collect::<String>();
             writeln!(f, "{}", line.trim_end())
         };
         row(f, columns.map(str::to_owned))?;
         for (rank, RankPlan { node, stage, layers, allocated }) in self.ranks.iter().enumerate() {
-            let Allocated { weights, kv_cache, activations, logits } = *allocated;
-            let bytes =
-                [weights, kv_cache, activations, logits, allocated.total()].map(|bytes| bytes.to_string());
-            let [weights, kv_cache, activations, logits, total] = bytes;
+            let Allocated { weights, kv_cache, activations, logits, adapters } = *allocated;
+            let bytes = [weights, kv_cache, activations, logits, adapters, allocated.total()]
+                .map(|bytes| bytes.to_string());
+            let [weights, kv_cache, activations, logits, adapters, total] = bytes;
             let layers = format!("{}-{}", layers.start, layers.end.saturating_sub(1));
             let [rank, node, stage] = [rank, *node, *stage].map(|number| number.to_string());
-            row(f, [rank, node, stage, layers, weights, kv_cache, activations, logits, total])?;
+            row(f, [rank, node, stage, layers, weights, kv_cache, activations, logits, adapters, total])?;
         }
         for (node, shared) in self.shared.iter().enumerate().filter(|(_, shared)| **shared > 0) {
             writeln!(f, "node {node}: {shared} bytes shared by its ranks; only touched pages take memory")?;

@@ -30,6 +30,9 @@ use crate::shard::{Indivisible, Shard};
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
+/// Why several ranks serve no adapters beside the model.
+pub(super) const NO_SERVED_ADAPTERS: &str = "--enable-lora needs --tensor-parallel-size 1 and --pipeline-parallel-size 1: \
+    ranks do not serve adapters yet";
 /// Why several ranks support no adapter.
 pub(super) const NO_ADAPTERS: &str = "--lora-modules needs --tensor-parallel-size 1 and --pipeline-parallel-size 1: ranks do not merge adapters yet";
 

@@ -196,7 +196,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         Some(guesser) if loaded.backend.verifies() => scheduler.set_drafts(Drafts::guessed(guesser)),
         Some(_) if limits.speculate != Speculate::Auto => tracing::warn!(
             backend = loaded.device.name(),
-            "this backend does not verify drafts yet: tokens are decoded one by one, as with --speculate off"
+            "drafts on a GPU need --batch-invariant: tokens are decoded one by one, as with --speculate off"
         ),
         Some(_) | None => {}
     }
@@ -228,7 +228,8 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         "ready"
     );
     let facts = ModelFacts { name: info.model.as_str().into(), info, eos_token_ids: loaded.eos_token_ids };
-    Ok((Ready { engine: handle, facts, grammars: loaded.grammars, metrics: None }, engine))
+    let LoadedBackend { grammars, adapters, .. } = loaded;
+    Ok((Ready { engine: handle, facts, grammars, adapters, metrics: None }, engine))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::adapter::AdapterId;
 use skein_proto::invalid::{Invalid, check, check_tokens};
 use skein_proto::sampling::SamplingParams;
 use skein_proto::stream_key::StreamKey;
@@ -66,7 +67,12 @@ pub(super) fn request(
         prompt: request.prompt_token_ids,
         params: Arc::new(params),
         samples,
-        scope: CacheScope::new(&facts.info.model, &request.cache_salt),
+        scope: CacheScope::with_adapter(
+            &facts.info.model,
+            AdapterId::from_wire(request.adapter),
+            &request.cache_salt,
+        ),
+        adapter: None,
         call: (request.call != 0).then_some(request.call),
         priority: request.priority,
         deadline: (!timeout.is_zero() && timeout <= MAX_TIMEOUT).then(|| now + timeout),

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
+use skein_node::signal::Listener;
+use skein_proto::adapter::AdapterInfo;
 use skein_proto::totals::Total;
 use skein_proto::watch::{Snapshot, WatchBody, WatchEvent};
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use crate::adapters::Adapters;
 use crate::engine::{self, EngineHandle};
 use crate::metrics::Metrics;
 
@@ -27,10 +30,18 @@ const LOAD_INTERVAL_IDLE: Duration = Duration::from_secs(1);
 /// Shortest interval between reports with totals: shorter than any scrape interval.
 const TOTALS_INTERVAL: Duration = Duration::from_secs(4);
 
+/// What routers are told about.
+pub(super) struct Sources {
+    pub engine: EngineHandle,
+    /// `None` = not enabled.
+    pub adapters: Option<Adapters>,
+    /// Counters to report; `None` = nothing is counted.
+    pub metrics: Option<Arc<Metrics>>,
+}
+
 /// Sends the log to `events` until the router or the engine is gone.
 pub(super) async fn follow(
-    engine: EngineHandle,
-    metrics: Option<Arc<Metrics>>,
+    Sources { engine, adapters, metrics }: Sources,
     epoch: u64,
     request: wire::WatchRequest,
     events: mpsc::Sender<Result<wire::WorkerEvent, Status>>,
@@ -46,6 +57,9 @@ pub(super) async fn follow(
         metrics,
         totals_sent: None,
         told_drain: (false, false),
+        adapter_changes: adapters.as_ref().map(Adapters::subscribe),
+        adapters,
+        told_adapters: None,
     };
     let ended = async { while follower.turn().await.is_some() {} };
     ended.await;
@@ -64,6 +78,10 @@ struct Follower {
     totals_sent: Option<Timestamp>,
     /// The drain state in the last report; see [`Self::drain`].
     told_drain: (bool, bool),
+    adapters: Option<Adapters>,
+    adapter_changes: Option<Listener>,
+    /// The adapters as they were last sent.
+    told_adapters: Option<Vec<AdapterInfo>>,
 }
 
 impl Follower {
@@ -71,6 +89,8 @@ impl Follower {
     async fn turn(&mut self) -> Option<()> {
         // Subscribes before looking, so that no change is missed between the look and the wait.
         let mut changes = self.engine.log().subscribe();
+        self.adapter_changes.as_mut().into_iter().for_each(Listener::mark_unchanged);
+        self.send_adapters().await?;
         self.send_entries().await?;
         let wait = match self.load_due_in() {
             wait if wait.is_zero() => {
@@ -82,9 +102,20 @@ impl Follower {
         tokio::select! {
             biased;
             () = changes.changed() => {}
+            () = changed(self.adapter_changes.as_mut()) => {}
             () = tokio::time::sleep(wait) => {}
             () = self.events.closed() => return None,
             () = self.engine.ended() => return None,
+        }
+        Some(())
+    }
+
+    /// Sends all adapters if they have changed.
+    async fn send_adapters(&mut self) -> Option<()> {
+        let Some(list) = self.adapters.as_ref().map(Adapters::list) else { return Some(()) };
+        if self.told_adapters.as_ref() != Some(&list) {
+            self.told_adapters = Some(list.clone());
+            self.send(WatchBody::Adapters(list)).await?;
         }
         Some(())
     }
@@ -155,6 +186,14 @@ impl Follower {
     }
 }
 
+/// Waits for a change, for ever if there are no adapters.
+async fn changed(changes: Option<&mut Listener>) {
+    match changes {
+        Some(changes) => changes.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use wire::worker_event::Event;
@@ -182,6 +221,9 @@ mod tests {
             metrics: None,
             totals_sent: None,
             told_drain: (false, false),
+            adapters: None,
+            adapter_changes: None,
+            told_adapters: None,
         };
         let mut is_draining = async || match sent.recv().await?.ok()?.event {
             Some(Event::Load(load)) => Some(load.draining),

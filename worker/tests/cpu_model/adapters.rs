@@ -12,11 +12,11 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
 
-fn golden(name: &str) -> PathBuf {
+pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/adapters").join(name)
 }
 
-fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {
+pub fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {
     let (kv_blocks, max_rows, numbers) = (4096 / BLOCK_SIZE, 64, NumberTypes::EXACT);
     let options = CpuOptions { threads: 2, kv_blocks, block_size: BLOCK_SIZE, max_rows, numbers };
     let none = PackedCache::none();
@@ -24,7 +24,7 @@ fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {
     loaded.map_err(|error| error.to_string())
 }
 
-fn read(name: &str, key: &str) -> (Value, Vec<Vec<f32>>) {
+pub fn read(name: &str, key: &str) -> (Value, Vec<Vec<f32>>) {
     let json = serde_json::from_slice(&std::fs::read(golden(name).join("goldens.json")).unwrap()).unwrap();
     let bytes = std::fs::read(golden(name).join("goldens.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -33,7 +33,7 @@ fn read(name: &str, key: &str) -> (Value, Vec<Vec<f32>>) {
     (json, values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec).collect())
 }
 
-fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
+pub fn logits(model: &mut CpuModel, json: &Value) -> Vec<Vec<f32>> {
     let list = |key: &str| -> Vec<u32> {
         json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
     };
@@ -68,7 +68,7 @@ fn merged_adapters_agree_with_peft() {
 }
 
 /// Copy of an adapter with its configuration changed by `change`.
-fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
+pub fn changed(name: &str, change: impl FnOnce(&mut Value)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let text = std::fs::read(golden(name).join("adapter_config.json")).unwrap();
     let mut config = serde_json::from_slice(&text).unwrap();

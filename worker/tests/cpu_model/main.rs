@@ -16,4 +16,5 @@ mod quantised;
 mod ranks;
 mod requests;
 mod resume;
+mod served_adapters;
 mod speculation;

@@ -93,6 +93,7 @@ fn request(index: u32) -> NewRequest {
         call: None,
         priority: (index % 4 == 3).into(),
         deadline: None,
+        adapter: None,
     }
 }
 

@@ -88,6 +88,7 @@ fn request(params: &SamplingParams, samples: Vec<NewSample>) -> NewRequest {
         call: None,
         priority: 0,
         deadline: None,
+        adapter: None,
     }
 }
 

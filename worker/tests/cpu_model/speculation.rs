@@ -99,6 +99,7 @@ impl Random {
             call: None,
             priority: self.below(3) as i32,
             deadline: None,
+            adapter: None,
         }
     }
 }

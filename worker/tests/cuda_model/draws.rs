@@ -8,7 +8,7 @@ use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::CudaBackend;
 use skein_worker::backend::{
-    Allowed, Answer, Backend, Batch, BlockCopy, MaskSlot, Sampled, StepOutput, Want,
+    Allowed, Answer, Backend, Batch, BlockCopy, MaskSlot, Sampled, StepOutput, VerifyRows, Want,
 };
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
@@ -209,6 +209,54 @@ fn a_sample_whose_grammar_is_complete_is_not_drawn() {
     }
     let answers = step(backend, batch).answers;
     assert!(matches!(answers[..], [Answer::Undrawn, Answer::Sampled(_)]), "{answers:?}");
+}
+
+/// The CPU's tokens are drafted, one of them wrongly, under masks of which the last allows nothing.
+#[test]
+fn a_draft_under_a_grammar_is_verified_up_to_its_end() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(7);
+    let cuda = &mut on_cuda(dir.path(), CudaConfig { batch_invariant: true, ..eager() });
+    let params = Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
+    let allowed = || {
+        let mut mask = Mask::none(300);
+        (0..300).step_by(3).for_each(|token| mask.allow(token));
+        MaskSlot::filled(Allowed::Tokens(mask))
+    };
+    let verify = |backend: &mut dyn Backend, draft: &[u32], open: usize| {
+        let mut batch = Batch::default();
+        let tokens = [&prompt(1, 9)[..], draft].concat();
+        sequence_of(tokens, 0).put(&mut batch, 9 + draft.len());
+        let mut masks: Vec<_> = (0..open).map(|_| allowed()).collect();
+        masks.resize_with(draft.len() + 1, || MaskSlot::filled(Allowed::End));
+        let (rows, params) = (8..9 + draft.len() as u32, params.clone());
+        let (position, stop_from, history, prompt_len) = (9, 0, 0..0, 9);
+        batch.wants.push(Want::Verify(VerifyRows {
+            rows,
+            params,
+            sample_index: 0,
+            position,
+            stop_from,
+            history,
+            prompt_len,
+            masks,
+        }));
+        let answers = step(backend, batch).answers;
+        answers[0].drawn().iter().map(|drawn| drawn.token).collect::<Vec<u32>>()
+    };
+    let mut right = Vec::new();
+    for _ in 0..5 {
+        let drawn = verify(cuda, &right, right.len() + 1);
+        assert_eq!(drawn.len(), right.len() + 1, "what it drew before is right");
+        right = drawn;
+    }
+    assert!(right.iter().all(|token| token % 3 == 0));
+    let wrong = [right[0], right[1], right[2] + 1, right[3]];
+    assert_eq!(verify(cuda, &wrong, 5), right[..3], "up to the right token in place of the wrong one");
+    assert_eq!(verify(cuda, &right[..4], 2), right[..2], "up to where the grammar ends");
+    assert!(verify(cuda, &right[..2], 0).is_empty(), "a complete grammar draws nothing");
 }
 
 #[test]

@@ -2,17 +2,23 @@
 //! recomputation. In batch-invariant mode none of this changes a token.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::Backend;
 use skein_worker::config::{CudaConfig, SchedulerConfig};
+use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::engine::{Engine, Submission};
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::{Drafts, NewRequest, NewSample, RequestKey, Scheduler};
 
 use crate::models::LLAMA;
 use crate::runs::{eager, limits, prompt, try_cuda};
+
+/// Tokens of a sample, and their log-probabilities if asked for.
+type Output = (Vec<TokenId>, Vec<TokenLogprobs>);
 
 const REQUESTS: u32 = 10;
 const SAMPLES: u32 = 2;
@@ -26,6 +32,7 @@ fn request(index: u32) -> NewRequest {
     if index % 2 == 1 {
         (params.temperature, params.top_p) = (1.1, 0.95);
     }
+    params.logprobs = index.is_multiple_of(4).then_some(2);
     if index.is_multiple_of(3) {
         (params.repetition_penalty, params.presence_penalty) = (1.2, 0.3);
     }
@@ -38,17 +45,26 @@ fn request(index: u32) -> NewRequest {
         call: None,
         priority: 0,
         deadline: None,
+        adapter: None,
     }
 }
 
-/// Tokens of all samples of simultaneous requests.
-async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Vec<Vec<Vec<TokenId>>> {
+/// Tokens of all samples of simultaneous requests, with the drafts of `drafts` if it is given.
+async fn serve(
+    dir: &std::path::Path,
+    kv_tokens: u64,
+    enforce_eager: bool,
+    drafts: Option<Drafts>,
+) -> Vec<Vec<Output>> {
     let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
     let limits = SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() };
     let backend = try_cuda(dir, cuda, limits.clone(), Some(kv_tokens * TOKEN_BYTES)).unwrap();
     let kv_blocks = backend.kv_blocks();
     assert_eq!(u64::from(kv_blocks * limits.block_size), kv_tokens);
-    let scheduler = Scheduler::new(&limits, kv_blocks, MAX_MODEL_LEN);
+    let mut scheduler = Scheduler::new(&limits, kv_blocks, MAX_MODEL_LEN);
+    if let Some(drafts) = drafts {
+        scheduler.set_drafts(drafts);
+    }
     let (engine, handle) = Engine::new(scheduler, Box::new(backend), REQUESTS);
     let running = std::thread::spawn(move || engine.run());
     let mut streams = Vec::new();
@@ -58,10 +74,12 @@ async fn serve(dir: &std::path::Path, kv_tokens: u64, enforce_eager: bool) -> Ve
     }
     let mut outputs = Vec::new();
     for (index, mut stream) in (0..REQUESTS).zip(streams) {
-        let mut samples = vec![Vec::new(); 1 + (index % SAMPLES) as usize];
+        let mut samples = vec![Output::default(); 1 + (index % SAMPLES) as usize];
         while let Some(deltas) = stream.next().await {
             for delta in deltas.unwrap() {
-                samples[delta.sample_index as usize].extend(delta.tokens);
+                let (tokens, logprobs) = &mut samples[delta.sample_index as usize];
+                tokens.extend(delta.tokens);
+                logprobs.extend(delta.logprobs);
             }
         }
         outputs.push(samples);
@@ -79,8 +97,55 @@ async fn no_token_shows_what_else_ran_or_what_was_computed_again() {
         return;
     }
     let dir = LLAMA.make(13);
-    let expected = serve(dir.path(), 2048, true).await;
-    assert!(expected.iter().flatten().all(|tokens| tokens.len() >= 20));
+    let expected = serve(dir.path(), 2048, true, None).await;
+    assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= 20));
     // Room for two of the longest sequences, so some are preempted.
-    assert_eq!(serve(dir.path(), 256, false).await, expected);
+    assert_eq!(serve(dir.path(), 256, false, None).await, expected);
+}
+
+/// Counts the draft tokens that a source proposes, and those of them that are right.
+#[derive(Default)]
+struct Counts {
+    proposed: AtomicUsize,
+    right: AtomicUsize,
+}
+
+/// Proposes right tokens, garbage, and right ones followed by garbage, in turn.
+fn knowing(answers: &[Vec<Output>], counts: &Arc<Counts>) -> Drafts {
+    let texts = (0..REQUESTS).zip(answers).flat_map(|(index, samples)| {
+        let prompt = request(index).prompt;
+        samples.iter().map(move |(tokens, _)| [&prompt[..], tokens].concat())
+    });
+    let (texts, counts, mut turn) = (texts.collect::<Vec<Vec<TokenId>>>(), counts.clone(), 0);
+    Drafts::new(
+        5,
+        Box::new(move |tokens, most, draft| {
+            turn += 1;
+            let known = texts.iter().find(|text| text.len() > tokens.len() && text.starts_with(tokens));
+            let right =
+                known.iter().flat_map(|text| &text[tokens.len()..]).take([most, 0, most / 2][turn % 3]);
+            draft.extend(right);
+            counts.right.fetch_add(draft.len(), Relaxed);
+            counts.proposed.fetch_add(most, Relaxed);
+            draft.extend((draft.len()..most).map(|at| (at * 31 + turn) as TokenId % 64));
+        }),
+    )
+}
+
+#[tokio::test]
+async fn drafts_change_no_token_and_no_log_probability() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(13);
+    let expected = serve(dir.path(), 2048, true, None).await;
+    for (kv_tokens, enforce_eager) in [(2048, true), (2048, false), (256, false)] {
+        let counts = Arc::<Counts>::default();
+        let drafts = knowing(&expected, &counts);
+        assert_eq!(serve(dir.path(), kv_tokens, enforce_eager, Some(drafts)).await, expected);
+        let (proposed, right) = (counts.proposed.load(Relaxed), counts.right.load(Relaxed));
+        assert!(right > 50 && proposed > right, "{right} right of {proposed} draft tokens");
+    }
+    let guesser = Guesser::new(Speculate::Auto, true).unwrap();
+    assert_eq!(serve(dir.path(), 2048, false, Some(Drafts::guessed(guesser))).await, expected);
 }

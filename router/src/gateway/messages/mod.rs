@@ -22,7 +22,7 @@ use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::tenant::Tenant;
 use crate::text::model_text::ChatPrompt;
-use crate::validate::{check_model, most_to_tokenize};
+use crate::validate::most_to_tokenize;
 
 /// Converts a body into drafts.
 pub fn drafts(
@@ -48,7 +48,10 @@ async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Res
     let fields = Fields::read(request, app).await.inspect_err(|refusal| refusal.log(id))?;
     let asked = input::parse(fields, &headers, id, &app.config, false);
     let (asked, thinks) = asked.inspect_err(|refusal| refusal.log(id))?;
-    let output = Message::new(asked.draft.request_id.as_deref().unwrap_or_default(), &app.text.name());
+    let output = Message::new(
+        asked.draft.request_id.as_deref().unwrap_or_default(),
+        &app.shown_model(asked.draft.model.as_deref()),
+    );
     answer(app, tenant, asked, thinks, output).await
 }
 
@@ -65,7 +68,7 @@ async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal>
     let headers = request.headers().clone();
     let fields = Fields::read(request, &app).await?;
     let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
-    check_model(draft.model.as_deref(), &app.text)?;
+    app.check_model(draft.model.as_deref())?;
     let most = most_to_tokenize(&app.generator.model_limits()?);
     let text = app.text.clone();
     let bytes = work_bytes(&draft.prompt);

@@ -43,6 +43,6 @@ pub async fn create(
     let parsed = Parsed::of(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let Parsed { request, echo, faces } = parsed;
     let id = request.draft.request_id.clone().unwrap_or_default();
-    let items = Items::new(&id, &app.text.name(), echo, faces);
+    let items = Items::new(&id, &app.shown_model(request.draft.model.as_deref()), echo, faces);
     Ok(answer(&app, &tenant, request, true, items).await?)
 }

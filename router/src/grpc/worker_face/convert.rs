@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_node::trace;
+use skein_proto::adapter::AdapterId;
 use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::info::WorkerInfo;
 use skein_proto::stream_key::StreamKey;
@@ -13,7 +14,7 @@ use skein_proto::worker::v1 as wire;
 
 use crate::capacity::Capacity;
 use crate::refusal::Refusal;
-use crate::request::{Resume, ResumeSample, TokenDelta, TokenRequest};
+use crate::request::{AdapterRef, Resume, ResumeSample, TokenDelta, TokenRequest};
 use crate::tenant::Tenant;
 use crate::validate::is_request_id;
 
@@ -46,6 +47,7 @@ pub fn token_request(
     Ok(TokenRequest {
         id: request.request_id,
         model,
+        adapter: AdapterId::from_wire(request.adapter).map(|id| AdapterRef { name: "".into(), id }),
         prompt: request.prompt_token_ids.into(),
         sampling: Arc::new(sampling.into()),
         n,

@@ -117,6 +117,28 @@ impl Worker for WorkerFace {
         let reports = reports::follow(self.app.clone(), self.epoch, router_id, placements, readers);
         Ok(Response::new(Box::pin(reports.map(Ok))))
     }
+
+    async fn load_adapter(
+        &self,
+        request: Request<wire::LoadAdapterRequest>,
+    ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
+        let wire::LoadAdapterRequest { name, path, .. } = request.into_inner();
+        let loaded = self.app.generator.load_adapter(&name, &path).await;
+        let id = loaded.map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(wire::LoadAdapterResponse { id: id.0 }))
+    }
+
+    async fn unload_adapter(
+        &self,
+        request: Request<wire::UnloadAdapterRequest>,
+    ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
+        let unloaded = self.app.generator.unload_adapter(&request.into_inner().name).await;
+        match unloaded {
+            Ok(()) => Ok(Response::new(wire::UnloadAdapterResponse { found: true })),
+            Err(Refusal::NotFound(_)) => Ok(Response::new(wire::UnloadAdapterResponse { found: false })),
+            Err(refusal) => Err(status(&refusal)),
+        }
+    }
 }
 
 /// Sends a stream to its reader until it ends, is released, or this router shuts down.

@@ -57,6 +57,7 @@ pub fn follow(
     let event = move |body| WatchEvent { epoch, sequence: NEXT_SEQUENCE, body }.into();
     async_stream::stream! {
         yield event(WatchBody::Snapshot(Snapshot::default()));
+        let mut told_adapters = std::sync::Arc::default();
         for step in 1.. {
             let report = report(&app, step, placements.last(router_id), readers.count());
             let interval = if report.draining && !app.drain.is_draining() {
@@ -67,6 +68,11 @@ pub fn follow(
                 IDLE_INTERVAL
             };
             let draining = report.draining;
+            let adapters = app.generator.adapters();
+            if *adapters != *told_adapters {
+                told_adapters = adapters;
+                yield event(WatchBody::Adapters(told_adapters.list.clone()));
+            }
             // No totals: a gateway would count the same workers once for each of its routers.
             yield event(WatchBody::Load(report, Vec::new()));
             tokio::select! {

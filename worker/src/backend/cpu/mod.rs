@@ -25,6 +25,7 @@ use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint;
+use crate::model::on_cpu::adapter::AdapterRows;
 use crate::model::on_cpu::pack::{self, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
@@ -213,6 +214,8 @@ pub struct CpuModel {
     tables: Vec<u32>,
     sequences: Vec<Rows<'static>>,
     wanted: Vec<Rows<'static>>,
+    /// Wanted rows of the last step by adapter.
+    wanted_adapters: AdapterRows,
     /// Size of the packed weights, in bytes.
     packed_bytes: u64,
 }
@@ -228,12 +231,14 @@ pub struct Allocated {
     pub activations: u64,
     /// Logits; only in the last stage.
     pub logits: u64,
+    /// Adapters in memory, an upper bound.
+    pub adapters: u64,
 }
 
 impl Allocated {
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv_cache + self.activations + self.logits
+        self.weights + self.kv_cache + self.activations + self.logits + self.adapters
     }
 }
 
@@ -292,6 +297,7 @@ impl CpuModel {
             kv_cache: kv_shape(&own, options).bytes().unwrap_or(u64::MAX),
             activations: Activations::planned_bytes(&own, options.max_rows as usize),
             logits: (logit_values(&own, shard.is_last()) * size_of::<f32>()) as u64,
+            adapters: 0,
         })
     }
 
@@ -302,6 +308,7 @@ impl CpuModel {
             kv_cache: self.cache.bytes(),
             activations: self.activations.bytes(),
             logits: size_of_val(&*self.logits) as u64,
+            adapters: 0,
         }
     }
 
@@ -332,6 +339,7 @@ impl CpuModel {
             tables,
             sequences,
             wanted,
+            wanted_adapters: AdapterRows::default(),
             packed_bytes,
         })
     }
@@ -374,7 +382,8 @@ impl CpuModel {
         while first < self.draws.rows.len() {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
             let logits = &mut self.logits[..count * vocab];
-            let (rows, ranks) = (first..first + count, &mut *self.connections.ranks);
+            let ranks = &mut *self.connections.ranks;
+            let rows = (first..first + count, &self.wanted_adapters);
             self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
@@ -407,7 +416,7 @@ impl CpuModel {
         for first in (0..rows.len()).step_by(LOGIT_ROWS) {
             let rows = first..rows.len().min(first + LOGIT_ROWS);
             let logits = &mut self.logits[..rows.len() * vocab];
-            let ranks = &mut *self.connections.ranks;
+            let (ranks, rows) = (&mut *self.connections.ranks, (rows, &self.wanted_adapters));
             self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
             all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
@@ -424,11 +433,26 @@ impl CpuModel {
         self.cache.bytes()
     }
 
+    /// The rows of `batch` by adapter. Sets those of the wanted rows.
+    fn adapter_rows(&mut self, batch: &Batch, wanted: &[u32]) -> AdapterRows {
+        let mut rows = AdapterRows::default();
+        self.wanted_adapters = AdapterRows::default();
+        for sequence in &batch.sequences {
+            let Some(adapter) = &sequence.adapter else { continue };
+            rows.add(adapter, sequence.rows.clone());
+            let among = |row: &u32| wanted.partition_point(|wanted| wanted < row) as u32;
+            let (first, end) = (among(&sequence.rows.start), among(&sequence.rows.end));
+            self.wanted_adapters.add(adapter, first..end);
+        }
+        rows
+    }
+
     /// Runs all layers. In the last one, rows that are not wanted end once their keys and values are cached.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), Lost> {
         for copy in &batch.copies {
             self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
+        let adapters = self.adapter_rows(batch, wanted);
         self.tables.clear();
         self.tables.extend(batch.block_tables.iter().map(|block| block.0));
         let mut sequences = emptied(std::mem::take(&mut self.sequences));
@@ -448,6 +472,7 @@ impl CpuModel {
             sequences: &sequences,
             wanted,
             wanted_sequences: &wanted_sequences,
+            adapters: [&adapters, &self.wanted_adapters],
         };
         let Connections { ranks, before, after, .. } = &mut self.connections;
         let (cache, activations, spec) = (&mut self.cache, &mut self.activations, self.model.spec());

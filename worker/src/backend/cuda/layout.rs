@@ -26,6 +26,7 @@ use super::memory::{StepMemory, StepSizes};
 use super::plan::{self, MemoryShare, Needs};
 use super::upload::{self, Dtype};
 use super::{OpenDevice, graphs};
+use crate::draft::MOST_ROWS;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
@@ -108,7 +109,8 @@ impl Loading<'_> {
     {
         let (whole, shard, limits) = (&self.config.spec, &self.shard, &self.options.limits);
         let spec = shard.spec(whole);
-        let sizes = StepSizes::new(limits, self.positions() as u32);
+        let drafted = if self.options.verifies() { MOST_ROWS as usize } else { 0 };
+        let sizes = StepSizes::new(limits, self.positions() as u32, drafted);
         let ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, self.positions()),
@@ -145,9 +147,9 @@ impl Loading<'_> {
     }
 
     fn needs<T: Activation, K>(&self, layout: &Layout<T, K>) -> Result<Needs, CudaError> {
-        let Layout { spec, capacities, block_bytes, .. } = layout;
+        let Layout { spec, sizes, block_bytes, .. } = layout;
         let CudaOptions { cuda, limits, .. } = self.options;
-        let graphs = if cuda.enforce_eager { 0 } else { capacities.len() };
+        let graphs = if cuda.enforce_eager { 0 } else { graphs::sizes(sizes.sequences).len() };
         Ok(Needs {
             weights: plan::count(|memory| {
                 self.place_always::<T>(memory);

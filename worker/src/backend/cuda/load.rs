@@ -35,6 +35,7 @@ use super::upload::{Dtype, Quantiser, Upload};
 use super::{OpenDevice, STEPS_IN_FLIGHT};
 use crate::backend::{BackendError, Batch, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
+use crate::draft::Speculate;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
@@ -57,6 +58,14 @@ pub struct CudaOptions {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Threads that read weights; 0 = one for each core.
     pub readers: usize,
+}
+
+impl CudaOptions {
+    /// Whether it verifies drafts. Without batch-invariant mode a row's bits depend on the number of rows, so
+    /// drafts would change answers.
+    pub(super) fn verifies(&self) -> bool {
+        self.cuda.batch_invariant && self.limits.speculate != Speculate::Off
+    }
 }
 
 /// Values kept in FP8 e4m3 instead of the model's 16-bit type.
@@ -174,7 +183,7 @@ impl<'a> Loading<'a> {
             self.report(&model, &of_log, kv_blocks)?;
             let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
             let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
-            Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps))
+            Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps).verifying(self.options.verifies()))
         };
         Ok(LoadedRank { arithmetic, start: Box::new(start) })
     }

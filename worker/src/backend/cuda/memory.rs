@@ -31,8 +31,9 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Sizes of the largest step that a scheduler with these limits plans.
-    pub fn new(limits: &SchedulerConfig, max_model_len: u32) -> Self {
+    /// Sizes of the largest step that a scheduler with these limits plans, with at most `drafted` draft
+    /// tokens.
+    pub fn new(limits: &SchedulerConfig, max_model_len: u32, drafted: usize) -> Self {
         let sequences = limits.max_num_seqs as usize;
         let one_sample = max_model_len as usize + MAX_FORBIDDEN;
         Self {
@@ -41,7 +42,7 @@ impl StepSizes {
             sequences,
             table_stride: max_model_len.div_ceil(limits.block_size) as usize,
             pass: PassLimits {
-                rows: sequences,
+                rows: sequences + drafted,
                 list_words: (sequences * one_sample).min(MAX_LIST_WORDS).max(one_sample),
                 biases: (sequences * MAX_FORBIDDEN).min(MAX_BIASES),
             },

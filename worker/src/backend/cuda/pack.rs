@@ -9,7 +9,9 @@ use skein_kernels::cuda::ops::score::ScoreParams;
 use super::memory::mask_words;
 use crate::BlockId;
 use crate::backend::sampling::sampling;
-use crate::backend::{Allowed, BackendError, Batch, BlockCopy, Carried, MaskSlot, SampleRow, ScoreRow, Want};
+use crate::backend::{
+    Allowed, BackendError, Batch, BlockCopy, Carried, Draw, MaskSlot, SampleRow, ScoreRow, Want,
+};
 
 /// Limits of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,44 +30,64 @@ pub(super) struct PassLimits {
 pub(super) struct Pass {
     /// Batch rows, ascending: row `i` of the logits is batch row `rows[i]`.
     pub rows: Vec<u32>,
-    /// Samples: (row of the logits, index into [`Batch::wants`]).
-    pub samples: Vec<(u32, usize)>,
+    /// Samples, and the draws at the rows of drafts.
+    pub samples: Vec<Drawn>,
     /// Scores: (row of the logits, index into [`Batch::wants`]).
     pub scores: Vec<(u32, usize)>,
+}
+
+/// One draw of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Drawn {
+    /// Row of the logits.
+    pub row: u32,
+    /// Index into [`Batch::wants`].
+    pub want: usize,
+    /// Which of the want's rows it is: 0 for a sample.
+    pub nth: u32,
+}
+
+impl Drawn {
+    fn draw<'a>(&self, batch: &'a Batch) -> Option<Draw<'a>> {
+        batch.wants[self.want].draw(batch, self.nth)
+    }
 }
 
 impl Pass {
     /// Converts logits rows to batch rows, for a step that computes the logits of all its rows.
     pub fn of_all_rows(mut self) -> Self {
-        for (row, _) in self.samples.iter_mut().chain(&mut self.scores) {
+        let samples = self.samples.iter_mut().map(|drawn| &mut drawn.row);
+        for row in samples.chain(self.scores.iter_mut().map(|(row, _)| row)) {
             *row = self.rows[*row as usize];
         }
         self
     }
 }
 
-/// Splits a batch's wants into passes.
+/// Splits a batch's wants into passes. The draws of a draft stay in order, also over passes.
 pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Result<Vec<Pass>, BackendError> {
-    let mut wanted = Vec::with_capacity(batch.wants.len());
+    let mut wanted: Vec<(u32, bool, usize, u32)> = Vec::with_capacity(batch.wants.len());
     for (index, want) in batch.wants.iter().enumerate() {
         match want {
-            Want::Sample(sample) => wanted.push((sample.row, Some(sample), index)),
-            Want::Score(score) => wanted.push((score.row, None, index)),
-            Want::Verify(_) => return Err(unsupported("verify drafts")),
+            Want::Sample(sample) => wanted.push((sample.row, true, index, 0)),
+            Want::Verify(verify) => {
+                wanted.extend(verify.rows.clone().zip(0..).map(|(row, nth)| (row, true, index, nth)));
+            }
+            Want::Score(score) => wanted.push((score.row, false, index, 0)),
             Want::Pool(_) => return Err(unsupported("pool")),
         }
     }
-    wanted.sort_by_key(|(row, sample, _)| (*row, sample.is_none()));
+    wanted.sort_by_key(|(row, draws, ..)| (*row, !draws));
     let (mut passes, mut pass, mut used) = (Vec::new(), Pass::default(), (0, 0));
-    for (row, sample, index) in wanted {
-        let (words, biases) = sample.map_or((0, 0), list_sizes);
+    for (row, draws, want, nth) in wanted {
+        let (words, biases) = batch.wants[want].draw(batch, nth).as_ref().map_or((0, 0), list_sizes);
         assert!(
             words <= limits.list_words && biases <= limits.biases,
             "a sample's {words} words of lists and {biases} biases are within {limits:?}"
         );
         let is_new = pass.rows.last() != Some(&row);
-        let is_full = pass.samples.len() + usize::from(sample.is_some()) > limits.rows
-            || pass.scores.len() + usize::from(sample.is_none()) > limits.rows
+        let is_full = pass.samples.len() + usize::from(draws) > limits.rows
+            || pass.scores.len() + usize::from(!draws) > limits.rows
             || pass.rows.len() + usize::from(is_new) > limits.rows
             || used.0 + words > limits.list_words
             || used.1 + biases > limits.biases;
@@ -77,7 +99,11 @@ pub(super) fn passes(batch: &Batch, limits: PassLimits) -> Result<Vec<Pass>, Bac
             pass.rows.push(row);
         }
         let place = pass.rows.len() as u32 - 1;
-        if sample.is_some() { &mut pass.samples } else { &mut pass.scores }.push((place, index));
+        if draws {
+            pass.samples.push(Drawn { row: place, want, nth });
+        } else {
+            pass.scores.push((place, want));
+        }
         used = (used.0 + words, used.1 + biases);
     }
     if !pass.rows.is_empty() {
@@ -90,11 +116,11 @@ fn unsupported(want: &'static str) -> BackendError {
     BackendError::Unsupported { backend: "cuda", want }
 }
 
-/// Words of a sample's lists, and its number of biases.
-fn list_sizes(sample: &SampleRow) -> (usize, usize) {
-    let params = &sample.params;
-    let history = if params.has_penalties() { sample.history.len() } else { 0 };
-    let forbidden = if sample.forbid_stop { params.stop_token_ids.len() } else { 0 };
+/// Words of a draw's lists, and its number of biases.
+fn list_sizes(draw: &Draw<'_>) -> (usize, usize) {
+    let params = draw.params;
+    let history = if params.has_penalties() { draw.history.len() } else { 0 };
+    let forbidden = if draw.forbid_stop { params.stop_token_ids.len() } else { 0 };
     (history + forbidden + params.bad_words.len(), params.logit_bias.len())
 }
 
@@ -138,12 +164,12 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     message.logit_rows(&pass.rows);
     let (mut params, mut biases) = (Vec::with_capacity(pass.samples.len()), Vec::new());
     let mut masks = 0..;
-    for &(row, index) in &pass.samples {
-        if let Want::Sample(sample) = &batch.wants[index] {
-            let mask = if is_masked(sample) { masks.next() } else { None };
-            let params_of = sample_params(message, batch, sample, row, &mut biases, places);
-            params.push(SampleParams { mask: mask.unwrap_or(NONE), ..params_of });
-        }
+    for drawn in &pass.samples {
+        let Some(draw) = drawn.draw(batch) else { continue };
+        let mask = if is_masked(&draw) { masks.next() } else { None };
+        let carried = carried_history(batch, &batch.wants[drawn.want]).map(|want| places[want as usize]);
+        let params_of = sample_params(message, &draw, drawn.row, carried, &mut biases);
+        params.push(SampleParams { mask: mask.unwrap_or(NONE), ..params_of });
     }
     let score = |&(row, index): &(u32, usize)| match batch.wants[index] {
         Want::Score(ScoreRow { target, top, .. }) => Some(ScoreParams { row, target, top }),
@@ -165,38 +191,42 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     }
 }
 
-/// Whether a sample draws under a mask: of its grammar, of its allowed tokens, or of both.
-pub(super) fn is_masked(sample: &SampleRow) -> bool {
-    sample.mask.is_some() || !sample.params.allowed_token_ids.is_empty()
+/// Whether a draw is under a mask: of its grammar, of its allowed tokens, or of both.
+pub(super) fn is_masked(draw: &Draw<'_>) -> bool {
+    draw.mask.is_some() || !draw.params.allowed_token_ids.is_empty()
 }
 
-/// One sample's parameters. Its lists go into the message, its biases into `biases`.
+/// The want of the previous step that draws the last token of the history of `want`, if only the device
+/// knows it. A draft follows a known token.
+fn carried_history(batch: &Batch, want: &Want) -> Option<u32> {
+    let Want::Sample(SampleRow { history, .. }) = want else { return None };
+    carried_at(&batch.carried_history, history.end.checked_sub(1)?)
+}
+
+/// One draw's parameters. Its lists go into the message, its biases into `biases`. `carried`: the output of
+/// the previous step that is the last token of its history.
 fn sample_params(
     message: &mut Message<'_>,
-    batch: &Batch,
-    sample: &SampleRow,
+    draw: &Draw<'_>,
     row: u32,
+    carried: Option<u32>,
     biases: &mut Vec<(u32, f32)>,
-    places: &[u32],
 ) -> SampleParams {
-    let mut sampling = sampling(&sample.draw(batch));
+    let mut sampling = sampling(draw);
     // Bad words that this token would complete are known here: the scheduler plans a draw with bad words of
     // several tokens only once all earlier tokens are known.
     let mut forbidden: Vec<u32> =
         sampling.forbidden.iter().copied().chain(sampling.ends_of_bad_words()).collect();
-    if is_masked(sample) {
+    if is_masked(draw) {
         // The mask already excludes them.
         forbidden.clear();
     }
-    if !sample.params.has_penalties() {
+    if !draw.params.has_penalties() {
         sampling.history = &[];
     }
-    let mut carried = NONE;
-    // The last token of a history may be known only to the device.
-    if let [known @ .., _] = sampling.history
-        && let Some(found) = carried_at(&batch.carried_history, sample.history.end - 1)
-    {
-        (sampling.history, carried) = (known, places[found as usize]);
+    let mut last = NONE;
+    if let ([known @ .., _], Some(place)) = (sampling.history, carried) {
+        (sampling.history, last) = (known, place);
     }
     let bias_start = biases.len() as u32;
     biases.extend_from_slice(sampling.logit_bias);
@@ -205,24 +235,21 @@ fn sample_params(
         forbidden_start: message.list(&forbidden),
         forbidden_len: forbidden.len() as u32,
         history_start: message.list(sampling.history),
-        carried,
-        logprobs: sample.params.logprobs.unwrap_or(NONE),
+        carried: last,
+        logprobs: draw.params.logprobs.unwrap_or(NONE),
         ..SampleParams::of(row, &sampling)
     }
 }
 
-/// Writes the masks of a pass's samples to `masks`, in the samples' order. Waits for masks that grammars are
-/// still computing. Also returns the indices of the wants whose grammar allows no token.
-pub(super) fn fill_masks(batch: &Batch, pass: &Pass, vocab: usize, masks: &mut [u32]) -> (usize, Vec<usize>) {
+/// Writes the masks of a pass's draws to `masks`, in their order. Waits for masks that grammars are still
+/// computing. Also returns the draws whose grammar allows no token.
+pub(super) fn fill_masks(batch: &Batch, pass: &Pass, vocab: usize, masks: &mut [u32]) -> (usize, Vec<Drawn>) {
     let (mut filled, mut closed) = (0, Vec::new());
-    for &(_, index) in &pass.samples {
-        let Want::Sample(sample) = &batch.wants[index] else { continue };
-        if !is_masked(sample) {
-            continue;
-        }
+    for drawn in &pass.samples {
+        let Some(draw) = drawn.draw(batch).filter(is_masked) else { continue };
         let words = &mut masks[filled..filled + mask_words(vocab)];
-        if !fill_mask(&sampling(&sample.draw(batch)), sample.mask.as_ref(), words) {
-            closed.push(index);
+        if !fill_mask(&sampling(&draw), draw.mask, words) {
+            closed.push(*drawn);
         }
         filled += words.len();
     }
@@ -301,6 +328,7 @@ mod tests {
     use skein_proto::sampling::SamplingParams;
 
     use super::*;
+    use crate::backend::VerifyRows;
 
     fn sample(row: u32, history: std::ops::Range<u32>) -> SampleRow {
         let params = SamplingParams { presence_penalty: 1.0, ..SamplingParams::default() };
@@ -325,12 +353,34 @@ mod tests {
         let wants = samples.into_iter().chain(scores).collect();
         let batch = Batch { wants, ..Batch::default() };
         let cut = passes(&batch, LIMITS).unwrap();
-        let first = Pass { rows: vec![1, 5], samples: vec![(0, 1), (1, 0)], scores: vec![(0, 3)] };
-        let second = Pass { rows: vec![5, 7], samples: vec![(0, 2)], scores: vec![(1, 4)] };
+        let drawn = |row, want| Drawn { row, want, nth: 0 };
+        let first = Pass { rows: vec![1, 5], samples: vec![drawn(0, 1), drawn(1, 0)], scores: vec![(0, 3)] };
+        let second = Pass { rows: vec![5, 7], samples: vec![drawn(0, 2)], scores: vec![(1, 4)] };
         assert_eq!(cut, [first, second]);
         let one = passes(&batch, PassLimits { rows: 3, list_words: 12, biases: 0 }).unwrap();
         assert_eq!(one.len(), 1);
-        assert_eq!(one[0].clone().of_all_rows().samples, [(1, 1), (5, 0), (5, 2)]);
+        assert_eq!(one[0].clone().of_all_rows().samples, [drawn(1, 1), drawn(5, 0), drawn(5, 2)]);
+    }
+
+    #[test]
+    fn the_rows_of_a_draft_are_drawn_in_order_also_over_passes() {
+        let verify = VerifyRows {
+            rows: 2..5,
+            params: Arc::new(SamplingParams::default()),
+            sample_index: 0,
+            position: 9,
+            stop_from: 0,
+            history: 0..0,
+            prompt_len: 1,
+            masks: Vec::new(),
+        };
+        let wants = vec![Want::Verify(verify), Want::Sample(sample(1, 0..0))];
+        let batch = Batch { wants, ..Batch::default() };
+        let cut = passes(&batch, LIMITS).unwrap();
+        let drawn = |row, want, nth| Drawn { row, want, nth };
+        let first = Pass { rows: vec![1, 2], samples: vec![drawn(0, 1, 0), drawn(1, 0, 0)], scores: vec![] };
+        let second = Pass { rows: vec![3, 4], samples: vec![drawn(0, 0, 1), drawn(1, 0, 2)], scores: vec![] };
+        assert_eq!(cut, [first, second]);
     }
 
     #[test]
@@ -393,7 +443,8 @@ mod tests {
         let closed = SampleRow { mask: Some(MaskSlot::filled(Allowed::End)), ..sample(0, 0..0) };
         let batch = Batch { wants: vec![Want::Sample(closed)], ..Batch::default() };
         let pass = &passes(&batch, LIMITS).unwrap()[0];
-        assert_eq!(fill_masks(&batch, pass, 70, &mut [0; 3]), (3, vec![0]));
+        let drawn = Drawn { row: 0, want: 0, nth: 0 };
+        assert_eq!(fill_masks(&batch, pass, 70, &mut [0; 3]), (3, vec![drawn]));
     }
 
     #[test]

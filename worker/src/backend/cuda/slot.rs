@@ -14,8 +14,10 @@ use skein_proto::logprobs::TokenLogprobs;
 
 use super::gaps::StepGaps;
 use super::memory::{StepSizes, mask_words};
+use super::pack::Drawn;
 use super::threads::InFlight;
 use super::{failed, failed_on, stopped};
+use crate::TokenId;
 use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepOutput, Want};
 
 /// The pinned memory of one step.
@@ -64,25 +66,52 @@ impl Slot {
     }
 }
 
-/// Index for a sample whose grammar allows no token: the token that the device draws for it is discarded.
-pub(super) const UNDRAWN: u32 = u32::MAX;
+/// Where the results of a step's wants are.
+pub(super) struct Outputs {
+    /// Index in the slot's results for each want: of its first draw, or of its score.
+    pub places: Vec<u32>,
+    /// Draws whose grammar allows no token: what the device draws there is discarded.
+    pub closed: Vec<Drawn>,
+}
 
-/// Where to read the result for one want.
-#[derive(Debug, Clone, Copy)]
+/// How to read the answer to one want.
+#[derive(Debug, Clone)]
 struct Wanted {
-    /// Index in the slot's results; [`UNDRAWN`] if there is none.
+    /// Index in the slot's results.
     place: usize,
     /// Row of the batch.
     row: u32,
     kind: Kind,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum Kind {
-    /// A drawn token, and whether its log-probabilities are wanted.
-    Sample { has_logprobs: bool },
+    /// A drawn token, and whether its log-probabilities are wanted. Nothing if its grammar allows no token.
+    Sample { is_closed: bool, has_logprobs: bool },
+    /// A draft, the number of draws up to one whose grammar allows no token, and whether their
+    /// log-probabilities are wanted.
+    Verify { draft: Vec<TokenId>, draws: usize, has_logprobs: bool },
     /// The score of a given token.
     Score { target: u32 },
+}
+
+impl Kind {
+    fn of(want: &Want, index: usize, batch: &Batch, closed: &[Drawn]) -> Option<(u32, Self)> {
+        let mut closed = closed.iter().filter(|drawn| drawn.want == index);
+        Some(match want {
+            Want::Sample(SampleRow { row, params, .. }) => {
+                let has_logprobs = params.logprobs.is_some();
+                (*row, Self::Sample { is_closed: closed.next().is_some(), has_logprobs })
+            }
+            Want::Verify(verify) => {
+                let draws = closed.map(|drawn| drawn.nth as usize).min().unwrap_or(verify.rows.len());
+                let (draft, has_logprobs) = (batch.draft(verify).to_vec(), verify.params.logprobs.is_some());
+                (verify.rows.start, Self::Verify { draft, draws, has_logprobs })
+            }
+            Want::Score(ScoreRow { row, target, .. }) => (*row, Self::Score { target: *target }),
+            Want::Pool(_) => return None,
+        })
+    }
 }
 
 /// A launched step and how to read its results.
@@ -98,23 +127,18 @@ pub(super) struct LaunchedStep {
 }
 
 impl LaunchedStep {
-    /// `places`: index in the slot's results for each want of the batch.
+    /// A launched step over `batch`, whose results arrive in `slot`.
     pub fn new(
         slot: Slot,
         batch: &Batch,
-        places: &[u32],
+        outputs: &Outputs,
         timeout: Duration,
         device: &Arc<Device>,
         free: &SyncSender<Slot>,
     ) -> Self {
-        let wanted = batch.wants.iter().zip(places).filter_map(|(want, &place)| {
-            let (row, kind) = match want {
-                Want::Sample(SampleRow { row, params, .. }) => {
-                    (*row, Kind::Sample { has_logprobs: params.logprobs.is_some() })
-                }
-                Want::Score(ScoreRow { row, target, .. }) => (*row, Kind::Score { target: *target }),
-                Want::Verify(_) | Want::Pool(_) => return None,
-            };
+        let wants = batch.wants.iter().zip(&outputs.places).enumerate();
+        let wanted = wants.filter_map(|(index, (want, &place))| {
+            let (row, kind) = Kind::of(want, index, batch, &outputs.closed)?;
             Some(Wanted { place: place as usize, row, kind })
         });
         let wanted = wanted.collect();
@@ -132,26 +156,32 @@ impl LaunchedStep {
     }
 
     fn answer(&self, wanted: &Wanted) -> Result<Answer, BackendError> {
-        let Slot { tokens, status, drawn_scores, scores, .. } = &self.slot;
-        let Wanted { place, row, kind } = *wanted;
-        if place == UNDRAWN as usize {
-            return Ok(Answer::Undrawn);
-        }
-        let failed = match kind {
-            Kind::Sample { .. } => status[place] != 0,
-            Kind::Score { .. } => scores[place].status != 0,
-        };
-        if failed {
+        let &Wanted { place, row, ref kind } = wanted;
+        Ok(match kind {
+            Kind::Sample { is_closed: true, .. } => Answer::Undrawn,
+            Kind::Sample { has_logprobs, .. } => Answer::Sampled(self.sampled(place, row, *has_logprobs)?),
+            Kind::Verify { draft, draws, has_logprobs } => {
+                let sampled = |nth| self.sampled(place + nth, row + nth as u32, *has_logprobs);
+                Answer::verified(draft, (0..*draws).map(sampled).collect::<Result<_, _>>()?)
+            }
+            Kind::Score { target } => {
+                let scored = &self.slot.scores[place];
+                if scored.status != 0 {
+                    return Err(BackendError::NotFinite { row });
+                }
+                Answer::Scored(logprobs(*target, scored))
+            }
+        })
+    }
+
+    fn sampled(&self, place: usize, row: u32, has_logprobs: bool) -> Result<Sampled, BackendError> {
+        let Slot { tokens, status, drawn_scores, .. } = &self.slot;
+        if status[place] != 0 {
             return Err(BackendError::NotFinite { row });
         }
-        Ok(match kind {
-            Kind::Sample { has_logprobs } => {
-                let token = tokens[place];
-                let logprobs = has_logprobs.then(|| logprobs(token, &drawn_scores[place]));
-                Answer::Sampled(Sampled { token, logprobs })
-            }
-            Kind::Score { target } => Answer::Scored(logprobs(target, &scores[place])),
-        })
+        let token = tokens[place];
+        let logprobs = has_logprobs.then(|| logprobs(token, &drawn_scores[place]));
+        Ok(Sampled { token, logprobs })
     }
 }
 

@@ -18,8 +18,8 @@ use super::draw::Draw;
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::memory::{StepMemory, StepSizes};
-use super::pack::{Drawing, Pass, copy_waves, fill_masks, pack_pass, pack_rows, passes};
-use super::slot::{LaunchedStep, Slot, UNDRAWN};
+use super::pack::{Drawing, Drawn, Pass, copy_waves, fill_masks, pack_pass, pack_rows, passes};
+use super::slot::{LaunchedStep, Outputs, Slot};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
@@ -112,16 +112,16 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         } else {
             self.mixed(rows, sequences)?;
         }
-        let places = self.draw_passes(batch, &passes, first, is_decode, &mut slot)?;
+        let outputs = self.draw_passes(batch, &passes, first, is_decode, &mut slot)?;
         if let Some(gaps) = &self.gaps {
             gaps.end(self.launched, &self.stream)?;
         }
         slot.mark_end(&self.stream)?;
         let gap = self.gaps.clone().map(|gaps| (gaps, self.launched));
         self.launched += 1;
-        let step = LaunchedStep::new(slot, batch, &places, self.step_timeout, &self.device, &self.give_back)
+        let step = LaunchedStep::new(slot, batch, &outputs, self.step_timeout, &self.device, &self.give_back)
             .with_gap(gap);
-        self.places = places;
+        self.places = outputs.places;
         Ok(step)
     }
 
@@ -161,7 +161,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         self.model.forward(stream, &step, &self.activations)
     }
 
-    /// Queues logits, tokens and scores, pass by pass. Returns the index of the output for each want.
+    /// Queues logits, tokens and scores, pass by pass.
     fn draw_passes(
         &self,
         batch: &Batch,
@@ -169,9 +169,9 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         mut first: Option<Drawing>,
         has_logits: bool,
         slot: &mut Slot,
-    ) -> Result<Vec<u32>, CudaError> {
+    ) -> Result<Outputs, CudaError> {
         let mut places = vec![0; batch.wants.len()];
-        let mut done = (0, 0);
+        let (mut closed, mut done) = (Vec::new(), (0, 0));
         for pass in passes {
             let drawing = match first.take() {
                 Some(drawing) => drawing,
@@ -183,22 +183,23 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
                 self.model.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
             }
             // Grammars compute their masks while the device runs the queued forward pass.
-            let closed = self.send_masks(batch, pass, slot)?;
+            closed.extend(self.send_masks(batch, pass, slot)?);
             self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
             self.download(&drawing, done, slot)?;
-            for (place, &(_, index)) in (done.0..).zip(&pass.samples) {
-                places[index] = if closed.contains(&index) { UNDRAWN } else { place as u32 };
+            // The other draws of a draft follow its first one.
+            for (place, drawn) in (done.0..).zip(&pass.samples).filter(|(_, drawn)| drawn.nth == 0) {
+                places[drawn.want] = place as u32;
             }
             for (place, &(_, index)) in (done.1..).zip(&pass.scores) {
                 places[index] = place as u32;
             }
             done = (done.0 + drawing.samples, done.1 + drawing.scores);
         }
-        Ok(places)
+        Ok(Outputs { places, closed })
     }
 
-    /// Sends a pass's masks. Returns the indices of the wants whose grammar allows no token.
-    fn send_masks(&self, batch: &Batch, pass: &Pass, slot: &mut Slot) -> Result<Vec<usize>, CudaError> {
+    /// Sends a pass's masks. Returns the draws whose grammar allows no token.
+    fn send_masks(&self, batch: &Batch, pass: &Pass, slot: &mut Slot) -> Result<Vec<Drawn>, CudaError> {
         let (filled, closed) = fill_masks(batch, pass, self.draw.vocab(), &mut slot.masks);
         if filled > 0 {
             self.memory.masks.upload(&self.stream, &slot.masks, 0..filled)?;

@@ -55,6 +55,7 @@ pub struct CudaBackend {
     bell: Arc<Bell>,
     graphs: Arc<AtomicUsize>,
     gaps: Option<Arc<StepGaps>>,
+    verifies: bool,
 }
 
 impl CudaBackend {
@@ -66,6 +67,12 @@ impl CudaBackend {
     /// Idle times of the device between steps, if [`crate::config::CudaConfig::times_gaps`].
     pub fn gaps(&self) -> Option<Arc<StepGaps>> {
         self.gaps.clone()
+    }
+
+    /// Sets whether it verifies drafts.
+    pub(super) fn verifying(mut self, verifies: bool) -> Self {
+        self.verifies = verifies;
+        self
     }
 
     pub(super) fn with_gaps(mut self, gaps: Option<Arc<StepGaps>>) -> Self {
@@ -103,6 +110,7 @@ impl CudaBackend {
             bell,
             graphs,
             gaps: None,
+            verifies: false,
         })
     }
 
@@ -149,6 +157,10 @@ impl Backend for CudaBackend {
 
     fn steps_in_flight(&self) -> usize {
         STEPS_IN_FLIGHT
+    }
+
+    fn verifies(&self) -> bool {
+        self.verifies
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {

@@ -57,6 +57,7 @@ fn submission(id: &str, max_tokens: u32) -> Submission {
         call: None,
         priority: 0,
         deadline: None,
+        adapter: None,
     };
     let placement = Some(Placement { router: 7, sequence: 3 });
     Submission {

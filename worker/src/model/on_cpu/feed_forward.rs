@@ -8,10 +8,11 @@ use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::experts::{Choices, add_shared};
 use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
-use skein_kernels::cpu::mlp::activate_into;
+use skein_kernels::cpu::mlp::{activate_into, glu};
 use skein_kernels::cpu::packed::Order;
 
 use super::Model;
+use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::exchange::Shared;
 use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
@@ -21,6 +22,10 @@ use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 pub(super) struct Inner {
     /// `[rows, inner]` of an ungated network.
     up: Aligned<f32>,
+    /// `[rows, gate | up]`, if an adapter changes one of them or down.
+    gate_up: Aligned<f32>,
+    /// `[rows, inner]`: input of the down projection, if an adapter changes it.
+    exact: Aligned<f32>,
     experts: Experts,
 }
 
@@ -59,6 +64,12 @@ impl Inner {
         [plain, experts, per_token * spec.hidden_size, inputs].map(|width| rows * width)
     }
 
+    /// The input of the down projection before it was encoded, `[rows, inner]`, if an adapter changes the
+    /// network.
+    pub fn exact(&self) -> &[f32] {
+        &self.exact
+    }
+
     /// Number of allocated values.
     pub fn len(&self) -> usize {
         let Experts { logits, outputs, rows, .. } = &self.experts;
@@ -72,6 +83,8 @@ pub(super) struct Network<'a> {
     pub spec: &'a FeedForwardSpec,
     pub norm: Option<&'a Norm>,
     pub x: &'a [f32],
+    pub layer: usize,
+    pub adapters: &'a AdapterRows,
 }
 
 impl Network<'_> {
@@ -81,11 +94,17 @@ impl Network<'_> {
         &self,
         cpu: &mut Cpu,
         weights: &'w FeedForward,
-        buffers: (&mut Input, &mut Inner),
+        (input, exact, buffers): (&mut Input, &mut Input, &mut Inner),
         inner: &mut Input,
     ) -> Option<&'w Projection> {
-        let (input, Inner { up: values, .. }) = buffers;
+        let is_changed = self.is_changed(LayerProduct::GateUp) || self.is_changed(LayerProduct::Down);
+        let values = &mut buffers.up;
         match weights {
+            FeedForward::Gated(network) if is_changed => {
+                self.normalise(cpu, network, input);
+                self.run_changed(cpu, network, (input, exact, buffers), inner);
+                Some(&network.down)
+            }
             FeedForward::Gated(network) => {
                 self.normalise(cpu, network, input);
                 gate(self.model, cpu, self.spec, network, input, inner);
@@ -98,11 +117,51 @@ impl Network<'_> {
                 let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()], inner));
                 let values = &mut values[..rows * width];
                 matmul(cpu, input, &stack, values, Write::Set);
+                self.change(cpu, exact, (values, width));
                 activate_into(cpu, self.spec.activation, values, width, encoding, inner);
+                if self.is_changed(LayerProduct::Down) {
+                    activate_into(cpu, self.spec.activation, values, width, Encoding::F32, exact);
+                    buffers.exact.grow(rows * width);
+                    exact.copy_to(&mut buffers.exact[..rows * width]);
+                }
                 Some(down)
             }
             FeedForward::Experts(..) => None,
         }
+    }
+
+    fn is_changed(&self, product: LayerProduct) -> bool {
+        self.adapters.change(ChangedProduct::OfLayer(self.layer, product))
+    }
+
+    /// Adds the changes to gate and up to `y`, `[rows, stride]`.
+    fn change(&self, cpu: &mut Cpu, exact: &mut Input, y: (&mut [f32], usize)) {
+        if self.is_changed(LayerProduct::GateUp) {
+            self.model.normalise_into(cpu, self.x, self.norm, Encoding::F32, exact);
+            let at = ChangedProduct::OfLayer(self.layer, LayerProduct::GateUp);
+            self.adapters.add_to(cpu, at, exact.as_f32(), y);
+        }
+    }
+
+    /// [`gate`] in steps, with the changes of adapters. Rows without one get the same bits.
+    fn run_changed(
+        &self,
+        cpu: &mut Cpu,
+        network: &GatedNetwork,
+        (input, exact, buffers): (&Input, &mut Input, &mut Inner),
+        inner: &mut Input,
+    ) {
+        let GatedNetwork { gate, up, down } = network;
+        let (rows, width) = (self.x.len() / self.model.spec.hidden_size, self.spec.inner_size);
+        buffers.gate_up.grow(rows * 2 * width);
+        buffers.exact.grow(rows * width);
+        let gate_up = &mut buffers.gate_up[..rows * 2 * width];
+        let values = &mut buffers.exact[..rows * width];
+        matmul(cpu, input, &[gate.linear(), up.linear()], gate_up, Write::Set);
+        self.change(cpu, exact, (gate_up, 2 * width));
+        glu(cpu, self.spec.activation, gate_up, width, values);
+        let encoding = self.model.encoding(&[down.linear()], inner);
+        inner.set(cpu, encoding, values, width);
     }
 
     fn normalise(&self, cpu: &mut Cpu, network: &GatedNetwork, input: &mut Input) {

@@ -1,5 +1,6 @@
 //! Models on the CPU: weights packed for its kernels, and the operations on them.
 
+pub mod adapter;
 pub(crate) mod capture;
 mod exchange;
 mod feed_forward;
@@ -27,6 +28,7 @@ use skein_kernels::cpu::norm::rms_norm_into;
 use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::softcap::softcap;
 
+use self::adapter::{AdapterRows, ChangedProduct};
 use self::layers::{Layer, Norm, Parts};
 use self::pack::{Matrix, Use};
 use self::profile::Part;
@@ -138,6 +140,7 @@ impl Model {
     }
 
     /// Logits of some wanted rows of the last step: `[rows, vocab]`, on every rank of the last stage.
+    /// `adapters` has the wanted rows by adapter.
     ///
     /// # Errors
     /// If another rank is lost.
@@ -147,12 +150,12 @@ impl Model {
     pub fn logits(
         &self,
         cpu: &mut Cpu,
-        rows: Range<usize>,
+        (rows, adapters): (Range<usize>, &AdapterRows),
         activations: &mut Activations,
         ranks: &mut dyn Ranks,
         logits: &mut [f32],
     ) -> Result<(), Lost> {
-        let Activations { x, input, shared, profile, .. } = activations;
+        let Activations { x, input, exact, shared, profile, .. } = activations;
         let hidden = self.spec.hidden_size;
         let x = &x[rows.start * hidden..rows.end * hidden];
         let head = self.head.as_ref().unwrap_or_else(|| unreachable!("the last stage has the head"));
@@ -164,6 +167,12 @@ impl Model {
         let shard = &self.shard;
         if shard.ranks == 1 {
             matmul(cpu, input, &stack, logits, Write::Set);
+            if adapters.change(ChangedProduct::Logits) {
+                self.normalise_into(cpu, x, self.norm.as_ref(), Encoding::F32, exact);
+                let of_part = adapters.part(rows.start as u32, rows.len() as u32);
+                let vocab = self.spec.vocab_size as usize;
+                of_part.add_to(cpu, ChangedProduct::Logits, exact.as_f32(), (logits, vocab));
+            }
         } else {
             shared.logits(ranks, shard, logits, |own| matmul(cpu, input, &stack, own, Write::Set))?;
         }

@@ -5,13 +5,14 @@ use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::{embed, embed_part};
-use skein_kernels::cpu::input::Input;
+use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
 
 use super::Model;
+use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::capture::Capture;
 use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
@@ -37,6 +38,8 @@ pub struct ForwardStep<'a> {
     pub wanted: &'a [u32],
     /// The wanted rows by sequence, numbered among the wanted ones.
     pub wanted_sequences: &'a [Rows<'a>],
+    /// The rows by adapter, and the wanted rows, numbered among the wanted ones.
+    pub adapters: [&'a AdapterRows; 2],
 }
 
 /// Activations, reused between steps. They grow to the largest step; pages never touched take no memory.
@@ -46,6 +49,8 @@ pub struct Activations {
     pub(super) x: Aligned<f32>,
     /// `[rows, hidden]` normalised, or `[rows, q]` from attention, encoded for the next product.
     pub(super) input: Input,
+    /// The same values in `f32`, if an adapter changes the product.
+    pub(super) exact: Input,
     /// `[rows, inner]`, likewise.
     gated: Input,
     inner: Inner,
@@ -135,6 +140,8 @@ pub(super) struct Running<'a> {
     rows: usize,
     /// The same rows, grouped by sequence.
     sequences: &'a [Rows<'a>],
+    /// The same rows, grouped by adapter.
+    adapters: &'a AdapterRows,
 }
 
 impl<'a> Running<'a> {
@@ -148,7 +155,8 @@ impl<'a> Running<'a> {
     ) -> Self {
         let rows = step.tokens.len();
         activations.grow(&model.spec, rows);
-        Self { model, cpu, step, cache, activations, ranks, rows, sequences: step.sequences }
+        let [adapters, _] = step.adapters;
+        Self { model, cpu, step, cache, activations, ranks, rows, sequences: step.sequences, adapters }
     }
 
     /// In the last layer, continues with the wanted rows only, moved to the front: nothing reads the others'
@@ -165,6 +173,7 @@ impl<'a> Running<'a> {
             Some(_) => keep_rows(&mut self.activations.latent.queries, wanted, attention.q_width()),
         }
         (self.rows, self.sequences) = (wanted.len(), self.step.wanted_sequences);
+        self.adapters = self.step.adapters[1];
     }
 }
 
@@ -208,8 +217,9 @@ impl Operations for Running<'_> {
                 return Ok(());
             }
         };
-        let Self { model, cpu, step, cache, activations, ranks, rows, .. } = self;
-        let Activations { x, input, qkv, whole, cos, sin, shared, profile, capture, .. } = &mut **activations;
+        let Self { model, cpu, step, cache, activations, ranks, rows, adapters, .. } = self;
+        let Activations { x, input, exact, qkv, whole, cos, sin, shared, profile, capture, .. } =
+            &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let (attention, width) = (&spec.attention, spec.attention.qkv_width());
         let (x, qkv) = (&x[..*rows * spec.hidden_size], &mut qkv[..*rows * width]);
@@ -219,6 +229,11 @@ impl Operations for Running<'_> {
         capture.take(Product::Qkv, input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
+        let changed = ChangedProduct::OfLayer(index, LayerProduct::Qkv);
+        if adapters.change(changed) {
+            model.normalise_into(cpu, x, layer.attention_norm.as_ref(), Encoding::F32, exact);
+            adapters.add_to(cpu, changed, exact.as_f32(), (qkv, width));
+        }
         profile.mark(Part::Products);
         if attention.qk_norm == QkNorm::Row && model.shard.ranks > 1 {
             let (shard, dim, kv_heads) = (&model.shard, attention.head_dim, model.shard.all_kv_heads);
@@ -272,7 +287,7 @@ impl Operations for Running<'_> {
     }
 
     fn attention_output(&mut self, index: usize) -> Result<(), Lost> {
-        let Self { model, cpu, activations, ranks, rows, .. } = self;
+        let Self { model, cpu, activations, ranks, rows, adapters, .. } = self;
         let Activations { x, input, attended, latent, added, shared, profile, capture, .. } =
             &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
@@ -291,14 +306,18 @@ impl Operations for Running<'_> {
         profile.mark(Part::Encode);
         let x = &mut x[..*rows * spec.hidden_size];
         let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
-        residual.add(cpu, input, o, layer.o_norm.as_deref())?;
+        let width = spec.attention.q_width();
+        let changed = ChangedProduct::OfLayer(index, LayerProduct::AttentionOutput);
+        let change = Change { adapters, at: changed, x: (attended, width) };
+        residual.add(cpu, input, o, layer.o_norm.as_deref(), change)?;
         profile.mark(Part::Products);
         Ok(())
     }
 
     fn feed_forward(&mut self, index: usize) -> Result<(), Lost> {
-        let Self { model, cpu, activations, ranks, rows, .. } = self;
-        let Activations { x, input, gated, inner, added, shared, profile, capture, .. } = &mut **activations;
+        let Self { model, cpu, activations, ranks, rows, adapters, .. } = self;
+        let Activations { x, input, exact, gated, inner, added, shared, profile, capture, .. } =
+            &mut **activations;
         let (model_spec, layer) = (&model.spec, &model.layers[index]);
         let (x, eps) = (&mut x[..*rows * model_spec.hidden_size], model_spec.norm.eps);
         let spec = &model_spec.layers[index].feed_forward;
@@ -310,13 +329,15 @@ impl Operations for Running<'_> {
             profile.mark(Part::Products);
             return Ok(());
         }
-        let network = Network { model, spec, norm, x };
-        if let Some(down) = network.run_dense(cpu, &layer.feed_forward, (input, inner), gated) {
+        let network = Network { model, spec, norm, x, layer: index, adapters };
+        if let Some(down) = network.run_dense(cpu, &layer.feed_forward, (input, exact, inner), gated) {
             capture.take(Product::GateUp, input);
             capture.take(Product::Down, gated);
             profile.mark(Part::Products);
             let residual = Residual { x, added, shared, ranks: *ranks, eps };
-            residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref())?;
+            let changed = ChangedProduct::OfLayer(index, LayerProduct::Down);
+            let change = Change { adapters, at: changed, x: (inner.exact(), spec.inner_size) };
+            residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref(), change)?;
         }
         profile.mark(Part::Products);
         Ok(())
@@ -371,6 +392,21 @@ fn normalise_rows(cpu: &mut Cpu, group: usize, width: usize, eps: f32, layer: &L
     rms_norm_heads(cpu, rows, (group + 1) * width, group..group + 1, k_norm, eps);
 }
 
+/// Changes by adapters to a product with the input `x`, `[rows, width]`.
+struct Change<'a> {
+    adapters: &'a AdapterRows,
+    at: ChangedProduct,
+    x: (&'a [f32], usize),
+}
+
+impl Change<'_> {
+    fn add_to(&self, cpu: &mut Cpu, y: &mut [f32], width: usize) {
+        if self.adapters.change(self.at) {
+            self.adapters.add_to(cpu, self.at, self.x, (y, width));
+        }
+    }
+}
+
 /// The residual stream.
 struct Residual<'a> {
     x: &'a mut [f32],
@@ -383,11 +419,23 @@ struct Residual<'a> {
 
 impl Residual<'_> {
     /// Adds a product divided among ranks by its inputs, normalised if `norm` is given.
-    fn add(self, cpu: &mut Cpu, input: &Input, linear: Linear<'_>, norm: Option<&[f32]>) -> Result<(), Lost> {
-        let Self { x, added, shared, ranks, eps } = self;
-        let Some(norm) = norm else { return product(cpu, shared, ranks, input, linear, (x, Write::Add)) };
+    fn add(
+        self,
+        cpu: &mut Cpu,
+        input: &Input,
+        linear: Linear<'_>,
+        norm: Option<&[f32]>,
+        change: Change<'_>,
+    ) -> Result<(), Lost> {
+        let (Self { x, added, shared, ranks, eps }, width) = (self, linear.weights.rows());
+        let Some(norm) = norm else {
+            product(cpu, shared, ranks, input, linear, (x, Write::Add))?;
+            change.add_to(cpu, x, width);
+            return Ok(());
+        };
         let added = &mut added[..x.len()];
         product(cpu, shared, ranks, input, linear, (added, Write::Set))?;
+        change.add_to(cpu, added, width);
         rms_norm_add(cpu, added, norm, eps, x);
         Ok(())
     }

@@ -15,6 +15,7 @@ use skein_sys::threads::ThreadPlacement;
 
 use super::original::Original;
 use crate::model::LoadError;
+use crate::model::on_cpu::adapter::AdapterRows;
 use crate::model::on_cpu::capture::Capture;
 use crate::model::on_cpu::pack::{Matrix, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
@@ -132,7 +133,9 @@ impl Runner {
         let positions: Vec<u32> = (0..rows as u32).collect();
         let all = |rows: Range<usize>| Rows { rows, position: 0, blocks: &self.blocks };
         let sequences = [all(0..rows)];
+        let none = AdapterRows::default();
         let step = ForwardStep {
+            adapters: [&none; 2],
             tokens,
             positions: &positions,
             slots: &positions, // the blocks lie in order

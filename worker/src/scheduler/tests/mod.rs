@@ -308,6 +308,7 @@ fn request(key: u64, prompt: Vec<TokenId>, params: SamplingParams) -> NewRequest
         call: None,
         priority: 0,
         deadline: None,
+        adapter: None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! A worker over loopback, with the fake backend.
 
+mod adapters;
 mod drain;
 mod metrics;
 mod secret;
@@ -48,9 +49,11 @@ async fn serve_fake(options: FakeOptions) -> Served {
 
 async fn serve_with(config: WorkerConfig, options: FakeOptions) -> Served {
     let options = FakeOptions { vocab_size: VOCAB, kv_blocks: 64, ..options };
+    let adapters =
+        config.adapters.is_enabled.then(|| Adapters::new(&config.adapters, None).expect("no weights"));
     let load = move || {
         let loaded = LoadedBackend::fake(FakeBackend::new(options), VOCAB, 512);
-        Ok(LoadedBackend { eos_token_ids: vec![2], ..loaded })
+        Ok(LoadedBackend { eos_token_ids: vec![2], adapters, ..loaded })
     };
     let (shutdown, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
@@ -165,7 +168,7 @@ async fn watchers_get_a_snapshot_and_then_every_change() {
         let event = next(&mut events).await.expect("no fault").expect("an event");
         assert_eq!((event.epoch, event.sequence), (first.epoch, expected), "no gap");
         match event.event.expect("a known event") {
-            Event::Load(_) => {}
+            Event::Load(_) | Event::Adapters(_) => {}
             Event::Admitted(it) => (admitted, expected) = (Some(it), expected + 1),
             Event::Cache(change) => {
                 hashes.extend(change.stored.into_iter().flat_map(|run| run.hashes));

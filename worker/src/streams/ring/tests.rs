@@ -52,6 +52,7 @@ fn request(logprobs: bool, delivered: usize) -> NewRequest {
         call: None,
         priority: 0,
         deadline: None,
+        adapter: None,
     };
     Submission::alone("a", request).request
 }

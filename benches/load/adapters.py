@@ -1,0 +1,108 @@
+"""Measures throughput with many adapters beside that of the model alone, in turn on one server.
+
+Usage: python3 benches/load/adapters.py path/to/skein MODEL [--adapters N] [--rank R] [--targets T]
+Writes N adapters (default 200 of rank 16 for the attention's matrices; --targets all adds the feed-forward
+network) to a temporary directory and serves MODEL with them by one worker. Each round sends the same number
+of requests twice with 32 streams at a time: to the model alone, and to adapters drawn by Zipf's law
+(exponent 1). Which goes first changes from round to round. Prints output tokens a second, and the median of
+the rounds' ratios; exits 1 if it is below 0.8.
+"""
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
+from server import serve  # noqa: E402
+
+TARGET = 0.8
+STREAMS = 32
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 64
+REQUEST_SECONDS = 300
+
+
+def send(url: str, model: str, seed: int) -> int:
+    """Runs a request; returns its number of output tokens."""
+    draw = random.Random(seed)
+    body = {
+        "model": model,
+        "prompt": [draw.randrange(10, 4000) for _ in range(PROMPT_TOKENS)],
+        "max_tokens": OUTPUT_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    place = urllib.parse.urlparse(url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=REQUEST_SECONDS)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    read = json.loads(answer.read())
+    assert answer.status == 200, read
+    connection.close()
+    return read["usage"]["completion_tokens"]
+
+
+def run(url: str, models: list[str], first_seed: int) -> float:
+    """Output tokens a second of one request to each of `models`."""
+    begin = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+        seeds = range(first_seed, first_seed + len(models))
+        tokens = sum(pool.map(lambda one: send(url, *one), zip(models, seeds)))
+    return tokens / (time.monotonic() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("model")
+    parser.add_argument("--adapters", type=int, default=200)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--targets", default="attention", choices=["attention", "all"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--max-loras", type=int, default=64)
+    parser.add_argument("--flags", default="", help="more flags of skein serve")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        make = [args.binary, "bench", "make-adapters", args.model, "--out", directory]
+        make += ["--count", str(args.adapters), "--rank", str(args.rank), "--targets", args.targets]
+        subprocess.run(make, check=True)
+        names = [f"a{nth}" for nth in range(args.adapters)]
+        flags = ["--workers", "1", "--device", "cpu", "--enable-lora", "--max-lora-rank", str(args.rank)]
+        flags += ["--max-loras", str(args.max_loras), "--served-model-name", "model", *args.flags.split()]
+        flags += [f"--lora-modules={name}={directory}/{name}" for name in names]
+        weights = [1 / (nth + 1) for nth in range(args.adapters)]
+        draw = random.Random(1)
+        ratios = []
+        with serve(args.binary, args.model, flags) as (_, url):
+            run(url, ["model"] * STREAMS, 1 << 40)
+            for round_ in range(args.rounds):
+                of_adapters = draw.choices(names, weights, k=args.requests)
+                runs = {"model": ["model"] * args.requests, "adapters": of_adapters}
+                order = list(runs) if round_ % 2 == 0 else list(runs)[::-1]
+                rates = {
+                    kind: run(url, runs[kind], (2 * round_ + at) * args.requests) for at, kind in enumerate(order)
+                }
+                ratios.append(rates["adapters"] / rates["model"])
+                distinct = len(set(of_adapters))
+                print(
+                    f"round {round_ + 1}: {rates['model']:.1f} tokens/s alone, {rates['adapters']:.1f} with "
+                    f"{distinct} adapters, ratio {ratios[-1]:.3f}",
+                    flush=True,
+                )
+    median = statistics.median(ratios)
+    print(f"median ratio {median:.3f}, rounds {min(ratios):.3f} to {max(ratios):.3f}")
+    sys.exit(median < TARGET)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+//! Products with low-rank adapters (LoRA, arXiv 2106.09685): `y += scale * (x A) B` for some rows.
+//!
+//! The rows of a step are grouped by adapter, so that each adapter is read once. A row's sums have one order,
+//! whatever other rows the step has: the inner product adds inputs in four interleaved parts, which are
+//! joined as `(0 + 1) + (2 + 3)`; the outer one adds components in ascending order.
+
+use super::Cpu;
+use super::aligned::Aligned;
+use super::disjoint::DisjointMut;
+use super::simd::{Kernel, LANES, Simd};
+
+/// Highest supported rank: the inner products of a block of rows are on the stack.
+pub const MAX_RANK: usize = 512;
+/// Rows of a task. Its adapter's matrices stay in the cache meanwhile.
+const ROWS_PER_TASK: usize = 16;
+/// Rows that read a vector of weights together.
+const BLOCK: usize = 4;
+/// Interleaved parts of an inner product, so that multiply-adds need not wait for each other.
+const PARTS: usize = 4;
+
+/// The change to one matrix, arranged for products.
+#[derive(Debug)]
+pub struct LowRank {
+    rank: usize,
+    inputs: usize,
+    outputs: usize,
+    scale: f32,
+    /// `[rank / LANES, inputs, LANES]`, padded with zeros.
+    a: Values,
+    /// `[outputs / LANES, rank, LANES]`, padded with zeros.
+    b: Values,
+}
+
+/// Weights as the adapter stores them. IEEE halves are widened, which is exact.
+#[derive(Debug)]
+enum Values {
+    F32(Aligned<f32>),
+    Bf16(Aligned<u16>),
+}
+
+impl Values {
+    fn new(count: usize, is_bf16: bool, value: impl Fn(usize) -> f32) -> Self {
+        if is_bf16 {
+            let mut values = Aligned::zeros(count);
+            values.iter_mut().enumerate().for_each(|(i, to)| *to = half::bf16::from_f32(value(i)).to_bits());
+            return Self::Bf16(values);
+        }
+        let mut values = Aligned::zeros(count);
+        values.iter_mut().enumerate().for_each(|(i, to)| *to = value(i));
+        Self::F32(values)
+    }
+
+    /// Loads the vector of sixteen values at `at`.
+    #[inline(always)]
+    fn vector<S: Simd>(&self, s: S, at: usize) -> S::V {
+        // SAFETY: the slices have sixteen values.
+        unsafe {
+            match self {
+                Self::F32(values) => s.load(values[at..at + LANES].as_ptr()),
+                Self::Bf16(values) => s.load_bf16(values[at..at + LANES].as_ptr().cast()),
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::F32(values) => size_of_val(&**values),
+            Self::Bf16(values) => size_of_val(&**values),
+        }
+    }
+}
+
+/// Sizes of a [`LowRank`].
+#[derive(Debug, Clone, Copy)]
+pub struct LowRankShape {
+    /// Components.
+    pub rank: usize,
+    /// Inputs of the changed matrix.
+    pub inputs: usize,
+    /// Outputs of the changed matrix.
+    pub outputs: usize,
+}
+
+impl LowRankShape {
+    /// Size in memory with weights of `value_bytes` bytes.
+    pub fn bytes(&self, value_bytes: usize) -> usize {
+        let lanes = |count: usize| count.next_multiple_of(LANES);
+        (lanes(self.rank) * self.inputs + lanes(self.outputs) * self.rank) * value_bytes
+    }
+}
+
+impl LowRank {
+    /// Arranges A, `a(component, input)`, and B, `b(output, component)`. `is_bf16`: all values are bfloat16.
+    ///
+    /// # Panics
+    /// If the rank is above [`MAX_RANK`].
+    pub fn new(
+        shape: LowRankShape,
+        scale: f32,
+        is_bf16: bool,
+        a: impl Fn(usize, usize) -> f32,
+        b: impl Fn(usize, usize) -> f32,
+    ) -> Self {
+        let LowRankShape { rank, inputs, outputs } = shape;
+        assert!((1..=MAX_RANK).contains(&rank), "a rank is 1 to {MAX_RANK}");
+        let or_zero = |exists: bool, value: &dyn Fn() -> f32| if exists { value() } else { 0.0 };
+        let of_a = |i: usize| {
+            let (component, input) = (i / LANES / inputs * LANES + i % LANES, i / LANES % inputs);
+            or_zero(component < rank, &|| a(component, input))
+        };
+        let of_b = |i: usize| {
+            let (output, component) = (i / LANES / rank * LANES + i % LANES, i / LANES % rank);
+            or_zero(output < outputs, &|| b(output, component))
+        };
+        let a = Values::new(rank.next_multiple_of(LANES) * inputs, is_bf16, of_a);
+        let b = Values::new(outputs.next_multiple_of(LANES) * rank, is_bf16, of_b);
+        Self { rank, inputs, outputs, scale, a, b }
+    }
+
+    /// Size in memory.
+    pub fn bytes(&self) -> usize {
+        self.a.bytes() + self.b.bytes()
+    }
+}
+
+/// Rows that use the same adapter.
+#[derive(Debug, Clone, Copy)]
+pub struct Changed<'a> {
+    /// Their indices, each in one group only.
+    pub rows: &'a [u32],
+    /// Changes that read the same input, each with the first of its outputs in a row of `y`.
+    pub changes: [Option<(&'a LowRank, usize)>; 3],
+}
+
+/// Adds the changes of `groups` to `y`, `[rows, stride]`. `x` is `[rows, width]`; only the first inputs of
+/// each row are used if it is padded.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn add_low_rank<'a>(
+    cpu: &mut Cpu,
+    (x, width): (&[f32], usize),
+    groups: &(impl Fn(usize) -> Changed<'a> + Sync),
+    count: usize,
+    (y, stride): (&mut [f32], usize),
+) {
+    let blocks = |group: &Changed<'_>| group.rows.len().div_ceil(ROWS_PER_TASK);
+    let tasks = (0..count).map(|group| blocks(&groups(group))).sum();
+    for Changed { rows, changes } in (0..count).map(groups) {
+        let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
+        assert!(last * width <= x.len() && last * stride <= y.len(), "every row is in x and y");
+        for (matrix, first) in changes.iter().flatten() {
+            let fits = matrix.inputs <= width && first + matrix.outputs <= stride;
+            assert!(fits, "a change has inputs and outputs of a row");
+        }
+    }
+    let (isa, y) = (cpu.isa, DisjointMut::new(y));
+    cpu.threads.run(tasks, |mut task, _| {
+        for group in (0..count).map(groups) {
+            let of_group = blocks(&group);
+            if task < of_group {
+                let rows = group.rows.chunks(ROWS_PER_TASK).nth(task).unwrap_or_default();
+                return isa.run(Task { x, width, rows, changes: group.changes, y: &y, stride });
+            }
+            task -= of_group;
+        }
+    });
+}
+
+struct Task<'a, 'y> {
+    x: &'a [f32],
+    width: usize,
+    rows: &'a [u32],
+    changes: [Option<(&'a LowRank, usize)>; 3],
+    y: &'a DisjointMut<'y, f32>,
+    stride: usize,
+}
+
+impl Kernel for Task<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (matrix, first) in self.changes.iter().flatten() {
+            let (blocks, rest) = self.rows.as_chunks::<BLOCK>();
+            blocks.iter().for_each(|rows| self.add(s, matrix, *first, rows));
+            rest.iter().for_each(|row| self.add(s, matrix, *first, &[*row]));
+        }
+    }
+}
+
+impl Task<'_, '_> {
+    #[inline(always)]
+    fn add<S: Simd, const ROWS: usize>(&self, s: S, matrix: &LowRank, first: usize, rows: &[u32; ROWS]) {
+        let x = rows.map(|row| &self.x[row as usize * self.width..][..matrix.inputs]);
+        let mut inner = [[0f32; MAX_RANK]; ROWS];
+        for strip in 0..matrix.rank.div_ceil(LANES) {
+            let sums = inner_products(s, matrix, strip, &x);
+            for (inner, sum) in inner.iter_mut().zip(sums) {
+                // SAFETY: the slice has sixteen values.
+                unsafe { s.store(sum, inner[strip * LANES..][..LANES].as_mut_ptr()) };
+            }
+        }
+        for strip in 0..matrix.outputs.div_ceil(LANES) {
+            let mut sums = [s.zero(); ROWS];
+            for component in 0..matrix.rank {
+                let weights = matrix.b.vector(s, (strip * matrix.rank + component) * LANES);
+                for (sum, inner) in sums.iter_mut().zip(&inner) {
+                    *sum = s.fma(s.splat(inner[component]), weights, *sum);
+                }
+            }
+            let (at, count) = (first + strip * LANES, LANES.min(matrix.outputs - strip * LANES));
+            for (row, sum) in rows.iter().zip(sums) {
+                let y = self.y.pointer(*row as usize * self.stride + at, count);
+                // SAFETY: `count` values, and a row is in one task.
+                unsafe {
+                    if count == LANES {
+                        s.store(s.fma(sum, s.splat(matrix.scale), s.load(y)), y);
+                    } else {
+                        let changed = s.fma(sum, s.splat(matrix.scale), s.load_part(y, count));
+                        s.store_part(changed, y, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen components of `x A`, for some rows.
+#[inline(always)]
+fn inner_products<S: Simd, const ROWS: usize>(
+    s: S,
+    matrix: &LowRank,
+    strip: usize,
+    x: &[&[f32]; ROWS],
+) -> [S::V; ROWS] {
+    let mut sums = [[s.zero(); PARTS]; ROWS];
+    let of_strip = strip * matrix.inputs;
+    let whole = matrix.inputs / PARTS * PARTS;
+    for input in (0..whole).step_by(PARTS) {
+        for part in 0..PARTS {
+            let weights = matrix.a.vector(s, (of_strip + input + part) * LANES);
+            for (sums, x) in sums.iter_mut().zip(x) {
+                sums[part] = s.fma(s.splat(x[input + part]), weights, sums[part]);
+            }
+        }
+    }
+    for input in whole..matrix.inputs {
+        let weights = matrix.a.vector(s, (of_strip + input) * LANES);
+        for (sums, x) in sums.iter_mut().zip(x) {
+            sums[input - whole] = s.fma(s.splat(x[input]), weights, sums[input - whole]);
+        }
+    }
+    sums.map(|sums| s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::Isa;
+
+    fn value(i: usize) -> f32 {
+        half::bf16::from_f32(((i * 71 % 997) as f32 - 498.0) * 0.003).to_f32()
+    }
+
+    fn matrix(rank: usize, inputs: usize, outputs: usize, is_bf16: bool) -> LowRank {
+        let shape = LowRankShape { rank, inputs, outputs };
+        let a = |component, input| value(component * inputs + input);
+        let b = |output, component| value(7 + output * rank + component);
+        let made = LowRank::new(shape, 0.75, is_bf16, a, b);
+        assert_eq!(made.bytes(), shape.bytes(if is_bf16 { 2 } else { 4 }));
+        made
+    }
+
+    #[test]
+    fn agrees_with_f64_and_has_equal_bits_on_every_instruction_set_and_in_any_batch() {
+        for (rank, inputs, outputs) in [(1, 3, 5), (8, 64, 40), (16, 35, 100), (33, 130, 16)] {
+            let (rows, first, width, stride) = (23, 3, inputs + 2, outputs + 6);
+            let x: Vec<f32> = (0..rows * width).map(|i| value(i * 3)).collect();
+            let y: Vec<f32> = (0..rows * stride).map(|i| value(i * 5)).collect();
+            let mut expected: Option<Vec<f32>> = None;
+            for is_bf16 in [false, true] {
+                let matrix = matrix(rank, inputs, outputs, is_bf16);
+                let changed: Vec<u32> = (0..rows as u32).filter(|row| row % 5 != 2).collect();
+                for isa in Isa::available() {
+                    // All rows together, and each alone.
+                    for alone in [false, true] {
+                        let mut got = y.clone();
+                        let each = if alone { 1 } else { changed.len() };
+                        let groups: Vec<&[u32]> = changed.chunks(each).collect();
+                        let group = |i: usize| Changed {
+                            rows: groups[i],
+                            changes: [Some((&matrix, first)), None, None],
+                        };
+                        let mut cpu = Cpu::with_isa(2, isa);
+                        let count = groups.len();
+                        add_low_rank(&mut cpu, (&x, width), &group, count, (&mut got, stride));
+                        let before = expected.get_or_insert_with(|| got.clone());
+                        assert_eq!(*before, got, "{}, alone {alone}, bfloat16 {is_bf16}", isa.name());
+                    }
+                }
+            }
+            let got = expected.unwrap();
+            for (row, output) in (0..rows).flat_map(|row| (0..stride).map(move |output| (row, output))) {
+                let at = row * stride + output;
+                let is_changed = row % 5 != 2 && (first..first + outputs).contains(&output);
+                let component = |k: usize| {
+                    let a = |i: usize| f64::from(value(k * inputs + i)) * f64::from(x[row * width + i]);
+                    let b = f64::from(value(7 + (output - first) * rank + k));
+                    (0..inputs).map(a).sum::<f64>() * b
+                };
+                let change = if is_changed { (0..rank).map(component).sum::<f64>() * 0.75 } else { 0.0 };
+                let exact = f64::from(y[at]) + change;
+                assert!((f64::from(got[at]) - exact).abs() < 2e-4, "{} for {exact}", got[at]);
+            }
+        }
+    }
+}
