@@ -251,7 +251,7 @@ impl Reader<'_> {
                     stop_from,
                     history,
                     prompt_len,
-                    masks: Vec::new(),
+                    masks,
                 }))
             }
             [SCORE] => self.take().map(|[row, target, top]| Want::Score(ScoreRow { row, target, top })),
