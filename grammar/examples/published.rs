@@ -147,8 +147,8 @@ impl Figures {
                 Ok(None) => {}
                 Ok(Some(text)) => {
                     self.ended += 1;
-                    match serde_json::from_str::<Value>(&text) {
-                        Ok(value) if validator.is_valid(&without_negative_zero(value)) => {}
+                    match serde_json::from_str::<Value>(&text).map(without_negative_zero) {
+                        Ok(value) if validator.is_valid(&value) => {}
                         Err(error) if error.to_string().starts_with("number out of range") => {
                             self.beyond_doubles += 1;
                         }

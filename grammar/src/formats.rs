@@ -29,8 +29,8 @@ macro_rules! date {
     };
 }
 
-/// A time of RFC 3339. The library allows a leap second in every minute; it is the last second of a day in UTC.
-/// Of the offsets, only zero may follow it here.
+/// A time of RFC 3339. The library allows a leap second in every minute; it is the last second of a day in
+/// UTC. Of the offsets, only zero may follow it here.
 macro_rules! time {
     () => {
         concat!(

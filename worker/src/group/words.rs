@@ -91,8 +91,8 @@ fn put_want(words: &mut Vec<u32>, want: &Want) {
     }
 }
 
-/// Appends what grammars allow, and waits for those that are still computing. Ranks need not know why no token
-/// is allowed: the leader's engine does.
+/// Appends what grammars allow, and waits for those that are still computing. Ranks need not know why no
+/// token is allowed: the leader's engine does.
 fn put_masks(words: &mut Vec<u32>, masks: &[MaskSlot]) {
     words.push(masks.len() as u32);
     for slot in masks {
