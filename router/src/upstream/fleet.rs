@@ -307,6 +307,7 @@ impl Worker {
             load,
             max_num_seqs: MANY_SEQUENCES,
             block_size: 16,
+            reads_adapter: false,
         }
     }
 }
