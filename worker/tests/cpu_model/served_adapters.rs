@@ -189,7 +189,7 @@ fn quantised_checkpoints_are_served_with_adapters() {
 #[test]
 fn adapters_that_cannot_be_served_are_refused_by_name() {
     let check = |base: &Path, adapter: &Path, words: &[&str]| {
-        let said = served(base, adapter).err().expect("it is refused");
+        let said = served(base, adapter).expect_err("it is refused");
         words.iter().for_each(|word| assert!(said.contains(word), "{said:?} says {word:?}"));
     };
     check(&model("mistral"), &golden("llama-all"), &["lora_B", "expected F16, BF16 or F32"]);
