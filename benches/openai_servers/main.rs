@@ -1,8 +1,8 @@
 //! The router before OpenAI servers: `cargo bench -p skein-bench --bench openai_servers [seconds]`.
 //!
-//! The router runs on processor 0 alone. Eight mock servers and a client with 64 connections share processor 1 and
-//! one thread, and are also measured without the router: that is the most this harness can show. Rounds alternate
-//! between the two. The mock answers at once, streams in four parts of 16 tokens.
+//! The router runs on processor 0 alone. Eight mock servers and a client with 64 connections share processor
+//! 1 and one thread, and are also measured without the router: that is the most this harness can show. Rounds
+//! alternate between the two. The mock answers at once, streams in four parts of 16 tokens.
 
 mod client;
 mod mock;

@@ -147,7 +147,7 @@ impl Figures {
                 Ok(None) => {}
                 Ok(Some(text)) => {
                     self.ended += 1;
-                    match serde_json::from_str::<Value>(&text) {
+                    match serde_json::from_str::<Value>(&text).map(without_negative_zero) {
                         Ok(value) if validator.is_valid(&value) => {}
                         Err(error) if error.to_string().starts_with("number out of range") => {
                             self.beyond_doubles += 1;
@@ -297,6 +297,18 @@ fn in_order(instance: &Value, schema: &Value) -> Value {
         ordered.entry(name.clone()).or_insert_with(|| member.clone());
     }
     ordered.into()
+}
+
+/// The answer with `-0` written as `0`: it is a whole number, but the parser makes it a double.
+fn without_negative_zero(answer: Value) -> Value {
+    match answer {
+        Value::Number(number) if number.as_f64().is_some_and(|float| float == 0.0) => 0.into(),
+        Value::Array(items) => items.into_iter().map(without_negative_zero).collect(),
+        Value::Object(members) => {
+            members.into_iter().map(|(name, member)| (name, without_negative_zero(member))).collect()
+        }
+        other => other,
+    }
 }
 
 /// The instance with `1.0` written as `1`.

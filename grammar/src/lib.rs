@@ -8,6 +8,7 @@
 mod cache;
 mod ebnf;
 mod error;
+mod formats;
 mod grammars;
 mod lark;
 mod library;

@@ -19,7 +19,7 @@ impl Mask {
     }
 
     /// Mask from the first `vocab_size` bits of `words`.
-    pub(crate) fn from_words(words: &[u32], vocab_size: u32) -> Self {
+    pub fn from_words(words: &[u32], vocab_size: u32) -> Self {
         let mut mask = Self::none(vocab_size);
         let count = mask.words.len().min(words.len());
         mask.words[..count].copy_from_slice(&words[..count]);
@@ -30,6 +30,11 @@ impl Mask {
             *last &= (1 << rest) - 1;
         }
         mask
+    }
+
+    /// Size of the vocabulary.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
     }
 
     /// Words of the mask, `vocab_size / 32` rounded up.

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Refused, check_size};
+use crate::formats;
 use crate::limits::{MAX_DEPTH, MAX_OPTIONAL_PROPERTIES, MAX_SCHEMA_BYTES, MAX_WHITESPACE};
 
 /// Constraining keywords that cannot be enforced, with alternatives.
@@ -53,14 +54,6 @@ const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// Keywords whose value is a count. JSON Schema lets it be written as `2.0`, the library does not.
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
-/// An email address whose parts are within RFC 5321's lengths (4.5.3.1), which the library's own format
-/// leaves open: up to 64 characters before the `@`, 32 if there are dots among them, then up to six labels
-/// of 40. The library cannot intersect two such expressions, so lengths and characters are in one.
-const EMAIL: &str = concat!(
-    r"^([a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]{1,64}|[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-](\.?[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]){0,31})",
-    r"@[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?){0,5}$"
-);
-
 /// Keywords whose values the library may refuse when it compiles a schema: the keyword, the library's
 /// message, and what to do instead.
 pub const DECIDED_LATER: [(&str, &str, &str); 3] = [
@@ -144,13 +137,14 @@ fn prepared(schema: &Value) -> Value {
         (keyword.clone(), value)
     };
     let mut fields: Map<String, Value> = fields.iter().map(inner).collect();
-    if fields.get("format").is_some_and(|format| format == "email") {
+    let pattern = fields.get("format").and_then(Value::as_str).and_then(formats::pattern);
+    if let Some(pattern) = pattern {
         fields.shift_remove("format");
-        let email = json!({"pattern": EMAIL});
+        let pattern = json!({"pattern": pattern});
         if let Some(Value::Array(all)) = fields.get_mut("allOf") {
-            all.push(email);
+            all.push(pattern);
         } else {
-            fields.insert("allOf".to_owned(), json!([email]));
+            fields.insert("allOf".to_owned(), json!([pattern]));
         }
     }
     fields.into()
@@ -362,9 +356,10 @@ mod tests {
             json!({"$defs": {"a": {"items": {"minItems": 1.0}}}, "enum": [{"minItems": 1.0}]}),
             json!({"$defs": {"a": {"items": {"minItems": 1}}}, "enum": [{"minItems": 1.0}]}),
         );
+        let email = formats::pattern("email").unwrap();
         check(
             json!({"anyOf": [{"format": "email"}, {"format": "email", "allOf": [{"minLength": 5}]}, true]}),
-            json!({"anyOf": [{"allOf": [{"pattern": EMAIL}]}, {"allOf": [{"minLength": 5}, {"pattern": EMAIL}]}, true]}),
+            json!({"anyOf": [{"allOf": [{"pattern": email}]}, {"allOf": [{"minLength": 5}, {"pattern": email}]}, true]}),
         );
     }
 

@@ -14,6 +14,7 @@ use crate::formats::Plan;
 use crate::generator::Generator;
 use crate::metrics::{Metered, Metrics};
 use crate::picks::{Endpoints, Picked};
+use crate::receipt;
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::ModelText;
@@ -113,7 +114,7 @@ impl App {
             }
         });
         let (request, options) = checked?;
-        Ok((lease, TokenRequest { arrived, trace, ..request }, options))
+        Ok((lease, TokenRequest { arrived, trace, receipts: receipt::current(), ..request }, options))
     }
 
     /// The adapter that `model` names; `None` if it is the model alone, as without a name.

@@ -26,6 +26,7 @@ pub mod links;
 pub mod metrics;
 pub mod picks;
 pub(crate) mod ranges;
+pub mod receipt;
 pub mod refusal;
 pub mod request;
 pub mod serve;

@@ -14,6 +14,7 @@ use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 
 use crate::formats::tools::ToolUse;
+use crate::receipt::Receipts;
 use crate::tenant::Tenant;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
@@ -141,6 +142,8 @@ pub struct TokenRequest {
     pub operation: &'static str,
     /// Trace span of the request in this process.
     pub trace: trace::Request,
+    /// Collects why workers were chosen, if the client asked.
+    pub receipts: Option<Receipts>,
 }
 
 /// An adapter as a request names it.
@@ -184,6 +187,7 @@ impl TokenRequest {
             picked_worker: None,
             operation: "generate_content",
             trace: trace::Request::default(),
+            receipts: None,
         }
     }
 }

@@ -36,6 +36,7 @@ impl TokenRequest {
             picked_worker: _,
             operation: _,
             trace: _,
+            receipts: _,
         } = self;
         let mut encoding = Encoding::begin();
         encoding.bytes(id.as_bytes());

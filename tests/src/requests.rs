@@ -26,27 +26,27 @@ pub struct Corpus {
     pub cases: Vec<Case>,
 }
 
-/// The request of kind `index` modulo 9: greedy, seeded, penalties, n > 1, stop strings, log-probabilities,
-/// biases, chat.
+/// The request of kind `index` modulo 10: greedy, seeded, penalties, n > 1, stop strings, log-probabilities,
+/// biases, chat, an expression.
 pub fn mixed(index: usize, max_tokens: u32) -> (&'static str, Value) {
     let mut body = json!({
         "model": "skein-7m", "max_tokens": max_tokens, "stream": true,
         "stream_options": {"include_usage": true},
         "return_token_ids": true, "ignore_eos": true, "temperature": 0,
     });
-    let path = if matches!(index % 9, 7 | 8) { CHAT } else { COMPLETIONS };
+    let path = if matches!(index % 10, 7..=9) { CHAT } else { COMPLETIONS };
     let start = match path {
         CHAT => {
             json!({"messages": [{"role": "user", "content": format!("What does function_{index} return?")}]})
         }
-        // Every tenth prompt is long, so that a fault can hit its prefill.
+        // Every ninth prompt is long, so that a fault can hit its prefill.
         _ => {
-            let context = "import os\nimport sys\n\n".repeat(if index.is_multiple_of(10) { 20 } else { 0 });
+            let context = "import os\nimport sys\n\n".repeat(if index.is_multiple_of(9) { 20 } else { 0 });
             json!({"prompt": format!("{context}def function_{index}(self, value):\n    \"\"\"Return the")})
         }
     };
     let few = max_tokens / 4;
-    let kind = match index % 9 {
+    let kind = match index % 10 {
         0 => json!({}),
         1 => json!({"temperature": 0.9, "seed": 1000 + index, "top_p": 0.9}),
         2 => json!({"temperature": 0.7, "seed": index, "presence_penalty": 0.5, "frequency_penalty": 0.3,
@@ -62,7 +62,10 @@ pub fn mixed(index: usize, max_tokens: u32) -> (&'static str, Value) {
             json!({"temperature": 0.8, "seed": index, "logit_bias": {"269": 2.0, "358": -3.5}, "min_p": 0.02})
         }
         7 => json!({"temperature": 0.6, "seed": index, "logprobs": true, "top_logprobs": 2}),
-        _ => json!({"temperature": 0.9, "seed": index, "n": 2, "stop": ["\n\n"]}),
+        8 => json!({"temperature": 0.9, "seed": index, "n": 2, "stop": ["\n\n"]}),
+        _ => {
+            json!({"temperature": 1.0, "seed": index, "structured_outputs": {"regex": "([a-z]{2,9}(, |\\. )){1,400}"}})
+        }
     };
     let fields = body.as_object_mut().expect("an object");
     for extra in [start, kind] {
@@ -102,7 +105,7 @@ impl Corpus {
     pub fn request(&self, number: u64, request_id: &str) -> (&Case, Value) {
         /// One request in this many does not stream. Coprime to the number of kinds, so that every kind gets
         /// its turn.
-        const WHOLE: u64 = 8;
+        const WHOLE: u64 = 7;
         let case = &self.cases[number as usize % self.cases.len()];
         let mut body = case.body.clone();
         body["request_id"] = json!(request_id);

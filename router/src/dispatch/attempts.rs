@@ -9,6 +9,18 @@ use skein_node::trace::{self, Kept, Link, Part};
 use super::delivery::RequestEvent;
 use crate::fleet::Pick;
 use crate::links::worker_client::CallError;
+use crate::receipt::Receipt;
+
+/// Attributes of a choice's terms, in the order of [`Terms::named`](crate::fleet::Terms::named).
+const TERMS: [&str; 7] = [
+    "skein.route.queue",
+    "skein.route.prefill",
+    "skein.route.blocks",
+    "skein.route.seats",
+    "skein.route.step",
+    "skein.route.slowdown",
+    "skein.route.adapter",
+];
 
 /// How a call ended, for its span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,8 +101,15 @@ impl Attempts {
         Self { trace, open: None, previous: None, count: 0 }
     }
 
-    /// Records the choice of a worker, or that there was none; the choice began at `from`.
-    pub fn routed(&self, from: Timestamp, pick: Option<&Pick>, worker: Option<Arc<str>>) {
+    /// Records the choice of a worker, or that there was none; the choice began at `from`. With a receipt,
+    /// each term is an attribute.
+    pub fn routed(
+        &self,
+        from: Timestamp,
+        pick: Option<&Pick>,
+        receipt: Option<&Receipt>,
+        worker: Option<Arc<str>>,
+    ) {
         self.trace.add(|| {
             let part = Part::new("route", from, clock::now());
             let Some(pick) = pick else { return part.count("skein.route.candidates", 0_u32) };
@@ -98,6 +117,10 @@ impl Attempts {
                 .count("skein.route.candidates", pick.candidates)
                 .count("skein.route.overlap_tokens", pick.hit_tokens)
                 .seconds("skein.route.predicted_ttft", pick.first_token_after);
+            let terms =
+                receipt.and_then(Receipt::chosen).map(|chosen| TERMS.iter().zip(chosen.terms.named()));
+            let part =
+                terms.into_iter().flatten().fold(part, |part, (key, (_, seconds))| part.with(key, seconds));
             match worker {
                 Some(worker) => part.with("skein.worker", worker),
                 None => part,

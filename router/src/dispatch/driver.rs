@@ -123,7 +123,7 @@ impl Driver {
             }
         });
         let (permit, place) = admitted?;
-        route_span(&attempts, now, place.as_ref());
+        route_span(&attempts, &request, now, place.as_ref());
         let timer = Timer::new(request.deadline);
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
         Ok(Self {
@@ -383,9 +383,18 @@ impl Driver {
 }
 
 /// Records the choice of a worker, which began at `from`.
-pub(super) fn route_span(attempts: &Attempts, from: clock::Timestamp, place: Option<&Place>) {
+pub(super) fn route_span(
+    attempts: &Attempts,
+    request: &TokenRequest,
+    from: clock::Timestamp,
+    place: Option<&Place>,
+) {
     let pick = place.and_then(|place| place.pick.as_ref());
-    attempts.routed(from, pick, pick.and_then(|_| place?.name.clone()));
+    let receipt = place.and_then(|place| place.receipt.as_ref());
+    if let (Some(receipts), Some(receipt)) = (&request.receipts, receipt) {
+        receipts.add(receipt.clone());
+    }
+    attempts.routed(from, pick, receipt, pick.and_then(|_| place?.name.clone()));
 }
 
 /// The rest of a request, as the fleet sees it. A resume also prefills the delivered tokens.

@@ -133,7 +133,7 @@ impl Driver {
         let job = job(&self.workers, &self.request, &self.delivery);
         let place = self.workers.place(&job, self.delivery.full_workers());
         if place.is_some() {
-            route_span(&self.attempts, from, place.as_ref());
+            route_span(&self.attempts, &self.request, from, place.as_ref());
         }
         place
     }

@@ -29,6 +29,8 @@ pub struct Job {
     pub chains: Vec<(u32, Vec<BlockHash>)>,
     /// Worker chosen by an endpoint picker; used if it accepts requests.
     pub picked: Option<Arc<str>>,
+    /// Whether its choices are to be explained.
+    pub explained: bool,
 }
 
 /// A request placed at a worker.
@@ -66,6 +68,7 @@ impl Job {
             affinity: block_hash::extend(root, &prompt[..prompt.len().min(AFFINITY_TOKENS)]),
             chains: block_sizes.iter().map(chain).collect(),
             picked: None,
+            explained: false,
         }
     }
 

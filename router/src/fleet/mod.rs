@@ -31,6 +31,7 @@ use skein_proto::runs::RunStored;
 use skein_proto::stream_key::StreamKey;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
+use crate::receipt::Receipt;
 use crate::request::ModelLimits;
 
 use adapters::FleetAdapters;
@@ -40,8 +41,8 @@ pub use event::{Action, Event, Notice};
 pub use job::{Job, WorkerPlacement};
 use ledger::Cost;
 pub use policy::Pick;
-pub use policy::Policy;
 use policy::{Demand, Picker, WorkerView};
+pub use policy::{Policy, Terms};
 use prefix_index::{Desync, Expectation, Hits, PrefixIndex};
 use standing::Standings;
 pub use status::WorkerStatus;
@@ -183,6 +184,11 @@ impl Fleet {
             WorkerView { reads_adapter: is_cold, ..standing.seen(now, blocks, job.demand.prompt_tokens) }
         }));
         picker.pick(&job.demand, job.affinity, views, rng)
+    }
+
+    /// Explains the last [`choose`](Self::choose), which was `pick`.
+    pub fn explain(&self, job: &Job, pick: &Pick) -> Receipt {
+        self.picker.explain(&job.demand, pick, &self.scratch.views, |id| self.name(id))
     }
 
     /// Records a choice in the worker's ledger; `None` if the worker has left.

@@ -6,6 +6,7 @@
 //! worker is picked and holds the prefix as well. The other policies are for comparison, and for fleets whose
 //! workers send no reports.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::{Rng, RngExt};
@@ -13,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::ledger::CurrentLoad;
 use super::worker_id::WorkerId;
+use crate::receipt::{Considered, MAX_CANDIDATES, Receipt};
 
 /// Output tokens assumed per sequence; fewer if its limit is lower.
 pub const EXPECTED_OUTPUT_TOKENS: u32 = 256;
@@ -63,6 +65,11 @@ impl Policy {
         ("round_robin", Self::RoundRobin),
         ("consistent_hash", Self::ConsistentHash),
     ];
+
+    /// Its name in settings.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, policy)| *policy == self).map_or("", |(name, _)| name)
+    }
 }
 
 /// A request's cost at any worker.
@@ -145,8 +152,22 @@ pub struct Terms {
 }
 
 impl Terms {
-    fn sum(&self) -> f64 {
+    /// The predicted time.
+    pub fn sum(&self) -> f64 {
         self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown + self.adapter
+    }
+
+    /// Each component with its name.
+    pub fn named(&self) -> [(&'static str, f64); 7] {
+        [
+            ("queue", self.queue),
+            ("prefill", self.prefill),
+            ("blocks", self.blocks),
+            ("seats", self.seats),
+            ("step", self.step),
+            ("slowdown", self.slowdown),
+            ("adapter", self.adapter),
+        ]
     }
 }
 
@@ -172,6 +193,37 @@ impl Picker {
     /// Picker with the policy `policy`.
     pub fn new(policy: Policy) -> Self {
         Self { policy, ..Self::default() }
+    }
+
+    /// Explains a pick from `fleet`: the candidates with the shortest predictions, at most
+    /// [`MAX_CANDIDATES`], always with the chosen one.
+    pub fn explain(
+        &self,
+        demand: &Demand,
+        pick: &Pick,
+        fleet: &[WorkerView],
+        name: impl Fn(WorkerId) -> Option<Arc<str>>,
+    ) -> Receipt {
+        let fallback = fallback_rates(fleet);
+        let mut all: Vec<_> = fleet.iter().map(|worker| (terms(demand, worker, fallback), worker)).collect();
+        let is_chosen = |worker: &WorkerView| worker.id == pick.worker;
+        all.sort_by(|(a, _), (b, _)| a.sum().total_cmp(&b.sum()));
+        let at = all.iter().position(|(_, worker)| is_chosen(worker)).unwrap_or(0);
+        if at >= MAX_CANDIDATES {
+            all.swap(MAX_CANDIDATES - 1, at);
+        }
+        let best = all.into_iter().take(MAX_CANDIDATES).map(|(terms, worker)| Considered {
+            worker: name(worker.id).unwrap_or_default(),
+            chosen: is_chosen(worker),
+            overlap_tokens: worker.hit_tokens,
+            terms,
+        });
+        Receipt {
+            policy: self.policy.name(),
+            candidates: pick.candidates,
+            prompt_tokens: demand.prompt_tokens,
+            best: best.collect(),
+        }
     }
 
     /// Picks a worker; `None` without candidates. `affinity` is a hash of the prompt's beginning.

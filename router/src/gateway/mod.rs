@@ -43,6 +43,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::receipt;
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;
 pub use auth::ApiKeys;
@@ -97,7 +98,7 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(open);
     let all =
         health.merge(api).layer(from_fn_with_state(app, metrics::count)).layer(from_fn(request_id::name));
-    let all = all.layer(from_fn(traced::trace));
+    let all = all.layer(from_fn(receipt::give)).layer(from_fn(traced::trace));
     // Outside the key check: a browser's preflight carries no key.
     let all = match cors {
         Some(cors) => all.layer(cors),

@@ -26,6 +26,7 @@ use crate::fleet::policy::Demand;
 use crate::fleet::{
     self, Action, Fleet, Job, KnownAdapters, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement,
 };
+use crate::receipt::Receipt;
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 
@@ -93,6 +94,8 @@ pub(crate) struct Place {
     pub name: Option<Arc<str>>,
     /// Details of the choice; `None` for a worker that already has the stream.
     pub pick: Option<Pick>,
+    /// Explanation of the choice, if the request asked for it.
+    pub receipt: Option<Receipt>,
 }
 
 /// A placement in a worker's ledger; dropping it removes it from the ledger.
@@ -236,7 +239,8 @@ impl Workers {
         let root = block_hash::root(&self.model, &adapter::text_of(adapter), &request.cache_salt);
         let grammar_fingerprint = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.fingerprint);
         let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
-        Job { grammar_fingerprint, adapter, picked: request.picked_worker.clone(), ..job }
+        let explained = request.receipts.is_some();
+        Job { grammar_fingerprint, adapter, picked: request.picked_worker.clone(), explained, ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,
@@ -272,8 +276,9 @@ impl Workers {
         })?;
         let place = pick.filter(|_| !is_running && job.demand.sequences > 0).and_then(|pick| {
             let client = clients.get(&pick.worker)?.clone();
-            let name = fleet.name(pick.worker);
-            Some(self.placed(fleet.place(now, job, &pick)?, client, name, Some(pick)))
+            let (name, receipt) = (fleet.name(pick.worker), job.explained.then(|| fleet.explain(job, &pick)));
+            let place = self.placed(fleet.place(now, job, &pick)?, client, name, Some(pick));
+            Some(Place { receipt, ..place })
         });
         Ok((permit, place))
     }
@@ -284,8 +289,9 @@ impl Workers {
         let State { fleet, clients, rng } = &mut *self.lock();
         let pick = fleet.choose(now, job, without, rng)?;
         let client = clients.get(&pick.worker)?.clone();
-        let name = fleet.name(pick.worker);
-        Some(self.placed(fleet.place(now, job, &pick)?, client, name, Some(pick)))
+        let (name, receipt) = (fleet.name(pick.worker), job.explained.then(|| fleet.explain(job, &pick)));
+        let place = self.placed(fleet.place(now, job, &pick)?, client, name, Some(pick));
+        Some(Place { receipt, ..place })
     }
 
     /// The worker to attach to: the one whose stream broke, if only the connection may have failed, else the
@@ -311,7 +317,7 @@ impl Workers {
         name: Option<Arc<str>>,
         pick: Option<Pick>,
     ) -> Place {
-        Place { placed: Placed { workers: self.clone(), placement }, client, name, pick }
+        Place { placed: Placed { workers: self.clone(), placement }, client, name, pick, receipt: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,7 +1,7 @@
 //! A request that continues an answer by its text, and the events of its stream as part of the first. Pure.
 //!
-//! Another worker tokenises the text again and draws from its own random numbers, so the rest of the answer may
-//! differ from what the lost worker would have said.
+//! Another worker tokenises the text again and draws from its own random numbers, so the rest of the answer
+//! may differ from what the lost worker would have said.
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json};

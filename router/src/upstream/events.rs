@@ -1,7 +1,7 @@
 //! Whole events of a stream. Pure.
 //!
-//! Bytes are passed on up to the end of an event, so that an error or a continuation never begins in the middle
-//! of one.
+//! Bytes are passed on up to the end of an event, so that an error or a continuation never begins in the
+//! middle of one.
 
 use bytes::{Bytes, BytesMut};
 

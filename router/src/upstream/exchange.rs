@@ -11,7 +11,7 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use skein_node::clock::{self, Timestamp};
 
-use super::pool::Sender;
+use super::pool::Connection;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
 use crate::refusal::Refusal;
@@ -43,13 +43,13 @@ pub async fn ask(
     call: &Call,
     body: &Bytes,
     seat: &Seat,
-) -> Result<(Response<Incoming>, Sender), Failure> {
+) -> Result<(Response<Incoming>, Connection), Failure> {
     let link = seat.link();
     // A worker may close an idle connection at any time, which says nothing about the request.
-    if let Some(mut sender) = link.pool.idle_one().await {
-        let sent = watched(shared, call, seat, sender.try_send_request(request(call, body, seat)?)).await?;
+    if let Some(mut connection) = link.pool.idle_one().await {
+        let sent = watched(shared, call, seat, connection.send(request(call, body, seat)?)).await?;
         match sent {
-            Ok(response) => return Ok((response, sender)),
+            Ok(response) => return Ok((response, connection)),
             // A response that is not HTTP is not a connection's fault.
             Err(error) if error.error().is_parse() => {
                 return Err(Failure::Fault(error.into_error().to_string()));
@@ -58,10 +58,10 @@ pub async fn ask(
         }
     }
     let connected = watched(shared, call, seat, link.pool.connect()).await?;
-    let mut sender = connected.map_err(Failure::Fault)?;
-    let sent = watched(shared, call, seat, sender.try_send_request(request(call, body, seat)?)).await?;
+    let mut connection = connected.map_err(Failure::Fault)?;
+    let sent = watched(shared, call, seat, connection.send(request(call, body, seat)?)).await?;
     match sent {
-        Ok(response) => Ok((response, sender)),
+        Ok(response) => Ok((response, connection)),
         Err(error) => Err(Failure::Fault(error.into_error().to_string())),
     }
 }

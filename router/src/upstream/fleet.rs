@@ -1,8 +1,10 @@
 //! The workers and the choice among them. Pure: events and the time go in.
 //!
-//! What a worker carries is what this router has sent it and not seen ended; other clients of a worker are not
-//! known. Rates are not known either, so the policy compares workers by its assumed ratio of prefill to decode.
+//! What a worker carries is what this router has sent it and not seen ended; other clients of a worker are
+//! not known. Rates are not known either, so the policy compares workers by its assumed ratio of prefill to
+//! decode.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::Rng;
@@ -15,8 +17,10 @@ use crate::fleet::breaker::{Breaker, Outcome};
 use crate::fleet::ledger::CurrentLoad;
 use crate::fleet::policy::{Demand, Picker, WorkerView};
 use crate::fleet::{Pick, Policy, WorkerId};
+use crate::receipt::Receipt;
 
-/// A worker that refused a request as full gets no other one for this long, or until one of its requests ends.
+/// A worker that refused a request as full gets no other one for this long, or until one of its requests
+/// ends.
 const FULL_FOR: Duration = Duration::from_secs(1);
 /// Sequences that a worker runs at once: not known, so more than any runs.
 const MANY_SEQUENCES: u32 = 1 << 20;
@@ -186,10 +190,21 @@ impl Fleet {
         self.views.clear();
         self.views
             .extend(candidates.iter().map(|&at| self.workers[at as usize].view(at, self.hits[at as usize])));
-        let demand = Demand::new(prompt.tokens as usize, prompt.output_tokens, prompt.samples);
-        let pick =
-            self.picker.pick(&demand, prompt.affinity(), &self.views, rng).ok_or(Unavailable::NoneUp)?;
+        let pick = self
+            .picker
+            .pick(&demand(prompt), prompt.affinity(), &self.views, rng)
+            .ok_or(Unavailable::NoneUp)?;
         Ok(self.place(now, prompt, pick))
+    }
+
+    /// Explains the last [`choose`](Self::choose), which was `placement`.
+    pub fn explain(
+        &self,
+        prompt: &Prompt,
+        placement: &Placement,
+        name: impl Fn(u32) -> Option<Arc<str>>,
+    ) -> Receipt {
+        self.picker.explain(&demand(prompt), &placement.pick, &self.views, |id| name(id.0))
     }
 
     fn place(&mut self, now: Timestamp, prompt: &Prompt, pick: Pick) -> Placement {
@@ -284,6 +299,10 @@ impl Fleet {
         }
         models
     }
+}
+
+fn demand(prompt: &Prompt) -> Demand {
+    Demand::new(prompt.tokens as usize, prompt.output_tokens, prompt.samples)
 }
 
 impl Worker {

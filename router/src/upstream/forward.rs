@@ -105,10 +105,10 @@ pub(super) async fn attempt(
     seat: Seat,
 ) -> Result<(Parts, Reading), Ended> {
     match exchange::ask(shared, call, body, &seat).await {
-        Ok((response, sender)) => {
+        Ok((response, connection)) => {
             let (mut head, body) = response.into_parts();
             headers::strip(&mut head.headers);
-            Ok((head, Reading::new(body, sender, seat)))
+            Ok((head, Reading::new(body, connection, seat)))
         }
         Err(Failure::Fault(reason)) => {
             tracing::debug!(worker = seat.link().name, reason, "a worker failed a request");
@@ -154,13 +154,13 @@ async fn answer(
         let stream = Stream::new(shared.clone(), call.clone(), running, reading, is_events);
         return Ok(Response::from_parts(head, AnswerBody::Stream(Box::new(stream))));
     }
-    let (body, sender, mut seat) = reading.into_parts();
-    match watched(shared, call, &seat, body.collect()).await {
+    let (body, mut connection, mut seat) = reading.into_parts();
+    match watched(shared, call, &seat, connection.drive(body.collect())).await {
         Ok(Ok(collected)) => {
             if seat.begin() {
                 running.began();
             }
-            seat.link().pool.keep(sender);
+            seat.link().pool.keep(connection);
             seat.end(outcome(head.status));
             running.completed();
             Ok(Response::from_parts(head, AnswerBody::Whole(collected.to_bytes())))
@@ -179,11 +179,12 @@ async fn answer(
 
 /// Keeps an error of a worker for the client, should no other worker do better.
 async fn keep_error(mut head: Parts, reading: Reading) -> Response<AnswerBody> {
-    let (body, sender, seat) = reading.into_parts();
-    let collected = tokio::time::timeout(ERROR_TIMEOUT, Limited::new(body, MAX_ERROR_BYTES).collect()).await;
+    let (body, mut connection, seat) = reading.into_parts();
+    let collected = connection.drive(Limited::new(body, MAX_ERROR_BYTES).collect());
+    let collected = tokio::time::timeout(ERROR_TIMEOUT, collected).await;
     let bytes = match collected {
         Ok(Ok(collected)) => {
-            seat.link().pool.keep(sender);
+            seat.link().pool.keep(connection);
             collected.to_bytes()
         }
         Ok(Err(_)) | Err(_) => Bytes::new(),

@@ -7,6 +7,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::routes::RESUME;
+use crate::receipt::RECEIPT;
 
 /// Headers of one connection.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -41,7 +42,7 @@ pub fn strip(headers: &mut HeaderMap) {
 /// because their events could not be told apart. A key for this router is not for the worker.
 pub fn to_worker(mut headers: HeaderMap, has_keys: bool, authorization: Option<&HeaderValue>) -> HeaderMap {
     strip(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING, RESUME] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING, RESUME, RECEIPT] {
         headers.remove(name);
     }
     if has_keys || authorization.is_some() {

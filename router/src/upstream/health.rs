@@ -1,5 +1,5 @@
-//! Health checks: a task for each worker asks `/health`, or `/v1/models` where there is no such path, and reads
-//! the models now and then.
+//! Health checks: a task for each worker asks `/health`, or `/v1/models` where there is no such path, and
+//! reads the models now and then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,11 +99,11 @@ async fn get(
 ) -> Result<(StatusCode, Bytes), Check> {
     let idle = link.pool.idle_one().await;
     let is_kept = idle.is_some();
-    let mut sender = match idle {
-        Some(sender) => sender,
+    let mut connection = match idle {
+        Some(connection) => connection,
         None => link.pool.connect().await.map_err(|_| Check::Refused)?,
     };
-    let request = |path: &str| {
+    let request = || {
         let mut request = Request::new(Full::default());
         *request.uri_mut() = link.url.path(path).parse().ok()?;
         request.headers_mut().insert(HOST, HeaderValue::from_str(&link.url.authority()).ok()?);
@@ -112,20 +112,18 @@ async fn get(
         }
         Some(request)
     };
-    let sent = sender.send_request(request(path).ok_or(Check::Refuses)?).await;
-    let sent = match sent {
+    let sent = match connection.send(request().ok_or(Check::Refuses)?).await {
         Err(_) if is_kept => {
-            sender = link.pool.connect().await.map_err(|_| Check::Refused)?;
-            sender.send_request(request(path).ok_or(Check::Refuses)?).await
+            connection = link.pool.connect().await.map_err(|_| Check::Refused)?;
+            connection.send(request().ok_or(Check::Refuses)?).await
         }
         sent => sent,
     };
     let response = sent.map_err(|_| Check::Missed)?;
     let status = response.status();
-    let body =
-        Limited::new(response.into_body(), MAX_LIST_BYTES).collect().await.map_err(|_| Check::Missed)?;
-    link.pool.keep(sender);
-    Ok((status, body.to_bytes()))
+    let body = connection.drive(Limited::new(response.into_body(), MAX_LIST_BYTES).collect()).await;
+    link.pool.keep(connection);
+    Ok((status, body.map_err(|_| Check::Missed)?.to_bytes()))
 }
 
 /// The models of a list; a worker with another format has none that are known.

@@ -1,5 +1,5 @@
-//! The metrics of a router before OpenAI servers, by the names of the router for our own workers where they mean
-//! the same, so that its dashboards work.
+//! The metrics of a router before OpenAI servers, by the names of the router for our own workers where they
+//! mean the same, so that its dashboards work.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

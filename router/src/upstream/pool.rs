@@ -1,20 +1,23 @@
 //! Connections to one worker: HTTP/1.1, kept while idle, the last used first.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{Request, Response};
 use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use skein_node::clock::{self, Timestamp};
 use tokio::net::TcpStream;
 
 use super::WorkerUrl;
-
-/// Sends requests on one connection.
-pub type Sender = SendRequest<Full<Bytes>>;
 
 /// Time for a connection to a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,10 +30,69 @@ const MAX_HEADERS: usize = 100;
 /// Most header bytes of a response, and bytes read at once.
 const MAX_BUFFER_BYTES: usize = 64 * 1024;
 
+/// A connection. It runs only while something waits for it: a task of its own would cost two switches for
+/// every part of a stream.
+pub struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    io: Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    ended: bool,
+}
+
+impl Connection {
+    /// Sends `request` and waits for the head of its response.
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Sent {
+        let sent = self.sender.try_send_request(request);
+        self.drive(sent).await
+    }
+
+    /// Runs the connection while `work`, which reads a response, waits for it.
+    pub async fn drive<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        poll_fn(|context| self.poll_with(context, |context| work.as_mut().poll(context))).await
+    }
+
+    /// Polls `work`; if it waits, advances the connection and polls it again.
+    pub fn poll_with<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        mut work: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        let done = work(context);
+        if done.is_ready() {
+            return done;
+        }
+        self.advance(context);
+        work(context)
+    }
+
+    fn advance(&mut self, context: &mut Context<'_>) {
+        if !self.ended
+            && let Poll::Ready(ended) = self.io.as_mut().poll(context)
+        {
+            self.ended = true;
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection to a worker broke");
+            }
+        }
+    }
+
+    /// Whether it can take a request now: the worker has not closed it.
+    async fn is_ready(&mut self) -> bool {
+        let ready = poll_fn(|context| {
+            self.advance(context);
+            self.sender.poll_ready(context)
+        });
+        ready.await.is_ok() && !self.ended
+    }
+}
+
+/// The response to a request, or why there is none.
+pub type Sent = Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>>;
+
 /// Idle connections to a worker.
 pub struct Pool {
     url: WorkerUrl,
-    idle: Mutex<VecDeque<(Sender, Timestamp)>>,
+    idle: Mutex<VecDeque<(Connection, Timestamp)>>,
 }
 
 impl Pool {
@@ -39,18 +101,16 @@ impl Pool {
         Self { url, idle: Mutex::default() }
     }
 
-    fn idle(&self) -> MutexGuard<'_, VecDeque<(Sender, Timestamp)>> {
+    fn idle(&self) -> MutexGuard<'_, VecDeque<(Connection, Timestamp)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An idle connection, if there is one.
-    pub async fn idle_one(&self) -> Option<Sender> {
+    pub async fn idle_one(&self) -> Option<Connection> {
         loop {
-            let (mut sender, since) = self.idle().pop_back()?;
-            let is_fresh = clock::now().since(since) < IDLE_FOR && !sender.is_closed();
-            // The connection's task may still have to notice the end of the last response.
-            if is_fresh && (sender.is_ready() || sender.ready().await.is_ok()) {
-                return Some(sender);
+            let (mut connection, since) = self.idle().pop_back()?;
+            if clock::now().since(since) < IDLE_FOR && connection.is_ready().await {
+                return Some(connection);
             }
         }
     }
@@ -59,7 +119,7 @@ impl Pool {
     ///
     /// # Errors
     /// Why the worker cannot be reached.
-    pub async fn connect(&self) -> Result<Sender, String> {
+    pub async fn connect(&self) -> Result<Connection, String> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(self.url.endpoint())).await;
         let stream = match connected {
             Ok(connected) => connected.map_err(|error| error.to_string())?,
@@ -70,18 +130,13 @@ impl Pool {
         let mut builder = http1::Builder::new();
         builder.max_headers(MAX_HEADERS).max_buf_size(MAX_BUFFER_BYTES);
         let handshake = builder.handshake(TokioIo::new(stream)).await;
-        let (sender, connection) = handshake.map_err(|error| error.to_string())?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to a worker broke");
-            }
-        });
-        Ok(sender)
+        let (sender, io) = handshake.map_err(|error| error.to_string())?;
+        Ok(Connection { sender, io: Box::pin(io), ended: false })
     }
 
     /// Keeps a connection whose response was read to its end.
-    pub fn keep(&self, sender: Sender) {
-        if sender.is_closed() {
+    pub fn keep(&self, connection: Connection) {
+        if connection.ended {
             return;
         }
         let now = clock::now();
@@ -89,13 +144,13 @@ impl Pool {
         while idle.front().is_some_and(|(_, since)| now.since(*since) >= IDLE_FOR) || idle.len() >= MAX_IDLE {
             idle.pop_front();
         }
-        idle.push_back((sender, now));
+        idle.push_back((connection, now));
     }
 
-    /// Closes idle connections that have become old.
+    /// Closes connections that have been idle for long.
     pub fn prune(&self) {
         let now = clock::now();
-        self.idle().retain(|(sender, since)| !sender.is_closed() && now.since(*since) < IDLE_FOR);
+        self.idle().retain(|(_, since)| now.since(*since) < IDLE_FOR);
     }
 
     /// Closes all idle connections.

@@ -1,7 +1,7 @@
 //! Approximate index of prefixes: which prompts were sent to which workers. Pure.
 //!
-//! A worker that was sent a prompt probably caches it. Entries used long ago are forgotten first: there are two
-//! generations of them, a search moves what it finds into the younger, and when that is full the older is
+//! A worker that was sent a prompt probably caches it. Entries used long ago are forgotten first: there are
+//! two generations of them, a search moves what it finds into the younger, and when that is full the older is
 //! dropped.
 
 use std::collections::HashMap;

@@ -1,9 +1,9 @@
-//! Reads from a request's body what a choice depends on: the model, the size of the request, and hashes of the
-//! prompt's beginning. Pure.
+//! Reads from a request's body what a choice depends on: the model, the size of the request, and hashes of
+//! the prompt's beginning. Pure.
 //!
-//! The prompt is taken as it stands in the body, whether it is text, messages or token ids: equal beginnings of
-//! this text mean equal beginnings of the prompt. Nothing here judges a request. A body that is not JSON, or
-//! not as expected, is routed by load and refused by the worker.
+//! The prompt is taken as it stands in the body, whether it is text, messages or token ids: equal beginnings
+//! of this text mean equal beginnings of the prompt. Nothing here judges a request. A body that is not JSON,
+//! or not as expected, is routed by load and refused by the worker.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;

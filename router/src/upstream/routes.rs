@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::prompt::Prompt;
 use crate::drain::Lease;
+use crate::receipt::Receipts;
 use crate::refusal::Refusal;
 
 /// Header by which a request allows or forbids that its stream continues by text.
@@ -30,8 +31,8 @@ pub enum Continues {
     Completion,
 }
 
-/// Generation, embedding and scoring: requests that another worker may repeat. Other paths of a worker, such as
-/// those that load adapters or put it to sleep, are not for clients.
+/// Generation, embedding and scoring: requests that another worker may repeat. Other paths of a worker, such
+/// as those that load adapters or put it to sleep, are not for clients.
 const ROUTES: [Route; 22] = [
     Route { path: "/v1/chat/completions", continues: Some(Continues::Chat) },
     Route { path: "/v1/completions", continues: Some(Continues::Completion) },
@@ -96,6 +97,8 @@ pub struct Call {
     pub arrived: Timestamp,
     /// Longest time that it may take.
     pub timeout: Duration,
+    /// Collects why workers were chosen, if the client asked.
+    pub receipts: Option<Receipts>,
     /// Held while it runs.
     pub lease: Lease,
 }

@@ -22,6 +22,7 @@ use super::prompt::Prompt;
 use super::routes::{Call, Route, resumes};
 use super::shared::{Shared, Upstreams};
 use crate::gateway::{check_content_length, cors, error_object, read_body, refusal_headers};
+use crate::receipt::{RECEIPT, Receipts};
 use crate::refusal::Refusal;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -31,8 +32,8 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const WELCOME: &str =
     "Skein routes requests to OpenAI servers: POST /v1/chat/completions, GET /v1/models, /metrics.\n";
 
-/// Serves until `shutdown`, then drains: new requests are refused with 503 and running ones finish. Those still
-/// running after the shutdown timeout end with an error.
+/// Serves until `shutdown`, then drains: new requests are refused with 503 and running ones finish. Those
+/// still running after the shutdown timeout end with an error.
 ///
 /// # Errors
 /// None yet.
@@ -149,7 +150,12 @@ async fn generate(
     let mut response = match accept(&shared, route, path, request, id.as_ref()).await {
         Ok(call) => {
             let running = Running::new(shared.clone(), route.path, call.arrived);
-            forward(shared, Arc::new(call), running).await
+            let receipts = call.receipts.clone();
+            let mut response = forward(shared, Arc::new(call), running).await;
+            if let Some(value) = receipts.and_then(|receipts| receipts.header()) {
+                response.headers_mut().insert(RECEIPT, value);
+            }
+            response
         }
         Err(refusal) => {
             shared.metrics.refused(&refusal);
@@ -179,6 +185,7 @@ async fn accept(
     }
     let (head, body) = request.into_parts();
     let resumes = resumes(&head.headers, shared.config.resume_by_text)?;
+    let receipts = Receipts::asked(&head.headers);
     check_content_length(&head.headers, config.limits.body_bytes)?;
     let body = read_body(body, config.limits.body_bytes).await?;
     let mut headers =
@@ -189,7 +196,7 @@ async fn accept(
     let target = head.uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
     let prompt = Prompt::read(&body, shared.seed);
     let timeout = config.limits.request_timeout;
-    Ok(Call { route, target, headers, body, prompt, resumes, arrived, timeout, lease })
+    Ok(Call { route, target, headers, body, prompt, resumes, arrived, timeout, receipts, lease })
 }
 
 /// A refusal as a response.

@@ -13,7 +13,6 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::fleet::{Fleet, Health, Placement, Unavailable};
 use super::metrics::UpstreamMetrics;
 use super::pool::Pool;
-use super::prompt::Prompt;
 use super::routes::Call;
 use super::{UpstreamConfig, WorkerUrl, health};
 use crate::drain::Drain;
@@ -123,7 +122,7 @@ impl Shared {
     pub async fn place(self: &Arc<Self>, call: &Call, tried: &[u32]) -> Result<Seat, Refusal> {
         let give_up = clock::now() + self.config.router.recovery.queue_timeout;
         loop {
-            match self.try_place(&call.prompt, tried) {
+            match self.try_place(call, tried) {
                 Ok(seat) => return Ok(seat),
                 Err(why) if !self.may_wait(why) || clock::now() >= give_up => return Err(self.refusal(why)),
                 Err(_) => call.check()?,
@@ -132,9 +131,13 @@ impl Shared {
         }
     }
 
-    fn try_place(self: &Arc<Self>, prompt: &Prompt, tried: &[u32]) -> Result<Seat, Unavailable> {
+    fn try_place(self: &Arc<Self>, call: &Call, tried: &[u32]) -> Result<Seat, Unavailable> {
         let Core { fleet, rng } = &mut *self.core();
-        let placement = fleet.choose(clock::now(), prompt, tried, rng)?;
+        let placement = fleet.choose(clock::now(), &call.prompt, tried, rng)?;
+        if let Some(receipts) = &call.receipts {
+            let name = |worker: u32| self.links.get(worker as usize).map(|link| link.name.as_str().into());
+            receipts.add(fleet.explain(&call.prompt, &placement, name));
+        }
         Ok(Seat { shared: self.clone(), placement, outcome: Outcome::Neutral, began: false })
     }
 

@@ -1,12 +1,13 @@
 //! Passes a response on as it arrives. If its worker is lost, another one continues it: with the same request
-//! while the client has nothing yet, else by text if that is allowed. Otherwise the stream ends with an error.
+//! while the client has nothing yet, else by text if that is allowed. Otherwise the stream ends with an
+//! error.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use hyper::body::{Body, Incoming};
 use skein_node::clock::{self, Timestamp};
@@ -18,13 +19,16 @@ use super::events::Events;
 use super::exchange::{LOOK, fault};
 use super::forward::{self, is_event_stream};
 use super::metrics::Running;
-use super::pool::Sender;
+use super::pool::Connection;
 use super::routes::Call;
 use super::said::Said;
 use super::shared::{Seat, Shared};
 use crate::fleet::breaker::Outcome;
 use crate::gateway::error_object;
 use crate::refusal::Refusal;
+
+/// Most parts that are passed on at once.
+const MAX_PARTS: usize = 64;
 
 /// A response on its way.
 pub(super) struct Stream {
@@ -51,7 +55,9 @@ enum State {
 /// A response that a worker sends.
 pub(super) struct Reading {
     body: Incoming,
-    sender: Sender,
+    connection: Connection,
+    /// How the body ended, if that was seen together with its last part.
+    ended: Option<Read>,
     seat: Seat,
     heard: Timestamp,
     look: Option<Pin<Box<Sleep>>>,
@@ -59,13 +65,13 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Reads `body`, which arrives on the connection of `sender`.
-    pub fn new(body: Incoming, sender: Sender, seat: Seat) -> Self {
-        Self { body, sender, seat, heard: clock::now(), look: None, edit: None }
+    /// Reads `body`, which arrives on `connection`.
+    pub fn new(body: Incoming, connection: Connection, seat: Seat) -> Self {
+        Self { body, connection, ended: None, seat, heard: clock::now(), look: None, edit: None }
     }
 
     fn finish(self) {
-        self.seat.link().pool.keep(self.sender);
+        self.seat.link().pool.keep(self.connection);
         self.seat.end(Outcome::Success);
     }
 }
@@ -248,15 +254,8 @@ impl Reading {
         has_begun: bool,
     ) -> Poll<Read> {
         loop {
-            match Pin::new(&mut self.body).poll_frame(context) {
-                Poll::Ready(Some(Ok(frame))) => {
-                    let Ok(bytes) = frame.into_data() else { continue };
-                    self.heard = clock::now();
-                    return Poll::Ready(Read::Data(bytes));
-                }
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Read::Fault(error.to_string())),
-                Poll::Ready(None) => return Poll::Ready(Read::End),
-                Poll::Pending => {}
+            if let Poll::Ready(read) = self.read(context) {
+                return Poll::Ready(read);
             }
             let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
             ready!(look.as_mut().poll(context));
@@ -268,6 +267,53 @@ impl Reading {
             let limit = if has_begun { config.stall_timeout } else { config.first_byte_timeout };
             if let Some(fault) = fault(shared, &self.seat, self.heard, Some(limit)) {
                 return Poll::Ready(Read::Fault(fault));
+            }
+        }
+    }
+}
+
+impl Reading {
+    /// All that has arrived, up to [`MAX_PARTS`] parts: an engine's step or a slow client leaves several, and
+    /// each write to the client costs more than copying them together.
+    fn read(&mut self, context: &mut Context<'_>) -> Poll<Read> {
+        if let Some(ended) = self.ended.take() {
+            return Poll::Ready(ended);
+        }
+        let Read::Data(first) = ready!(self.part(context)) else {
+            return Poll::Ready(self.ended.take().unwrap_or(Read::End));
+        };
+        self.heard = clock::now();
+        let mut more = BytesMut::new();
+        for _ in 1..MAX_PARTS {
+            match self.part(context) {
+                Poll::Ready(Read::Data(part)) => {
+                    if more.is_empty() {
+                        more.extend_from_slice(&first);
+                    }
+                    more.extend_from_slice(&part);
+                }
+                Poll::Ready(_) | Poll::Pending => break,
+            }
+        }
+        Poll::Ready(Read::Data(if more.is_empty() { first } else { more.freeze() }))
+    }
+
+    /// The next part; an end is kept in `ended`.
+    fn part(&mut self, context: &mut Context<'_>) -> Poll<Read> {
+        let Self { body, connection, ended, .. } = self;
+        loop {
+            let frame = connection.poll_with(context, |context| Pin::new(&mut *body).poll_frame(context));
+            match ready!(frame) {
+                Some(Ok(frame)) => {
+                    if let Ok(bytes) = frame.into_data() {
+                        return Poll::Ready(Read::Data(bytes));
+                    }
+                }
+                Some(Err(error)) => *ended = Some(Read::Fault(error.to_string())),
+                None => *ended = Some(Read::End),
+            }
+            if ended.is_some() {
+                return Poll::Ready(Read::End);
             }
         }
     }
@@ -313,7 +359,7 @@ impl Reading {
     }
 
     /// The body and what its end needs.
-    pub fn into_parts(self) -> (Incoming, Sender, Seat) {
-        (self.body, self.sender, self.seat)
+    pub fn into_parts(self) -> (Incoming, Connection, Seat) {
+        (self.body, self.connection, self.seat)
     }
 }

@@ -99,6 +99,7 @@ pub fn validate(
         picked_worker: draft.picked_worker,
         operation: operation(&draft.prompt),
         trace: trace::Request::default(),
+        receipts: None,
     };
     let options = TextOptions {
         stop,

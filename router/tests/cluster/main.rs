@@ -4,6 +4,7 @@
 mod health;
 mod mock;
 mod picks;
+mod receipts;
 mod resume;
 
 use std::net::SocketAddr;

@@ -111,3 +111,28 @@ async fn follow_ups_go_to_the_worker_that_has_the_conversation() {
         assert!(workers.windows(2).all(|pair| pair[0] == pair[1]), "{workers:?}");
     }
 }
+
+#[tokio::test]
+async fn a_receipt_says_why_a_worker_was_chosen() {
+    let scene = Scene::new(3).await;
+    let body = completion(true, 2).to_string();
+    assert!(
+        !scene
+            .ask("POST", "/v1/completions", &[], body.clone())
+            .await
+            .headers
+            .contains_key("x-skein-receipt")
+    );
+    let answer = scene.ask("POST", "/v1/completions", &[("x-skein-receipt", "true")], body).await;
+    let header = answer.headers["x-skein-receipt"].as_bytes();
+    let receipts: serde_json::Value = serde_json::from_slice(header).expect("the header is JSON");
+    assert_eq!((&receipts[0]["policy"], &receipts[0]["candidates"]), (&"round_robin".into(), &3.into()));
+    let best = receipts[0]["best"].as_array().expect("there are candidates");
+    let chosen: Vec<_> = best.iter().filter(|worker| worker["chosen"] == true).collect();
+    let at = scene.workers.iter().position(|worker| chosen[0]["worker"] == worker.url());
+    let at = at.expect("the chosen one is a worker");
+    assert!(chosen.len() == 1 && !scene.workers[at].calls().is_empty());
+    assert!(
+        scene.workers.iter().flat_map(super::Mock::calls).all(|(head, _)| !head.contains("x-skein-receipt"))
+    );
+}

@@ -1,8 +1,8 @@
-//! A server that speaks the OpenAI API, on a plain socket, so that every fault of a server and of its connections
-//! can be scripted.
+//! A server that speaks the OpenAI API, on a plain socket, so that every fault of a server and of its
+//! connections can be scripted.
 //!
-//! Its model says `t0 t1 t2 …` and continues an answer that it is given, so a client can tell whether anything
-//! was lost or repeated.
+//! Its model says `t0 t1 t2 …` and continues an answer that it is given, so a client can tell whether
+//! anything was lost or repeated.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

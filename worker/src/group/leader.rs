@@ -10,7 +10,7 @@ use super::frame::{Frame, Sequence, agree};
 use super::memory::{FrameWriter, GroupMemory};
 use super::nodes::Nodes;
 use super::watch::Watch;
-use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput, Want};
+use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
 
 /// Backend of rank 0, which leads the group.
 pub struct Leader<B> {
@@ -84,15 +84,6 @@ impl<B: Backend> Backend for Leader<B> {
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
-        let is_masked = |want: &Want| match want {
-            Want::Sample(sample) => sample.mask.is_some(),
-            Want::Verify(verify) => !verify.masks.is_empty(),
-            Want::Score(_) | Want::Pool(_) => false,
-        };
-        if batch.wants.iter().any(is_masked) {
-            // Masks would have to reach every rank. A worker that is a group therefore offers no grammars.
-            return Err(BackendError::Unsupported { backend: "group", want: "follow grammars" });
-        }
         let frame = Frame::Run(batch);
         self.write(&frame)?;
         self.in_flight.push_back(self.sequence.step);

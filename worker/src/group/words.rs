@@ -3,11 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use skein_grammar::Mask;
 use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
 use crate::backend::{
-    Batch, BatchSequence, BlockCopy, Carried, PoolRow, SampleRow, ScoreRow, VerifyRows, Want,
+    Allowed, Batch, BatchSequence, BlockCopy, Carried, MaskSlot, PoolRow, SampleRow, ScoreRow, VerifyRows,
+    Want,
 };
 
 /// The words do not encode a step, so the ranks run different versions.
@@ -69,23 +71,38 @@ fn put_list(words: &mut Vec<u32>, list: &[u32]) {
 fn put_want(words: &mut Vec<u32>, want: &Want) {
     match want {
         Want::Sample(sample) => {
-            // The leader refuses masks.
-            let SampleRow { row, params, sample_index, position, forbid_stop, history, prompt_len, mask: _ } =
+            let SampleRow { row, params, sample_index, position, forbid_stop, history, prompt_len, mask } =
                 sample;
             words.extend([SAMPLE, *row, *sample_index, *position, u32::from(*forbid_stop)]);
             words.extend([history.start, history.end, *prompt_len]);
             put_params(words, params);
+            put_masks(words, mask.as_slice());
         }
         Want::Verify(verify) => {
-            // The leader refuses masks.
-            let VerifyRows { rows, params, sample_index, position, stop_from, history, prompt_len, masks: _ } =
+            let VerifyRows { rows, params, sample_index, position, stop_from, history, prompt_len, masks } =
                 verify;
             words.extend([VERIFY, rows.start, rows.end, *sample_index, *position, *stop_from]);
             words.extend([history.start, history.end, *prompt_len]);
             put_params(words, params);
+            put_masks(words, masks);
         }
         Want::Score(ScoreRow { row, target, top }) => words.extend([SCORE, *row, *target, *top]),
         Want::Pool(PoolRow { row }) => words.extend([POOL, *row]),
+    }
+}
+
+/// Appends what grammars allow, and waits for those that are still computing. Ranks need not know why no
+/// token is allowed: the leader's engine does.
+fn put_masks(words: &mut Vec<u32>, masks: &[MaskSlot]) {
+    words.push(masks.len() as u32);
+    for slot in masks {
+        match &*slot.wait() {
+            Allowed::Tokens(mask) => {
+                words.push(mask.vocab_size());
+                words.extend_from_slice(mask.words());
+            }
+            Allowed::End | Allowed::Stuck(_) => words.push(0),
+        }
     }
 }
 
@@ -209,6 +226,7 @@ impl Reader<'_> {
                 let [row, sample_index, position, forbid_stop] = self.take()?;
                 let (history, prompt_len) = self.history()?;
                 let (params, forbid_stop) = (Arc::new(self.params()?), forbid_stop != 0);
+                let mask = self.masks()?.pop();
                 Ok(Want::Sample(SampleRow {
                     row,
                     params,
@@ -217,13 +235,14 @@ impl Reader<'_> {
                     forbid_stop,
                     history,
                     prompt_len,
-                    mask: None,
+                    mask,
                 }))
             }
             [VERIFY] => {
                 let [start, end, sample_index, position, stop_from] = self.take()?;
                 let (history, prompt_len) = self.history()?;
                 let (params, rows) = (Arc::new(self.params()?), start..end);
+                let masks = self.masks()?;
                 Ok(Want::Verify(VerifyRows {
                     rows,
                     params,
@@ -232,7 +251,7 @@ impl Reader<'_> {
                     stop_from,
                     history,
                     prompt_len,
-                    masks: Vec::new(),
+                    masks,
                 }))
             }
             [SCORE] => self.take().map(|[row, target, top]| Want::Score(ScoreRow { row, target, top })),
@@ -243,6 +262,23 @@ impl Reader<'_> {
 
     fn history(&mut self) -> Result<(Range<u32>, u32), Malformed> {
         self.take().map(|[start, end, prompt_len]| (start..end, prompt_len))
+    }
+
+    fn masks(&mut self) -> Result<Vec<MaskSlot>, Malformed> {
+        let [count] = self.take()?;
+        // One by one, as in `bad_words`.
+        (0..count).map(|_| self.mask().map(MaskSlot::filled)).collect()
+    }
+
+    fn mask(&mut self) -> Result<Allowed, Malformed> {
+        let [vocab_size] = self.take()?;
+        if vocab_size == 0 {
+            return Ok(Allowed::End);
+        }
+        let count = (vocab_size as usize).div_ceil(u32::BITS as usize);
+        let words = self.words[self.at..].get(..count).ok_or(self.malformed())?;
+        self.at += count;
+        Ok(Allowed::Tokens(Mask::from_words(words, vocab_size)))
     }
 
     fn params(&mut self) -> Result<SamplingParams, Malformed> {
@@ -303,6 +339,8 @@ mod tests {
 
     /// A step with a value in every field.
     fn full() -> Batch {
+        let mut mask = Mask::none(70);
+        [3, 64].into_iter().for_each(|token| mask.allow(token));
         let sample = SampleRow {
             row: 1,
             params: params(),
@@ -311,7 +349,7 @@ mod tests {
             forbid_stop: true,
             history: 0..3,
             prompt_len: 2,
-            mask: None,
+            mask: Some(MaskSlot::filled(Allowed::Tokens(mask))),
         };
         let verify = VerifyRows {
             rows: 0..2,
@@ -321,7 +359,7 @@ mod tests {
             stop_from: 11,
             history: 1..3,
             prompt_len: 1,
-            masks: Vec::new(),
+            masks: vec![MaskSlot::filled(Allowed::End)],
         };
         Batch {
             tokens: vec![5, 6],

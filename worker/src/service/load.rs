@@ -232,12 +232,7 @@ fn load_cuda(
             })
         },
         fingerprint: computed_with(fingerprint, &arithmetic),
-        // The group's leader sends no masks.
-        grammars: if config.ranks.count() > 1 {
-            None
-        } else {
-            grammars(&config.model, model.spec.vocab_size)
-        },
+        grammars: grammars(&config.model, model.spec.vocab_size),
         gaps,
         adapters: None,
         backend,
@@ -335,8 +330,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         model_len: model.max_position_embeddings,
         eos_token_ids: model.eos_token_ids,
         device: DeviceKind::Cpu,
-        // Masks would have to reach every rank that draws.
-        grammars: if topology.ranks() > 1 { None } else { grammars(&config.model, model.spec.vocab_size) },
+        grammars: grammars(&config.model, model.spec.vocab_size),
         gaps: None,
         adapters,
         resume_exact: true,

@@ -64,6 +64,7 @@ pub fn token_request(
         picked_worker: None,
         operation: "generate_content",
         trace: trace::current(),
+        receipts: None,
     })
 }
 
