@@ -70,12 +70,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--max-loras", type=int, default=64)
+    parser.add_argument("--directory", help="adapters a0, a1 and so on, made before")
     parser.add_argument("--flags", default="", help="more flags of skein serve")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        make = [args.binary, "bench", "make-adapters", args.model, "--out", directory]
-        make += ["--count", str(args.adapters), "--rank", str(args.rank), "--targets", args.targets]
-        subprocess.run(make, check=True)
+    with tempfile.TemporaryDirectory() as made:
+        directory = args.directory or made
+        if not args.directory:
+            make = [args.binary, "bench", "make-adapters", args.model, "--out", directory]
+            make += ["--count", str(args.adapters), "--rank", str(args.rank), "--targets", args.targets]
+            subprocess.run(make, check=True)
         names = [f"a{nth}" for nth in range(args.adapters)]
         flags = ["--workers", "1", "--device", "cpu", "--enable-lora", "--max-lora-rank", str(args.rank)]
         flags += ["--max-loras", str(args.max_loras), "--served-model-name", "model", *args.flags.split()]

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use skein_node::random::SplitMix64;
 use skein_worker::model::LoadError;
 use skein_worker::model::config::ModelConfig;
-use skein_worker::model::tensors::{self, Role, Tensor};
+use skein_worker::model::tensors::{self, Kind, Role, Tensor};
 
 /// Weights are uniform in ± this: with rank 8 to 16 and `alpha / rank = 2`, changes are about as large as the
 /// weights of [`super::make_model`].
@@ -69,7 +69,9 @@ pub fn make_adapters(
 }
 
 fn is_target(tensor: &Tensor, targets: Targets) -> bool {
+    let is_matrix = matches!(tensor.kind, Kind::Matrix(..));
     match tensor.role {
+        _ if !is_matrix => false,
         Role::Query | Role::Key | Role::Value | Role::AttentionOutput => true,
         Role::Gate | Role::Up | Role::Down => targets == Targets::All,
         _ => false,
