@@ -83,10 +83,11 @@ impl Watch {
         state.failure = Some((rank, why.clone()));
         let (alarm, kill) = (state.alarm.take(), std::mem::take(&mut state.kill));
         drop(state);
-        tracing::error!(rank, why, "the group failed");
         self.0.memory.end_because_of(rank);
         kill.into_iter().for_each(|kill| kill(rank, &why));
         alarm.into_iter().for_each(|alarm| alarm());
+        // Last, because a log on a busy disk can block for seconds.
+        tracing::error!(rank, why, "the group failed");
         why
     }
 

@@ -351,7 +351,7 @@ mod tests {
         let samples = [sample(5, 0..4), sample(1, 4..8), sample(5, 0..4)].map(Want::Sample);
         let scores = [1, 7].map(|row| Want::Score(ScoreRow { row, target: 3, top: 0 }));
         let wants = samples.into_iter().chain(scores).collect();
-        let batch = Batch { wants, ..Batch::default() };
+        let batch = Batch { wants, history: vec![9; 8], ..Batch::default() };
         let cut = passes(&batch, LIMITS).unwrap();
         let drawn = |row, want| Drawn { row, want, nth: 0 };
         let first = Pass { rows: vec![1, 5], samples: vec![drawn(0, 1), drawn(1, 0)], scores: vec![(0, 3)] };
