@@ -105,7 +105,7 @@ pub(crate) async fn load(workers: &Arc<Workers>, name: &str, path: &str) -> Resu
             tracing::warn!(name, %error, "an adapter that not all workers have stays loaded on one");
         }
     }
-    Err(Refusal::invalid("lora_path", format!("The adapter cannot be loaded: {refusal}.")))
+    Err(Refusal::invalid("lora_path", format!("The adapter cannot be loaded: {refusal}")))
 }
 
 /// Unloads an adapter on all connected workers. Streams that have begun go on.

@@ -27,7 +27,8 @@ impl WorkerUrl {
             ));
         }
         let authority = uri.authority().filter(|_| uri.scheme() == Some(&Scheme::HTTP));
-        let authority = authority.ok_or_else(|| format!("`{given}` has no scheme and host; {example}"))?;
+        let authority = authority
+            .ok_or_else(|| format!("`{given}` does not begin with http:// and a host; {example}"))?;
         if authority.as_str().contains('@') || uri.query().is_some() {
             return Err(format!("`{given}`: a user or a query is not supported; {example}"));
         }

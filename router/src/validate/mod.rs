@@ -34,6 +34,8 @@ const TOKENIZE_TOKENS: u32 = 128 * 1024;
 const GREEDY_BELOW: f64 = 1e-5;
 /// `logit_bias` values are clamped to ±this.
 const MAX_BIAS: f64 = 100.0;
+/// Most adapters that an error names.
+const MAX_TOLD_ADAPTERS: usize = 20;
 
 /// Checks `draft` against the model and the limits and turns its prompt into tokens.
 ///
@@ -124,6 +126,15 @@ fn operation(prompt: &Prompt) -> &'static str {
     }
 }
 
+/// The model's name, and those of the first few adapters, for an error.
+fn served_names(text: &ModelText, adapters: &KnownAdapters) -> Arc<str> {
+    let mut names: Vec<Arc<str>> = adapters.by_name.keys().cloned().collect();
+    names.sort_unstable();
+    names.truncate(MAX_TOLD_ADAPTERS);
+    names.insert(0, text.name());
+    names.join("`, `").into()
+}
+
 /// The adapter that `model` names; `None` if it is the model alone, as without a name.
 ///
 /// # Errors
@@ -140,7 +151,7 @@ pub fn check_model(
     let found = found.map(|(name, id)| Some(AdapterRef { name: name.clone(), id: *id }));
     found.ok_or_else(|| Refusal::ModelNotFound {
         asked: asked.chars().take(200).collect(),
-        served: text.name(),
+        served: served_names(text, adapters),
     })
 }
 

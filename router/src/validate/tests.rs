@@ -250,5 +250,6 @@ fn a_name_is_the_models_or_an_adapters_or_refused() {
     let request = named(Some("sql")).unwrap().0;
     assert_eq!(request.adapter.as_ref().map(|adapter| adapter.id), Some(AdapterId(7)));
     assert_eq!(&**request.shown_model(), "sql");
-    assert!(matches!(named(Some("sqlx")), Err(Refusal::ModelNotFound { .. })));
+    let refused = named(Some("sqlx")).unwrap_err().to_string();
+    assert_eq!(refused, "The model `sqlx` does not exist; this server has `test`, `sql`.");
 }

@@ -31,7 +31,7 @@ use crate::shard::Indivisible;
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A required file cannot be read.
-    #[error("cannot read {}: {source}; is this a Hugging Face model directory, completely downloaded?", path.display())]
+    #[error("cannot read {}: {source}; is this the directory of a Hugging Face model or adapter, completely downloaded?", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
