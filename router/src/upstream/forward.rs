@@ -9,6 +9,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::response::Parts;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
+use skein_node::clock;
 
 use super::body::AnswerBody;
 use super::exchange::{self, Failure, watched};
@@ -45,8 +46,9 @@ pub(super) async fn forward(
     mut running: Running,
 ) -> Response<AnswerBody> {
     let (mut tried, mut moves, mut last_error) = (Vec::new(), 0, None);
+    let mut give_up = shared.give_up_at();
     loop {
-        let seat = match shared.place(&call, &tried).await {
+        let seat = match shared.place(&call, &tried, give_up).await {
             Ok(seat) => seat,
             Err(refusal) => {
                 running.failed();
@@ -59,10 +61,16 @@ pub(super) async fn forward(
         let reason = match attempt(&shared, &call, &call.body, seat).await {
             Ok((head, reading)) if is_retried(head.status) => {
                 let (status, response) = (head.status, keep_error(head, reading).await);
-                last_error = Some(response);
                 if outcome(status) == Outcome::Backpressure {
-                    continue; // another one, or a wait for room
+                    // Another one, or a wait for room: as long as a full worker alone would be waited for.
+                    if clock::now() >= give_up {
+                        running.failed();
+                        return response;
+                    }
+                    last_error = Some(response);
+                    continue;
                 }
+                last_error = Some(response);
                 format!("status {status}")
             }
             Ok((head, reading)) => match answer(&shared, &call, head, reading, running).await {
@@ -86,6 +94,7 @@ pub(super) async fn forward(
             return last_error.unwrap_or_else(|| refused(&refusal));
         }
         running.moved();
+        give_up = shared.give_up_at();
         if is_again {
             tokio::time::sleep(AGAIN_AFTER).await;
         }

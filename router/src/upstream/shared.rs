@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use skein_node::clock;
+use skein_node::clock::{self, Timestamp};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::fleet::{Fleet, Health, Placement, Unavailable};
@@ -118,9 +118,18 @@ impl Shared {
         }
     }
 
-    /// Chooses a worker, and waits while none has room, or while none is up after one was.
-    pub async fn place(self: &Arc<Self>, call: &Call, tried: &[u32]) -> Result<Seat, Refusal> {
-        let give_up = clock::now() + self.config.router.recovery.queue_timeout;
+    /// When a request that waits from now on for a worker gives up.
+    pub fn give_up_at(&self) -> Timestamp {
+        clock::now() + self.config.router.recovery.queue_timeout
+    }
+
+    /// Chooses a worker, and waits until `give_up` while none has room, or while none is up after one was.
+    pub async fn place(
+        self: &Arc<Self>,
+        call: &Call,
+        tried: &[u32],
+        give_up: Timestamp,
+    ) -> Result<Seat, Refusal> {
         loop {
             match self.try_place(call, tried) {
                 Ok(seat) => return Ok(seat),

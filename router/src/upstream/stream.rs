@@ -332,7 +332,7 @@ async fn recover(
     mut moves: u32,
 ) -> Result<Reading, Refusal> {
     loop {
-        let seat = shared.place(&call, &tried).await?;
+        let seat = shared.place(&call, &tried, shared.give_up_at()).await?;
         tried.push(seat.worker());
         let reason = match forward::attempt(&shared, &call, &body, seat).await {
             Ok((head, reading)) if head.status.is_success() && is_event_stream(&head.headers) => {

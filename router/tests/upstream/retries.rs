@@ -89,6 +89,22 @@ async fn full_workers_are_waited_for() {
     assert_eq!((answer.status, answer.json()["error"]["message"].as_str()), (429, Some("mock 429")));
 }
 
+/// Each answer of a full worker begins a new second without requests for it, but no new time to wait.
+#[tokio::test]
+async fn workers_that_stay_full_are_not_asked_forever() {
+    let mut short = config();
+    short.router.recovery.queue_timeout = Duration::from_millis(1500);
+    let scene = Scene::with(2, short, Duration::ZERO).await;
+    scene.workers.iter().for_each(|worker| worker.plan(&[Act::Status(429); 100]));
+    let body = completion(true, 2);
+    let asked = scene.post("/v1/completions", &body);
+    let answer = tokio::time::timeout(Duration::from_secs(10), asked)
+        .await
+        .unwrap_or_else(|_| panic!("{} calls", scene.calls()));
+    assert_eq!((answer.status, answer.json()["error"]["message"].as_str()), (429, Some("mock 429")));
+    assert!(scene.calls() <= 6, "{} calls", scene.calls());
+}
+
 #[tokio::test]
 async fn a_killed_worker_loses_no_request_that_has_not_begun() {
     let scene = Scene::new(3).await;
