@@ -60,6 +60,11 @@ impl AdapterChanges {
         }
     }
 
+    /// No worker has an adapter of this name, so its unloading need not be repeated.
+    fn unknown(&self, name: &str) {
+        self.lock().retain(|change| !matches!(change, Change::Unload { name: of } if of == name));
+    }
+
     /// Makes all changes on a worker that has just connected.
     pub(crate) async fn repeat(&self, client: &WorkerClient) {
         let changes = self.lock().clone();
@@ -122,7 +127,10 @@ pub(crate) async fn unload(workers: &Arc<Workers>, name: &str) -> Result<(), Ref
     let found: Result<Vec<bool>, CallError> = unloaded.into_iter().collect();
     match found {
         Ok(found) if found.iter().any(|found| *found) => Ok(()),
-        Ok(_) => Err(Refusal::NotFound(format!("No adapter named `{name}` is loaded."))),
+        Ok(_) => {
+            workers.adapter_changes.unknown(name);
+            Err(Refusal::NotFound(format!("No adapter named `{name}` is loaded.")))
+        }
         Err(error) => Err(Refusal::invalid("lora_name", format!("The adapter cannot be unloaded: {error}."))),
     }
 }
@@ -148,6 +156,8 @@ mod tests {
         changes.unloaded("of-flags");
         changes.unloaded("of-flags");
         changes.loaded("of-flags", "/3".into(), AdapterId(3));
+        changes.unloaded("nowhere");
+        changes.unknown("nowhere");
         let unload = Change::Unload { name: "of-flags".to_owned() };
         assert_eq!(*changes.lock(), [unload, load("b", 2), load("a", 1), load("of-flags", 3)]);
     }
