@@ -21,7 +21,7 @@ pub struct Load {
 
 /// What a run has measured.
 pub struct Measured {
-    /// Whole answers.
+    /// Answers that arrived whole.
     pub answers: u64,
     seconds: f64,
 }

@@ -23,7 +23,7 @@ pub fn text_of(adapter: Option<AdapterId>) -> String {
 pub struct AdapterInfo {
     /// Name for clients; empty if it was unloaded and serves only requests that had begun.
     pub name: String,
-    /// Its identity.
+    /// Hash of its files.
     pub id: AdapterId,
     /// Whether it is in memory, so that a request need not wait for it.
     pub is_resident: bool,

@@ -151,7 +151,7 @@ pub struct TokenRequest {
 pub struct AdapterRef {
     /// Name that answers show.
     pub name: Arc<str>,
-    /// Its identity.
+    /// Hash of its files.
     pub id: AdapterId,
 }
 

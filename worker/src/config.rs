@@ -215,7 +215,7 @@ pub struct AdaptersConfig {
     pub max_loras: usize,
     /// Most adapters in memory.
     pub max_cpu_loras: usize,
-    /// Highest rank.
+    /// Highest rank that an adapter may have.
     pub max_lora_rank: usize,
     /// Whether routers may load and unload adapters.
     pub may_change: bool,

@@ -73,7 +73,7 @@ impl Values {
 /// Sizes of a [`LowRank`].
 #[derive(Debug, Clone, Copy)]
 pub struct LowRankShape {
-    /// Components.
+    /// Length of the inner dimension of `A B`.
     pub rank: usize,
     /// Inputs of the changed matrix.
     pub inputs: usize,

@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 const MAX_NAME_BYTES: usize = 256;
 const MAX_PATH_BYTES: usize = 4096;
 
-/// `POST /v1/load_lora_adapter`.
+/// `POST /v1/load_lora_adapter`: serves a directory under a new name.
 pub async fn load(State(app): State<App>, request: Request) -> Result<String, Refused> {
     let mut fields = Fields::read(request, &app).await?;
     let name = text(&mut fields, "lora_name", MAX_NAME_BYTES);

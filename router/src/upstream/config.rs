@@ -19,7 +19,7 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct UpstreamConfig {
     /// Settings shared with the router for our own workers; those about text and tokens are not used.
     pub router: RouterConfig,
-    /// The workers.
+    /// The servers that requests go to.
     pub workers: Vec<WorkerUrl>,
     /// `Authorization` for the workers; `None` = the client's is passed on, unless this router has keys.
     pub authorization: Option<HeaderValue>,

@@ -45,7 +45,7 @@ pub enum Check {
 pub enum Health {
     /// Not checked yet.
     Unknown,
-    /// Accepts requests.
+    /// Its last check found that it accepts requests.
     Up,
     /// Responds, but does not accept requests.
     NotReady,
@@ -76,7 +76,7 @@ struct Worker {
     /// Estimated tokens of prompts without a first byte.
     queued_tokens: u64,
     models: Vec<Value>,
-    /// Their ids.
+    /// Ids of `models`, for comparison with requests.
     names: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ pub struct WorkerState {
     pub queued_tokens: u64,
 }
 
-/// All workers.
+/// All workers, what they are assumed to cache, and the policy.
 #[derive(Debug)]
 pub struct Fleet {
     workers: Vec<Worker>,

@@ -39,7 +39,7 @@ pub(super) enum Ended {
     Over(Refusal),
 }
 
-/// Answers `call`.
+/// Tries workers for `call` until one answers.
 pub(super) async fn forward(
     shared: Arc<Shared>,
     call: Arc<Call>,

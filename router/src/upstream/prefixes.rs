@@ -16,7 +16,7 @@ const FEW: usize = 7;
 /// [`Holders::count`] of an entry with a bitset.
 const WIDE: u16 = u16::MAX;
 
-/// The index.
+/// Which worker was sent which beginnings of prompts.
 #[derive(Debug)]
 pub struct Prefixes {
     young: Generation,

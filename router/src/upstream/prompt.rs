@@ -51,7 +51,7 @@ pub struct Prompt {
     pub tokens: u32,
     /// Output tokens expected of each sample.
     pub output_tokens: u32,
-    /// Samples.
+    /// Number of samples that it asks for.
     pub samples: u32,
 }
 

@@ -16,7 +16,7 @@ pub const RESUME: HeaderName = HeaderName::from_static("x-skein-resume");
 /// A path that is passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// The path.
+    /// Path, as the client sends it.
     pub path: &'static str,
     /// How its streams can continue.
     pub continues: Option<Continues>,
@@ -81,13 +81,13 @@ impl Route {
 
 /// A request, as every attempt needs it.
 pub struct Call {
-    /// Its route.
+    /// Properties of its path.
     pub route: Route,
     /// Path and query at the worker.
     pub target: String,
     /// Headers for the worker.
     pub headers: HeaderMap,
-    /// The body.
+    /// Body as it arrived.
     pub body: Bytes,
     /// What a choice depends on.
     pub prompt: Prompt,

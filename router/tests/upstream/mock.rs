@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 /// What the server does with a request for generation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Act {
-    /// Answers.
+    /// Answers as it should.
     Answer,
     /// Breaks the connection after this many events.
     Cut(usize),

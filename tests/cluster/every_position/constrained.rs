@@ -276,7 +276,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// What fails.
+/// The process that is lost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fails {
     Worker,

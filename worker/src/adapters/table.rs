@@ -19,7 +19,7 @@ pub(super) type Loading = Arc<OnceCell<Option<Arc<AdapterWeights>>>>;
 /// Known adapters, and places in memory.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// Oldest first.
+    /// In the order of their loading, oldest first.
     known: Vec<Known>,
     places: HashMap<AdapterId, Slot>,
     max_in_use: usize,

@@ -28,7 +28,7 @@ use crate::{BlockId, TokenId};
 /// An adapter in memory. It stays there while a sequence has it.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// Its identity.
+    /// Hash of its files.
     pub id: AdapterId,
     /// Its weights; `None` for a backend without a model.
     pub weights: Option<Arc<AdapterWeights>>,
