@@ -2,12 +2,13 @@
 //!
 //! `benches/speculation/texts.py > texts.jsonl`, then
 //! `cargo bench -p skein-bench --bench speculation -- texts.jsonl [--shape NAME] [--weights bf16|int8|int4]
-//! [--threads N] [--rounds N] [--streams N,N] [--kinds NAME,NAME]`.
+//! [--threads N] [--rounds N] [--streams N,N] [--kinds NAME,NAME] [--draft SHAPE]`.
 //!
 //! The model has a real shape and random weights, and computes every row, logit and draw of a step. Then each
 //! drawn token is replaced by the next token of a given text. So times are those of the kernels, and drafts
 //! are right as often as they predict that text. The kinds `dial P` are random tokens, a fraction P of which
-//! repeats the prompt.
+//! repeats the prompt. With `--draft`, a draft model of that shape runs before steps, and its tokens for the
+//! kinds `draft model P` are right with probability P.
 
 mod scripted;
 mod texts;
@@ -16,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skein_bench::make_model::{Dtype, SHAPES, make_model};
+use skein_bench::make_model::{Dtype, ModelShape, SHAPES, make_model};
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_node::clock::{self, Timestamp};
@@ -24,11 +25,12 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::draft::{Guesser, Speculate};
+use skein_worker::draft_model::DraftModel;
 use skein_worker::engine::{Engine, EngineHandle, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{Drafts, NewRequest, Scheduler};
 
-use scripted::{Counts, Scripted, Shared};
+use scripted::{Counts, Guessing, Scripted, Shared};
 use texts::{Text, texts};
 
 const BLOCK_SIZE: u32 = 16;
@@ -42,6 +44,7 @@ struct Options {
     rounds: usize,
     streams: Vec<usize>,
     kinds: Vec<String>,
+    draft: Option<String>,
 }
 
 fn options() -> Options {
@@ -53,6 +56,7 @@ fn options() -> Options {
         rounds: 2,
         streams: vec![1, 4, 16],
         kinds: Vec::new(),
+        draft: None,
     };
     let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
     while let Some(word) = words.next() {
@@ -67,6 +71,7 @@ fn options() -> Options {
                 let parse = |word: &String| word.parse().expect("a number of streams");
                 options.streams = list(value()).iter().map(parse).collect();
             }
+            "--draft" => options.draft = Some(value()),
             "--kinds" => options.kinds = list(value()),
             path => options.texts = path.to_owned(),
         }
@@ -81,19 +86,22 @@ async fn main() {
         println!("name a file of texts; benches/speculation/texts.py writes one");
         return;
     }
-    let directory = std::env::temp_dir().join(format!("skein-speculation-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).expect("the temporary directory can be written");
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
-    let shape = SHAPES.iter().find(|shape| shape.name == options.shape).expect("a known shape");
-    make_model(shape, Dtype::Bf16, 1, &tokenizer, &directory, |_| {}).expect("the model can be written");
     let texts = texts(&options.texts, &tokenizer.join("tokenizer.json"));
-    let backend = backend(&options, &directory);
-    std::fs::remove_dir_all(&directory).expect("it is ours");
-    let backend: Shared = Arc::new(std::sync::Mutex::new(backend));
-    let (plain, drafting) = (Side::start(&backend, &texts, false), Side::start(&backend, &texts, true));
+    let draft = options.draft.as_ref().map(|shape| {
+        let backend = Guessing::new(backend(&options, shape, &tokenizer), &texts);
+        let vocab = (known(shape).vocab_size as u32, known(&options.shape).vocab_size as u32);
+        DraftModel::start(Box::new(backend), BLOCK_SIZE, vocab, false).expect("it runs")
+    });
+    let backend: Shared = Arc::new(std::sync::Mutex::new(backend(&options, &options.shape, &tokenizer)));
+    let guesser = || Guesser::new(Speculate::Auto, false).expect("it is on");
+    let guesser = if draft.is_some() { guesser().with_model() } else { guesser() };
+    let plain = Side::start(&backend, &texts, (None, None));
+    let drafting = Side::start(&backend, &texts, (Some(guesser), draft));
     println!(
-        "{}, {}, texts of {} tokens after {} on average",
+        "{}, {}, {}, texts of {} tokens after {} on average",
         options.shape,
+        options.draft.as_ref().map_or("no draft model".into(), |draft| format!("draft model {draft}")),
         options.weights,
         mean(&texts, |text| text.answer.len()),
         mean(&texts, |text| text.prompt.len())
@@ -125,7 +133,16 @@ fn kinds(texts: &[Text], chosen: &[String]) -> Vec<String> {
     kinds
 }
 
-fn backend(options: &Options, directory: &Path) -> CpuBackend {
+fn known(shape: &str) -> &'static ModelShape {
+    SHAPES.iter().find(|known| known.name == shape).unwrap_or_else(|| panic!("there is no shape {shape}"))
+}
+
+/// A model of random weights, loaded.
+fn backend(options: &Options, shape: &str, tokenizer: &Path) -> CpuBackend {
+    let directory = std::env::temp_dir().join(format!("skein-speculation-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("the temporary directory can be written");
+    make_model(known(shape), Dtype::Bf16, 1, tokenizer, &directory, |_| {})
+        .expect("the model can be written");
     let weights = match options.weights.as_str() {
         "int8" => Some(Format::INT8),
         "int4" => Some(Format::INT4),
@@ -138,7 +155,9 @@ fn backend(options: &Options, directory: &Path) -> CpuBackend {
         max_rows: 512,
         numbers: NumberTypes { bf16: true, kv: KvType::Bf16, weights },
     };
-    CpuBackend::load(directory, options, &mut |_, _| {}).expect("the model can be served")
+    let backend = CpuBackend::load(&directory, options, &mut |_, _| {}).expect("the model can be served");
+    std::fs::remove_dir_all(&directory).expect("it is ours");
+    backend
 }
 
 /// An engine over the shared backend; the two take turns.
@@ -149,7 +168,11 @@ struct Side {
 }
 
 impl Side {
-    fn start(backend: &Shared, texts: &[Text], drafts: bool) -> Self {
+    fn start(
+        backend: &Shared,
+        texts: &[Text],
+        (guesser, model): (Option<Guesser>, Option<DraftModel>),
+    ) -> Self {
         let config = SchedulerConfig {
             block_size: BLOCK_SIZE,
             // The engines share the backend and overwrite each other's blocks.
@@ -159,11 +182,9 @@ impl Side {
         let counts = Arc::new(Counts::default());
         let scripted = Scripted::new(backend.clone(), texts, counts.clone());
         let mut scheduler = Scheduler::new(&config, 17 * MAX_MODEL_LEN / BLOCK_SIZE, MAX_MODEL_LEN);
-        if drafts {
-            let guesser = Guesser::new(Speculate::Auto, false).expect("it is on");
-            scheduler.set_drafts(Drafts::guessed(guesser));
-        }
-        let (engine, handle) = Engine::new(scheduler, Box::new(scripted), 64);
+        guesser.into_iter().for_each(|guesser| scheduler.set_drafts(Drafts::guessed(guesser)));
+        let (mut engine, handle) = Engine::new(scheduler, Box::new(scripted), 64);
+        model.into_iter().for_each(|model| engine.draft_with(model));
         let thread = std::thread::spawn(move || engine.run().expect("the backend runs"));
         Self { engine: handle, counts, thread }
     }

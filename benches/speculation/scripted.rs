@@ -1,9 +1,11 @@
-//! The CPU backend with its drawn tokens replaced by those of given texts.
+//! CPU backends with their drawn tokens replaced by those of given texts: always, or as often as a draft model
+//! is right.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use skein_node::random::SplitMix64;
 use skein_worker::TokenId;
 use skein_worker::backend::cpu::CpuBackend;
 use skein_worker::backend::{Answer, Backend, BackendError, Batch, Sampled, StepHandle, StepOutput, Want};
@@ -109,5 +111,48 @@ impl Backend for Scripted {
             }
         };
         Ok(StepOutput { answers: said.into_iter().map(answer).collect() })
+    }
+}
+
+/// The backend of a draft model.
+pub struct Guessing {
+    backend: CpuBackend,
+    /// Answers, and the probability that a token of each is guessed.
+    answers: Vec<(Vec<TokenId>, f64)>,
+    guesses: Vec<TokenId>,
+}
+
+impl Guessing {
+    /// Backend over `backend` that draws tokens of `texts` with their agreement.
+    pub fn new(backend: CpuBackend, texts: &[Text]) -> Self {
+        let answers = texts.iter().map(|text| (text.answer.clone(), text.agreement)).collect();
+        Self { backend, answers, guesses: Vec::new() }
+    }
+
+    fn guess(&self, want: &Want) -> TokenId {
+        let Want::Sample(sample) = want else { unreachable!("a draft model only samples") };
+        let at = sample.position.saturating_sub(sample.prompt_len);
+        // Its first steps are for measurement and have no text.
+        let Some((answer, agreement)) = self.answers.get(sample.params.seed as usize) else { return 0 };
+        let Some(token) = answer.get(at as usize) else { return 0 };
+        let drawn = SplitMix64::new((sample.params.seed << 32) | u64::from(at)).unit();
+        if drawn < *agreement { *token } else { *token + 1 }
+    }
+}
+
+impl Backend for Guessing {
+    fn kv_blocks(&self) -> u32 {
+        self.backend.kv_blocks()
+    }
+
+    fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        self.guesses = batch.wants.iter().map(|want| self.guess(want)).collect();
+        self.backend.launch(batch)
+    }
+
+    fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
+        self.backend.collect(step)?;
+        let answer = |token| Answer::Sampled(Sampled { token, logprobs: None });
+        Ok(StepOutput { answers: self.guesses.drain(..).map(answer).collect() })
     }
 }

@@ -1,4 +1,5 @@
-//! Texts to generate: pairs from the repository, and random tokens of which a given fraction repeats.
+//! Texts to generate: pairs from the repository, random tokens of which a given fraction repeats, and random
+//! tokens that a draft model guesses with a given probability.
 
 use std::path::Path;
 
@@ -12,6 +13,8 @@ const ANSWER: usize = 128;
 const PROMPT: usize = 900;
 /// Fractions of random answers that repeat their prompts.
 const DIALS: [f64; 6] = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0];
+/// Probabilities that a token of the draft model is right.
+const AGREEMENTS: [f64; 6] = [0.0, 0.5, 0.7, 0.8, 0.9, 1.0];
 const DIAL_TEXTS: u64 = 16;
 const DIAL_VOCABULARY: usize = 4000;
 
@@ -23,6 +26,8 @@ pub struct Text {
     pub number: u64,
     pub prompt: Vec<TokenId>,
     pub answer: Vec<TokenId>,
+    /// Probability that the draft model draws a token of the answer.
+    pub agreement: f64,
 }
 
 #[derive(Deserialize)]
@@ -44,11 +49,17 @@ pub fn texts(path: &str, tokenizer: &Path) -> Vec<Text> {
         let (prompt, answer) = (encode(&prompt), encode(&answer));
         if answer.len() >= ANSWER && prompt.len() <= PROMPT {
             let (number, answer) = (texts.len() as u64, answer[..ANSWER].to_vec());
-            texts.push(Text { kind, number, prompt, answer });
+            texts.push(Text { kind, number, prompt, answer, agreement: 0.0 });
         }
     }
     for dial in DIALS {
         (0..DIAL_TEXTS).for_each(|seed| texts.push(repeating(dial, seed, texts.len() as u64)));
+    }
+    for agreement in AGREEMENTS {
+        for seed in 0..DIAL_TEXTS {
+            let text = repeating(0.0, seed, texts.len() as u64);
+            texts.push(Text { kind: format!("draft model {agreement}"), agreement, ..text });
+        }
     }
     texts
 }
@@ -63,5 +74,5 @@ fn repeating(part: f64, seed: u64, number: u64) -> Text {
     let answer = prompt[..ANSWER].iter().map(repeat).collect();
     // The prompt ends as its first half does, so that the first draft token already has a match.
     let prompt = [&prompt[..], &[1, 2, 3], &prompt[..], &[1, 2, 3]].concat();
-    Text { kind: format!("dial {part}"), number, prompt, answer }
+    Text { kind: format!("dial {part}"), number, prompt, answer, agreement: 0.0 }
 }

@@ -87,6 +87,20 @@ pub const SHAPES: &[ModelShape] = &[
     ModelShape { name: "tiny-qwen2", model_type: "qwen2", tied: true, qkv_bias: true, ..LLAMA },
     ModelShape { name: "tiny-qwen3", model_type: "qwen3", ..LLAMA },
     ModelShape {
+        name: "smollm2-135m",
+        hidden_size: 576,
+        intermediate_size: 1536,
+        num_hidden_layers: 30,
+        num_attention_heads: 9,
+        num_key_value_heads: 3,
+        head_dim: 64,
+        vocab_size: 49_152,
+        max_position_embeddings: 8192,
+        rope_theta: 100_000.0,
+        tied: true,
+        ..LLAMA
+    },
+    ModelShape {
         name: "llama-3.2-1b",
         hidden_size: 2048,
         intermediate_size: 8192,

@@ -386,7 +386,10 @@ impl Launch {
         flag("max-cpu-loras", &config.adapters.max_cpu_loras);
         flag("max-lora-rank", &config.adapters.max_lora_rank);
         flag("block-size", &scheduler.block_size);
-        flag("speculate", &settings::speculate_name(scheduler.speculate));
+        match &config.cpu.draft_model {
+            Some(model) => flag("speculate", &model.display()),
+            None => flag("speculate", &settings::speculate_name(scheduler.speculate)),
+        }
         flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
         flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
         flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));

@@ -202,6 +202,8 @@ pub struct CpuConfig {
     pub packed_cache_dir: Option<PathBuf>,
     /// Adapter merged into the weights at load.
     pub adapter: Option<AdapterConfig>,
+    /// Smaller model that drafts tokens: a directory or a GGUF file.
+    pub draft_model: Option<PathBuf>,
 }
 
 /// Adapters served beside the model.

@@ -1,8 +1,8 @@
 //! One replica of a model: a scheduler over a paged KV cache, an engine loop, a backend, and the gRPC service
 //! in front. It knows neither the router nor HTTP nor text.
 //!
-//! Dependencies point inward: `service → {adapters, engine} → {metrics, streams → scheduler → draft →
-//! kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the backend never sees
+//! Dependencies point inward: `service → {adapters, engine} → {metrics, streams, draft_model → scheduler →
+//! draft → kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the backend never sees
 //! a request, and protobuf stops in `service`.
 
 pub mod adapters;
@@ -10,6 +10,7 @@ pub mod backend;
 pub mod check;
 pub mod config;
 pub mod draft;
+pub mod draft_model;
 pub mod engine;
 pub mod group;
 pub mod kv_cache;

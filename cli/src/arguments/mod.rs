@@ -173,7 +173,7 @@ impl<'a> Reading<'a> {
         let Some(value) = value else { return self.refused.push(format!("{spelt}: needs a value")) };
         match speculative::read(spelt, value) {
             Ok(Meaning::Speculate(ours)) if self.known.contains_key("speculate") => {
-                self.push("speculate", ours);
+                self.push("speculate", &ours);
             }
             Ok(Meaning::Speculate(_)) => self.refused.push(format!("{spelt}: is --speculate of skein serve")),
             Ok(Meaning::Nothing(why)) => self.taken.push(format!("{spelt}: {why}")),

@@ -1,17 +1,18 @@
-//! Translates vLLM's `--speculative-config`, whole or by parts, to `--speculate`. Only the method matters:
+//! Translates vLLM's `--speculative-config`, whole or by parts, to `--speculate`. Only method and model matter:
 //! the number of draft tokens follows from measurements.
 
 use serde_json::Value;
 
-const METHODS: &str = "drafts come from the text itself (ngram), from finished texts too (suffix), or there are none \
-                       (off); draft models are not supported yet; see --speculate";
+const METHODS: &str = "drafts come from the text itself (ngram), from finished texts too (suffix), from a smaller model \
+                       (draft_model), or there are none (off); see --speculate";
 const MEASURED: &str = "how many tokens are drafted follows from measured chances and times";
+const BY_MODEL: &str = "the draft model is named by --speculative-config.model";
 
 /// Meaning of a flag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Meaning {
     /// It sets `--speculate` to this value.
-    Speculate(&'static str),
+    Speculate(String),
     /// It has no effect; the text says why.
     Nothing(&'static str),
 }
@@ -23,10 +24,11 @@ pub enum Meaning {
 pub fn read(spelt: &str, value: &str) -> Result<Meaning, String> {
     match spelt.trim_start_matches('-').replace('_', "-").as_str() {
         "speculative-config" | "sc" => whole(value),
-        "spec-method" => method(value).map(Meaning::Speculate),
+        "spec-method" => method(value),
         "spec-tokens" => Ok(Meaning::Nothing(MEASURED)),
         part => match part.split_once('.').map_or("model", |(_, key)| key) {
-            "method" => method(value).map(Meaning::Speculate),
+            "method" => method(value),
+            "model" => Ok(Meaning::Speculate(value.to_owned())),
             key => of_key(key),
         },
     }
@@ -36,24 +38,29 @@ fn whole(value: &str) -> Result<Meaning, String> {
     let config: Value =
         serde_json::from_str(value).map_err(|error| format!("it is no JSON object ({error}); {METHODS}"))?;
     let Value::Object(config) = config else {
-        return if config.is_null() { Ok(Meaning::Speculate("off")) } else { Err(METHODS.to_owned()) };
+        return if config.is_null() { Ok(Meaning::Speculate("off".into())) } else { Err(METHODS.to_owned()) };
     };
-    let Some(Value::String(named)) = config.get("method") else {
-        return Err(format!("it names no method; {METHODS}"));
-    };
-    for key in config.keys().filter(|key| *key != "method") {
+    for key in config.keys().filter(|key| !["method", "model"].contains(&key.as_str())) {
         of_key(&key.replace('_', "-"))?;
     }
-    method(named).map(Meaning::Speculate)
+    match (config.get("method").and_then(Value::as_str), config.get("model").and_then(Value::as_str)) {
+        // Without a method, vLLM takes a model for a draft model.
+        (None | Some("draft_model"), Some(model)) => Ok(Meaning::Speculate(model.to_owned())),
+        (Some("draft_model"), None) => Err(format!("it names no model; {METHODS}")),
+        (Some(named), _) => method(named),
+        (None, None) => Err(format!("it names no method; {METHODS}")),
+    }
 }
 
-fn method(name: &str) -> Result<&'static str, String> {
-    match name {
-        "ngram" | "ngram_gpu" | "ngram-gpu" => Ok("ngram"),
-        "suffix" => Ok("suffix"),
-        "off" | "none" => Ok("off"),
-        _ => Err(format!("there is no method {name}; {METHODS}")),
-    }
+fn method(name: &str) -> Result<Meaning, String> {
+    let named = match name {
+        "ngram" | "ngram_gpu" | "ngram-gpu" => "ngram",
+        "suffix" => "suffix",
+        "off" | "none" => "off",
+        "draft_model" | "draft-model" => return Ok(Meaning::Nothing(BY_MODEL)),
+        _ => return Err(format!("there is no method {name}; {METHODS}")),
+    };
+    Ok(Meaning::Speculate(named.to_owned()))
 }
 
 /// Parses a key of the configuration. Limits of drafts and matches have no effect; other keys are refused.
@@ -74,8 +81,8 @@ mod tests {
 
     #[test]
     fn methods_that_we_have_are_taken_and_others_are_refused() {
-        let good = |spelt: &str, value: &str, expected: &'static str| {
-            assert_eq!(read(spelt, value), Ok(Meaning::Speculate(expected)), "{spelt} {value}");
+        let good = |spelt: &str, value: &str, expected: &str| {
+            assert_eq!(read(spelt, value), Ok(Meaning::Speculate(expected.to_owned())), "{spelt} {value}");
         };
         let all =
             r#"{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4,"prompt_lookup_min":2}"#;
@@ -84,16 +91,29 @@ mod tests {
         good("--speculative_config", "null", "off");
         good("--speculative-config.method", "ngram", "ngram");
         good("--spec-method", "suffix", "suffix");
+        good(
+            "--speculative-config",
+            r#"{"method":"draft_model","model":"small","num_speculative_tokens":5}"#,
+            "small",
+        );
+        good("--speculative-config", r#"{"model":"small"}"#, "small");
+        good("--speculative-config.model", "small", "small");
+        good("--spec-model", "small", "small");
+        assert_eq!(read("--spec-method", "draft_model"), Ok(Meaning::Nothing(BY_MODEL)));
         for (spelt, value) in [("--spec-tokens", "5"), ("--speculative-config.num_speculative_tokens", "3")] {
             assert_eq!(read(spelt, value), Ok(Meaning::Nothing(MEASURED)));
         }
         for (spelt, value, told) in [
             ("--speculative-config", "ngram", "no JSON object"),
-            ("--speculative-config", r#"{"method":"eagle3","model":"x"}"#, "model has no counterpart"),
+            ("--speculative-config", r#"{"method":"eagle3","model":"x"}"#, "no method eagle3"),
+            ("--speculative-config", r#"{"method":"draft_model"}"#, "names no model"),
             ("--speculative-config", r#"{"method":"mtp"}"#, "no method mtp"),
             ("--speculative-config", r#"{"num_speculative_tokens":5}"#, "names no method"),
-            ("--speculative-config.model", "x", "model has no counterpart"),
-            ("--spec-model", "x", "model has no counterpart"),
+            (
+                "--speculative-config.draft_tensor_parallel_size",
+                "2",
+                "draft-tensor-parallel-size has no counterpart",
+            ),
         ] {
             let error = read(spelt, value).unwrap_err();
             assert!(error.contains(told) && error.contains("--speculate"), "{spelt} {value}: {error}");

@@ -1,7 +1,9 @@
 //! Reads the settings of a worker's engine into their types.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use skein_gguf::is_gguf;
 use skein_node::config::{Settings, bytes, duration, number, one_of, text};
 use skein_worker::config::{
     AdapterConfig, AdaptersConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision,
@@ -49,7 +51,7 @@ impl EngineSettings {
             max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
             max_num_queued_reqs: defaults.max_num_queued_reqs,
             enable_prefix_caching: settings.switch("enable-prefix-caching"),
-            speculate: speculate(settings),
+            ..defaults
         };
         let unset = UnsetLimits {
             max_num_seqs: max_num_seqs.is_none(),
@@ -61,9 +63,7 @@ impl EngineSettings {
     /// For `skein run`, with one user: `max_num_seqs` sequences at once and defaults for the other limits.
     pub fn read_for_one(settings: &mut Settings, max_num_seqs: u32) -> Self {
         let max_model_len = max_model_len(settings);
-        let speculate = speculate(settings);
-        let scheduler =
-            SchedulerConfig { max_model_len, max_num_seqs, speculate, ..SchedulerConfig::default() };
+        let scheduler = SchedulerConfig { max_model_len, max_num_seqs, ..SchedulerConfig::default() };
         let unset = UnsetLimits { max_num_seqs: false, max_num_batched_tokens: true };
         Self::with_limits(settings, scheduler, unset)
     }
@@ -71,14 +71,15 @@ impl EngineSettings {
     fn with_limits(settings: &mut Settings, scheduler: SchedulerConfig, unset: UnsetLimits) -> Self {
         let (device, precision, cuda) = device(settings);
         let (adapter, adapters) = adapters(settings);
+        let (speculate, draft_model) = speculate(settings);
         let worker = WorkerConfig {
             backend: device.kind,
             precision,
-            cpu: CpuConfig { adapter, ..cpu(settings) },
+            cpu: CpuConfig { adapter, draft_model, ..cpu(settings) },
             adapters,
             cuda,
             threads: threads(settings),
-            scheduler,
+            scheduler: SchedulerConfig { speculate, ..scheduler },
             unset,
             kv_cache_memory_bytes: kv_bytes(settings),
             drain_grace: Duration::ZERO,
@@ -130,7 +131,7 @@ fn cpu(settings: &mut Settings) -> CpuConfig {
         Some(directory) => Some(directory.into()),
         None => user_cache().map(|directory| directory.join("skein").join("packed")),
     };
-    CpuConfig { packed_cache_dir, adapter: None }
+    CpuConfig { packed_cache_dir, adapter: None, draft_model: None }
 }
 
 /// The adapter to merge, and those to serve beside the model.
@@ -196,9 +197,23 @@ fn kv_bytes(settings: &mut Settings) -> Option<u64> {
     settings.value("kv-cache-memory-bytes", bytes(1 << 20..=1 << 50))
 }
 
-/// The `--speculate` setting, or its default.
-fn speculate(settings: &mut Settings) -> Speculate {
-    settings.value("speculate", one_of(&SPECULATE)).unwrap_or_default()
+/// The `--speculate` setting, or its default: the sources of drafts, and a draft model. With a draft model,
+/// all other sources are used, too.
+fn speculate(settings: &mut Settings) -> (Speculate, Option<PathBuf>) {
+    let parse = |given: &str| {
+        let path = PathBuf::from(given);
+        match one_of(&SPECULATE)(given) {
+            Ok(named) => Ok((named, None)),
+            Err(_) if path.join("config.json").is_file() || is_gguf(&path) => {
+                Ok((Speculate::Auto, Some(path)))
+            }
+            Err(allowed) => Err(format!(
+                "{allowed}, or the directory or GGUF file of a draft model; `{given}` is neither (skein pull prints \
+                 the directory of a model by name)"
+            )),
+        }
+    };
+    settings.value("speculate", parse).unwrap_or_default()
 }
 
 /// Values of `--speculate`.

@@ -510,7 +510,7 @@ pub const FLAGS: &[Flag] = &[
         "FROM",
         ENGINE,
         COMPUTE | RUN,
-        "Verify several guessed tokens in a step where that is faster; answers stay the same: auto, off, or guesses from the text itself (ngram), from finished texts too (suffix). On GPUs only with --batch-invariant",
+        "Verify several guessed tokens in a step where that is faster; answers stay the same: auto, off, guesses from the text itself (ngram), from finished texts too (suffix), or also from a smaller model (its directory or GGUF file; CPU only). On GPUs only with --batch-invariant",
     ),
     one(
         "gpu-memory-utilization",

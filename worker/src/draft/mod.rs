@@ -3,16 +3,17 @@
 //! them and then compared.
 //!
 //! Drafts come from the same text, where it continued the same tokens earlier ([`index`]); from finished
-//! texts of the same cache scope ([`remembered`]); and from a grammar that allows only one continuation.
+//! texts of the same cache scope ([`remembered`]); from a grammar that allows only one continuation; and from
+//! a smaller model, which somebody else runs ([`model_choice`] says when).
 //! [`odds`] measures how often each is right, [`row_cost`] the time of an additional row, and [`choice`]
 //! verifies only as many tokens as pay off. Unpredictable text and full batches are therefore decoded without
 //! drafts, and there is nothing to tune.
 //!
-//! Pure: tokens and times in, drafts out. A draft model would be another [`DraftSource`] and would own its KV
-//! cache.
+//! Pure: tokens and times in, drafts out.
 
 mod choice;
 mod index;
+mod model_choice;
 mod odds;
 mod remembered;
 mod row_cost;
@@ -25,6 +26,8 @@ use serde::{Deserialize, Serialize};
 
 use choice::{Offer, choose};
 use index::Index;
+use model_choice::ModelChoice;
+pub use model_choice::{Candidate, Share};
 pub use odds::DraftSource;
 use odds::{Odds, TextOdds};
 use remembered::Remembered;
@@ -63,6 +66,8 @@ pub struct Text<'a> {
     pub stops: &'a [TokenId],
     /// Next tokens if its grammar allows only one continuation.
     pub forced: &'a [TokenId],
+    /// Next tokens as a draft model drew them.
+    pub modelled: &'a [TokenId],
 }
 
 /// State of a text between steps. Takes 8 to 16 bytes per token.
@@ -141,6 +146,7 @@ pub struct Guesser {
     odds: Odds,
     cost: RowCost,
     forces: bool,
+    model: Option<ModelChoice>,
     /// Kept to reuse their allocations.
     offers: Vec<Offer>,
     taken: Vec<u32>,
@@ -157,10 +163,46 @@ impl Guesser {
             odds: Odds::default(),
             cost: RowCost::default(),
             forces: speculate == Speculate::Auto,
+            model: None,
             offers: Vec::new(),
             taken: Vec::new(),
             found: Vec::new(),
         })
+    }
+
+    /// The same, with a draft model as a further source.
+    #[must_use]
+    pub fn with_model(mut self) -> Self {
+        self.model = Some(ModelChoice::default());
+        self
+    }
+
+    /// Whether a draft model is a source.
+    pub fn has_model(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// The chances of `text`, whose draft has at most `most` tokens, as a candidate for the draft model.
+    pub fn candidate(&mut self, text: &Text<'_>, most: usize, progress: &mut Progress) -> Candidate {
+        self.guess(text, most, progress);
+        let rival = progress.latest.chances.first().copied().unwrap_or(0.0);
+        let chance = self.odds.chance(DraftSource::Model, 0, &progress.text_odds);
+        Candidate { chance, rival, most: most as u32, behind: 0, drawn: 0, left: 0 }
+    }
+
+    /// Each candidate's share of the draft model's work before a step of `streams` streams that takes at most
+    /// `most` draft tokens.
+    pub fn shares(&mut self, streams: u32, most: u32, candidates: &[Candidate]) -> Vec<Share> {
+        let Self { model, cost, .. } = self;
+        let model = model.as_mut();
+        model.map_or(Vec::new(), |model| model.choose(cost, streams, most.min(MOST_ROWS), candidates))
+    }
+
+    /// Records that a step of `rows` rows of the draft model took `took`.
+    pub fn model_took(&mut self, rows: u32, took: Duration) {
+        if let Some(model) = &mut self.model {
+            model.took(rows, took);
+        }
     }
 
     /// Drafts at most `most` tokens to follow `text` and stores them in `progress`.
@@ -173,6 +215,10 @@ impl Guesser {
             self.found.clear();
             self.found.extend(text.forced.iter().take(most).map(|token| (*token, 1.0)));
             self.put(DraftSource::Grammar, 0, text_odds, latest);
+        } else if !text.modelled.is_empty() {
+            self.found.clear();
+            self.found.extend(text.modelled.iter().take(most).map(|token| (*token, 1.0)));
+            self.put(DraftSource::Model, 0, text_odds, latest);
         } else {
             self.look_up(text, most, index, text_odds, latest);
         }

@@ -13,6 +13,8 @@ pub enum DraftSource {
     Remembered,
     /// A grammar that allows only one continuation.
     Grammar,
+    /// A draft model.
+    Model,
 }
 
 /// Classes of match lengths: the shortest of each class.
@@ -20,6 +22,7 @@ const LENGTHS: [usize; 8] = [0, 4, 5, 7, 10, 16, 32, 64];
 /// Probabilities assumed before any measurement, by class of length.
 const FIRST_CHANCE: [f32; 8] = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 const FIRST_CHANCE_OF_GRAMMARS: f32 = 0.8;
+const FIRST_CHANCE_OF_MODELS: f32 = 0.7;
 /// Weight of the initial probability, in draft tokens.
 const FIRST_WEIGHT: f32 = 4.0;
 /// Number of draft tokens after which an old one counts half.
@@ -62,12 +65,18 @@ pub(super) struct Odds {
     own: [Rate; LENGTHS.len()],
     remembered: [Rate; LENGTHS.len()],
     grammar: Rate,
+    model: Rate,
 }
 
 impl Default for Odds {
     fn default() -> Self {
         let first = FIRST_CHANCE.map(Rate::new);
-        Self { own: first, remembered: first, grammar: Rate::new(FIRST_CHANCE_OF_GRAMMARS) }
+        Self {
+            own: first,
+            remembered: first,
+            grammar: Rate::new(FIRST_CHANCE_OF_GRAMMARS),
+            model: Rate::new(FIRST_CHANCE_OF_MODELS),
+        }
     }
 }
 
@@ -78,6 +87,7 @@ impl Odds {
             DraftSource::Own => &mut self.own[class],
             DraftSource::Remembered => &mut self.remembered[class],
             DraftSource::Grammar => &mut self.grammar,
+            DraftSource::Model => &mut self.model,
         }
     }
 

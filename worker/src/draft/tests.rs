@@ -16,7 +16,7 @@ fn guess(guesser: &mut Guesser, tokens: &[TokenId]) -> Vec<TokenId> {
 
 fn guess_forced(guesser: &mut Guesser, tokens: &[TokenId], forced: &[TokenId]) -> Vec<TokenId> {
     let scope = scope("");
-    let text = Text { tokens, scope: &scope, stops: &[0], forced };
+    let text = Text { tokens, scope: &scope, stops: &[0], forced, modelled: &[] };
     let mut progress = Progress::default();
     guesser.guess(&text, 6, &mut progress);
     let len = progress.latest.tokens.len() as u32;
@@ -57,7 +57,7 @@ fn relative_time(whole: &[TokenId], prompt_len: usize, millis: impl Fn(u32) -> f
     let (mut guesser, mut progress, scope) = (guesser(), Progress::default(), scope(""));
     let (mut len, mut took) = (prompt_len, 0.0);
     while len < whole.len() {
-        let text = Text { tokens: &whole[..len], scope: &scope, stops: &[], forced: &[] };
+        let text = Text { tokens: &whole[..len], scope: &scope, stops: &[], forced: &[], modelled: &[] };
         guesser.guess(&text, whole.len() - len - 1, &mut progress);
         let taken = guesser.choose(std::iter::once(&progress), 1, MOST_ROWS)[0];
         let draft = progress.draft(taken);

@@ -1,6 +1,7 @@
 //! Invariants of an engine between any two turns, checked by tests and the simulator.
 
 use super::Engine;
+use crate::draft_model::DraftModel;
 use crate::scheduler;
 use crate::streams::{self, Counts};
 
@@ -42,7 +43,8 @@ impl Engine {
     /// If anything is left.
     pub fn audit_at_rest(&self) -> Result<(), Violation> {
         self.audit()?;
-        let (blocks, requests) = (self.scheduler.blocks_held(), self.scheduler.requests().len());
+        let drafting = self.draft_model.as_ref().map_or(0, DraftModel::held_blocks);
+        let (blocks, requests) = (self.scheduler.blocks_held() + drafting, self.scheduler.requests().len());
         let empty = self.outbox.is_empty() && self.in_flight.is_empty();
         if empty && blocks == 0 && requests == 0 {
             return Ok(());

@@ -31,6 +31,7 @@ pub use handle::{EngineHandle, Snapshot, Submission, SubmitError};
 pub use log::{LogEntry, StateLog};
 
 use crate::backend::{Backend, BackendError, StepHandle};
+use crate::draft_model::DraftModel;
 use crate::metrics::Observer;
 use crate::scheduler::{RequestEvent, RequestKey, Scheduler, Step};
 use crate::streams::{Outbox, StreamFault};
@@ -47,6 +48,7 @@ const MAX_STREAM_KEYS: usize = 4096;
 pub struct Engine {
     scheduler: Scheduler,
     backend: Box<dyn Backend>,
+    draft_model: Option<DraftModel>,
     /// Launched and not collected, oldest first.
     in_flight: VecDeque<(Step, StepHandle)>,
     commands: mpsc::Receiver<Command>,
@@ -103,6 +105,7 @@ impl Engine {
         let engine = Self {
             scheduler,
             backend,
+            draft_model: None,
             in_flight,
             commands,
             outbox,
@@ -121,6 +124,15 @@ impl Engine {
     /// Sets the observer of all further events.
     pub fn observe(&mut self, observer: Observer) {
         self.observer = Some(observer);
+    }
+
+    /// Adds a draft model, which the scheduler's guesser expects.
+    pub fn draft_with(&mut self, mut model: DraftModel) {
+        assert!(self.backend.steps_in_flight() == 1, "a draft follows a known token");
+        for (rows, took) in model.take_times() {
+            self.scheduler.model_took(rows, took);
+        }
+        self.draft_model = Some(model);
     }
 
     /// Runs until a stop or a backend failure; every stream has ended by then.
@@ -206,11 +218,41 @@ impl Engine {
     /// Plans and launches a step; false if none can be planned now.
     fn launch_next(&mut self) -> Result<bool, BackendError> {
         self.constraints.offer_forced(&mut self.scheduler);
+        self.draft();
         let Some(plan) = self.scheduler.plan(clock::now()) else { return Ok(false) };
         self.constraints.ask_for_drafts(&plan.batch);
         let running = self.backend.launch(plan.batch)?;
         self.in_flight.push_back((plan.step, running));
         Ok(true)
+    }
+
+    /// Runs the draft model for the next step.
+    fn draft(&mut self) {
+        let Some(model) = &mut self.draft_model else { return };
+        if !model.is_idle() {
+            model.keep(|request, sample| self.scheduler.model_text(request, sample).is_some());
+        }
+        let drafts = self.scheduler.model_drafts(|request, sample, text| model.behind(request, sample, text));
+        if drafts.is_empty() {
+            return;
+        }
+        // Readers do not wait for drafts.
+        self.outbox.flush();
+        match model.draft(&drafts, |draft| self.scheduler.model_text(draft.request, draft.sample)) {
+            Ok(drafted) => {
+                for (rows, took) in model.take_times() {
+                    self.scheduler.model_took(rows, took);
+                }
+                for (draft, tokens) in drafts.into_iter().zip(drafted) {
+                    self.scheduler.set_modelled(draft.request, draft.sample, tokens);
+                }
+            }
+            Err(error) => {
+                // Answers do not depend on it.
+                tracing::error!(%error, "the draft model failed; tokens are generated without it");
+                self.draft_model = None;
+            }
+        }
     }
 
     /// Waits for the oldest step in flight and commits its result; false if there is none.

@@ -9,7 +9,7 @@ use super::sequence::Sequence;
 use super::{Note, Scheduler};
 use crate::TokenId;
 use crate::backend::{Answer, Sampled};
-use crate::draft::{Guesser, MOST_DRAFTED, Text};
+use crate::draft::{Candidate, Guesser, MOST_DRAFTED, Progress, Share, Text};
 
 /// Appends to the list at most that many vocabulary tokens that may follow the given ones.
 pub type Propose = Box<dyn FnMut(&[TokenId], usize, &mut Vec<TokenId>) + Send>;
@@ -25,11 +25,17 @@ enum Origin {
     Guessed(Box<Guesser>),
     /// Proposals of at most this many tokens, which are always verified; for tests.
     Given(Propose, u32),
+    /// Drafts of a draft model of at most this many tokens, which are always verified; for tests.
+    Modelled(u32),
 }
 
 impl std::fmt::Debug for Drafts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = if self.are_given() { "Given" } else { "Guessed" };
+        let name = match self.0 {
+            Origin::Guessed(_) => "Guessed",
+            Origin::Given(..) => "Given",
+            Origin::Modelled(_) => "Modelled",
+        };
         f.debug_tuple(name).finish()
     }
 }
@@ -40,6 +46,11 @@ impl Drafts {
         Self(Origin::Given(propose, most))
     }
 
+    /// Drafts of a draft model, of at most `most` tokens each, all of which are verified.
+    pub fn modelled(most: u32) -> Self {
+        Self(Origin::Modelled(most))
+    }
+
     /// Drafts of `guesser`.
     pub fn guessed(guesser: Guesser) -> Self {
         Self(Origin::Guessed(Box::new(guesser)))
@@ -47,7 +58,7 @@ impl Drafts {
 
     /// Whether each draw of a stream is a verification, even of zero tokens.
     pub(super) fn are_given(&self) -> bool {
-        matches!(self.0, Origin::Given(..))
+        matches!(self.0, Origin::Given(..) | Origin::Modelled(_))
     }
 
     /// Makes drafts for the streams of a step that has room for `rows` draft tokens. A draft must follow a
@@ -71,13 +82,19 @@ impl Drafts {
                     left -= progress.taken();
                 }
             }
+            Origin::Modelled(_) => {
+                let mut left = rows / 2;
+                for sequence in streams.into_iter().filter(is_known) {
+                    let most = sequence.most_drafted().min(left) as usize;
+                    let (text, progress) = sequence.text();
+                    progress.set_draft(|draft| draft.extend(text.modelled.iter().take(most)));
+                    left -= progress.taken();
+                }
+            }
             Origin::Guessed(guesser) => {
                 for sequence in &mut streams {
                     let most = sequence.most_drafted() as usize;
-                    let len = sequence.len();
-                    let Sequence { tokens, scope, params, progress, forced, .. } = &mut **sequence;
-                    let forced = if forced.0 == len { &forced.1[..] } else { &[] };
-                    let text = Text { tokens, scope, stops: &params.stop_token_ids, forced };
+                    let (text, progress) = sequence.text();
                     guesser.guess(&text, most, progress);
                 }
                 let mut known: Vec<&mut Sequence> = streams.into_iter().filter(is_known).collect();
@@ -90,10 +107,51 @@ impl Drafts {
         }
     }
 
+    /// The guesser, if drafts are its.
+    pub(super) fn guesser(&mut self) -> Option<&mut Guesser> {
+        if let Origin::Guessed(guesser) = &mut self.0 { Some(guesser) } else { None }
+    }
+
+    /// Whether a draft model is a source.
+    pub(super) fn have_model(&self) -> bool {
+        match &self.0 {
+            Origin::Guessed(guesser) => guesser.has_model(),
+            Origin::Modelled(_) => true,
+            Origin::Given(..) => false,
+        }
+    }
+
+    /// A sample's chances with the draft model.
+    pub(super) fn candidate(&mut self, sequence: &mut Sequence, behind: u32) -> Candidate {
+        let (drawn, left) = (sequence.output_len(), sequence.max_len - sequence.len());
+        let most = sequence.most_drafted();
+        let candidate = match &mut self.0 {
+            Origin::Guessed(guesser) => {
+                let (text, progress) = sequence.text();
+                guesser.candidate(&text, most as usize, progress)
+            }
+            Origin::Given(..) | Origin::Modelled(_) => Candidate { most, ..Candidate::default() },
+        };
+        Candidate { behind, drawn, left, ..candidate }
+    }
+
+    /// Each candidate's share of the draft model's work before a step of `streams` streams that takes at most
+    /// `rows` draft tokens.
+    pub(super) fn shares(&mut self, streams: u32, rows: u32, candidates: &[Candidate]) -> Vec<Share> {
+        match &mut self.0 {
+            Origin::Guessed(guesser) => guesser.shares(streams, rows, candidates),
+            Origin::Modelled(most) => {
+                let share = |of: &Candidate| Share { rows: of.behind, drafted: of.most.min(*most) };
+                candidates.iter().map(share).collect()
+            }
+            Origin::Given(..) => Vec::new(),
+        }
+    }
+
     /// Updates the statistics with the tokens drawn after `sequence`.
     fn learn(&mut self, sequence: &mut Sequence, drawn: &[Sampled]) {
         match &mut self.0 {
-            Origin::Given(..) => sequence.progress.clear(),
+            Origin::Given(..) | Origin::Modelled(_) => sequence.progress.clear(),
             Origin::Guessed(guesser) => {
                 guesser.drawn(drawn.iter().map(|drawn| drawn.token), &mut sequence.progress);
             }
@@ -102,8 +160,17 @@ impl Drafts {
 }
 
 impl Sequence {
+    /// It as a source of drafts, and the state of its drafts.
+    pub(super) fn text(&mut self) -> (Text<'_>, &mut Progress) {
+        let len = self.len();
+        let Self { tokens, scope, params, progress, forced, modelled, .. } = self;
+        let of_now = |(known, tokens): &'_ (u32, Vec<TokenId>)| if *known == len { tokens.len() } else { 0 };
+        let (forced, modelled) = (&forced.1[..of_now(forced)], &modelled.1[..of_now(modelled)]);
+        (Text { tokens, scope, stops: &params.stop_token_ids, forced, modelled }, progress)
+    }
+
     /// Most tokens of a draft. Leaves room for the token that is always drawn after it.
-    fn most_drafted(&self) -> u32 {
+    pub(super) fn most_drafted(&self) -> u32 {
         let most = if self.is_constrained() { MOST_DRAFTED_UNDER_GRAMMAR } else { MOST_DRAFTED as u32 };
         (self.max_len - self.len()).saturating_sub(1).min(most)
     }

@@ -70,6 +70,8 @@ pub(super) struct Sequence {
     pub progress: Progress,
     /// Number of tokens, and the guessed tokens that the grammar forces after them.
     pub forced: (u32, Vec<TokenId>),
+    /// Number of tokens, and the tokens that a draft model drew after them.
+    pub modelled: (u32, Vec<TokenId>),
     pub finished: bool,
 }
 
@@ -117,6 +119,7 @@ impl Sequence {
             hold: None,
             progress: Progress::default(),
             forced: (0, Vec::new()),
+            modelled: (0, Vec::new()),
             finished: false,
         }
     }
@@ -199,6 +202,7 @@ impl Sequence {
             hold: self.hold,
             progress: Progress::default(),
             forced: (0, Vec::new()),
+            modelled: (0, Vec::new()),
             finished: false,
         }
     }

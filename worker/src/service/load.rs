@@ -10,6 +10,7 @@ use skein_node::trace::PROCESS;
 use tracing::field::Empty;
 use tracing::info_span;
 
+use super::draft_model::{self, DraftModelPlan};
 use super::memory_plan::Needs;
 use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
@@ -21,6 +22,7 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::{
     AdaptersConfig, BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
 };
+use crate::draft_model::DraftModel;
 use crate::group::Topology;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
@@ -72,6 +74,8 @@ pub struct LoadedBackend {
     pub gaps: Option<Arc<StepGaps>>,
     /// Adapters served beside the model; `None` = not enabled.
     pub adapters: Option<Adapters>,
+    /// Smaller model that drafts tokens.
+    pub draft_model: Option<DraftModel>,
 }
 
 impl LoadedBackend {
@@ -89,6 +93,7 @@ impl LoadedBackend {
             grammars: None,
             gaps: None,
             adapters: None,
+            draft_model: None,
         }
     }
 }
@@ -173,6 +178,12 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
         return Err(WorkerError::Unsuitable(what.into()));
     }
     let fp8 = precision::on_cuda(config.precision)?;
+    if config.cpu.draft_model.is_some() {
+        return Err(WorkerError::Unsuitable(
+            "--speculate with a draft model needs the CPU, and this worker uses a GPU; add --device cpu, or leave it out"
+                .into(),
+        ));
+    }
     if config.cpu.adapter.is_some() {
         return Err(WorkerError::Unsuitable(
             "--lora-modules needs the CPU, and this worker uses a GPU; add --device cpu, or merge the adapter into the \
@@ -235,6 +246,7 @@ fn load_cuda(
         grammars: grammars(&config.model, model.spec.vocab_size),
         gaps,
         adapters: None,
+        draft_model: None,
         backend,
         vocab_size: model.spec.vocab_size,
         model_len: model.max_position_embeddings,
@@ -253,6 +265,7 @@ pub(super) struct CpuPlan {
     pub options: CpuOptions,
     /// Whether the weights are stored as codes that are multiplied as integers.
     pub multiplies_codes: bool,
+    pub draft_model: Option<DraftModelPlan>,
 }
 
 /// Plans the computation of the model of `config` on the CPU, from its file headers and the free memory.
@@ -281,25 +294,30 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         Some(_) => weights.file_bytes() / 10 * 11,
         None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
     };
+    let draft_model = config.cpu.draft_model.as_deref();
+    let draft_model = draft_model.map(|path| draft_model::plan(config, path, &topology)).transpose()?;
     let options = CpuOptions {
         threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
         kv_blocks: kv_blocks(
             config,
             // Each worker on the machine has its own copies.
-            weight_bytes + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
-            ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv),
+            weight_bytes
+                + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
+                + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
+            ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv)
+                + draft_model.as_ref().map_or(0, |draft| draft.kv_bytes_per_token),
             model.max_position_embeddings,
         )?,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
     };
-    Ok(CpuPlan { model, topology, shards, options, multiplies_codes })
+    Ok(CpuPlan { model, topology, shards, options, multiplies_codes, draft_model })
 }
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     let reading = info_span!(target: PROCESS, "read checkpoint").entered();
-    let CpuPlan { model, topology, options, multiplies_codes, .. } = plan_cpu(config)?;
+    let CpuPlan { model, topology, options, multiplies_codes, draft_model, .. } = plan_cpu(config)?;
     let numbers = options.numbers;
     let mut arithmetic = precision::cpu_arithmetic(&numbers);
     let adapter = config.cpu.adapter.as_ref().map(|adapter| adapter.directory.as_path());
@@ -319,6 +337,8 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         let weight_bytes = backend.weight_bytes();
         (Box::new(backend), weight_bytes)
     };
+    let load = |plan: DraftModelPlan| plan.load(config, &options, model.spec.vocab_size);
+    let draft_model = draft_model.map(load).transpose()?;
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || multiplies_codes),
@@ -333,6 +353,7 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
         grammars: grammars(&config.model, model.spec.vocab_size),
         gaps: None,
         adapters,
+        draft_model,
         resume_exact: true,
     })
 }
@@ -352,7 +373,7 @@ fn adapters(config: &WorkerConfig, spec: Option<&Spec>) -> Result<Option<Adapter
 }
 
 /// Bits per weight in memory, including scales.
-fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
+pub(super) fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
     numbers.weights.map_or(stored.bits_of_256().div_ceil(256) as u64, |format| u64::from(format.bits()) + 1)
 }
 
@@ -383,7 +404,7 @@ fn check_served_adapters(model: &Path, count: usize) -> Result<(), WorkerError> 
 }
 
 /// Block type of the model's first matrix that is stored in blocks; `None` if there is none.
-fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>, WorkerError> {
+pub(super) fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>, WorkerError> {
     if weights.scheme().is_some() {
         return Ok(None); // quantised matrices have other names
     }
@@ -396,7 +417,7 @@ fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>
 }
 
 /// Content of a tokenizer.json, or its equivalent from a GGUF file.
-fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
+pub(super) fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
     match ModelFile::open(path).map_err(|error| error.to_string())? {
         Some(file) => file.tokenizer().ok_or_else(|| format!("{} has no usable tokenizer", path.display())),
         None => std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display())),

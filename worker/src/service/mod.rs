@@ -5,6 +5,7 @@
 mod constraint;
 mod cuda_ranks;
 mod detached;
+mod draft_model;
 mod drain;
 mod load;
 mod local;

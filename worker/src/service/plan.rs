@@ -52,7 +52,8 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             return Err(WorkerError::Unsuitable("--plan is for --device cpu and cuda".into()));
         }
     }
-    let CpuPlan { model, topology, shards, options, .. } = plan_cpu(config)?;
+    let CpuPlan { model, topology, shards, options, draft_model, .. } = plan_cpu(config)?;
+    let draft_bytes = draft_model.map_or(Ok(0), |draft| draft.bytes(&options))?;
     let rank = |(rank, shard): (usize, &Shard)| {
         Ok(RankPlan {
             node: topology.node_of(rank),
@@ -60,6 +61,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             layers: shard.layers.clone(),
             allocated: Allocated {
                 adapters: adapter_bytes(config, &model.spec),
+                draft_model: draft_bytes,
                 ..CpuModel::plan(&config.model, &model.spec, shard, &options)?
             },
         })
@@ -91,7 +93,7 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             node: topology.node_of(rank),
             stage: shard.stage,
             layers: shard.layers.clone(),
-            allocated: Allocated { weights, kv_cache, activations, logits, adapters: 0 },
+            allocated: Allocated { weights, kv_cache, activations, logits, ..Allocated::default() },
         }
     };
     let shared = if topology.ranks() == 1 { 0 } else { NodePlan::new(topology, 0, 0).bytes() as u64 };
@@ -124,21 +126,21 @@ impl std::fmt::Display for MemoryPlan {
             "activations",
             "logits",
             "adapters",
+            "draft model",
             "total",
         ];
-        let row = |f: &mut std::fmt::Formatter<'_>, cells: [String; 10]| {
+        let row = |f: &mut std::fmt::Formatter<'_>, cells: &[String]| {
             let line = cells.iter().map(|cell| format!("{cell:>12}")).collect::<String>();
             writeln!(f, "{}", line.trim_end())
         };
-        row(f, columns.map(str::to_owned))?;
+        row(f, &columns.map(str::to_owned))?;
         for (rank, RankPlan { node, stage, layers, allocated }) in self.ranks.iter().enumerate() {
-            let Allocated { weights, kv_cache, activations, logits, adapters } = *allocated;
-            let bytes = [weights, kv_cache, activations, logits, adapters, allocated.total()]
-                .map(|bytes| bytes.to_string());
-            let [weights, kv_cache, activations, logits, adapters, total] = bytes;
+            let Allocated { weights, kv_cache, activations, logits, adapters, draft_model } = *allocated;
+            let bytes = [weights, kv_cache, activations, logits, adapters, draft_model, allocated.total()];
             let layers = format!("{}-{}", layers.start, layers.end.saturating_sub(1));
-            let [rank, node, stage] = [rank, *node, *stage].map(|number| number.to_string());
-            row(f, [rank, node, stage, layers, weights, kv_cache, activations, logits, adapters, total])?;
+            let place = [rank, *node, *stage].map(|number| number.to_string()).into_iter().chain([layers]);
+            let cells: Vec<String> = place.chain(bytes.map(|bytes| bytes.to_string())).collect();
+            row(f, &cells)?;
         }
         for (node, shared) in self.shared.iter().enumerate().filter(|(_, shared)| **shared > 0) {
             writeln!(f, "node {node}: {shared} bytes shared by its ranks; only touched pages take memory")?;
@@ -162,7 +164,7 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::Connections;
-    use crate::config::{Precision, Quantization, RanksConfig};
+    use crate::config::{CpuConfig, Precision, Quantization, RanksConfig};
     use crate::model::on_cpu::packed_cache::PackedCache;
 
     /// Memory that `tensor` ranks in each of `stages` stages allocate, by rank.
@@ -188,6 +190,39 @@ mod tests {
             }
         }
         all
+    }
+
+    #[test]
+    fn the_plan_has_the_draft_model_and_one_for_other_tokens_is_refused() {
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m");
+        let of = |draft: Option<&str>| {
+            let cpu = CpuConfig { draft_model: draft.map(Into::into), ..CpuConfig::default() };
+            let kv_cache_memory_bytes = Some(2 << 20);
+            let new = WorkerConfig::new(shipped, "m");
+            plan(&WorkerConfig { backend: BackendKind::Cpu, cpu, kv_cache_memory_bytes, ..new })
+        };
+        let (without, with) = (of(None).unwrap(), of(Some(shipped)).unwrap());
+        assert_eq!(without.ranks[0].allocated.draft_model, 0);
+        assert_eq!(without.kv_blocks / 2, with.kv_blocks, "blocks hold the keys and values of both");
+        let Allocated { weights, kv_cache, draft_model, .. } = with.ranks[0].allocated;
+        assert!(draft_model > weights + kv_cache, "{draft_model} bytes for another of the same model");
+        assert!(with.to_string().contains(&draft_model.to_string()));
+        let other = tempfile::tempdir().unwrap();
+        let read = |name: &str| std::fs::read_to_string(format!("{shipped}/{name}")).unwrap();
+        std::fs::write(other.path().join("config.json"), read("config.json")).unwrap();
+        std::fs::copy(format!("{shipped}/model.safetensors"), other.path().join("model.safetensors"))
+            .unwrap();
+        let mut tokenizer: serde_json::Value = serde_json::from_str(&read("tokenizer.json")).unwrap();
+        let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+        let pair = ["a", "b"].map(|token| vocab[token].clone());
+        vocab.insert("a".into(), pair[1].clone());
+        vocab.insert("b".into(), pair[0].clone());
+        std::fs::write(other.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let error = of(other.path().to_str()).unwrap_err().to_string();
+        assert!(
+            error.contains("has other tokens") && error.contains("\"b\" there and \"a\" here"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -192,7 +192,12 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
     }
     let mut scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
     scheduler.set_stages(loaded.backend.stages() as u32);
-    match Guesser::new(limits.speculate, limits.enable_prefix_caching) {
+    let guesser = Guesser::new(limits.speculate, limits.enable_prefix_caching);
+    let guesser = match &loaded.draft_model {
+        Some(_) => guesser.map(Guesser::with_model),
+        None => guesser,
+    };
+    match guesser {
         Some(guesser) if loaded.backend.verifies() => scheduler.set_drafts(Drafts::guessed(guesser)),
         Some(_) if limits.speculate != Speculate::Auto => tracing::warn!(
             backend = loaded.device.name(),
@@ -201,7 +206,10 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         Some(_) | None => {}
     }
     let max_num_seqs = scheduler.max_num_seqs();
-    let (engine, handle) = Engine::new(scheduler, loaded.backend, max_streams(limits));
+    let (mut engine, handle) = Engine::new(scheduler, loaded.backend, max_streams(limits));
+    if let Some(model) = loaded.draft_model {
+        engine.draft_with(model);
+    }
     let info = WorkerInfo {
         epoch: draw_epoch(),
         model: config.served_model_name.clone(),

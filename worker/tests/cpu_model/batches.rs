@@ -9,6 +9,7 @@ use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Backend, BackendError, Batch};
 use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::SchedulerConfig;
+use skein_worker::draft_model::DraftModel;
 use skein_worker::engine::{Engine, EngineHandle};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::scheduler::{Drafts, Scheduler};
@@ -93,7 +94,7 @@ pub fn start(
 /// An engine that verifies drafts, with small steps and sequences of up to 64 tokens.
 pub fn start_drafting(
     backend: impl Backend + 'static,
-    drafts: Option<Drafts>,
+    (drafts, model): (Option<Drafts>, Option<DraftModel>),
     max_streams: u32,
 ) -> (EngineHandle, Running) {
     let config = SchedulerConfig {
@@ -105,7 +106,9 @@ pub fn start_drafting(
     let mut scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
     scheduler.set_stages(backend.stages() as u32);
     drafts.into_iter().for_each(|drafts| scheduler.set_drafts(drafts));
-    run(scheduler, backend, max_streams)
+    let (mut engine, handle) = Engine::new(scheduler, Box::new(backend), max_streams);
+    model.into_iter().for_each(|model| engine.draft_with(model));
+    (handle, std::thread::spawn(move || engine.run()))
 }
 
 fn run(scheduler: Scheduler, backend: impl Backend + 'static, max_streams: u32) -> (EngineHandle, Running) {

@@ -5,6 +5,7 @@
 //! `TEST_SPECULATION=n` sets the number of requests.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +19,7 @@ use skein_worker::TokenId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::backend::{Answer, Backend, BackendError, Batch, StepHandle, StepOutput, Want};
 use skein_worker::draft::{Guesser, Speculate};
+use skein_worker::draft_model::DraftModel;
 use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{Drafts, NewRequest, NewSample, Propose, RequestKey};
@@ -117,17 +119,25 @@ fn knowing(answers: Answers) -> Propose {
     })
 }
 
-fn sources(answers: &Answers) -> Vec<(&'static str, Drafts)> {
+fn sources(answers: &Answers, models: &[&Path]) -> Vec<(&'static str, Drafts, Option<DraftModel>)> {
     let guessed = |speculate| Drafts::guessed(Guesser::new(speculate, true).expect("it is on"));
     let garbage: Propose = Box::new(|tokens, most, draft| {
         draft.extend((0..most).map(|at| (tokens.len() * 7 + at) as TokenId % VOCAB));
     });
-    vec![
-        ("ngram", guessed(Speculate::Ngram)),
-        ("auto", guessed(Speculate::Auto)),
-        ("garbage", Drafts::new(5, garbage)),
-        ("knowing", Drafts::new(6, knowing(answers.clone()))),
-    ]
+    let mut sources = vec![
+        ("ngram", guessed(Speculate::Ngram), None),
+        ("auto", guessed(Speculate::Auto), None),
+        ("garbage", Drafts::new(5, garbage), None),
+        ("knowing", Drafts::new(6, knowing(answers.clone())), None),
+    ];
+    for (name, model) in ["rounded model", "other model"].into_iter().zip(models) {
+        // Not the model's own number types.
+        let numbers = NumberTypes { kv: KvType::Bf16, bf16: false, weights: Some(Format::INT8) };
+        let backend = Box::new(backend(model, numbers, 1));
+        let model = DraftModel::start(backend, SMALL_BLOCK, (VOCAB, VOCAB), true).unwrap();
+        sources.push((name, Drafts::modelled(4), Some(model)));
+    }
+    sources
 }
 
 /// Number of draft tokens, and number of right ones.
@@ -173,7 +183,7 @@ impl<B: Backend> Backend for Counting<B> {
 /// Outputs of `requests`, with limited concurrency.
 async fn run(
     backend: impl Backend + 'static,
-    drafts: Option<Drafts>,
+    drafts: (Option<Drafts>, Option<DraftModel>),
     requests: &[NewRequest],
     together: usize,
 ) -> Vec<Vec<Output>> {
@@ -200,19 +210,20 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
     count: usize,
     plain: impl Fn() -> A,
     drafting: impl Fn() -> B,
+    models: &[&Path],
     tried: &mut Tried,
 ) {
     let mut random = Random(SplitMix64::new(seed));
     let requests: Vec<NewRequest> = (0..count).map(|_| random.request()).collect();
-    let expected = run(plain(), None, &requests, 1).await;
+    let expected = run(plain(), (None, None), &requests, 1).await;
     let answers = Answers::default();
     let whole = |(request, outputs): (&NewRequest, &Vec<Output>)| -> Vec<Vec<TokenId>> {
         outputs.iter().map(|output| [&request.prompt[..], &output.tokens].concat()).collect()
     };
     answers.lock().unwrap().extend(requests.iter().zip(&expected).flat_map(whole));
-    for (source, drafts) in sources(&answers) {
+    for (source, drafts, model) in sources(&answers, models) {
         let counts = Counts::default();
-        let got = run(Counting(drafting(), counts.clone()), Some(drafts), &requests, TOGETHER).await;
+        let got = run(Counting(drafting(), counts.clone()), (Some(drafts), model), &requests, TOGETHER).await;
         let (drafted, right) = (counts.0.load(Relaxed), counts.1.load(Relaxed));
         println!("{name}, {source}: {drafted} tokens drafted, {right} right");
         let of_source = tried.entry(source).or_default();
@@ -225,7 +236,7 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
     }
 }
 
-fn backend(model: &std::path::Path, numbers: NumberTypes, threads: usize) -> CpuBackend {
+fn backend(model: &Path, numbers: NumberTypes, threads: usize) -> CpuBackend {
     let options =
         CpuOptions { threads, kv_blocks: KV_BLOCKS, block_size: SMALL_BLOCK, max_rows: 64, numbers };
     CpuBackend::load(model, options, &mut |_, _| {}).unwrap()
@@ -236,13 +247,15 @@ async fn drafts_change_no_bit_of_any_request() {
     let requests = std::env::var("TEST_SPECULATION").ok().map(|count| count.parse().expect("a number"));
     let requests: usize = requests.unwrap_or(REQUESTS);
     let changes = json!({"vocab_size": VOCAB});
-    let model = make("qwen2-tied-v5", Dtype::BF16, changes);
+    let model = make("qwen2-tied-v5", Dtype::BF16, changes.clone());
+    let other = make("llama-gqa", Dtype::BF16, changes);
+    let models = [model.path(), other.path()];
     let (kinds, mut tried) = (number_types(), Tried::new());
     for (seed, (numbers, threads)) in kinds.iter().enumerate() {
         let name = format!("{numbers:?}, {threads} threads");
         let drafting = || backend(model.path(), *numbers, *threads);
         let plain = || backend(model.path(), *numbers, 2);
-        check(&name, seed as u64, requests.div_ceil(kinds.len()), plain, drafting, &mut tried).await;
+        check(&name, seed as u64, requests.div_ceil(kinds.len()), plain, drafting, &models, &mut tried).await;
     }
     for (source, (drafted, right)) in tried {
         let is_tried = right < drafted && (right > 0 || source == "garbage");
@@ -256,6 +269,6 @@ async fn drafts_change_no_bit_on_ranks_and_stages() {
     let plain = || backend(model.path(), NumberTypes::EXACT, 2);
     for (seed, shape) in [(1, 2), (2, 1), (2, 2)].into_iter().enumerate() {
         let drafting = || group(model.path(), shape, KV_BLOCKS);
-        check(&format!("{shape:?}"), 100 + seed as u64, 32, plain, drafting, &mut Tried::new()).await;
+        check(&format!("{shape:?}"), 100 + seed as u64, 32, plain, drafting, &[], &mut Tried::new()).await;
     }
 }

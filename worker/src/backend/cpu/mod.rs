@@ -233,12 +233,14 @@ pub struct Allocated {
     pub logits: u64,
     /// Adapters in memory, an upper bound.
     pub adapters: u64,
+    /// A draft model with its keys and values, an upper bound.
+    pub draft_model: u64,
 }
 
 impl Allocated {
     /// Sum of all parts.
     pub fn total(&self) -> u64 {
-        self.weights + self.kv_cache + self.activations + self.logits + self.adapters
+        self.weights + self.kv_cache + self.activations + self.logits + self.adapters + self.draft_model
     }
 }
 
@@ -298,6 +300,7 @@ impl CpuModel {
             activations: Activations::planned_bytes(&own, options.max_rows as usize),
             logits: (logit_values(&own, shard.is_last()) * size_of::<f32>()) as u64,
             adapters: 0,
+            draft_model: 0,
         })
     }
 
@@ -309,6 +312,7 @@ impl CpuModel {
             activations: self.activations.bytes(),
             logits: size_of_val(&*self.logits) as u64,
             adapters: 0,
+            draft_model: 0,
         }
     }
 

@@ -5,6 +5,7 @@ use skein_proto::sampling::SamplingParams;
 use super::scene::*;
 use super::*;
 use crate::draft::{Guesser, Speculate};
+use crate::draft_model::DraftModel;
 use crate::scheduler::{Drafts, Propose};
 
 /// Proposes in turn correct tokens, garbage, and correct tokens followed by garbage. `wholes`: prompts with
@@ -104,5 +105,110 @@ async fn guesses_change_no_output_and_save_steps() {
                 assert!(saves, "turn {turn}: {steps} steps for {tokens} tokens");
             }
         }
+    }
+}
+
+/// A draft model on a fake backend with `options`.
+fn draft_model(options: &FakeOptions) -> DraftModel {
+    draft_model_of(options, Duration::ZERO)
+}
+
+/// A draft model whose steps take `step` of simulated time.
+fn draft_model_of(options: &FakeOptions, step: Duration) -> DraftModel {
+    let backend = FakeBackend::new(FakeOptions { steps_in_flight: 1, ..options.clone() });
+    let vocab = (options.vocab_size, VOCAB);
+    DraftModel::start(Box::new(Ticking(backend, step)), options.block_size, vocab, true).expect("it runs")
+}
+
+/// The fake backend's tokens depend on all keys and values that it reads, so a draft model with the same
+/// options is right only if it always reads the right ones.
+#[tokio::test]
+async fn a_draft_model_equal_to_the_model_is_always_right() {
+    let options = FakeOptions { steps_in_flight: 1, ..fake() };
+    for params in ways() {
+        let request = request(params, 3);
+        let expected = undisturbed_in(options.clone(), request.clone()).await;
+        let mut scene = Scene::drafting(options.clone(), Drafts::modelled(5));
+        scene.engine.draft_with(draft_model(&options));
+        let mut before = 0;
+        for turn in 0..2 {
+            let mut stream =
+                scene.submit(Submission::alone(format!("{turn}"), request.clone())).await.expect("taken");
+            let mut got = Got::default();
+            while scene.turn() == Turn::Worked {
+                got.read(&mut stream);
+            }
+            assert_eq!(got.read(&mut stream), Some(Ok(())));
+            assert_eq!(got.samples, expected.samples);
+            drop(stream);
+            scene.run();
+            assert_eq!(scene.engine.audit_at_rest(), Ok(()));
+            let longest = (0..3).map(|sample| expected.tokens(sample).len() as u64).max().expect("three");
+            let steps = scene.engine.steps - before;
+            // Stop tokens are not drafted, and a draft leaves room for the token after it.
+            assert!(
+                steps <= 3 + longest.div_ceil(6),
+                "{steps} steps for {longest} tokens, {:?}",
+                request.params
+            );
+            before = scene.engine.steps;
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_draft_model_changes_no_output_even_with_few_blocks_and_tokens() {
+    let options = FakeOptions { steps_in_flight: 1, habits: 40..46, ..fake() };
+    for (vocab_size, kv_blocks) in [(VOCAB, 9), (VOCAB / 2, 1024), (VOCAB * 2, 1024)] {
+        for params in ways() {
+            let request = request(SamplingParams { max_tokens: 90, ..params }, 3);
+            let expected = undisturbed_in(options.clone(), request.clone()).await;
+            let mut scene = Scene::drafting(options.clone(), Drafts::modelled(5));
+            scene.engine.draft_with(draft_model(&FakeOptions { vocab_size, kv_blocks, ..options.clone() }));
+            let mut stream = scene.submit(Submission::alone("drafted", request)).await.expect("taken");
+            let mut got = Got::default();
+            while scene.turn() == Turn::Worked {
+                got.read(&mut stream);
+            }
+            assert_eq!(got.read(&mut stream), Some(Ok(())));
+            assert_eq!(got, expected, "{vocab_size} tokens, {kv_blocks} blocks");
+            drop(stream);
+            scene.run();
+            assert_eq!(scene.engine.audit_at_rest(), Ok(()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_failing_draft_model_is_dropped_and_nothing_else_happens() {
+    let options = FakeOptions { steps_in_flight: 1, ..fake() };
+    let request = request(SamplingParams { max_tokens: 60, ..SamplingParams::default() }, 1);
+    let expected = undisturbed_in(options.clone(), request.clone()).await;
+    let mut scene = Scene::drafting(options.clone(), Drafts::modelled(5));
+    scene.engine.draft_with(draft_model(&FakeOptions { fail_at_step: Some(20), ..options }));
+    let mut stream = scene.submit(Submission::alone("drafted", request)).await.expect("taken");
+    scene.run();
+    let mut got = Got::default();
+    assert_eq!(got.read(&mut stream), Some(Ok(())));
+    assert_eq!(got, expected);
+    assert!(scene.engine.steps > 20 && scene.engine.steps < 55, "{} steps", scene.engine.steps);
+}
+
+/// With measured times, a draft model runs where it saves time, and only there.
+#[tokio::test]
+async fn a_draft_model_runs_where_it_pays() {
+    // A step of the model takes a millisecond.
+    for (step, pays) in [(Duration::from_micros(50), true), (Duration::from_millis(1), false)] {
+        let options = FakeOptions { steps_in_flight: 1, ..fake() };
+        let request = request(SamplingParams { max_tokens: 300, ..SamplingParams::default() }, 1);
+        let guesser = Guesser::new(Speculate::Auto, true).expect("it is on").with_model();
+        let mut scene = Scene::drafting(options.clone(), Drafts::guessed(guesser));
+        scene.engine.draft_with(draft_model_of(&options, step));
+        let mut stream = scene.submit(Submission::alone("drafted", request)).await.expect("taken");
+        scene.run();
+        let mut got = Got::default();
+        assert_eq!(got.read(&mut stream), Some(Ok(())));
+        let (steps, tokens) = (scene.engine.steps, got.tokens(0).len() as u64);
+        assert_eq!(steps < tokens / 3, pays, "{steps} steps for {tokens} tokens");
     }
 }

@@ -18,8 +18,8 @@ pub struct Scene {
     pub handle: EngineHandle,
 }
 
-/// A backend whose steps take a millisecond of simulated time.
-struct Ticking(FakeBackend);
+/// A backend whose steps take this much simulated time.
+pub struct Ticking(pub FakeBackend, pub Duration);
 
 impl Backend for Ticking {
     fn kv_blocks(&self) -> u32 {
@@ -39,7 +39,7 @@ impl Backend for Ticking {
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
-        NOW.set(NOW.get() + Duration::from_millis(1));
+        NOW.set(NOW.get() + self.1);
         self.0.collect(step)
     }
 }
@@ -63,7 +63,7 @@ impl Scene {
     pub fn drafting(options: FakeOptions, drafts: Drafts) -> Self {
         let mut scheduler = scheduler(&options);
         scheduler.set_drafts(drafts);
-        Self::of(scheduler, Ticking(FakeBackend::new(options)))
+        Self::of(scheduler, Ticking(FakeBackend::new(options), Duration::from_millis(1)))
     }
 
     fn of(scheduler: Scheduler, backend: impl Backend + 'static) -> Self {

@@ -321,3 +321,52 @@ fn scores_are_the_log_softmax() {
         assert_eq!(score(isa, &logits, 0, 10_000, &mut scratch).top.len(), 5000);
     }
 }
+
+/// Softmax of `logits` in double precision.
+fn softmax(logits: &[f32]) -> Vec<f64> {
+    let weights: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|weight| weight / sum).collect()
+}
+
+/// Draws from two distributions with the same noise agree with probability Σ_i 1 / Σ_j max(p_j / p_i, q_j /
+/// q_i), which is at least (1 - d) / (1 + d) for a total variation distance of d (Daliri, Musco and Suresh
+/// 2024, "Coupling without Communication and Drafter-Invariant Speculative Decoding", theorem 1), and not
+/// much less than the 1 - d of rejection sampling.
+#[test]
+fn a_draft_model_agrees_as_often_as_shared_noise_can() {
+    const DRAWS: u32 = 1 << 20;
+    let isa = Isa::best();
+    for (kind, (spread, noise)) in [(2.0, 0.25), (3.0, 0.5), (4.0, 1.0)].into_iter().enumerate() {
+        let normal = |seed: usize| -> Vec<f32> {
+            let uniform = |seed, kind| random_logits(kind, 400, seed as u32);
+            // The sum of uniform numbers is nearly normal.
+            let of = (0..6).map(|nth| uniform(seed * 6 + nth, 0)).collect::<Vec<_>>();
+            let mut sum: Vec<f32> = (0..400).map(|at| of.iter().map(|of| of[at]).sum()).collect();
+            let mean = sum.iter().sum::<f32>() / 400.0;
+            let deviation = (sum.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / 400.0).sqrt();
+            sum.iter_mut().for_each(|value| *value = (*value - mean) / deviation);
+            sum
+        };
+        let (base, error) = (normal(2 * kind), normal(2 * kind + 1));
+        let target: Vec<f32> = base.iter().map(|value| value * spread).collect();
+        let draft: Vec<f32> = target.iter().zip(&error).map(|(logit, error)| logit + noise * error).collect();
+        let (p, q) = (softmax(&target), softmax(&draft));
+        let inverse = |i: usize| (0..400).map(|j| (p[j] / p[i]).max(q[j] / q[i])).sum::<f64>();
+        let expected: f64 = (0..400).map(|i| 1.0 / inverse(i)).sum();
+        let distance = p.iter().zip(&q).map(|(p, q)| (p - q).abs()).sum::<f64>() / 2.0;
+        let mut scratch = Scratch::default();
+        let agree = (0..DRAWS)
+            .filter(|position| {
+                let sampling = Sampling { position: *position, ..PLAIN };
+                let mut of = |logits: &[f32]| draw(isa, logits, &sampling, &mut scratch);
+                of(&target) == of(&draft)
+            })
+            .count();
+        let measured = agree as f64 / f64::from(DRAWS);
+        println!("distance {distance:.3}: {measured:.4} agree, {expected:.4} expected");
+        assert!((measured / expected - 1.0).abs() < 0.01, "{measured} of {expected}");
+        assert!(measured >= (1.0 - distance) / (1.0 + distance));
+        assert!(measured >= 0.87 * (1.0 - distance), "{measured}, rejection sampling {}", 1.0 - distance);
+    }
+}
