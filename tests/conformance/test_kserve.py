@@ -1,14 +1,18 @@
 """KServe v2 by NVIDIA's own client, as users of Triton's vLLM backend and TensorRT-LLM's ensemble call it."""
 
 import json
+import os
 import queue
+import subprocess
 import time
 import urllib.request
 
 import numpy as np
+import openai
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from conftest import free_port
 from tritonclient.utils import InferenceServerException
 
 MODEL = "skein-7m"
@@ -98,6 +102,7 @@ def test_server_and_model(client):
     assert client.is_model_ready(MODEL) and client.is_model_ready(MODEL, "1")
     assert not client.is_model_ready("nope") and not client.is_model_ready(MODEL, "2")
     assert client.get_server_metadata().name == "skein"
+    assert [(model.name, model.state) for model in client.get_model_repository_index().models] == [(MODEL, "READY")]
     metadata = client.get_model_metadata(MODEL)
     assert {"text_input", "stream", "sampling_parameters", "max_tokens"} <= {tensor.name for tensor in metadata.inputs}
     assert metadata.outputs[0].name == "text_output" and metadata.outputs[0].datatype == "BYTES"
@@ -221,6 +226,47 @@ def test_closing_a_stream_cancels_its_requests(cluster):
     while running(cluster) > 0:
         assert time.monotonic() < deadline, "the request runs on"
         time.sleep(0.05)
+
+
+def test_a_router_before_kserve_servers(cluster):
+    """Skein before Skein by KServe: OpenAI's client gets the answers of the server behind."""
+    port = free_port()
+    arguments = ["router", "--worker-urls", f"grpc://{cluster.address}", "--port", str(port), "--log-level", "warn"]
+    router = subprocess.Popen([os.environ["TEST_BINARY"], *arguments], stdin=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline and router.poll() is None, "the router is not ready"
+                time.sleep(0.05)
+        before, behind = (
+            openai.OpenAI(base_url=f"http://{address}/v1", api_key="unused", max_retries=0)
+            for address in (f"127.0.0.1:{port}", cluster.address)
+        )
+        assert [model.id for model in before.models.list()] == [MODEL]
+        request = dict(model=MODEL, prompt="def add(a", max_tokens=24, temperature=0.7, seed=5, stop=["\n\n\n"])
+        whole, expected = before.completions.create(**request), behind.completions.create(**request)
+        assert whole.choices[0].text == expected.choices[0].text
+        assert whole.choices[0].finish_reason == expected.choices[0].finish_reason
+        assert whole.usage.completion_tokens == expected.usage.completion_tokens
+        assert whole.usage.prompt_tokens == expected.usage.prompt_tokens
+        events = list(before.completions.create(**request, stream=True))
+        assert "".join(event.choices[0].text for event in events) == expected.choices[0].text
+        assert len(events) > 2
+        two = before.completions.create(**request, n=2)
+        assert [choice.text for choice in two.choices] == [
+            choice.text for choice in behind.completions.create(**request, n=2).choices
+        ]
+        with pytest.raises(openai.BadRequestError, match="temperature must be in"):
+            before.completions.create(model=MODEL, prompt="a", temperature=7)
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            before.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+    finally:
+        router.terminate()
+        router.wait(timeout=30)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,5 +1,5 @@
-//! The gRPC services: skein.v1 and KServe v2 for clients, skein.worker.v1 for gateways, health and reflection.
-//! They convert messages to and from the router's own request types; the rules are in `validate`.
+//! The gRPC services: skein.v1 and KServe v2 for clients, skein.worker.v1 for gateways, health and
+//! reflection. They convert messages to and from the router's own request types; the rules are in `validate`.
 
 mod convert;
 mod endpoint_picker;

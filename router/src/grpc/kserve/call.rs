@@ -9,12 +9,13 @@ use skein_proto::inference::infer_parameter::ParameterChoice;
 use skein_proto::inference::{DataType, ModelInferRequest};
 
 use super::model::{ALIASES, INPUT_IDS, INPUTS, Input, Output, SAMPLING_PARAMETERS, TEXT_INPUT, VERSION};
-use super::tensors::{self, Elements, Tensor, shown};
+use super::tensors::{self, Tensor};
 use crate::gateway::fields::Fields;
 use crate::gateway::{constraint_fields, sampling_fields};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
 use crate::tenant::Tenant;
+use crate::tensors::{Elements, shown};
 
 /// Inputs of TensorRT-LLM that have only one value here, each with it. `None` = any value, without effect.
 const FIXED: [(&str, Option<&str>); 8] = [

@@ -1,6 +1,6 @@
 //! KServe v2, `inference.GRPCInferenceService`: one text-generation model under the tensor names of Triton's
 //! vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors, `call` makes a draft of a
-//! request, `answer` makes tensors of an answer, `model` lists the names. No other room knows the protocol.
+//! request, `answer` makes tensors of an answer, `model` lists the names.
 
 mod answer;
 mod call;
@@ -10,17 +10,19 @@ mod tensors;
 mod tests;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use skein_node::clock;
 use skein_node::trace::{self, Remote};
 use skein_proto::inference::grpc_inference_service_server::GrpcInferenceService;
+use skein_proto::inference::repository_index_response::ModelIndex;
 use skein_proto::inference::{
     ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
     ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStreamInferResponse,
-    ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest,
-    ServerReadyResponse,
+    RepositoryIndexRequest, RepositoryIndexResponse, ServerLiveRequest, ServerLiveResponse,
+    ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
@@ -39,7 +41,7 @@ const STRICT: &str = "triton_grpc_error";
 /// Path of streamed requests, each of which has a span of its own.
 const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 /// Extensions of the protocol that are served.
-const EXTENSIONS: [&str; 2] = ["parameters", "model_configuration"];
+const EXTENSIONS: [&str; 3] = ["parameters", "model_configuration", "model_repository"];
 
 /// inference.GRPCInferenceService over an [`App`].
 pub struct KserveService {
@@ -146,6 +148,25 @@ impl GrpcInferenceService for KserveService {
         let ModelConfigRequest { name, version } = request.into_inner();
         let name = self.model(&name, &version).map_err(|refusal| status(&refusal))?;
         Ok(Response::new(ModelConfigResponse { config: Some(model::config(&name)) }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<RepositoryIndexRequest>,
+    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        let refusal = self.app.ready().err();
+        let state = if refusal.is_none() { "READY" } else { "UNAVAILABLE" };
+        let reason = refusal.as_ref().map(ToString::to_string).unwrap_or_default();
+        let model = |name: &Arc<str>| ModelIndex {
+            name: name.to_string(),
+            version: model::VERSION.to_owned(),
+            state: state.to_owned(),
+            reason: reason.clone(),
+        };
+        let adapters = self.app.generator.adapters();
+        let names = self.app.text.served_names.iter().chain(adapters.by_name.keys());
+        let names = names.filter(|_| refusal.is_none() || !request.get_ref().ready);
+        Ok(Response::new(RepositoryIndexResponse { models: names.map(model).collect() }))
     }
 
     async fn model_infer(
