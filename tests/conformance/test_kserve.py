@@ -91,10 +91,12 @@ def stream(cluster):
         client.stop_stream(cancel_requests=True)
 
 
-def running(cluster):
+def cancelled(cluster):
+    """Number of requests that ended because their client left."""
     with urllib.request.urlopen(f"http://{cluster.address}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
+    counts = (line for line in lines if line.startswith("skein_request_outcomes_total") and 'outcome="cancelled"' in line)
+    return sum(float(line.split()[-1]) for line in counts)
 
 
 def test_server_and_model(client):
@@ -215,16 +217,22 @@ def test_errors(client, stream, cluster):
 
 
 def test_closing_a_stream_cancels_its_requests(cluster):
+    before = cancelled(cluster)
     with triton.InferenceServerClient(cluster.address) as client:
         stream = Stream(client)
-        inputs = vllm_inputs("def a", stream=True, max_tokens=400, ignore_eos="true")
-        client.async_stream_infer(MODEL, inputs)
-        assert stream.next()[1] is None
-        assert running(cluster) >= 1
+        for number in range(4):
+            # Long enough that none can have ended.
+            inputs = vllm_inputs(f"def f{number}", stream=True, max_tokens=900, n=8, ignore_eos="true")
+            client.async_stream_infer(MODEL, inputs, request_id=str(number))
+        begun = set()
+        while len(begun) < 4:
+            result, error = stream.next()
+            assert error is None, error
+            begun.add(result.get_response().id)
         client.stop_stream(cancel_requests=True)
     deadline = time.monotonic() + 10
-    while running(cluster) > 0:
-        assert time.monotonic() < deadline, "the request runs on"
+    while cancelled(cluster) < before + 4:
+        assert time.monotonic() < deadline, f"{cancelled(cluster) - before} of 4 requests were cancelled"
         time.sleep(0.05)
 
 

@@ -1,5 +1,5 @@
-//! KServe v2 servers as workers: a small Triton whose model says `t0 t1 t2 …`, with the tensors of Triton's vLLM
-//! backend.
+//! KServe v2 servers as workers: a small Triton whose model says `t0 t1 t2 …`, with the tensors of Triton's
+//! vLLM backend.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -84,7 +84,7 @@ fn sglang_27547_long_prompts_with_one_token_are_shared_while_they_are_computed()
         async |scenario| {
             let mut sent = Vec::new();
             for _ in 0..40 {
-                // About 500 ms of prefill each, four workers: an eighth of a second is the pace that they keep.
+                // About 500 ms of prefill each on four workers, which keep up with one every 125 ms.
                 sent.push(scenario.send("r0", scenario.request(&scenario.prompt(400), 1)));
                 sleep(Duration::from_millis(150)).await;
             }
