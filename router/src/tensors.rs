@@ -295,7 +295,7 @@ mod tests {
             ("BYTES", json!(1)),
             ("FP16", json!(1)),
         ] {
-            assert!(encoded(datatype, &[value.clone()]).is_err(), "{datatype} {value}");
+            assert!(encoded(datatype, std::slice::from_ref(&value)).is_err(), "{datatype} {value}");
         }
     }
 }

@@ -35,7 +35,7 @@ impl WorkerUrl {
         if authority.as_str().contains('@') || uri.query().is_some() {
             return Err(format!("`{given}`: a user or a query is not supported; {example}"));
         }
-        if is_kserve && (authority.port_u16().is_none() || uri.path().trim_matches('/') != "") {
+        if is_kserve && (authority.port_u16().is_none() || !uri.path().trim_matches('/').is_empty()) {
             return Err(format!("`{given}`: give a host and a port alone, such as grpc://10.0.0.1:8001"));
         }
         let base = uri.path().trim_end_matches('/');

@@ -68,7 +68,7 @@ impl Triton {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("the harness works");
         let state = Arc::new(State::default());
-        let (send, receive) = std::sync::mpsc::channel();
+        let (send, receive) = std::sync::mpsc::sync_channel(1);
         let service = GrpcInferenceServiceServer::new(Model(state.clone()));
         runtime.spawn(async move {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("the harness works");

@@ -88,7 +88,7 @@ impl Answer {
             .form
             .outputs
             .iter()
-            .any(|output| matches!(output, Output::OutputIds | Output::OutputTokens | Output::Logprobs));
+            .any(|output| matches!(output, Output::NewIds | Output::NewTokens | Output::Logprobs));
         delta.text.is_empty() && delta.finish.is_none() && (delta.tokens.is_empty() || !shows_tokens)
     }
 
@@ -125,14 +125,14 @@ impl Answer {
                     let texts: Vec<String> = parts.iter().map(|part| self.logprobs(&part.logprobs)).collect();
                     tensors.texts(name, texts.iter().map(String::as_str));
                 }
-                Output::InputTokens => {
+                Output::PromptTokens => {
                     tensors.integers(name, [self.started.stream.usage().prompt_tokens].into_iter());
                 }
-                Output::OutputTokens => {
+                Output::NewTokens => {
                     let count = |part: &TextDelta| u32::try_from(part.tokens.len()).unwrap_or(u32::MAX);
                     tensors.integers(name, parts.iter().map(count));
                 }
-                Output::OutputIds => {
+                Output::NewIds => {
                     tensors.integers(name, parts.iter().flat_map(|part| part.tokens.iter().copied()));
                 }
                 Output::SequenceIndex => {

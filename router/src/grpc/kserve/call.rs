@@ -147,9 +147,10 @@ impl Given {
         let name = field_of(name);
         let refuse = |message: String| Refusal::Invalid { param: None, message };
         if let Some((_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
+            let given = value.as_str().map_or_else(|| value.to_string(), str::to_ascii_lowercase);
             return match only {
-                Some(only) if !value.is_null() && value.to_string() != **only => {
-                    Err(refuse(format!("{name} must be {only}, got {}.", shown(&value.to_string()))))
+                Some(only) if !value.is_null() && given != *only => {
+                    Err(refuse(format!("{name} must be {only}, got {}.", shown(&given))))
                 }
                 _ => Ok(()),
             };
@@ -513,7 +514,7 @@ mod tests {
             let request = ModelInferRequest { outputs, ..request(&json!({"text_input": "hi"}), &json!({})) };
             Call::parse(request, Tenant::default(), None, false).map(|call| call.form.outputs)
         };
-        assert_eq!(listed(&["output_ids", "text_output"]).unwrap(), [Output::OutputIds, Output::Text]);
+        assert_eq!(listed(&["output_ids", "text_output"]).unwrap(), [Output::NewIds, Output::Text]);
         for names in [&["logits"][..], &["text_output", "text_output"]] {
             assert!(matches!(listed(names), Err(Refusal::Invalid { .. })), "{names:?}");
         }

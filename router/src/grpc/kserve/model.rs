@@ -100,11 +100,11 @@ pub enum Output {
     /// Log-probabilities of the new tokens of each sample, as JSON.
     Logprobs,
     /// Tokens of the prompt.
-    InputTokens,
+    PromptTokens,
     /// New tokens of each sample.
-    OutputTokens,
+    NewTokens,
     /// The new tokens, sample after sample.
-    OutputIds,
+    NewIds,
     /// Index of each sample.
     SequenceIndex,
 }
@@ -116,9 +116,9 @@ impl Output {
         Self::FinishReason,
         Self::CumulativeLogprob,
         Self::Logprobs,
-        Self::InputTokens,
-        Self::OutputTokens,
-        Self::OutputIds,
+        Self::PromptTokens,
+        Self::NewTokens,
+        Self::NewIds,
         Self::SequenceIndex,
     ];
 
@@ -129,9 +129,9 @@ impl Output {
             Self::FinishReason => "finish_reason",
             Self::CumulativeLogprob => "cumulative_logprob",
             Self::Logprobs => "logprobs",
-            Self::InputTokens => "num_input_tokens",
-            Self::OutputTokens => "num_output_tokens",
-            Self::OutputIds => "output_ids",
+            Self::PromptTokens => "num_input_tokens",
+            Self::NewTokens => "num_output_tokens",
+            Self::NewIds => "output_ids",
             Self::SequenceIndex => "sequence_index",
         }
     }
@@ -142,9 +142,9 @@ impl Output {
             Self::FinishReason => Some("return_finish_reason"),
             Self::CumulativeLogprob => Some("return_cumulative_logprob"),
             Self::Logprobs => Some("return_logprobs"),
-            Self::InputTokens => Some("return_num_input_tokens"),
-            Self::OutputTokens => Some("return_num_output_tokens"),
-            Self::Text | Self::OutputIds | Self::SequenceIndex => None,
+            Self::PromptTokens => Some("return_num_input_tokens"),
+            Self::NewTokens => Some("return_num_output_tokens"),
+            Self::Text | Self::NewIds | Self::SequenceIndex => None,
         }
     }
 
@@ -152,9 +152,7 @@ impl Output {
         match self {
             Self::Text | Self::FinishReason | Self::Logprobs => DataType::TypeString,
             Self::CumulativeLogprob => DataType::TypeFp32,
-            Self::InputTokens | Self::OutputTokens | Self::OutputIds | Self::SequenceIndex => {
-                DataType::TypeUint32
-            }
+            Self::PromptTokens | Self::NewTokens | Self::NewIds | Self::SequenceIndex => DataType::TypeUint32,
         }
     }
 }
