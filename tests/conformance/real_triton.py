@@ -4,9 +4,9 @@
     pip install openai nvidia-pytriton
     tests/conformance/real_triton.py SKEIN
 
-The wheel nvidia-pytriton contains Triton itself with its Python backend. The model is a few lines of Python with
-the tensors of Triton's vLLM backend; it says `t0 t1 t2 …` and continues what is behind a `|` in its prompt. Run by
-hand: the wheel needs the glibc and the Python that it was built for, and CI does not install it.
+The wheel nvidia-pytriton contains Triton itself with its Python backend. The model is a few lines of Python
+with the tensors of Triton's vLLM backend; it says `t0 t1 t2 …` and continues what is behind a `|` in its
+prompt. Run by hand: the wheel needs the glibc and the Python that it was built for; CI does not install it.
 """
 
 import os
