@@ -7,6 +7,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "proto/skein/v1/inference.proto",
         "proto/skein/worker/v1/worker.proto",
         "proto/envoy/service/ext_proc/v3/external_processor.proto",
+        "proto/inference/grpc_service.proto",
     ];
     for file in files {
         println!("cargo:rerun-if-changed={file}");
@@ -15,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     // Served by gRPC reflection on every process.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // Envoy's bodies are passed through without a copy.
-    tonic_prost_build::configure().bytes(".envoy").compile_fds(descriptors)?;
+    // Envoy's bodies and KServe's tensors are passed through without a copy.
+    tonic_prost_build::configure().bytes(".envoy").bytes(".inference").compile_fds(descriptors)?;
     Ok(())
 }

@@ -45,6 +45,12 @@ pub mod worker {
     }
 }
 
+/// The open inference protocol, version 2 (KServe), with Triton's extensions for streams.
+#[allow(missing_docs, clippy::all)]
+pub mod inference {
+    tonic::include_proto!("inference");
+}
+
 /// The part of Envoy's API that an endpoint picker uses: external processing (`ext_proc`). The modules mirror
 /// the packages, because generated code refers to them by path.
 #[allow(missing_docs, clippy::all)]

@@ -1,11 +1,12 @@
 //! The router of a Skein cluster.
 //!
-//! `gateway` (OpenAI HTTP) and `grpc` (skein.v1) parse requests and send answers; both hand a
+//! `gateway` (OpenAI HTTP) and `grpc` (skein.v1, KServe v2) parse requests and send answers; both hand a
 //! [`request::Draft`] to the one validator. `text` converts it to tokens and tokens back to text. `fleet` is
 //! the live state of the workers and chooses among them, purely; `links` connect to them. `dispatch` opens a
 //! stream on one of them and resumes it on another if that worker is lost. `metrics` counts and times
 //! requests. `upstream` is another front, without text: it passes requests on to servers that speak the
-//! OpenAI API. This crate does not use the worker's code.
+//! OpenAI API or KServe v2. `tensors` reads and writes the tensors of KServe v2. This crate does not use the
+//! worker's code.
 
 pub mod admission;
 pub mod app;
@@ -32,6 +33,7 @@ pub mod request;
 pub mod serve;
 pub mod stream_key;
 pub mod tenant;
+pub(crate) mod tensors;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;

@@ -284,7 +284,7 @@ pub const FLAGS: &[Flag] = &[
         "URL",
         UPSTREAM,
         ROUTER,
-        "Route to servers that speak the OpenAI API instead (vLLM, llama.cpp, TGI, …), by their URLs, separated by commas; needs no model",
+        "Route to servers that speak the OpenAI API instead (vLLM, llama.cpp, TGI, …) or, as grpc://HOST:PORT, KServe v2 (Triton), by their URLs, separated by commas; needs no model",
     ),
     secret(one(
         "worker-api-key",

@@ -60,6 +60,11 @@ impl Fields {
         Self::of_body(body, app).await
     }
 
+    /// Fields that another protocol carries, by their names here.
+    pub fn of(untaken: Map<String, Value>) -> Self {
+        Self { untaken, huge: Vec::new(), faults: Faults::default() }
+    }
+
     async fn of_body(body: Bytes, app: &App) -> Result<Self, Refusal> {
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);

@@ -114,7 +114,7 @@ fn timeout_ms(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
 }
 
 /// Reads vLLM's `truncate_prompt_tokens` and `truncation_side`.
-fn truncation(fields: &mut Fields) -> Option<Truncation> {
+pub fn truncation(fields: &mut Fields) -> Option<Truncation> {
     let side = fields.string("truncation_side");
     let keep_first = side.as_deref() == Some("right");
     if !keep_first && side.as_deref().is_some_and(|side| side != "left") {

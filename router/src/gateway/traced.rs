@@ -30,7 +30,7 @@ pub async fn trace(request: Request, next: Next) -> Response {
 }
 
 /// Paths of generation requests.
-const GENERATING: [&str; 8] = [
+const GENERATING: [&str; 9] = [
     "/v1/responses",
     "/v1/messages",
     "/v1/chat/completions",
@@ -39,6 +39,7 @@ const GENERATING: [&str; 8] = [
     "/api/generate",
     "/skein.v1.Inference/Generate",
     "/skein.worker.v1.Worker/Generate",
+    "/inference.GRPCInferenceService/ModelInfer",
 ];
 
 /// The matching path in [`GENERATING`], if any.

@@ -16,8 +16,13 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Services that are healthy when the router is ready. The last two, and `liveness`, are names required by
 /// the endpoint picker protocol.
-const SERVICES: [&str; 4] =
-    ["", "skein.v1.Inference", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"];
+const SERVICES: [&str; 5] = [
+    "",
+    "skein.v1.Inference",
+    "inference.GRPCInferenceService",
+    "readiness",
+    "envoy.service.ext_proc.v3.ExternalProcessor",
+];
 
 /// Health of the whole router.
 pub struct HealthService {

@@ -1,9 +1,10 @@
-//! The gRPC services: skein.v1 for clients, skein.worker.v1 for gateways, health and reflection. They convert
-//! messages to and from the router's own request types; the rules are in `validate`.
+//! The gRPC services: skein.v1 and KServe v2 for clients, skein.worker.v1 for gateways, health and
+//! reflection. They convert messages to and from the router's own request types; the rules are in `validate`.
 
 mod convert;
 mod endpoint_picker;
 mod health;
+mod kserve;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use tower::Service;
 use crate::app::App;
 use crate::refusal::Refusal;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
+use skein_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use skein_proto::v1::inference_server::InferenceServer;
 use skein_proto::worker::v1::worker_server::WorkerServer;
 use tonic_health::pb::health_server::HealthServer;
@@ -47,11 +49,15 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let inference = InferenceServer::new(service::InferenceService::new(app.clone()))
         .max_decoding_message_size(app.config.limits.body_bytes)
         .max_encoding_message_size(MAX_ENCODED_BYTES);
+    let kserve = GrpcInferenceServiceServer::new(kserve::KserveService::new(app.clone()))
+        .max_decoding_message_size(app.config.limits.body_bytes)
+        .max_encoding_message_size(MAX_ENCODED_BYTES);
     let reflection = || {
         let builder = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(skein_proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .with_service_name("skein.v1.Inference")
+            .with_service_name("inference.GRPCInferenceService")
             .with_service_name("skein.worker.v1.Worker")
             .with_service_name("grpc.health.v1.Health");
         match app.config.endpoint_port {
@@ -62,7 +68,7 @@ pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
     let face = WorkerServer::new(worker_face::WorkerFace::new(app.clone()))
         .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
         .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
-    let router = add(add(Router::new(), inference), face);
+    let router = add(add(add(Router::new(), inference), kserve), face);
     // Tools still use both versions of reflection.
     let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
     Ok(router.layer(map_response(malformed_as_invalid)))

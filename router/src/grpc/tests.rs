@@ -28,7 +28,7 @@ async fn serve(app: App) -> (String, oneshot::Sender<()>, tokio::task::JoinHandl
     (url, stop, served)
 }
 
-async fn connect(app: App) -> (Channel, oneshot::Sender<()>) {
+pub(super) async fn connect(app: App) -> (Channel, oneshot::Sender<()>) {
     let (url, stop, _) = serve(app).await;
     (Channel::from_shared(url).unwrap().connect().await.unwrap(), stop)
 }

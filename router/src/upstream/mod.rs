@@ -1,11 +1,12 @@
-//! A router before servers that speak the OpenAI API over HTTP: vLLM, llama.cpp, TGI and others. It needs no
-//! model files.
+//! A router before servers that speak the OpenAI API over HTTP (vLLM, llama.cpp, TGI and others) or KServe v2
+//! over gRPC (Triton). It needs no model files.
 //!
 //! It passes requests and streams on as they are. `prompt` reads from a body only what a choice depends on,
 //! `fleet` and `prefixes` choose a worker, purely: what a worker caches is assumed from what was sent to it.
 //! `exchange` runs one attempt, `forward` retries it, `stream` passes a stream on and, on request, continues
-//! it by `continuation` if its worker is lost. `health` checks the workers, `pool` keeps connections to them.
-//! No code here tokenises, and no other room is used but policy, breaker, drain, keys and errors.
+//! it by `continuation` if its worker is lost. `health` checks the workers, `pool` keeps connections to them;
+//! to a server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
+//! No code here tokenises, and no other room is used but policy, breaker, drain, keys, tensors and errors.
 
 mod body;
 mod config;
@@ -16,6 +17,7 @@ mod fleet;
 mod forward;
 mod headers;
 mod health;
+mod kserve;
 mod metrics;
 mod pool;
 mod prefixes;

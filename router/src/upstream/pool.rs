@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,9 +15,12 @@ use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use skein_node::clock::{self, Timestamp};
+use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
+use tokio_util::either::Either;
 
 use super::WorkerUrl;
+use super::kserve::Kserve;
 
 /// Time for a connection to a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,7 +37,7 @@ const MAX_BUFFER_BYTES: usize = 64 * 1024;
 /// every part of a stream.
 pub struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    io: Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    io: Pin<Box<http1::Connection<TokioIo<Wire>, Full<Bytes>>>>,
     ended: bool,
 }
 
@@ -86,19 +89,24 @@ impl Connection {
     }
 }
 
+/// A socket, or a pipe to what speaks for a KServe server.
+type Wire = Either<TcpStream, DuplexStream>;
+
 /// The response to a request, or why there is none.
 pub type Sent = Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>>;
 
 /// Idle connections to a worker.
 pub struct Pool {
     url: WorkerUrl,
+    kserve: Option<Arc<Kserve>>,
     idle: Mutex<VecDeque<(Connection, Timestamp)>>,
 }
 
 impl Pool {
     /// An empty pool.
     pub fn new(url: WorkerUrl) -> Self {
-        Self { url, idle: Mutex::default() }
+        let kserve = url.is_kserve().then(|| Kserve::new(&url.authority())).flatten();
+        Self { url, kserve, idle: Mutex::default() }
     }
 
     fn idle(&self) -> MutexGuard<'_, VecDeque<(Connection, Timestamp)>> {
@@ -120,6 +128,18 @@ impl Pool {
     /// # Errors
     /// Why the worker cannot be reached.
     pub async fn connect(&self) -> Result<Connection, String> {
+        let wire = match &self.kserve {
+            Some(kserve) => Either::Right(kserve.connect()),
+            None => Either::Left(self.connect_tcp().await?),
+        };
+        let mut builder = http1::Builder::new();
+        builder.max_headers(MAX_HEADERS).max_buf_size(MAX_BUFFER_BYTES);
+        let handshake = builder.handshake(TokioIo::new(wire)).await;
+        let (sender, io) = handshake.map_err(|error| error.to_string())?;
+        Ok(Connection { sender, io: Box::pin(io), ended: false })
+    }
+
+    async fn connect_tcp(&self) -> Result<TcpStream, String> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(self.url.endpoint())).await;
         let stream = match connected {
             Ok(connected) => connected.map_err(|error| error.to_string())?,
@@ -127,11 +147,7 @@ impl Pool {
         };
         // If the socket refuses the option, use it anyway.
         let _ = stream.set_nodelay(true);
-        let mut builder = http1::Builder::new();
-        builder.max_headers(MAX_HEADERS).max_buf_size(MAX_BUFFER_BYTES);
-        let handshake = builder.handshake(TokioIo::new(stream)).await;
-        let (sender, io) = handshake.map_err(|error| error.to_string())?;
-        Ok(Connection { sender, io: Box::pin(io), ended: false })
+        Ok(stream)
     }
 
     /// Keeps a connection whose response was read to its end.

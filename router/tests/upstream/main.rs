@@ -1,5 +1,6 @@
 //! A router before OpenAI servers, over real sockets: what clients get when servers fail in every way.
 
+mod kserve;
 mod limits;
 mod mock;
 mod resume;

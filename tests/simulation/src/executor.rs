@@ -20,6 +20,7 @@ thread_local! {
 /// Runs `life` to its end in simulated time, then drops all tasks that are left.
 pub fn run<T>(life: impl Future<Output = T>) -> T {
     catch_panics_of_tasks();
+    let end = End;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -31,9 +32,18 @@ pub fn run<T>(life: impl Future<Output = T>) -> T {
         life.await
     });
     drop(runtime);
-    clock::simulate(None);
-    STARTED.set(None);
+    drop(end);
     ended
+}
+
+/// Ends the simulated time when dropped, also by a panic of `life`.
+struct End;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        clock::simulate(None);
+        STARTED.set(None);
+    }
 }
 
 /// Simulated time since the start.

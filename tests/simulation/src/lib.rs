@@ -18,6 +18,8 @@
 //! with the same token. If its router dies, the client retries with the same id. When the faults are over and
 //! the clients are done, [`quiescence`] checks that nothing is left.
 //!
+//! A [`scenario`] is a run of chosen sizes and requests: the failures of other routers, each by its name.
+//!
 //! Every event is a line of the [`report`]. A violated invariant ends the run, and its seed reproduces the
 //! bug.
 
@@ -38,6 +40,7 @@ pub mod reference;
 pub mod report;
 pub mod router;
 pub mod run;
+pub mod scenario;
 pub mod served;
 pub mod worker;
 pub mod workload;

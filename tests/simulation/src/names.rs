@@ -2,8 +2,8 @@
 
 use crate::network::Host;
 
-/// Most workers in a run.
-pub const WORKERS: [Host; 4] = ["w0", "w1", "w2", "w3"];
+/// Most workers in a run; a seed draws fewer.
+pub const WORKERS: [Host; 8] = ["w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7"];
 /// Most routers in a run.
 pub const ROUTERS: [Host; 3] = ["r0", "r1", "r2"];
 /// The host of all clients.
