@@ -186,6 +186,12 @@ impl PrefixCache {
         self.runs.iter().map(stored).collect()
     }
 
+    /// The cached block with this hash.
+    #[cfg(test)]
+    pub fn by_hash(&self, hash: BlockHash) -> Option<BlockId> {
+        self.by_hash.get(&hash).copied()
+    }
+
     fn entry(&self, block: BlockId) -> &CachedBlock {
         self.entries[block.0 as usize].as_ref().expect("a block named by the cache is cached")
     }

@@ -72,7 +72,7 @@ pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestE
 pub use step::Step;
 
 use crate::TokenId;
-use crate::backend::MaskSlot;
+use crate::backend::{KvBlocks, MaskSlot};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{KvCache, Prefix};
 use pace::Pace;
@@ -119,10 +119,12 @@ struct Limits {
 }
 
 impl Scheduler {
-    /// A scheduler over `kv_blocks` blocks for sequences of at most `max_model_len` tokens, which must fit.
-    pub fn new(config: &SchedulerConfig, kv_blocks: u32, max_model_len: u32) -> Self {
+    /// A scheduler over `kv_blocks` for sequences of at most `max_model_len` tokens, which must fit.
+    pub fn new(config: &SchedulerConfig, kv_blocks: impl Into<KvBlocks>, max_model_len: u32) -> Self {
         let kv = KvCache::new(kv_blocks, config.block_size, config.enable_prefix_caching);
-        assert!(kv.blocks_for(max_model_len) <= kv_blocks, "the longest sequence fits into the KV cache");
+        let fits = kv.blocks_for(max_model_len) <= kv.total()
+            && kv.windows_for(max_model_len) <= kv.available_windows();
+        assert!(fits, "the longest sequence fits into the KV cache");
         let limits = Limits {
             block_size: config.block_size,
             max_model_len,

@@ -11,13 +11,14 @@ use tracing::field::Empty;
 use tracing::info_span;
 
 use super::memory_plan::Needs;
+use super::sizing::{KvTokenBytes, Room};
 use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
 use crate::adapters::Adapters;
-use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
+use crate::backend::{Backend, KvBlocks};
 use crate::config::{
     AdaptersConfig, BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
 };
@@ -281,15 +282,19 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         Some(_) => weights.file_bytes() / 10 * 11,
         None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
     };
+    let rows = config.scheduler.max_num_batched_tokens.saturating_mul(topology.stages as u32);
+    let blocks = kv_blocks(
+        config,
+        // Each worker on the machine has its own copies.
+        weight_bytes + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
+        (model.spec.longest_window(), rows),
+        &ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv),
+        model.max_position_embeddings,
+    )?;
     let options = CpuOptions {
         threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
-        kv_blocks: kv_blocks(
-            config,
-            // Each worker on the machine has its own copies.
-            weight_bytes + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
-            ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv),
-            model.max_position_embeddings,
-        )?,
+        kv_blocks: blocks.blocks,
+        window_blocks: blocks.window,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
@@ -412,7 +417,10 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
     sizing::check_model_len(&config.scheduler, model_len)?;
     let kv_blocks = match config.fake.kv_blocks {
         Some(blocks) => blocks,
-        None => kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, model_len)?,
+        None => {
+            let bytes = KvTokenBytes { main: FAKE_KV_BYTES_PER_TOKEN, windowed: 0 };
+            kv_blocks(config, 0, (None, 0), &[bytes], model_len)?.blocks
+        }
     };
     let options = FakeOptions {
         vocab_size,
@@ -447,13 +455,16 @@ pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
     Some(Arc::new(Grammars::new(&json, vocab_size, load)))
 }
 
-/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit.
+/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window, the
+/// most rows in flight, and each rank's bytes of a token.
 fn kv_blocks(
     config: &WorkerConfig,
     weight_bytes: u64,
-    bytes_per_token: u64,
+    windows: (Option<u32>, u32),
+    bytes: &[KvTokenBytes],
     model_len: u32,
-) -> Result<u32, WorkerError> {
+) -> Result<KvBlocks, WorkerError> {
+    let bytes_per_token = bytes.iter().map(KvTokenBytes::all).max().unwrap_or(0);
     sizing::check_model_len(&config.scheduler, model_len)?;
     let given = config.kv_cache_memory_bytes;
     let needs = Needs {
@@ -469,5 +480,6 @@ fn kv_blocks(
     memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;
     let available = memory.as_ref().map(|memory| memory.available / needs.workers);
     let left = memory.as_ref().map_or(u64::MAX, |memory| needs.left(memory));
-    Ok(sizing::kv_blocks(&config.scheduler, given, bytes_per_token, model_len, available, left))
+    let room = Room { given, available, left };
+    Ok(sizing::kv_blocks_by_layer(&config.scheduler, windows, bytes, model_len, room))
 }

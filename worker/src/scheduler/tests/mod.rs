@@ -10,6 +10,7 @@ mod overlap;
 mod overtake;
 mod pipeline;
 mod scenarios;
+mod windows;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -121,21 +122,27 @@ struct World {
 
 impl World {
     /// One step at a time.
-    fn new(config: &SchedulerConfig, kv_blocks: u32) -> Self {
+    fn new(config: &SchedulerConfig, kv_blocks: impl Into<KvBlocks>) -> Self {
         Self::at_depth(1, config, kv_blocks)
     }
 
-    fn at_depth(depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
+    fn at_depth(depth: usize, config: &SchedulerConfig, kv_blocks: impl Into<KvBlocks>) -> Self {
         Self::with_habits(0..0, depth, config, kv_blocks)
     }
 
-    fn with_habits(habits: Range<TokenId>, depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
-        let block_size = config.block_size;
-        let max_model_len = config.max_model_len.unwrap_or(kv_blocks * block_size);
+    fn with_habits(
+        habits: Range<TokenId>,
+        depth: usize,
+        config: &SchedulerConfig,
+        kv_blocks: impl Into<KvBlocks>,
+    ) -> Self {
+        let (block_size, kv_blocks) = (config.block_size, kv_blocks.into());
+        let max_model_len = config.max_model_len.unwrap_or(kv_blocks.blocks * block_size);
         let options = FakeOptions {
             vocab_size: VOCAB,
             block_size,
-            kv_blocks,
+            kv_blocks: kv_blocks.blocks,
+            window_blocks: kv_blocks.window,
             steps_in_flight: depth,
             habits,
             ..FakeOptions::default()
