@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use skein_proto::adapter::{self, AdapterId};
 use skein_proto::block_hash::{self, BlockHash};
-use skein_proto::runs::{CacheChange, RunStored};
+use skein_proto::runs::{CacheChange, Gap, Gaps, RunStored};
 
 pub use block_pool::{BlockCounts, BlockPool};
 pub use block_table::BlockTable;
@@ -78,6 +78,8 @@ pub struct KvCache {
     pool: BlockPool,
     prefix: PrefixCache,
     windows: Option<Windows>,
+    /// Changes of gaps not yet taken.
+    gaps: Vec<Gap>,
     block_size: u32,
     share_prefixes: bool,
 }
@@ -92,7 +94,8 @@ impl KvCache {
         let KvBlocks { blocks, window } = blocks.into();
         let prefix = PrefixCache::new(if share_prefixes { blocks } else { 0 }, block_size);
         let windows = window.map(|window| Windows::new(window, blocks, block_size));
-        Self { pool: BlockPool::new(blocks), prefix, windows, block_size, share_prefixes }
+        let pool = BlockPool::new(blocks);
+        Self { pool, prefix, windows, gaps: Vec::new(), block_size, share_prefixes }
     }
 
     /// Tokens in a block.
@@ -238,14 +241,15 @@ impl KvCache {
             return None;
         }
         let (block, was_cached) = self.pool.take()?;
-        if was_cached {
-            self.prefix.evict(block);
-        }
+        let evicted = was_cached.then(|| self.prefix.evict(block));
         if let Some(windows) = &mut self.windows {
-            if was_cached {
-                windows.evict(block);
+            if let Some(hash) = evicted {
+                let has_window = windows.evict(block);
+                self.gaps.extend((!has_window).then_some(Gap { hash, is_open: false }));
             }
-            windows.add(block).unwrap_or_else(|_| unreachable!("a window block is available"));
+            let lost = windows.add(block).unwrap_or_else(|_| unreachable!("a window block is available"));
+            let lost = lost.map(|base| Gap { hash: self.prefix.hash_of(base), is_open: true });
+            self.gaps.extend(lost);
         }
         Some(block)
     }
@@ -291,7 +295,11 @@ impl KvCache {
             match self.prefix.insert(prefix.hashes[index], parent, &prefix.scope.salt, tokens, own) {
                 Inserted::New => {
                     self.pool.mark_cached(own);
-                    self.windows.iter_mut().for_each(|windows| windows.mark_cached(own));
+                    if let Some(windows) = &mut self.windows
+                        && !windows.mark_cached(own)
+                    {
+                        self.gaps.push(Gap { hash: prefix.hashes[index], is_open: true });
+                    }
                 }
                 Inserted::Existing(cached) => {
                     if !self.share_window(table, index, cached) {
@@ -328,6 +336,7 @@ impl KvCache {
         }
         windows.hand_over(own, cached);
         windows.mark_cached(cached);
+        self.gaps.push(Gap { hash: self.prefix.hash_of(cached), is_open: false });
         true
     }
 
@@ -367,7 +376,21 @@ impl KvCache {
 
     /// Insertions and evictions since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<CacheChange> {
-        self.prefix.take_changes()
+        let mut changes = self.prefix.take_changes();
+        let gaps = std::mem::take(&mut self.gaps);
+        match changes.last_mut() {
+            Some(last) => last.gaps = gaps,
+            None if gaps.is_empty() => {}
+            None => changes.push(CacheChange { gaps, ..CacheChange::default() }),
+        }
+        changes
+    }
+
+    /// Cached blocks without window blocks.
+    pub fn gaps(&self) -> Gaps {
+        let Some(windows) = &self.windows else { return Gaps::default() };
+        let cached = self.prefix.blocks().filter(|(base, _)| windows.of(*base).is_none());
+        Gaps { window_blocks: windows.of_sequence() - 1, hashes: cached.map(|(_, hash)| hash).collect() }
     }
 
     /// Every cached run, parents before children.

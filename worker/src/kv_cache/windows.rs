@@ -96,11 +96,9 @@ impl Windows {
         }
     }
 
-    /// Marks the window block of `base`, if it has one, as cached.
-    pub fn mark_cached(&mut self, base: BlockId) {
-        if let Some(block) = self.of(base) {
-            self.pool.mark_cached(block);
-        }
+    /// Marks the window block of `base` as cached; false if it has none.
+    pub fn mark_cached(&mut self, base: BlockId) -> bool {
+        self.of(base).inspect(|&block| self.pool.mark_cached(block)).is_some()
     }
 
     /// Makes the window block of `from` that of `to`, which has none.
@@ -110,13 +108,13 @@ impl Windows {
         (self.of_base[to.0 as usize], self.bases[block.0 as usize]) = (Some(block), Some(to));
     }
 
-    /// Drops the window block of `base`, which was evicted and has no holder.
-    pub fn evict(&mut self, base: BlockId) {
-        if let Some(block) = self.of(base) {
-            assert_eq!(self.pool.holders(block), 0, "a holder of a window block holds its base");
-            self.pool.forget(block);
-            self.detach(base, block);
-        }
+    /// Drops the window block of `base`, which was evicted and has no holder; false if it has none.
+    pub fn evict(&mut self, base: BlockId) -> bool {
+        let Some(block) = self.of(base) else { return false };
+        assert_eq!(self.pool.holders(block), 0, "a holder of a window block holds its base");
+        self.pool.forget(block);
+        self.detach(base, block);
+        true
     }
 
     /// Number of holders of the window block of `base`.

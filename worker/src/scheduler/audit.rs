@@ -137,6 +137,11 @@ impl Scheduler {
         self.kv.counts().held
     }
 
+    /// Window blocks in block tables.
+    pub fn window_blocks_held(&self) -> u32 {
+        self.kv.window_counts().map_or(0, |counts| counts.held)
+    }
+
     /// All requests, running and waiting.
     pub fn requests(&self) -> BTreeSet<RequestKey> {
         self.queues.all().map(|sequence| sequence.request).collect()

@@ -62,7 +62,7 @@ use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
-use skein_proto::runs::{CacheChange, RunStored};
+use skein_proto::runs::{CacheChange, Gaps, RunStored};
 
 pub use audit::Violation;
 pub use background::BACKGROUND;
@@ -331,6 +331,11 @@ impl Scheduler {
     /// Every cached run, parents before children.
     pub fn cache_snapshot(&self) -> Vec<RunStored> {
         self.kv.snapshot()
+    }
+
+    /// Cached blocks that layers with a window cannot share.
+    pub fn cache_gaps(&self) -> Gaps {
+        self.kv.gaps()
     }
 
     /// Queue lengths, free blocks and speeds, as routers use them for placement.

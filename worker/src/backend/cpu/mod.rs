@@ -503,8 +503,10 @@ impl CpuModel {
         for copy in &batch.copies {
             self.caches.main().copy_block(copy.from.0 as usize, copy.to.0 as usize);
         }
-        for (copy, cache) in batch.window_copies.iter().zip(self.caches.windowed()) {
-            cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
+        if let Some(windowed) = self.caches.windowed() {
+            for copy in &batch.window_copies {
+                windowed.copy_block(copy.from.0 as usize, copy.to.0 as usize);
+            }
         }
         let adapters = self.adapter_rows(batch, wanted);
         let (rows, window_rows) = (self.tables.take_rows(), self.window_tables.take_rows());

@@ -114,10 +114,25 @@ impl World {
         (0..=most).rev().find(usable).unwrap_or(0)
     }
 
+    /// The length of a hit by what routers are told: cached blocks and gaps.
+    fn hit_by_gaps(&self, tokens: &[TokenId]) -> u32 {
+        let (hashes, gaps) = (hashes(&self.scope, tokens), self.kv.gaps());
+        let most = (tokens.len() - 1) / BLOCK_SIZE as usize;
+        let known = hashes.iter().take(most).take_while(|hash| self.kv.prefix.by_hash(**hash).is_some());
+        let known = known.count();
+        let is_usable = |&end: &usize| {
+            let last = &hashes[end.saturating_sub(gaps.window_blocks as usize)..end];
+            last.iter().all(|hash| !gaps.hashes.contains(hash))
+        };
+        (0..=known).rev().find(is_usable).unwrap_or(0) as u32
+    }
+
     fn start(&mut self, tokens: &[TokenId]) -> Twin {
         let hashes = hashes(&self.scope, tokens);
         let prefix = Prefix { scope: &self.scope, tokens, hashes: &hashes };
-        assert_eq!(self.kv.match_prefix(prefix).blocks, self.hit(tokens));
+        let found = self.kv.match_prefix(prefix).blocks;
+        assert_eq!(found, self.hit(tokens));
+        assert_eq!(found, self.hit_by_gaps(tokens), "routers know as much");
         let table = self.kv.adopt_prefix(prefix);
         let cached = table.positions(BLOCK_SIZE);
         let mut twin = Twin { tokens: tokens[..cached as usize].to_vec(), table, next: cached };
