@@ -85,8 +85,8 @@ impl WindowBlocks {
 pub trait Backend: Send {
     /// KV blocks that fit beside the weights; for a group, those of its smallest rank.
     fn kv_blocks(&self) -> u32;
-    /// Blocks that layers with a window have apart, so that sequences can give them back. `None`: the blocks of
-    /// [`kv_blocks`](Self::kv_blocks) hold all layers.
+    /// Blocks that layers with a window have apart, so that sequences can give them back. `None`: the blocks
+    /// of [`kv_blocks`](Self::kv_blocks) hold all layers.
     fn window_blocks(&self) -> Option<WindowBlocks> {
         None
     }
@@ -157,8 +157,8 @@ pub struct Batch {
     pub block_tables: Vec<BlockId>,
     /// `[rows]` slots in the window blocks; empty if the backend has none.
     pub window_slots: Vec<u32>,
-    /// Window blocks of the blocks in [`block_tables`](Self::block_tables), or empty. Block 0 stands for those
-    /// that no row sees any more.
+    /// Window blocks of the blocks in [`block_tables`](Self::block_tables), or empty. Block 0 stands for
+    /// those that no row sees any more.
     pub window_tables: Vec<BlockId>,
     /// Copies of window blocks, done as `copies`.
     pub window_copies: Vec<BlockCopy>,

@@ -134,6 +134,15 @@ impl KvCache {
         self.windows.as_ref().map(Windows::counts)
     }
 
+    /// Blocks that a new sequence could get, going by the scarcer kind: as many as if the same part of the
+    /// blocks were available as of the window blocks.
+    pub fn available_of_both(&self) -> u32 {
+        let by_windows = self.windows.as_ref().map_or(u64::MAX, |windows| {
+            u64::from(self.available_windows()) * u64::from(self.total()) / u64::from(windows.total().max(1))
+        });
+        by_windows.min(u64::from(self.available())) as u32
+    }
+
     /// Window blocks that a sequence could get now; without window blocks, more than it needs.
     pub fn available_windows(&self) -> u32 {
         self.window_counts().map_or(u32::MAX, |counts| counts.free + counts.cached)
@@ -163,8 +172,8 @@ impl KvCache {
         to.extend(null.chain(held.map(|&base| windows.of(base).unwrap_or(BlockId(0)))));
     }
 
-    /// How much of `prefix` is cached, never counting its last token, whose logits have to be computed. Counts
-    /// only blocks after which all layers find the keys that they need.
+    /// How much of `prefix` is cached, never counting its last token, whose logits have to be computed.
+    /// Counts only blocks after which all layers find the keys that they need.
     pub fn match_prefix(&self, prefix: Prefix<'_>) -> PrefixMatch {
         let mut found = PrefixMatch::default();
         for block in self.shared_blocks(prefix) {
@@ -319,8 +328,8 @@ impl KvCache {
         }
     }
 
-    /// Makes `table` hold the window block of `cached` instead of the one at `index`; if `cached` has none, it
-    /// gets that one. False if it cannot, because other tables hold that one, too.
+    /// Makes `table` hold the window block of `cached` instead of the one at `index`; if `cached` has none,
+    /// it gets that one. False if it cannot, because other tables hold that one, too.
     fn share_window(&mut self, table: &BlockTable, index: usize, cached: BlockId) -> bool {
         let own = table.blocks()[index];
         let Some(windows) = self.windows.as_mut().filter(|_| index >= table.windows_from()) else {

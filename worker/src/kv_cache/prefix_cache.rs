@@ -133,8 +133,8 @@ impl PrefixCache {
         handle
     }
 
-    /// Removes `block`, which has no holders, and returns its hash. Its children are already gone, by the pool's
-    /// eviction order.
+    /// Removes `block`, which has no holders, and returns its hash. Its children are already gone, by the
+    /// pool's eviction order.
     pub fn evict(&mut self, block: BlockId) -> BlockHash {
         let entry = self.entries[block.0 as usize].take().expect("an evicted block was cached");
         self.by_hash.remove(&entry.hash);

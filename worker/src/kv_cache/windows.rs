@@ -43,8 +43,8 @@ impl Windows {
         ((position + 1).saturating_sub(self.window) / self.block_size) as usize
     }
 
-    /// Number of leading blocks in `cached`, a cached prefix, after which a sequence can continue: the longest
-    /// such that the next row sees window blocks only.
+    /// Number of leading blocks in `cached`, a cached prefix, after which a sequence can continue: the most
+    /// such that every block that the next row sees has its window block.
     pub fn usable(&self, cached: impl Iterator<Item = BlockId>) -> usize {
         let (mut usable, mut present) = (0, 0);
         for (before, base) in cached.enumerate() {
@@ -120,6 +120,11 @@ impl Windows {
     /// Number of holders of the window block of `base`.
     pub fn holders(&self, base: BlockId) -> u32 {
         self.of(base).map_or(0, |block| self.pool.holders(block))
+    }
+
+    /// Number of window blocks.
+    pub fn total(&self) -> u32 {
+        self.pool.total()
     }
 
     /// Free, cached and held window blocks.

@@ -348,7 +348,7 @@ impl Scheduler {
                 + waiting.values().map(|sequence| u64::from(sequence.uncached)).sum::<u64>(),
             waiting: waiting.values().map(samples).sum(),
             running: running.iter().map(samples).sum(),
-            free_blocks: self.kv.available(),
+            free_blocks: self.kv.available_of_both(),
             prefill_tokens_per_second: self.pace.prefill.per_second(),
             decode_tokens_per_second: self.pace.decode.per_second(),
         }

@@ -267,7 +267,7 @@ impl Scheduler {
         seats <= self.limits.max_num_seqs as usize
             && needed + self.queues.blocks_reserved(&self.limits) <= self.kv.available()
             && self.kv.windows_for(sequence.len()) + self.queues.windows_reserved(&self.kv)
-                <= self.kv.available_windows()
+                <= self.windows_to_admit()
     }
 
     /// Seats and blocks left for waiting sequences.
@@ -279,8 +279,19 @@ impl Scheduler {
         Room {
             seats: (self.limits.max_num_seqs as usize).saturating_sub(seats),
             blocks: self.kv.available().saturating_sub(self.queues.blocks_reserved(&self.limits)),
-            windows: self.kv.available_windows().saturating_sub(self.queues.windows_reserved(&self.kv)),
+            windows: self.windows_to_admit().saturating_sub(self.queues.windows_reserved(&self.kv)),
         }
+    }
+
+    /// Window blocks that a new sequence could get. While others run, sets aside those of a full step's rows,
+    /// without which a long prompt would be computed in small steps, but at most a quarter.
+    fn windows_to_admit(&self) -> u32 {
+        let available = self.kv.available_windows();
+        let Some(counts) = self.kv.window_counts().filter(|_| !self.queues.running.is_empty()) else {
+            return available;
+        };
+        let rows = self.kv.blocks_for(self.limits.max_num_batched_tokens);
+        available.saturating_sub(rows.min((counts.free + counts.cached + counts.held) / 4))
     }
 
     /// Preempts the running sequence at `index`: takes all its blocks and queues it to be recomputed. Tokens

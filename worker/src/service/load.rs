@@ -455,8 +455,8 @@ pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
     Some(Arc::new(Grammars::new(&json, vocab_size, load)))
 }
 
-/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window, the
-/// most rows in flight, and each rank's bytes of a token.
+/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window,
+/// the most rows in flight, and each rank's bytes of a token.
 fn kv_blocks(
     config: &WorkerConfig,
     weight_bytes: u64,

@@ -41,7 +41,7 @@ pub struct RankPlan {
     pub layers: std::ops::Range<usize>,
     /// Memory that it allocates.
     pub allocated: Allocated,
-    /// KV cache of a token in the layers without a window of their own blocks and in those with them, in bytes.
+    /// KV cache of a token in blocks and in window blocks, in bytes.
     pub token_bytes: [u64; 2],
 }
 

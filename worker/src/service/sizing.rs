@@ -14,8 +14,8 @@ const MEMORY_SHARE_PERCENT: u64 = 40;
 /// Bytes assumed if the system does not say how much is available.
 const UNKNOWN_MEMORY: u64 = 4 << 30;
 
-/// Layers with a window have blocks apart if the longest sequence has at least this many windows: with fewer,
-/// little is given back.
+/// Layers with a window have blocks apart if the longest sequence has at least this many windows: with
+/// fewer, little is given back.
 const LEAST_WINDOWS: u32 = 2;
 
 /// KV cache of a token on one rank, in bytes.
@@ -90,12 +90,12 @@ pub(super) fn kv_blocks(
     blocks.clamp(1, u64::from(i32::MAX as u32 / config.block_size)) as u32
 }
 
-/// Number of blocks of a model whose layers with a window attend to `window` tokens at most, with up to `rows`
-/// rows in flight; `bytes` of each rank. Without a window, and where little would be given back, all layers
-/// share the blocks of [`kv_blocks`].
+/// Number of blocks of a model whose layers with a window attend to `window` tokens at most, with up to
+/// `rows` rows in flight; `bytes` of each rank. Without a window, and where little would be given back, all
+/// layers share the blocks of [`kv_blocks`].
 ///
-/// There are window blocks for `max_num_seqs` sequences, and for as many cached ones of moderate length as the
-/// other blocks hold, but at most half as many as there would be blocks if all layers shared them. So the
+/// There are window blocks for `max_num_seqs` sequences, and for as many cached ones of moderate length as
+/// the other blocks hold, but at most half as many as there would be blocks if all layers shared them. So the
 /// cache never holds fewer contexts of two windows than it would without window blocks, and more longer ones.
 pub(super) fn kv_blocks_by_layer(
     config: &SchedulerConfig,

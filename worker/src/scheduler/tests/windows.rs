@@ -55,6 +55,24 @@ fn a_stream_holds_its_window_and_no_more() {
 }
 
 #[test]
+fn a_long_prompt_has_large_steps_beside_streams() {
+    let steps = |windows: u32| {
+        let mut world = world(256, windows);
+        let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
+        for key in 1..=6 {
+            world.submit(request(key, vec![key as u32; 20], params.clone()));
+        }
+        while world.first_tokens.len() < 6 {
+            world.step();
+        }
+        world.submit(request(7, vec![7; 500], params));
+        (0..200).take_while(|_| world.step() && world.first_tokens.len() < 7).count()
+    };
+    let (scarce, plenty) = (steps(6 * 4 + 16), steps(200));
+    assert!(scarce < plenty * 3 / 2, "{scarce} steps, {plenty} with plenty of window blocks");
+}
+
+#[test]
 fn a_prefix_is_shared_where_its_last_window_is_cached() {
     let mut world = world(64, 14);
     let whole: Vec<u32> = (0..37).collect();
