@@ -96,7 +96,7 @@ pub(super) fn kv_blocks(
 ///
 /// There are window blocks for `max_num_seqs` sequences, and for as many cached ones of moderate length as
 /// the other blocks hold, but at most half as many as there would be blocks if all layers shared them. So the
-/// cache never holds fewer contexts of two windows than it would without window blocks, and more longer ones.
+/// cache holds about as many contexts of two windows as without window blocks, and more longer ones.
 pub(super) fn kv_blocks_by_layer(
     config: &SchedulerConfig,
     (window, rows): (Option<u32>, u32),
