@@ -4,7 +4,7 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_node::clock;
-use skein_proto::runs::RunStored;
+use skein_proto::runs::{Gaps, RunStored};
 use skein_router::fleet::WorkerId;
 use skein_router::fleet::prefix_index::{Hits, PrefixIndex};
 
@@ -33,7 +33,7 @@ fn measure(workers: u32, blocks: usize, run: usize) {
         let runs = conversations(&mut rng, blocks, run);
         prompts.extend(runs.chunks(TURNS).take(200).map(prompt));
         let begun = clock::now();
-        index.replace(WorkerId(worker), &runs).expect("runs of one worker fit");
+        index.replace(WorkerId(worker), &runs, &Gaps::default()).expect("runs of one worker fit");
         storing += clock::now().since(begun).as_secs_f64();
     }
     let mut hits = Hits::default();

@@ -44,6 +44,7 @@ pub fn measure(dir: &Path, threads: usize, bandwidth: f64, numbers: NumberTypes)
     let options = CpuOptions {
         threads,
         kv_blocks: 64 * CONTEXT / BLOCK_SIZE,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 512,
         numbers,

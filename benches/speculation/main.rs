@@ -151,6 +151,7 @@ fn backend(options: &Options, shape: &str, tokenizer: &Path) -> CpuBackend {
     let options = CpuOptions {
         threads: options.threads,
         kv_blocks: 17 * MAX_MODEL_LEN / BLOCK_SIZE,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 512,
         numbers: NumberTypes { bf16: true, kv: KvType::Bf16, weights },

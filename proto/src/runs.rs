@@ -26,6 +26,25 @@ pub struct RunTruncated {
     pub new_end: u32,
 }
 
+/// A cached block without the keys of layers that attend to a window (`is_open`), or one that is no longer
+/// such a block: it has got them again, or was evicted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// Hash of the block.
+    pub hash: BlockHash,
+    /// Whether the keys are missing.
+    pub is_open: bool,
+}
+
+/// Blocks that end no prefix that can be shared, because layers with a window would miss keys.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gaps {
+    /// Number of blocks before the end of a prefix that must not be gaps; 0 = there are no gaps.
+    pub window_blocks: u32,
+    /// Cached blocks that are gaps.
+    pub hashes: Vec<BlockHash>,
+}
+
 /// A change of the cache's contents. The truncations happened before the stores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CacheChange {
@@ -33,6 +52,8 @@ pub struct CacheChange {
     pub truncated: Vec<RunTruncated>,
     /// Blocks cached after the evictions, oldest first.
     pub stored: Vec<RunStored>,
+    /// Changes of gaps, oldest first; independent of the others.
+    pub gaps: Vec<Gap>,
 }
 
 impl From<RunStored> for wire::RunStored {
@@ -60,10 +81,11 @@ impl From<wire::RunTruncated> for RunTruncated {
 }
 
 impl From<CacheChange> for wire::CacheDelta {
-    fn from(CacheChange { truncated, stored }: CacheChange) -> Self {
+    fn from(CacheChange { truncated, stored, gaps }: CacheChange) -> Self {
         Self {
             truncated: truncated.into_iter().map(Into::into).collect(),
             stored: stored.into_iter().map(Into::into).collect(),
+            gaps: gaps.into_iter().map(|Gap { hash, is_open }| wire::Gap { hash, is_open }).collect(),
         }
     }
 }
@@ -73,6 +95,7 @@ impl From<wire::CacheDelta> for CacheChange {
         Self {
             truncated: change.truncated.into_iter().map(Into::into).collect(),
             stored: change.stored.into_iter().map(Into::into).collect(),
+            gaps: change.gaps.into_iter().map(|wire::Gap { hash, is_open }| Gap { hash, is_open }).collect(),
         }
     }
 }

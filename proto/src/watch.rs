@@ -4,7 +4,7 @@ use crate::adapter::AdapterInfo;
 use crate::block_hash::BlockHash;
 use crate::load::LoadReport;
 use crate::placement::Placement;
-use crate::runs::{CacheChange, RunStored};
+use crate::runs::{CacheChange, Gaps, RunStored};
 use crate::stream_key::StreamKey;
 use crate::totals::Total;
 use crate::worker::v1 as wire;
@@ -44,6 +44,8 @@ pub enum WatchBody {
 pub struct Snapshot {
     /// Parents before their children.
     pub runs: Vec<RunStored>,
+    /// Blocks without the keys of some layers.
+    pub gaps: Gaps,
     /// Streams that can be read from this worker, oldest first.
     pub stream_keys: Vec<StreamKey>,
 }
@@ -100,8 +102,10 @@ impl From<wire::WorkerEvent> for WatchEvent {
 }
 
 impl From<Snapshot> for wire::CacheSnapshot {
-    fn from(Snapshot { runs, stream_keys }: Snapshot) -> Self {
+    fn from(Snapshot { runs, gaps, stream_keys }: Snapshot) -> Self {
         Self {
+            gaps: gaps.hashes,
+            window_blocks: gaps.window_blocks,
             runs: runs.into_iter().map(Into::into).collect(),
             stream_keys: stream_keys.into_iter().map(StreamKey::to_wire).collect(),
         }
@@ -112,6 +116,7 @@ impl From<wire::CacheSnapshot> for Snapshot {
     fn from(snapshot: wire::CacheSnapshot) -> Self {
         Self {
             runs: snapshot.runs.into_iter().map(Into::into).collect(),
+            gaps: Gaps { window_blocks: snapshot.window_blocks, hashes: snapshot.gaps },
             stream_keys: snapshot.stream_keys.iter().filter_map(|key| StreamKey::from_wire(key)).collect(),
         }
     }

@@ -119,7 +119,14 @@ fn load(
     (window, threads): (usize, usize),
 ) -> Result<Scored, LoadError> {
     let kv_blocks = window.div_ceil(BLOCK_SIZE as usize) as u32;
-    let options = CpuOptions { threads, kv_blocks, block_size: BLOCK_SIZE, max_rows: CHUNK as u32, numbers };
+    let options = CpuOptions {
+        threads,
+        kv_blocks,
+        window_blocks: None,
+        block_size: BLOCK_SIZE,
+        max_rows: CHUNK as u32,
+        numbers,
+    };
     let model = CpuModel::load(dir, options, &PackedCache::none(), &mut |_, _| {})?;
     Ok(Scored { model, vocab: spec.vocab_size })
 }

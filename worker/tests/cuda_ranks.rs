@@ -118,6 +118,7 @@ impl GroupSetup {
             model: self.dir.clone(),
             threads: 1,
             kv_blocks: 0,
+            window_blocks: None,
             block_size: limits().block_size,
             max_rows: 0,
             precision: Precision { quantization, kv_cache_dtype, ..Precision::default() },

@@ -43,6 +43,7 @@ fn perplexity(numbers: NumberTypes) -> f64 {
     let options = CpuOptions {
         threads: 2,
         kv_blocks: WINDOW.div_ceil(BLOCK_SIZE as usize) as u32,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: CHUNK as u32,
         numbers,

@@ -111,6 +111,7 @@ fn logits(dir: &Path, tokens: &[u32]) -> Vec<f32> {
     let options = CpuOptions {
         threads: 2,
         kv_blocks: blocks,
+        window_blocks: None,
         block_size: 16,
         max_rows: 64,
         numbers: NumberTypes::EXACT,

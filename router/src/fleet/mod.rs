@@ -487,10 +487,10 @@ impl Fleet {
     fn apply(&mut self, now: Timestamp, at: WorkerEpoch, body: WatchBody) -> Result<(), Desync> {
         let id = at.worker;
         match body {
-            WatchBody::Snapshot(Snapshot { runs, stream_keys }) => {
+            WatchBody::Snapshot(Snapshot { runs, gaps, stream_keys }) => {
                 self.streams.forget_worker(id);
                 stream_keys.into_iter().for_each(|key| self.streams.insert(key, at));
-                return self.index.replace(id, &runs);
+                return self.index.replace(id, &runs, &gaps);
             }
             WatchBody::Cache(change) => return self.index.apply(id, &change),
             WatchBody::Load(report, _) => self.with(id, |worker| worker.report(now, report)),

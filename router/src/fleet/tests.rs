@@ -37,7 +37,7 @@ fn info(epoch: u64) -> WorkerInfo {
 }
 
 fn snapshot(runs: Vec<RunStored>) -> WatchBody {
-    WatchBody::Snapshot(Snapshot { runs, stream_keys: Vec::new() })
+    WatchBody::Snapshot(Snapshot { runs, ..Snapshot::default() })
 }
 
 fn load(sequence: u64, report: LoadReport) -> (u64, WatchBody) {
@@ -470,7 +470,7 @@ fn streams_are_found_where_they_were_reported() {
     assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
     scene.fleet.handle(at(0), Event::Lost(other));
     assert_eq!(scene.fleet.find_stream(at(0), key(2)), None, "out of reach");
-    let snapshot = WatchBody::Snapshot(Snapshot { runs: Vec::new(), stream_keys: vec![key(4)] });
+    let snapshot = WatchBody::Snapshot(Snapshot { stream_keys: vec![key(4)], ..Snapshot::default() });
     scene.watch(0, 0, 1, (2, snapshot));
     assert_eq!(scene.fleet.find_stream(at(0), key(1)), None, "a snapshot is all there is");
     assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some(first(one)));
@@ -490,7 +490,7 @@ fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
     let one = scene.ids[0];
     let other = WorkerInfo { fingerprint: 2, ..info(2) };
     scene.fleet.handle(at(0), Event::Connected(one, other));
-    let snapshot = WatchBody::Snapshot(Snapshot { runs: Vec::new(), stream_keys: vec![key] });
+    let snapshot = WatchBody::Snapshot(Snapshot { stream_keys: vec![key], ..Snapshot::default() });
     scene.watch(0, 0, 2, (1, snapshot));
     assert!(scene.fleet.is_reachable(at(0), second(one)));
     assert_eq!(scene.fleet.find_stream(at(0), key), None);

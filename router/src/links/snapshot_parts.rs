@@ -19,10 +19,10 @@ pub(super) fn split(event: WatchEvent) -> Split {
     let epoch = event.epoch;
     let WatchEvent { sequence, body, .. } = event;
     let (body, parts) = match body {
-        WatchBody::Snapshot(Snapshot { runs, stream_keys }) => {
+        WatchBody::Snapshot(Snapshot { runs, gaps, stream_keys }) => {
             let mut parts = parts(runs).into_iter();
             let runs = parts.next().unwrap_or_default();
-            (WatchBody::Snapshot(Snapshot { runs, stream_keys }), parts)
+            (WatchBody::Snapshot(Snapshot { runs, gaps, stream_keys }), parts)
         }
         other => (other, Vec::new().into_iter()),
     };

@@ -186,7 +186,7 @@ impl State {
             let handle = lock(&self.stored).len() as u64 + 1;
             let run = wire::RunStored { handle, parent: 0, depth: 0, hashes: missing };
             lock(&self.stored).push(run.clone());
-            self.append(Event::Cache(wire::CacheDelta { truncated: Vec::new(), stored: vec![run] }));
+            self.append(Event::Cache(wire::CacheDelta { stored: vec![run], ..wire::CacheDelta::default() }));
         }
         (held * BLOCK_SIZE) as u32
     }
@@ -332,7 +332,7 @@ fn follow(
             let runs = lock(&state.stored).clone();
             next = lock(&state.log).len() as u64 + 1;
             let stream_keys = lock(&state.kept).iter().map(|(key, _)| key.clone()).collect();
-            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs, stream_keys }));
+            yield event(next, Event::Snapshot(wire::CacheSnapshot { runs, stream_keys, ..wire::CacheSnapshot::default() }));
         }
         let mut step = 1;
         loop {

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
-use skein_worker::backend::{Answer, Backend, BackendError, Batch, Sampled, StepHandle, StepOutput};
+use skein_worker::backend::{
+    Answer, Backend, BackendError, Batch, Sampled, StepHandle, StepOutput, WindowBlocks,
+};
 use skein_worker::config::SchedulerConfig;
 use tokio::time::Instant;
 
@@ -110,6 +112,10 @@ fn change(sampled: &mut Sampled) -> bool {
 impl Backend for SimulatedBackend {
     fn kv_blocks(&self) -> u32 {
         self.fake.kv_blocks()
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.fake.window_blocks()
     }
 
     fn steps_in_flight(&self) -> usize {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_worker::TokenId;
 use skein_worker::backend::fake::StepCost;
+use skein_worker::backend::{KvBlocks, WindowBlocks};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 
 use crate::faults::Fault;
@@ -30,7 +31,7 @@ pub struct Plan {
     /// Settings of every worker.
     pub worker: WorkerConfig,
     /// KV blocks of every worker.
-    pub kv_blocks: u32,
+    pub kv_blocks: KvBlocks,
     /// Cost model of its steps.
     pub cost: StepCost,
     /// Tokens that the model repeats; see the fake backend.
@@ -63,7 +64,10 @@ impl Plan {
             workers: names::WORKERS[..random.between(1, 4) as usize].to_vec(),
             routers: names::ROUTERS[..random.between(1, 3) as usize].to_vec(),
             network: network(&random),
-            kv_blocks,
+            kv_blocks: KvBlocks {
+                blocks: kv_blocks,
+                window: windows(&Random::new(seed, "windows"), &scheduler),
+            },
             cost: StepCost {
                 fixed: random.millis(1, 20),
                 per_row: Duration::from_micros(random.between(0, 200)),
@@ -97,6 +101,15 @@ fn faults(random: &Random) -> Vec<Fault> {
 fn habits(random: &Random) -> Range<TokenId> {
     let first = random.pick(&[0, 0, 20, 30]);
     if first == 0 { 0..0 } else { first..first + random.between(4, 20) as TokenId }
+}
+
+/// In a third of the models, some layers attend to a window.
+fn windows(random: &Random, scheduler: &SchedulerConfig) -> Option<WindowBlocks> {
+    let longest = scheduler.max_model_len.unwrap_or(128);
+    let windows = WindowBlocks { window: random.between(1, u64::from(longest)) as u32, blocks: 0 };
+    let least = windows.of_sequence(scheduler.block_size).min(longest.div_ceil(scheduler.block_size));
+    let blocks = least + random.small(1, 3 * least);
+    random.once_in(3).then_some(WindowBlocks { blocks, ..windows })
 }
 
 fn network(random: &Random) -> NetworkSpec {

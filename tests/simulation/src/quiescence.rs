@@ -67,7 +67,7 @@ async fn check_worker(world: &World, run: &WorkerRun) {
     let Ok(Some(load)) = wait.await else {
         return world.log.violated(run.host, format_args!("does not tell its state"));
     };
-    let all = world.plan.kv_blocks;
+    let all = world.plan.kv_blocks.blocks;
     if (load.running, load.waiting, load.free_blocks) != (0, 0, all) {
         world.log.violated(run.host, format_args!("is idle with {load:?}; it has {all} blocks"));
     }

@@ -89,7 +89,7 @@ async fn alone(plan: &Plan, config: &WorkerConfig, n: u32) -> (WorkerClient, Eng
     let longest = config.scheduler.max_model_len.unwrap_or(128).div_ceil(config.scheduler.block_size);
     let (device, log) = (Arc::new(Device::default()), Arc::new(Log::default()));
     let kv_blocks = (longest + 1) * (n + 1);
-    let make = worker::Make { host: "ref", plan, config, kv_blocks, other_weights: false };
+    let make = worker::Make { host: "ref", plan, config, kv_blocks: kv_blocks.into(), other_weights: false };
     let (service, engine) = worker::build(&make, 1, &device, &log);
     let connector = Here(Arc::new(Direct(service)));
     let client = WorkerClient::connect(&connector, "here").await.expect("there is no way to fail");

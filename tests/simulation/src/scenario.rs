@@ -121,7 +121,7 @@ fn plan(seed: u64, routers: usize, workers: usize) -> Plan {
             shutdown_timeout: Duration::from_secs(10),
             ..WorkerConfig::new("", MODEL)
         },
-        kv_blocks: 2048,
+        kv_blocks: 2048.into(),
         cost: StepCost { fixed: STEP, per_row: ROW, per_context_token: Duration::ZERO },
         habits: 0..0,
         router: RouterConfig {

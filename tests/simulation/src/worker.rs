@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use skein_node::discovery::etcd::{LEASE_TTL, Record, Registration, register};
+use skein_worker::backend::KvBlocks;
 use skein_worker::backend::fake::FakeOptions;
 use skein_worker::config::WorkerConfig;
 use skein_worker::engine::{Engine, Turn};
@@ -83,7 +84,7 @@ pub struct Make<'a> {
     /// Settings of the worker itself.
     pub config: &'a WorkerConfig,
     /// Number of KV blocks.
-    pub kv_blocks: u32,
+    pub kv_blocks: KvBlocks,
     /// Whether it serves a different model under the same name.
     pub other_weights: bool,
 }
@@ -94,8 +95,15 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
     let limits = config.scheduler.clone();
     let (block_size, cost) = (limits.block_size, plan.cost);
     let habits = plan.habits.clone();
-    let options =
-        FakeOptions { vocab_size: VOCAB_SIZE, block_size, kv_blocks, cost, habits, ..FakeOptions::default() };
+    let options = FakeOptions {
+        vocab_size: VOCAB_SIZE,
+        block_size,
+        kv_blocks: kv_blocks.blocks,
+        window_blocks: kv_blocks.window,
+        cost,
+        habits,
+        ..FakeOptions::default()
+    };
     let backend = SimulatedBackend::new(host, options, limits, other_weights, device.clone(), log.clone());
     let loaded = LoadedBackend {
         eos_token_ids: vec![0],

@@ -17,9 +17,9 @@ use skein_proto::logprobs::TokenLogprobs;
 use super::sampling::sampling;
 use super::{
     Answer, Backend, BackendError, Batch, BatchSequence, Carried, Draw, Sampled, ScoreRow, StepHandle,
-    StepOutput, VerifyRows, Want,
+    StepOutput, VerifyRows, Want, WindowBlocks,
 };
-use crate::TokenId;
+use crate::{BlockId, TokenId};
 
 /// A slot that was never written.
 const POISON: Slot = Slot { token: TokenId::MAX, key: 0xdead_beef_dead_beef };
@@ -36,6 +36,8 @@ pub struct FakeOptions {
     pub block_size: u32,
     /// Blocks in the cache.
     pub kv_blocks: u32,
+    /// Window blocks. They hold the same numbers as the other blocks, which makes them easy to check.
+    pub window_blocks: Option<WindowBlocks>,
     /// Duration of a step.
     pub cost: StepCost,
     /// Most steps in flight.
@@ -55,6 +57,7 @@ impl Default for FakeOptions {
             vocab_size: 32_000,
             block_size: 16,
             kv_blocks: 1024,
+            window_blocks: None,
             cost: StepCost::default(),
             steps_in_flight: 2,
             fail_at_step: None,
@@ -88,6 +91,8 @@ impl StepCost {
 pub struct FakeBackend {
     options: FakeOptions,
     slots: Vec<Slot>,
+    /// Slots of the window blocks.
+    window_slots: Vec<Slot>,
     launched: u64,
     /// Steps in flight, oldest first, with the time each finishes.
     in_flight: VecDeque<(u64, StepOutput, Timestamp)>,
@@ -109,8 +114,10 @@ impl FakeBackend {
     /// A backend whose slots are all poisoned.
     pub fn new(options: FakeOptions) -> Self {
         let slots = vec![POISON; (options.kv_blocks * options.block_size) as usize];
+        let window_blocks = options.window_blocks.map_or(0, |windows| windows.blocks);
+        let window_slots = vec![POISON; (window_blocks * options.block_size) as usize];
         let (in_flight, drawn) = (VecDeque::new(), Vec::new());
-        Self { options, slots, launched: 0, in_flight, drawn, busy_until: Timestamp::ZERO }
+        Self { options, slots, window_slots, launched: 0, in_flight, drawn, busy_until: Timestamp::ZERO }
     }
 
     fn compute(&mut self, batch: &Batch) -> StepOutput {
@@ -157,6 +164,10 @@ impl FakeBackend {
             let from = copy.from.0 as usize * size;
             self.slots.copy_within(from..from + size, copy.to.0 as usize * size);
         }
+        for copy in &batch.window_copies {
+            let from = copy.from.0 as usize * size;
+            self.window_slots.copy_within(from..from + size, copy.to.0 as usize * size);
+        }
     }
 
     /// Each carried token fills one blank place and is carried once.
@@ -192,9 +203,11 @@ impl FakeBackend {
             "rows without gaps"
         );
         assert_eq!(ends.last().copied().unwrap_or(0) as usize, rows, "every row has a sequence");
-        let mut written = batch.slots.clone();
-        written.sort_unstable();
-        assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "no slot is written twice in a step");
+        for slots in [&batch.slots, &batch.window_slots] {
+            let mut written = slots.clone();
+            written.sort_unstable();
+            assert!(written.windows(2).all(|pair| pair[0] != pair[1]), "no slot is written twice in a step");
+        }
         assert!(
             batch.tokens.iter().all(|&token| token < self.options.vocab_size),
             "tokens are below the vocabulary"
@@ -214,6 +227,7 @@ impl FakeBackend {
             assert_ne!(slot, POISON, "position {position} is read before it was written");
             state = if self.options.reads_context { mix(state, slot.key) } else { slot.key };
         }
+        self.check_window(batch, sequence, start);
         for (position, row) in (start..sequence.context_len).zip(sequence.rows.clone()) {
             let row = row as usize;
             assert_eq!(batch.positions[row], position, "rows are consecutive and end at the context's end");
@@ -222,8 +236,47 @@ impl FakeBackend {
             let adapter = sequence.adapter.as_ref().map_or(0, |adapter| adapter.id.0);
             let key = mix(state, u64::from(token) + 1) ^ adapter;
             self.slots[batch.slots[row] as usize] = Slot { token, key };
+            self.write_window(batch, sequence, (position, row), Slot { token, key });
             state = if self.options.reads_context { mix(state, key) } else { key };
             states[row] = state;
+        }
+    }
+
+    /// Every key that the row at `start` sees before itself is in the sequence's window blocks.
+    fn check_window(&self, batch: &Batch, sequence: &BatchSequence, start: u32) {
+        let Some(WindowBlocks { window, .. }) = self.options.window_blocks else {
+            assert!(batch.window_slots.is_empty() && batch.window_tables.is_empty(), "there are no windows");
+            return;
+        };
+        let size = self.options.block_size;
+        let slot = |tables: &[BlockId], position: u32| {
+            let blocks = &tables[sequence.blocks.start as usize..sequence.blocks.end as usize];
+            (blocks[(position / size) as usize].0 * size + position % size) as usize
+        };
+        for position in (start + 1).saturating_sub(window)..start {
+            let in_window = self.window_slots[slot(&batch.window_tables, position)];
+            let expected = self.slots[slot(&batch.block_tables, position)];
+            assert_eq!(in_window, expected, "position {position} is in the window of {start}");
+        }
+    }
+
+    fn write_window(
+        &mut self,
+        batch: &Batch,
+        sequence: &BatchSequence,
+        (position, row): (u32, usize),
+        content: Slot,
+    ) {
+        if self.options.window_blocks.is_some() {
+            let size = self.options.block_size;
+            let block = batch.window_tables[(sequence.blocks.start + position / size) as usize];
+            let slot = batch.window_slots[row];
+            assert_eq!(
+                slot,
+                block.0 * size + position % size,
+                "a row writes to its slot in the window table"
+            );
+            self.window_slots[slot as usize] = content;
         }
     }
 
@@ -304,6 +357,10 @@ impl FakeBackend {
 impl Backend for FakeBackend {
     fn kv_blocks(&self) -> u32 {
         self.options.kv_blocks
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.options.window_blocks
     }
 
     fn steps_in_flight(&self) -> usize {

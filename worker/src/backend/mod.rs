@@ -15,6 +15,7 @@ mod want;
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use skein_kernels::collective::Lost;
 use skein_proto::adapter::AdapterId;
 use tokio::sync::Notify;
@@ -49,10 +50,50 @@ impl Drop for LoadedAdapter {
     }
 }
 
+/// Number of blocks in a KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvBlocks {
+    /// Blocks, each with the keys of all layers, or of all that are not in window blocks.
+    pub blocks: u32,
+    /// Blocks of the layers that attend to a window; `None` = none apart.
+    pub window: Option<WindowBlocks>,
+}
+
+impl From<u32> for KvBlocks {
+    fn from(blocks: u32) -> Self {
+        Self { blocks, window: None }
+    }
+}
+
+/// Blocks of the layers that attend to a window. A sequence holds those that its next row sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowBlocks {
+    /// Most tokens that a row attends to in these layers, itself included.
+    pub window: u32,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+impl WindowBlocks {
+    /// Most blocks of `block_size` tokens that a sequence holds while it decodes.
+    pub fn of_sequence(&self, block_size: u32) -> u32 {
+        self.window.saturating_sub(1).div_ceil(block_size) + 1
+    }
+}
+
 /// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.
 pub trait Backend: Send {
     /// KV blocks that fit beside the weights; for a group, those of its smallest rank.
     fn kv_blocks(&self) -> u32;
+    /// Blocks that layers with a window have apart, so that sequences can give them back. `None`: the blocks
+    /// of [`kv_blocks`](Self::kv_blocks) hold all layers.
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        None
+    }
+    /// Both.
+    fn all_blocks(&self) -> KvBlocks {
+        KvBlocks { blocks: self.kv_blocks(), window: self.window_blocks() }
+    }
     /// Steps that the engine keeps in flight. 1: a step is launched once the previous one's tokens are known.
     /// More: the next ones are launched before.
     fn steps_in_flight(&self) -> usize {
@@ -114,6 +155,13 @@ pub struct Batch {
     pub sequences: Vec<BatchSequence>,
     /// All block tables, one after another; see [`BatchSequence::blocks`].
     pub block_tables: Vec<BlockId>,
+    /// `[rows]` slots in the window blocks; empty if the backend has none.
+    pub window_slots: Vec<u32>,
+    /// Window blocks of the blocks in [`block_tables`](Self::block_tables), or empty. Block 0 stands for
+    /// those that no row sees any more.
+    pub window_tables: Vec<BlockId>,
+    /// Copies of window blocks, done as `copies`.
+    pub window_copies: Vec<BlockCopy>,
     /// Block copies (copy-on-write) done before anything else in this step, in order.
     pub copies: Vec<BlockCopy>,
     /// The results to return. Several may read the same row (`n` samples of one prompt).
@@ -140,6 +188,11 @@ impl Batch {
             wants,
             ..Self::default()
         }
+    }
+
+    /// The copies of blocks and of window blocks.
+    pub(crate) fn all_copies(&mut self) -> [&mut Vec<BlockCopy>; 2] {
+        [&mut self.copies, &mut self.window_copies]
     }
 
     /// Whether every sequence has one row: a pure decode step without drafts.
@@ -192,7 +245,7 @@ pub struct BatchSequence {
     pub adapter: Option<Arc<LoadedAdapter>>,
 }
 
-/// Copies one block's keys and values, all layers.
+/// Copies one block's keys and values in all layers that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCopy {
     /// Block to read.

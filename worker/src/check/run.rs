@@ -51,6 +51,7 @@ pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
     let options = CpuOptions {
         threads: 0,
         kv_blocks: SEQUENCES * BLOCKS_EACH,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: STEP_ROWS as u32,
         numbers: NumberTypes::EXACT,

@@ -87,7 +87,7 @@ impl DraftModel {
         let most = self.kv.total().saturating_mul(self.kv.block_size());
         for rows in MEASURED.into_iter().filter(|rows| *rows <= most) {
             let mut batch = Batch::default();
-            self.kv.grow(&mut table, 0, rows, &mut batch.copies);
+            self.kv.grow(&mut table, 0, rows, batch.all_copies());
             self.append(&table, 0, vec![0; rows as usize], &mut batch);
             batch.wants.push(Want::Sample(SampleRow {
                 row: rows - 1,
@@ -173,6 +173,8 @@ impl DraftModel {
             }
             depth += 1;
         }
+        // No router is told what this cache has.
+        drop(self.kv.take_changes());
         Ok(making.into_iter().map(|made| made.map_or(Vec::new(), |made| made.tokens)).collect())
     }
 
@@ -188,7 +190,7 @@ impl DraftModel {
         let start = stream.known + stream.guessed.len() as u32;
         let known = draft.share.rows.min(len.saturating_sub(start));
         let end = if tokens.is_empty() { start + known } else { start + 1 };
-        let writable = self.kv.grow(&mut stream.table, start, end, &mut batch.copies);
+        let writable = self.kv.grow(&mut stream.table, start, end, batch.all_copies());
         let draws = writable == end && end >= len && draft.share.drafted > 0;
         if writable > start && (writable == end || tokens.is_empty()) {
             let of_text = &text.tokens[(start.min(len) as usize)..(writable.min(len) as usize)];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use skein_node::trace;
 use skein_proto::placement::Placement;
-use skein_proto::runs::RunStored;
+use skein_proto::runs::{Gaps, RunStored};
 use skein_proto::stream_key::StreamKey;
 use tokio::sync::{mpsc, oneshot};
 
@@ -91,6 +91,8 @@ pub struct Snapshot {
     pub sequence: u64,
     /// Cached runs, parents before children.
     pub runs: Vec<RunStored>,
+    /// Cached blocks that layers with a window cannot share.
+    pub gaps: Gaps,
     /// Keys of readable streams, oldest first, limited to the newest.
     pub stream_keys: Vec<StreamKey>,
 }

@@ -34,7 +34,9 @@ pub enum LogEntry {
 impl LogEntry {
     fn hashes(&self) -> usize {
         match self {
-            Self::Cache(change) => change.stored.iter().map(|run| run.hashes.len()).sum(),
+            Self::Cache(change) => {
+                change.gaps.len() + change.stored.iter().map(|run| run.hashes.len()).sum::<usize>()
+            }
             Self::Admitted(admitted) => admitted.hashes.len(),
         }
     }

@@ -360,6 +360,7 @@ impl Engine {
         Snapshot {
             sequence: self.log.last_sequence(),
             runs: self.scheduler.cache_snapshot(),
+            gaps: self.scheduler.cache_gaps(),
             stream_keys: self.outbox.stream_keys(MAX_STREAM_KEYS),
         }
     }

@@ -10,7 +10,7 @@ use super::frame::{Frame, Sequence, agree};
 use super::memory::{FrameWriter, GroupMemory};
 use super::nodes::Nodes;
 use super::watch::Watch;
-use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
+use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput, WindowBlocks};
 
 /// Backend of rank 0, which leads the group.
 pub struct Leader<B> {
@@ -69,6 +69,10 @@ fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
 impl<B: Backend> Backend for Leader<B> {
     fn kv_blocks(&self) -> u32 {
         self.inner.kv_blocks()
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.inner.window_blocks()
     }
 
     fn steps_in_flight(&self) -> usize {

@@ -22,6 +22,7 @@ use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::{GroupMemory, NodePlan};
 use super::mesh::Peers;
 use super::watch::Watch;
+use crate::backend::WindowBlocks;
 use crate::config::{CudaConfig, Precision, SchedulerConfig};
 
 /// Longest line of a welcome or an answer, in bytes.
@@ -58,6 +59,8 @@ pub struct Welcome {
     pub threads: usize,
     /// Number of blocks in the KV cache.
     pub kv_blocks: u32,
+    /// Blocks that layers with a window have apart.
+    pub window_blocks: Option<WindowBlocks>,
     /// Tokens per block.
     pub block_size: u32,
     /// Rows in the largest expected step.
@@ -483,6 +486,7 @@ mod tests {
             model: PathBuf::from("model"),
             threads: 1,
             kv_blocks: 1,
+            window_blocks: None,
             block_size: 16,
             max_rows: 1,
             precision: Precision::default(),

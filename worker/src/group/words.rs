@@ -35,24 +35,31 @@ pub fn write(batch: &Batch, words: &mut Vec<u32>) {
         slots,
         sequences,
         block_tables,
+        window_slots,
+        window_tables,
+        window_copies,
         copies,
         wants,
         history,
         carried,
         carried_history,
     } = batch;
-    for list in [tokens, positions, slots, history] {
+    for list in [tokens, positions, slots, history, window_slots] {
         put_list(words, list);
     }
-    words.push(block_tables.len() as u32);
-    words.extend(block_tables.iter().map(|block| block.0));
+    for tables in [block_tables, window_tables] {
+        words.push(tables.len() as u32);
+        words.extend(tables.iter().map(|block| block.0));
+    }
     words.push(sequences.len() as u32);
     // Ranks are refused adapters at the start.
     for BatchSequence { rows, context_len, blocks, adapter: _ } in sequences {
         words.extend([rows.start, rows.end, *context_len, blocks.start, blocks.end]);
     }
-    words.push(copies.len() as u32);
-    words.extend(copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]));
+    for copies in [copies, window_copies] {
+        words.push(copies.len() as u32);
+        words.extend(copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]));
+    }
     for list in [carried, carried_history] {
         words.push(list.len() as u32);
         words.extend(list.iter().flat_map(|carried| [carried.at, carried.want]));
@@ -194,7 +201,9 @@ impl Reader<'_> {
     fn batch(&mut self) -> Result<Batch, Malformed> {
         let (tokens, positions, slots, history) =
             (self.words()?, self.words()?, self.words()?, self.words()?);
+        let window_slots = self.words()?;
         let block_tables = self.list(|[block]| BlockId(block))?;
+        let window_tables = self.list(|[block]| BlockId(block))?;
         let sequences = self.list(|[start, end, context_len, first, last]| BatchSequence {
             rows: start..end,
             context_len,
@@ -202,6 +211,7 @@ impl Reader<'_> {
             adapter: None,
         })?;
         let copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
+        let window_copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
         let carried = self.list(|[at, want]| Carried { at, want })?;
         let carried_history = self.list(|[at, want]| Carried { at, want })?;
         let [wants] = self.take()?;
@@ -212,6 +222,9 @@ impl Reader<'_> {
             slots,
             sequences,
             block_tables,
+            window_slots,
+            window_tables,
+            window_copies,
             copies,
             wants,
             history,
@@ -367,6 +380,9 @@ mod tests {
             slots: vec![17, 22],
             sequences: vec![BatchSequence { rows: 0..2, context_len: 7, blocks: 0..2, adapter: None }],
             block_tables: vec![BlockId(1), BlockId(4)],
+            window_slots: vec![33, 38],
+            window_tables: vec![BlockId(0), BlockId(2)],
+            window_copies: vec![BlockCopy { from: BlockId(3), to: BlockId(2) }],
             copies: vec![BlockCopy { from: BlockId(2), to: BlockId(3) }],
             wants: vec![
                 Want::Sample(sample),

@@ -86,6 +86,17 @@ impl BlockPool {
         entry.cached = true;
     }
 
+    /// Marks the content of this block as blank; without holders, it is used next.
+    pub fn forget(&mut self, block: BlockId) {
+        let Block { holders, cached, .. } = self.blocks[block.0 as usize];
+        if cached && holders == 0 {
+            self.unlink(block.0);
+            self.blocks[block.0 as usize].cached = false;
+            self.put_back(block.0);
+        }
+        self.blocks[block.0 as usize].cached = false;
+    }
+
     /// Whether the content of `block` is cached.
     pub fn is_cached(&self, block: BlockId) -> bool {
         self.blocks[block.0 as usize].cached
@@ -157,6 +168,7 @@ mod tests {
         Retain(usize),
         Release(usize),
         Cache(usize),
+        Forget(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
@@ -165,6 +177,7 @@ mod tests {
             1 => any::<usize>().prop_map(Act::Retain),
             3 => any::<usize>().prop_map(Act::Release),
             1 => any::<usize>().prop_map(Act::Cache),
+            1 => any::<usize>().prop_map(Act::Forget),
         ]
     }
 
@@ -191,6 +204,14 @@ mod tests {
             self.blanks.retain(|&blank| blank != id);
             self.queue.retain(|&cached| cached != id);
             self.holders[id as usize] += 1;
+        }
+
+        fn forget(&mut self, id: u32) {
+            self.cached[id as usize] = false;
+            if self.holders[id as usize] == 0 {
+                self.queue.retain(|&cached| cached != id);
+                self.blanks.push(id);
+            }
         }
 
         fn release(&mut self, id: u32) {
@@ -237,6 +258,13 @@ mod tests {
                         if let Some(id) = pick(n, &held) {
                             pool.mark_cached(BlockId(id));
                             naive.cached[id as usize] = true;
+                        }
+                    }
+                    Act::Forget(n) => {
+                        let cached: Vec<u32> = (0..total).filter(|&id| naive.cached[id as usize]).collect();
+                        if let Some(id) = pick(n, &cached) {
+                            pool.forget(BlockId(id));
+                            naive.forget(id);
                         }
                     }
                 }

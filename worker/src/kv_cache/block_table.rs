@@ -9,13 +9,15 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
     /// Leading blocks that are in the prefix cache.
     registered: u32,
+    /// Index of the first block whose window block is held; those behind it were given back.
+    windows_from: u32,
     /// Set when other content has a block's hash: neither that block nor any after it can be cached.
     uncacheable: bool,
 }
 
 impl BlockTable {
-    pub(super) fn of_cached(blocks: Vec<BlockId>) -> Self {
-        Self { registered: blocks.len() as u32, blocks, uncacheable: false }
+    pub(super) fn of_cached(blocks: Vec<BlockId>, windows_from: u32) -> Self {
+        Self { registered: blocks.len() as u32, blocks, windows_from, uncacheable: false }
     }
 
     /// The blocks in logical order.
@@ -38,6 +40,15 @@ impl BlockTable {
         self.blocks[(position / block_size) as usize].0 * block_size + position % block_size
     }
 
+    /// Index of the first block whose window block is held, if the cache has window blocks.
+    pub(super) fn windows_from(&self) -> usize {
+        self.windows_from as usize
+    }
+
+    pub(super) fn set_windows_from(&mut self, index: usize) {
+        self.windows_from = index as u32;
+    }
+
     pub(super) fn get(&self, index: usize) -> Option<BlockId> {
         self.blocks.get(index).copied()
     }
@@ -51,6 +62,7 @@ impl BlockTable {
         // Everything from the first block without a hash on will be written again.
         self.uncacheable &= full > self.registered;
         self.registered = self.registered.min(full);
+        self.windows_from = self.windows_from.min(blocks as u32);
         self.blocks.drain(blocks.min(self.blocks.len())..).rev()
     }
 

@@ -2,25 +2,30 @@
 //!
 //! Every block is in one of three states, and their counts add up to the total: *free* (blank), *cached*
 //! (without holders, but its content may serve an equal prefix) and *held* (in a block table).
+//!
+//! If some layers attend to a window only, their keys are in window blocks ([`windows`]), which a sequence
+//! gives back once no later row sees them.
 
 mod block_pool;
 mod block_table;
 mod prefix_cache;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use std::sync::Arc;
 
 use skein_proto::adapter::{self, AdapterId};
 use skein_proto::block_hash::{self, BlockHash};
-use skein_proto::runs::{CacheChange, RunStored};
+use skein_proto::runs::{CacheChange, Gap, Gaps, RunStored};
 
 pub use block_pool::{BlockCounts, BlockPool};
 pub use block_table::BlockTable;
 pub use prefix_cache::{Inserted, PrefixCache};
 
-use crate::backend::BlockCopy;
+use crate::backend::{BlockCopy, KvBlocks};
 use crate::{BlockId, TokenId};
+use windows::Windows;
 
 /// Identifies sequences that may share blocks: same model, same adapter, same salt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,16 +77,25 @@ pub struct PrefixMatch {
 pub struct KvCache {
     pool: BlockPool,
     prefix: PrefixCache,
+    windows: Option<Windows>,
+    /// Changes of gaps not yet taken.
+    gaps: Vec<Gap>,
     block_size: u32,
     share_prefixes: bool,
 }
 
+/// Copies of blocks and of window blocks.
+pub type Copies<'a> = [&'a mut Vec<BlockCopy>; 2];
+
 impl KvCache {
-    /// `blocks` free blocks of `block_size` slots; without `share_prefixes` nothing is cached.
-    pub fn new(blocks: u32, block_size: u32, share_prefixes: bool) -> Self {
+    /// Free blocks of `block_size` slots; without `share_prefixes` nothing is cached.
+    pub fn new(blocks: impl Into<KvBlocks>, block_size: u32, share_prefixes: bool) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
+        let KvBlocks { blocks, window } = blocks.into();
         let prefix = PrefixCache::new(if share_prefixes { blocks } else { 0 }, block_size);
-        Self { pool: BlockPool::new(blocks), prefix, block_size, share_prefixes }
+        let windows = window.map(|window| Windows::new(window, blocks, block_size));
+        let pool = BlockPool::new(blocks);
+        Self { pool, prefix, windows, gaps: Vec::new(), block_size, share_prefixes }
     }
 
     /// Tokens in a block.
@@ -115,10 +129,54 @@ impl KvCache {
         self.pool.holders(block)
     }
 
+    /// Free, cached and held window blocks, if the cache has any.
+    pub fn window_counts(&self) -> Option<BlockCounts> {
+        self.windows.as_ref().map(Windows::counts)
+    }
+
+    /// Blocks that a new sequence could get, going by the scarcer kind: as many as if the same part of the
+    /// blocks were available as of the window blocks.
+    pub fn available_of_both(&self) -> u32 {
+        let by_windows = self.windows.as_ref().map_or(u64::MAX, |windows| {
+            u64::from(self.available_windows()) * u64::from(self.total()) / u64::from(windows.total().max(1))
+        });
+        by_windows.min(u64::from(self.available())) as u32
+    }
+
+    /// Window blocks that a sequence could get now; without window blocks, more than it needs.
+    pub fn available_windows(&self) -> u32 {
+        self.window_counts().map_or(u32::MAX, |counts| counts.free + counts.cached)
+    }
+
+    /// Window blocks that a sequence of `tokens` tokens needs before its last one is computed.
+    pub fn windows_for(&self, tokens: u32) -> u32 {
+        self.windows.as_ref().map_or(0, |windows| windows.of_sequence().min(self.blocks_for(tokens)))
+    }
+
+    /// Window blocks that `table` holds, by base.
+    pub fn window_bases<'a>(&self, table: &'a BlockTable) -> &'a [BlockId] {
+        if self.windows.is_some() { &table.blocks()[table.windows_from()..] } else { &[] }
+    }
+
+    /// Number of block tables that hold the window block of `base`.
+    pub fn window_holders(&self, base: BlockId) -> u32 {
+        self.windows.as_ref().map_or(0, |windows| windows.holders(base))
+    }
+
+    /// Appends the window blocks of the first `blocks` blocks of `table`; block 0, which no row reads, stands
+    /// for those given back. Appends nothing if the cache has no window blocks.
+    pub fn put_windows(&self, table: &BlockTable, blocks: usize, to: &mut Vec<BlockId>) {
+        let Some(windows) = &self.windows else { return };
+        let null = (0..table.windows_from().min(blocks)).map(|_| BlockId(0));
+        let held = table.blocks()[..blocks].iter().skip(table.windows_from());
+        to.extend(null.chain(held.map(|&base| windows.of(base).unwrap_or(BlockId(0)))));
+    }
+
     /// How much of `prefix` is cached, never counting its last token, whose logits have to be computed.
+    /// Counts only blocks after which all layers find the keys that they need.
     pub fn match_prefix(&self, prefix: Prefix<'_>) -> PrefixMatch {
         let mut found = PrefixMatch::default();
-        for block in self.cached_blocks(prefix) {
+        for block in self.shared_blocks(prefix) {
             found.blocks += 1;
             found.held += u32::from(self.pool.holders(block) > 0);
         }
@@ -127,11 +185,22 @@ impl KvCache {
 
     /// A block table with the blocks that [`match_prefix`](Self::match_prefix) finds.
     pub fn adopt_prefix(&mut self, prefix: Prefix<'_>) -> BlockTable {
-        let blocks: Vec<BlockId> = self.cached_blocks(prefix).collect();
+        let blocks: Vec<BlockId> = self.shared_blocks(prefix).collect();
         for &block in &blocks {
             self.pool.retain(block);
         }
-        BlockTable::of_cached(blocks)
+        let mut windows_from = 0;
+        if let Some(windows) = &mut self.windows {
+            windows_from = windows.first_seen(blocks.len() as u32 * self.block_size);
+            blocks[windows_from..].iter().for_each(|&base| windows.retain(base));
+        }
+        BlockTable::of_cached(blocks, windows_from as u32)
+    }
+
+    /// The cached leading blocks of `prefix` that a sequence can share.
+    fn shared_blocks<'a>(&'a self, prefix: Prefix<'a>) -> impl Iterator<Item = BlockId> + 'a {
+        let usable = |windows: &Windows| windows.usable(self.cached_blocks(prefix));
+        self.cached_blocks(prefix).take(self.windows.as_ref().map_or(usize::MAX, usable))
     }
 
     fn cached_blocks<'a>(&'a self, prefix: Prefix<'a>) -> impl Iterator<Item = BlockId> + 'a {
@@ -152,13 +221,19 @@ impl KvCache {
     ///
     /// A block that is shared or cached is copied before its first write. The copy goes to `copies` and must
     /// be done before the step that writes.
-    pub fn grow(&mut self, table: &mut BlockTable, from: u32, to: u32, copies: &mut Vec<BlockCopy>) -> u32 {
+    pub fn grow(&mut self, table: &mut BlockTable, from: u32, to: u32, copies: Copies<'_>) -> u32 {
         let first = (from / self.block_size) as usize;
         let is_shared = |&block: &BlockId| self.pool.holders(block) > 1 || self.pool.is_cached(block);
         if let Some(shared) = table.get(first).filter(is_shared) {
             let Some(own) = self.take() else { return from };
-            copies.push(BlockCopy { from: shared, to: own });
-            self.pool.release(shared);
+            let [of_blocks, of_windows] = copies;
+            of_blocks.push(BlockCopy { from: shared, to: own });
+            if let Some(windows) = &mut self.windows
+                && let Some((from, to)) = windows.of(shared).zip(windows.of(own))
+            {
+                of_windows.push(BlockCopy { from, to });
+            }
+            self.release_block(table, first, shared);
             table.replace(first, own);
         }
         while table.positions(self.block_size) < to {
@@ -168,13 +243,47 @@ impl KvCache {
         table.positions(self.block_size).clamp(from, to)
     }
 
-    /// A block with one holder: a free one, or else the least recently used cached one, which is evicted.
+    /// A block with one holder, and its window block: a free one, or else the least recently used cached one,
+    /// which is evicted.
     fn take(&mut self) -> Option<BlockId> {
+        if self.available_windows() == 0 {
+            return None;
+        }
         let (block, was_cached) = self.pool.take()?;
-        if was_cached {
-            self.prefix.evict(block);
+        let evicted = was_cached.then(|| self.prefix.evict(block));
+        if let Some(windows) = &mut self.windows {
+            if let Some(hash) = evicted {
+                let has_window = windows.evict(block);
+                self.gaps.extend((!has_window).then_some(Gap { hash, is_open: false }));
+            }
+            let lost = windows.add(block).unwrap_or_else(|_| unreachable!("a window block is available"));
+            let lost = lost.map(|base| Gap { hash: self.prefix.hash_of(base), is_open: true });
+            self.gaps.extend(lost);
         }
         Some(block)
+    }
+
+    /// Releases `block`, the one at `index` of `table`, and its window block.
+    fn release_block(&mut self, table: &BlockTable, index: usize, block: BlockId) {
+        if let Some(windows) = self.windows.as_mut().filter(|_| index >= table.windows_from()) {
+            windows.release(block);
+        }
+        self.pool.release(block);
+    }
+
+    /// Gives back the window blocks of `table` that no row from `position` on sees.
+    ///
+    /// Keeps what a row at the start of the position's block sees, so that the table's full blocks can be
+    /// shared. The first ones are evicted first: hits at the end of a long text outlast those at its start.
+    pub fn slide(&mut self, table: &mut BlockTable, position: u32) {
+        let Some(windows) = &mut self.windows else { return };
+        let block_start = position / self.block_size * self.block_size;
+        let first = windows.first_seen(block_start).min(table.blocks().len());
+        if first > table.windows_from() {
+            let behind = &table.blocks()[table.windows_from()..first];
+            behind.iter().for_each(|&base| windows.release(base));
+            table.set_windows_from(first);
+        }
     }
 
     /// Caches the leading `full` blocks of `table`, whose keys and values are now computed.
@@ -193,8 +302,19 @@ impl KvCache {
             let parent = index.checked_sub(1).and_then(|before| table.get(before));
             let own = table.blocks()[index];
             match self.prefix.insert(prefix.hashes[index], parent, &prefix.scope.salt, tokens, own) {
-                Inserted::New => self.pool.mark_cached(own),
+                Inserted::New => {
+                    self.pool.mark_cached(own);
+                    if let Some(windows) = &mut self.windows
+                        && !windows.mark_cached(own)
+                    {
+                        self.gaps.push(Gap { hash: prefix.hashes[index], is_open: true });
+                    }
+                }
                 Inserted::Existing(cached) => {
+                    if !self.share_window(table, index, cached) {
+                        table.stop_caching();
+                        return;
+                    }
                     self.pool.retain(cached);
                     self.pool.release(own);
                     table.replace(index, cached);
@@ -208,33 +328,78 @@ impl KvCache {
         }
     }
 
+    /// Makes `table` hold the window block of `cached` instead of the one at `index`; if `cached` has none,
+    /// it gets that one. False if it cannot, because other tables hold that one, too.
+    fn share_window(&mut self, table: &BlockTable, index: usize, cached: BlockId) -> bool {
+        let own = table.blocks()[index];
+        let Some(windows) = self.windows.as_mut().filter(|_| index >= table.windows_from()) else {
+            return true;
+        };
+        if windows.of(cached).is_some() {
+            windows.retain(cached);
+            windows.release(own);
+            return true;
+        }
+        if self.pool.holders(own) > 1 {
+            return false;
+        }
+        windows.hand_over(own, cached);
+        windows.mark_cached(cached);
+        self.gaps.push(Gap { hash: self.prefix.hash_of(cached), is_open: false });
+        true
+    }
+
     /// A second table over the same blocks, including the partly filled last one.
     pub fn fork(&mut self, table: &BlockTable) -> BlockTable {
         for &block in table.blocks() {
             self.pool.retain(block);
         }
+        if let Some(windows) = &mut self.windows {
+            table.blocks()[table.windows_from()..].iter().for_each(|&base| windows.retain(base));
+        }
         table.clone()
     }
 
     /// Cuts `table` back to its first `tokens` tokens and releases the blocks after them, last first. A
-    /// cached block that is cut in the middle stays cached, because its content belongs to its hash.
+    /// cached block that is cut in the middle stays cached, because its content belongs to its hash. The next
+    /// row must not see window blocks that were given back.
     pub fn truncate(&mut self, table: &mut BlockTable, tokens: u32) {
         let (blocks, full) = (self.blocks_for(tokens), tokens / self.block_size);
+        let windows_from = table.windows_from();
+        let mut index = table.blocks().len();
         for block in table.truncate(blocks as usize, full) {
+            index -= 1;
+            if let Some(windows) = self.windows.as_mut().filter(|_| index >= windows_from) {
+                windows.release(block);
+            }
             self.pool.release(block);
         }
     }
 
     /// Releases all blocks, last first, so that leaves are evicted before their parents.
     pub fn release(&mut self, table: BlockTable) {
-        for &block in table.blocks().iter().rev() {
-            self.pool.release(block);
+        for (index, &block) in table.blocks().iter().enumerate().rev() {
+            self.release_block(&table, index, block);
         }
     }
 
     /// Insertions and evictions since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<CacheChange> {
-        self.prefix.take_changes()
+        let mut changes = self.prefix.take_changes();
+        let gaps = std::mem::take(&mut self.gaps);
+        match changes.last_mut() {
+            Some(last) => last.gaps = gaps,
+            None if gaps.is_empty() => {}
+            None => changes.push(CacheChange { gaps, ..CacheChange::default() }),
+        }
+        changes
+    }
+
+    /// Cached blocks without window blocks.
+    pub fn gaps(&self) -> Gaps {
+        let Some(windows) = &self.windows else { return Gaps::default() };
+        let cached = self.prefix.blocks().filter(|(base, _)| windows.of(*base).is_none());
+        Gaps { window_blocks: windows.of_sequence() - 1, hashes: cached.map(|(_, hash)| hash).collect() }
     }
 
     /// Every cached run, parents before children.

@@ -133,8 +133,9 @@ impl PrefixCache {
         handle
     }
 
-    /// Removes `block`, which has no holders. Its children are already gone, by the pool's eviction order.
-    pub fn evict(&mut self, block: BlockId) {
+    /// Removes `block`, which has no holders, and returns its hash. Its children are already gone, by the
+    /// pool's eviction order.
+    pub fn evict(&mut self, block: BlockId) -> BlockHash {
         let entry = self.entries[block.0 as usize].take().expect("an evicted block was cached");
         self.by_hash.remove(&entry.hash);
         let run = self.runs.get_mut(&entry.run).expect("a cached block's run exists");
@@ -145,6 +146,7 @@ impl PrefixCache {
             self.runs.remove(&entry.run);
         }
         self.note_truncated(RunTruncated { handle: entry.run, new_end });
+        entry.hash
     }
 
     fn note_stored(&mut self, stored: RunStored) {
@@ -184,6 +186,22 @@ impl PrefixCache {
             hashes: run.blocks.iter().map(|&block| self.entry(block).hash).collect(),
         };
         self.runs.iter().map(stored).collect()
+    }
+
+    /// Hash of a cached block.
+    pub fn hash_of(&self, block: BlockId) -> BlockHash {
+        self.entry(block).hash
+    }
+
+    /// All cached blocks with their hashes.
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, BlockHash)> {
+        (0..).map(BlockId).zip(&self.entries).filter_map(|(block, entry)| Some((block, entry.as_ref()?.hash)))
+    }
+
+    /// The cached block with this hash.
+    #[cfg(test)]
+    pub fn by_hash(&self, hash: BlockHash) -> Option<BlockId> {
+        self.by_hash.get(&hash).copied()
     }
 
     fn entry(&self, block: BlockId) -> &CachedBlock {

@@ -78,6 +78,11 @@ impl Spec {
         (self.cached_rows() * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
     }
 
+    /// Bytes of one token in the layers with a window.
+    pub fn windowed_kv_bytes_per_token(&self, kind: KvType) -> u64 {
+        self.kv_bytes_per_token(kind) / self.layers.len().max(1) as u64 * self.windowed_layers() as u64
+    }
+
     /// Cached rows of a head and token: key and value, or only the key, whose start is the value.
     fn cached_rows(&self) -> usize {
         if self.attention.latent.is_some() { 1 } else { 2 }

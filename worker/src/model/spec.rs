@@ -153,8 +153,7 @@ impl HeadPairs {
 /// Properties that vary by layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
-    /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it. The cache
-    /// keeps all of them.
+    /// A token attends to itself and the `window - 1` tokens before it; `None` = to all before it.
     pub window: Option<u32>,
     /// Whether windows do not slide: a token attends to those from the last multiple of the window on.
     pub is_chunked: bool,
@@ -313,6 +312,16 @@ impl Spec {
     /// Width of the widest feed-forward network.
     pub fn inner_size(&self) -> usize {
         self.layers.iter().map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default()
+    }
+
+    /// Number of layers with a window.
+    pub fn windowed_layers(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.window.is_some()).count()
+    }
+
+    /// The longest window of any layer; `None` if no layer has one.
+    pub fn longest_window(&self) -> Option<u32> {
+        self.layers.iter().filter_map(|layer| layer.window).max()
     }
 
     /// Most experts in a layer, and most per row; both 0 without experts.

@@ -30,6 +30,30 @@ pub enum Violation {
         /// Block tables that contain it.
         holders: u32,
     },
+    /// A window block was released too often or not at all.
+    #[error("the window block of block {base} counts {counted} holders and has {holders}")]
+    WindowHolders {
+        /// Its base.
+        base: u32,
+        /// Holders according to the pool.
+        counted: u32,
+        /// Block tables that hold it.
+        holders: u32,
+    },
+    /// The number of held window blocks is wrong.
+    #[error(
+        "tables hold {held} window blocks, {counted} are counted, beside {free} free and {cached} cached"
+    )]
+    WindowStates {
+        /// Blank window blocks.
+        free: u32,
+        /// Cached window blocks that no sequence holds.
+        cached: u32,
+        /// Window blocks that tables hold.
+        held: u32,
+        /// Held window blocks according to the pool.
+        counted: u32,
+    },
     /// `running` is not sorted by rank, so lookups fail.
     #[error("running sequences are not in the order of their ranks")]
     Order,
@@ -78,6 +102,7 @@ impl Scheduler {
                 return Err(Violation::Holders { block, counted, holders });
             }
         }
+        self.audit_windows(total)?;
         let held = (0..total).filter(|&block| self.kv.holders(BlockId(block)) > 0).count() as u32;
         let counts = self.kv.counts();
         if held == counts.held {
@@ -87,9 +112,34 @@ impl Scheduler {
         Err(Violation::BlockStates { free, cached, held, total })
     }
 
+    fn audit_windows(&self, total: u32) -> Result<(), Violation> {
+        let Some(counts) = self.kv.window_counts() else { return Ok(()) };
+        let mut holders = vec![0; total as usize];
+        for base in self.queues.running.iter().flat_map(|sequence| self.kv.window_bases(&sequence.table)) {
+            holders[base.0 as usize] += 1;
+        }
+        let held = holders.iter().filter(|holders| **holders > 0).count() as u32;
+        for (base, holders) in (0..total).zip(holders) {
+            let counted = self.kv.window_holders(BlockId(base));
+            if counted != holders {
+                return Err(Violation::WindowHolders { base, counted, holders });
+            }
+        }
+        if held != counts.held {
+            let (free, cached) = (counts.free, counts.cached);
+            return Err(Violation::WindowStates { free, cached, held, counted: counts.held });
+        }
+        Ok(())
+    }
+
     /// Blocks in block tables.
     pub fn blocks_held(&self) -> u32 {
         self.kv.counts().held
+    }
+
+    /// Window blocks in block tables.
+    pub fn window_blocks_held(&self) -> u32 {
+        self.kv.window_counts().map_or(0, |counts| counts.held)
     }
 
     /// All requests, running and waiting.

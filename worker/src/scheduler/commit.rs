@@ -105,6 +105,8 @@ impl Scheduler {
             let Sequence { table, scope, tokens, hashes, .. } = sequence;
             self.kv.register(table, Prefix { scope, tokens, hashes }, full);
         }
+        // Only now, so that blocks are cached with their window blocks.
+        self.kv.slide(&mut sequence.table, sequence.computed);
     }
 }
 

@@ -193,7 +193,8 @@ impl Scheduler {
         if !waits {
             drafts.make(streams, rows.saturating_sub(count));
         }
-        plan.step.draft_blocks = self.kv.available().saturating_sub(all as u32);
+        let available = self.kv.available().min(self.kv.available_windows());
+        plan.step.draft_blocks = available.saturating_sub(all as u32);
         self.drafts = Some(drafts);
     }
 
@@ -223,7 +224,7 @@ impl Scheduler {
         let held = sequence.table.blocks().len() as u32;
         let room = (held + plan.step.draft_blocks) * self.limits.block_size;
         let wanted = (end + taken).min(room);
-        let drafted = self.kv.grow(&mut sequence.table, end, wanted, &mut plan.batch.copies) - end;
+        let drafted = self.kv.grow(&mut sequence.table, end, wanted, plan.batch.all_copies()) - end;
         plan.step.draft_blocks -= sequence.table.blocks().len() as u32 - held;
         drafted
     }

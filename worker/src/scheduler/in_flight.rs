@@ -10,6 +10,7 @@ use super::planned_rows::{Draws, PlannedRows};
 use super::request::Hold;
 use super::sequence::Sequence;
 use crate::backend::Carried;
+use crate::kv_cache::KvCache;
 
 /// Why a running sequence has no rows to plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +65,16 @@ impl Sequence {
         // Samples that still share one sequence will each copy the partly filled block.
         let needed = longest.div_ceil(limits.block_size) + self.samples.len() as u32 - 1;
         needed.saturating_sub(self.table.blocks().len() as u32)
+    }
+
+    /// Window blocks still needed for its tokens and for one more block of growth.
+    pub fn windows_to_grow(&self, kv: &KvCache) -> u32 {
+        if self.is_ending() {
+            return 0;
+        }
+        let longest = (self.planned_len() + kv.block_size()).min(self.max_len);
+        let needed = kv.windows_for(longest) + self.samples.len() as u32 - 1;
+        needed.saturating_sub(kv.window_bases(&self.table).len() as u32)
     }
 
     /// Why it has no rows in `step`, the one being planned; `None` if it may have some.

@@ -63,7 +63,7 @@ use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::finish::FinishReason;
 use skein_proto::load::Load;
-use skein_proto::runs::{CacheChange, RunStored};
+use skein_proto::runs::{CacheChange, Gaps, RunStored};
 
 pub use audit::Violation;
 pub use background::BACKGROUND;
@@ -74,7 +74,7 @@ pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestE
 pub use step::Step;
 
 use crate::TokenId;
-use crate::backend::MaskSlot;
+use crate::backend::{KvBlocks, MaskSlot};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{KvCache, Prefix};
 use pace::Pace;
@@ -121,10 +121,12 @@ struct Limits {
 }
 
 impl Scheduler {
-    /// A scheduler over `kv_blocks` blocks for sequences of at most `max_model_len` tokens, which must fit.
-    pub fn new(config: &SchedulerConfig, kv_blocks: u32, max_model_len: u32) -> Self {
+    /// A scheduler over `kv_blocks` for sequences of at most `max_model_len` tokens, which must fit.
+    pub fn new(config: &SchedulerConfig, kv_blocks: impl Into<KvBlocks>, max_model_len: u32) -> Self {
         let kv = KvCache::new(kv_blocks, config.block_size, config.enable_prefix_caching);
-        assert!(kv.blocks_for(max_model_len) <= kv_blocks, "the longest sequence fits into the KV cache");
+        let fits = kv.blocks_for(max_model_len) <= kv.total()
+            && kv.windows_for(max_model_len) <= kv.available_windows();
+        assert!(fits, "the longest sequence fits into the KV cache");
         let limits = Limits {
             block_size: config.block_size,
             max_model_len,
@@ -333,6 +335,11 @@ impl Scheduler {
         self.kv.snapshot()
     }
 
+    /// Cached blocks that layers with a window cannot share.
+    pub fn cache_gaps(&self) -> Gaps {
+        self.kv.gaps()
+    }
+
     /// Queue lengths, free blocks and speeds, as routers use them for placement.
     pub fn load(&self) -> Load {
         let samples = |sequence: &Sequence| sequence.samples.len() as u32;
@@ -343,7 +350,7 @@ impl Scheduler {
                 + waiting.values().map(|sequence| u64::from(sequence.uncached)).sum::<u64>(),
             waiting: waiting.values().map(samples).sum(),
             running: running.iter().map(samples).sum(),
-            free_blocks: self.kv.available(),
+            free_blocks: self.kv.available_of_both(),
             prefill_tokens_per_second: self.pace.prefill.per_second(),
             decode_tokens_per_second: self.pace.decode.per_second(),
         }

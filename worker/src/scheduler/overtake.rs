@@ -15,6 +15,7 @@
 use super::Limits;
 use super::queues::Queues;
 use super::sequence::{Rank, Sequence};
+use crate::kv_cache::KvCache;
 
 /// Rows of the step being planned, reserved for overtaking prompts.
 #[derive(Debug, Default)]
@@ -44,11 +45,12 @@ impl Overtaking {
     }
 }
 
-/// Seats and blocks not claimed by a running sequence.
+/// Seats, blocks and window blocks not claimed by a running sequence.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Room {
     pub seats: usize,
     pub blocks: u32,
+    pub windows: u32,
 }
 
 /// A prompt that could have rows in the step being planned.
@@ -62,11 +64,11 @@ pub(super) struct Candidate {
 /// The first prompt in rank and those that may overtake it, shortest first; `None` without prompts.
 pub(super) fn shorter(
     queues: &Queues,
-    limits: &Limits,
+    cache: (&Limits, &KvCache),
     room: Room,
     step: u64,
 ) -> Option<(Candidate, Vec<Candidate>)> {
-    let candidates = candidates(queues, limits, room, step);
+    let candidates = candidates(queues, cache, room, step);
     let first = candidates.iter().min_by_key(|candidate| candidate.rank).copied()?;
     let overtakes = |other: &Candidate| {
         other.left < first.left && other.rank.priority == first.rank.priority && other.rank != first.rank
@@ -77,7 +79,12 @@ pub(super) fn shorter(
 }
 
 /// Running prompts, and those at the head of the queue that all fit together.
-fn candidates(queues: &Queues, limits: &Limits, mut room: Room, step: u64) -> Vec<Candidate> {
+fn candidates(
+    queues: &Queues,
+    (limits, kv): (&Limits, &KvCache),
+    mut room: Room,
+    step: u64,
+) -> Vec<Candidate> {
     let wants = |sequence: &&Sequence| {
         !sequence.is_in(step) && !sequence.is_decoding(step) && sequence.pending(step) > 0
     };
@@ -86,10 +93,12 @@ fn candidates(queues: &Queues, limits: &Limits, mut room: Room, step: u64) -> Ve
     let admissible = queues.waiting.values().take_while(|sequence| {
         // Shared blocks are not subtracted: a cache lookup for each of them in every step costs too much.
         let needed = sequence.blocks_to_grow(limits);
-        let fits = sequence.samples.len() <= room.seats && needed <= room.blocks;
+        let windows = kv.windows_for(sequence.len());
+        let fits = sequence.samples.len() <= room.seats && needed <= room.blocks && windows <= room.windows;
         if fits {
             room.seats -= sequence.samples.len();
             room.blocks -= needed;
+            room.windows -= windows;
         }
         fits
     });

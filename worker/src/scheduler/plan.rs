@@ -160,7 +160,7 @@ impl Scheduler {
         let prompt_rows = plan.step.left();
         let mut overtaking = Overtaking::default();
         let mut half = prompt_rows / 2;
-        let found = shorter(&self.queues, &self.limits, self.room(), plan.step.number);
+        let found = shorter(&self.queues, (&self.limits, &self.kv), self.room(), plan.step.number);
         let Some((first, shorter)) = found.filter(|(first, _)| class.has(first.rank)) else {
             return overtaking;
         };
@@ -213,7 +213,7 @@ impl Scheduler {
         let always = self.drafts.as_ref().is_some_and(Drafts::are_given);
         let sequence = &mut self.queues.running[index];
         let drafted = (drafted > 0 || always).then_some(drafted);
-        sequence.plan_rows(number, rows, drafted, self.limits.block_size, &mut plan.batch);
+        sequence.plan_rows(number, rows, drafted, &self.kv, &mut plan.batch);
         plan.step.attended += attended(start, start + rows);
         plan.step.rows += rows;
         if decoding {
@@ -228,8 +228,9 @@ impl Scheduler {
     fn grow(&mut self, index: usize, positions: Range<u32>, plan: &mut Plan) -> u32 {
         loop {
             let table = &mut self.queues.running[index].table;
-            let end = self.kv.grow(table, positions.start, positions.end, &mut plan.batch.copies);
-            if end == positions.end {
+            let end = self.kv.grow(table, positions.start, positions.end, plan.batch.all_copies());
+            // With too few window blocks for all rows, some of them suffice, because each gives some back.
+            if end == positions.end || (end > positions.start && self.kv.available() > 0) {
                 return end;
             }
             // Victims come after it in rank and have no rows in this step. A sequence that ends with a step
@@ -265,6 +266,8 @@ impl Scheduler {
         let seats = self.queues.seats_taken(self.planned_steps + 1) + sequence.samples.len();
         seats <= self.limits.max_num_seqs as usize
             && needed + self.queues.blocks_reserved(&self.limits) <= self.kv.available()
+            && self.kv.windows_for(sequence.len()) + self.queues.windows_reserved(&self.kv)
+                <= self.windows_to_admit()
     }
 
     /// Seats and blocks left for waiting sequences.
@@ -276,7 +279,19 @@ impl Scheduler {
         Room {
             seats: (self.limits.max_num_seqs as usize).saturating_sub(seats),
             blocks: self.kv.available().saturating_sub(self.queues.blocks_reserved(&self.limits)),
+            windows: self.windows_to_admit().saturating_sub(self.queues.windows_reserved(&self.kv)),
         }
+    }
+
+    /// Window blocks that a new sequence could get. While others run, sets aside those of a full step's rows,
+    /// without which a long prompt would be computed in small steps, but at most a quarter.
+    fn windows_to_admit(&self) -> u32 {
+        let available = self.kv.available_windows();
+        let Some(counts) = self.kv.window_counts().filter(|_| !self.queues.running.is_empty()) else {
+            return available;
+        };
+        let rows = self.kv.blocks_for(self.limits.max_num_batched_tokens);
+        available.saturating_sub(rows.min((counts.free + counts.cached + counts.held) / 4))
     }
 
     /// Preempts the running sequence at `index`: takes all its blocks and queues it to be recomputed. Tokens

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::Limits;
 use super::request::RequestKey;
 use super::sequence::{Rank, Sequence};
+use crate::kv_cache::KvCache;
 
 /// The sequences of one worker.
 #[derive(Debug, Default)]
@@ -67,6 +68,14 @@ impl Queues {
     /// Blocks that the running sequences still need for their tokens, and one more each to grow.
     pub fn blocks_reserved(&self, limits: &Limits) -> u32 {
         self.running.iter().map(|running| running.blocks_to_grow(limits)).sum()
+    }
+
+    /// Window blocks that the running sequences still need for their tokens.
+    pub fn windows_reserved(&self, kv: &KvCache) -> u32 {
+        if kv.window_counts().is_none() {
+            return 0;
+        }
+        self.running.iter().map(|running| running.windows_to_grow(kv)).sum()
     }
 
     /// Next position of the prompt that is computed first in `step`.

@@ -5,18 +5,13 @@ use std::ops::Range;
 use super::planned_rows::{Draws, PlannedRows};
 use super::sequence::Sequence;
 use crate::backend::{Batch, BatchSequence, MaskSlot, SampleRow, ScoreRow, VerifyRows, Want};
+use crate::kv_cache::KvCache;
 
 impl Sequence {
     /// Adds the next `rows` tokens to the batch of `step`, and a draw if they reach the sequence's end. With
     /// `drafted`, even 0, the draw is a verification, and the last `drafted` rows are its draft.
-    pub fn plan_rows(
-        &mut self,
-        step: u64,
-        rows: u32,
-        drafted: Option<u32>,
-        block_size: u32,
-        batch: &mut Batch,
-    ) {
+    pub fn plan_rows(&mut self, step: u64, rows: u32, drafted: Option<u32>, kv: &KvCache, batch: &mut Batch) {
+        let block_size = kv.block_size();
         let (start, end) = (self.next_row(), self.next_row() + rows);
         let (first_row, draft) = (batch.tokens.len() as u32, drafted.unwrap_or(0));
         let known = end - draft;
@@ -32,6 +27,11 @@ impl Sequence {
         let first_block = batch.block_tables.len() as u32;
         let blocks = end.div_ceil(block_size);
         batch.block_tables.extend_from_slice(&self.table.blocks()[..blocks as usize]);
+        kv.put_windows(&self.table, blocks as usize, &mut batch.window_tables);
+        if let Some(windows) = batch.window_tables.get(first_block as usize..) {
+            let slot = |at: u32| windows[(at / block_size) as usize].0 * block_size + at % block_size;
+            batch.window_slots.extend((start..end).filter(|_| !windows.is_empty()).map(slot));
+        }
         batch.sequences.push(BatchSequence {
             rows: first_row..first_row + rows,
             context_len: end,

@@ -28,6 +28,7 @@ pub(super) fn lead(
         cpu: CpuOptions {
             threads: ranks::threads_each(config),
             kv_blocks: 0,
+            window_blocks: None,
             block_size: options.limits.block_size,
             max_rows: 0,
             numbers: NumberTypes::EXACT,

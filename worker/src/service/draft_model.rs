@@ -74,8 +74,9 @@ impl DraftModelPlan {
         Ok(CpuModel::plan(&self.path, &spec, &Shard::whole(&spec), &self.options(options))?.total())
     }
 
+    /// Its options. All its layers keep their whole context, so that its blocks need no pairs.
     fn options(&self, options: &CpuOptions) -> CpuOptions {
-        CpuOptions { max_rows: MAX_ROWS, numbers: self.numbers, ..*options }
+        CpuOptions { max_rows: MAX_ROWS, numbers: self.numbers, window_blocks: None, ..*options }
     }
 
     /// Loads it beside a model with `options` and a vocabulary of `model_vocab` tokens.

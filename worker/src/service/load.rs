@@ -12,13 +12,14 @@ use tracing::info_span;
 
 use super::draft_model::{self, DraftModelPlan};
 use super::memory_plan::Needs;
+use super::sizing::{KvTokenBytes, Room};
 use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
 use crate::adapters::Adapters;
-use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
+use crate::backend::{Backend, KvBlocks};
 use crate::config::{
     AdaptersConfig, BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
 };
@@ -296,18 +297,25 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     };
     let draft_model = config.cpu.draft_model.as_deref();
     let draft_model = draft_model.map(|path| draft_model::plan(config, path, &topology)).transpose()?;
+    let mut token_bytes = ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv);
+    for bytes in &mut token_bytes {
+        bytes.main += draft_model.as_ref().map_or(0, |draft| draft.kv_bytes_per_token);
+    }
+    let rows = config.scheduler.max_num_batched_tokens.saturating_mul(topology.stages as u32);
+    let blocks = kv_blocks(
+        config,
+        // Each worker on the machine has its own copies.
+        weight_bytes
+            + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
+            + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
+        (model.spec.longest_window(), rows),
+        &token_bytes,
+        model.max_position_embeddings,
+    )?;
     let options = CpuOptions {
         threads: if topology.ranks() > 1 { ranks::threads_each(config) } else { config.threads },
-        kv_blocks: kv_blocks(
-            config,
-            // Each worker on the machine has its own copies.
-            weight_bytes
-                + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
-                + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
-            ranks::kv_bytes_per_token(&model.spec, &shards, numbers.kv)
-                + draft_model.as_ref().map_or(0, |draft| draft.kv_bytes_per_token),
-            model.max_position_embeddings,
-        )?,
+        kv_blocks: blocks.blocks,
+        window_blocks: blocks.window,
         block_size: config.scheduler.block_size,
         max_rows: config.scheduler.max_num_batched_tokens,
         numbers,
@@ -433,7 +441,10 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
     sizing::check_model_len(&config.scheduler, model_len)?;
     let kv_blocks = match config.fake.kv_blocks {
         Some(blocks) => blocks,
-        None => kv_blocks(config, 0, FAKE_KV_BYTES_PER_TOKEN, model_len)?,
+        None => {
+            let bytes = KvTokenBytes { main: FAKE_KV_BYTES_PER_TOKEN, windowed: 0 };
+            kv_blocks(config, 0, (None, 0), &[bytes], model_len)?.blocks
+        }
     };
     let options = FakeOptions {
         vocab_size,
@@ -468,13 +479,16 @@ pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
     Some(Arc::new(Grammars::new(&json, vocab_size, load)))
 }
 
-/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit.
+/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window,
+/// the most rows in flight, and each rank's bytes of a token.
 fn kv_blocks(
     config: &WorkerConfig,
     weight_bytes: u64,
-    bytes_per_token: u64,
+    windows: (Option<u32>, u32),
+    bytes: &[KvTokenBytes],
     model_len: u32,
-) -> Result<u32, WorkerError> {
+) -> Result<KvBlocks, WorkerError> {
+    let bytes_per_token = bytes.iter().map(KvTokenBytes::all).max().unwrap_or(0);
     sizing::check_model_len(&config.scheduler, model_len)?;
     let given = config.kv_cache_memory_bytes;
     let needs = Needs {
@@ -490,5 +504,6 @@ fn kv_blocks(
     memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;
     let available = memory.as_ref().map(|memory| memory.available / needs.workers);
     let left = memory.as_ref().map_or(u64::MAX, |memory| needs.left(memory));
-    Ok(sizing::kv_blocks(&config.scheduler, given, bytes_per_token, model_len, available, left))
+    let room = Room { given, available, left };
+    Ok(sizing::kv_blocks_by_layer(&config.scheduler, windows, bytes, model_len, room))
 }

@@ -5,10 +5,12 @@ use super::cuda_ranks::CudaPlan;
 use super::load::{CpuPlan, adapter_bytes, plan_cpu};
 use super::memory_plan::size;
 use super::{WorkerError, cuda_ranks, sizing};
-use crate::backend::cpu::{Allocated, CpuModel};
+use crate::backend::WindowBlocks;
+use crate::backend::cpu::{Allocated, CpuModel, CpuOptions};
 use crate::backend::cuda::DeviceBytes;
 use crate::config::{BackendKind, WorkerConfig};
 use crate::group::NodePlan;
+use crate::model::spec::Spec;
 use crate::shard::Shard;
 
 /// Planned memory of a worker.
@@ -20,6 +22,8 @@ pub struct MemoryPlan {
     pub shared: Vec<u64>,
     /// Number of blocks in each rank's KV cache.
     pub kv_blocks: u32,
+    /// Blocks that layers with a window have apart; `None` = all layers share the same blocks.
+    pub window_blocks: Option<WindowBlocks>,
     /// Tokens per block.
     pub block_size: u32,
     /// Longest sequence, in tokens.
@@ -37,6 +41,8 @@ pub struct RankPlan {
     pub layers: std::ops::Range<usize>,
     /// Memory that it allocates.
     pub allocated: Allocated,
+    /// KV cache of a token in blocks and in window blocks, in bytes.
+    pub token_bytes: [u64; 2],
 }
 
 /// Plans the memory of the worker of `config`: on the CPU, or with `--device cuda` on GPUs like the first.
@@ -64,6 +70,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
                 draft_model: draft_bytes,
                 ..CpuModel::plan(&config.model, &model.spec, shard, &options)?
             },
+            token_bytes: token_bytes(&shard.spec(&model.spec), &options),
         })
     };
     let ranks = shards.iter().enumerate().map(rank).collect::<Result<_, WorkerError>>()?;
@@ -76,6 +83,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         ranks,
         shared: (0..topology.nodes).map(shared).collect(),
         kv_blocks: options.kv_blocks,
+        window_blocks: options.window_blocks,
         block_size: options.block_size,
         max_model_len: sizing::max_model_len(
             &config.scheduler,
@@ -87,6 +95,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
 
 fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
     let CudaPlan { model, topology, shards, options, planned, kv_blocks } = cuda_ranks::plan(config)?;
+    let block_size = u64::from(options.limits.block_size);
     let rank = |((rank, shard), bytes): ((usize, &Shard), &DeviceBytes)| {
         let DeviceBytes { weights, kv_cache, activations, logits } = *bytes;
         RankPlan {
@@ -94,6 +103,7 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             stage: shard.stage,
             layers: shard.layers.clone(),
             allocated: Allocated { weights, kv_cache, activations, logits, ..Allocated::default() },
+            token_bytes: [kv_cache / (u64::from(kv_blocks) * block_size).max(1), 0],
         }
     };
     let shared = if topology.ranks() == 1 { 0 } else { NodePlan::new(topology, 0, 0).bytes() as u64 };
@@ -102,6 +112,7 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
         ranks: shards.iter().enumerate().zip(&planned).map(rank).collect(),
         shared: vec![shared],
         kv_blocks,
+        window_blocks: None,
         block_size: options.limits.block_size,
         max_model_len,
     })
@@ -110,7 +121,25 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
 impl MemoryPlan {
     /// Number of sequences of maximum length that the KV cache holds.
     pub fn sequences(&self) -> u32 {
-        self.kv_blocks / self.max_model_len.div_ceil(self.block_size).max(1)
+        let whole = self.max_model_len.div_ceil(self.block_size).max(1);
+        let by_windows = |windows: WindowBlocks| windows.blocks / self.windows_of(windows, whole);
+        (self.kv_blocks / whole).min(self.window_blocks.map_or(u32::MAX, by_windows))
+    }
+
+    /// KV cache that a sequence of `tokens` tokens holds on the rank that needs most, in bytes.
+    pub fn sequence_bytes(&self, tokens: u32) -> u64 {
+        let blocks = tokens.div_ceil(self.block_size);
+        let windows = self.window_blocks.map_or(0, |windows| self.windows_of(windows, blocks));
+        let of_rank = |rank: &RankPlan| {
+            let [main, windowed] = rank.token_bytes;
+            (main * u64::from(blocks) + windowed * u64::from(windows)) * u64::from(self.block_size)
+        };
+        self.ranks.iter().map(of_rank).max().unwrap_or(0)
+    }
+
+    /// Window blocks of a sequence with `blocks` blocks.
+    fn windows_of(&self, windows: WindowBlocks, blocks: u32) -> u32 {
+        windows.of_sequence(self.block_size).min(blocks).max(1)
     }
 }
 
@@ -134,7 +163,7 @@ impl std::fmt::Display for MemoryPlan {
             writeln!(f, "{}", line.trim_end())
         };
         row(f, &columns.map(str::to_owned))?;
-        for (rank, RankPlan { node, stage, layers, allocated }) in self.ranks.iter().enumerate() {
+        for (rank, RankPlan { node, stage, layers, allocated, .. }) in self.ranks.iter().enumerate() {
             let Allocated { weights, kv_cache, activations, logits, adapters, draft_model } = *allocated;
             let bytes = [weights, kv_cache, activations, logits, adapters, draft_model, allocated.total()];
             let layers = format!("{}-{}", layers.start, layers.end.saturating_sub(1));
@@ -153,8 +182,26 @@ impl std::fmt::Display for MemoryPlan {
             f,
             "each rank's KV cache: {kv_blocks} blocks, {tokens} tokens, {} sequences of {max_model_len} tokens",
             self.sequences()
-        )
+        )?;
+        if let Some(windows) = self.window_blocks {
+            let WindowBlocks { window, blocks } = windows;
+            let of_sequence = windows.of_sequence(*block_size);
+            writeln!(
+                f,
+                "layers with a window of up to {window} tokens have {blocks} blocks apart; a sequence holds \
+                 {of_sequence} of them"
+            )?;
+        }
+        let bytes = self.sequence_bytes(*max_model_len);
+        writeln!(f, "a sequence of {max_model_len} tokens holds {bytes} bytes, {}", size(bytes))
     }
+}
+
+/// KV cache of a token of the rank with `spec`: in its main blocks, and in window blocks.
+fn token_bytes(spec: &Spec, options: &CpuOptions) -> [u64; 2] {
+    let kind = options.numbers.kv;
+    let windowed = options.window_blocks.map_or(0, |_| spec.windowed_kv_bytes_per_token(kind));
+    [spec.kv_bytes_per_token(kind) - windowed, windowed]
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use skein_kernels::collective::Ranks;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::matrix::Storage;
 
+use super::sizing::KvTokenBytes;
 use super::{WorkerError, precision};
 use crate::backend::cpu::{Connections, CpuBackend, CpuModel, CpuOptions};
 use crate::backend::{Backend, BackendError};
@@ -56,9 +57,14 @@ pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Ve
     Ok((topology, shards.map_err(why)?))
 }
 
-/// KV cache per token on the rank with the most layers and KV heads, in bytes.
-pub(super) fn kv_bytes_per_token(spec: &Spec, shards: &[Shard], kv: KvType) -> u64 {
-    shards.iter().map(|shard| shard.spec(spec).kv_bytes_per_token(kv)).max().unwrap_or(0)
+/// KV cache per token on each rank, in bytes.
+pub(super) fn kv_bytes_per_token(spec: &Spec, shards: &[Shard], kv: KvType) -> Vec<KvTokenBytes> {
+    let of_shard = |shard: &Shard| {
+        let own = shard.spec(spec);
+        let windowed = own.windowed_kv_bytes_per_token(kv);
+        KvTokenBytes { main: own.kv_bytes_per_token(kv) - windowed, windowed }
+    };
+    shards.iter().map(of_shard).collect()
 }
 
 /// Compute threads per rank on this node: an even part of `--threads`, or of the machine's.
@@ -170,6 +176,7 @@ fn welcome(
         model: config.model.clone(),
         threads: cpu.threads,
         kv_blocks: cpu.kv_blocks,
+        window_blocks: cpu.window_blocks,
         block_size: cpu.block_size,
         max_rows: cpu.max_rows,
         precision: config.precision,
@@ -376,6 +383,7 @@ fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let options = CpuOptions {
         threads: welcome.threads,
         kv_blocks: welcome.kv_blocks,
+        window_blocks: welcome.window_blocks,
         block_size: welcome.block_size,
         max_rows: welcome.max_rows,
         numbers,

@@ -190,7 +190,8 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         let allowed = "room for 2 tokens or more; raise the KV cache's memory".to_owned();
         return Err(WorkerError::Setting { setting: "max_model_len", got: max_model_len.into(), allowed });
     }
-    let mut scheduler = Scheduler::new(limits, kv_blocks, max_model_len);
+    let window = loaded.backend.window_blocks();
+    let mut scheduler = Scheduler::new(limits, loaded.backend.all_blocks(), max_model_len);
     scheduler.set_stages(loaded.backend.stages() as u32);
     let guesser = Guesser::new(limits.speculate, limits.enable_prefix_caching);
     let guesser = match &loaded.draft_model {
@@ -230,6 +231,7 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         backend = info.backend,
         max_model_len,
         kv_blocks,
+        window_blocks = window.map(|window| window.blocks),
         block_size = info.block_size,
         max_num_seqs,
         max_num_batched_tokens = info.max_num_batched_tokens,

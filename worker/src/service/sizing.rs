@@ -1,6 +1,7 @@
 //! Number of KV blocks, and the longest sequence that they allow. Pure.
 
 use super::WorkerError;
+use crate::backend::{KvBlocks, WindowBlocks};
 use crate::config::SchedulerConfig;
 
 /// The shortest sequence: one prompt token and one output token.
@@ -12,6 +13,37 @@ const MODERATE_LEN: u32 = 1024;
 const MEMORY_SHARE_PERCENT: u64 = 40;
 /// Bytes assumed if the system does not say how much is available.
 const UNKNOWN_MEMORY: u64 = 4 << 30;
+
+/// Layers with a window have blocks apart if the longest sequence has at least this many windows: with
+/// fewer, little is given back.
+const LEAST_WINDOWS: u32 = 2;
+
+/// KV cache of a token on one rank, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KvTokenBytes {
+    /// In layers without a window.
+    pub main: u64,
+    /// In layers with a window.
+    pub windowed: u64,
+}
+
+impl KvTokenBytes {
+    /// In all layers.
+    pub fn all(&self) -> u64 {
+        self.main + self.windowed
+    }
+}
+
+/// Memory for the KV cache.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Configured bytes.
+    pub given: Option<u64>,
+    /// Free memory, if the system says how much.
+    pub available: Option<u64>,
+    /// Bytes left beside the weights.
+    pub left: u64,
+}
 
 /// Refuses lengths beyond the model's positions: it gives nonsense at positions that it was not trained on.
 pub(super) fn check_model_len(config: &SchedulerConfig, model_len: u32) -> Result<(), WorkerError> {
@@ -56,6 +88,81 @@ pub(super) fn kv_blocks(
     };
     // Slot numbers have 32 bits.
     blocks.clamp(1, u64::from(i32::MAX as u32 / config.block_size)) as u32
+}
+
+/// Number of blocks of a model whose layers with a window attend to `window` tokens at most, with up to
+/// `rows` rows in flight; `bytes` of each rank. Without a window, and where little would be given back, all
+/// layers share the blocks of [`kv_blocks`].
+///
+/// There are window blocks for `max_num_seqs` sequences, and for as many cached ones of moderate length as
+/// the other blocks hold, but at most half as many as there would be blocks if all layers shared them. So the
+/// cache holds about as many contexts of two windows as without window blocks, and more longer ones.
+pub(super) fn kv_blocks_by_layer(
+    config: &SchedulerConfig,
+    (window, rows): (Option<u32>, u32),
+    bytes: &[KvTokenBytes],
+    model_len: u32,
+    room: Room,
+) -> KvBlocks {
+    let most_bytes = bytes.iter().map(KvTokenBytes::all).max().unwrap_or(0);
+    let blocks = |room: Room| kv_blocks(config, room.given, most_bytes, model_len, room.available, room.left);
+    let longest = config.max_model_len.unwrap_or(model_len).min(model_len);
+    let Some(window) = window.filter(|window| longest / LEAST_WINDOWS >= *window) else {
+        return blocks(room).into();
+    };
+    let of_sequence = WindowBlocks { window, blocks: 0 }.of_sequence(config.block_size);
+    // Rows in flight are in window blocks, too, and each sequence's may begin in another block.
+    let of_all = config.max_num_seqs.min(config.max_num_batched_tokens).saturating_mul(of_sequence + 1);
+    let of_all = of_all.saturating_add(rows.div_ceil(config.block_size));
+    let takes = |main: u32, windows: u32| {
+        let of_rank = |bytes: &KvTokenBytes| {
+            u128::from(bytes.main) * u128::from(main) + u128::from(bytes.windowed) * u128::from(windows)
+        };
+        bytes.iter().map(of_rank).max().unwrap_or(0) * u128::from(config.block_size)
+    };
+    let with = |blocks: u32, windows: u32| KvBlocks {
+        blocks,
+        window: Some(WindowBlocks { window, blocks: windows.min(blocks) }),
+    };
+    let limit = match room.given {
+        Some(given) => given,
+        None => {
+            let wanted = blocks(Room { available: Some(u64::MAX), left: u64::MAX, given: None });
+            let share = room.available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
+            let limit = share.min(room.left);
+            if takes(wanted, of_all.min(wanted)) <= u128::from(limit) {
+                return with(wanted, of_all);
+            }
+            limit
+        }
+    };
+    let shared = blocks(Room { given: Some(limit), ..room });
+    if shared / 2 < of_sequence {
+        return shared.into();
+    }
+    let most = i32::MAX as u32 / config.block_size;
+    if bytes.iter().all(|bytes| bytes.main == 0) {
+        // Blocks of no bytes are limited by the memory for their accounts.
+        let accounts = shared.saturating_mul(8).max(longest.div_ceil(config.block_size));
+        return with(accounts.min(most), shared);
+    }
+    let moderate = MODERATE_LEN.div_ceil(config.block_size);
+    let of_moderate = |blocks: u32| (u64::from(blocks) * u64::from(of_sequence) / u64::from(moderate)) as u32;
+    let cached = of_moderate(most_that(shared, most, |blocks| {
+        takes(blocks, of_moderate(blocks)) <= u128::from(limit)
+    }));
+    let windows = of_all.max(cached).min(shared / 2);
+    with(most_that(shared, most, |blocks| takes(blocks, windows) <= u128::from(limit)), windows)
+}
+
+/// The highest number up to `most` that `fits`, or `least`; whatever is below one that fits also fits.
+fn most_that(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (least, most.max(least));
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
 /// The longest sequence: the configured length or else the model's, but at most what the cache holds.
@@ -103,6 +210,49 @@ mod tests {
         let blocks = |left| kv_blocks(&config, None, 100, 512, Some(1 << 40), left);
         assert_eq!(blocks(16 * 100 * 9), 9);
         assert_eq!(blocks(0), 1);
+    }
+
+    /// The Gemma 3 shape: five layers of six have a window.
+    const GEMMA: KvTokenBytes = KvTokenBytes { main: 100, windowed: 500 };
+
+    fn with_windows(
+        bytes: &[KvTokenBytes],
+        seqs: u32,
+        longest: u32,
+        given: Option<u64>,
+    ) -> (u32, Option<u32>) {
+        let config = SchedulerConfig {
+            max_num_seqs: seqs,
+            block_size: 16,
+            max_num_batched_tokens: 512,
+            ..SchedulerConfig::default()
+        };
+        let room = Room { given, available: Some(1 << 40), left: u64::MAX };
+        let blocks = kv_blocks_by_layer(&config, (Some(1024), 512), bytes, longest, room);
+        let takes = |bytes: &KvTokenBytes| {
+            let windows = blocks.window.map_or(blocks.blocks, |window| window.blocks);
+            16 * (bytes.main * u64::from(blocks.blocks) + bytes.windowed * u64::from(windows))
+        };
+        assert!(given.is_none_or(|given| bytes.iter().all(|bytes| takes(bytes) <= given)), "{blocks:?}");
+        (blocks.blocks, blocks.window.map(|window| window.blocks))
+    }
+
+    #[test]
+    fn window_blocks_suffice_for_all_sequences_or_get_half() {
+        // 65 blocks hold a window of 1024 tokens; 32 more hold the rows in flight.
+        assert_eq!(with_windows(&[GEMMA], 1, 32_768, None), (2048, Some(66 + 32)));
+        assert_eq!(with_windows(&[GEMMA], 4, 32_768, None), (2048, Some(4 * 66 + 32)));
+        // Bytes of 2048 blocks of all layers; half of them are window blocks, which cached sequences need.
+        let given = Some(2048 * 16 * 600);
+        for seqs in [1, 256] {
+            assert_eq!(with_windows(&[GEMMA], seqs, 32_768, given), (2048 * 6 - 1024 * 5, Some(1024)));
+        }
+        let even = KvTokenBytes { main: 300, windowed: 300 };
+        assert_eq!(with_windows(&[GEMMA, even], 256, 32_768, given), (3072, Some(1024)), "the largest rank");
+        assert_eq!(with_windows(&[GEMMA], 1, 2047, None), (128, None), "nothing to give back");
+        assert_eq!(with_windows(&[GEMMA], 1, 32_768, Some(16 * 600 * 100)), (100, None), "too small");
+        let all = KvTokenBytes { main: 0, windowed: 600 };
+        assert_eq!(with_windows(&[all], 4, 32_768, given), (8 * 2048, Some(2048)), "blocks of no bytes");
     }
 
     #[test]

@@ -135,8 +135,8 @@ impl Follower {
                     let snapshot = self.engine.snapshot().await?;
                     // Like a load report it carries the number of the next entry without using it up.
                     self.next = snapshot.sequence + 1;
-                    let engine::Snapshot { runs, stream_keys, .. } = snapshot;
-                    self.send(WatchBody::Snapshot(Snapshot { runs, stream_keys })).await?;
+                    let engine::Snapshot { runs, gaps, stream_keys, .. } = snapshot;
+                    self.send(WatchBody::Snapshot(Snapshot { runs, gaps, stream_keys })).await?;
                 }
             }
         }

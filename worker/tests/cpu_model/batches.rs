@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
-use skein_worker::backend::{Backend, BackendError, Batch};
+use skein_worker::backend::{Backend, BackendError, Batch, WindowBlocks};
 use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::draft_model::DraftModel;
@@ -40,6 +40,7 @@ pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
     let options = CpuOptions {
         threads,
         kv_blocks: 4096 / block_size,
+        window_blocks: None,
         block_size,
         max_rows: 64,
         numbers: NumberTypes::EXACT,
@@ -63,9 +64,15 @@ pub const KINDS: [&str; 6] = ["llama-gqa", "gemma3", "mixtral-v5", "gpt-oss-mxfp
 
 /// The CPU backend with a golden model in exact arithmetic and `kv_blocks` blocks of [`SMALL_BLOCK`] tokens.
 pub fn small_backend(model: &str, kv_blocks: u32) -> CpuBackend {
+    backend_of(model, kv_blocks, None)
+}
+
+/// [`small_backend`] with window blocks.
+pub fn backend_of(model: &str, kv_blocks: u32, window_blocks: Option<WindowBlocks>) -> CpuBackend {
     let options = CpuOptions {
         threads: 2,
         kv_blocks,
+        window_blocks,
         block_size: SMALL_BLOCK,
         max_rows: 64,
         numbers: NumberTypes::EXACT,
@@ -86,7 +93,7 @@ pub fn start(
         enable_prefix_caching: share_prefixes,
         ..SchedulerConfig::default()
     };
-    let mut scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
+    let mut scheduler = Scheduler::new(&config, backend.all_blocks(), MAX_MODEL_LEN);
     scheduler.set_stages(backend.stages() as u32);
     run(scheduler, backend, max_streams)
 }
@@ -103,7 +110,7 @@ pub fn start_drafting(
         max_num_batched_tokens: 40,
         ..SchedulerConfig::default()
     };
-    let mut scheduler = Scheduler::new(&config, backend.kv_blocks(), MAX_MODEL_LEN);
+    let mut scheduler = Scheduler::new(&config, backend.all_blocks(), MAX_MODEL_LEN);
     scheduler.set_stages(backend.stages() as u32);
     drafts.into_iter().for_each(|drafts| scheduler.set_drafts(drafts));
     let (mut engine, handle) = Engine::new(scheduler, Box::new(backend), max_streams);

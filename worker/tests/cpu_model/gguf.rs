@@ -39,8 +39,14 @@ fn file(name: &str) -> PathBuf {
 
 fn try_load(name: &str, threads: usize) -> Result<CpuModel, LoadError> {
     let numbers = NumberTypes::EXACT;
-    let options =
-        CpuOptions { threads, kv_blocks: 4096 / BLOCK_SIZE, block_size: BLOCK_SIZE, max_rows: 64, numbers };
+    let options = CpuOptions {
+        threads,
+        kv_blocks: 4096 / BLOCK_SIZE,
+        window_blocks: None,
+        block_size: BLOCK_SIZE,
+        max_rows: 64,
+        numbers,
+    };
     CpuModel::load(&file(name), options, &PackedCache::none(), &mut |_, _| {})
 }
 
@@ -114,7 +120,14 @@ fn a_missing_part_and_a_damaged_file_are_refused() {
     std::fs::copy(file(MIXED), &copy).unwrap();
     let refused = |path: &std::path::Path| {
         let numbers = NumberTypes::EXACT;
-        let options = CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE, max_rows: 8, numbers };
+        let options = CpuOptions {
+            threads: 1,
+            kv_blocks: 4,
+            window_blocks: None,
+            block_size: BLOCK_SIZE,
+            max_rows: 8,
+            numbers,
+        };
         match CpuModel::load(path, options, &PackedCache::none(), &mut |_, _| {}) {
             Ok(_) => panic!("{} is loaded", path.display()),
             Err(error) => error.to_string(),

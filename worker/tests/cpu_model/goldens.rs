@@ -100,7 +100,14 @@ fn nan_and_infinite_weights_are_refused_at_load() {
         (NumberTypes::EXACT, "not finite"),
         (rounded, "tensor model.layers.0.self_attn.q_proj.weight: the weight of output 0"),
     ] {
-        let options = CpuOptions { threads: 1, kv_blocks: 4, block_size: BLOCK_SIZE, max_rows: 8, numbers };
+        let options = CpuOptions {
+            threads: 1,
+            kv_blocks: 4,
+            window_blocks: None,
+            block_size: BLOCK_SIZE,
+            max_rows: 8,
+            numbers,
+        };
         let Err(error) = CpuBackend::load(dir.path(), options, &mut |_, _| {}) else { panic!("loaded") };
         assert!(error.to_string().contains(expected), "{error}");
     }

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
-use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::backend::{Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
 use skein_worker::group::{self, GroupMemory, Leader, Member, NodePlan, Topology, Watch};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
@@ -22,12 +22,18 @@ pub struct Group {
 }
 
 /// Group for the model in `directory`: `tensor` ranks in each of `stages` stages.
-pub fn group(directory: &Path, (tensor, stages): (usize, usize), kv_blocks: u32) -> Group {
+pub fn group(directory: &Path, shape: (usize, usize), kv_blocks: u32) -> Group {
+    group_of(directory, shape, kv_blocks.into())
+}
+
+/// [`group`] that may have window blocks.
+pub fn group_of(directory: &Path, (tensor, stages): (usize, usize), blocks: KvBlocks) -> Group {
     let plan = NodePlan::new(Topology::new(tensor, stages, 1).unwrap(), 0, 1 << 16);
     let memory = GroupMemory::create(plan, TIMEOUT).unwrap();
     let options = CpuOptions {
         threads: 1,
-        kv_blocks,
+        kv_blocks: blocks.blocks,
+        window_blocks: blocks.window,
         block_size: SMALL_BLOCK,
         max_rows: 64,
         numbers: NumberTypes::EXACT,
@@ -70,6 +76,10 @@ impl Group {
 impl Backend for Group {
     fn kv_blocks(&self) -> u32 {
         self.leader.as_ref().unwrap().kv_blocks()
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.leader.as_ref().unwrap().window_blocks()
     }
 
     fn steps_in_flight(&self) -> usize {

@@ -18,3 +18,4 @@ mod requests;
 mod resume;
 mod served_adapters;
 mod speculation;
+mod windows;

@@ -11,14 +11,15 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::cpu::CpuBackend;
-use skein_worker::backend::{Backend, BackendError, Batch, StepHandle, StepOutput};
+use skein_worker::backend::{Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
 use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 
-use crate::batches::{KINDS, small_backend, start};
-use crate::groups::group;
+use crate::batches::{KINDS, backend_of, small_backend, start};
+use crate::groups::{group, group_of};
 use crate::ranks::make;
+use crate::windows::{WINDOWED, windows_of};
 
 /// Enough for two of the longest sequences: most requests wait, and some are preempted.
 const KV_BLOCKS: u32 = 36;
@@ -35,6 +36,10 @@ struct Watched {
 impl Backend for Watched {
     fn kv_blocks(&self) -> u32 {
         self.backend.kv_blocks()
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.backend.window_blocks()
     }
 
     fn steps_in_flight(&self) -> usize {
@@ -104,7 +109,15 @@ async fn serve(
     share_prefixes: bool,
     requests: u32,
 ) -> (Vec<(Vec<Output>, Vec<Bits>)>, [usize; 2]) {
-    let backend = small_backend(model, KV_BLOCKS);
+    serve_with(small_backend(model, KV_BLOCKS), depth, share_prefixes, requests).await
+}
+
+async fn serve_with(
+    backend: CpuBackend,
+    depth: usize,
+    share_prefixes: bool,
+    requests: u32,
+) -> (Vec<(Vec<Output>, Vec<Bits>)>, [usize; 2]) {
     let [carried, carried_history] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let counters = [carried.clone(), carried_history.clone()];
     let backend = Watched { backend, depth, carried, carried_history };
@@ -151,6 +164,39 @@ async fn serve_on(
 async fn overlapped_steps_give_every_bit_of_steps_one_by_one() {
     for model in KINDS {
         check(model).await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_give_window_blocks_back_get_every_bit_of_those_that_keep_all() {
+    const REQUESTS: u32 = 40;
+    for model in WINDOWED {
+        let (expected, _) = serve(model, 1, true, REQUESTS).await;
+        for (depth, share_prefixes) in [(1, true), (1, false), (2, true)] {
+            // Few enough that some sequences are preempted for them.
+            let windows = windows_of(model, 3);
+            let backend = backend_of(model, KV_BLOCKS, Some(windows));
+            let (got, _) = serve_with(backend, depth, share_prefixes, REQUESTS).await;
+            for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                assert_eq!(got, expected, "{model}, request {index}, {depth} in flight, {share_prefixes}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_group_with_window_blocks_gives_every_bit_of_one_rank_without() {
+    const REQUESTS: u32 = 24;
+    let model = make("gemma3", Dtype::F32, json!({"num_hidden_layers": 4, "vocab_size": 256}));
+    let path = model.path().to_str().unwrap();
+    let (expected, _) = serve(path, 1, true, REQUESTS).await;
+    let blocks = KvBlocks { blocks: KV_BLOCKS, window: Some(windows_of(path, 4)) };
+    // With four stages, some have no layer without a window.
+    for shape in [(2, 1), (1, 4), (2, 2)] {
+        let got = serve_on(group_of(model.path(), shape, blocks), true, REQUESTS).await;
+        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert_eq!(got, expected, "{shape:?}, request {index}");
+        }
     }
 }
 

@@ -48,7 +48,14 @@ fn json(name: &str) -> Value {
 
 fn options(threads: usize) -> CpuOptions {
     let (kv_blocks, max_rows) = (4096 / BLOCK_SIZE, 64);
-    CpuOptions { threads, kv_blocks, block_size: BLOCK_SIZE, max_rows, numbers: NumberTypes::EXACT }
+    CpuOptions {
+        threads,
+        kv_blocks,
+        window_blocks: None,
+        block_size: BLOCK_SIZE,
+        max_rows,
+        numbers: NumberTypes::EXACT,
+    }
 }
 
 fn load(directory: &Path, threads: usize) -> CpuModel {

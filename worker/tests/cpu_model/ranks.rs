@@ -73,7 +73,14 @@ fn write_weights(directory: &Path, stored: Dtype) {
 }
 
 fn options(numbers: NumberTypes) -> CpuOptions {
-    CpuOptions { threads: 1, kv_blocks: 4096 / BLOCK_SIZE, block_size: BLOCK_SIZE, max_rows: 64, numbers }
+    CpuOptions {
+        threads: 1,
+        kv_blocks: 4096 / BLOCK_SIZE,
+        window_blocks: None,
+        block_size: BLOCK_SIZE,
+        max_rows: 64,
+        numbers,
+    }
 }
 
 /// Connections of `tensor` ranks in each of `stages` stages, last stage first.

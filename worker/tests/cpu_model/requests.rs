@@ -15,6 +15,7 @@ fn backend() -> CpuBackend {
     let options = CpuOptions {
         threads: 2,
         kv_blocks: 256,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 64,
         numbers: NumberTypes::EXACT,

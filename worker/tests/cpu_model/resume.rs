@@ -15,9 +15,10 @@ use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey};
 use skein_worker::streams::TokenStream;
 
-use crate::batches::{KINDS, small_backend, start};
+use crate::batches::{KINDS, backend_of, small_backend, start};
 use crate::groups::group;
 use crate::ranks::make;
+use crate::windows::{WINDOWED, windows_of};
 
 const KV_BLOCKS: u32 = 200;
 const MAX_TOKENS: u32 = 14;
@@ -120,6 +121,16 @@ async fn a_request_continues_with_other_numbers_of_ranks_and_stages_bit_for_bit(
     let alone = || small_backend(path, KV_BLOCKS);
     check("1 to 4", alone, || group(model.path(), (4, 1), KV_BLOCKS)).await;
     check("2 x 2 to 1", || group(model.path(), (2, 2), KV_BLOCKS), alone).await;
+}
+
+#[tokio::test]
+async fn a_request_continues_with_and_without_window_blocks_bit_for_bit() {
+    for model in WINDOWED {
+        let windowed = || backend_of(model, KV_BLOCKS, Some(windows_of(model, 8)));
+        let plain = || small_backend(model, KV_BLOCKS);
+        check(&format!("{model}, to windows"), plain, windowed).await;
+        check(&format!("{model}, from windows"), windowed, plain).await;
+    }
 }
 
 /// Starts requests on one backend and continues them on another.

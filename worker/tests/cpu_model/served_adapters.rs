@@ -31,6 +31,7 @@ fn load_with(base: &Path, numbers: NumberTypes) -> CpuModel {
     let options = CpuOptions {
         threads: 2,
         kv_blocks: 4096 / BLOCK_SIZE,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 64,
         numbers,

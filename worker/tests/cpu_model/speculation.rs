@@ -17,17 +17,20 @@ use skein_node::random::SplitMix64;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
-use skein_worker::backend::{Answer, Backend, BackendError, Batch, StepHandle, StepOutput, Want};
+use skein_worker::backend::{
+    Answer, Backend, BackendError, Batch, StepHandle, StepOutput, Want, WindowBlocks,
+};
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::draft_model::DraftModel;
 use skein_worker::engine::Submission;
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{Drafts, NewRequest, NewSample, Propose, RequestKey};
 
-use crate::batches::{Running, SMALL_BLOCK, start_drafting};
+use crate::batches::{Running, SMALL_BLOCK, backend_of, small_backend, start_drafting};
 use crate::groups::group;
 use crate::ranks::make;
 use crate::resume::{Output, read};
+use crate::windows::{WINDOWED, windows_of};
 
 /// Requests in a normal test run.
 const REQUESTS: usize = 640;
@@ -154,6 +157,10 @@ impl<B: Backend> Backend for Counting<B> {
         self.0.kv_blocks()
     }
 
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.0.window_blocks()
+    }
+
     fn steps_in_flight(&self) -> usize {
         self.0.steps_in_flight()
     }
@@ -237,8 +244,14 @@ async fn check<A: Backend + 'static, B: Backend + 'static>(
 }
 
 fn backend(model: &Path, numbers: NumberTypes, threads: usize) -> CpuBackend {
-    let options =
-        CpuOptions { threads, kv_blocks: KV_BLOCKS, block_size: SMALL_BLOCK, max_rows: 64, numbers };
+    let options = CpuOptions {
+        threads,
+        kv_blocks: KV_BLOCKS,
+        window_blocks: None,
+        block_size: SMALL_BLOCK,
+        max_rows: 64,
+        numbers,
+    };
     CpuBackend::load(model, options, &mut |_, _| {}).unwrap()
 }
 
@@ -260,6 +273,15 @@ async fn drafts_change_no_bit_of_any_request() {
     for (source, (drafted, right)) in tried {
         let is_tried = right < drafted && (right > 0 || source == "garbage");
         assert!(is_tried, "{source}: {drafted} tokens drafted, {right} right");
+    }
+}
+
+#[tokio::test]
+async fn drafts_change_no_bit_with_window_blocks() {
+    for (seed, model) in WINDOWED.into_iter().enumerate() {
+        let plain = || small_backend(model, KV_BLOCKS);
+        let drafting = || backend_of(model, KV_BLOCKS, Some(windows_of(model, 5)));
+        check(model, 200 + seed as u64, 24, plain, drafting, &[], &mut Tried::new()).await;
     }
 }
 

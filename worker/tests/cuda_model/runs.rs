@@ -68,6 +68,7 @@ pub fn on_cpu(dir: &Path) -> CpuBackend {
     let options = CpuOptions {
         threads: 1,
         kv_blocks: KV_BLOCKS,
+        window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 48,
         numbers: NumberTypes::EXACT,

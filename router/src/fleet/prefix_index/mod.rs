@@ -5,6 +5,7 @@
 //! requests go to the same worker.
 
 mod expected;
+mod gaps;
 mod mixed;
 #[cfg(test)]
 mod tests;
@@ -14,11 +15,12 @@ use std::collections::HashMap;
 
 use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
-use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
+use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 
 use super::worker_id::WorkerId;
 pub use expected::Expectation;
 use expected::Expected;
+use gaps::GapsByColumn;
 use tree::{Column, NO_COLUMN, Slot, Tree};
 
 /// The index no longer matches the worker's cache; only a snapshot helps.
@@ -39,6 +41,7 @@ const CLEANED_AT_ONCE: usize = 64;
 pub struct PrefixIndex {
     tree: Tree,
     expected: Expected,
+    gaps: GapsByColumn,
     members: HashMap<WorkerId, Place>,
     free_columns: Vec<Column>,
     /// Columns ever assigned, including [`NO_COLUMN`].
@@ -72,6 +75,7 @@ impl PrefixIndex {
         Self {
             tree: Tree::default(),
             expected: Expected::default(),
+            gaps: GapsByColumn::default(),
             members: HashMap::new(),
             free_columns: Vec::new(),
             columns: NO_COLUMN + 1,
@@ -85,6 +89,7 @@ impl PrefixIndex {
         hits.by_column.resize(self.columns as usize, 0);
         self.tree.search(chain, &mut hits.by_column);
         self.expected.search(chain, &mut hits.by_column);
+        self.gaps.shorten(chain, &mut hits.by_column);
     }
 
     /// Number of `worker` in [`Hits`], valid from its first use until it is removed.
@@ -104,17 +109,19 @@ impl PrefixIndex {
     }
 
     /// Replaces everything known of `worker`'s cache. Expectations stay.
-    pub fn replace(&mut self, worker: WorkerId, runs: &[RunStored]) -> Result<(), Desync> {
+    pub fn replace(&mut self, worker: WorkerId, runs: &[RunStored], gaps: &Gaps) -> Result<(), Desync> {
         let Place { column, slot } = self.place(worker);
         self.tree.retire(slot);
         let slot = self.tree.open(column);
         self.members.insert(worker, Place { column, slot });
+        self.gaps.replace(column, gaps);
         self.store(worker, runs)
     }
 
     /// Applies a change of `worker`'s cache. On an error the caller must request a snapshot.
     pub fn apply(&mut self, worker: WorkerId, change: &CacheChange) -> Result<(), Desync> {
-        let Place { slot, .. } = self.place(worker);
+        let Place { slot, column } = self.place(worker);
+        self.gaps.apply(column, &change.gaps);
         for &RunTruncated { handle, new_end } in &change.truncated {
             self.tree.truncate(slot, handle, new_end)?;
         }
@@ -151,6 +158,7 @@ impl PrefixIndex {
     pub fn remove(&mut self, worker: WorkerId) {
         let Some(Place { column, slot }) = self.members.remove(&worker) else { return };
         self.expected.clear(column);
+        self.gaps.replace(column, &Gaps::default());
         self.tree.retire(slot);
         self.free_columns.push(column);
     }

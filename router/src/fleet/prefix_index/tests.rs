@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use skein_proto::block_hash;
-use skein_proto::runs::{CacheChange, RunStored, RunTruncated};
+use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 
 use super::expected::MAX_BLOCKS_EACH;
 use super::*;
@@ -121,7 +121,7 @@ fn it_knows_exactly_what_each_worker_holds() {
                     index.remove(worker);
                     *cache = Cache::default();
                 }
-                1 => index.replace(worker, &cache.snapshot()).expect("a snapshot fits"),
+                1 => index.replace(worker, &cache.snapshot(), &Gaps::default()).expect("a snapshot fits"),
                 2..8 => change.truncated.extend(cache.evict(&mut rng)),
                 _ => change.stored.extend(cache.store(&prefix(&mut rng))),
             }
@@ -239,13 +239,13 @@ fn nonsense_from_a_worker_leaves_the_index_consistent_and_empty_in_the_end() {
             let hashes = hashes(&prefix(&mut rng));
             match rng.random_range(0..12) {
                 0 => index.remove(worker),
-                1 => assert_eq!(index.replace(worker, &[]), Ok(())),
+                1 => assert_eq!(index.replace(worker, &[], &Gaps::default()), Ok(())),
                 2 => index.clean(3),
                 3 => index.expect(worker, Expectation::Placed(handle), &hashes, at(0)),
                 4 => index.withdraw(worker, handle),
                 5..8 => {
                     let truncated = vec![RunTruncated { handle, new_end: depth }];
-                    let _ = index.apply(worker, &CacheChange { truncated, stored: Vec::new() });
+                    let _ = index.apply(worker, &CacheChange { truncated, ..CacheChange::default() });
                 }
                 _ => {
                     let depth = if rng.random() { 0 } else { depth };
@@ -275,7 +275,7 @@ fn workers_that_hold_the_same_blocks_share_their_memory() {
         })
         .collect();
     for worker in 0..64 {
-        index.replace(WorkerId(worker), &runs).expect("a snapshot fits");
+        index.replace(WorkerId(worker), &runs, &Gaps::default()).expect("a snapshot fits");
     }
     let mut hits = Hits::default();
     index.search(&chain, &mut hits);

@@ -12,26 +12,27 @@ use skein_kernels::collective::{Alone, Lost};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::Rows;
-use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
+use skein_kernels::cpu::kv_cache::{KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
 use skein_node::trace::PROCESS;
 use skein_sys::threads::ThreadPlacement;
 
-use super::{Backend, BackendError, Batch, StepHandle, StepOutput};
-use crate::TokenId;
+use super::{Backend, BackendError, Batch, StepHandle, StepOutput, WindowBlocks};
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint;
 use crate::model::on_cpu::adapter::AdapterRows;
+use crate::model::on_cpu::caches::{self, Caches};
 use crate::model::on_cpu::pack::{self, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
-use crate::model::on_cpu::{Activations, ForwardStep, Model, matrices};
+use crate::model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
 use crate::model::spec::Spec;
 use crate::shard::Shard;
+use crate::{BlockId, TokenId};
 pub use connections::Connections;
 use draws::Draws;
 
@@ -45,6 +46,8 @@ pub struct CpuOptions {
     pub threads: usize,
     /// Blocks in the KV cache. A block takes memory once it is used.
     pub kv_blocks: u32,
+    /// Blocks that layers with a window have apart; `None` = the same blocks hold all layers.
+    pub window_blocks: Option<WindowBlocks>,
     /// Tokens in a KV block.
     pub block_size: u32,
     /// Rows in the largest expected step, for which memory is allocated at the start. Larger steps are
@@ -77,6 +80,7 @@ type Outcome = Result<StepOutput, BackendError>;
 /// Runs batches on the CPU.
 pub struct CpuBackend {
     kv_blocks: u32,
+    window_blocks: Option<WindowBlocks>,
     weight_bytes: u64,
     stages: usize,
     launched: u64,
@@ -117,7 +121,7 @@ impl CpuBackend {
     /// Starts the compute thread.
     pub fn start(mut model: CpuModel) -> std::io::Result<Self> {
         let (kv_blocks, weight_bytes) = (model.kv_blocks(), model.model.weight_bytes());
-        let stages = model.connections.stages;
+        let (stages, window_blocks) = (model.connections.stages, model.window_blocks);
         // The engine keeps one step in flight per stage. On the CPU the device is the host, so a further step
         // would overlap only planning; it would waste a row after each stop token, and a new request would
         // wait for two steps. If one more is launched, it waits in this channel: this backend is the
@@ -141,6 +145,7 @@ impl CpuBackend {
         })?;
         Ok(Self {
             kv_blocks,
+            window_blocks,
             weight_bytes,
             stages,
             launched: 0,
@@ -163,6 +168,10 @@ fn gone() -> BackendError {
 impl Backend for CpuBackend {
     fn kv_blocks(&self) -> u32 {
         self.kv_blocks
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.window_blocks
     }
 
     fn steps_in_flight(&self) -> usize {
@@ -204,20 +213,58 @@ pub struct CpuModel {
     cpu: Cpu,
     connections: Connections,
     model: Model,
-    cache: KvCache,
+    caches: Caches,
+    window_blocks: Option<WindowBlocks>,
     activations: Activations,
     /// Logits of one chunk: `[LOGIT_ROWS, vocab]`.
     logits: Aligned<f32>,
     draws: Draws,
-    /// A step's block tables, its rows by sequence, and its wanted rows by sequence; kept to
-    /// reuse their allocations.
-    tables: Vec<u32>,
-    sequences: Vec<Rows<'static>>,
-    wanted: Vec<Rows<'static>>,
+    tables: Tables,
+    window_tables: Tables,
     /// Wanted rows of the last step by adapter.
     wanted_adapters: AdapterRows,
     /// Size of the packed weights, in bytes.
     packed_bytes: u64,
+}
+
+/// A step's block tables of one cache, its rows by sequence, and its wanted rows by sequence; kept to reuse
+/// their allocations.
+#[derive(Default)]
+struct Tables {
+    blocks: Vec<u32>,
+    sequences: Vec<Rows<'static>>,
+    wanted: Vec<Rows<'static>>,
+}
+
+impl Tables {
+    /// Takes the tables of `batch` among `blocks`; the rows borrow the tables.
+    fn fill<'a>(
+        blocks: &'a mut Vec<u32>,
+        [sequences, wanted]: [Vec<Rows<'static>>; 2],
+        (batch, tables): (&Batch, &[BlockId]),
+        wanted_rows: &[u32],
+    ) -> [Vec<Rows<'a>>; 2] {
+        blocks.clear();
+        blocks.extend(tables.iter().map(|block| block.0));
+        let (mut sequences, mut wanted) = (emptied(sequences), emptied(wanted));
+        sequences.extend(batch.sequences.iter().map(|sequence| Rows {
+            rows: sequence.rows.start as usize..sequence.rows.end as usize,
+            position: sequence.context_len as usize - sequence.rows.len(),
+            blocks: &blocks[sequence.blocks.start as usize..sequence.blocks.end as usize],
+        }));
+        let covered = sequences.iter().try_fold(0, |end, s| (s.rows.start == end).then_some(s.rows.end));
+        assert_eq!(covered, Some(batch.tokens.len()), "the sequences' rows cover the batch without gaps");
+        keep_wanted(&sequences, wanted_rows, &mut wanted);
+        [sequences, wanted]
+    }
+
+    fn take_rows(&mut self) -> [Vec<Rows<'static>>; 2] {
+        [std::mem::take(&mut self.sequences), std::mem::take(&mut self.wanted)]
+    }
+
+    fn put_back(&mut self, [sequences, wanted]: [Vec<Rows<'static>>; 2]) {
+        (self.sequences, self.wanted) = (sequences, wanted);
+    }
 }
 
 /// Memory that a rank allocates for its part of a model, in bytes.
@@ -296,7 +343,7 @@ impl CpuModel {
         let own = shard.spec(spec);
         Ok(Allocated {
             weights: pack::most_bytes(&matrices, options.numbers.weights),
-            kv_cache: kv_shape(&own, options).bytes().unwrap_or(u64::MAX),
+            kv_cache: kv_bytes(&own, options),
             activations: Activations::planned_bytes(&own, options.max_rows as usize),
             logits: (logit_values(&own, shard.is_last()) * size_of::<f32>()) as u64,
             adapters: 0,
@@ -308,7 +355,7 @@ impl CpuModel {
     pub fn allocated(&self) -> Allocated {
         Allocated {
             weights: self.packed_bytes,
-            kv_cache: self.cache.bytes(),
+            kv_cache: self.caches.bytes(),
             activations: self.activations.bytes(),
             logits: size_of_val(&*self.logits) as u64,
             adapters: 0,
@@ -324,25 +371,25 @@ impl CpuModel {
         options: CpuOptions,
     ) -> Result<Self, LoadError> {
         let (spec, vocab) = (model.spec(), model.spec().vocab_size as usize);
-        let shape = kv_shape(spec, &options);
-        let bytes = shape.bytes().unwrap_or(u64::MAX);
-        let cache = KvCache::new(shape).map_err(|source| LoadError::KvCache { bytes, source })?;
+        let (shape, window_blocks) = (kv_shape(spec, &options), options.window_blocks);
+        let caches = Caches::new(spec, shape, window_blocks);
+        let caches =
+            caches.map_err(|source| LoadError::KvCache { bytes: kv_bytes(spec, &options), source })?;
         let activations = model.activations(options.max_rows as usize);
         let logits = Aligned::zeros(logit_values(spec, model.is_last()));
         let draws = Draws::new(cpu.threads.count(), if model.is_last() { vocab } else { 0 });
-        let (tables, sequences, wanted) = (Vec::new(), Vec::new(), Vec::new());
         let packed_bytes = 0;
         Ok(Self {
             cpu,
             connections,
             model,
-            cache,
+            caches,
+            window_blocks,
             activations,
             logits,
             draws,
-            tables,
-            sequences,
-            wanted,
+            tables: Tables::default(),
+            window_tables: Tables::default(),
             wanted_adapters: AdapterRows::default(),
             packed_bytes,
         })
@@ -354,13 +401,17 @@ impl CpuModel {
     /// If another rank is lost.
     pub fn gives_finite_logits(&mut self) -> Result<bool, Lost> {
         let _first = tracing::info_span!(target: PROCESS, "first step").entered();
-        let logits = self.try_logits(&Batch::of_one_row(Vec::new()), &[0])?;
+        let mut batch = Batch::of_one_row(Vec::new());
+        if self.window_blocks.is_some() {
+            (batch.window_slots, batch.window_tables) = (batch.slots.clone(), batch.block_tables.clone());
+        }
+        let logits = self.try_logits(&batch, &[0])?;
         Ok(logits.iter().all(|row| sample::is_usable(self.cpu.isa, row)))
     }
 
     /// Blocks in the KV cache.
     pub fn kv_blocks(&self) -> u32 {
-        self.cache.shape().blocks as u32
+        self.caches.blocks()
     }
 
     /// Runs the step after the one that drew `drawn`, and replaces `drawn` with its own tokens.
@@ -434,7 +485,7 @@ impl CpuModel {
 
     /// Size of the KV cache, which holds only this rank's KV heads, in bytes.
     pub fn kv_bytes(&self) -> u64 {
-        self.cache.bytes()
+        self.caches.bytes()
     }
 
     /// The rows of `batch` by adapter. Sets those of the wanted rows.
@@ -454,44 +505,48 @@ impl CpuModel {
     /// Runs all layers. In the last one, rows that are not wanted end once their keys and values are cached.
     fn forward(&mut self, batch: &Batch, wanted: &[u32]) -> Result<(), Lost> {
         for copy in &batch.copies {
-            self.cache.copy_block(copy.from.0 as usize, copy.to.0 as usize);
+            self.caches.main().copy_block(copy.from.0 as usize, copy.to.0 as usize);
+        }
+        if let Some(windowed) = self.caches.windowed() {
+            for copy in &batch.window_copies {
+                windowed.copy_block(copy.from.0 as usize, copy.to.0 as usize);
+            }
         }
         let adapters = self.adapter_rows(batch, wanted);
-        self.tables.clear();
-        self.tables.extend(batch.block_tables.iter().map(|block| block.0));
-        let mut sequences = emptied(std::mem::take(&mut self.sequences));
-        sequences.extend(batch.sequences.iter().map(|sequence| Rows {
-            rows: sequence.rows.start as usize..sequence.rows.end as usize,
-            position: sequence.context_len as usize - sequence.rows.len(),
-            blocks: &self.tables[sequence.blocks.start as usize..sequence.blocks.end as usize],
-        }));
-        let covered = sequences.iter().try_fold(0, |end, s| (s.rows.start == end).then_some(s.rows.end));
-        assert_eq!(covered, Some(batch.tokens.len()), "the sequences' rows cover the batch without gaps");
-        let mut wanted_sequences = emptied(std::mem::take(&mut self.wanted));
-        keep_wanted(&sequences, wanted, &mut wanted_sequences);
+        let (rows, window_rows) = (self.tables.take_rows(), self.window_tables.take_rows());
+        let located = Tables::fill(&mut self.tables.blocks, rows, (batch, &batch.block_tables), wanted);
+        let in_windows = self.window_blocks.is_some().then(|| {
+            let blocks = &mut self.window_tables.blocks;
+            Tables::fill(blocks, window_rows, (batch, &batch.window_tables), wanted)
+        });
         let step = ForwardStep {
             tokens: &batch.tokens,
             positions: &batch.positions,
-            slots: &batch.slots,
-            sequences: &sequences,
+            located: in_cache(&batch.slots, &located),
+            located_in_windows: in_windows.as_ref().map(|rows| in_cache(&batch.window_slots, rows)),
             wanted,
-            wanted_sequences: &wanted_sequences,
             adapters: [&adapters, &self.wanted_adapters],
         };
         let Connections { ranks, before, after, .. } = &mut self.connections;
-        let (cache, activations, spec) = (&mut self.cache, &mut self.activations, self.model.spec());
+        let (caches, activations, spec) = (&mut self.caches, &mut self.activations, self.model.spec());
         let rows = step.tokens.len();
         let received =
             before.as_mut().map_or(Ok(()), |before| before.receive(activations.residual(spec, rows)));
         let result = received
-            .and_then(|()| self.model.forward(&mut self.cpu, &step, cache, activations, &mut **ranks))
+            .and_then(|()| self.model.forward(&mut self.cpu, &step, caches, activations, &mut **ranks))
             .and_then(|()| {
                 after.as_mut().map_or(Ok(()), |after| after.send(activations.residual(spec, rows)))
             });
-        self.sequences = emptied(sequences);
-        self.wanted = emptied(wanted_sequences);
+        let (located, in_windows) = (located.map(emptied), in_windows.map(|rows| rows.map(emptied)));
+        self.tables.put_back(located);
+        in_windows.into_iter().for_each(|rows| self.window_tables.put_back(rows));
         result
     }
+}
+
+/// Rows by sequence, and the wanted ones, with their `slots` in a cache.
+fn in_cache<'a>(slots: &'a [u32], [sequences, wanted]: &'a [Vec<Rows<'a>>; 2]) -> Located<'a> {
+    Located { slots, sequences, wanted_sequences: wanted }
 }
 
 /// Shape of the KV cache for the layers and heads of `spec`.
@@ -505,6 +560,13 @@ fn kv_shape(spec: &Spec, options: &CpuOptions) -> KvShape {
         blocks: options.kv_blocks as usize,
         kind: options.numbers.kv,
     }
+}
+
+/// Bytes of the KV cache for the layers and heads of `spec`.
+fn kv_bytes(spec: &Spec, options: &CpuOptions) -> u64 {
+    let (main, windowed) = caches::shapes(spec, kv_shape(spec, options), options.window_blocks);
+    let bytes = |shape: KvShape| shape.bytes().unwrap_or(u64::MAX);
+    bytes(main).saturating_add(windowed.map_or(0, bytes))
 }
 
 /// Number of logits held at a time.

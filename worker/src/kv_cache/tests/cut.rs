@@ -40,7 +40,8 @@ impl World {
     fn append(&mut self, twin: &mut Twin, tokens: &[TokenId]) {
         let from = twin.tokens.len() as u32;
         let mut copies = Vec::new();
-        let end = self.kv.grow(&mut twin.table, from, from + tokens.len() as u32, &mut copies);
+        let end =
+            self.kv.grow(&mut twin.table, from, from + tokens.len() as u32, [&mut copies, &mut Vec::new()]);
         for BlockCopy { from, to } in copies {
             for offset in 0..BLOCK_SIZE {
                 self.memory[(to.0 * BLOCK_SIZE + offset) as usize] =
@@ -151,7 +152,7 @@ fn a_cached_block_that_is_cut_in_two_is_copied_before_it_is_written() {
     kv.truncate(&mut table, 3);
     assert_eq!((table.registered(), kv.counts().held), (1, 2));
     let mut copies = Vec::new();
-    kv.grow(&mut table, 3, 4, &mut copies);
+    kv.grow(&mut table, 3, 4, [&mut copies, &mut Vec::new()]);
     assert_eq!(copies, [BlockCopy { from: cached, to: table.blocks()[1] }]);
     let longer = [1, 1, 2, 2, 9];
     let found = kv.match_prefix(Prefix { scope: &scope, tokens: &longer, hashes: &hashes(&scope, &longer) });

@@ -1,6 +1,7 @@
 //! The cache against a simple model: a set of token prefixes.
 
 mod cut;
+mod windows;
 
 use std::collections::HashSet;
 
@@ -26,7 +27,7 @@ fn compute(kv: &mut KvCache, scope: &CacheScope, tokens: &[TokenId]) -> Option<B
     let mut table = kv.adopt_prefix(prefix);
     let (from, to) = (table.positions(BLOCK_SIZE), tokens.len() as u32);
     let mut copies = Vec::new();
-    if kv.grow(&mut table, from, to, &mut copies) < to {
+    if kv.grow(&mut table, from, to, [&mut copies, &mut Vec::new()]) < to {
         kv.release(table);
         return None;
     }
@@ -86,7 +87,7 @@ fn a_hash_collision_never_shares_a_block() {
     let forged = [11, 12];
     let mut register = |tokens: &[TokenId]| {
         let mut table = BlockTable::default();
-        kv.grow(&mut table, 0, 4, &mut Vec::new());
+        kv.grow(&mut table, 0, 4, [&mut Vec::new(), &mut Vec::new()]);
         kv.register(&mut table, Prefix { scope: &scope, tokens, hashes: &forged }, 2);
         let found =
             kv.match_prefix(Prefix { scope: &scope, tokens: &[tokens, &[9]].concat(), hashes: &forged });
@@ -109,7 +110,7 @@ fn a_prefix_computed_twice_at_once_is_kept_once() {
     let prefix = Prefix { scope: &scope, tokens: &tokens, hashes: &hashes };
     let (mut first, mut second) = (BlockTable::default(), BlockTable::default());
     for table in [&mut first, &mut second] {
-        kv.grow(table, 0, 5, &mut Vec::new());
+        kv.grow(table, 0, 5, [&mut Vec::new(), &mut Vec::new()]);
     }
     assert_eq!(kv.counts().held, 6);
     kv.register(&mut first, prefix, 2);
@@ -122,12 +123,12 @@ fn a_prefix_computed_twice_at_once_is_kept_once() {
 fn a_shared_block_is_copied_before_it_is_written() {
     let mut kv = KvCache::new(4, BLOCK_SIZE, true);
     let mut first = BlockTable::default();
-    kv.grow(&mut first, 0, 3, &mut Vec::new());
+    kv.grow(&mut first, 0, 3, [&mut Vec::new(), &mut Vec::new()]);
     let mut second = kv.fork(&first);
     let mut copies = Vec::new();
-    assert_eq!(kv.grow(&mut second, 3, 4, &mut copies), 4);
+    assert_eq!(kv.grow(&mut second, 3, 4, [&mut copies, &mut Vec::new()]), 4);
     assert_eq!(copies, [BlockCopy { from: first.blocks()[1], to: second.blocks()[1] }]);
-    assert_eq!(kv.grow(&mut first, 3, 4, &mut copies), 4);
+    assert_eq!(kv.grow(&mut first, 3, 4, [&mut copies, &mut Vec::new()]), 4);
     assert_eq!(copies.len(), 1, "the last holder writes in place");
     kv.release(first);
     kv.release(second);

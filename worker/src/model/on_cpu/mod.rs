@@ -1,6 +1,7 @@
 //! Models on the CPU: weights packed for its kernels, and the operations on them.
 
 pub mod adapter;
+pub mod caches;
 pub(crate) mod capture;
 mod exchange;
 mod feed_forward;
@@ -12,7 +13,7 @@ mod products;
 pub mod profile;
 mod step;
 
-pub use step::{Activations, ForwardStep};
+pub use step::{Activations, ForwardStep, Located};
 
 use std::ops::Range;
 
@@ -20,7 +21,6 @@ use half::bf16;
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::input::{Encoding, Input};
-use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::layer_norm::layer_norm_into;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
@@ -29,6 +29,7 @@ use skein_kernels::cpu::packed::Packed;
 use skein_kernels::cpu::softcap::softcap;
 
 use self::adapter::{AdapterRows, ChangedProduct};
+use self::caches::Caches;
 use self::layers::{Layer, Norm, Parts};
 use self::pack::{Matrix, Use};
 use self::profile::Part;
@@ -122,7 +123,7 @@ impl Model {
         activations
     }
 
-    /// Runs all layers on `step` and writes its keys and values to `cache`. Leaves the wanted rows for
+    /// Runs all layers on `step` and writes its keys and values to `caches`. Leaves the wanted rows for
     /// [`Model::logits`]. All ranks run the same step.
     ///
     /// # Errors
@@ -131,11 +132,11 @@ impl Model {
         &self,
         cpu: &mut Cpu,
         step: &ForwardStep<'_>,
-        cache: &mut KvCache,
+        caches: &mut Caches,
         activations: &mut Activations,
         ranks: &mut dyn Ranks,
     ) -> Result<(), Lost> {
-        let mut running = step::Running::new(self, cpu, step, cache, activations, ranks);
+        let mut running = step::Running::new(self, cpu, step, caches, activations, ranks);
         operations::forward(&self.spec, &mut running)
     }
 

@@ -6,13 +6,13 @@ use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
 use skein_kernels::cpu::embed::{embed, embed_part};
 use skein_kernels::cpu::input::{Encoding, Input};
-use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
 
 use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
+use super::caches::{Caches, Place};
 use super::capture::Capture;
 use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
@@ -29,17 +29,33 @@ pub struct ForwardStep<'a> {
     pub tokens: &'a [u32],
     /// Absolute positions: `[rows]`.
     pub positions: &'a [u32],
+    /// Where they lie in the main cache.
+    pub located: Located<'a>,
+    /// Where they lie in the cache of layers with a window, if those have one apart.
+    pub located_in_windows: Option<Located<'a>>,
+    /// Rows whose logits are needed, ascending. The other rows end in the last layer once their keys and
+    /// values are cached.
+    pub wanted: &'a [u32],
+    /// The rows by adapter, and the wanted rows, numbered among the wanted ones.
+    pub adapters: [&'a AdapterRows; 2],
+}
+
+impl<'a> ForwardStep<'a> {
+    /// Where the rows lie in the cache of `place`.
+    fn located(&self, place: Place) -> Located<'a> {
+        self.located_in_windows.filter(|_| place.is_windowed).unwrap_or(self.located)
+    }
+}
+
+/// Slots and block tables of a step's rows in one cache.
+#[derive(Clone, Copy)]
+pub struct Located<'a> {
     /// Slot mapping: `[rows]`.
     pub slots: &'a [u32],
     /// The rows by sequence.
     pub sequences: &'a [Rows<'a>],
-    /// Rows whose logits are needed, ascending. The other rows end in the last layer once their keys and
-    /// values are cached.
-    pub wanted: &'a [u32],
     /// The wanted rows by sequence, numbered among the wanted ones.
     pub wanted_sequences: &'a [Rows<'a>],
-    /// The rows by adapter, and the wanted rows, numbered among the wanted ones.
-    pub adapters: [&'a AdapterRows; 2],
 }
 
 /// Activations, reused between steps. They grow to the largest step; pages never touched take no memory.
@@ -132,14 +148,14 @@ pub(super) struct Running<'a> {
     model: &'a Model,
     cpu: &'a mut Cpu,
     step: &'a ForwardStep<'a>,
-    cache: &'a mut KvCache,
+    caches: &'a mut Caches,
     activations: &'a mut Activations,
     ranks: &'a mut dyn Ranks,
     /// Rows in progress: all, or only the wanted ones in the last layer once the others' keys and
     /// values are cached.
     rows: usize,
-    /// The same rows, grouped by sequence.
-    sequences: &'a [Rows<'a>],
+    /// Whether those are only the wanted ones.
+    has_ended_early: bool,
     /// The same rows, grouped by adapter.
     adapters: &'a AdapterRows,
 }
@@ -149,14 +165,15 @@ impl<'a> Running<'a> {
         model: &'a Model,
         cpu: &'a mut Cpu,
         step: &'a ForwardStep<'a>,
-        cache: &'a mut KvCache,
+        caches: &'a mut Caches,
         activations: &'a mut Activations,
         ranks: &'a mut dyn Ranks,
     ) -> Self {
         let rows = step.tokens.len();
         activations.grow(&model.spec, rows);
         let [adapters, _] = step.adapters;
-        Self { model, cpu, step, cache, activations, ranks, rows, sequences: step.sequences, adapters }
+        let has_ended_early = false;
+        Self { model, cpu, step, caches, activations, ranks, rows, has_ended_early, adapters }
     }
 
     /// In the last layer, continues with the wanted rows only, moved to the front: nothing reads the others'
@@ -172,7 +189,7 @@ impl<'a> Running<'a> {
             None => keep_rows(&mut self.activations.qkv, wanted, attention.qkv_width()),
             Some(_) => keep_rows(&mut self.activations.latent.queries, wanted, attention.q_width()),
         }
-        (self.rows, self.sequences) = (wanted.len(), self.step.wanted_sequences);
+        (self.rows, self.has_ended_early) = (wanted.len(), true);
         self.adapters = self.step.adapters[1];
     }
 }
@@ -217,7 +234,7 @@ impl Operations for Running<'_> {
                 return Ok(());
             }
         };
-        let Self { model, cpu, step, cache, activations, ranks, rows, adapters, .. } = self;
+        let Self { model, cpu, step, caches, activations, ranks, rows, adapters, .. } = self;
         let Activations { x, input, exact, qkv, whole, cos, sin, shared, profile, capture, .. } =
             &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
@@ -246,9 +263,10 @@ impl Operations for Running<'_> {
         }
         let (count, rotation) = (*rows * attention.head_dim / 2, spec.layers[index].rotation);
         let of_rotation = rotation * count..(rotation + 1) * count;
-        let (cos, sin, slots) = (&cos[of_rotation.clone()], &sin[of_rotation], step.slots);
-        let heads = attention.heads;
-        rotate_and_write(cpu, cache, index, Projected { qkv: &mut *qkv, heads, cos, sin, slots });
+        let place = caches.place(index);
+        let (cos, sin, slots) = (&cos[of_rotation.clone()], &sin[of_rotation], step.located(place).slots);
+        let (heads, cache) = (attention.heads, caches.at(place));
+        rotate_and_write(cpu, cache, place.layer, Projected { qkv: &mut *qkv, heads, cos, sin, slots });
         if let Some(temperature) = spec.layers[index].temperature {
             let by = (temperature.every, temperature.scale);
             scale_by_position(cpu, qkv, (width, attention.q_width()), step.positions, by);
@@ -259,7 +277,10 @@ impl Operations for Running<'_> {
     }
 
     fn attend(&mut self, layer: usize) -> Result<(), Lost> {
-        let Self { model, cpu, cache, activations, rows, sequences, .. } = self;
+        let Self { model, cpu, step, caches, activations, rows, has_ended_early, .. } = self;
+        let place = caches.place(layer);
+        let Located { sequences, wanted_sequences, .. } = step.located(place);
+        let sequences = if *has_ended_early { wanted_sequences } else { sequences };
         let Activations { qkv, latent, attended, scores, profile, .. } = &mut **activations;
         let attention = &model.spec.attention;
         let (heads, scale) = (attention.heads, attention.scale);
@@ -268,8 +289,8 @@ impl Operations for Running<'_> {
             Some(of) => (&latent.queries, attention.q_width(), heads * of.rank),
         };
         let query = Attention {
-            cache,
-            layer,
+            cache: caches.at(place),
+            layer: place.layer,
             q: &q[..*rows * stride],
             stride,
             heads,
@@ -347,7 +368,7 @@ impl Operations for Running<'_> {
 impl Running<'_> {
     /// Latent attention's [`Operations::attention_input`].
     fn latent_input(&mut self, index: usize, weights: &layers::Latent) {
-        let Self { model, cpu, step, cache, activations, rows, .. } = self;
+        let Self { model, cpu, step, caches, activations, rows, .. } = self;
         let Activations { x, input, qkv, latent, cos, sin, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let Some(of) = &spec.attention.latent else { return };
@@ -362,7 +383,8 @@ impl Running<'_> {
         let of_rotation = rotation * count..(rotation + 1) * count;
         let (cos, sin) = (&cos[of_rotation.clone()], &sin[of_rotation]);
         let key = LatentInput { of, weights, projected, cos, sin };
-        latent.keys(cpu, cache, index, step.slots, key);
+        let place = caches.place(index);
+        latent.keys(cpu, caches.at(place), place.layer, step.located(place).slots, key);
         let key = LatentInput { of, weights, projected, cos, sin };
         latent.queries((model, cpu), key, input);
         profile.mark(Part::Products);

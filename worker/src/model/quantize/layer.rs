@@ -16,10 +16,11 @@ use skein_sys::threads::ThreadPlacement;
 use super::original::Original;
 use crate::model::LoadError;
 use crate::model::on_cpu::adapter::AdapterRows;
+use crate::model::on_cpu::caches::Caches;
 use crate::model::on_cpu::capture::Capture;
 use crate::model::on_cpu::pack::{Matrix, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::on_cpu::{Activations, ForwardStep, Model};
+use crate::model::on_cpu::{Activations, ForwardStep, Located, Model};
 use crate::model::spec::Spec;
 use crate::model::tensors::{Product, StoredMatrix};
 use crate::shard::Shard;
@@ -30,7 +31,7 @@ const BLOCK: usize = 16;
 /// What a layer needs besides its weights.
 pub(super) struct Runner {
     pub cpu: Cpu,
-    cache: KvCache,
+    caches: Caches,
     activations: Activations,
     blocks: Vec<u32>,
 }
@@ -53,7 +54,7 @@ impl Runner {
         let cpu = Cpu::on(&ThreadPlacement::of_this_machine(0));
         let mut activations = Activations::default();
         activations.capture = Capture::on();
-        Ok(Self { cpu, cache, activations, blocks: (0..blocks as u32).collect() })
+        Ok(Self { cpu, caches: cache.into(), activations, blocks: (0..blocks as u32).collect() })
     }
 
     /// The embeddings alone.
@@ -138,13 +139,16 @@ impl Runner {
             adapters: [&none; 2],
             tokens,
             positions: &positions,
-            slots: &positions, // the blocks lie in order
-            sequences: &sequences,
+            located: Located {
+                slots: &positions, // the blocks lie in order
+                sequences: &sequences,
+                wanted_sequences: &sequences,
+            },
+            located_in_windows: None,
             wanted: &positions,
-            wanted_sequences: &sequences,
         };
-        let Self { cpu, cache, activations, .. } = self;
-        Ok(model.forward(cpu, &step, cache, activations, &mut Alone)?)
+        let Self { cpu, caches, activations, .. } = self;
+        Ok(model.forward(cpu, &step, caches, activations, &mut Alone)?)
     }
 
     /// Inputs of the products of the last window, with the threads to compute with them.

@@ -10,8 +10,9 @@ mod overlap;
 mod overtake;
 mod pipeline;
 mod scenarios;
+mod windows;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use drafts::Answers;
 use skein_node::clock::Timestamp;
 use skein_node::random::SplitMix64;
 use skein_proto::logprobs::TokenLogprobs;
-use skein_proto::runs::RunTruncated;
+use skein_proto::runs::{Gap, RunTruncated};
 use skein_proto::sampling::SamplingParams;
 
 use super::budget::STREAMING_STEP;
@@ -63,10 +64,14 @@ struct Stream {
 
 /// The cache as a router reconstructs it from the changes.
 #[derive(Debug, Default)]
-struct Mirror(BTreeMap<u64, RunStored>);
+struct Mirror(BTreeMap<u64, RunStored>, BTreeSet<BlockHash>);
 
 impl Mirror {
     fn apply(&mut self, change: CacheChange) {
+        for Gap { hash, is_open } in change.gaps {
+            let changed = if is_open { self.1.insert(hash) } else { self.1.remove(&hash) };
+            assert!(changed, "a gap opens and closes in turn");
+        }
         for RunTruncated { handle, new_end } in change.truncated {
             let run = self.0.get_mut(&handle).expect("a truncated run is known");
             assert!(new_end < run.depth + run.hashes.len() as u32, "a truncation shortens");
@@ -121,21 +126,27 @@ struct World {
 
 impl World {
     /// One step at a time.
-    fn new(config: &SchedulerConfig, kv_blocks: u32) -> Self {
+    fn new(config: &SchedulerConfig, kv_blocks: impl Into<KvBlocks>) -> Self {
         Self::at_depth(1, config, kv_blocks)
     }
 
-    fn at_depth(depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
+    fn at_depth(depth: usize, config: &SchedulerConfig, kv_blocks: impl Into<KvBlocks>) -> Self {
         Self::with_habits(0..0, depth, config, kv_blocks)
     }
 
-    fn with_habits(habits: Range<TokenId>, depth: usize, config: &SchedulerConfig, kv_blocks: u32) -> Self {
-        let block_size = config.block_size;
-        let max_model_len = config.max_model_len.unwrap_or(kv_blocks * block_size);
+    fn with_habits(
+        habits: Range<TokenId>,
+        depth: usize,
+        config: &SchedulerConfig,
+        kv_blocks: impl Into<KvBlocks>,
+    ) -> Self {
+        let (block_size, kv_blocks) = (config.block_size, kv_blocks.into());
+        let max_model_len = config.max_model_len.unwrap_or(kv_blocks.blocks * block_size);
         let options = FakeOptions {
             vocab_size: VOCAB,
             block_size,
-            kv_blocks,
+            kv_blocks: kv_blocks.blocks,
+            window_blocks: kv_blocks.window,
             steps_in_flight: depth,
             habits,
             ..FakeOptions::default()
@@ -270,6 +281,8 @@ impl World {
         }
         let snapshot: Vec<RunStored> = scheduler.cache_snapshot();
         assert!(self.mirror.0.values().eq(snapshot.iter()), "events add up to the cache's content");
+        let gaps: BTreeSet<BlockHash> = scheduler.cache_gaps().hashes.into_iter().collect();
+        assert_eq!(self.mirror.1, gaps, "so do those of gaps");
     }
 
     fn run(&mut self) {

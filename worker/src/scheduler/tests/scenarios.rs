@@ -1,9 +1,10 @@
 //! Random scenarios: requests, aborts, cancels, resumes, holds, drafts and too few blocks, all at once.
 
 use super::*;
+use crate::backend::WindowBlocks;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Drafting {
+pub(super) enum Drafting {
     Off,
     /// Right, wrong and mixed drafts, always verified.
     Given,
@@ -14,6 +15,17 @@ enum Drafting {
 /// One random scenario in a small pool, with up to `depth` steps in flight. Returns the world at its end and
 /// the streams that nothing cut short.
 fn random_scenario(
+    seed: u64,
+    depth: usize,
+    drafting: Drafting,
+) -> (World, HashMap<(RequestKey, u32), Stream>) {
+    scenario_with(|_, _, _| None, seed, depth, drafting)
+}
+
+/// [`random_scenario`] with the window blocks that `windows` chooses for a seed, a block size and a longest
+/// sequence.
+pub(super) fn scenario_with(
+    windows: impl Fn(u64, u32, u32) -> Option<WindowBlocks>,
     seed: u64,
     depth: usize,
     drafting: Drafting,
@@ -32,6 +44,7 @@ fn random_scenario(
         ..SchedulerConfig::default()
     };
     let habits = if drafting == Drafting::Guessed { 20..26 } else { 0..0 };
+    let kv_blocks = KvBlocks { blocks: kv_blocks, window: windows(seed, block_size, longest) };
     let mut world = World::with_habits(habits.clone(), depth, &config, kv_blocks);
     let answers = Answers::default();
     match drafting {

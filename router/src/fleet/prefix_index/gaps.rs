@@ -1,0 +1,113 @@
+//! Cached blocks without the keys of layers that attend to a window. A prefix that ends soon after one cannot
+//! be shared. Pure.
+
+use std::collections::{BTreeMap, HashSet};
+
+use skein_proto::block_hash::BlockHash;
+use skein_proto::runs::{Gap, Gaps};
+
+use super::mixed::Mixed;
+use super::tree::Column;
+
+/// Most gaps of a worker. Beyond, further ones are dropped, and hits may be predicted too long.
+const MAX_GAPS_EACH: usize = 1 << 20;
+
+/// Gaps of the workers that have any kind of window.
+#[derive(Debug, Default)]
+pub(super) struct GapsByColumn(BTreeMap<Column, OfWorker>);
+
+#[derive(Debug)]
+struct OfWorker {
+    /// Number of blocks before the end of a prefix that must not be gaps.
+    window_blocks: usize,
+    open: HashSet<BlockHash, Mixed>,
+}
+
+impl GapsByColumn {
+    /// Replaces all gaps of a worker.
+    pub fn replace(&mut self, column: Column, Gaps { window_blocks, hashes }: &Gaps) {
+        if *window_blocks == 0 {
+            self.0.remove(&column);
+            return;
+        }
+        let open = hashes.iter().copied().take(MAX_GAPS_EACH).collect();
+        self.0.insert(column, OfWorker { window_blocks: *window_blocks as usize, open });
+    }
+
+    /// Applies changes of a worker's gaps, in order.
+    pub fn apply(&mut self, column: Column, changes: &[Gap]) {
+        let Some(of_worker) = self.0.get_mut(&column) else { return };
+        for &Gap { hash, is_open } in changes {
+            if !is_open {
+                of_worker.open.remove(&hash);
+            } else if of_worker.open.len() < MAX_GAPS_EACH {
+                of_worker.open.insert(hash);
+            }
+        }
+    }
+
+    /// Shortens each worker's hit to what it can share of `chain`.
+    pub fn shorten(&self, chain: &[BlockHash], hits: &mut [u32]) {
+        for (column, of_worker) in self.0.iter().filter(|(_, of_worker)| !of_worker.open.is_empty()) {
+            let hit = &mut hits[*column as usize];
+            *hit = of_worker.usable(&chain[..(*hit as usize).min(chain.len())]) as u32;
+        }
+    }
+}
+
+impl OfWorker {
+    /// Number of leading blocks of `held` that can be shared: the most whose last blocks are no gaps.
+    fn usable(&self, held: &[BlockHash]) -> usize {
+        let (mut end, mut at) = (held.len(), held.len());
+        while at > 0 && end - at < self.window_blocks {
+            at -= 1;
+            if self.open.contains(&held[at]) {
+                end = at;
+            }
+        }
+        end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(window_blocks: u32, open: &[BlockHash], held: &[BlockHash], expected: u32) {
+        let mut gaps = GapsByColumn::default();
+        gaps.replace(1, &Gaps { window_blocks, hashes: open.to_vec() });
+        let mut hits = [0, held.len() as u32, held.len() as u32];
+        gaps.shorten(held, &mut hits);
+        assert_eq!(hits, [0, expected, held.len() as u32], "{window_blocks} of {open:?} in {held:?}");
+    }
+
+    #[test]
+    fn a_hit_ends_where_its_last_blocks_are_no_gaps() {
+        check(2, &[], &[1, 2, 3, 4], 4);
+        check(2, &[1, 2], &[1, 2, 3, 4], 4);
+        check(2, &[4], &[1, 2, 3, 4], 3);
+        check(2, &[3], &[1, 2, 3, 4], 2);
+        check(2, &[2, 4], &[1, 2, 3, 4], 1);
+        check(2, &[1, 3], &[1, 2, 3, 4], 0);
+        check(9, &[1], &[1, 2, 3, 4], 0);
+        check(9, &[7], &[], 0);
+    }
+
+    #[test]
+    fn gaps_open_close_and_go_with_their_worker() {
+        let mut gaps = GapsByColumn::default();
+        let hit = |gaps: &GapsByColumn| {
+            let mut hits = [3];
+            gaps.shorten(&[1, 2, 3], &mut hits);
+            hits[0]
+        };
+        gaps.apply(0, &[Gap { hash: 3, is_open: true }]);
+        assert_eq!(hit(&gaps), 3, "a worker without windows has no gaps");
+        gaps.replace(0, &Gaps { window_blocks: 1, hashes: vec![3] });
+        assert_eq!(hit(&gaps), 2);
+        gaps.apply(0, &[Gap { hash: 3, is_open: false }, Gap { hash: 2, is_open: true }]);
+        assert_eq!(hit(&gaps), 3);
+        gaps.replace(0, &Gaps::default());
+        assert!(gaps.0.is_empty());
+    }
+}
