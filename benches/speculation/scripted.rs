@@ -1,5 +1,5 @@
-//! CPU backends with their drawn tokens replaced by those of given texts: always, or as often as a draft model
-//! is right.
+//! CPU backends with their drawn tokens replaced by those of given texts: always, or as often as a draft
+//! model is right.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

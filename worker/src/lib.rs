@@ -2,8 +2,8 @@
 //! in front. It knows neither the router nor HTTP nor text.
 //!
 //! Dependencies point inward: `service → {adapters, engine} → {metrics, streams, draft_model → scheduler →
-//! draft → kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the backend never sees
-//! a request, and protobuf stops in `service`.
+//! draft → kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the backend
+//! never sees a request, and protobuf stops in `service`.
 
 pub mod adapters;
 pub mod backend;

@@ -1,5 +1,5 @@
-//! Translates vLLM's `--speculative-config`, whole or by parts, to `--speculate`. Only method and model matter:
-//! the number of draft tokens follows from measurements.
+//! Translates vLLM's `--speculative-config`, whole or by parts, to `--speculate`. Only method and model
+//! matter: the number of draft tokens follows from measurements.
 
 use serde_json::Value;
 
