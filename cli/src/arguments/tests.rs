@@ -33,8 +33,8 @@ fn every_flag_that_vllm_publishes_has_an_answer() {
             let note = word.starts_with("--flag-refused=") || word.starts_with("--flag-taken=");
             (note && word.contains(&format!("={name}"))) || word.starts_with(&format!("{name}="))
         };
-        let means =
-            find(name.trim_start_matches("--")).is_some_and(|row| matches!(row.answer, Answer::Means(_)));
+        let translates = |row: &Row| matches!(row.answer, Answer::Means(_) | Answer::Speculative);
+        let means = find(name.trim_start_matches("--")).is_some_and(translates);
         let switch = words.contains(&name.to_owned());
         assert!(words.iter().any(is_answered) || means || switch, "{name} has no answer: {words:?}");
         assert!(!words.iter().any(|word| word.contains("no such flag")), "{name} is unknown: {words:?}");
@@ -81,6 +81,7 @@ fn flags_that_mean_the_same_are_passed_on() {
     check("run --url u --api-key a hello", "run --url=u --api-key=a hello");
     check(r#"serve --speculative-config={"method":"ngram"}"#, "serve --speculate=ngram");
     check("serve --speculative-config.method suffix", "serve --speculate=suffix");
+    check("serve --spec-model small", "serve --speculate=small");
     check("serve --no-enable-prefix-caching", "serve --no-enable-prefix-caching");
     check("run --temperature 0 -- --not-a-flag", "run --temperature=0 -- --not-a-flag");
     check("bench serve --whatever 1", "bench serve --whatever 1");
@@ -114,7 +115,8 @@ fn flags_are_taken_or_refused_by_name_form_and_value() {
         TAKEN,
         &["-O3: the model", "--compilation-config.level: the"],
     );
-    check("serve --speculative-config.model a", REFUSED, &["--speculative-config.model: model has no"]);
+    check("serve --speculative-config.model a", REFUSED, &[]);
+    check("serve --speculative-config.x a", REFUSED, &["--speculative-config.x: x has no counterpart"]);
     check("gateway --spec-method ngram", REFUSED, &["--spec-method: is --speculate of skein serve"]);
     check("serve --spec-tokens 5", TAKEN, &["--spec-tokens: how many tokens"]);
     check("router --data-parallel-size 2", REFUSED, &[]);
