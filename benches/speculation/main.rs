@@ -88,16 +88,17 @@ async fn main() {
     }
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
     let texts = texts(&options.texts, &tokenizer.join("tokenizer.json"));
+    let counts = Arc::new(Counts::default());
     let draft = options.draft.as_ref().map(|shape| {
-        let backend = Guessing::new(backend(&options, shape, &tokenizer), &texts);
+        let backend = Guessing::new(backend(&options, shape, &tokenizer), &texts, counts.clone());
         let vocab = (known(shape).vocab_size as u32, known(&options.shape).vocab_size as u32);
         DraftModel::start(Box::new(backend), BLOCK_SIZE, vocab, false).expect("it runs")
     });
     let backend: Shared = Arc::new(std::sync::Mutex::new(backend(&options, &options.shape, &tokenizer)));
     let guesser = || Guesser::new(Speculate::Auto, false).expect("it is on");
     let guesser = if draft.is_some() { guesser().with_model() } else { guesser() };
-    let plain = Side::start(&backend, &texts, (None, None));
-    let drafting = Side::start(&backend, &texts, (Some(guesser), draft));
+    let plain = Side::start(&backend, &texts, (None, None), Arc::default());
+    let drafting = Side::start(&backend, &texts, (Some(guesser), draft), counts);
     println!(
         "{}, {}, {}, texts of {} tokens after {} on average",
         options.shape,
@@ -107,9 +108,9 @@ async fn main() {
         mean(&texts, |text| text.prompt.len())
     );
     println!(
-        "| kind | streams | off tok/s | on tok/s | on / off | drafted a step and stream | right | tokens a step and stream |"
+        "| kind | streams | off tok/s | on tok/s | on / off | drafted a step and stream | right | tokens a step and stream | rows of the draft model | its share of the time |"
     );
-    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
     for streams in &options.streams {
         for kind in kinds(&texts, &options.kinds) {
             compare(&options, (&plain, &drafting), &texts, &kind, *streams).await;
@@ -173,6 +174,7 @@ impl Side {
         backend: &Shared,
         texts: &[Text],
         (guesser, model): (Option<Guesser>, Option<DraftModel>),
+        counts: Arc<Counts>,
     ) -> Self {
         let config = SchedulerConfig {
             block_size: BLOCK_SIZE,
@@ -180,7 +182,6 @@ impl Side {
             enable_prefix_caching: false,
             ..SchedulerConfig::default()
         };
-        let counts = Arc::new(Counts::default());
         let scripted = Scripted::new(backend.clone(), texts, counts.clone());
         let mut scheduler = Scheduler::new(&config, 17 * MAX_MODEL_LEN / BLOCK_SIZE, MAX_MODEL_LEN);
         guesser.into_iter().for_each(|guesser| scheduler.set_drafts(Drafts::guessed(guesser)));
@@ -256,11 +257,13 @@ async fn compare(options: &Options, sides: (&Side, &Side), texts: &[Text], kind:
     }
     let [off, on] = [0, 1].map(|side| tokens[side] as f64 / seconds[side]);
     let (draws, drafted, right) = sides.1.counts.take();
+    let (rows, took) = sides.1.counts.of_draft_model();
     println!(
-        "| {kind} | {streams} | {off:.1} | {on:.1} | {:.2} | {:.2} | {:.0}% | {:.2} |",
+        "| {kind} | {streams} | {off:.1} | {on:.1} | {:.2} | {:.2} | {:.0}% | {:.2} | {rows} | {:.0}% |",
         on / off,
         drafted as f64 / draws as f64,
         100.0 * right as f64 / (drafted as f64).max(1.0),
         1.0 + right as f64 / draws as f64,
+        100.0 * took.as_secs_f64() / seconds[1],
     );
 }

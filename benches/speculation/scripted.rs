@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use skein_node::clock::{self, Timestamp};
 use skein_node::random::SplitMix64;
 use skein_worker::TokenId;
 use skein_worker::backend::cpu::CpuBackend;
@@ -21,14 +23,22 @@ pub struct Counts {
     draws: AtomicU64,
     drafted: AtomicU64,
     right: AtomicU64,
+    /// Rows and nanoseconds of the draft model.
+    rows: AtomicU64,
+    nanoseconds: AtomicU64,
 }
 
 impl Counts {
     /// Sets all counts to zero.
     pub fn reset(&self) {
-        for count in [&self.draws, &self.drafted, &self.right] {
+        for count in [&self.draws, &self.drafted, &self.right, &self.rows, &self.nanoseconds] {
             count.store(0, Relaxed);
         }
+    }
+
+    /// Rows of the draft model, and the time that it took.
+    pub fn of_draft_model(&self) -> (u64, Duration) {
+        (self.rows.load(Relaxed), Duration::from_nanos(self.nanoseconds.load(Relaxed)))
     }
 
     /// Numbers of draws, of draft tokens, and of right draft tokens.
@@ -120,13 +130,15 @@ pub struct Guessing {
     /// Answers, and the probability that a token of each is guessed.
     answers: Vec<(Vec<TokenId>, f64)>,
     guesses: Vec<TokenId>,
+    counts: Arc<Counts>,
+    launched: Timestamp,
 }
 
 impl Guessing {
     /// Backend over `backend` that draws tokens of `texts` with their agreement.
-    pub fn new(backend: CpuBackend, texts: &[Text]) -> Self {
+    pub fn new(backend: CpuBackend, texts: &[Text], counts: Arc<Counts>) -> Self {
         let answers = texts.iter().map(|text| (text.answer.clone(), text.agreement)).collect();
-        Self { backend, answers, guesses: Vec::new() }
+        Self { backend, answers, guesses: Vec::new(), counts, launched: clock::now() }
     }
 
     fn guess(&self, want: &Want) -> TokenId {
@@ -147,11 +159,15 @@ impl Backend for Guessing {
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
         self.guesses = batch.wants.iter().map(|want| self.guess(want)).collect();
+        self.counts.rows.fetch_add(batch.tokens.len() as u64, Relaxed);
+        self.launched = clock::now();
         self.backend.launch(batch)
     }
 
     fn collect(&mut self, step: StepHandle) -> Result<StepOutput, BackendError> {
         self.backend.collect(step)?;
+        let took = clock::now().since(self.launched);
+        self.counts.nanoseconds.fetch_add(took.as_nanos() as u64, Relaxed);
         let answer = |token| Answer::Sampled(Sampled { token, logprobs: None });
         Ok(StepOutput { answers: self.guesses.drain(..).map(answer).collect() })
     }

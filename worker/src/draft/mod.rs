@@ -80,6 +80,8 @@ pub struct Progress {
     taken: u32,
     /// The tokens drawn since the latest draft all matched it.
     was_right: bool,
+    /// The same, and the draft was a model's.
+    modelled_right: bool,
 }
 
 /// Draft tokens, each with the probability that it and all earlier ones are right.
@@ -184,10 +186,11 @@ impl Guesser {
 
     /// The chances of `text`, whose draft has at most `most` tokens, as a candidate for the draft model.
     pub fn candidate(&mut self, text: &Text<'_>, most: usize, progress: &mut Progress) -> Candidate {
+        let was_right = progress.modelled_right;
         self.guess(text, most, progress);
         let rival = progress.latest.chances.first().copied().unwrap_or(0.0);
         let chance = self.odds.chance(DraftSource::Model, 0, &progress.text_odds);
-        Candidate { chance, rival, most: most as u32, behind: 0, drawn: 0, left: 0 }
+        Candidate { chance, rival, was_right, most: most as u32, ..Candidate::default() }
     }
 
     /// Each candidate's share of the draft model's work before a step of `streams` streams that takes at most
@@ -290,8 +293,8 @@ impl Guesser {
 
     /// Updates the statistics with the tokens drawn after a text, whether or not they were verified.
     pub fn drawn(&mut self, tokens: impl Iterator<Item = TokenId>, progress: &mut Progress) {
-        let Progress { text_odds, latest, was_right, .. } = progress;
-        *was_right = false;
+        let Progress { text_odds, latest, was_right, modelled_right, .. } = progress;
+        (*was_right, *modelled_right) = (false, false);
         let Some((source, matched)) = latest.from else { return progress.clear() };
         for (at, (guess, token)) in latest.tokens.iter().zip(tokens).enumerate() {
             let right = *guess == token;
@@ -301,6 +304,7 @@ impl Guesser {
                 break;
             }
         }
+        *modelled_right = *was_right && source == DraftSource::Model;
         progress.clear();
     }
 

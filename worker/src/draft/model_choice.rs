@@ -18,10 +18,13 @@ const LEAST_FURTHER: u32 = 32;
 const MANY_ROWS: u32 = 32;
 /// Weight of the latest measurement of a row's time.
 const GAIN: f64 = 0.2;
-/// Turns without any draft of the model after which a short one measures again how often it is right.
-const RETRY_AFTER: u32 = 128;
+/// Fraction of the time for trials: drafts that are not expected to pay off, and what it takes to catch up for
+/// them. They show when the draft model has become right more often.
+const FOR_TRIALS: f64 = 0.02;
+/// Most time saved up for trials, in plain steps.
+const MOST_FOR_TRIALS: f64 = 64.0;
 /// Tokens of such a draft.
-const RETRY_DEPTH: u32 = 2;
+const TRIAL_DEPTH: u32 = 2;
 /// Most known tokens that the draft model computes in its first step for a text, where the step's time is
 /// about that of one row.
 const NEAR: u32 = 48;
@@ -36,6 +39,8 @@ pub struct Candidate {
     pub chance: f32,
     /// Probability that the first token of a draft from another source is right.
     pub rival: f32,
+    /// All tokens drawn since its latest draft were as drafted.
+    pub was_right: bool,
     /// Most tokens of a draft.
     pub most: u32,
     /// Known tokens that the draft model has not computed; at least 1.
@@ -61,8 +66,8 @@ pub(super) struct ModelChoice {
     steps: RowCost,
     /// Seconds of a row in a step of many.
     row: Option<f64>,
-    /// Turns since the last draft.
-    turns: u32,
+    /// Seconds left for trials.
+    for_trials: f64,
     /// Kept to reuse its allocation.
     order: Vec<usize>,
 }
@@ -96,15 +101,20 @@ impl ModelChoice {
         self.order.sort_by(|a, b| candidates[*b].chance.total_cmp(&candidates[*a].chance));
         let (count, mut depth) = self.best(verify, plain, streams, most, candidates);
         let mut chosen = &self.order[..count];
-        self.turns += 1;
-        if count == 0 && self.turns >= RETRY_AFTER {
-            chosen = &self.order[..self.order.len().min(1)];
-            depth = RETRY_DEPTH;
+        let trial = self.seconds(verify, streams + TRIAL_DEPTH, 1, TRIAL_DEPTH) - plain;
+        self.for_trials = (self.for_trials + FOR_TRIALS * plain).min(MOST_FOR_TRIALS * plain);
+        if count == 0 {
+            // A text whose last draft was right goes on at once, so that a few steps suffice to recover.
+            let lucky = self.order.iter().position(|at| candidates[*at].was_right);
+            let most_likely = (self.for_trials >= trial && !self.order.is_empty()).then_some(0);
+            if let Some(nth) = lucky.or(most_likely) {
+                (chosen, depth) = (&self.order[nth..=nth], TRIAL_DEPTH);
+                self.for_trials = (self.for_trials - trial).max(0.0);
+            }
         }
         for at in chosen {
             let Candidate { most, behind, .. } = candidates[*at];
             shares[*at] = Share { rows: behind, drafted: depth.min(most) };
-            self.turns = 0;
         }
         self.catch_up(verify, plain, row, streams, candidates, &mut shares);
         shares
@@ -144,10 +154,10 @@ impl ModelChoice {
         of(verify, rows) + f64::from(depth) * of(&self.steps, drafting)
     }
 
-    /// Lets texts catch up if their drafts are expected to save more time than that takes. All together take
-    /// at most the time of a plain step.
+    /// Lets texts catch up if their drafts are expected to save more time than that takes, or for a trial. All
+    /// together take at most the time of a plain step.
     fn catch_up(
-        &self,
+        &mut self,
         verify: &RowCost,
         plain: f64,
         row: f64,
@@ -162,9 +172,13 @@ impl ModelChoice {
                 let gain = self.gain(verify, plain, streams, of);
                 gain * f64::from(further) >= row * f64::from(of.behind)
             };
-            if of.behind > NEAR && left > 0 && pays() {
-                share.rows = of.behind.min(left);
-                left -= share.rows;
+            if of.behind <= NEAR || of.most == 0 || left == 0 {
+                continue;
+            }
+            let (rows, pays) = (of.behind.min(left), pays());
+            if pays || self.for_trials >= row * f64::from(of.behind) {
+                (share.rows, left) = (rows, left - rows);
+                self.for_trials -= if pays { 0.0 } else { row * f64::from(rows) };
             }
         }
     }
@@ -202,7 +216,8 @@ mod tests {
         (verify, choice)
     }
 
-    const TEXT: Candidate = Candidate { chance: 0.8, rival: 0.0, most: 31, behind: 2, drawn: 10, left: 100 };
+    const TEXT: Candidate =
+        Candidate { chance: 0.8, rival: 0.0, most: 31, behind: 2, drawn: 10, left: 100, was_right: false };
 
     fn chosen(small: f64, candidates: &[Candidate], streams: u32) -> Vec<u32> {
         let (verify, mut choice) = measured(small);
@@ -253,6 +268,8 @@ mod tests {
         let (verify, mut choice) = measured(1.0);
         let hopeless = Candidate { chance: 0.02, ..TEXT };
         let tried = (0..1280).filter(|_| choice.choose(&verify, 1, 64, &[hopeless])[0].drafted > 0).count();
-        assert_eq!(tried, 10);
+        assert!((10..100).contains(&tried), "{tried}");
+        let lucky = Candidate { was_right: true, ..hopeless };
+        assert_eq!(choice.choose(&verify, 1, 64, &[lucky])[0].drafted, TRIAL_DEPTH, "it goes on");
     }
 }

@@ -27,6 +27,8 @@ const FIRST_CHANCE_OF_MODELS: f32 = 0.7;
 const FIRST_WEIGHT: f32 = 4.0;
 /// Number of draft tokens after which an old one counts half.
 const MEMORY: f32 = 256.0;
+/// The same for a draft model, whose drafts all count as one class.
+const MEMORY_OF_MODELS: f32 = 64.0;
 /// The same for one text, whose content changes sooner.
 const MEMORY_OF_TEXT: f32 = 24.0;
 /// Weight of the assumption that a text behaves like the others, in draft tokens.
@@ -38,15 +40,16 @@ const HIGHEST: f32 = 0.995;
 struct Rate {
     right: f32,
     all: f32,
+    memory: f32,
 }
 
 impl Rate {
     fn new(chance: f32) -> Self {
-        Self { right: chance * FIRST_WEIGHT, all: FIRST_WEIGHT }
+        Self { right: chance * FIRST_WEIGHT, all: FIRST_WEIGHT, memory: MEMORY }
     }
 
     fn observe(&mut self, right: bool) {
-        if self.all >= MEMORY {
+        if self.all >= self.memory {
             self.right *= 0.5;
             self.all *= 0.5;
         }
@@ -75,7 +78,7 @@ impl Default for Odds {
             own: first,
             remembered: first,
             grammar: Rate::new(FIRST_CHANCE_OF_GRAMMARS),
-            model: Rate::new(FIRST_CHANCE_OF_MODELS),
+            model: Rate { memory: MEMORY_OF_MODELS, ..Rate::new(FIRST_CHANCE_OF_MODELS) },
         }
     }
 }
