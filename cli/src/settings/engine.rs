@@ -207,9 +207,9 @@ fn speculate(settings: &mut Settings) -> (Speculate, Option<PathBuf>) {
             Err(_) if path.join("config.json").is_file() || is_gguf(&path) => {
                 Ok((Speculate::Auto, Some(path)))
             }
-            Err(allowed) => Err(format!(
-                "{allowed}, or the directory or GGUF file of a draft model; `{given}` is neither (skein pull prints \
-                 the directory of a model by name)"
+            Err(not_named) => Err(format!(
+                "{not_named}, and no draft model either: a directory with a config.json, or a GGUF file (skein \
+                 pull prints the directory of a model by name)"
             )),
         }
     };

@@ -18,8 +18,8 @@ const LEAST_FURTHER: u32 = 32;
 const MANY_ROWS: u32 = 32;
 /// Weight of the latest measurement of a row's time.
 const GAIN: f64 = 0.2;
-/// Fraction of the time for trials: drafts that are not expected to pay off, and what it takes to catch up for
-/// them. They show when the draft model has become right more often.
+/// Fraction of the time for trials: drafts that are not expected to pay off, and catching up for them. They
+/// show when the draft model has become right more often.
 const FOR_TRIALS: f64 = 0.02;
 /// Most time saved up for trials, in plain steps.
 const MOST_FOR_TRIALS: f64 = 64.0;
@@ -154,8 +154,8 @@ impl ModelChoice {
         of(verify, rows) + f64::from(depth) * of(&self.steps, drafting)
     }
 
-    /// Lets texts catch up if their drafts are expected to save more time than that takes, or for a trial. All
-    /// together take at most the time of a plain step.
+    /// Lets texts catch up if their drafts are expected to save more time than that takes, or for a trial.
+    /// All together take at most the time of a plain step.
     fn catch_up(
         &mut self,
         verify: &RowCost,

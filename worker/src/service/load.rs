@@ -433,6 +433,10 @@ pub(super) fn tokenizer_json(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
+    if config.cpu.draft_model.is_some() {
+        let what = "--device fake computes no model, so that a draft model of --speculate is of no use; leave it out";
+        return Err(WorkerError::Unsuitable(what.into()));
+    }
     let is_clock = config.fake.is_clock();
     let model_len = if is_clock { CLOCK_MODEL_LEN } else { FAKE_MODEL_LEN };
     // Ids beyond the model's vocabulary would have no text.

@@ -180,8 +180,9 @@ impl std::fmt::Display for MemoryPlan {
         let tokens = u64::from(*kv_blocks) * u64::from(*block_size);
         writeln!(
             f,
-            "each rank's KV cache: {kv_blocks} blocks, {tokens} tokens, {} sequences of {max_model_len} tokens",
-            self.sequences()
+            "each rank's KV cache: {kv_blocks} blocks, {tokens} tokens, {} sequence{} of {max_model_len} tokens",
+            self.sequences(),
+            if self.sequences() == 1 { "" } else { "s" }
         )?;
         if let Some(windows) = self.window_blocks {
             let WindowBlocks { window, blocks } = windows;
