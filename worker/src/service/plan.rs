@@ -302,7 +302,8 @@ mod tests {
             assert_eq!(plan.shared[0] > 0, tensor_parallel * pipeline_parallel > 1);
             let text = plan.to_string();
             assert!(
-                text.contains(&format!("{} blocks", plan.kv_blocks)) && text.contains("sequences of"),
+                text.contains(&format!("{} blocks", plan.kv_blocks))
+                    && text.contains(&format!("of {} tokens", plan.max_model_len)),
                 "{text}"
             );
         }

@@ -64,11 +64,13 @@ async fn a_drain_refuses_new_requests_finishes_short_ones_and_hands_back_the_res
 
 #[tokio::test]
 async fn without_grace_everything_is_handed_back_at_once_even_waiting_and_unread_requests() {
-    let config = WorkerConfig {
+    let mut config = WorkerConfig {
         drain_grace: Duration::ZERO,
         shutdown_timeout: Duration::from_millis(500),
         ..config()
     };
+    // All may arrive before the engine has started one.
+    config.scheduler.max_num_queued_reqs = 5;
     let mut served = serve_with(config, slow()).await;
     let mut events = watch(&mut served).await;
     let mut streams = Vec::new();
