@@ -9,55 +9,25 @@ the rounds' ratios; exits 1 if it is below 0.8.
 """
 
 import argparse
-import concurrent.futures
-import http.client
-import json
 import pathlib
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
+import streams  # noqa: E402
 from server import serve  # noqa: E402
 
 TARGET = 0.8
 STREAMS = 32
-PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 64
-REQUEST_SECONDS = 300
-
-
-def send(url: str, model: str, seed: int) -> int:
-    """Runs a request; returns its number of output tokens."""
-    draw = random.Random(seed)
-    body = {
-        "model": model,
-        "prompt": [draw.randrange(10, 4000) for _ in range(PROMPT_TOKENS)],
-        "max_tokens": OUTPUT_TOKENS,
-        "ignore_eos": True,
-        "temperature": 0,
-    }
-    place = urllib.parse.urlparse(url)
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=REQUEST_SECONDS)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    read = json.loads(answer.read())
-    assert answer.status == 200, read
-    connection.close()
-    return read["usage"]["completion_tokens"]
 
 
 def run(url: str, models: list[str], first_seed: int) -> float:
     """Output tokens a second of one request to each of `models`."""
-    begin = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-        seeds = range(first_seed, first_seed + len(models))
-        tokens = sum(pool.map(lambda one: send(url, *one), zip(models, seeds)))
-    return tokens / (time.monotonic() - begin)
+    return streams.run(url, STREAMS, len(models), OUTPUT_TOKENS, first_seed, models)
 
 
 def main() -> None:

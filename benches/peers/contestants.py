@@ -32,9 +32,9 @@ def installed(python: str, letter: str) -> bool:
 class Skein:
     letter, name, pid = "S", "Skein", None
 
-    def __init__(self, binary: str, model: str, width: int, threads: int, flags: list[str]):
+    def __init__(self, binary: str, model: str, threads: int, flags: list[str]):
         self.command = [binary, "bench", "latency", model, "--device", "cpu", "--threads", str(threads), "--json",
-                        "--num-iters-warmup", "1", "--num-iters", "1", *SKEIN_WIDTH_FLAGS[width], *flags]
+                        "--num-iters-warmup", "1", "--num-iters", "1", *flags]
         self.trouble, self.rates = None, None  # bytes and operations a second, in the latest run
         self.description = {"name": "Skein", "settings": " ".join(self.command[4:])}
 

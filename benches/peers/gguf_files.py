@@ -1,25 +1,28 @@
 """GGUF files of a safetensors model, for the peers that read no other form.
 
-Usage: gguf_files.py MODEL_DIR OUT_DIR TYPE...   (TYPE: bf16, f16, q8_0, q4_0)
+Usage: gguf_files.py MODEL_DIR OUT_DIR TYPE...   (TYPE: bf16, f16, q8_0, q6_k, q4_0, q4_k_m)
 
 The bf16 file holds exactly the model's weights; llama.cpp's own quantiser makes the others, with its own
 choice of types (under Q4_0 the tied head stays Q6_K or Q8_0). The tokenizer is a dummy that loads: prompts
-are token ids. Only Qwen2 and Llama, with weights in one bf16 file, as `skein bench make-model` writes them.
+are token ids. Only Qwen2, Llama and OLMoE, with weights in one bf16 file, as `skein bench make-model` writes them.
 """
 
 import json
 import math
 import os
+import re
 import sys
 
 import gguf
 import llama_cpp
 import numpy as np
 
-QUANTISED = {"f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0", "q4_0": "MOSTLY_Q4_0"}
+QUANTISED = {kind: f"MOSTLY_{kind.upper()}" for kind in ("f16", "q8_0", "q6_k", "q4_0", "q4_k_m")}
+ARCHITECTURES = {"qwen2": "qwen2", "llama": "llama-bpe", "olmoe": "olmo"}  # and their pre-tokenizers
 LAYER_NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -84,6 +87,9 @@ def write_config(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
 
 
@@ -101,23 +107,34 @@ def write_dummy_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, pre: str) ->
     writer.add_add_bos_token(False)
 
 
+def add_bf16(writer: gguf.GGUFWriter, name: str, bits: np.ndarray) -> None:
+    writer.add_tensor(name, np.ascontiguousarray(bits).view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
 def write_bf16(model_dir: str, out: str) -> None:
     with open(os.path.join(model_dir, "config.json")) as file:
         config = json.load(file)
-    arch = {"qwen2": "qwen2", "llama": "llama"}[config["model_type"]]
+    arch = config["model_type"]
     writer = gguf.GGUFWriter(out, arch)
     write_config(writer, config)
-    write_dummy_tokenizer(writer, config["vocab_size"], "qwen2" if arch == "qwen2" else "llama-bpe")
+    write_dummy_tokenizer(writer, config["vocab_size"], ARCHITECTURES[arch])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    of_experts = {}
     for name, bits in tensors(os.path.join(model_dir, "model.safetensors")):
+        if ".experts." in name:
+            layer, expert, part = re.match(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj", name).groups()
+            of_experts.setdefault((int(layer), part), {})[int(expert)] = bits
+            continue
         projection = name.split(".")[-2]
         if arch == "llama" and projection in heads:
             bits = interleaved(bits, heads[projection])
-        if bits.ndim == 1:  # norms and biases are f32 in llama.cpp's own conversions too
+        if bits.ndim == 1 or "mlp.gate." in name:  # norms and biases are f32 in llama.cpp's own conversions too
             writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
         else:
-            bytes_of_rows = np.ascontiguousarray(bits).view(np.uint8)
-            writer.add_tensor(gguf_name(name), bytes_of_rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            add_bf16(writer, gguf_name(name), bits)
+    for (layer, part), experts in sorted(of_experts.items()):
+        stacked = np.stack([experts[number] for number in range(len(experts))])
+        add_bf16(writer, f"blk.{layer}.ffn_{part}_exps.weight", stacked)
     if config.get("rope_scaling"):
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
     writer.write_header_to_file()
