@@ -81,6 +81,33 @@ fn models_are_those_of_the_cpu() {
 }
 
 #[test]
+fn exchanges_of_several_gpus_are_compared_with_the_hosts_sums() {
+    let arguments = ["gpu-check", "ranks", "--ranks", "4", "--json"];
+    let Some(mut command) = on_emulation(&arguments) else { return };
+    let said = passed(&command.env("EMU_DEVICES", "4").output().expect("it ends"));
+    let report: serde_json::Value = serde_json::from_str(&said).expect("it is JSON");
+    let sizes = report["ranks"]["exchanges"].as_array().expect("a list");
+    assert!(sizes.len() >= 4 && sizes.iter().all(|it| it["differing"] == 0 && it["rounds"] != 0), "{said}");
+
+    let failed = |arguments: &[&str], devices, fault: &str| {
+        let mut command = on_emulation(arguments).expect("there is an emulation");
+        let output = command.env("EMU_DEVICES", devices).env("EMU_NCCL_FAULT", fault).output();
+        let output = output.expect("it ends");
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let two = ["gpu-check", "ranks", "--ranks", "2"];
+    let (code, said) = failed(&two, "2", "wrong:1:3");
+    assert!(code == Some(1) && said.contains("1 cases failed"), "{said}");
+    let (code, said) = failed(&two, "2", "error:1:3");
+    assert!(code == Some(1) && said.contains("rank 1") && said.contains("an injected error"), "{said}");
+    let (code, said) = failed(&two, "1", "");
+    assert!(
+        code == Some(4) && said.contains("2 ranks need the GPUs 0 to 1, and this process sees 1"),
+        "{said}"
+    );
+}
+
+#[test]
 fn the_kernel_table_has_every_operation() {
     let Some(mut command) = on_emulation(&["gpu-check", "bench"]) else { return };
     let said = passed(&command.output().expect("it ends"));

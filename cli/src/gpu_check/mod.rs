@@ -4,6 +4,7 @@
 mod bench;
 mod kernels;
 mod models;
+mod ranks;
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::exit::{DEVICE, Failure};
 
 /// Name of the command.
 pub const GPU_CHECK: &str = "gpu-check";
-const STAGES: [&str; 3] = ["kernels", "models", "bench"];
+const RANKS: &str = "ranks";
+const STAGES: [&str; 4] = ["kernels", "models", "bench", RANKS];
 
 /// The command's flags.
 struct CheckOptions {
@@ -27,14 +29,24 @@ struct CheckOptions {
     as_json: bool,
 }
 
+impl CheckOptions {
+    fn scale_name(&self) -> &'static str {
+        if self.scale == Scale::Full { "full" } else { "small" }
+    }
+}
+
 /// Its definition for clap.
 pub fn command() -> Command {
     let value = |name: &'static str, default: &'static str| {
         Arg::new(name).long(name).default_value(default).value_name("N")
     };
     Command::new(GPU_CHECK)
-        .about("Check a GPU: kernels and models against the CPU, then the kernels' speed")
-        .arg(Arg::new("STAGE").value_parser(STAGES).help("Run only this stage [default: all]"))
+        .about("Check GPUs: kernels and models against the CPU, the kernels' speed, exchanges between GPUs")
+        .arg(
+            Arg::new("STAGE")
+                .value_parser(STAGES)
+                .help("Run only this stage [default: all; ranks only with --ranks]"),
+        )
         .arg(
             value("scale", "small")
                 .value_parser(["small", "full"])
@@ -46,8 +58,14 @@ pub fn command() -> Command {
         .arg(
             value("device", "0")
                 .value_parser(value_parser!(u32))
-                .help("Number of the GPU, among the visible ones"),
+                .help("Number of the GPU, among the visible ones; of several, the first"),
         )
+        .arg(
+            Arg::new("ranks").long("ranks").value_name("N").value_parser(["2", "4", "8"]).help(
+                "Check exchanges between this many GPUs [default of the stage ranks: all visible ones]",
+            ),
+        )
+        .arg(Arg::new("rank").long("rank").hide(true).value_parser(value_parser!(u32)))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of tables"))
 }
 
@@ -64,9 +82,15 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         ordinal: matches.get_one("device").copied().unwrap_or(0),
         as_json: matches.get_flag("json"),
     };
+    let asked: Option<u32> = matches.get_one::<String>("ranks").and_then(|ranks| ranks.parse().ok());
+    if let (Some(&rank), Some(ranks)) = (matches.get_one("rank"), asked) {
+        return ranks::run_rank(rank, ranks, &options);
+    }
+    let stage = matches.get_one::<String>("STAGE").map(String::as_str);
+    let ranks = (stage == Some(RANKS) || asked.is_some()).then(|| ranks::count(asked, options.ordinal));
+    let ranks = ranks.transpose()?;
     let device = Device::open(options.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
     let mut report = describe(&device, options.as_json).map_err(|error| failure(&error))?;
-    let stage = matches.get_one::<String>("STAGE").map(String::as_str);
     let wants = |name: &str| stage.is_none_or(|stage| stage == name);
     let mut failed = 0;
     if wants("kernels") {
@@ -77,6 +101,11 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     if wants("bench") {
         bench::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
+    }
+    if let Some(ranks) = ranks.filter(|_| wants(RANKS)) {
+        // Frees the GPU, which its rank opens in a process of its own.
+        drop(device);
+        failed += ranks::run(ranks, &options, &mut report)?;
     }
     if options.as_json {
         outln!("{:#}", Value::Object(report));

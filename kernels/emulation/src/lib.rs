@@ -26,6 +26,7 @@
 //! | `EMU_NO_MEMORY_AT_ALLOCATION=n` | the n-th device allocation fails |
 //! | `EMU_NCCL_FAULT=hang:r:n` | rank r's n-th exchange (from 1) never ends |
 //! | `EMU_NCCL_FAULT=error:r:n`, `remote:r:n` | it ends with an asynchronous error |
+//! | `EMU_NCCL_FAULT=wrong:r:n` | a bit of what rank r receives in it is wrong |
 //! | `EMU_NCCL_FAULT=absent:r`, `abort:r` | rank r never joins; its abort never returns |
 //! | `EMU_NCCL_VERSION` | NCCL's version, 22803 if unset |
 //! | `EMU_LIBRARIES` | the libraries of another build |

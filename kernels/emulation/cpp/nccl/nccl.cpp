@@ -164,6 +164,7 @@ bool take(Work& work) {
   size_t count = std::min(CHUNK, work.bytes - work.done);
   for (int rank = 0; rank < of.ranks; rank++)
     memcpy(work.all + rank * work.bytes + work.done, slots[rank].data, count);
+  if (has_fault("wrong", of.rank, of.works)) work.all[work.done] ^= 1;
   work.done += count;
   work.is_posted = false;
   slots[of.rank].read = of.chunk;
