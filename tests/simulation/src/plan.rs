@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
+use skein_router::request::AdapterRef;
 use skein_worker::TokenId;
+use skein_worker::adapters::Adapters;
 use skein_worker::backend::fake::StepCost;
 use skein_worker::backend::{KvBlocks, WindowBlocks};
-use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use skein_worker::config::{AdapterConfig, AdaptersConfig, BackendKind, SchedulerConfig, WorkerConfig};
 
 use crate::faults::Fault;
 use crate::network::{Host, NetworkSpec};
@@ -59,6 +61,7 @@ impl Plan {
         let scheduler = scheduler(&random);
         let longest_blocks = scheduler.max_model_len.unwrap_or(128).div_ceil(scheduler.block_size);
         let kv_blocks = random.small(longest_blocks + 2, longest_blocks * 4);
+        let adapters = adapters(&Random::new(seed, "adapters"));
         Self {
             seed,
             workers: names::WORKERS[..random.between(1, 4) as usize].to_vec(),
@@ -73,8 +76,8 @@ impl Plan {
                 per_row: Duration::from_micros(random.between(0, 200)),
                 per_context_token: Duration::from_micros(random.between(0, 5)),
             },
-            flavour: workload::Flavour::new(&random, &scheduler),
-            worker: worker(&random, scheduler),
+            flavour: workload::Flavour::new(&random, &scheduler, known(&adapters)),
+            worker: WorkerConfig { adapters, ..worker(&random, scheduler) },
             router: router(&random),
             put_off: random.pick(&[0, 0, 10, 50]),
             busy_for: random.millis(5_000, 60_000),
@@ -110,6 +113,31 @@ fn windows(random: &Random, scheduler: &SchedulerConfig) -> Option<WindowBlocks>
     let least = windows.of_sequence(scheduler.block_size).min(longest.div_ceil(scheduler.block_size));
     let blocks = least + random.small(1, 3 * least);
     random.once_in(3).then_some(WindowBlocks { blocks, ..windows })
+}
+
+/// A third of the workers serve adapters, often more than fit in memory or may be in use at once.
+fn adapters(random: &Random) -> AdaptersConfig {
+    let module = |number| AdapterConfig {
+        name: format!("adapter {number}"),
+        directory: format!("/adapters/{number}").into(),
+    };
+    let modules: Vec<AdapterConfig> = (0..random.small(1, 4)).map(module).collect();
+    AdaptersConfig {
+        is_enabled: random.once_in(3),
+        max_loras: random.small(1, 4) as usize,
+        max_cpu_loras: random.small(1, 4) as usize,
+        modules,
+        ..AdaptersConfig::default()
+    }
+}
+
+/// The adapters of `config`, as requests name them.
+fn known(config: &AdaptersConfig) -> Vec<AdapterRef> {
+    if !config.is_enabled {
+        return Vec::new();
+    }
+    let adapters = Adapters::new(config, None).expect("without a model every adapter can be served");
+    adapters.list().into_iter().map(|info| AdapterRef { name: info.name.into(), id: info.id }).collect()
 }
 
 fn network(random: &Random) -> NetworkSpec {

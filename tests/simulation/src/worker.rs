@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use skein_node::discovery::etcd::{LEASE_TTL, Record, Registration, register};
+use skein_worker::adapters::Adapters;
 use skein_worker::backend::KvBlocks;
 use skein_worker::backend::fake::FakeOptions;
 use skein_worker::config::WorkerConfig;
@@ -105,7 +106,9 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
         ..FakeOptions::default()
     };
     let backend = SimulatedBackend::new(host, options, limits, other_weights, device.clone(), log.clone());
+    let adapters = || Adapters::new(&config.adapters, None).expect("there is no model that they must fit");
     let loaded = LoadedBackend {
+        adapters: config.adapters.is_enabled.then(adapters),
         eos_token_ids: vec![0],
         fingerprint: if other_weights { 8 } else { 7 },
         ..LoadedBackend::fake(backend, VOCAB_SIZE, 1 << 20)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use skein_proto::TokenId;
 use skein_proto::sampling::SamplingParams;
-use skein_router::request::TokenRequest;
+use skein_router::request::{AdapterRef, TokenRequest};
 use skein_worker::config::SchedulerConfig;
 
 use crate::plan::MODEL;
@@ -37,11 +37,13 @@ pub struct Flavour {
     pub deadlines: u64,
     /// One client in this many resumes its stream instead of reading it from the start.
     pub resumes: u64,
+    /// Adapters that requests name; most of them name none.
+    pub adapters: Vec<AdapterRef>,
 }
 
 impl Flavour {
-    /// Properties that fit `limits`.
-    pub fn new(random: &Random, limits: &SchedulerConfig) -> Self {
+    /// Properties that fit `limits` and workers with these adapters.
+    pub fn new(random: &Random, limits: &SchedulerConfig, adapters: Vec<AdapterRef>) -> Self {
         let longest = limits.max_model_len.unwrap_or(64);
         Self {
             longest_prompt: random.small(2, longest * 3 / 4),
@@ -52,6 +54,7 @@ impl Flavour {
             slow_readers: random.pick(&[0, 4]),
             deadlines: random.pick(&[0, 0, 5]),
             resumes: random.pick(&[0, 1, 2]),
+            adapters,
         }
     }
 }
@@ -87,13 +90,18 @@ pub fn client(random: &Random, flavour: &Flavour, number: u32) -> Client {
         waits_for_worker: true,
         ..TokenRequest::new(format!("q{number}"), MODEL, prompt, sampling)
     };
-    Client {
+    let mut client = Client {
         ask: Ask { request, stop_after, has: vec![0; n as usize] },
         timeout: random.once_in(flavour.deadlines).then(|| random.millis(50, 20_000)),
         cancels_after: random.once_in(flavour.cancels).then(|| random.millis(1, 5_000)),
         reads_every: random.once_in(flavour.slow_readers).then(|| random.millis(1, 1_000)),
         resumes: random.once_in(flavour.resumes),
+    };
+    if !flavour.adapters.is_empty() && random.once_in(2) {
+        let nth = random.between(0, flavour.adapters.len() as u64 - 1) as usize;
+        client.ask.request.adapter = Some(flavour.adapters[nth].clone());
     }
+    client
 }
 
 fn prompt(random: &Random, flavour: &Flavour) -> Arc<[TokenId]> {

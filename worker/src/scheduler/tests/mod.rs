@@ -20,6 +20,7 @@ use std::time::Duration;
 use drafts::Answers;
 use skein_node::clock::Timestamp;
 use skein_node::random::SplitMix64;
+use skein_proto::adapter::AdapterId;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::runs::{Gap, RunTruncated};
 use skein_proto::sampling::SamplingParams;
@@ -28,7 +29,7 @@ use super::budget::STREAMING_STEP;
 use super::*;
 use crate::TokenId;
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::backend::{Answer, Backend, StepHandle, Want};
+use crate::backend::{Answer, Backend, LoadedAdapter, StepHandle, Want};
 use crate::kv_cache::CacheScope;
 
 const VOCAB: u32 = 40;
@@ -347,11 +348,13 @@ fn random_request(rng: &mut Rng, key: u64, longest: u32) -> NewRequest {
         ..SamplingParams::default()
     };
     let salt = if rng.chance(15) { "other" } else { "" };
+    let adapter = rng.chance(30).then(|| AdapterId(1 + rng.next() % 2));
     NewRequest {
         call: key.is_multiple_of(2).then_some(key % 3),
         priority: [-1, 0, 1, BACKGROUND][rng.within(0..=3) as usize],
         deadline: rng.chance(30).then(|| Timestamp::from_start(Duration::from_millis(rng.next() % 500))),
-        scope: CacheScope::new("model", salt),
+        scope: CacheScope::with_adapter("model", adapter, salt),
+        adapter: adapter.map(|id| Arc::new(LoadedAdapter::new(id, None, Arc::default()))),
         ..request(key, prompt, params)
     }
 }
