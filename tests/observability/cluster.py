@@ -74,7 +74,7 @@ class Cluster:
         serve, router, self.worker = (f"127.0.0.1:{free_port()}" for _ in range(3))
         self.routers = [serve, router]
         self.serve = processes.start("serve", skein, "serve", "--workers", "2", "--port", serve.split(":")[1])
-        processes.start("worker", skein, "worker", "--listen", self.worker)
+        processes.start("worker", skein, "worker", "--listen", self.worker, "--enable-lora")
         processes.start("router", skein, "router", "--workers", self.worker, "--port", router.split(":")[1])
         for address in self.routers:
             wait_until(f"{address} is ready", lambda: get(f"http://{address}/readyz") is not None)

@@ -10,6 +10,7 @@ mod table;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +70,23 @@ pub enum NotChanged {
     Differs(PathBuf),
 }
 
+/// What a worker's adapters are used for now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AdapterUse {
+    /// Adapters that requests can name.
+    pub known: usize,
+    /// Those in memory.
+    pub in_memory: usize,
+    /// Names of those that running requests have, in order. The name of an unloaded one is its identity.
+    pub running: Vec<String>,
+    /// Names of those that requests wait for.
+    pub waiting: Vec<String>,
+    /// Most different adapters in use at once.
+    pub max_in_use: usize,
+    /// Reads of an adapter from its files since the start.
+    pub loads: u64,
+}
+
 /// The adapters of a worker. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Adapters(Arc<Shared>);
@@ -84,6 +102,8 @@ struct Shared {
     /// A place may have become free.
     freed: Arc<Notify>,
     loads: Semaphore,
+    /// Reads of an adapter since the start.
+    loaded: AtomicU64,
     changes: Signal,
 }
 
@@ -100,6 +120,7 @@ impl Adapters {
             door: tokio::sync::Mutex::new(()),
             freed: Arc::default(),
             loads: Semaphore::new(LOADS_AT_ONCE),
+            loaded: AtomicU64::new(0),
             changes: Signal::default(),
         }));
         for AdapterConfig { name, directory } in &config.modules {
@@ -111,6 +132,11 @@ impl Adapters {
     /// All adapters, for routers.
     pub fn list(&self) -> Vec<AdapterInfo> {
         self.table().list()
+    }
+
+    /// What they are used for now.
+    pub fn usage(&self) -> AdapterUse {
+        AdapterUse { loads: self.0.loaded.load(Ordering::Relaxed), ..self.table().usage() }
     }
 
     /// Notified when [`list`](Self::list) changes.
@@ -177,6 +203,8 @@ impl Adapters {
     pub async fn acquire(&self, id: AdapterId) -> Result<Arc<LoadedAdapter>, NotServed> {
         let deadline = Instant::now() + MOST_WAIT;
         let busy = |_| NotServed::Busy(self.0.config.max_loras);
+        self.table().begin_waiting(id);
+        let _waiting = Waiting { adapters: self, id };
         let turn = timeout_at(deadline, self.0.door.lock()).await.map_err(busy)?;
         let place = loop {
             let freed = self.0.freed.notified();
@@ -212,6 +240,7 @@ impl Adapters {
         let read = tokio::task::spawn_blocking(move || read(&known.1, id, &spec, max_rank));
         let read = read.await.unwrap_or_else(|_| Err("reading it panicked".to_owned()));
         let weights = read.map_err(|reason| NotServed::Unusable { name, reason })?;
+        self.0.loaded.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Arc::new(weights)))
     }
 
@@ -230,6 +259,18 @@ fn read(directory: &Path, id: AdapterId, spec: &Spec, max_rank: usize) -> Result
         ));
     }
     AdapterWeights::new(&adapter, spec, max_rank).map_err(|error| error.to_string())
+}
+
+/// A request that waits for an adapter.
+struct Waiting<'a> {
+    adapters: &'a Adapters,
+    id: AdapterId,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.adapters.table().end_waiting(self.id);
+    }
 }
 
 /// A place whose adapter is being read, given up on drop.

@@ -1,12 +1,13 @@
 //! The table of adapters: which are known, which have a place in memory, and which may lose it. Pure.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use skein_proto::adapter::{AdapterId, AdapterInfo};
 use tokio::sync::OnceCell;
 
+use super::AdapterUse;
 use crate::backend::LoadedAdapter;
 use crate::model::on_cpu::adapter::AdapterWeights;
 
@@ -22,6 +23,8 @@ pub(super) struct Table {
     /// In the order of their loading, oldest first.
     known: Vec<Known>,
     places: HashMap<AdapterId, Slot>,
+    /// Requests that have no adapter yet.
+    waiting: BTreeMap<AdapterId, usize>,
     max_in_use: usize,
     max_places: usize,
     /// Counts reservations, as a clock for the order of use.
@@ -66,7 +69,8 @@ impl Table {
     pub fn new(max_in_use: usize, max_places: usize) -> Self {
         let max_places = max_places.max(max_in_use).max(1);
         let max_in_use = max_in_use.clamp(1, max_places);
-        Self { known: Vec::new(), places: HashMap::new(), max_in_use, max_places, reserved: 0 }
+        let (known, places, waiting) = (Vec::new(), HashMap::new(), BTreeMap::new());
+        Self { known, places, waiting, max_in_use, max_places, reserved: 0 }
     }
 
     pub fn list(&self) -> Vec<AdapterInfo> {
@@ -76,6 +80,38 @@ impl Table {
             is_resident: self.places.get(&known.id).is_some_and(|slot| slot.cell.initialized()),
         };
         self.known.iter().map(info).collect()
+    }
+
+    /// The adapters in use, apart from the number of loads.
+    pub fn usage(&self) -> AdapterUse {
+        let name = |id: &AdapterId| match self.directory(*id) {
+            Some((name, _)) if !name.is_empty() => name,
+            _ => format!("{:016x}", id.0),
+        };
+        let running = self.places.iter().filter(|(_, slot)| slot.users.strong_count() > 0);
+        let mut running: Vec<String> = running.map(|(id, _)| name(id)).collect();
+        running.sort_unstable();
+        AdapterUse {
+            known: self.known.iter().filter(|known| !known.name.is_empty()).count(),
+            in_memory: self.places.values().filter(|slot| slot.cell.initialized()).count(),
+            running,
+            waiting: self.waiting.keys().map(name).collect(),
+            max_in_use: self.max_in_use,
+            loads: 0,
+        }
+    }
+
+    /// A request begins to wait for the adapter `id`.
+    pub fn begin_waiting(&mut self, id: AdapterId) {
+        *self.waiting.entry(id).or_default() += 1;
+    }
+
+    /// A request has its adapter, or has given up.
+    pub fn end_waiting(&mut self, id: AdapterId) {
+        if let Some(count) = self.waiting.get_mut(&id) {
+            *count -= 1;
+            self.waiting.retain(|_, count| *count > 0);
+        }
     }
 
     /// Adds an adapter; false if the name belongs to another one.

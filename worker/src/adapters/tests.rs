@@ -51,6 +51,11 @@ async fn requests_wait_in_turn_for_a_place_and_not_for_ever() {
     let same = of(ids[0]);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!other.is_finished() && !same.is_finished());
+    let usage = adapters.usage();
+    assert_eq!(
+        (usage.running, usage.waiting),
+        (vec!["a0".to_owned()], vec!["a0".to_owned(), "a1".to_owned()])
+    );
     drop(held);
     let other = other.await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -59,6 +64,8 @@ async fn requests_wait_in_turn_for_a_place_and_not_for_ever() {
     assert!(refused.contains("1 adapters are in use") && refused.contains("--max-loras"), "{refused}");
     drop(other);
     adapters.acquire(ids[0]).await.unwrap();
+    let expected = AdapterUse { known: 2, in_memory: 1, max_in_use: 1, ..AdapterUse::default() };
+    assert_eq!(adapters.usage(), expected, "nobody waits any more");
 }
 
 #[tokio::test]

@@ -1,8 +1,11 @@
 //! The metrics of a worker: name, labels and help of each. The engine's thread reports to an [`Observer`];
 //! `GET /metrics` of the service reads them.
 
+mod adapters;
 mod observer;
 mod phases;
+
+use std::sync::OnceLock;
 
 use skein_node::metrics::{
     Format, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, buckets, total_of,
@@ -10,6 +13,8 @@ use skein_node::metrics::{
 use skein_proto::info::WorkerInfo;
 use skein_proto::totals::Total;
 
+use self::adapters::AdapterMetrics;
+use crate::adapters::Adapters;
 use crate::draft::MOST_DRAFTED;
 
 pub use observer::Observer;
@@ -48,6 +53,7 @@ pub struct Metrics {
     step_time: Histogram,
     streams: IntGauge,
     outcomes: IntCounterVec,
+    adapters: OnceLock<AdapterMetrics>,
 }
 
 /// Values of the label `position`, for the longest draft.
@@ -153,12 +159,13 @@ impl Metrics {
                 "outcome",
                 &OUTCOMES,
             ),
+            adapters: OnceLock::new(),
             registry,
         }
     }
 
-    /// Sets what is known once the model is loaded.
-    pub fn loaded(&self, info: &WorkerInfo) {
+    /// Sets what is known once the model is loaded. `adapters`: those served beside it.
+    pub fn loaded(&self, info: &WorkerInfo, adapters: Option<&Adapters>) {
         self.kv_blocks.set(info.kv_blocks.into());
         let (block_size, blocks) = (info.block_size.to_string(), info.kv_blocks.to_string());
         self.registry.info(
@@ -166,6 +173,9 @@ impl Metrics {
             "Configuration of the KV cache.",
             &[("block_size", &block_size), ("num_gpu_blocks", &blocks)],
         );
+        if let Some(adapters) = adapters {
+            self.adapters.get_or_init(|| AdapterMetrics::new(&self.registry, adapters.clone()));
+        }
     }
 
     /// The metrics in [`ENGINE`](skein_node::metrics::ENGINE), which routers add up over their workers.
@@ -187,6 +197,9 @@ impl Metrics {
 
     /// All of it in `format`.
     pub fn encode(&self, format: Format) -> String {
+        if let Some(adapters) = self.adapters.get() {
+            adapters.refresh();
+        }
         self.registry.encode(format)
     }
 }

@@ -135,7 +135,7 @@ async fn start(
         }
     };
     let (mut ready, mut engine) = prepare(config, loaded)?;
-    metrics.loaded(&ready.facts.info);
+    metrics.loaded(&ready.facts.info, ready.adapters.as_ref());
     ready.metrics = Some(metrics.clone());
     engine.observe(Observer::new(metrics));
     let handle = ready.engine.clone();
