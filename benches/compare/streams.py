@@ -32,8 +32,10 @@ def send(url: str, model: str | None, output_tokens: int, seed: int) -> int:
     return read["usage"]["completion_tokens"]
 
 
-def run(url: str, at_once: int, count: int, output_tokens: int, seed: int, models: list[str] | None = None) -> float:
-    """Output tokens a second of `count` requests, `at_once` of them at a time; request i is for `models[i]`."""
+def run(
+    url: str, at_once: int, count: int, output_tokens: int, seed: int, models: list[str] | None = None
+) -> float:
+    """Output tokens a second of `count` requests, `at_once` at a time; request i is for `models[i]`."""
     begin = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         asked = zip(models or [None] * count, range(seed, seed + count))

@@ -12,8 +12,8 @@ Q6_K_BITS, Q6_K_GROUP = 6.5625, 256
 
 
 class Shape:
-    """Sizes of a model directory: vocabulary, weights in the layers apart from experts, in all experts, and in
-    the head, whether tied or not."""
+    """Sizes of a model directory: vocabulary, and weights in the layers apart from experts, in all experts,
+    and in the head, tied or not."""
 
     def __init__(self, model_dir: str):
         with open(os.path.join(model_dir, "config.json")) as file:

@@ -4,7 +4,8 @@ Usage: gguf_files.py MODEL_DIR OUT_DIR TYPE...   (TYPE: bf16, f16, q8_0, q6_k, q
 
 The bf16 file holds exactly the model's weights; llama.cpp's own quantiser makes the others, with its own
 choice of types (under Q4_0 the tied head stays Q6_K or Q8_0). The tokenizer is a dummy that loads: prompts
-are token ids. Only Qwen2, Llama and OLMoE, with weights in one bf16 file, as `skein bench make-model` writes them.
+are token ids. Only Qwen2, Llama and OLMoE, with weights in one bf16 file, as `skein bench make-model` writes
+them.
 """
 
 import json
@@ -128,7 +129,8 @@ def write_bf16(model_dir: str, out: str) -> None:
         projection = name.split(".")[-2]
         if arch == "llama" and projection in heads:
             bits = interleaved(bits, heads[projection])
-        if bits.ndim == 1 or "mlp.gate." in name:  # norms and biases are f32 in llama.cpp's own conversions too
+        # As in llama.cpp's own conversions, norms, biases and the choice of experts are f32.
+        if bits.ndim == 1 or "mlp.gate." in name:
             writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
         else:
             add_bf16(writer, gguf_name(name), bits)

@@ -1,5 +1,6 @@
-//! Exchanges between the GPUs of a group: an all-gather by NCCL and the sum over ranks by our kernel, compared
-//! with the host's tree bit by bit, then timed. Each rank is a process that calls [`run`] with equal arguments.
+//! Exchanges between the GPUs of a group: an all-gather by NCCL and the sum over ranks by our kernel,
+//! compared with the host's tree bit by bit, then timed. Each rank is a process; all call [`run`] with the
+//! same arguments.
 
 use std::sync::Arc;
 
@@ -66,7 +67,8 @@ pub fn run(
     Ok(())
 }
 
-/// Values of both signs and of magnitudes from 2^-12 to 2^12, so that each order of addition has its own bits.
+/// Values of both signs and of magnitudes from 2^-12 to 2^12, so that another order of addition gives other
+/// bits.
 fn table(seed: u64) -> Vec<f32> {
     let mut state = seed;
     let value = |_| {

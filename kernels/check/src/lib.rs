@@ -1,5 +1,6 @@
-//! Checks a CUDA device: [`cases`] compares every kernel with its CPU reference, [`bench`] times it. For
-//! `skein gpu-check`, and for tests on the emulated device. [`exchange`] does both for exchanges between GPUs.
+//! Checks a CUDA device: [`cases`] compares every kernel with its CPU reference, [`bench`] times it, and
+//! [`exchange`] does both for exchanges between GPUs. For `skein gpu-check`, and for tests on the emulated
+//! device.
 
 pub mod bench;
 pub mod cases;

@@ -1,7 +1,6 @@
 //! Metrics of adapters, computed at each scrape.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use skein_node::clock;
 use skein_node::metrics::{IntCounter, IntGauge, IntGaugeVec, Registry};
 
 use crate::adapters::{AdapterUse, Adapters};
@@ -36,7 +35,7 @@ impl AdapterMetrics {
         let AdapterUse { known, in_memory, running, waiting, max_in_use, loads } = self.adapters.usage();
         self.requests.reset();
         let labels = [max_in_use.to_string(), running.join(","), waiting.join(",")];
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+        let now = clock::unix_time().as_secs() as i64;
         self.requests.with_label_values(&labels.each_ref().map(String::as_str)).set(now);
         self.known.set(known as i64);
         self.in_memory.set(in_memory as i64);
