@@ -8,10 +8,13 @@ use crate::model::GgufModel;
 use crate::tokenizer;
 
 /// Supported values of `general.architecture`.
-pub const SUPPORTED: [&str; 7] = ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3"];
+pub const SUPPORTED: [&str; 12] = [
+    "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "gemma2", "gemma3", "granite", "olmo2", "olmoe",
+    "phi3", "smollm3",
+];
 /// Architectures whose queries and keys rotate adjacent pairs. The converters permute their rows; other
 /// architectures pair values half a head apart, as in safetensors.
-pub const ROTATES_ADJACENT: [&str; 1] = ["llama"];
+pub const ROTATES_ADJACENT: [&str; 3] = ["llama", "granite", "smollm3"];
 
 /// Layer count of the 27B models of Gemma 2 and 3, which scale scores differently. The files do not record
 /// the scale; llama.cpp also recognises these models by their layers.
@@ -37,7 +40,8 @@ pub fn config(model: &GgufModel) -> Result<Map<String, Json>, GgufError> {
     keys.rope(&mut config)?;
     keys.biases(&mut config)?;
     match name {
-        "llama" | "qwen3moe" => keys.experts(&mut config)?,
+        "llama" | "olmoe" | "qwen2moe" | "qwen3moe" => keys.experts(&mut config)?,
+        "granite" => keys.factors_of_granite(&mut config)?,
         "gemma2" | "gemma3" => keys.gemma(&mut config)?,
         "phi3" => keys.window(&mut config)?,
         _ => {}
@@ -110,12 +114,15 @@ impl Keys<'_> {
         let is_moe = self.whole("expert_count")?.is_some_and(|count| count > 0);
         let model_type = match self.name {
             "llama" if is_moe => "mixtral",
+            "qwen2moe" => "qwen2_moe",
             "qwen3moe" => "qwen3_moe",
             "gemma3" => "gemma3_text",
             name => name,
         };
-        let inner =
-            if self.name == "qwen3moe" { "expert_feed_forward_length" } else { "feed_forward_length" };
+        let inner = match self.name {
+            "qwen2moe" | "qwen3moe" => "expert_feed_forward_length",
+            _ => "feed_forward_length",
+        };
         let config = json!({
             "model_type": model_type,
             "vocab_size": vocabulary,
@@ -210,15 +217,17 @@ impl Keys<'_> {
         let refuse = |what: &str| Err(self.model.unsupported(format!("{} with {what}", self.name)));
         match self.name {
             "qwen2" => {}
-            "llama" | "qwen3" | "qwen3moe" | "gemma2" | "gemma3" if inputs == output => {
-                config.insert("attention_bias".into(), json!(inputs));
+            "qwen2moe" if !output => drop(config.insert("qkv_bias".into(), json!(inputs))),
+            "phi3" | "qwen2moe" if inputs || output => {
+                return refuse("biases of some of its attention's matrices");
             }
-            _ if inputs || output => return refuse("biases of some of its attention's matrices"),
-            _ => {}
+            "phi3" => {}
+            _ if inputs == output => drop(config.insert("attention_bias".into(), json!(inputs))),
+            _ => return refuse("biases of some of its attention's matrices"),
         }
         let network = has("ffn_up");
         match self.name {
-            "llama" => drop(config.insert("mlp_bias".into(), json!(network))),
+            "llama" | "granite" | "smollm3" => drop(config.insert("mlp_bias".into(), json!(network))),
             _ if network => return refuse("biases of its feed-forward network"),
             _ => {}
         }
@@ -230,9 +239,32 @@ impl Keys<'_> {
         let name = if self.name == "llama" { "num_local_experts" } else { "num_experts" };
         config.insert(name.into(), json!(count));
         config.insert("num_experts_per_tok".into(), json!(self.needed("expert_used_count")?));
-        if self.name == "qwen3moe" {
+        // The files do not record whether the chosen experts' weights are normalised; llama.cpp goes by the
+        // architecture, too.
+        if self.name != "llama" {
+            config.insert("norm_topk_prob".into(), json!(self.name == "qwen3moe"));
+        }
+        if matches!(self.name, "qwen2moe" | "qwen3moe") {
             config.insert("moe_intermediate_size".into(), config["intermediate_size"].clone());
-            config.insert("norm_topk_prob".into(), json!(true));
+        }
+        if self.name == "qwen2moe" {
+            let shared = json!(self.needed("expert_shared_feed_forward_length")?);
+            config.insert("shared_expert_intermediate_size".into(), shared);
+        }
+        Ok(())
+    }
+
+    /// Granite's factors, of which a file has those that are not 1.
+    fn factors_of_granite(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+        for (key, field) in [
+            ("attention.scale", "attention_multiplier"),
+            ("embedding_scale", "embedding_multiplier"),
+            ("residual_scale", "residual_multiplier"),
+            ("logit_scale", "logits_scaling"),
+        ] {
+            if let Some(factor) = self.real(key)? {
+                config.insert(field.into(), json!(factor));
+            }
         }
         Ok(())
     }

@@ -23,11 +23,19 @@ GOLDEN = HERE.parent / "models"
 OUT = HERE / "models"
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "phi3": "phi3",
+    "gemma3_text": "gemma3", "phi3": "phi3", "granite": "granite", "olmo2": "olmo2", "olmoe": "olmoe",
+    "qwen2_moe": "qwen2moe", "smollm3": "smollm3",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
+    "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3",
 ]
+# Their queries and keys are permuted.
+ROTATES_ADJACENT = ["llama", "granite", "smollm3"]
+FACTORS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}
 Q = gguf.GGMLQuantizationType
 
 
@@ -85,9 +93,15 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
 
 def write_rest(writer: gguf.GGUFWriter, config: dict) -> None:
     kind = config["model_type"]
-    if kind == "mixtral":
-        writer.add_expert_count(config["num_local_experts"])
+    if kind in ("mixtral", "olmoe", "qwen2_moe"):
+        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if kind == "qwen2_moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if kind == "granite":
+        for key, field in FACTORS.items():
+            writer.add_float32(f"granite.{key}", config[field])
     if config.get("sliding_window") and kind in ("gemma2", "gemma3_text", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
     if kind.startswith("gemma"):
@@ -135,17 +149,26 @@ def convert(name: str) -> None:
         if "norm" in tensor and config["model_type"].startswith("gemma"):
             values = values + 1
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if architecture == "llama" and part in tensor:
+            if architecture in ROTATES_ADJACENT and part in tensor:
                 values = permuted(values, config[heads])
         if ".experts." in tensor:
             before, after = tensor.split(".experts.")
+            if "." not in after:  # version 5 of transformers: all experts' matrices in one tensor
+                parts = {"down": values}
+                if after == "gate_up_proj":
+                    parts = dict(zip(("gate", "up"), np.split(values, 2, axis=1)))
+                for part, stacked in parts.items():
+                    add(writer, f"blk.{before.split('.')[2]}.ffn_{part}_exps.weight", dtype, stacked)
+                continue
             number, matrix = after.split(".", 1)
             experts.setdefault((before, matrix), {})[int(number)] = (dtype, values)
             continue
+        values = values.squeeze()  # the gate of a shared expert is a vector there
         add(writer, names.get_name(tensor, try_suffixes=(".weight", ".bias")), dtype, values)
     for (before, matrix), found in experts.items():
         stacked = np.stack([found[number][1] for number in range(len(found))])
-        part = {"w1.weight": "gate", "w2.weight": "down", "w3.weight": "up"}[matrix]
+        mixtral = {"w1.weight": "gate", "w2.weight": "down", "w3.weight": "up"}
+        part = mixtral.get(matrix) or matrix.removesuffix("_proj.weight")
         add(writer, f"blk.{before.split('.')[2]}.ffn_{part}_exps.weight", found[0][0], stacked)
     finish(writer)
 

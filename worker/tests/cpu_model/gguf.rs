@@ -13,7 +13,7 @@ use crate::golden::Golden;
 use crate::goldens::check_model;
 
 /// Golden models that also exist as GGUF files.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 15] = [
     "llama-gqa",
     "llama3-rope",
     "mistral",
@@ -24,6 +24,11 @@ const NAMES: [&str; 10] = [
     "gemma2",
     "gemma3",
     "phi3-long",
+    "granite",
+    "olmo2",
+    "olmoe",
+    "qwen2-moe",
+    "smollm3",
 ];
 /// Part of the mixed model that the test opens.
 const MIXED: &str = "mixed-00001-of-00002.gguf";

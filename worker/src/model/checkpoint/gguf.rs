@@ -178,7 +178,9 @@ impl Weights {
     fn storage(&self, tensor: &TensorInfo, shape: &[usize], rows: Range<usize>) -> Option<Storage> {
         let outer = if shape.len() > 1 { &shape[..shape.len() - 1] } else { shape };
         let all: usize = outer.iter().product();
-        if tensor.shape != shape || rows.end > all || all == 0 {
+        // A matrix of one row is a vector in these files.
+        let is_same = tensor.shape == shape || shape.first() == Some(&1) && tensor.shape == shape[1..];
+        if !is_same || rows.end > all || all == 0 {
             return None;
         }
         let row_bytes = tensor.bytes.len() / all;
