@@ -1,5 +1,4 @@
-"""Measures a router before fake workers: requests and streams a second, processor time, memory, and what
-slow clients cost others.
+"""Measures a router before fake workers: requests and streams a second, processor time and memory.
 
 Usage: python3 benches/load/router.py path/to/skein [--rows NAME...]
 Needs wrk (Debian: apt-get install wrk) and two processors: the router has one, the workers and the clients
@@ -13,17 +12,13 @@ core, they take time from each other.
     64, 256, 1000     ids with that many workers
     first      100 requests a second of 128 ids: time to the first token
     idle       memory of the router before its first request
-    held       memory of each of 10,000 streams, and memory after they have ended
-    slow       1,000 clients that read 1 byte a second of 30,000 tokens: what others notice
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
 import pathlib
-import resource
 import signal
 import socket
 import statistics
@@ -37,8 +32,7 @@ from server import cpu_seconds, wait_until_ready  # noqa: E402
 
 WORKERS, SECONDS, CONNECTIONS, ROUNDS = 8, 5, 64, 3
 # A fake device with a clock has a longer context.
-LONG_CONTEXTS = ("--fake-step-time", "1us", "--fake-kv-blocks", "200000")
-HELD, SLOW, SLOW_TOKENS = 10_000, 1000, 30_000
+LONG_CONTEXTS = ("--fake-step-time", "1us", "--fake-kv-blocks", "20000")
 BODIES = {
     "ids": '"prompt":[\'..ids(32)..\'],"max_tokens":1',
     "short": '"prompt":"\'..words(127)..\'","max_tokens":1',
@@ -123,7 +117,11 @@ def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of
     finally:
         for process in reversed(started):
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=60)
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:  # streams are open that nobody reads
+                process.kill()
+                process.wait()
 
 
 def wrk(url: str, row: str, seed: int) -> tuple[float, int]:
@@ -179,69 +177,8 @@ def idle(binary: str) -> None:
         print(f"idle: {allocated / 1e6:.1f} MB allocated, {memory(router.pid) / 1e6:.1f} MB with pages of the binary")
 
 
-async def open_stream(url: str, tokens: int):
-    """A stream whose head has arrived."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]), limit=1024)
-    body = json.dumps({"prompt": [7, 8, 9], "max_tokens": tokens, "stream": True, "ignore_eos": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    status = await reader.readline()
-    assert b" 200 " in status, status
-    return reader, writer
-
-
-async def open_streams(url: str, count: int, tokens: int) -> list:
-    streams = []
-    for begin in range(0, count, 250):
-        streams += await asyncio.gather(*(open_stream(url, tokens) for _ in range(begin, min(begin + 250, count))))
-    return streams
-
-
-def held(binary: str) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (30_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    many = ("--max-num-seqs", "4096", "--max-num-queued-reqs", "100000")
-    slow_steps = ("--fake-step-time", "5s", "--fake-kv-blocks", "100000")
-
-    async def run(router, url):
-        before = memory(router.pid)
-        streams = await open_streams(url, HELD, 1000)
-        during = memory(router.pid)
-        for _, writer in streams:
-            writer.close()
-        await asyncio.sleep(20)
-        print(f"held: {(during - before) / HELD / 1024:.1f} KiB a stream, {before / 1e6:.0f} MB before, {during / 1e6:.0f} MB "
-              f"with {HELD} streams, {memory(router.pid) / 1e6:.0f} MB 20 s after", flush=True)
-
-    with cluster(binary, of_workers=(*many, *slow_steps)) as (router, url):
-        asyncio.run(run(router, url))
-
-
-def slow(binary: str) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (30_000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-    async def drip(stream):
-        while await stream[0].read(1):
-            await asyncio.sleep(1)
-
-    async def run(router, url):
-        await asyncio.to_thread(ttft, binary, url, 1, 200)
-        alone, before = await asyncio.to_thread(ttft, binary, url, 2), memory(router.pid)
-        streams = await open_streams(url, SLOW, SLOW_TOKENS)
-        readers = [asyncio.ensure_future(drip(stream)) for stream in streams]
-        await asyncio.sleep(15)  # until their buffers are full
-        beside = await asyncio.to_thread(ttft, binary, url, 3)
-        during = memory(router.pid)
-        print(f"slow: TTFT p99 {alone['p99_ttft_ms']:.2f} ms alone, {beside['p99_ttft_ms']:.2f} beside {SLOW} slow readers; "
-              f"{beside['failed']} failed; {(during - before) / SLOW / 1024:.1f} KiB a slow stream", flush=True)
-        for reader in readers:
-            reader.cancel()
-
-    with cluster(binary, of_workers=("--max-num-seqs", "1024", "--fake-step-time", "1ms", "--fake-kv-blocks", "4000000")) as (router, url):
-        asyncio.run(run(router, url))
-
-
 ROWS = {name: None for name in ("ids", "short", "long", "streams", "64", "256", "1000")}
-ROWS |= {"first": first, "idle": idle, "held": held, "slow": slow}
+ROWS |= {"first": first, "idle": idle}
 
 
 def main() -> None:
