@@ -63,7 +63,7 @@ function words(bytes)
 end
 beginnings = {}
 for at = 1, 16 do beginnings[at] = words(8192) end
--- Long bodies are made before the clock starts; there are more than a round needs in flight.
+-- Making a long body takes the client's time, so the first ones are made before the clock starts.
 local made = {}
 for at = 1, MADE do made[at] = wrk.format(nil, "/v1/completions", nil, '{BODY,"temperature":0,"ignore_eos":true}') end
 local nth = 0

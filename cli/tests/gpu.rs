@@ -100,6 +100,8 @@ fn exchanges_of_several_gpus_are_compared_with_the_hosts_sums() {
     assert!(code == Some(1) && said.contains("1 cases failed"), "{said}");
     let (code, said) = failed(&two, "2", "error:1:3");
     assert!(code == Some(1) && said.contains("rank 1") && said.contains("an injected error"), "{said}");
+    let (code, said) = failed(&["gpu-check", "kernels", "--ranks", "2"], "2", "");
+    assert!(code == Some(2) && said.contains("--ranks belongs to the stage ranks"), "{said}");
     let (code, said) = failed(&two, "1", "");
     assert!(
         code == Some(4) && said.contains("2 ranks need the GPUs 0 to 1, and this process sees 1"),

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use skein_kernel_check::cases::Scale;
 use skein_kernels::cuda::{BlasLt, CudaError, Device, Kernels};
 
-use crate::exit::{DEVICE, Failure};
+use crate::exit::{DEVICE, Failure, USAGE};
 
 /// Name of the command.
 pub const GPU_CHECK: &str = "gpu-check";
@@ -87,11 +87,15 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         return ranks::run_rank(rank, ranks, &options);
     }
     let stage = matches.get_one::<String>("STAGE").map(String::as_str);
-    let ranks = (stage == Some(RANKS) || asked.is_some()).then(|| ranks::count(asked, options.ordinal));
-    let ranks = ranks.transpose()?;
+    let wants = |name: &str| stage.is_none_or(|stage| stage == name);
+    if asked.is_some() && !wants(RANKS) {
+        let message = "--ranks belongs to the stage ranks; give that stage, or none for all".to_owned();
+        return Err(Failure::new(USAGE, message));
+    }
+    let exchanges = stage == Some(RANKS) || asked.is_some();
+    let ranks = exchanges.then(|| ranks::count(asked, options.ordinal)).transpose()?;
     let device = Device::open(options.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
     let mut report = describe(&device, options.as_json).map_err(|error| failure(&error))?;
-    let wants = |name: &str| stage.is_none_or(|stage| stage == name);
     let mut failed = 0;
     if wants("kernels") {
         failed += kernels::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
@@ -102,7 +106,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if wants("bench") {
         bench::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
     }
-    if let Some(ranks) = ranks.filter(|_| wants(RANKS)) {
+    if let Some(ranks) = ranks {
         // Frees the GPU, which its rank opens in a process of its own.
         drop(device);
         failed += ranks::run(ranks, &options, &mut report)?;

@@ -1,10 +1,10 @@
 //! Exchanges between the GPUs of a group: an all-gather by NCCL and the sum over ranks by our kernel,
-//! compared with the host's tree bit by bit, then timed. Each rank is a process; all call [`run`] with the
-//! same arguments.
+//! compared with the host's tree bit by bit, then timed. Each rank is a process that calls [`run`].
 
 use std::sync::Arc;
 
 use half::bf16;
+use skein_kernels::cpu::philox::philox4x32_10;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::ranks::{JoinSums, RankKernels};
 use skein_kernels::cuda::{
@@ -47,7 +47,7 @@ fn rounds(scale: Scale) -> usize {
 }
 
 /// Exchanges values drawn by `seed` in all sizes, in turn queued and replayed as a graph, and reports each
-/// size to `each`.
+/// size to `each`. All ranks must have the same scale and seed.
 ///
 /// # Errors
 /// If an exchange fails. A wrong result is no error.
@@ -67,18 +67,12 @@ pub fn run(
     Ok(())
 }
 
-/// Values of both signs and of magnitudes from 2^-12 to 2^12, so that another order of addition gives other
-/// bits.
+/// Values of both signs and of magnitudes from 2^-12 to 2^12: another order of addition gives other bits.
 fn table(seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let value = |_| {
-        // SplitMix64, https://prng.di.unimi.it/splitmix64.c
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
-        let exponent = 127 - 12 + (bits >> 32) as u32 % 24;
-        f32::from_bits((bits as u32 & 0x807f_ffff) | (exponent << 23))
+    let key = [seed as u32, (seed >> 32) as u32];
+    let value = |i: usize| {
+        let [mantissa, exponent, ..] = philox4x32_10([i as u32, 0, 3, 0], key);
+        f32::from_bits((mantissa & 0x807f_ffff) | ((127 - 12 + exponent % 24) << 23))
     };
     (0..TABLE + ROWS[ROWS.len() - 1] * OUTPUTS).map(value).collect()
 }

@@ -1,6 +1,5 @@
-//! Checks a CUDA device: [`cases`] compares every kernel with its CPU reference, [`bench`] times it, and
-//! [`exchange`] does both for exchanges between GPUs. For `skein gpu-check`, and for tests on the emulated
-//! device.
+//! Checks CUDA devices, for `skein gpu-check` and for tests on the emulated device: [`cases`] compares every
+//! kernel with its CPU reference, [`bench`] times it, and [`exchange`] does both for exchanges between GPUs.
 
 pub mod bench;
 pub mod cases;

@@ -10,7 +10,6 @@ mod table;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -102,8 +101,6 @@ struct Shared {
     /// A place may have become free.
     freed: Arc<Notify>,
     loads: Semaphore,
-    /// Reads of an adapter since the start.
-    loaded: AtomicU64,
     changes: Signal,
 }
 
@@ -120,7 +117,6 @@ impl Adapters {
             door: tokio::sync::Mutex::new(()),
             freed: Arc::default(),
             loads: Semaphore::new(LOADS_AT_ONCE),
-            loaded: AtomicU64::new(0),
             changes: Signal::default(),
         }));
         for AdapterConfig { name, directory } in &config.modules {
@@ -136,7 +132,7 @@ impl Adapters {
 
     /// What they are used for now.
     pub fn usage(&self) -> AdapterUse {
-        AdapterUse { loads: self.0.loaded.load(Ordering::Relaxed), ..self.table().usage() }
+        self.table().usage()
     }
 
     /// Notified when [`list`](Self::list) changes.
@@ -240,7 +236,7 @@ impl Adapters {
         let read = tokio::task::spawn_blocking(move || read(&known.1, id, &spec, max_rank));
         let read = read.await.unwrap_or_else(|_| Err("reading it panicked".to_owned()));
         let weights = read.map_err(|reason| NotServed::Unusable { name, reason })?;
-        self.0.loaded.fetch_add(1, Ordering::Relaxed);
+        self.table().count_load();
         Ok(Some(Arc::new(weights)))
     }
 

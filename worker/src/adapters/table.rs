@@ -29,6 +29,8 @@ pub(super) struct Table {
     max_places: usize,
     /// Counts reservations, as a clock for the order of use.
     reserved: u64,
+    /// Reads of an adapter from its files.
+    loads: u64,
 }
 
 #[derive(Debug)]
@@ -70,7 +72,7 @@ impl Table {
         let max_places = max_places.max(max_in_use).max(1);
         let max_in_use = max_in_use.clamp(1, max_places);
         let (known, places, waiting) = (Vec::new(), HashMap::new(), BTreeMap::new());
-        Self { known, places, waiting, max_in_use, max_places, reserved: 0 }
+        Self { known, places, waiting, max_in_use, max_places, reserved: 0, loads: 0 }
     }
 
     pub fn list(&self) -> Vec<AdapterInfo> {
@@ -82,7 +84,7 @@ impl Table {
         self.known.iter().map(info).collect()
     }
 
-    /// The adapters in use, apart from the number of loads.
+    /// What the adapters are used for now.
     pub fn usage(&self) -> AdapterUse {
         let name = |id: &AdapterId| match self.directory(*id) {
             Some((name, _)) if !name.is_empty() => name,
@@ -97,8 +99,13 @@ impl Table {
             running,
             waiting: self.waiting.keys().map(name).collect(),
             max_in_use: self.max_in_use,
-            loads: 0,
+            loads: self.loads,
         }
+    }
+
+    /// Counts a read of an adapter from its files.
+    pub fn count_load(&mut self) {
+        self.loads += 1;
     }
 
     /// A request begins to wait for the adapter `id`.
