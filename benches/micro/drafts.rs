@@ -16,8 +16,11 @@ const HELD: usize = 200;
 /// Finished texts, more than are remembered.
 const FINISHED: usize = 200;
 
+/// Token at a position of a text.
+type Draw = fn(&mut StdRng, usize) -> TokenId;
+
 fn main() {
-    let kinds: [(&str, fn(&mut StdRng, usize) -> TokenId); 3] = [
+    let kinds: [(&str, Draw); 3] = [
         ("random of 32,000", |rng, _| rng.random_range(0..32_000)),
         ("random of 16", |rng, _| rng.random_range(0..16)),
         ("repeated every 97", |_, at| (at % 97) as TokenId),
@@ -28,7 +31,7 @@ fn main() {
     }
 }
 
-fn measure(name: &str, token: fn(&mut StdRng, usize) -> TokenId) {
+fn measure(name: &str, token: Draw) {
     let rng = &mut StdRng::seed_from_u64(1);
     let scope = CacheScope::new("model", "");
     let mut guesser = Guesser::new(Speculate::Auto, true).expect("there are sources");
