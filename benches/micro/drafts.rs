@@ -1,6 +1,6 @@
-//! What drafting costs a stream: `cargo bench -p skein-bench --bench drafts`. Texts of 32,768 tokens grow by a
-//! token a step, beside a full memory of finished texts. Prints the time of a draft and its bookkeeping, and
-//! the memory of a text.
+//! What drafting costs a stream: `cargo bench -p skein-bench --bench drafts`. Texts of 32,768 tokens grow by
+//! a token a step, beside a full memory of finished texts. Prints the time of a draft with its bookkeeping,
+//! and a text's memory.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
