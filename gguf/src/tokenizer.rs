@@ -26,7 +26,7 @@ const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 
 /// Control tokens that always end a turn. llama.cpp has a similar list, because most files name only one.
-const ENDS: [&str; 8] = [
+const ENDS: [&str; 11] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -34,6 +34,9 @@ const ENDS: [&str; 8] = [
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|eom_id|>",
+    "<|return|>",
+    "<|call|>",
+    "<|END_OF_TURN_TOKEN|>",
     "</s>",
 ];
 
@@ -41,8 +44,8 @@ const ENDS: [&str; 8] = [
 struct Pre {
     /// Names of the rule in files.
     names: &'static [&'static str],
-    /// Regular expression of a word; `None` = GPT-2's.
-    words: Option<&'static str>,
+    /// Regular expressions of words, applied one after another; empty = GPT-2's.
+    words: &'static [&'static str],
     /// Whether each digit is its own word, before any other split.
     splits_digits: bool,
     /// Whether text is normalised to Unicode form C.
@@ -55,7 +58,7 @@ struct Pre {
 
 const GPT2: Pre = Pre {
     names: &["gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"],
-    words: None,
+    words: &[],
     splits_digits: false,
     is_composed: false,
     ignores_merges: false,
@@ -67,26 +70,35 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// DeepSeek-V3's rules: digits, then Chinese and Japanese characters, then words.
+const DEEPSEEK3: [&str; 3] = [
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+];
+
 /// Supported rules; a file gives one of their names in `tokenizer.ggml.pre`.
-const PRES: [Pre; 7] = [
+const PRES: [Pre; 9] = [
     GPT2,
     Pre {
         names: &["llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1"],
-        words: Some(LLAMA3),
+        words: &[LLAMA3],
         ignores_merges: true,
         adds_bos: true,
         ..GPT2
     },
-    Pre { names: &["dbrx", "smaug-bpe"], words: Some(LLAMA3), ..GPT2 },
+    Pre { names: &["glm4", "chatglm-bpe"], words: &[LLAMA3], ignores_merges: true, ..GPT2 },
+    Pre { names: &["deepseek-v3"], words: &DEEPSEEK3, adds_bos: true, ..GPT2 },
+    Pre { names: &["dbrx", "smaug-bpe"], words: &[LLAMA3], ..GPT2 },
     Pre {
         names: &["qwen2", "deepseek-r1-qwen", "megrez", "hunyuan-dense"],
-        words: Some(QWEN2),
+        words: &[QWEN2],
         is_composed: true,
         ..GPT2
     },
     Pre { names: &["starcoder", "refact", "command-r", "smollm", "codeshell"], splits_digits: true, ..GPT2 },
-    Pre { names: &["tekken"], words: Some(TEKKEN), ignores_merges: true, ..GPT2 },
-    Pre { names: &["gpt-4o", "llama4", "o200k"], words: Some(GPT4O), ..GPT2 },
+    Pre { names: &["tekken"], words: &[TEKKEN], ignores_merges: true, ..GPT2 },
+    Pre { names: &["gpt-4o", "llama4", "o200k"], words: &[GPT4O], ..GPT2 },
 ];
 
 /// The model's `tokenizer.json`, as [`GgufModel::tokenizer`] returns it.
@@ -162,7 +174,11 @@ fn spelling<'a>(model: &'a GgufModel, name: &str) -> Option<&'a str> {
 pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
     let mut ends: Vec<u64> = ["eos", "eot", "eom"].iter().filter_map(|name| token_id(model, name)).collect();
     if let Ok(Vocabulary { tokens, types }) = Vocabulary::read(model) {
-        let is_end = |id: &usize| types[*id] == CONTROL && ENDS.contains(&tokens[*id]);
+        // Models with channels end each message so, and the whole answer with another token.
+        let has_channels = tokens.contains(&"<|return|>");
+        let ends_message = |token: &str| has_channels && token == "<|end|>";
+        let is_end =
+            |id: &usize| types[*id] == CONTROL && ENDS.contains(&tokens[*id]) && !ends_message(tokens[*id]);
         ends.extend((0..tokens.len()).filter(is_end).map(|id| id as u64));
     }
     ends.sort_unstable();
@@ -203,8 +219,8 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, Gg
         merges.map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
     let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))?;
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-        "use_regex": pre.words.is_none()});
-    let words = pre.words.map(|words| {
+        "use_regex": pre.words.is_empty()});
+    let words = pre.words.iter().map(|words| {
         json!({"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": false})
     });
     let digits = pre.splits_digits.then(|| json!({"type": "Digits", "individual_digits": true}));

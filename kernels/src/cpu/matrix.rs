@@ -161,6 +161,17 @@ impl WeightMatrix {
         Self::new(storage, count, self.rows)
     }
 
+    /// Copy in `f32`.
+    pub fn widened(&self) -> Self {
+        let mut values = vec![0.0; self.cols];
+        let mut bytes = Vec::with_capacity(self.rows * self.cols * size_of::<f32>());
+        for row in 0..self.rows {
+            self.widen_row(row, &mut values);
+            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        Self::new(Storage::F32(bytes.into()), self.rows, self.cols)
+    }
+
     /// Copy with reordered rows; row `i` is row `from(i)` of this matrix.
     pub fn with_rows(&self, from: impl Fn(usize) -> usize) -> Self {
         let bytes = (0..self.rows).flat_map(|row| self.row(from(row))).copied().collect();

@@ -6,12 +6,15 @@ Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 - models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
   transformers computes in float32 with the weights as the `gguf` package dequantises them, and those with
   activations rounded to 8 bits.
+- models/latent-q8.gguf is a model with latent attention in Q8_0, models/latent-old.gguf the same as old converters
+  wrote it, models/latent-f32.gguf has the same values in F32.
 - models/chat.gguf has the shipped model's vocabulary and template and a small random network, so it can be
   served.
 """
 
 import json
 import pathlib
+import re
 import sys
 
 import gguf
@@ -24,18 +27,22 @@ OUT = HERE / "models"
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2",
     "gemma3_text": "gemma3", "phi3": "phi3", "granite": "granite", "olmo2": "olmo2", "olmoe": "olmoe",
-    "qwen2_moe": "qwen2moe", "smollm3": "smollm3",
+    "qwen2_moe": "qwen2moe", "smollm3": "smollm3", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2", "glm": "chatglm", "glm4": "glm4", "glm4_moe": "glm4moe", "granitemoe": "granitemoe",
+    "starcoder2": "starcoder2", "cohere": "command-r", "cohere2": "cohere2",
 }
 NAMES = [
     "llama-gqa", "llama3-rope", "mistral", "mixtral", "qwen2", "qwen2-tied-v5", "qwen3", "gemma2", "gemma3", "phi3-long",
-    "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3",
+    "granite", "olmo2", "olmoe", "qwen2-moe", "smollm3", "gpt-oss", "gpt-oss-mxfp4", "deepseek-v2", "deepseek-v2-lite",
+    "deepseek-v3", "glm", "glm4-v5", "glm4-moe", "granite-moe", "starcoder2", "cohere", "cohere2-v5",
 ]
 # Their queries and keys are permuted.
-ROTATES_ADJACENT = ["llama", "granite", "smollm3"]
+ROTATES_ADJACENT = ["llama", "granite", "granitemoe", "smollm3"]
 FACTORS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }
+WINDOWED = ("gemma2", "gemma3_text", "phi3", "gpt_oss", "starcoder2", "cohere2")
 Q = gguf.GGMLQuantizationType
 
 
@@ -47,7 +54,7 @@ def read_tensors(directory: pathlib.Path):
         with safe_open(path, "pt") as file:
             for name in file.keys():
                 tensor = file.get_tensor(name)
-                yield name, str(tensor.dtype).removeprefix("torch."), tensor.to(torch.float32).numpy()
+                yield name, str(tensor.dtype).removeprefix("torch."), (tensor if tensor.dtype == torch.uint8 else tensor.to(torch.float32)).numpy()
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -80,29 +87,48 @@ def write_sizes(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    is_latent = "kv_lora_rank" in config
+    writer.add_head_count_kv(1 if is_latent else config.get("num_key_value_heads", heads))
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
     writer.add_vocab_size(config["vocab_size"])
     parameters = config.get("rope_parameters") or {}
     writer.add_rope_freq_base(config.get("rope_theta", parameters.get("rope_theta", 10000.0)))
-    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
-    if config.get("head_dim"):
+    partial = config.get("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0))
+    writer.add_rope_dimension_count(config["qk_rope_head_dim"] if is_latent else int(head_dim * partial))
+    if config.get("head_dim") and not is_latent:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
 
 
-def write_rest(writer: gguf.GGUFWriter, config: dict) -> None:
+def write_rest(writer: gguf.GGUFWriter, config: dict, is_old: bool = False) -> None:
     kind = config["model_type"]
-    if kind in ("mixtral", "olmoe", "qwen2_moe"):
-        writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
+    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
+    if experts:
+        writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "n_routed_experts" in config:
+        write_grouped(writer, config)
+    if "kv_lora_rank" in config:
+        write_latent(writer, config, is_old)
+    if kind == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        limits = [config["swiglu_limit"]] * config["num_hidden_layers"]
+        writer.add_array("gpt-oss.swiglu_clamp_exp", limits)  # not the default
+    if kind in ("cohere", "cohere2"):
+        writer.add_logit_scale(config["logit_scale"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if kind == "cohere2":
+        writer.add_sliding_window_pattern([layer == "sliding_attention" for layer in config["layer_types"]])
     if kind == "qwen2_moe":
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    if kind == "granite":
+    if kind in ("granite", "granitemoe"):
         for key, field in FACTORS.items():
-            writer.add_float32(f"granite.{key}", config[field])
-    if config.get("sliding_window") and kind in ("gemma2", "gemma3_text", "phi3"):
+            writer.add_float32(f"{kind}.{key}", config[field])
+    if config.get("sliding_window") and kind in WINDOWED:
         writer.add_sliding_window(config["sliding_window"])
     if kind.startswith("gemma"):
         writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)  # not the default
@@ -113,6 +139,18 @@ def write_rest(writer: gguf.GGUFWriter, config: dict) -> None:
         writer.add_float32("gemma3.rope.freq_base_swa", config["rope_local_base_freq"])
         writer.add_uint32("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
     scaling = config.get("rope_scaling") or {}
+    if "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+        if "mscale_all_dim" in scaling:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+            if scaling["mscale"] != scaling["mscale_all_dim"]:  # as in no published model
+                of_queries, of_scores = (
+                    1 + 0.1 * scaling[field] * np.log(scaling["factor"]) for field in ("mscale", "mscale_all_dim"))
+                writer.add_rope_scaling_attn_factors(float(of_queries / of_scores))
     if scaling.get("rope_type") == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(scaling["factor"])
@@ -125,6 +163,53 @@ def write_rest(writer: gguf.GGUFWriter, config: dict) -> None:
             float(np.sqrt(1 + np.log(config["max_position_embeddings"] / old) / np.log(old))))
         writer.add_tensor("rope_factors_long.weight", np.array(scaling["long_factor"], np.float32))
         writer.add_tensor("rope_factors_short.weight", np.array(scaling["short_factor"], np.float32))
+
+
+def write_grouped(writer: gguf.GGUFWriter, config: dict) -> None:
+    """Experts as in DeepSeek-V2 and later."""
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config.get("routed_scaling_factor", 1.0))
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    is_softmax = config.get("scoring_func") == "softmax"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if is_softmax else gguf.ExpertGatingFuncType.SIGMOID)
+    if config.get("topk_method") != "greedy":
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+
+
+def write_latent(writer: gguf.GGUFWriter, config: dict, is_old: bool) -> None:
+    """Sizes of latent attention, which llama.cpp now computes with one key for all heads."""
+    rank, plain, rotated = config["kv_lora_rank"], config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    if is_old:
+        writer.add_key_length(plain + rotated)
+        writer.add_value_length(config["v_head_dim"])
+        return
+    writer.add_key_length(rank + rotated)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(plain + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+
+
+def mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Blocks of 32 codes in ggml's order: a scale, then each byte has a code and the one 16 further on."""
+    codes = np.stack((blocks & 15, blocks >> 4), -1).reshape(*blocks.shape[:-1], 32)
+    packed = codes[..., :16] | codes[..., 16:] << 4
+    return np.concatenate((scales[..., None], packed), -1).reshape(*scales.shape[:-1], -1)
+
+
+def split_experts(matrix: str, values: np.ndarray, is_oss: bool) -> dict[str, np.ndarray]:
+    """Parts of a tensor of all experts: gate, up and down, each `[experts, outputs, ...]`."""
+    if is_oss and not matrix.endswith(("_bias", "_blocks")):
+        values = values.swapaxes(1, 2)
+    if matrix.startswith(("down", "output")):
+        return {"down": values}
+    halves = (values[:, 0::2], values[:, 1::2]) if is_oss else np.split(values, 2, axis=1)
+    return dict(zip(("gate", "up"), halves))
 
 
 def add(writer: gguf.GGUFWriter, name: str, dtype: str, values: np.ndarray) -> None:
@@ -145,26 +230,50 @@ def convert(name: str) -> None:
     write_rest(writer, config)
     key = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
+    coded, scales = {}, {}
     for tensor, dtype, values in read_tensors(directory):
         if "norm" in tensor and config["model_type"].startswith("gemma"):
             values = values + 1
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if architecture in ROTATES_ADJACENT and part in tensor:
                 values = permuted(values, config[heads])
+        found = re.fullmatch(r"model\.layers\.(\d+)\.\w+\.(?:experts\.|(?=(?:in|out)put_))(\D+)", tensor)
+        if found:
+            layer, matrix = found[1], found[2].removesuffix(".weight")
+            if matrix.endswith("_scales"):
+                scales[layer, matrix.removesuffix("_scales")] = values
+            elif matrix.endswith("_blocks"):
+                coded[layer, matrix.removesuffix("_blocks")] = values
+            else:
+                end = "bias" if matrix.endswith("_bias") else "weight"
+                for part, stacked in split_experts(matrix, values, architecture == "gpt-oss").items():
+                    kind = "float32" if end == "bias" else dtype
+                    add(writer, f"blk.{layer}.ffn_{part}_exps.{end}", kind, stacked)
+            continue
         if ".experts." in tensor:
             before, after = tensor.split(".experts.")
-            if "." not in after:  # version 5 of transformers: all experts' matrices in one tensor
-                parts = {"down": values}
-                if after == "gate_up_proj":
-                    parts = dict(zip(("gate", "up"), np.split(values, 2, axis=1)))
-                for part, stacked in parts.items():
-                    add(writer, f"blk.{before.split('.')[2]}.ffn_{part}_exps.weight", dtype, stacked)
-                continue
             number, matrix = after.split(".", 1)
             experts.setdefault((before, matrix), {})[int(number)] = (dtype, values)
             continue
+        if tensor.endswith("kv_b_proj.weight"):
+            per_head = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+            keys, of_values = np.split(per_head, [config["qk_nope_head_dim"]], axis=1)
+            layer = tensor.split(".")[2]
+            add(writer, f"blk.{layer}.attn_k_b.weight", dtype, keys.swapaxes(1, 2))
+            add(writer, f"blk.{layer}.attn_v_b.weight", dtype, of_values)
+            continue
+        tensor = tensor.replace("e_score_correction_bias", "e_score_correction.bias")
+        tensor += ".weight" if tensor.endswith("sinks") else ""
         values = values.squeeze()  # the gate of a shared expert is a vector there
-        add(writer, names.get_name(tensor, try_suffixes=(".weight", ".bias")), dtype, values)
+        # Command R's files have no head. Ours is not tied.
+        found = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        add(writer, found or {"lm_head.weight": "output.weight"}[tensor], dtype, values)
+    for (layer, matrix), blocks in coded.items():
+        parts = split_experts(f"{matrix}_blocks", blocks, True)
+        of_scales = split_experts(f"{matrix}_blocks", scales[layer, matrix], True)
+        for part, stacked in parts.items():
+            raw = mxfp4(stacked, of_scales[part])
+            writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", raw, raw_dtype=Q.MXFP4)
     for (before, matrix), found in experts.items():
         stacked = np.stack([found[number][1] for number in range(len(found))])
         mixtral = {"w1.weight": "gate", "w2.weight": "down", "w3.weight": "up"}
@@ -280,6 +389,57 @@ def write_mixed() -> None:
     (OUT / "mixed.json").write_text(json.dumps(golden) + "\n")
 
 
+LATENT = {
+    "model_type": "deepseek_v2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 32,
+    "num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 32,
+    "norm_topk_prob": False, "scoring_func": "softmax", "topk_method": "greedy", "first_k_dense_replace": 1,
+}
+
+
+def write_latent_blocks() -> None:
+    """A model with latent attention in Q8_0, in the form of old converters, too, and the same values in F32."""
+    random, hidden, heads, experts = np.random.default_rng(7), 64, 4, 4
+    shapes = {"token_embd": (128, hidden), "output": (128, hidden)}
+    for layer in ("blk.0.", "blk.1."):
+        shapes |= {layer + name: shape for name, shape in {
+            "attn_q_a": (32, hidden), "attn_q_b": (heads * 64, 32), "attn_kv_a_mqa": (96, hidden),
+            "attn_k_b": (heads, 64, 32), "attn_v_b": (heads, 32, 64), "attn_output": (hidden, heads * 32)}.items()}
+    shapes |= {"blk.0.ffn_gate": (96, hidden), "blk.0.ffn_up": (96, hidden), "blk.0.ffn_down": (hidden, 96)}
+    for name, shape in {"gate": (32, hidden), "up": (32, hidden), "down": (hidden, 32)}.items():
+        shapes |= {f"blk.1.ffn_{name}_exps": (experts, *shape), f"blk.1.ffn_{name}_shexp": shape}
+    norms = {"output_norm": hidden}
+    for layer in ("blk.0.", "blk.1."):
+        norms |= {layer + "attn_norm": hidden, layer + "ffn_norm": hidden, layer + "attn_q_a_norm": 32,
+                  layer + "attn_kv_a_norm": 64}
+    writers = {kind: gguf.GGUFWriter(OUT / f"latent-{kind}.gguf", "deepseek2") for kind in ("q8", "old", "f32")}
+    for kind, writer in writers.items():
+        write_sizes(writer, LATENT)
+        write_rest(writer, LATENT, is_old=kind == "old")
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape).astype(np.float32) * 0.15
+        blocks = gguf.quants.quantize(values, Q.Q8_0)
+        writers["q8"].add_tensor(f"{name}.weight", blocks, raw_dtype=Q.Q8_0)
+        if name.endswith("attn_k_b"):
+            keys = gguf.quants.dequantize(blocks, Q.Q8_0).swapaxes(1, 2)
+        elif name.endswith("attn_v_b"):
+            both = np.concatenate((keys, gguf.quants.dequantize(blocks, Q.Q8_0)), axis=1).reshape(-1, 64)
+            together = gguf.quants.quantize(both, Q.Q8_0)
+            writers["old"].add_tensor(f"{name.replace('v_b', 'kv_b')}.weight", together, raw_dtype=Q.Q8_0)
+        else:
+            writers["old"].add_tensor(f"{name}.weight", blocks, raw_dtype=Q.Q8_0)
+        writers["f32"].add_tensor(f"{name}.weight", gguf.quants.dequantize(blocks, Q.Q8_0))
+    for name, size in norms.items():
+        values = random.uniform(0.5, 1.5, size).astype(np.float32)
+        for writer in writers.values():
+            writer.add_tensor(f"{name}.weight", values)
+    router = random.standard_normal((experts, hidden)).astype(np.float32)
+    for writer in writers.values():
+        writer.add_tensor("blk.1.ffn_gate_inp.weight", router)
+        finish(writer)
+
+
 def write_chat() -> None:
     model = HERE.parents[2] / "models" / "skein-7m"
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -321,4 +481,5 @@ if __name__ == "__main__":
         convert(name)
     if not sys.argv[1:]:
         write_mixed()
+        write_latent_blocks()
         write_chat()

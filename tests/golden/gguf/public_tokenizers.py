@@ -15,7 +15,10 @@ import sys
 import gguf
 
 # Name: the rule that splits words; None = SentencePiece.
-NAMES = {"llama3": "llama-bpe", "qwen3": "qwen2", "gpt4o": "gpt-4o", "llama2": None, "gemma3": None}
+NAMES = {
+    "llama3": "llama-bpe", "qwen3": "qwen2", "gpt4o": "gpt-4o", "gptoss": "gpt-4o", "deepseek3": "deepseek-v3", "llama2": None,
+    "gemma3": None,
+}
 
 
 def main() -> None:

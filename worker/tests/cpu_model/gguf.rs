@@ -13,7 +13,7 @@ use crate::golden::Golden;
 use crate::goldens::check_model;
 
 /// Golden models that also exist as GGUF files.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 26] = [
     "llama-gqa",
     "llama3-rope",
     "mistral",
@@ -29,6 +29,17 @@ const NAMES: [&str; 15] = [
     "olmoe",
     "qwen2-moe",
     "smollm3",
+    "gpt-oss",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "glm",
+    "glm4-v5",
+    "glm4-moe",
+    "granite-moe",
+    "starcoder2",
+    "cohere",
+    "cohere2-v5",
 ];
 /// Part of the mixed model that the test opens.
 const MIXED: &str = "mixed-00001-of-00002.gguf";
@@ -68,9 +79,15 @@ fn the_golden_models_in_gguf_agree_with_transformers() {
     }
 }
 
-/// Logits at some positions of the mixed model's prompt.
-fn mixed_logits(threads: usize, prompt: &[u32], positions: &[u32], chunks: &[usize]) -> Vec<Vec<f32>> {
-    let mut model = load(MIXED, threads);
+/// Logits at some positions of a prompt, with 3 as the last token.
+fn logits_of(
+    file: &str,
+    threads: usize,
+    prompt: &[u32],
+    positions: &[u32],
+    chunks: &[usize],
+) -> Vec<Vec<f32>> {
+    let mut model = load(file, threads);
     let mut sequence = sequence_of(prompt.to_vec(), 3, BLOCK_SIZE);
     let (mut first, mut logits) = (0u32, Vec::new());
     for rows in chunks {
@@ -100,7 +117,7 @@ fn quantised_types_agree_with_transformers_with_activations_in_8_bits() {
         let rows = json[key].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
         rows.map(|logit| logit.as_f64().unwrap()).collect()
     };
-    let logits = mixed_logits(2, &prompt, &positions, &[24]);
+    let logits = logits_of(MIXED, 2, &prompt, &positions, &[24]);
     let got: Vec<f64> = logits.iter().flatten().map(|logit| f64::from(*logit)).collect();
     let off = |key: &str| {
         let expected = golden(key);
@@ -114,7 +131,22 @@ fn quantised_types_agree_with_transformers_with_activations_in_8_bits() {
     assert!(rounded <= SAME_ROUNDING && ROUNDING.contains(&exact), "{rounded} {exact}");
     // Chunks and threads change no bit.
     for (threads, chunks) in [(1, &[24][..]), (3, &[1, 7, 16]), (2, &[5, 19])] {
-        assert_eq!(mixed_logits(threads, &prompt, &positions, chunks), logits, "{threads} {chunks:?}");
+        assert_eq!(logits_of(MIXED, threads, &prompt, &positions, chunks), logits, "{threads} {chunks:?}");
+    }
+}
+
+#[test]
+fn latents_in_blocks_agree_with_their_values() {
+    let prompt: Vec<u32> = (0..24).map(|at| at * 37 % 128).collect();
+    let (positions, chunks) = ([0, 7, 15, 23], [24]);
+    let logits = |file: &str| logits_of(file, 2, &prompt, &positions, &chunks).concat();
+    let values = logits("latent-f32.gguf");
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
+    for file in ["latent-q8.gguf", "latent-old.gguf"] {
+        let off = square(&mut logits(file).iter().zip(&values).map(|(got, expected)| got - expected));
+        let off = (off / square(&mut values.iter().copied())).sqrt();
+        println!("{file} is off by {off:.4} of the logits' size");
+        assert!(off > 0.0 && off < 0.05, "{file}: {off}; activations are rounded to 8 bits");
     }
 }
 

@@ -10,7 +10,7 @@ use skein_kernels::cpu::matrix::Storage;
 use skein_sys::mapped::Bytes;
 
 use crate::model::LoadError;
-use crate::model::spec::Spec;
+use crate::model::spec::{Fused, Spec};
 use crate::model::tensors::Role;
 
 /// Bytes that `sample` takes from the start, middle and end of a tensor.
@@ -47,8 +47,19 @@ impl ModelFile {
         spec.attention.pairs.is_interleaved = architecture.is_some_and(|it| ROTATES_ADJACENT.contains(&it));
         // Converters have already added the offset to the weights.
         spec.norm.offset = 0.0;
-        let is_fused = self.0.tensor("blk.0.attn_qkv.weight").is_some();
-        spec.names = if is_fused { fused_names } else { names };
+        for layer in &mut spec.layers {
+            if let Some(experts) = &mut layer.feed_forward.experts {
+                experts.fused = Fused::Outputs;
+            }
+        }
+        let has = |tensor: &str| self.0.tensor(&format!("blk.0.{tensor}.weight")).is_some();
+        let has_fused_gate =
+            spec.layers.first().is_some_and(|layer| layer.feed_forward.is_gated) && !has("ffn_gate");
+        spec.names = match (has("attn_qkv"), has_fused_gate) {
+            (true, _) => fused_names,
+            (false, true) => gate_in_up,
+            (false, false) => names,
+        };
     }
 }
 
@@ -60,20 +71,19 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Query => &["attn_q"],
         Role::Key => &["attn_k"],
         Role::Value => &["attn_v"],
-        Role::QueryNorm => &["attn_q_norm"],
+        Role::QueryNorm => &["attn_q_norm", "attn_q_a_norm"],
         Role::KeyNorm => &["attn_k_norm"],
-        Role::QueryDown
-        | Role::QueryUp
-        | Role::Latent
-        | Role::LatentNorm
-        | Role::HeadKey
-        | Role::HeadValue => {
-            unreachable!("GGUF files of models with latent attention are refused")
-        }
+        Role::QueryDown => &["attn_q_a"],
+        Role::QueryUp => &["attn_q_b"],
+        Role::Latent => &["attn_kv_a_mqa"],
+        Role::LatentNorm => &["attn_kv_a_norm"],
+        Role::HeadKey => &["attn_k_b", "attn_kv_b"],
+        Role::HeadValue => &["attn_v_b", "attn_kv_b"],
         Role::Sinks => &["attn_sinks"],
         Role::AttentionOutput => &["attn_output"],
         Role::AttentionOutputNorm => &["post_attention_norm"],
-        Role::FeedForwardNorm => &["ffn_norm"],
+        // Architectures without a norm on the attention's output call the next norm so.
+        Role::FeedForwardNorm => &["ffn_norm", "post_attention_norm"],
         Role::Router => &["ffn_gate_inp"],
         Role::Gate => &["ffn_gate"],
         Role::Up => &["ffn_up"],
@@ -92,12 +102,19 @@ fn names(role: Role) -> &'static [&'static str] {
     }
 }
 
-/// Like [`names`], for Phi's fused projections; up contains the gate.
+/// Like [`names`], for models whose projection up contains the gate.
+fn gate_in_up(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Gate | Role::Up => &["ffn_up"],
+        role => names(role),
+    }
+}
+
+/// Like [`gate_in_up`], for models whose queries, keys and values are one projection, too.
 fn fused_names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Query | Role::Key | Role::Value => &["attn_qkv"],
-        Role::Gate | Role::Up => &["ffn_up"],
-        role => names(role),
+        role => gate_in_up(role),
     }
 }
 
@@ -107,7 +124,11 @@ fn file_name(name: &str) -> String {
         Some(of_layer) => format!("blk.{of_layer}"),
         None => name.to_owned(),
     };
-    if name.ends_with(".weight") || name.ends_with(".bias") { name } else { format!("{name}.weight") }
+    match name.strip_suffix("_bias") {
+        Some(matrices) => format!("{matrices}.bias"),
+        None if name.ends_with(".weight") || name.ends_with(".bias") => name,
+        None => format!("{name}.weight"),
+    }
 }
 
 /// The weights of a model in GGUF files.
@@ -217,6 +238,7 @@ mod tests {
         for (name, expected) in [
             ("model.layers.12.attn_q.weight", "blk.12.attn_q.weight"),
             ("model.layers.0.ffn_up_exps", "blk.0.ffn_up_exps.weight"),
+            ("model.layers.0.ffn_up_exps_bias", "blk.0.ffn_up_exps.bias"),
             ("model.layers.3.attn_q.bias", "blk.3.attn_q.bias"),
             ("token_embd.weight", "token_embd.weight"),
         ] {

@@ -111,8 +111,10 @@ impl Matrix {
             (_, Some(format), Use::Layer) => vec![format],
             (StoredMatrix::Numbers(numbers), ..) => Format::keeping(numbers.storage()).to_vec(),
             (StoredMatrix::Columns(columns), ..) => match &columns.stored {
-                ColumnsOf::Numbers(numbers) => Format::keeping(numbers.storage()).to_vec(),
-                ColumnsOf::Codes(_) => vec![Format::F32],
+                ColumnsOf::Numbers(numbers) if numbers.storage().blocks().is_none() => {
+                    Format::keeping(numbers.storage()).to_vec()
+                }
+                ColumnsOf::Numbers(_) | ColumnsOf::Codes(_) => vec![Format::F32],
             },
         };
         let (rows, cols, leaves) = (self.weights.rows(), self.weights.cols(), self.leaves);
@@ -269,6 +271,7 @@ fn pack_one(
         }
         StoredMatrix::Columns(Columns { stored, first, every, count }) => {
             let numbers = match stored {
+                ColumnsOf::Numbers(numbers) if numbers.storage().blocks().is_some() => numbers.widened(),
                 ColumnsOf::Numbers(numbers) => numbers.clone(),
                 ColumnsOf::Codes(codes) => decoded(cpu, codes)?,
             };

@@ -110,31 +110,47 @@ impl<'a> List<'a> {
             self.add(Part::new(Role::QueryNorm, rank), Kind::Norm, 1, &[]);
             self.product(Product::QueryUp, &[queries(Role::QueryUp)], rank, false);
         }
-        // One stored matrix has the rows of each head's keys and then values. Keys are needed turned.
+        // One stored matrix has the rows of each head's keys and then values. Keys are needed turned. GGUF
+        // files have a tensor for the turned keys of all heads, and one for the values.
         let (each, columns) = (plain + value_dim, Place::Columns { first: 0, every: 1 });
         for head in 0..heads {
-            let shape = vec![heads * each, rank];
-            let first_row = head * each;
-            let key = (Product::HeadKey, rank, plain, first_row, columns);
-            self.of_head(head, Role::HeadKey, key, shape.clone());
-            let value = (Product::HeadValue, value_dim, rank, first_row + plain, Place::Rows);
-            self.of_head(head, Role::HeadValue, value, shape);
+            let (shape, first_row) = (vec![heads * each, rank], head * each);
+            let key = HeadMatrix {
+                product: Product::HeadKey,
+                rows: rank,
+                cols: plain,
+                together: (shape.clone(), first_row, columns),
+            };
+            self.of_head(heads, head, Role::HeadKey, key);
+            let value = HeadMatrix {
+                product: Product::HeadValue,
+                rows: value_dim,
+                cols: rank,
+                together: (shape, first_row + plain, Place::Rows),
+            };
+            self.of_head(heads, head, Role::HeadValue, value);
         }
     }
 
-    /// Adds a matrix of one head, which is part of a tensor with this shape.
-    fn of_head(
-        &mut self,
-        head: usize,
-        role: Role,
-        (product, rows, cols, first_row, place): (Product, usize, usize, usize, Place),
-        shape: Vec<usize>,
-    ) {
+    /// Adds a matrix of one of `heads` heads.
+    fn of_head(&mut self, heads: usize, head: usize, role: Role, matrix: HeadMatrix) {
+        let HeadMatrix { product, rows, cols, together } = matrix;
         self.add(Part::new(role, rows), Kind::Matrix(product, 0), cols, &[]);
+        let names = |role| (self.spec.names)(role).iter();
+        let is_shared = |name: &str| {
+            names(Role::HeadKey).chain(names(Role::HeadValue)).filter(|it| **it == name).count() > 1
+        };
+        let places: Vec<_> = (self.spec.names)(role)
+            .iter()
+            .map(|name| {
+                let apart = (vec![heads, rows, cols], head * rows, Place::Rows);
+                if is_shared(name) { together.clone() } else { apart }
+            })
+            .collect();
         let tensor = self.tensors.last_mut().unwrap_or_else(|| unreachable!("it was just added"));
         tensor.head = Some(head);
-        for stored in &mut tensor.stored {
-            (stored.shape, stored.first_row, stored.place) = (shape.clone(), first_row, place);
+        for (stored, (shape, first_row, place)) in tensor.stored.iter_mut().zip(places) {
+            (stored.shape, stored.first_row, stored.place) = (shape, first_row, place);
         }
     }
 
@@ -252,6 +268,15 @@ impl<'a> List<'a> {
             }
         }
     }
+}
+
+/// A matrix of one head.
+struct HeadMatrix {
+    product: Product,
+    rows: usize,
+    cols: usize,
+    /// Shape of the tensor that holds keys and values of all heads, and the first row and the place there.
+    together: (Vec<usize>, usize, Place),
 }
 
 /// A part of a tensor that holds all experts of a layer.

@@ -37,7 +37,7 @@ pub struct Columns {
 /// The matrix of [`Columns`].
 #[derive(Clone)]
 pub enum ColumnsOf {
-    /// 16- or 32-bit numbers.
+    /// 16- or 32-bit numbers, or GGUF's blocks, which are decoded as codes are.
     Numbers(WeightMatrix),
     /// Codes, which are decoded to 32-bit numbers, because a group of inputs would be a part of a column.
     Codes(CodedMatrix),
@@ -86,9 +86,12 @@ impl StoredMatrix {
         match self {
             Self::Numbers(numbers) => numbers.len_bytes(),
             Self::Codes(codes) => codes.len_bytes(),
-            Self::Columns(Columns { stored: ColumnsOf::Numbers(stored), count, .. }) => {
+            Self::Columns(Columns { stored: ColumnsOf::Numbers(stored), count, .. })
+                if stored.storage().blocks().is_none() =>
+            {
                 stored.storage().bytes_of(stored.rows() * count)
             }
+            Self::Columns(Columns { stored: ColumnsOf::Numbers(stored), .. }) => stored.len_bytes(),
             Self::Columns(Columns { stored: ColumnsOf::Codes(stored), .. }) => stored.len_bytes(),
         }
     }

@@ -1,0 +1,62 @@
+//! Mixtures of experts.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{Keys, LATENT};
+use crate::GgufError;
+
+/// `expert_gating_func` of experts chosen by the softmax of their scores.
+const SOFTMAX: u64 = 1;
+/// The same for sigmoids.
+const SIGMOID: u64 = 2;
+
+impl Keys<'_> {
+    /// Whether experts are chosen by the sigmoid of their scores.
+    pub(super) fn is_sigmoid(&self) -> Result<bool, GgufError> {
+        match self.whole("expert_gating_func")? {
+            None | Some(SOFTMAX) => Ok(false),
+            Some(SIGMOID) => Ok(true),
+            Some(_) => Err(self.wrong("expert_gating_func", "1 (softmax) or 2 (sigmoid)")),
+        }
+    }
+
+    /// Sets how many experts there are and how they are chosen.
+    pub(super) fn experts(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
+        let Some(count) = self.whole("expert_count")?.filter(|count| *count > 0) else { return Ok(()) };
+        let mut insert = |field: &str, value: Json| drop(config.insert(field.into(), value));
+        insert("num_experts_per_tok", json!(self.needed("expert_used_count")?));
+        match self.name {
+            LATENT | "glm4moe" => {
+                insert("n_routed_experts", json!(count));
+                insert("n_shared_experts", json!(self.whole("expert_shared_count")?.unwrap_or(0)));
+                insert("moe_intermediate_size", json!(self.needed("expert_feed_forward_length")?));
+                insert("first_k_dense_replace", json!(self.whole("leading_dense_block_count")?.unwrap_or(0)));
+                insert("routed_scaling_factor", json!(self.real("expert_weights_scale")?.unwrap_or(1.0)));
+                insert("norm_topk_prob", json!(self.flag("expert_weights_norm")?));
+                // Files of old converters do not record groups; llama.cpp chooses among all experts then.
+                let groups = self.whole("expert_group_count")?.unwrap_or(1);
+                insert("n_group", json!(groups));
+                insert("topk_group", json!(self.whole("expert_group_used_count")?.unwrap_or(groups)));
+                if self.name == LATENT && !self.is_sigmoid()? && groups > 1 {
+                    insert("topk_method", json!("group_limited_greedy"));
+                }
+            }
+            "llama" | "gpt-oss" | "granitemoe" => insert("num_local_experts", json!(count)),
+            "olmoe" | "qwen2moe" | "qwen3moe" => {
+                insert("num_experts", json!(count));
+                // The files do not record whether the chosen experts' weights are normalised; llama.cpp goes by
+                // the architecture, too.
+                insert("norm_topk_prob", json!(self.name == "qwen3moe"));
+            }
+            _ => return Err(self.model.unsupported(format!("{} with a mixture of experts", self.name))),
+        }
+        if matches!(self.name, "qwen2moe" | "qwen3moe") {
+            config.insert("moe_intermediate_size".into(), config["intermediate_size"].clone());
+        }
+        if self.name == "qwen2moe" {
+            let shared = json!(self.needed("expert_shared_feed_forward_length")?);
+            config.insert("shared_expert_intermediate_size".into(), shared);
+        }
+        Ok(())
+    }
+}
