@@ -6,8 +6,8 @@ Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 - models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
   transformers computes in float32 with the weights as the `gguf` package dequantises them, and those with
   activations rounded to 8 bits.
-- models/latent-q8.gguf is a model with latent attention in Q8_0, models/latent-old.gguf the same as old converters
-  wrote it, models/latent-f32.gguf has the same values in F32.
+- models/latent-q8.gguf is a model with latent attention in Q8_0, models/latent-old.gguf the same in the form of
+  old converters, models/latent-f32.gguf has the same values in F32.
 - models/chat.gguf has the shipped model's vocabulary and template and a small random network, so it can be
   served.
 """
@@ -399,7 +399,7 @@ LATENT = {
 
 
 def write_latent_blocks() -> None:
-    """A model with latent attention in Q8_0, in the form of old converters, too, and the same values in F32."""
+    """A model with latent attention in Q8_0, also in the form of old converters, and its values in F32."""
     random, hidden, heads, experts = np.random.default_rng(7), 64, 4, 4
     shapes = {"token_embd": (128, hidden), "output": (128, hidden)}
     for layer in ("blk.0.", "blk.1."):
