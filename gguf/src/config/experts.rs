@@ -44,8 +44,8 @@ impl Keys<'_> {
             "llama" | "gpt-oss" | "granitemoe" => insert("num_local_experts", json!(count)),
             "olmoe" | "qwen2moe" | "qwen3moe" => {
                 insert("num_experts", json!(count));
-                // The files do not record whether the chosen experts' weights are normalised; llama.cpp goes by
-                // the architecture, too.
+                // The files do not record whether the chosen experts' weights are normalised; llama.cpp
+                // goes by the architecture, too.
                 insert("norm_topk_prob", json!(self.name == "qwen3moe"));
             }
             _ => return Err(self.model.unsupported(format!("{} with a mixture of experts", self.name))),

@@ -139,8 +139,8 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// Sizes of latent attention. In files of old converters, keys and values have the heads' own lengths, and
-    /// one matrix expands latents to both.
+    /// Sizes of latent attention. In files of old converters, keys and values have the heads' own lengths,
+    /// and one matrix expands latents to both.
     fn latent(&self, config: &mut Map<String, Json>) -> Result<(), GgufError> {
         let rotated = self.needed("rope.dimension_count")?;
         let (keys, values) = match self.whole("attention.key_length_mla")? {

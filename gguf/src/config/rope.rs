@@ -73,7 +73,7 @@ impl Keys<'_> {
             }
         }
         if let Some(factor) = self.real("rope.scaling.yarn_log_multiplier")? {
-            // The converters multiply `mscale_all_dim` by a tenth. All published models have the same `mscale`.
+            // The converters multiply `mscale_all_dim` by a tenth. It is `mscale`, too, in published models.
             let mscale = factor * 10.0;
             (scaling["mscale"], scaling["mscale_all_dim"]) = (json!(mscale), json!(mscale));
         }

@@ -6,8 +6,8 @@ Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 - models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
   transformers computes in float32 with the weights as the `gguf` package dequantises them, and those with
   activations rounded to 8 bits.
-- models/latent-q8.gguf is a model with latent attention in Q8_0, models/latent-old.gguf the same in the form of
-  old converters, models/latent-f32.gguf has the same values in F32.
+- models/latent-q8.gguf is a model with latent attention in Q8_0, models/latent-old.gguf the same in the form
+  of old converters, models/latent-f32.gguf has the same values in F32.
 - models/chat.gguf has the shipped model's vocabulary and template and a small random network, so it can be
   served.
 """
