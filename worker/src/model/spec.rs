@@ -36,6 +36,28 @@ pub struct Spec {
     pub logits_softcap: Option<f32>,
     /// Names of tensors in the checkpoint; see [`super::tensors`].
     pub names: Names,
+    /// The form that adapters are made for, if the checkpoint has another.
+    pub published: Option<Published>,
+}
+
+/// How the published checkpoint of a converted model names its tensors and orders its heads.
+#[derive(Debug, Clone, Copy)]
+pub struct Published {
+    /// Names of tensors.
+    pub names: Names,
+    /// Which values of a head are rotated together.
+    pub pairs: HeadPairs,
+}
+
+impl Spec {
+    /// The spec of the published checkpoint, whose names and heads adapters have.
+    pub fn as_published(&self) -> Self {
+        let mut spec = self.clone();
+        if let Some(Published { names, pairs }) = self.published {
+            (spec.names, spec.attention.pairs) = (names, pairs);
+        }
+        spec
+    }
 }
 
 /// Names of a role's tensor in checkpoints for [`super::tensors`]; the first that exists is used.

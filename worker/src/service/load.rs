@@ -281,7 +281,7 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         check_adapter(&config.model, topology.ranks())?;
     }
     if config.adapters.is_enabled {
-        check_served_adapters(&config.model, topology.ranks())?;
+        check_served_adapters(topology.ranks())?;
     }
     let blocks = quantised_type(&model.spec, &weights)?;
     if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
@@ -399,16 +399,8 @@ fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
 }
 
 /// Refuses adapters beside the model where they are not supported.
-fn check_served_adapters(model: &Path, count: usize) -> Result<(), WorkerError> {
-    let why = if count > 1 {
-        ranks::NO_SERVED_ADAPTERS
-    } else if ModelFile::open(model)?.is_some() {
-        "--enable-lora needs a model in safetensors, and this one is a GGUF file, which orders the rows of its \
-         matrices differently"
-    } else {
-        return Ok(());
-    };
-    Err(WorkerError::Unsuitable(why.into()))
+fn check_served_adapters(count: usize) -> Result<(), WorkerError> {
+    if count > 1 { Err(WorkerError::Unsuitable(ranks::NO_SERVED_ADAPTERS.into())) } else { Ok(()) }
 }
 
 /// Block type of the model's first matrix that is stored in blocks; `None` if there is none.

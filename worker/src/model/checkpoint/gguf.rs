@@ -10,7 +10,7 @@ use skein_kernels::cpu::matrix::Storage;
 use skein_sys::mapped::Bytes;
 
 use crate::model::LoadError;
-use crate::model::spec::{Fused, Spec};
+use crate::model::spec::{Fused, Published, Spec};
 use crate::model::tensors::Role;
 
 /// Bytes that `sample` takes from the start, middle and end of a tensor.
@@ -44,6 +44,7 @@ impl ModelFile {
     /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
     pub fn adapt(&self, spec: &mut Spec) {
         let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
+        spec.published = Some(Published { names: spec.names, pairs: spec.attention.pairs });
         spec.attention.pairs.is_interleaved = architecture.is_some_and(|it| ROTATES_ADJACENT.contains(&it));
         // Converters have already added the offset to the weights.
         spec.norm.offset = 0.0;

@@ -189,6 +189,7 @@ fn decoder(fields: &Fields<'_>, defaults: Defaults) -> Result<Spec, LoadError> {
         logits_scale: 1.0,
         logits_softcap: None,
         names: llama::names,
+        published: None,
     })
 }
 

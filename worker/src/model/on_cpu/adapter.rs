@@ -100,7 +100,7 @@ impl AdapterWeights {
         max_rank: usize,
         mut found: impl FnMut(&Tensor, &Delta),
     ) -> Result<(), LoadError> {
-        let all = tensors::all(spec);
+        let all = tensors::all(&spec.as_published());
         let matrices: Vec<&Tensor> = all.iter().filter(|it| matches!(it.kind, Kind::Matrix(..))).collect();
         let head = tensors::head(&all);
         let untied = (head.role != Role::Embedding).then_some(head);
