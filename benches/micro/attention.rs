@@ -60,6 +60,7 @@ fn arguments() -> (Vec<KvType>, usize) {
             "bf16" => kinds.push(KvType::Bf16),
             "f16" => kinds.push(KvType::F16),
             "int8" => kinds.push(KvType::Int8),
+            "fp8" => kinds.push(KvType::Fp8),
             _ => {} // cargo passes --bench
         }
     }

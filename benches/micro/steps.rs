@@ -29,6 +29,7 @@ pub fn numbers(numbers: NumberTypes, flag: &str, value: &str) -> Option<NumberTy
                 "bfloat16" => KvType::Bf16,
                 "float16" => KvType::F16,
                 "int8" => KvType::Int8,
+                "fp8" => KvType::Fp8,
                 _ => return None,
             };
             Some(NumberTypes { kv, ..numbers })

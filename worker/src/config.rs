@@ -312,7 +312,7 @@ pub enum KvCacheDtype {
     Float16,
     /// 8-bit integers with a scale for each head's key and value of each token. CPU only.
     Int8,
-    /// FP8 e4m3: half the bytes. GPU only.
+    /// FP8 e4m3: half the bytes; on the CPU with scales as for `Int8`.
     Fp8,
 }
 

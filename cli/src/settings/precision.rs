@@ -124,9 +124,10 @@ mod tests {
         check("--device cpu --quantization int4 --kv-cache-dtype int8 --dtype float32", &[]);
         check(
             "--device cpu --quantization fp8 --kv-cache-dtype fp8",
-            &["quantization = fp8 needs a GPU, but device is cpu", "kv-cache-dtype = fp8 needs a GPU"],
+            &["quantization = fp8 needs a GPU, but device is cpu"],
         );
         check("--device cuda:1 --quantization fp8 --kv-cache-dtype fp8", &[]);
+        check("--device cuda:1 --kv-cache-dtype float16", &["kv-cache-dtype = float16 is supported only on"]);
         check(
             "--device cuda:1 --quantization int8 --dtype bfloat16",
             &[

@@ -493,7 +493,7 @@ pub const FLAGS: &[Flag] = &[
         "TYPE",
         ENGINE,
         COMPUTE | RUN,
-        "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16 or int8; on a GPU fp8",
+        "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16, int8 or fp8; on a GPU fp8",
     ),
     one(
         "packed-cache-dir",

@@ -56,9 +56,7 @@ pub(crate) fn on_cpu(
         KvCacheDtype::Float32 => KvType::F32,
         KvCacheDtype::Float16 => KvType::F16,
         KvCacheDtype::Int8 => KvType::Int8,
-        KvCacheDtype::Fp8 => {
-            return Err(lacks(Device::Cpu, "--kv-cache-dtype fp8", "needs a GPU", FormatSource::KvCache));
-        }
+        KvCacheDtype::Fp8 => KvType::Fp8,
     };
     Ok(NumberTypes { bf16: bf16 && packed.is_none(), kv, weights: packed })
 }
@@ -132,6 +130,7 @@ mod tests {
         check("f32", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::F32, None);
         check("f32", Dtype::Auto, None, KvCacheDtype::Float16, false, KvType::F16, None);
         check("bf16", Dtype::Auto, Some(Int8), KvCacheDtype::Int8, false, KvType::Int8, Some(Format::INT8));
+        check("bf16", Dtype::Auto, None, KvCacheDtype::Fp8, true, KvType::Fp8, None);
         check("f32", Dtype::Bfloat16, Some(Int4), KvCacheDtype::Auto, false, KvType::F32, Some(Format::INT4));
     }
 
@@ -142,7 +141,6 @@ mod tests {
         let half = Precision { dtype: Dtype::Bfloat16, ..Precision::default() };
         for (asked, weights, expected) in [
             (fp8, "bf16", "--quantization fp8 needs a GPU"),
-            (fp8_cache, "bf16", "--kv-cache-dtype fp8 needs a GPU"),
             (half, "f16", "--dtype bfloat16 needs weights in bfloat16"),
         ] {
             let said = on_cpu(asked, &stored(weights), None).unwrap_err().to_string();
@@ -170,6 +168,7 @@ mod tests {
             NumberTypes { bf16: true, ..NumberTypes::EXACT },
             NumberTypes { kv: KvType::Bf16, ..NumberTypes::EXACT },
             NumberTypes { kv: KvType::Int8, ..NumberTypes::EXACT },
+            NumberTypes { kv: KvType::Fp8, ..NumberTypes::EXACT },
             NumberTypes { weights: Some(Format::INT8), ..NumberTypes::EXACT },
             NumberTypes { weights: Some(Format::INT4), ..NumberTypes::EXACT },
         ]

@@ -1,6 +1,6 @@
 //! The chain of multiply-adds for each type of cached numbers.
 //!
-//! - `f32`, IEEE half and 8-bit codes are widened, which is exact. Each number takes one fused multiply-add.
+//! - `f32`, IEEE half, FP8 and 8-bit codes are widened, which is exact. Each number takes one fused multiply-add.
 //!   A key's scale multiplies its score, a value's scale its weight.
 //! - bfloat16 numbers are processed in pairs: two dimensions of a key or two positions of a value. First the
 //!   odd number is added, then the even one, each fused. Queries and weights are rounded to bfloat16, too. A
@@ -115,6 +115,7 @@ macro_rules! widened {
 widened!(F32, 4, false, |s, at| s.load(at.cast()));
 widened!(F16, 2, false, |s, at| s.load_f16(at));
 widened!(Int8, 1, true, |s, at| s.load_i8(at));
+widened!(Fp8, 1, true, |s, at| s.load_e4m3(at));
 
 /// Pairs of bfloat16, widened to `f32`.
 pub(super) struct Bf16;

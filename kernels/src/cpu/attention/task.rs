@@ -7,7 +7,7 @@ use super::super::disjoint::DisjointMut;
 use super::super::kv_cache::{KvType, TILE};
 use super::super::simd::{Kernel, LANES, Simd};
 use super::super::softcap::Softcap;
-use super::element::{Bf16, Bf16Dot, Element, F16, F32, Int8};
+use super::element::{Bf16, Bf16Dot, Element, F16, F32, Fp8, Int8};
 use super::plan::{Piece, Plan, Split};
 use super::state::States;
 use super::tile::{Attend, Chunk, MAX_QUERIES, Queries, SCORE_STRIDE, TILES_PER_CHUNK, Tiles};
@@ -53,6 +53,7 @@ impl Kernel for Task<'_> {
             KvType::F32 => self.with::<S, F32>(s),
             KvType::F16 => self.with::<S, F16>(s),
             KvType::Int8 => self.with::<S, Int8>(s),
+            KvType::Fp8 => self.with::<S, Fp8>(s),
             KvType::Bf16 => unreachable!("PairTask handles bfloat16"),
         }
     }

@@ -1,5 +1,6 @@
 use super::super::kv_cache::{KvShape, KvType};
-use super::super::simd::Isa;
+use super::super::packed::to_e4m3;
+use super::super::simd::{Isa, e4m3_in_256ths};
 use super::*;
 
 fn values(count: usize, seed: usize) -> Vec<f32> {
@@ -158,6 +159,9 @@ impl Case {
         let round = |x: f32| match self.kind {
             KvType::Bf16 => half::bf16::from_f32(x).to_f32(),
             KvType::F16 if !is_query => half::f16::from_f32(x).to_f32(),
+            KvType::Fp8 if !is_query && highest > 0.0 => {
+                e4m3_in_256ths(to_e4m3(x * (448.0 / highest))) * 256.0 * (highest / 448.0)
+            }
             KvType::Int8 if !is_query => (x * (127.0 / highest)).round_ties_even() * (highest / 127.0),
             _ => x,
         };

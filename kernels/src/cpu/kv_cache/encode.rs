@@ -1,9 +1,16 @@
 //! Rounding to the cache's number types. All roundings are to nearest, ties to even.
 
+use super::super::packed::to_e4m3;
+
 /// Smaller magnitudes become zero if bfloat16 is multiplied in pairs. Products of two remaining numbers, and
 /// sums of such products, are multiples of 2^-124 (twice eight significant bits). So none is subnormal; the
 /// instruction that multiplies pairs would take a subnormal for zero.
 pub(in super::super) const SMALLEST_IN_PAIRS: f32 = f32::from_bits((127 - 55) << 23);
+
+/// Largest 8-bit code.
+pub(super) const INT8_MOST: f32 = 127.0;
+/// Largest FP8 number.
+pub(super) const FP8_MOST: f32 = 448.0;
 
 /// Bits of the nearest bfloat16; magnitudes below 2^-55 become zero.
 #[inline(always)]
@@ -31,28 +38,36 @@ pub(super) fn to_f16(value: f32) -> u16 {
     (sign | if value.is_nan() { 0x7e00 } else { whole }) as u16
 }
 
-/// Returns a row's scale, `max|value| / 127`, and the inverse of the scale. Codes are `value / scale`, from
-/// -127 to 127. If a value is NaN or infinite, so is the scale, which makes results computed from the row
-/// NaN.
+/// Returns a row's scale, `max|value| / most`, and the inverse of the scale. Codes stand for `value / scale`,
+/// from `-most` to `most`. If a value is NaN or infinite, so is the scale, which makes results computed from
+/// the row NaN.
 #[inline(always)]
-pub(super) fn int8_scale(values: &[f32]) -> (f32, f32) {
+pub(super) fn row_scale(values: &[f32], most: f32) -> (f32, f32) {
     // Non-negative floats sort like their bits, NaN highest.
     let highest = values.iter().fold(0u32, |highest, value| highest.max(value.to_bits() & 0x7fff_ffff));
     let highest = f32::from_bits(highest);
-    let per_unit = if highest > 0.0 && highest.is_finite() { 127.0 / highest } else { 0.0 };
-    (highest / 127.0, per_unit)
+    let per_unit = if highest > 0.0 && highest.is_finite() { most / highest } else { 0.0 };
+    (highest / most, per_unit)
 }
 
 /// The code of a value, given the inverse of its row's scale.
 #[inline(always)]
 pub(super) fn to_int8(value: f32, per_unit: f32) -> u8 {
     // If the scale is so small that its inverse overflows, codes would be out of range.
-    (value * per_unit).clamp(-127.0, 127.0).round_ties_even() as i8 as u8
+    (value * per_unit).clamp(-INT8_MOST, INT8_MOST).round_ties_even() as i8 as u8
+}
+
+/// The same for FP8.
+#[inline(always)]
+pub(super) fn to_fp8(value: f32, per_unit: f32) -> u8 {
+    // Zero times an inverse that overflows would be NaN.
+    if value == 0.0 { 0 } else { to_e4m3(value * per_unit) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::simd::e4m3_in_256ths;
     use half::{bf16, f16};
 
     /// Every 16-bit pattern with its neighbours in f32 and the values around the midpoint to the next.
@@ -87,17 +102,25 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_within_half_a_scale() {
+    fn codes_are_close_to_their_values() {
         for highest in [1e-30f32, 0.3, 127.0, 1e30] {
             let values: Vec<f32> = (0..=100).map(|i| (i as f32 * 0.02 - 1.0) * highest).collect();
-            let (scale, per_unit) = int8_scale(&values);
-            for value in values {
-                let code = f32::from(to_int8(value, per_unit) as i8);
+            let (scale, per_unit) = row_scale(&values, INT8_MOST);
+            for value in &values {
+                let code = f32::from(to_int8(*value, per_unit) as i8);
                 assert!((code * scale - value).abs() <= 0.501 * scale, "{value}: {code} times {scale}");
             }
+            let (scale, per_unit) = row_scale(&values, FP8_MOST);
+            for value in values {
+                let number = e4m3_in_256ths(to_fp8(value, per_unit)) * 256.0;
+                let off = (number * scale - value).abs();
+                // Half of the last of four significant bits, or of the smallest number.
+                assert!(off <= value.abs() * 0.0626 + scale / 1024.0, "{value}: {number} times {scale}");
+            }
         }
-        assert_eq!(int8_scale(&[0.0, -0.0]), (0.0, 0.0));
-        assert!(int8_scale(&[1.0, f32::NAN]).0.is_nan());
-        assert!(int8_scale(&[1.0, f32::INFINITY]).0.is_infinite());
+        assert_eq!(row_scale(&[0.0, -0.0], INT8_MOST), (0.0, 0.0));
+        assert!(row_scale(&[1.0, f32::NAN], FP8_MOST).0.is_nan());
+        assert!(row_scale(&[1.0, f32::INFINITY], FP8_MOST).0.is_infinite());
+        assert_eq!([to_fp8(0.0, f32::INFINITY), to_fp8(1e-40, f32::INFINITY)], [0, 0x7e]);
     }
 }

@@ -6,7 +6,7 @@ use super::KvType;
 /// Slots in a tile. A vector holds one number of each.
 pub(in super::super) const TILE: usize = LANES;
 
-/// Layout of a tile: its keys, its values, and for [`KvType::Int8`] the scales of all keys and then of all
+/// Layout of a tile: its keys, its values, and for types with scales those of all keys and then of all
 /// values.
 ///
 /// Keys are transposed, `[width][16]`: a vector holds the same dimension of sixteen positions, so a score
@@ -64,7 +64,7 @@ impl Layout {
         match self.kind {
             KvType::F32 => 4,
             KvType::Bf16 | KvType::F16 => 2,
-            KvType::Int8 => 1,
+            KvType::Int8 | KvType::Fp8 => 1,
         }
     }
 
@@ -77,7 +77,7 @@ impl Layout {
     /// Bytes in a tile per slot.
     #[inline(always)]
     pub(in super::super) fn slot_bytes(&self) -> usize {
-        let scale = if self.kind == KvType::Int8 { size_of::<f32>() } else { 0 };
+        let scale = if self.kind.is_scaled() { size_of::<f32>() } else { 0 };
         self.rows() * (self.width * self.number() + scale)
     }
 
@@ -126,7 +126,7 @@ impl Layout {
             [(self.key_places(from), self.key_places(to)), (self.value_places(from), self.value_places(to))];
         for (row, (from_places, to_places)) in places.into_iter().enumerate().take(self.rows()) {
             (0..self.width).for_each(|i| each(from_places.of(i), to_places.of(i), self.number()));
-            if self.kind == KvType::Int8 {
+            if self.kind.is_scaled() {
                 let scales = self.scales() + size_of::<f32>() * TILE * row;
                 each(scales + size_of::<f32>() * from, scales + size_of::<f32>() * to, size_of::<f32>());
             }
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_number_has_its_own_place() {
-        for kind in [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8] {
+        for kind in KvType::ALL {
             for (head_dim, latent) in [(1, None), (10, None), (64, None), (80, None), (80, Some(60))] {
                 let layout = Layout { latent, ..Layout::new(kind, head_dim) };
                 let mut taken = vec![false; layout.bytes()];
@@ -153,7 +153,7 @@ mod tests {
                     let places = [layout.key_places(lane), layout.value_places(lane)];
                     for (row, places) in places.into_iter().enumerate().take(layout.rows()) {
                         (0..layout.width).for_each(|i| take(places.of(i), layout.number()));
-                        if kind == KvType::Int8 {
+                        if kind.is_scaled() {
                             take(layout.scales() + 4 * (TILE * row + lane), 4);
                         }
                     }

@@ -26,11 +26,19 @@ pub enum KvType {
     F16,
     /// 8-bit integers. A token's key in each head has one `f32` scale, `max|x| / 127`, and its value another.
     Int8,
+    /// FP8 (E4M3 without infinities), with scales as in [`KvType::Int8`], `max|x| / 448`.
+    Fp8,
 }
 
 impl KvType {
     /// All number types.
-    pub const ALL: [Self; 4] = [Self::F32, Self::Bf16, Self::F16, Self::Int8];
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::Int8, Self::Fp8];
+
+    /// Whether each row of numbers has a scale.
+    #[inline(always)]
+    pub(super) const fn is_scaled(self) -> bool {
+        matches!(self, Self::Int8 | Self::Fp8)
+    }
 
     /// Bytes of one token's key or value in one head.
     pub fn head_bytes(self, head_dim: usize) -> usize {

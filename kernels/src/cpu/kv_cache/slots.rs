@@ -5,7 +5,7 @@
 use super::super::disjoint::DisjointMut;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::KvType;
-use super::encode::{int8_scale, to_bf16, to_f16, to_int8};
+use super::encode::{FP8_MOST, INT8_MOST, row_scale, to_bf16, to_f16, to_fp8, to_int8};
 use super::layout::{Layout, Places, TILE};
 
 /// The slots of one layer, each written by one task at a time.
@@ -52,6 +52,7 @@ impl Kernel for WriteSlot<'_> {
             KvType::Bf16 => self.heads::<Bf16>(),
             KvType::F16 => self.heads::<F16>(),
             KvType::Int8 => self.heads::<Int8>(),
+            KvType::Fp8 => self.heads::<Fp8>(),
         }
     }
 }
@@ -71,15 +72,15 @@ impl WriteSlot<'_> {
             unsafe {
                 let scale = write_row::<N>(&self.keys[part.clone()], tile, key_places);
                 let scales = tile.wrapping_add(layout.scales()).cast::<f32>().wrapping_add(lane);
-                if N::SCALED {
-                    scales.write(scale);
+                if N::MOST.is_some() {
+                    scales.write(scale * N::UNITS);
                 }
                 if layout.latent.is_some() {
                     continue;
                 }
                 let value_scale = write_row::<N>(&self.values[part], tile, value_places);
-                if N::SCALED {
-                    scales.add(TILE).write(value_scale);
+                if N::MOST.is_some() {
+                    scales.add(TILE).write(value_scale * N::UNITS);
                 }
             }
         }
@@ -92,7 +93,7 @@ impl WriteSlot<'_> {
 /// `places` are the row's offsets in `tile`, and nothing else accesses them at the same time.
 #[inline(always)]
 unsafe fn write_row<N: Number>(row: &[f32], tile: *mut u8, places: Places) -> f32 {
-    let (scale, per_unit) = if N::SCALED { int8_scale(row) } else { (0.0, 0.0) };
+    let (scale, per_unit) = N::MOST.map_or((0.0, 0.0), |most| row_scale(row, most));
     let (vectors, rest) = row.as_chunks::<LANES>();
     // Other tasks write between these numbers, so they are stored one by one.
     for (vector, values) in vectors.iter().enumerate() {
@@ -117,18 +118,22 @@ unsafe fn write_row<N: Number>(row: &[f32], tile: *mut u8, places: Places) -> f3
 
 /// A number type of the cache.
 trait Number: Copy + Default {
-    const SCALED: bool = false;
+    /// Largest code, if rows have scales.
+    const MOST: Option<f32> = None;
+    /// What a code is divided by when it is loaded.
+    const UNITS: f32 = 1.0;
     fn of(value: f32, per_unit: f32) -> Self;
 }
 
 macro_rules! number {
-    ($name:ident, $repr:ty, |$value:ident, $per_unit:ident| $of:expr $(, $scaled:literal)?) => {
+    ($name:ident, $repr:ty, |$value:ident, $per_unit:ident| $of:expr $(, $most:expr, $units:expr)?) => {
         #[derive(Clone, Copy, Default)]
         #[repr(transparent)]
         struct $name($repr);
 
         impl Number for $name {
-            $(const SCALED: bool = $scaled;)?
+            $(const MOST: Option<f32> = Some($most);
+            const UNITS: f32 = $units;)?
             #[inline(always)]
             fn of($value: f32, $per_unit: f32) -> Self {
                 Self($of)
@@ -140,4 +145,5 @@ macro_rules! number {
 number!(F32, f32, |value, _per_unit| value);
 number!(Bf16, u16, |value, _per_unit| to_bf16(value));
 number!(F16, u16, |value, _per_unit| to_f16(value));
-number!(Int8, u8, |value, per_unit| to_int8(value, per_unit), true);
+number!(Int8, u8, |value, per_unit| to_int8(value, per_unit), INT8_MOST, 1.0);
+number!(Fp8, u8, |value, per_unit| to_fp8(value, per_unit), FP8_MOST, 256.0);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cpu::simd::Isa;
+use crate::cpu::simd::{Isa, e4m3_in_256ths};
 
 fn values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| (((i + seed) * 7919 % 1013) as f32 - 506.0) * 0.003_1).collect()
@@ -19,6 +19,7 @@ fn read(cache: &KvCache, layer: usize, slot: usize, head: usize) -> [Vec<f32>; 2
         KvType::Bf16 => half::bf16::from_bits(half(at)).to_f32(),
         KvType::F16 => half::f16::from_bits(half(at)).to_f32(),
         KvType::Int8 => f32::from(tile[at] as i8) * f32::from_bits(word(layout.scales() + 4 * scale)),
+        KvType::Fp8 => e4m3_in_256ths(tile[at]) * f32::from_bits(word(layout.scales() + 4 * scale)),
     };
     let dims = 0..cache.shape().head_dim;
     let (key, value) = (layout.key_places(lane), layout.value_places(lane));
@@ -32,6 +33,7 @@ fn tolerance(kind: KvType) -> f32 {
         KvType::Bf16 => 1.0 / 256.0,
         KvType::F16 => 1.0 / 2048.0,
         KvType::Int8 => 0.501 / 127.0,
+        KvType::Fp8 => 1.001 / 16.0,
     }
 }
 
@@ -111,7 +113,7 @@ fn a_blocks_bytes_are_those_of_its_tiles() {
             assert_eq!(shape.block_bytes().unwrap(), (slot * block_size) as u64);
         }
     }
-    assert_eq!(KvType::ALL.map(|kind| kind.head_bytes(64)), [256, 128, 128, 68]);
+    assert_eq!(KvType::ALL.map(|kind| kind.head_bytes(64)), [256, 128, 128, 68, 68]);
     assert_eq!(KvShape { layers: usize::MAX, ..shape(KvType::F32, 64, 16) }.block_bytes(), None);
     assert!(KvCache::new(KvShape { blocks: usize::MAX, ..shape(KvType::F32, 64, 16) }).is_err());
 }

@@ -91,6 +91,7 @@ fn largest(weights: &[f32]) -> f32 {
 }
 
 /// Code of the nearest FP8 number (E4M3 without infinities), ties to even; larger values saturate.
+#[inline(always)]
 pub fn to_e4m3(value: f32) -> u8 {
     let (size, sign) = (value.abs().min(FP8_MOST), if value.is_sign_negative() { 0x80 } else { 0 });
     if size < 2f32.powi(-6) {
