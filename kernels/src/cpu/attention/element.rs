@@ -1,7 +1,7 @@
 //! The chain of multiply-adds for each type of cached numbers.
 //!
-//! - `f32`, IEEE half, FP8 and 8-bit codes are widened, which is exact. Each number takes one fused multiply-add.
-//!   A key's scale multiplies its score, a value's scale its weight.
+//! - `f32`, IEEE half, FP8 and 8-bit codes are widened, which is exact. Each number takes one fused
+//!   multiply-add. A key's scale multiplies its score, a value's scale its weight.
 //! - bfloat16 numbers are processed in pairs: two dimensions of a key or two positions of a value. First the
 //!   odd number is added, then the even one, each fused. Queries and weights are rounded to bfloat16, too. A
 //!   machine with an instruction for this may use it and gets the same bits, because [`to_bf16`] flushes
