@@ -74,7 +74,7 @@ impl Fleet {
         let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
         let pause = since.saturating_sub(TICK);
         let mut actions = Vec::new();
-        let another_ready = self.is_ready(now);
+        let another_ready = self.standings.takers(now).next().is_some();
         self.index.clean(CLEANED_EACH_TICK);
         let mut departed = Vec::new();
         for (&id, worker) in &mut self.workers {

@@ -33,6 +33,8 @@ fn info(epoch: u64) -> WorkerInfo {
         backend: "fake".into(),
         fingerprint: 1,
         grammar_fingerprint: 9,
+        tokenizer_fingerprint: 5,
+        serving_since_ms: 1,
     }
 }
 
@@ -463,20 +465,20 @@ fn streams_are_found_where_they_were_reported() {
     scene.watch(0, 0, 1, (1, admitted));
     scene.fleet.stream_opened(key(2), first(other));
     scene.fleet.stream_opened(key(3), WorkerEpoch { worker: other, epoch: 9 });
-    assert_eq!(scene.fleet.find_stream(at(0), key(1)), Some(first(one)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(3)), None, "it is not at that epoch");
+    assert_eq!(scene.fleet.find_stream(at(0), key(1), Version::UNKNOWN), Some(first(one)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2), Version::UNKNOWN), Some(first(other)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(3), Version::UNKNOWN), None, "it is not at that epoch");
     scene.fleet.stream_gone(key(2), one);
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2), Version::UNKNOWN), Some(first(other)));
     scene.fleet.handle(at(0), Event::Lost(other));
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), None, "out of reach");
+    assert_eq!(scene.fleet.find_stream(at(0), key(2), Version::UNKNOWN), None, "out of reach");
     let snapshot = WatchBody::Snapshot(Snapshot { stream_keys: vec![key(4)], ..Snapshot::default() });
     scene.watch(0, 0, 1, (2, snapshot));
-    assert_eq!(scene.fleet.find_stream(at(0), key(1)), None, "a snapshot is all there is");
-    assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some(first(one)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(1), Version::UNKNOWN), None, "a snapshot is all there is");
+    assert_eq!(scene.fleet.find_stream(at(0), key(4), Version::UNKNOWN), Some(first(one)));
     scene.fleet.handle(at(0), Event::Connected(one, info(2)));
     scene.watch(0, 0, 2, load(1, rated(0, 0)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(4)), None, "a new life has nothing");
+    assert_eq!(scene.fleet.find_stream(at(0), key(4), Version::UNKNOWN), None, "a new life has nothing");
     assert!(!scene.fleet.may_have_kept(at(0), first(one)) && scene.fleet.may_have_kept(at(0), second(one)));
     assert!(
         !scene.fleet.may_have_kept(at(1000), second(one)) && scene.fleet.is_reachable(at(1000), second(one))
@@ -565,12 +567,12 @@ fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     scene.fleet.handle(at(1), Event::FirstToken(running));
     let full = scene.ids.iter().position(|&id| id == running.at.worker).expect("one of them");
     scene.dispatched(2, full, Outcome::Backpressure);
-    assert!(!scene.fleet.is_full(at(3)));
+    assert!(!scene.fleet.is_full(at(3), Version::UNKNOWN));
     assert_eq!(place(&mut scene, 3).expect("the other one").at.worker, scene.ids[1 - full]);
     scene.dispatched(4, 1 - full, Outcome::Backpressure);
-    assert!(scene.fleet.is_full(at(5)) && place(&mut scene, 5).is_none());
+    assert!(scene.fleet.is_full(at(5), Version::UNKNOWN) && place(&mut scene, 5).is_none());
     // Its sequence ends, so there is a seat. Otherwise it would be tried after a second.
     assert!(scene.fleet.ended(running));
     assert_eq!(place(&mut scene, 6).expect("a free seat").at.worker, scene.ids[full]);
-    assert!(!scene.fleet.is_full(at(1100)));
+    assert!(!scene.fleet.is_full(at(1100), Version::UNKNOWN));
 }

@@ -232,8 +232,10 @@ impl Worker for Service {
             resume_exact: !self.0.script.inexact.load(Ordering::SeqCst),
             version: "0".into(),
             backend: "mock".into(),
-            model_fingerprint: 1,
+            model_fingerprint: self.0.version,
             grammar_fingerprint: 0,
+            tokenizer_fingerprint: 0,
+            serving_since_ms: self.0.version,
         }))
     }
 

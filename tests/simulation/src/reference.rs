@@ -13,6 +13,7 @@ use skein_proto::delta::WorkerDelta;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::placement::Placement;
+use skein_proto::version::Version;
 use skein_router::links::transport::{Connector, Transport};
 use skein_router::links::worker_client::{Attempt, WorkerClient};
 use skein_router::request::TokenRequest;
@@ -56,6 +57,7 @@ pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
     config.scheduler.speculate = Speculate::Off;
     let (client, mut engine) = alone(plan, &config, request.n).await;
     let attempt = Attempt {
+        version: Version::UNKNOWN,
         id: request.id.clone(),
         samples: (0..request.n).map(|index| (index, Vec::new())).collect(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
