@@ -331,7 +331,7 @@ impl Delivery {
         sample.ended |= finish.is_some();
         self.cached_tokens_sent |= cached_tokens.is_some();
         self.next_prompt_position = next_prompt_position;
-        if !tokens.is_empty() || finish.is_some() || cached_tokens.is_some() || !prompt_logprobs.is_empty() {
+        if !tokens.is_empty() || finish.is_some() || !prompt_logprobs.is_empty() {
             self.version = self.version.or(version);
         }
         Ok(TokenDelta {

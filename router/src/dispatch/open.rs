@@ -124,13 +124,13 @@ impl Driver {
     /// Why no worker could be chosen.
     fn no_place(&self) -> RequestEvent {
         let version = self.delivery.version();
-        let (is_full, is_ready, has_others) = self.workers.with_fleet(|fleet| {
+        let (is_full, is_gone) = self.workers.with_fleet(|fleet| {
             let now = clock::now();
-            (fleet.is_full(now, version), fleet.serves(now, version), fleet.is_ready(now))
+            (fleet.is_full(now, version), fleet.lacks(now, version))
         });
         if self.must_wait() || is_full {
             RequestEvent::AllFull
-        } else if !is_ready && has_others && version.is_known() {
+        } else if is_gone {
             RequestEvent::NoneOfVersion
         } else {
             RequestEvent::NobodyReady

@@ -207,8 +207,7 @@ impl Fleet {
         for ((_, chain), hits) in job.chains.iter().zip(&mut *hits) {
             index.search(if job.cacheable { chain } else { &[] }, hits);
         }
-        let takers = standings.takers(now).filter(|standing| standing.version.fits(version));
-        let takers = takers.filter(|standing| now >= standing.full_until);
+        let takers = standings.takers(now, version).filter(|standing| now >= standing.full_until);
         let takers = takers.filter(|standing| !without.contains(&standing.view.id));
         // A worker that may soon count as lost gets requests only if there is no other.
         let all_doubtful = takers.clone().all(|standing| standing.is_doubtful(now));
@@ -370,9 +369,7 @@ impl Fleet {
     /// Limits that every ready worker accepts. While none is ready, the last known limits; `None` if no
     /// worker was ever ready.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
-        let version = self.current_version(now);
-        let takers = self.standings.takers(now).filter(|standing| standing.version.fits(version));
-        let limits = takers.map(|standing| standing.limits);
+        let limits = self.takers_of(now, Version::UNKNOWN).map(|standing| standing.limits);
         limits.reduce(ModelLimits::and).or(self.known_limits)
     }
 
@@ -392,9 +389,15 @@ impl Fleet {
         takers.peek().is_some() && takers.all(|standing| now < standing.full_until)
     }
 
+    /// Whether a version is known that no worker serves now, while others serve or none of the workers has it.
+    pub fn lacks(&self, now: Timestamp, version: Version) -> bool {
+        let has_it = |worker: &Worker| worker.usable_version().is_some_and(|it| it.fits(version));
+        let is_gone = || self.is_ready(now) || !self.workers.values().any(has_it);
+        version.is_known() && !self.serves(now, version) && is_gone()
+    }
+
     fn takers_of(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> {
-        let version = version.or(self.current_version(now));
-        self.standings.takers(now).filter(move |standing| standing.version.fits(version))
+        self.standings.takers(now, version.or(self.current_version(now)))
     }
 
     /// Whether any worker accepts requests, or ever did.

@@ -111,11 +111,12 @@ impl Standings {
         }
     }
 
-    /// Workers that accept requests. If there are none, those that only their breaker excludes: its pause is
-    /// useful only if there is a better worker.
-    pub fn takers(&self, now: Timestamp) -> impl Iterator<Item = &Standing> + Clone {
-        let any_takes = self.0.iter().any(|standing| standing.takes(now));
-        self.0.iter().filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
+    /// Workers that accept requests of `version`; unknown = any. If there are none, those that only their breaker
+    /// excludes: its pause is useful only if there is a better worker.
+    pub fn takers(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> + Clone {
+        let serving = self.0.iter().filter(move |standing| standing.version.fits(version));
+        let any_takes = serving.clone().any(|standing| standing.takes(now));
+        serving.filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
     }
 
     /// The version that most of the seats of workers that accept requests serve; among equals, the one that came into
@@ -125,7 +126,7 @@ impl Standings {
     /// new worker.
     pub fn main_version(&self, now: Timestamp) -> Version {
         let mut seats: Vec<(Version, VersionSeats)> = Vec::new();
-        for standing in self.takers(now).filter(|standing| standing.version.is_known()) {
+        for standing in self.takers(now, Version::UNKNOWN).filter(|standing| standing.version.is_known()) {
             let own = VersionSeats {
                 count: u64::from(standing.view.max_num_seqs),
                 since_ms: standing.serving_since_ms,
