@@ -1,6 +1,6 @@
-//! Replaces the model of `skein serve` while it serves. Workers with the new version start beside the running ones;
-//! once all of them are ready, new requests go to them, and the old ones run on until the last request that began on
-//! them has ended. If anything fails before that, the old ones serve on.
+//! Replaces the model of `skein serve` while it serves. Workers with the new version start beside the running
+//! ones; once all of them are ready, new requests go to them, and the old ones run on until the last request
+//! that began on them has ended. If anything fails before that, the old ones serve on.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,8 @@ pub struct Starts {
 }
 
 impl Starts {
-    /// Fingerprint and planned memory of the workers for the model in `model`, which must fit beside `beside` bytes.
+    /// Fingerprint and planned memory of the workers for the model in `model`, which must fit beside `beside`
+    /// bytes.
     fn files(&self, model: &Path, beside: u64) -> Result<Files, String> {
         let fingerprint = fingerprint(model).map_err(|error| error.to_string())?;
         if self.launch.gpus > 0 {
@@ -356,7 +357,8 @@ impl Swapper {
         self.supervisor.replace(workers)
     }
 
-    /// Stops the workers of version `before` once nothing runs on it any more and no reader can come back to it.
+    /// Stops the workers of version `before` once nothing runs on it any more and no reader can come back to
+    /// it.
     async fn see_off(&self, old: WorkerSet, before: Version, version: Version) {
         let config = &self.app.config;
         let (linger, start) = (config.recovery.stream_linger, clock::now());

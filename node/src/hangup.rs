@@ -13,8 +13,8 @@ const HANGUP: u32 = 1;
 
 /// The SIGHUPs of this process that mean "read the model again".
 ///
-/// A terminal that closes sends the same signal. A process that was started from that terminal then shuts down, as
-/// it would without a handler, unless it ignored the signal from its start, as under `nohup`.
+/// A terminal that closes sends the same signal. A process that was started from that terminal then shuts
+/// down, as it would without a handler, unless it ignored the signal from its start, as under `nohup`.
 #[derive(Debug)]
 pub struct Hangups {
     signals: Signal,

@@ -47,9 +47,9 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Shutdown on [`Shutdown::request`] or a second SIGTERM. SIGINT, SIGHUP and the first SIGTERM are ignored:
-    /// Ctrl-C, a closed terminal, systemd and `timeout` signal the whole process group, but a supervised worker
-    /// must keep running until its supervisor has drained the streams and closes its input.
+    /// Shutdown on [`Shutdown::request`] or a second SIGTERM. SIGINT, SIGHUP and the first SIGTERM are
+    /// ignored: Ctrl-C, a closed terminal, systemd and `timeout` signal the whole process group, but a
+    /// supervised worker must keep running until its supervisor has drained the streams and closes its input.
     ///
     /// # Errors
     /// If the signal handlers cannot be installed.

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Version of a model: the fingerprint of weights, configuration and arithmetic. All tokens of a request come from
-/// one version. Written as 16 hexadecimal digits.
+/// Version of a model: the fingerprint of weights, configuration and arithmetic. All tokens of a request come
+/// from one version. Written as 16 hexadecimal digits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
 impl Version {
-    /// No version is known: a request may run on any, and a router in front of several versions announces none.
+    /// No version is known: a request may run on any, and a router in front of several versions announces
+    /// none.
     pub const UNKNOWN: Self = Self(0);
 
     /// Whether it is known.

@@ -157,7 +157,8 @@ impl Cluster {
         if ready { Ok(()) } else { Err(self.workers.none_ready()) }
     }
 
-    /// Sets the fingerprint of the router's own tokenizer.json: workers with another are not used. 0 = unknown.
+    /// Sets the fingerprint of the router's own tokenizer.json: workers with another are not used. 0 =
+    /// unknown.
     pub fn expect_tokenizer(&self, fingerprint: u64) {
         self.workers.with_fleet(|fleet| fleet.expect_tokenizer(fingerprint));
     }
@@ -174,8 +175,8 @@ impl Cluster {
         self.workers.with_fleet(|fleet| fleet.current_version(clock::now()))
     }
 
-    /// Requests that run on versions other than `version`: those that have begun, wherever they wait, and those at a
-    /// worker, even without a reader.
+    /// Requests that run on versions other than `version`: those that have begun, wherever they wait, and
+    /// those at a worker, even without a reader.
     pub fn running_on_others_than(&self, version: Version) -> usize {
         let at_workers = self.workers.with_fleet(|fleet| fleet.running_on_others_than(version));
         self.workers.begun.on_others_than(version).max(at_workers)

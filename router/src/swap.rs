@@ -1,5 +1,5 @@
-//! Replacing the workers by others with another version of the model, on request of an operator. Who started the
-//! workers implements it.
+//! Replacing the workers by others with another version of the model, on request of an operator. Who started
+//! the workers implements it.
 
 use futures::future::BoxFuture;
 use skein_proto::version::Version;
@@ -8,13 +8,12 @@ use crate::refusal::Refusal;
 
 /// Replaces the workers' model.
 pub trait ModelSwaps: Send + Sync + 'static {
-    /// Loads the model in the directory, or by the name, `model` beside the running one, and moves new requests to it.
-    /// `None` = reads the model that runs again. Returns when new requests go to the new version; the old one ends its
-    /// own. The swap goes on if the future is dropped.
+    /// Loads the model in the directory, or by the name, `model` beside the running one, and moves new
+    /// requests to it. `None` = reads the model that runs again. Returns when new requests go to the new
+    /// version; the old one ends its own. The swap goes on if the future is dropped.
     ///
-    /// # Errors
-    /// [`Refusal::Conflict`] during another swap, and [`Refusal::Invalid`] with the reason if the model cannot be
-    /// served; then the running version serves on.
+    /// # Errors [`Refusal::Conflict`] during another swap, and [`Refusal::Invalid`] with the reason if the
+    /// model cannot be served; then the running version serves on.
     fn swap(&self, model: Option<String>) -> BoxFuture<'_, Result<Swapped, Refusal>>;
 }
 

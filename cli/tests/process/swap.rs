@@ -1,5 +1,5 @@
-//! A running server takes other weights: streams that have begun end on the version that they began on, new requests
-//! get the new one, and a version that cannot be loaded changes nothing.
+//! A running server takes other weights: streams that have begun end on the version that they began on, new
+//! requests get the new one, and a version that cannot be loaded changes nothing.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -172,7 +172,8 @@ fn streams_end_on_the_version_that_they_began_on_and_new_requests_get_the_new_on
         assert!(cut_id.ends_with(&format!("@{old_version}")), "{cut_id}");
         versions.link_to("two");
         send_signal(cluster.pid(), "HUP");
-        // Service has no gap: every short request is answered, first by the old version and then by the new one.
+        // Service has no gap: every short request is answered, first by the old version and then by the new
+        // one.
         let mut answers = Vec::new();
         while !cluster.log().contains("swapped: new requests go to the new version") {
             answers.push(short(&url).await);

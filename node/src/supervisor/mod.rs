@@ -54,8 +54,8 @@ pub enum Report {
         /// `host:port` of its gRPC service.
         address: String,
     },
-    /// The worker has never served and is not started again: the same start would fail the same way, or it is one
-    /// that starts beside others.
+    /// The worker has never served and is not started again: the same start would fail the same way, or it is
+    /// one that starts beside others.
     Hopeless(Failed),
 }
 
@@ -124,8 +124,8 @@ impl Supervisor {
         (supervisor, receiver)
     }
 
-    /// Starts workers with these names beside those that serve. Until [`replace`](Self::replace), one that fails
-    /// before it was ready is reported as [`Report::Hopeless`] and not started again.
+    /// Starts workers with these names beside those that serve. Until [`replace`](Self::replace), one that
+    /// fails before it was ready is reported as [`Report::Hopeless`] and not started again.
     pub fn start_beside(
         &self,
         names: Vec<String>,
@@ -134,7 +134,8 @@ impl Supervisor {
         self.start_set(names, true, command)
     }
 
-    /// Makes `set` the one that serves. Returns the set that served until now; it runs on until it is stopped.
+    /// Makes `set` the one that serves. Returns the set that served until now; it runs on until it is
+    /// stopped.
     pub fn replace(&self, set: WorkerSet) -> WorkerSet {
         std::mem::replace(&mut *self.serving.lock().unwrap_or_else(PoisonError::into_inner), set)
     }

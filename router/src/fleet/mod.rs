@@ -315,8 +315,8 @@ impl Fleet {
             && self.workers.get(&at.worker).is_some_and(|worker| !worker.is_silent(now, JUST_HEARD))
     }
 
-    /// The worker that runs or keeps a stream of this version, if it is reachable. The key does not say the version:
-    /// a request may have begun anew on another one.
+    /// The worker that runs or keeps a stream of this version, if it is reachable. The key does not say the
+    /// version: a request may have begun anew on another one.
     pub fn find_stream(&self, now: Timestamp, key: StreamKey, version: Version) -> Option<WorkerEpoch> {
         let serves =
             |id| self.workers.get(&id).and_then(Worker::usable_version).is_some_and(|it| it.fits(version));
@@ -389,7 +389,8 @@ impl Fleet {
         takers.peek().is_some() && takers.all(|standing| now < standing.full_until)
     }
 
-    /// Whether a version is known that no worker serves now, while others serve or none of the workers has it.
+    /// Whether a version is known that no worker serves now, while others serve or none of the workers has
+    /// it.
     pub fn lacks(&self, now: Timestamp, version: Version) -> bool {
         let has_it = |worker: &Worker| worker.usable_version().is_some_and(|it| it.fits(version));
         let is_gone = || self.is_ready(now) || !self.workers.values().any(has_it);

@@ -111,19 +111,19 @@ impl Standings {
         }
     }
 
-    /// Workers that accept requests of `version`; unknown = any. If there are none, those that only their breaker
-    /// excludes: its pause is useful only if there is a better worker.
+    /// Workers that accept requests of `version`; unknown = any. If there are none, those that only their
+    /// breaker excludes: its pause is useful only if there is a better worker.
     pub fn takers(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> + Clone {
         let serving = self.0.iter().filter(move |standing| standing.version.fits(version));
         let any_takes = serving.clone().any(|standing| standing.takes(now));
         serving.filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
     }
 
-    /// The version that most of the seats of workers that accept requests serve; among equals, the one that came into
-    /// service last. Unknown if no worker says what it serves.
+    /// The version that most of the seats of workers that accept requests serve; among equals, the one that
+    /// came into service last. Unknown if no worker says what it serves.
     ///
-    /// So a rolling update of a fleet moves new requests when half of it has been replaced, and never to a single
-    /// new worker.
+    /// So a rolling update of a fleet moves new requests when half of it has been replaced, and never to a
+    /// single new worker.
     pub fn main_version(&self, now: Timestamp) -> Version {
         let mut seats: Vec<(Version, VersionSeats)> = Vec::new();
         for standing in self.takers(now, Version::UNKNOWN).filter(|standing| standing.version.is_known()) {

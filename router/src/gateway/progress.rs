@@ -3,11 +3,11 @@
 //!
 //! The state has one item per choice, in order, separated by commas. An item is `-` before the first event,
 //! else `<tokens>.<bytes>`: output tokens and bytes of UTF-8 text sent up to and including this event. `f`
-//! follows once the choice's finish was sent. `@` and the version of the model that generated it follow, unless
-//! the item after it has the same. A final `+` means that the usage chunk was sent. So
-//! `mine/12.57f,9.40@00c0ffee00c0ffee` means: of request `mine`, choice 0 is complete (12 tokens, 57 bytes), and
-//! choice 1 has 9 tokens and 40 bytes, both by version `00c0ffee00c0ffee`. An echoed prompt and a chat's role
-//! chunk belong to a choice's first event and are not counted.
+//! follows once the choice's finish was sent. `@` and the version of the model that generated it follow,
+//! unless the item after it has the same. A final `+` means that the usage chunk was sent. So
+//! `mine/12.57f,9.40@00c0ffee00c0ffee` means: of request `mine`, choice 0 is complete (12 tokens, 57 bytes),
+//! and choice 1 has 9 tokens and 40 bytes, both by version `00c0ffee00c0ffee`. An echoed prompt and a chat's
+//! role chunk belong to a choice's first event and are not counted.
 
 use std::fmt::Write;
 use std::ops::Range;

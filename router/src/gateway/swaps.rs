@@ -1,5 +1,5 @@
-//! Replacing the model at run time, by SGLang's route. It exists only with `--allow-runtime-model-updating`: whoever
-//! can call it makes workers read directories.
+//! Replacing the model at run time, by SGLang's route. It exists only with `--allow-runtime-model-updating`:
+//! whoever can call it makes workers read directories.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -14,8 +14,8 @@ use crate::swap::Swapped;
 /// Longest path, bytes.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// `POST /update_weights_from_disk`: serves the model in `model_path`, or reads the running one again. Answers when new
-/// requests go to the new version.
+/// `POST /update_weights_from_disk`: serves the model in `model_path`, or reads the running one again.
+/// Answers when new requests go to the new version.
 pub async fn update(State(app): State<App>, request: Request) -> Result<Json<Value>, Refused> {
     let mut fields = Fields::read(request, &app).await?;
     let path = fields.string("model_path").filter(|path| !path.is_empty());

@@ -1,4 +1,5 @@
-//! How many requests have begun on each version of the model: a version that none needs any more can be stopped.
+//! How many requests have begun on each version of the model: a version that none needs any more can be
+//! stopped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

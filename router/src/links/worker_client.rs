@@ -85,7 +85,8 @@ pub enum CallError {
     /// The worker rejected the request, as any other worker would.
     #[error("{0}")]
     Rejected(String),
-    /// The worker is a router, and none of its workers serves the version of the model that the request began on.
+    /// The worker is a router, and none of its workers serves the version of the model that the request began
+    /// on.
     #[error("no worker there serves the version of the model that the request began on")]
     VersionGone,
 }

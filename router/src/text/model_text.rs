@@ -259,8 +259,8 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// Fingerprint of the tokenizer and the chat template of the model in `directory`: versions of a model with equal
-/// ones can replace each other under a running router.
+/// Fingerprint of the tokenizer and the chat template of the model in `directory`: versions of a model with
+/// equal ones can replace each other under a running router.
 ///
 /// # Errors
 /// If a file cannot be read.

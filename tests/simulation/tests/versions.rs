@@ -1,5 +1,5 @@
-//! Two versions of the model in one cluster: a rolling update to new weights, with workers and routers that die
-//! meanwhile. Every answer is from one version, as that version gives it alone.
+//! Two versions of the model in one cluster: a rolling update to new weights, with workers and routers that
+//! die meanwhile. Every answer is from one version, as that version gives it alone.
 
 use std::time::Duration;
 

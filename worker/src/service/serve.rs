@@ -251,8 +251,8 @@ fn now_ms() -> u64 {
     u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Fingerprint of the model's tokenizer.json; 0 if there is none. A GGUF file has none: its tokenizer need not
-/// equal, byte for byte, the file of a router that reads the original model.
+/// Fingerprint of the model's tokenizer.json; 0 if there is none. A GGUF file has none: its tokenizer need
+/// not equal, byte for byte, the file of a router that reads the original model.
 fn tokenizer_fingerprint(model: &Path) -> u64 {
     std::fs::read(model.join("tokenizer.json")).map_or(0, |json| skein_grammar::tokenizer_fingerprint(&json))
 }

@@ -139,8 +139,8 @@ impl Deltas {
     }
 }
 
-/// The router's capacity in the form of a worker's info. It announces no version of the model, because it may serve
-/// several, and others later; each delta says from which it is.
+/// The router's capacity in the form of a worker's info. It announces no version of the model, because it may
+/// serve several, and others later; each delta says from which it is.
 pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
     WorkerInfo {
         epoch,
