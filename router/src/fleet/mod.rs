@@ -380,7 +380,12 @@ impl Fleet {
 
     /// Whether any worker accepts requests of this version; unknown = the one for new requests.
     pub fn serves(&self, now: Timestamp, version: Version) -> bool {
-        self.takers_of(now, version).next().is_some()
+        // Whatever workers accept requests, one of their versions gets the new ones.
+        let version = match self.new_requests {
+            NewRequests::Only(only) => version.or(only),
+            NewRequests::Main | NewRequests::First => version,
+        };
+        self.standings.takers(now, version).next().is_some()
     }
 
     /// Whether all workers that accept requests of this version are full; unknown = the one for new requests.

@@ -126,15 +126,21 @@ impl Standings {
     /// single new worker.
     pub fn main_version(&self, now: Timestamp) -> Version {
         let mut seats: Vec<(Version, VersionSeats)> = Vec::new();
+        // Nearly always there is one.
+        let mut last = 0;
         for standing in self.takers(now, Version::UNKNOWN).filter(|standing| standing.version.is_known()) {
             let own = VersionSeats {
                 count: u64::from(standing.view.max_num_seqs),
                 since_ms: standing.serving_since_ms,
             };
-            match seats.iter_mut().find(|(version, _)| *version == standing.version) {
-                Some((_, all)) => *all = all.and(own),
-                None => seats.push((standing.version, own)),
+            if seats.get(last).is_none_or(|(version, _)| *version != standing.version) {
+                let known = seats.iter().position(|(version, _)| *version == standing.version);
+                last = known.unwrap_or_else(|| {
+                    seats.push((standing.version, VersionSeats { count: 0, since_ms: u64::MAX }));
+                    seats.len() - 1
+                });
             }
+            seats[last].1 = seats[last].1.and(own);
         }
         let main = seats.into_iter().max_by_key(|(version, seats)| (seats.count, seats.since_ms, *version));
         main.map_or(Version::UNKNOWN, |(version, _)| version)

@@ -251,7 +251,8 @@ impl Workers {
         let grammar_fingerprint = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.fingerprint);
         let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
         let explained = request.receipts.is_some();
-        Job { grammar_fingerprint, adapter, picked: request.picked_worker.clone(), explained, ..job }
+        let (version, picked) = (request.version, request.picked_worker.clone());
+        Job { grammar_fingerprint, version, adapter, picked, explained, ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,
