@@ -108,10 +108,10 @@ fn check(seen: &[History], expected: &[History], what: &str, cluster: &Cluster) 
 }
 
 /// A short request.
-async fn short(url: &str) -> Vec<u64> {
-    let body = request(1, 8);
-    let seen = client::stream_once(&reqwest::Client::new(), &format!("{url}/v1/completions"), &body).await;
-    assert!(seen.complete(), "{seen:?}");
+async fn short(cluster: &Cluster) -> Vec<u64> {
+    let (body, url) = (request(1, 8), format!("{}/v1/completions", cluster.url));
+    let seen = client::stream_once(&reqwest::Client::new(), &url, &body).await;
+    assert!(seen.complete(), "{seen:?}\n{}", cluster.log());
     seen.choices[&0].token_ids.clone()
 }
 
@@ -153,14 +153,14 @@ fn streams_end_on_the_version_that_they_began_on_and_new_requests_get_the_new_on
         let versions = Versions::write();
         let (long, longer) = (200, 500);
         let of_two = serve(&versions.text("two"), &["--workers", "1"]).await;
-        let (expected_new, short_new) = (all(start_all(&of_two.url, long)).await, short(&of_two.url).await);
+        let (expected_new, short_new) = (all(start_all(&of_two.url, long)).await, short(&of_two).await);
         let new_version = version(&of_two.url).await;
         drop(of_two);
 
         let cluster = serve(&versions.text("current"), &["--workers", "2"]).await;
         let url = cluster.url.clone();
         let expected_old = all(start_all(&url, longer)).await;
-        let short_old = short(&url).await;
+        let short_old = short(&cluster).await;
         let old_version = version(&url).await;
         assert!(short_old != short_new && old_version != new_version, "the versions differ");
         let old_workers = cluster.worker_pids();
@@ -176,12 +176,12 @@ fn streams_end_on_the_version_that_they_began_on_and_new_requests_get_the_new_on
         // one.
         let mut answers = Vec::new();
         while !cluster.log().contains("swapped: new requests go to the new version") {
-            answers.push(short(&url).await);
+            answers.push(short(&cluster).await);
             let refused = cluster.log().contains("not swapped");
             assert!(!refused, "{}", cluster.log());
         }
         assert_eq!(version(&url).await, new_version);
-        assert_eq!(short(&url).await, short_new);
+        assert_eq!(short(&cluster).await, short_new);
         let first_new = answers.iter().position(|answer| *answer == short_new).unwrap_or(answers.len());
         assert!(answers[..first_new].iter().all(|answer| *answer == short_old), "{answers:?}");
         assert!(answers[first_new..].iter().all(|answer| *answer == short_new), "{answers:?}");
@@ -232,7 +232,7 @@ fn a_version_that_cannot_be_served_is_refused_and_service_goes_on() {
         let flags = ["--workers", "2", "--allow-runtime-model-updating", "--kv-cache-memory-bytes", "16MiB"];
         let cluster = serve(&versions.text("one"), &flags).await;
         let url = cluster.url.clone();
-        let (expected, old_version) = (short(&url).await, version(&url).await);
+        let (expected, old_version) = (short(&cluster).await, version(&url).await);
         let old_workers = cluster.worker_pids();
         let cut = |path: &Path| {
             let file = std::fs::File::options().write(true).open(path).unwrap();
@@ -270,7 +270,7 @@ fn a_version_that_cannot_be_served_is_refused_and_service_goes_on() {
             let message = answer["error"]["message"].as_str().unwrap_or_default();
             assert!(status == 400 && message.contains(reason), "{body}: {status} {answer}");
             assert!(message.contains(&format!("Version {old_version} serves on")), "{message}");
-            assert_eq!((short(&url).await, version(&url).await), (expected.clone(), old_version.clone()));
+            assert_eq!((short(&cluster).await, version(&url).await), (expected.clone(), old_version.clone()));
         }
         let (status, answer) = order(&url, json!({})).await;
         assert!(status == 200 && answer["changed"] == false, "{status} {answer}");
@@ -300,18 +300,18 @@ fn a_version_that_cannot_be_served_is_refused_and_service_goes_on() {
         let (status, answer) = ordered.await.unwrap();
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains("signal: 9"), "{status} {answer}");
-        assert_eq!(short(&url).await, expected);
+        assert_eq!(short(&cluster).await, expected);
         assert_eq!(cluster.worker_pids(), old_workers, "the other new worker has ended, too");
 
         let (status, answer) = order(&url, body).await;
         assert!(status == 200 && answer["success"] == true && answer["changed"] == true, "{status} {answer}");
         assert_eq!(version(&url).await, answer["model_version"].as_str().unwrap());
-        assert_ne!(short(&url).await, expected);
+        assert_ne!(short(&cluster).await, expected);
         // And back, with a directory that has gone meanwhile: nothing reads it any more.
         wait_for(&cluster, "the old workers to end", |log| log.contains("the version before has ended"))
             .await;
         let (status, answer) = order(&url, json!({"model_path": versions.text("current")})).await;
         assert!(status == 200 && answer["model_version"] == *old_version, "{status} {answer}");
-        assert_eq!(short(&url).await, expected);
+        assert_eq!(short(&cluster).await, expected);
     });
 }

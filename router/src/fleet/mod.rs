@@ -394,12 +394,11 @@ impl Fleet {
         takers.peek().is_some() && takers.all(|standing| now < standing.full_until)
     }
 
-    /// Whether a version is known that no worker serves now, while others serve or none of the workers has
-    /// it.
+    /// Whether no worker serves this version now, while workers serve another one or have only others.
     pub fn lacks(&self, now: Timestamp, version: Version) -> bool {
-        let has_it = |worker: &Worker| worker.usable_version().is_some_and(|it| it.fits(version));
-        let is_gone = || self.is_ready(now) || !self.workers.values().any(has_it);
-        version.is_known() && !self.serves(now, version) && is_gone()
+        let mut versions = self.workers.values().filter_map(Worker::usable_version).peekable();
+        let has_only_others = versions.peek().is_some() && versions.all(|other| !other.fits(version));
+        version.is_known() && !self.serves(now, version) && (has_only_others || self.is_ready(now))
     }
 
     fn takers_of(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> {
