@@ -17,6 +17,7 @@ use skein_router::app::App;
 use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
+use skein_router::fleet::NewRequests;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use skein_router::text::TextError;
 use skein_router::text::model_text::ModelText;
@@ -58,7 +59,8 @@ impl Served {
 /// The model settings, before the model is looked up.
 #[derive(Debug)]
 pub struct Named {
-    argument: ModelArgument,
+    /// The model, as it was given.
+    pub argument: ModelArgument,
     names: Vec<String>,
 }
 
@@ -157,6 +159,8 @@ pub async fn start_over(
     let connector = SupervisedWorkers { secrets: supervisor.secrets() };
     let (app, cluster) = start_with(config, changes, Arc::new(connector)).await?;
     cluster.report_lost(supervisor.on_lost());
+    // Their files may change under them; only a swap moves requests to another version.
+    cluster.set_new_requests(NewRequests::First);
     Ok((app, cluster))
 }
 
@@ -188,6 +192,7 @@ pub async fn start_with(
     let batches = config.batch_dir.as_deref().map(Store::open).transpose();
     let batches = batches.map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
+    cluster.expect_tokenizer(text.workers_tokenizer);
     let mut app = App::new(Arc::new(text), Arc::new(cluster.clone()), config);
     if let Some(store) = batches.map(Arc::new) {
         app.batches = Some(store.clone());

@@ -35,6 +35,8 @@ mod settings;
 #[cfg(feature = "worker")]
 mod shipped;
 #[cfg(feature = "worker")]
+mod swap;
+#[cfg(feature = "worker")]
 mod token_windows;
 mod upstream;
 #[cfg(feature = "worker")]
@@ -217,6 +219,8 @@ fn worker_command() -> Command {
     let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
     let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
     let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
+    let hidden_long = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u64));
+    let hidden = hidden.into_iter().chain([worker::MEMORY_BESIDE, worker::SERVING_SINCE].map(hidden_long));
     let worker = Command::new("worker").about("Run one worker, for a router").arg(model_arg());
     with_flags(worker.arg(supervised).args(hidden).after_help(SETTINGS), table::WORKER)
 }

@@ -121,14 +121,22 @@ pub fn render(matches: &ArgMatches) -> Result<(), Failure> {
 
 /// Processes that render chats with the template of `sources`, or else of the model in `directory`.
 pub fn render_processes(directory: &Path, sources: &TextSources) -> RenderProcesses {
+    RenderProcesses::new(start_renderer(directory, sources))
+}
+
+/// How to start a process that renders chats.
+pub fn start_renderer(
+    directory: &Path,
+    sources: &TextSources,
+) -> impl Fn() -> io::Result<process::Command> + Send + Sync + 'static + use<> {
     let (directory, sources) = (directory.to_owned(), sources.clone());
-    RenderProcesses::new(move || {
+    move || {
         let mut child = process::Command::new(this_binary()?);
         // A backtrace of a child that runs out of memory would take longer than the rendering.
         child.arg(RENDER).env("RUST_BACKTRACE", "0");
         add_files(&mut child, &directory, &sources);
         Ok(child)
-    })
+    }
 }
 
 /// Tests the tokenizer and the chat template of `sources`, or else of the model in `directory`.

@@ -10,10 +10,13 @@ use skein_hub::Need;
 use skein_node::clock;
 use skein_node::config::{Settings, count};
 use skein_node::discovery;
+use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::cluster::Cluster;
+use skein_router::refusal::Refusal;
+use skein_router::swap::ModelSwaps;
 use skein_sys::threads::ThreadPlacement;
 use skein_worker::config::BackendKind;
 use tokio::sync::mpsc;
@@ -24,6 +27,7 @@ use crate::front::{self, Named, Served};
 use crate::model;
 use crate::progress::LoadProgress;
 use crate::settings::{self, EngineSettings, FrontSettings, OtlpSettings, table};
+use crate::swap::{Orders, Starts, Swapper, now_ms, resolved};
 use crate::worker::Launch;
 
 /// Most workers on one machine.
@@ -52,7 +56,7 @@ impl ServeSettings {
         Self {
             log: LogOptions { otlp: otlp.options, ..log },
             otlp_flags: otlp.flags,
-            front: FrontSettings::read(settings),
+            front: front_settings(settings),
             engine: EngineSettings::read(settings),
             workers: worker_count(settings),
             named: Named::read(settings),
@@ -98,11 +102,13 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         return crate::worker::print_plan(&engine.worker);
     }
     let engine = Arc::new(engine);
+    let argument = named.argument.clone();
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let served = named.find(Need::All).await?;
     settings::log_effective(&settings);
 
     let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+    let hangups = Hangups::receive().map_err(Failure::other)?;
     let (listener, listen) = front::bind(&front.host, front.port).await?;
     front::warn_if_exposed(&front);
     let (changes, seen) = discovery::in_process();
@@ -110,21 +116,26 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
     let threads = threads_each(&engine, workers);
     let launch = Launch { gpus, otlp_flags, ..launch(&served, workers, &log)? };
+    let starts = Starts { launch: launch.clone(), engine: engine.clone(), threads };
     let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
     let (supervisor, reports) = Supervisor::start(workers, command, &changes);
     supervisor.kill_after(shutdown.forced());
+    let supervisor = Arc::new(supervisor);
 
     let has_key = !front.router.api_keys.is_empty();
     let config = front::router_config(front, &served, listen);
     let starting = front::start_over(&supervisor, config, seen);
     let started = front::trace_start(served.name(), starting).await;
-    let (app, cluster) = match started {
+    let (mut app, cluster) = match started {
         Ok(started) => started,
         Err(failure) => {
             supervisor.stop().await;
             return Err(failure);
         }
     };
+    let (swapper, orders) = Swapper::new(starts, supervisor.clone(), cluster.clone(), argument, app.clone());
+    let swapping = tokio::spawn(swapper.run());
+    app.swaps = Some(Arc::new(orders.clone()));
     let mut server = tokio::spawn(skein_router::serve::serve(listener, app, shutdown.requested()));
     let welcome = Welcome { served, workers, threads, listen, has_key };
     let mut ended = None;
@@ -133,15 +144,24 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         failure = welcome.follow(reports, &cluster) => outcome = Err(failure),
         early = &mut server => ended = Some(early),
         () = shutdown.requested() => announce_shutdown(),
+        () = swap_on_hangup(hangups, &shutdown, &orders) => {}
     }
     shutdown.request();
     let ended = match ended {
         Some(ended) => ended,
         None => server.await,
     };
+    // Workers that start or end beside the others are killed: no request needs them any more.
+    swapping.abort();
     supervisor.stop().await;
     outcome?;
     ended.map_err(Failure::other)?.map_err(Failure::other)
+}
+
+fn front_settings(settings: &mut Settings) -> FrontSettings {
+    let mut front = FrontSettings::read(settings);
+    front.router.runtime_swaps = settings.switch("allow-runtime-model-updating");
+    front
 }
 
 fn worker_count(settings: &mut Settings) -> Option<usize> {
@@ -165,6 +185,21 @@ fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
         (0, _) => CPU_WORKERS,
         (_, Some(_)) => 1,
         (gpus, None) => (gpus / ranks).clamp(1, MAX_WORKERS as usize),
+    }
+}
+
+/// Reads the model again on each SIGHUP; never returns.
+async fn swap_on_hangup(mut hangups: Hangups, shutdown: &Shutdown, orders: &Orders) {
+    loop {
+        hangups.next(shutdown).await;
+        tracing::info!("SIGHUP: reading the model again");
+        let orders = orders.clone();
+        tokio::spawn(async move {
+            // What becomes of it is in the log, unless it does not begin.
+            if let Err(refusal @ Refusal::Conflict(_)) = orders.swap(None).await {
+                tracing::warn!("SIGHUP: {refusal}");
+            }
+        });
     }
 }
 
@@ -194,7 +229,9 @@ pub fn threads_each(engine: &EngineSettings, workers: usize) -> usize {
 pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launch, Failure> {
     Ok(Launch {
         binary: std::env::current_exe().map_err(Failure::other)?,
-        model: served.model.clone(),
+        model: resolved(served.model.clone()),
+        memory_beside: 0,
+        serving_since_ms: now_ms(),
         served_model_name: served.name().to_owned(),
         workers,
         gpus: 0,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::ArgMatches;
 use skein_hub::Need;
 use skein_node::config::{Settings, duration, text};
+use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor, report_alive};
 use skein_node::telemetry::{self, LogOptions};
@@ -38,6 +39,10 @@ pub const MEMORY_SHARERS: &str = "memory-sharers";
 pub const GPU_ORDINAL: &str = "gpu-ordinal";
 /// Hidden flag: number of supervised workers that share that GPU.
 pub const GPU_SHARERS: &str = "gpu-sharers";
+/// Hidden flag: bytes of memory that are planned for the version of the model that runs beside.
+pub const MEMORY_BESIDE: &str = "memory-beside";
+/// Hidden flag: when this version of the model was put into service, in milliseconds since 1970.
+pub const SERVING_SINCE: &str = "serving-since";
 /// Environment variable with the value of `--group-secret`.
 const GROUP_SECRET: &str = "SKEIN_GROUP_SECRET";
 /// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
@@ -97,6 +102,8 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
     let (config, fakes) = configure(&mut settings).await?;
     let mut config = WorkerConfig { memory_sharers, listen, ..config };
+    config.memory_beside = matches.get_one(MEMORY_BESIDE).copied().unwrap_or(0);
+    config.serving_since_ms = matches.get_one(SERVING_SINCE).copied();
     config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
     config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
     config.ranks.command = Some(group::this_binary(&[RANK]).map_err(Failure::other)?);
@@ -120,6 +127,8 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         None => {
             settings::log_effective(&settings);
             let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+            let hangups = Hangups::receive().map_err(Failure::other)?;
+            tokio::spawn(answer_hangups(hangups, shutdown.clone()));
             if config.ranks.nodes.rank > 0 {
                 return follow_leader(config, &shutdown).await;
             }
@@ -132,6 +141,17 @@ async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Fai
         }
     };
     outcome.map_err(|error| failure(&error))
+}
+
+/// Says that a worker does not read its model again: its port belongs to this process, and so do its streams.
+async fn answer_hangups(mut hangups: Hangups, shutdown: Shutdown) {
+    loop {
+        hangups.next(&shutdown).await;
+        tracing::warn!(
+            "SIGHUP: a worker serves one version of its model. Start another worker with the new version, and end this one \
+             with SIGTERM: routers keep each request on the version that it began on. `skein serve` does both on SIGHUP"
+        );
+    }
 }
 
 /// Prints the memory that a worker would need.
@@ -316,6 +336,10 @@ pub struct Launch {
     pub served_model_name: String,
     /// Number of workers; each takes its share of the free memory.
     pub workers: usize,
+    /// Bytes of memory that are planned for the version of the model that runs beside.
+    pub memory_beside: u64,
+    /// When this version of the model was put into service, in milliseconds since 1970.
+    pub serving_since_ms: u64,
     /// Number of visible GPUs, which are assigned to the workers in turn.
     pub gpus: usize,
     /// `--log-level`, if set.
@@ -346,6 +370,8 @@ impl Launch {
         let scheduler = &config.scheduler;
         flag(SUPERVISED, &name);
         flag(MEMORY_SHARERS, &self.workers);
+        flag(MEMORY_BESIDE, &self.memory_beside);
+        flag(SERVING_SINCE, &self.serving_since_ms);
         flag("served-model-name", &self.served_model_name);
         flag("listen", &"127.0.0.1:0");
         flag("threads", &threads);
@@ -458,6 +484,8 @@ mod tests {
                 model: PathBuf::new(),
                 served_model_name: String::new(),
                 workers,
+                memory_beside: 0,
+                serving_since_ms: 0,
                 gpus,
                 log_level: None,
                 log_format: "auto",

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use xxhash_rust::xxh3::Xxh3Default;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::cache::Cache;
 use crate::error::Refused;
@@ -81,6 +81,11 @@ impl Grammars {
         });
         library.as_ref().map_err(Clone::clone)
     }
+}
+
+/// Hash of a tokenizer.json, by which a router recognises workers of a model with another tokenizer. Never 0.
+pub fn tokenizer_fingerprint(tokenizer: &[u8]) -> u64 {
+    xxh3_64(tokenizer).max(1)
 }
 
 fn fingerprint(tokenizer: &[u8]) -> u64 {

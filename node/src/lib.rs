@@ -4,6 +4,7 @@
 pub mod clock;
 pub mod config;
 pub mod discovery;
+pub mod hangup;
 pub mod metrics;
 pub mod random;
 pub mod shutdown;

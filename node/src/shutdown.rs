@@ -47,17 +47,19 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Shutdown on [`Shutdown::request`] or a second SIGTERM. SIGINT and the first SIGTERM are ignored:
-    /// Ctrl-C, systemd and `timeout` signal the whole process group, but a supervised worker must keep
-    /// running until its supervisor has drained the streams and closes its input.
+    /// Shutdown on [`Shutdown::request`] or a second SIGTERM. SIGINT, SIGHUP and the first SIGTERM are
+    /// ignored: Ctrl-C, a closed terminal, systemd and `timeout` signal the whole process group, but a
+    /// supervised worker must keep running until its supervisor has drained the streams and closes its input.
     ///
     /// # Errors
     /// If the signal handlers cannot be installed.
     pub fn supervised() -> std::io::Result<Self> {
         let shutdown = Self::default();
         // Catching the signal and ignoring it keeps it from ending the process.
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        tokio::spawn(async move { while interrupt.recv().await.is_some() {} });
+        for kind in [SignalKind::interrupt(), SignalKind::hangup()] {
+            let mut ignored = signal(kind)?;
+            tokio::spawn(async move { while ignored.recv().await.is_some() {} });
+        }
         tokio::spawn(request_at_second(shutdown.clone(), signal(SignalKind::terminate())?));
         Ok(shutdown)
     }

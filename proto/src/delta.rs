@@ -2,6 +2,7 @@
 
 use crate::finish::FinishReason;
 use crate::logprobs::TokenLogprobs;
+use crate::version::Version;
 use crate::worker::v1 as wire;
 use crate::{Malformed, TokenId};
 
@@ -28,17 +29,19 @@ pub struct Delta {
     pub hand_back: bool,
 }
 
-/// A delta and the epoch of the worker that sent it.
+/// A delta, the epoch of the worker that sent it, and the version of the model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WorkerDelta {
     /// Epoch of the sending worker.
     pub epoch: u64,
+    /// Version of the model that computed it; unknown = the worker's only one.
+    pub version: Version,
     /// New output of the request.
     pub delta: Delta,
 }
 
 impl From<WorkerDelta> for wire::GenerateDelta {
-    fn from(WorkerDelta { epoch, delta }: WorkerDelta) -> Self {
+    fn from(WorkerDelta { epoch, version, delta }: WorkerDelta) -> Self {
         Self {
             epoch,
             sample_index: delta.sample_index,
@@ -50,6 +53,7 @@ impl From<WorkerDelta> for wire::GenerateDelta {
             prompt_logprobs: delta.prompt_logprobs.into_iter().map(Into::into).collect(),
             from_prompt_position: delta.from_prompt_position,
             hand_back: delta.hand_back,
+            model_fingerprint: version.0,
         }
     }
 }
@@ -69,7 +73,7 @@ impl TryFrom<wire::GenerateDelta> for WorkerDelta {
             from_prompt_position: sent.from_prompt_position,
             hand_back: sent.hand_back,
         };
-        Ok(Self { epoch: sent.epoch, delta })
+        Ok(Self { epoch: sent.epoch, version: Version(sent.model_fingerprint), delta })
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a worker serves. Constant within an epoch.
 
 use crate::same_fields::same_fields;
+use crate::version::Version;
 use crate::worker::v1 as wire;
 
 /// What a worker serves, and its limits.
@@ -20,13 +21,22 @@ pub struct WorkerInfo {
     pub backend: String,
     pub fingerprint: u64,
     pub grammar_fingerprint: u64,
+    pub tokenizer_fingerprint: u64,
+    pub serving_since_ms: u64,
+}
+
+impl WorkerInfo {
+    /// Version of the model that it serves.
+    pub fn model_version(&self) -> Version {
+        Version(self.fingerprint)
+    }
 }
 
 impl From<WorkerInfo> for wire::InfoResponse {
     fn from(info: WorkerInfo) -> Self {
         same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
-            backend, grammar_fingerprint;
+            backend, grammar_fingerprint, tokenizer_fingerprint, serving_since_ms;
             block_size: info.block_size, model_fingerprint: info.fingerprint
         )
     }
@@ -38,7 +48,7 @@ impl From<wire::InfoResponse> for WorkerInfo {
         let block_size = info.block_size.max(1);
         same_fields!(info:
             epoch, model, max_model_len, vocab_size, kv_blocks, max_num_seqs, max_num_batched_tokens, resume_exact, version,
-            backend, grammar_fingerprint;
+            backend, grammar_fingerprint, tokenizer_fingerprint, serving_since_ms;
             block_size: block_size, fingerprint: info.model_fingerprint
         )
     }

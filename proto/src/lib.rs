@@ -20,6 +20,7 @@ mod same_fields;
 pub mod sampling;
 pub mod stream_key;
 pub mod totals;
+pub mod version;
 pub mod watch;
 
 /// A token of the model's vocabulary. A plain `u32`, because wire, scheduler and kernels pass tokens in bulk.

@@ -116,7 +116,8 @@ fn what_release_0_1_says_keeps_its_meaning() {
 
 #[test]
 fn what_resumes_a_stream_keeps_its_meaning() {
-    let received = v1::Received { sample_index: 2, tokens: 300, text_bytes: 1 << 33, finished: true };
+    let received =
+        v1::Received { sample_index: 2, tokens: 300, text_bytes: 1 << 33, finished: true, model_version: 0 };
     let mut asked = request(v1::generate_request::Prompt::Text("Hé".to_owned()));
     asked.resume_from = vec![received, v1::Received::default()];
     check("resume/generate_request.resumed", &asked);

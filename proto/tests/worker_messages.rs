@@ -83,6 +83,7 @@ fn generate() -> GenerateRequest {
         linger_ms: 0,
         call: 0,
         adapter: 0,
+        model_fingerprint: 0,
     }
 }
 
@@ -103,6 +104,7 @@ fn delta() -> GenerateDelta {
         prompt_logprobs: vec![logprobs(2)],
         from_prompt_position: 1,
         hand_back: false,
+        model_fingerprint: 0,
     }
 }
 
@@ -115,10 +117,12 @@ fn requests_and_their_output() {
     );
     check("generate.call", GenerateRequest { call: 7, ..generate() });
     check("generate.adapter", GenerateRequest { adapter: 0xfeed, ..generate() });
+    check("generate.version", GenerateRequest { model_fingerprint: 0xabcd, ..generate() });
     let grammar = Some(Grammar { text: "start: \"a\"\n".into(), fingerprint: 0xfeed });
     let held = SamplingParams { grammar, ..sampling() };
     check("generate.grammar", GenerateRequest { sampling: Some(held), ..generate() });
     check("delta", delta());
+    check("delta.version", GenerateDelta { model_fingerprint: 0xabcd, ..delta() });
     let place = GenerateDelta { epoch: 77, sample_index: 1, from_position: 9, ..GenerateDelta::default() };
     check("delta.hand_back", GenerateDelta { hand_back: true, ..place });
     for (name, reason) in [
@@ -159,9 +163,13 @@ fn what_a_worker_says_of_itself() {
         backend: "cpu".into(),
         model_fingerprint: 0xabcd,
         grammar_fingerprint: 0,
+        tokenizer_fingerprint: 0,
+        serving_since_ms: 0,
     };
     check("info", info.clone());
-    check("info.grammars", InfoResponse { grammar_fingerprint: 0xfeed, ..info });
+    check("info.grammars", InfoResponse { grammar_fingerprint: 0xfeed, ..info.clone() });
+    let since = InfoResponse { tokenizer_fingerprint: 0xbeef, serving_since_ms: 1_764_000_000_000, ..info };
+    check("info.version", since);
     check("watch", WatchRequest { epoch: 77, next_sequence: 5, router_id: 0xfeed });
     let event = |event| WorkerEvent { epoch: 77, sequence: 5, event: Some(event) };
     let retired = Adapter { name: String::new(), id: 0xbeef, is_resident: false };

@@ -17,6 +17,7 @@ use crate::picks::{Endpoints, Picked};
 use crate::receipt;
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
+use crate::swap::ModelSwaps;
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text_work::TextWork;
@@ -39,6 +40,8 @@ pub struct App {
     pub created: u64,
     /// Files and batches of clients; `None` if this router stores none.
     pub batches: Option<Arc<Store>>,
+    /// Replaces the model; `None` if this process did not start its workers.
+    pub swaps: Option<Arc<dyn ModelSwaps>>,
     /// Runs tokenisation, within limits for all requests together.
     text_work: TextWork,
 }
@@ -65,6 +68,7 @@ impl App {
             drain: Drain::default(),
             created: clock::unix_time().as_secs(),
             batches: None,
+            swaps: None,
             text_work: TextWork::default(),
         }
     }

@@ -10,8 +10,6 @@ use crate::request::ModelLimits;
 pub struct Capacity {
     /// Limits that every ready worker accepts.
     pub limits: ModelLimits,
-    /// Fingerprint of the model, the same on all workers.
-    pub fingerprint: u64,
     /// Fingerprint of the grammars if equal on all workers; otherwise 0.
     pub grammar_fingerprint: u64,
     /// Whether every worker resumes requests bit for bit.
@@ -47,7 +45,6 @@ impl Capacity {
         let load = &worker.load;
         Self {
             limits: ModelLimits::of(info),
-            fingerprint: info.fingerprint,
             grammar_fingerprint: info.grammar_fingerprint,
             resume_exact: info.resume_exact,
             block_size: info.block_size,
@@ -65,7 +62,6 @@ impl Capacity {
     fn with(self, other: Self) -> Self {
         Self {
             limits: self.limits.and(other.limits),
-            fingerprint: self.fingerprint,
             grammar_fingerprint: if self.grammar_fingerprint == other.grammar_fingerprint {
                 self.grammar_fingerprint
             } else {
@@ -108,6 +104,8 @@ mod tests {
             backend: "fake".into(),
             fingerprint: 7,
             grammar_fingerprint: 9,
+            tokenizer_fingerprint: 0,
+            serving_since_ms: 0,
         };
         let load = CurrentLoad {
             queued_uncached_tokens: 5,
@@ -133,10 +131,7 @@ mod tests {
         let workers =
             vec![worker(None, 64, true), worker(None, 32, true), worker(Some(Refused::Draining), 8, false)];
         let capacity = Capacity::of(&workers).unwrap();
-        assert_eq!(
-            (capacity.limits.max_model_len, capacity.resume_exact, capacity.fingerprint),
-            (32, true, 7)
-        );
+        assert_eq!((capacity.limits.max_model_len, capacity.resume_exact), (32, true));
         assert_eq!((capacity.kv_blocks, capacity.max_num_seqs, capacity.free_blocks), (200, 16, 80));
         assert_eq!((capacity.sequences, capacity.decode_tokens_per_second), (4, 2.0));
         let mixed = vec![worker(None, 64, true), worker(None, 64, false)];

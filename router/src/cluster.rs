@@ -17,6 +17,7 @@ use skein_node::discovery::{Change, Member};
 use skein_node::{clock, task};
 use skein_proto::adapter::AdapterId;
 use skein_proto::totals::Total;
+use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -27,7 +28,7 @@ use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::delivery;
 use crate::dispatch::driver::{Driver, NewRequest};
 use crate::fleet::prefix_index::PrefixIndex;
-use crate::fleet::{Fleet, HealthLimits, KnownAdapters, WorkerStatus};
+use crate::fleet::{Fleet, HealthLimits, KnownAdapters, NewRequests, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
 use crate::links::adapters;
 use crate::links::errands::{self, Errands};
@@ -156,6 +157,31 @@ impl Cluster {
         if ready { Ok(()) } else { Err(self.workers.none_ready()) }
     }
 
+    /// Sets the fingerprint of the router's own tokenizer.json: workers with another are not used. 0 =
+    /// unknown.
+    pub fn expect_tokenizer(&self, fingerprint: u64) {
+        self.workers.with_fleet(|fleet| fleet.expect_tokenizer(fingerprint));
+    }
+
+    /// Sets which version of the model gets new requests.
+    pub fn set_new_requests(&self, new_requests: NewRequests) {
+        self.workers.with_fleet(|fleet| fleet.set_new_requests(new_requests));
+        // Requests may wait for a worker of this version.
+        self.workers.fleet_changed();
+    }
+
+    /// Version of the model that new requests go to now; unknown if no worker says what it serves.
+    pub fn current_version(&self) -> Version {
+        self.workers.with_fleet(|fleet| fleet.current_version(clock::now()))
+    }
+
+    /// Requests that run on versions other than `version`: those that have begun, wherever they wait, and
+    /// those at a worker, even without a reader.
+    pub fn running_on_others_than(&self, version: Version) -> usize {
+        let at_workers = self.workers.with_fleet(|fleet| fleet.running_on_others_than(version));
+        self.workers.begun.on_others_than(version).max(at_workers)
+    }
+
     /// The current state of the cluster.
     pub fn snapshot(&self) -> Snapshot {
         let workers = self.workers.with_fleet(|fleet| fleet.status(clock::now()));
@@ -207,6 +233,10 @@ impl Generator for Cluster {
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
         Capacity::of(&self.snapshot().workers).ok_or_else(|| self.workers.none_ready())
+    }
+
+    fn version(&self) -> Version {
+        self.current_version()
     }
 
     fn workers(&self) -> Vec<WorkerStatus> {

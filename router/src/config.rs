@@ -32,6 +32,8 @@ pub struct RouterConfig {
     pub allowed_origins: Vec<String>,
     /// Whether clients may load and unload adapters.
     pub runtime_adapters: bool,
+    /// Whether clients may replace the model.
+    pub runtime_swaps: bool,
     /// Directory of clients' files and batches; `None` = none are stored.
     pub batch_dir: Option<PathBuf>,
     /// Port of the endpoints that this process returns to Envoy as an endpoint picker; `None` = it is not
@@ -72,6 +74,7 @@ impl RouterConfig {
             refuse_unknown_fields: false,
             allowed_origins: Vec::new(),
             runtime_adapters: false,
+            runtime_swaps: false,
             batch_dir: None,
             endpoint_port: None,
             follow_picks: false,

@@ -9,6 +9,7 @@ use futures::Stream;
 use futures::future::BoxFuture;
 use skein_proto::adapter::AdapterId;
 use skein_proto::totals::Total;
+use skein_proto::version::Version;
 
 use crate::admission::Running;
 use crate::capacity::Capacity;
@@ -49,6 +50,10 @@ pub trait Generator: Send + Sync + 'static {
     fn ready(&self) -> Result<(), Refusal>;
     /// Capacity as if it were one large worker; an error while no worker is ready.
     fn capacity(&self) -> Result<Capacity, Refusal>;
+    /// Version of the model that new requests go to; unknown if no worker says what it serves.
+    fn version(&self) -> Version {
+        Version::UNKNOWN
+    }
     /// State of its workers, for metrics.
     fn workers(&self) -> Vec<WorkerStatus> {
         Vec::new()

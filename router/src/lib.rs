@@ -32,6 +32,7 @@ pub mod refusal;
 pub mod request;
 pub mod serve;
 pub mod stream_key;
+pub mod swap;
 pub mod tenant;
 pub(crate) mod tensors;
 #[cfg(test)]

@@ -73,7 +73,7 @@ impl Picked {
         };
         let (permit, place) = workers.admit(&arrival, admission)?;
         // A running stream is read from its worker, if that is an allowed endpoint.
-        let running = || workers.holder(stream_key, None);
+        let running = || workers.holder(stream_key, request.version, None);
         let allowed = |place: &Place| !without.contains(&place.placed.placement.at.worker);
         let place = place.or_else(running).filter(allowed).or_else(|| workers.place(arrival.job, &without));
         let placed = place.ok_or_else(|| workers.none_ready())?.placed;

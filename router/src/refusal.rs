@@ -97,6 +97,9 @@ pub enum Refusal {
     /// The API key is wrong.
     #[error("Incorrect API key provided.")]
     Unauthorized,
+    /// Something that excludes this is under way.
+    #[error("{0}")]
+    Conflict(String),
     /// A different request runs under this id.
     #[error("A request with id `{0}` is already running; use another id.")]
     DuplicateId(String),
@@ -105,6 +108,12 @@ pub enum Refusal {
         "The answer under this request id is not the one that you have part of: the body or the model has changed. Send the request again without Last-Event-ID or resume_from."
     )]
     NotContinued,
+    /// The answer began on a version of the model that no worker serves any more.
+    #[error(
+        "The answer began on a version of the model's weights that no worker serves any more, and another version would \
+         not continue it; send the request again as a new one, without Last-Event-ID or resume_from."
+    )]
+    VersionGone,
     /// Refused by admission, or by every worker.
     #[error("The cluster is at its limit ({reason}); retry after {} ms.", retry_after.as_millis())]
     Overloaded {
@@ -221,7 +230,9 @@ impl Refusal {
                 shape(401, "invalid_request_error", Some("invalid_api_key"))
             }
             Self::DuplicateId(_) => shape(409, "invalid_request_error", Some("duplicate_request_id")),
+            Self::Conflict(_) => shape(409, "invalid_request_error", Some("conflict")),
             Self::NotContinued => shape(409, "invalid_request_error", Some("not_continued")),
+            Self::VersionGone => shape(409, "invalid_request_error", Some("model_version_gone")),
             Self::Overloaded { .. } => shape(429, "overloaded_error", Some("queue_full")),
             Self::NoReadyWorker { .. } => shape(503, "service_unavailable", Some("no_ready_worker")),
             Self::Draining => shape(503, "service_unavailable", Some("draining")),
@@ -272,7 +283,7 @@ impl Refusal {
             Self::MethodNotAllowed(_) => tonic::Code::Unimplemented,
             Self::MissingKey | Self::Unauthorized => tonic::Code::Unauthenticated,
             Self::DuplicateId(_) => tonic::Code::AlreadyExists,
-            Self::NotContinued => tonic::Code::FailedPrecondition,
+            Self::NotContinued | Self::VersionGone | Self::Conflict(_) => tonic::Code::FailedPrecondition,
             Self::Overloaded { .. } => tonic::Code::ResourceExhausted,
             Self::NoReadyWorker { .. } | Self::Draining => tonic::Code::Unavailable,
             Self::DeadlineExceeded { .. } | Self::DeadlineTooShort { .. } => tonic::Code::DeadlineExceeded,

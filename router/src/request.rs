@@ -12,6 +12,7 @@ use skein_proto::info::WorkerInfo;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 
 use crate::formats::tools::ToolUse;
 use crate::receipt::Receipts;
@@ -51,6 +52,8 @@ pub struct Draft {
     pub timeout_ms: Option<u64>,
     /// Worker chosen by an endpoint picker.
     pub picked_worker: Option<Arc<str>>,
+    /// Version of the model that the client's part of the answer is from; unknown = it has no part.
+    pub version: Version,
 }
 
 /// Grammar of an answer, not yet compiled.
@@ -135,6 +138,8 @@ pub struct TokenRequest {
     pub waits_for_worker: bool,
     /// How much of the answer the client already has; `None` = nothing.
     pub resume: Option<Arc<Resume>>,
+    /// Version of the model that it began on and goes on with; unknown = any.
+    pub version: Version,
     /// Worker chosen by an endpoint picker, by its name in discovery. The request runs there first if that
     /// worker accepts requests.
     pub picked_worker: Option<Arc<str>>,
@@ -184,6 +189,7 @@ impl TokenRequest {
             stream_key: None,
             waits_for_worker: true,
             resume: None,
+            version: Version::UNKNOWN,
             picked_worker: None,
             operation: "generate_content",
             trace: trace::Request::default(),
@@ -229,7 +235,7 @@ pub struct TokenDelta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-/// Moves of a request between workers, invisible to its client.
+/// Moves of a request between workers, invisible to its client, and the version of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journey {
     /// Moves to another worker, or back to the same one.
@@ -237,11 +243,13 @@ pub struct Journey {
     /// Whether every token is the one that an undisturbed run would have generated. False once a worker
     /// continued from another one's tokens and one of the two does not promise identical bits.
     pub resume_exact: bool,
+    /// Version that all tokens so far are from; unknown before the first.
+    pub version: Version,
 }
 
 impl Default for Journey {
     fn default() -> Self {
-        Self { moves: 0, resume_exact: true }
+        Self { moves: 0, resume_exact: true, version: Version::UNKNOWN }
     }
 }
 

@@ -33,6 +33,8 @@ impl TokenRequest {
             stream_key: _,
             waits_for_worker: _,
             resume: _,
+            // A reader that has part of the answer takes only streams of its version: `Fleet::find_stream`.
+            version: _,
             picked_worker: _,
             operation: _,
             trace: _,

@@ -172,7 +172,6 @@ impl Generator for Script {
     fn capacity(&self) -> Result<Capacity, Refusal> {
         Ok(Capacity {
             limits: self.model_limits()?,
-            fingerprint: 7,
             grammar_fingerprint: 0,
             resume_exact: true,
             block_size: 16,

@@ -48,6 +48,12 @@ pub struct WorkerConfig {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Workers that start on this machine together and share its free memory; at least 1.
     pub memory_sharers: u32,
+    /// Memory of this machine that is already planned for other processes, in bytes: the version of the model
+    /// that this one replaces.
+    pub memory_beside: u64,
+    /// When this version of the model was put into service, in milliseconds since 1970; `None` = at the
+    /// start.
+    pub serving_since_ms: Option<u64>,
     /// How long running requests may continue after the worker begins to stop. Whatever has not ended then
     /// is handed back, and its routers resume it elsewhere. 0 = hand back at once.
     pub drain_grace: Duration,
@@ -75,6 +81,8 @@ impl WorkerConfig {
             unset: UnsetLimits::default(),
             kv_cache_memory_bytes: None,
             memory_sharers: 1,
+            memory_beside: 0,
+            serving_since_ms: None,
             drain_grace: DRAIN_GRACE,
             shutdown_timeout: SHUTDOWN_TIMEOUT,
         }

@@ -267,5 +267,7 @@ fn info(machine: &Machine) -> WorkerInfo {
         backend: "simulated".into(),
         fingerprint: 1,
         grammar_fingerprint: 0,
+        tokenizer_fingerprint: 0,
+        serving_since_ms: 0,
     }
 }

@@ -122,6 +122,13 @@ pub const FLAGS: &[Flag] = &[
         FRONT | COMPUTE | RUN,
         "Let clients load and unload adapters (/v1/load_lora_adapter, /v1/unload_lora_adapter): trusted clients only",
     ),
+    switch(
+        "allow-runtime-model-updating",
+        "false",
+        MODEL,
+        SERVE,
+        "Let clients replace the model (/update_weights_from_disk): trusted clients only; SIGHUP needs no flag",
+    ),
     one(
         "max-model-len",
         None,

@@ -11,6 +11,7 @@ mod moves;
 mod nodes;
 mod replaced;
 mod serving;
+mod swap;
 mod traces;
 mod wide_model;
 

@@ -1,6 +1,9 @@
 //! Keeps a number of worker processes alive: starts them, reports joins and leaves to discovery, restarts
 //! crashed ones, kills and restarts those that the router reports as lost, and stops them all.
 //!
+//! A set of workers can be replaced by another one that starts beside it, for example with new weights: see
+//! [`Supervisor::start_beside`].
+//!
 //! A worker's standard input is its lifeline: it closes when the supervisor stops the worker or dies for any
 //! reason, so no worker is left behind. Its first line is the worker's secret.
 
@@ -9,6 +12,7 @@ mod lifecycle;
 mod secret;
 mod slot;
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::process::Command;
@@ -19,7 +23,7 @@ use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
 pub use lifecycle::{Failed, Lifecycle, end_with_supervisor, report_alive};
 pub use secret::{Secret, Secrets};
-use slot::WorkerSlot;
+use slot::{Stop, WorkerSlot};
 
 /// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,17 +54,42 @@ pub enum Report {
         /// `host:port` of its gRPC service.
         address: String,
     },
-    /// The worker has never served, and the same start would fail the same way.
+    /// The worker has never served and is not started again: the same start would fail the same way, or it is
+    /// one that starts beside others.
     Hopeless(Failed),
 }
 
-/// A set of supervised workers.
+/// Supervised workers.
 #[derive(Debug)]
 pub struct Supervisor {
-    tasks: JoinSet<()>,
+    /// The set that serves.
+    serving: Mutex<WorkerSet>,
+    changes: mpsc::Sender<Change>,
     stop: Shutdown,
     lost: broadcast::Sender<Member>,
     secrets: Secrets,
+    silent_start: Duration,
+}
+
+/// Workers that start and stop together. Dropping it kills them.
+#[derive(Debug, Default)]
+pub struct WorkerSet {
+    tasks: JoinSet<()>,
+    stop: Shutdown,
+    names: Vec<String>,
+}
+
+impl WorkerSet {
+    /// Names of the workers in discovery.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Stops the workers and waits up to [`END_TIMEOUT`] for each to exit.
+    pub async fn stop(mut self) {
+        self.stop.request();
+        while self.tasks.join_next().await.is_some() {}
+    }
 }
 
 impl Supervisor {
@@ -80,22 +109,60 @@ impl Supervisor {
         changes: &mpsc::Sender<Change>,
         silent_start: Duration,
     ) -> (Self, mpsc::Receiver<Report>) {
-        let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
         let (lost, _) = broadcast::channel(LOST_IN_FLIGHT);
-        let (mut tasks, stop, secrets) = (JoinSet::new(), Shutdown::default(), Secrets::default());
-        for worker in 0..count {
+        let supervisor = Self {
+            serving: Mutex::default(),
+            changes: changes.clone(),
+            stop: Shutdown::default(),
+            lost,
+            secrets: Secrets::default(),
+            silent_start,
+        };
+        let names = (0..count).map(|worker| format!("worker-{worker}")).collect();
+        let (set, receiver) = supervisor.start_set(names, false, command);
+        supervisor.replace(set);
+        (supervisor, receiver)
+    }
+
+    /// Starts workers with these names beside those that serve. Until [`replace`](Self::replace), one that
+    /// fails before it was ready is reported as [`Report::Hopeless`] and not started again.
+    pub fn start_beside(
+        &self,
+        names: Vec<String>,
+        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+    ) -> (WorkerSet, mpsc::Receiver<Report>) {
+        self.start_set(names, true, command)
+    }
+
+    /// Makes `set` the one that serves. Returns the set that served until now; it runs on until it is
+    /// stopped.
+    pub fn replace(&self, set: WorkerSet) -> WorkerSet {
+        std::mem::replace(&mut *self.serving.lock().unwrap_or_else(PoisonError::into_inner), set)
+    }
+
+    fn start_set(
+        &self,
+        names: Vec<String>,
+        once: bool,
+        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+    ) -> (WorkerSet, mpsc::Receiver<Report>) {
+        let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
+        let (mut tasks, stop) = (JoinSet::new(), Shutdown::default());
+        for (worker, name) in names.iter().enumerate() {
             let slot = WorkerSlot {
                 worker,
-                changes: changes.clone(),
+                name: name.clone(),
+                once,
+                changes: self.changes.clone(),
                 reports: reports.clone(),
-                stop: stop.clone(),
-                secrets: secrets.clone(),
-                silent_start,
+                stop: Stop { all: self.stop.clone(), set: stop.clone() },
+                secrets: self.secrets.clone(),
+                silent_start: self.silent_start,
             };
-            let (command, lost) = (command.clone(), lost.subscribe());
+            let (command, lost) = (command.clone(), self.lost.subscribe());
             tasks.spawn(async move { slot.keep_alive(|| command(worker), lost).await });
         }
-        (Self { tasks, stop, lost, secrets }, receiver)
+        (WorkerSet { tasks, stop, names }, receiver)
     }
 
     /// Secrets of the running workers.
@@ -119,10 +186,10 @@ impl Supervisor {
         move |member| drop(lost.send(member))
     }
 
-    /// Stops all workers and waits up to [`END_TIMEOUT`] for each to exit.
-    pub async fn stop(mut self) {
+    /// Stops all workers and waits up to [`END_TIMEOUT`] for each of those that serve to exit.
+    pub async fn stop(&self) {
         self.stop.request();
-        while self.tasks.join_next().await.is_some() {}
+        self.replace(WorkerSet::default()).stop().await;
     }
 }
 
@@ -170,10 +237,11 @@ mod tests {
         let (changes, _seen) = mpsc::channel(16);
         let text =
             r#"echo '{"event":"failed","code":3,"message":"no config.json","permanent":true}'; exit 3"#;
-        let (mut supervisor, mut reports) = Supervisor::start(1, script(text), &changes);
+        let (supervisor, mut reports) = Supervisor::start(1, script(text), &changes);
         let failed = Failed { code: 3, message: "no config.json".into(), permanent: true };
         assert_eq!(reports.recv().await, Some(Report::Hopeless(failed)));
-        assert!(supervisor.tasks.join_next().await.is_some());
+        let mut set = supervisor.serving.into_inner().expect("no panic");
+        assert!(set.tasks.join_next().await.is_some());
     }
 
     #[tokio::test]
@@ -234,5 +302,51 @@ mod tests {
         assert_eq!(seen.recv().await, Some(Change::Leave(members[0].id.clone())));
         assert_eq!(secrets.of(&members[0].address), None, "a dead worker's secret is void");
         assert!(secrets.of(&members[1].address).is_some());
+    }
+
+    /// Says that it is ready under a port, and ends with its input.
+    const SERVES: &str = r#"read -r secret; echo "{\"event\":\"ready\",\"address\":\"127.0.0.1:$0\"}"; cat >/dev/null; exit 0"#;
+
+    fn at_port(port: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
+        move |_| {
+            let mut command = Command::new("sh");
+            command.args(["-c", SERVES, port]);
+            command
+        }
+    }
+
+    fn joins(id: &str, port: u16) -> Change {
+        Change::Join(Member { id: id.into(), address: format!("127.0.0.1:{port}") })
+    }
+
+    #[tokio::test]
+    async fn a_set_that_replaces_another_starts_beside_it_and_ends_later_than_it() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let (supervisor, _reports) = Supervisor::start(1, at_port("7"), &changes);
+        assert_eq!(seen.recv().await, Some(joins("worker-0", 7)));
+        let (new, mut reports) = supervisor.start_beside(vec!["worker-0-v2".into()], at_port("8"));
+        assert_eq!(new.names(), ["worker-0-v2"]);
+        assert_eq!(seen.recv().await, Some(joins("worker-0-v2", 8)), "the old one still serves");
+        assert!(matches!(reports.recv().await, Some(Report::Ready { worker: 0, .. })));
+        let old = supervisor.replace(new);
+        old.stop().await;
+        assert_eq!(seen.recv().await, Some(Change::Leave("worker-0".into())));
+        assert!(seen.try_recv().is_err(), "the new one serves");
+        supervisor.stop().await;
+        assert_eq!(seen.recv().await, Some(Change::Leave("worker-0-v2".into())));
+    }
+
+    #[tokio::test]
+    async fn a_worker_beside_others_that_dies_before_it_is_ready_is_reported_and_not_started_again() {
+        let (changes, mut seen) = mpsc::channel(16);
+        let (supervisor, _reports) = Supervisor::start(1, at_port("7"), &changes);
+        assert_eq!(seen.recv().await, Some(joins("worker-0", 7)));
+        let (new, mut reports) = supervisor.start_beside(vec!["worker-0-v2".into()], script("kill -9 $$"));
+        let Some(Report::Hopeless(failed)) = reports.recv().await else { panic!("it is reported") };
+        assert!(failed.message.contains("signal: 9"), "{}", failed.message);
+        assert_eq!(reports.recv().await, None, "no other start");
+        new.stop().await;
+        assert!(seen.try_recv().is_err(), "the old one serves");
+        supervisor.stop().await;
     }
 }

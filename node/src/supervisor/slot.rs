@@ -14,6 +14,9 @@ use crate::clock;
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
 
+/// Exit code reported for a worker that died before it was ready and is not started again.
+const FAILED_BESIDE: u8 = 1;
+
 /// How a worker process ended.
 enum End {
     /// The supervisor stopped it.
@@ -24,21 +27,41 @@ enum End {
     Died(String),
 }
 
+/// Requests to stop: all workers of the supervisor, or those of one set.
+#[derive(Debug, Clone)]
+pub(super) struct Stop {
+    pub all: Shutdown,
+    pub set: Shutdown,
+}
+
+impl Stop {
+    async fn requested(&self) {
+        tokio::select! {
+            () = self.all.requested() => {}
+            () = self.set.requested() => {}
+        }
+    }
+
+    async fn forced(&self) {
+        self.all.forced().await;
+    }
+}
+
 pub(super) struct WorkerSlot {
     pub worker: usize,
+    /// Its name in discovery.
+    pub name: String,
+    /// It is not started again if it fails before it was ready.
+    pub once: bool,
     pub changes: mpsc::Sender<Change>,
     pub reports: mpsc::Sender<Report>,
-    pub stop: Shutdown,
+    pub stop: Stop,
     pub secrets: Secrets,
     /// Longest silence before the worker is ready.
     pub silent_start: Duration,
 }
 
 impl WorkerSlot {
-    fn id(&self) -> String {
-        format!("worker-{}", self.worker)
-    }
-
     /// Starts the worker and restarts it until stopped; `lost` receives the workers that the router reports
     /// as lost.
     pub async fn keep_alive(self, command: impl Fn() -> Command, mut lost: broadcast::Receiver<Member>) {
@@ -53,7 +76,7 @@ impl WorkerSlot {
             if let Some(address) = address {
                 self.secrets.forget(&address);
                 // An error means that the router has ended.
-                let _ = self.changes.send(Change::Leave(self.id())).await;
+                let _ = self.changes.send(Change::Leave(self.name.clone())).await;
             }
             let why = match end {
                 End::Stopped => return,
@@ -62,6 +85,11 @@ impl WorkerSlot {
                     return;
                 }
                 End::Hopeless(failure) => failure.message,
+                End::Died(why) if self.once && !served_once => {
+                    let failed = Failed { code: FAILED_BESIDE, message: why, permanent: false };
+                    let _ = self.reports.send(Report::Hopeless(failed)).await;
+                    return;
+                }
                 End::Died(why) => why,
             };
             let run = clock::now().since(started);
@@ -82,7 +110,7 @@ impl WorkerSlot {
         lost: &mut broadcast::Receiver<Member>,
         ready: &mut Option<String>,
     ) -> End {
-        let id = self.id();
+        let id = self.name.as_str();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let (mut child, secret) = match command.spawn().and_then(|child| Ok((child, Secret::draw()?))) {
             Ok(started) => started,
@@ -116,7 +144,7 @@ impl WorkerSlot {
                     (None, Ok(status)) => End::Died(status.to_string()),
                     (None, Err(error)) => End::Died(error.to_string()),
                 },
-                () = is_lost(lost, &id, ready.as_deref()) => {
+                () = is_lost(lost, id, ready.as_deref()) => {
                     self.kill(&mut child).await;
                     return End::Died("killed: it was silent or its engine was stuck".into());
                 }
@@ -155,7 +183,7 @@ impl WorkerSlot {
         }
     }
 
-    /// Handles one line; returns the failure if the worker reports a permanent one.
+    /// Handles one line; returns the failure if the worker reports one that another start would not mend.
     async fn handle(&self, line: &str, secret: &Secret, ready: &mut Option<String>) -> Option<Failed> {
         let worker = self.worker;
         // As above, an error means that the router has ended.
@@ -167,11 +195,11 @@ impl WorkerSlot {
             Some(Lifecycle::Ready { address }) => {
                 *ready = Some(address.clone());
                 self.secrets.keep(&address, secret.clone());
-                let _ =
-                    self.changes.send(Change::Join(Member { id: self.id(), address: address.clone() })).await;
+                let member = Member { id: self.name.clone(), address: address.clone() };
+                let _ = self.changes.send(Change::Join(member)).await;
                 let _ = self.reports.send(Report::Ready { worker, address }).await;
             }
-            Some(Lifecycle::Failed(failed)) => return failed.permanent.then_some(failed),
+            Some(Lifecycle::Failed(failed)) => return (failed.permanent || self.once).then_some(failed),
             None => tracing::debug!(worker, line, "unexpected output of a worker"),
         }
         None

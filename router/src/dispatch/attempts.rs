@@ -74,7 +74,7 @@ impl Ended {
         match error {
             CallError::Fault(_) => Self::Fault,
             CallError::Backpressure { .. } => Self::Full,
-            CallError::Rejected(_) => Self::Rejected,
+            CallError::Rejected(_) | CallError::VersionGone => Self::Rejected,
         }
     }
 }

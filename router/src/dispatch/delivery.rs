@@ -3,6 +3,8 @@
 //! A token is a function of the tokens before it, so any worker can continue a request from the delivered
 //! tokens. Exactly-once delivery then needs three rules: drop what lies below the delivered position, treat a
 //! gap as a fault, and on every fault reopen the unfinished samples with their delivered tokens.
+//!
+//! All that a client gets is from one version of the model: the one that its first part is from.
 
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use skein_proto::TokenId;
 use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::version::Version;
 
 use crate::fleet::{WorkerEpoch, WorkerId};
 use crate::links::worker_client::CallError;
@@ -40,6 +43,8 @@ pub enum RequestEvent {
     NotOpened(WorkerId, CallError),
     /// No worker accepts requests, apart from the excluded ones.
     NobodyReady,
+    /// Workers accept requests, but none of the version that the request began on.
+    NoneOfVersion,
     /// All workers that accept requests are full, or others already wait for them.
     AllFull,
     /// The worker sent a delta.
@@ -92,6 +97,8 @@ pub struct Delivery {
     migration_limit: u32,
     queue_timeout: Duration,
     samples: Vec<Sample>,
+    /// Version of the model that everything delivered is from; unknown before the first part.
+    version: Version,
     cached_tokens_sent: bool,
     /// Next prompt position whose log-probabilities are owed; `None` = none requested.
     next_prompt_position: Option<u32>,
@@ -159,6 +166,7 @@ impl Delivery {
             queue_timeout: limits.queue_timeout,
             over: samples.iter().all(|sample| sample.ended),
             samples,
+            version: request.version,
             cached_tokens_sent: false,
             next_prompt_position: request.sampling.prompt_logprobs.map(|_| first_owed),
             source: None,
@@ -187,6 +195,7 @@ impl Delivery {
             RequestEvent::Attached(at) => self.opened(OpenedStream { at, attached: true }),
             RequestEvent::NotOpened(worker, error) => self.failed(now, Some(worker), error),
             RequestEvent::NobodyReady => self.nobody_ready(now),
+            RequestEvent::NoneOfVersion => self.none_of_version(now),
             RequestEvent::AllFull => self.all_full(now),
             RequestEvent::Delta(delta) => self.delta(delta),
             RequestEvent::Ended(error) => {
@@ -247,6 +256,11 @@ impl Delivery {
         self.samples.iter().any(|sample| !sample.delivered.is_empty() || sample.ended)
     }
 
+    /// Version of the model that must continue; unknown = any.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
     /// Whether the request has ended.
     pub fn is_over(&self) -> bool {
         self.over
@@ -262,9 +276,9 @@ impl Delivery {
         Vec::new()
     }
 
-    fn delta(&mut self, WorkerDelta { epoch, delta }: WorkerDelta) -> Vec<Action> {
-        let hand_back = delta.hand_back;
-        let mut actions = match self.take(epoch, delta) {
+    fn delta(&mut self, sent: WorkerDelta) -> Vec<Action> {
+        let hand_back = sent.delta.hand_back;
+        let mut actions = match self.take(sent) {
             Ok(news) => self.emit(news),
             Err(fault) => return self.fault(fault),
         };
@@ -287,9 +301,12 @@ impl Delivery {
     }
 
     /// Trims a delta to its new part, or reports a fault, which changes nothing.
-    fn take(&mut self, epoch: u64, delta: Delta) -> Result<TokenDelta, String> {
+    fn take(&mut self, WorkerDelta { epoch, version, delta }: WorkerDelta) -> Result<TokenDelta, String> {
         if self.source.is_none_or(|source| source.at.epoch != epoch) {
             return Err("tokens from another epoch of the worker".into());
+        }
+        if !self.version.fits(version) {
+            return Err(format!("output of version {version} of the model in an answer of {}", self.version));
         }
         let prompt_logprobs = self.new_prompt_logprobs(&delta)?.to_vec();
         let next_prompt_position = self.next_prompt_position.map(|next| next + prompt_logprobs.len() as u32);
@@ -314,6 +331,9 @@ impl Delivery {
         sample.ended |= finish.is_some();
         self.cached_tokens_sent |= cached_tokens.is_some();
         self.next_prompt_position = next_prompt_position;
+        if !tokens.is_empty() || finish.is_some() || !prompt_logprobs.is_empty() {
+            self.version = self.version.or(version);
+        }
         Ok(TokenDelta {
             sample_index,
             from_position: have,
@@ -384,6 +404,8 @@ impl Delivery {
                 actions
             }
             CallError::Backpressure { retry_after } => self.backpressure(now, worker, retry_after),
+            // The router there has waited for such a worker, and others see the same workers.
+            CallError::VersionGone => self.fail(Refusal::VersionGone),
             // Our validator accepted the request and the client has tokens of it, so the client is not at
             // fault.
             CallError::Rejected(message) if worker.is_some() && self.has_delivered() => {
@@ -455,6 +477,15 @@ impl Delivery {
             "none accepts requests".into()
         };
         self.fail(Refusal::NoReadyWorker { reason, retry_after })
+    }
+
+    /// Waits for a worker of the version that the request began on: it may be restarting.
+    fn none_of_version(&mut self, now: Timestamp) -> Vec<Action> {
+        self.full.clear();
+        if self.may_wait(now) {
+            return vec![Action::Open(Wait::FleetChange)];
+        }
+        self.fail(Refusal::VersionGone)
     }
 
     /// Waits in the queue for a free seat instead of trying each worker repeatedly.

@@ -8,7 +8,9 @@ use std::time::Duration;
 use skein_node::clock;
 use skein_node::signal::Listener;
 use skein_node::trace::Part;
+use skein_proto::delta::WorkerDelta;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 use tokio::sync::mpsc;
 
 use super::attempts::{Attempts, Ended};
@@ -19,6 +21,7 @@ use crate::admission::{Admission, Permit};
 use crate::claims::Claim;
 use crate::fleet::breaker::Outcome;
 use crate::fleet::{self, Job, WorkerEpoch};
+use crate::links::begun::Begun;
 use crate::links::seats::Ticket;
 use crate::links::worker_client::CallError;
 use crate::links::workers::{Arrival, Place, Placed, Workers};
@@ -44,6 +47,8 @@ pub(crate) struct Driver {
     /// Whether the last worker that generated promises exact resumes.
     pub(super) exact_so_far: bool,
     journey: Arc<Mutex<Journey>>,
+    /// Counts the request among those of its version, once that is known.
+    begun: Begun,
     /// Name of the worker that generates now.
     worker: Arc<Mutex<Option<Arc<str>>>>,
     outbox: VecDeque<Result<TokenDelta, Refusal>>,
@@ -67,14 +72,16 @@ pub(super) enum State {
 /// An open stream.
 pub(super) struct OpenStream {
     pub(super) reader: Reader,
+    /// Version of the worker's model; unknown if the worker says it with each delta.
+    version: Version,
     /// Keeps the placement in the worker's ledger.
     _placed: Placed,
     gave_tokens: bool,
 }
 
 impl OpenStream {
-    pub(super) fn new(reader: Reader, placed: Placed) -> Box<Self> {
-        Box::new(Self { reader, _placed: placed, gave_tokens: false })
+    pub(super) fn new(reader: Reader, version: Version, placed: Placed) -> Box<Self> {
+        Box::new(Self { reader, version, _placed: placed, gave_tokens: false })
     }
 }
 
@@ -125,7 +132,10 @@ impl Driver {
         let (permit, place) = admitted?;
         route_span(&attempts, &request, now, place.as_ref());
         let timer = Timer::new(request.deadline);
+        let mut begun = workers.begun.counted();
+        begun.on(delivery.version());
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
+        let journey = Journey { version: delivery.version(), ..Journey::default() };
         Ok(Self {
             workers: workers.clone(),
             request,
@@ -136,7 +146,8 @@ impl Driver {
             left: None,
             aborted: false,
             exact_so_far: true,
-            journey: Arc::default(),
+            journey: Arc::new(Mutex::new(journey)),
+            begun,
             worker: Arc::default(),
             outbox: VecDeque::new(),
             aborts,
@@ -249,6 +260,14 @@ impl Driver {
                         "request failed on every worker tried"
                     );
                 }
+                if matches!(refusal, Refusal::VersionGone) {
+                    let version = self.delivery.version();
+                    tracing::error!(
+                        request = self.request.id,
+                        %version,
+                        "request failed: no worker serves the version of the model that it began on"
+                    );
+                }
                 self.end();
                 self.outbox.push_back(Err(refusal));
             }
@@ -319,12 +338,15 @@ impl Driver {
         let placement = source.reader.placement;
         let waited = {
             let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
-            let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
+            let version = self.delivery.version();
+            let watch = Watch { workers: &self.workers, placement, version, deadline, rechecks, timer };
             let next = std::pin::pin!(source.reader.next());
             watch.wait(next, Some(&mut self.aborts)).await
         };
         let event = match waited {
-            Waited::Answer(Some(Ok(delta))) => RequestEvent::Delta(delta),
+            Waited::Answer(Some(Ok(delta))) => {
+                RequestEvent::Delta(WorkerDelta { version: delta.version.or(source.version), ..delta })
+            }
             Waited::Answer(Some(Err(error))) => RequestEvent::Ended(Some(error)),
             Waited::Answer(None) => RequestEvent::Ended(None),
             Waited::Abort(sample_index) => RequestEvent::Abort(sample_index),
@@ -349,6 +371,10 @@ impl Driver {
 
     fn report_progress(&mut self, delta: &TokenDelta) {
         self.attempts.tokens(delta.tokens.len());
+        let version = self.delivery.version();
+        if self.begun.on(version) {
+            self.with_journey(|journey| journey.version = version);
+        }
         if let State::Streaming(source) = &mut self.state
             && !delta.tokens.is_empty()
             && !std::mem::replace(&mut source.gave_tokens, true)
@@ -402,13 +428,13 @@ pub(super) fn job(workers: &Workers, request: &TokenRequest, delivery: &Delivery
     let longest = delivery.remaining().map(|(_, tokens)| tokens).max_by_key(|tokens| tokens.len());
     let sequences = delivery.remaining().count() as u32;
     let job = workers.job(request, longest.unwrap_or_default(), sequences);
-    Job { cacheable: !delivery.owes_prompt_logprobs(), ..job }
+    Job { cacheable: !delivery.owes_prompt_logprobs(), version: delivery.version(), ..job }
 }
 
 pub(super) fn outcome_of(error: &CallError) -> Outcome {
     match error {
         CallError::Fault(_) => Outcome::Fault,
         CallError::Backpressure { .. } => Outcome::Backpressure,
-        CallError::Rejected(_) => Outcome::Neutral,
+        CallError::Rejected(_) | CallError::VersionGone => Outcome::Neutral,
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_proto::version::Version;
 
 use super::attempts::Ended;
 use super::delivery::RequestEvent;
@@ -39,7 +40,7 @@ impl Driver {
             return None;
         }
         let Place { placed, client, name, .. } =
-            self.workers.holder(self.stream_key, self.delivery.broken())?;
+            self.workers.holder(self.stream_key, self.delivery.version(), self.delivery.broken())?;
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
         let trace = self.attempts.begin("attach", name);
@@ -54,13 +55,16 @@ impl Driver {
         let client = reader.client();
         let call = tokio::time::timeout(ATTACH_WITHIN, client.attach(attachment));
         let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
-        let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
+        let version = self.delivery.version();
+        let watch = Watch { workers: &self.workers, placement, version, deadline, rechecks, timer };
         match watch.wait(std::pin::pin!(call), None).await {
             Waited::Answer(Ok(Ok(deltas))) => {
                 reader.opened(deltas);
-                let name = self.workers.with_fleet(|fleet| fleet.name(placement.at.worker));
+                let at = placement.at;
+                let (name, version) =
+                    self.workers.with_fleet(|fleet| (fleet.name(at.worker), fleet.version_at(at)));
                 self.set_worker(name);
-                self.state = State::Streaming(OpenStream::new(reader, placed));
+                self.state = State::Streaming(OpenStream::new(reader, version, placed));
                 tracing::debug!(request = self.request.id, worker = placement.at.worker.0, "attached");
                 Some(RequestEvent::Attached(placement.at))
             }
@@ -81,8 +85,7 @@ impl Driver {
     async fn generate(&mut self) -> RequestEvent {
         let Some(Place { placed, client, name, .. }) = self.place.take().or_else(|| self.another_place())
         else {
-            let is_full = self.must_wait() || self.workers.with_fleet(|fleet| fleet.is_full(clock::now()));
-            return if is_full { RequestEvent::AllFull } else { RequestEvent::NobodyReady };
+            return self.no_place();
         };
         let placement = placed.placement;
         let mut reader = self.reader(placement, client);
@@ -92,14 +95,15 @@ impl Driver {
         let opened = {
             let call = client.generate(&self.request, attempt);
             let (deadline, rechecks, timer) = (self.request.deadline, &mut self.rechecks, &mut self.timer);
-            let watch = Watch { workers: &self.workers, placement, deadline, rechecks, timer };
+            let version = self.delivery.version();
+            let watch = Watch { workers: &self.workers, placement, version, deadline, rechecks, timer };
             watch.wait(std::pin::pin!(call), None).await
         };
         let error = match opened {
             Waited::Answer(Ok(deltas)) => {
                 reader.opened(deltas);
-                self.generated_by(placement.at);
-                self.state = State::Streaming(OpenStream::new(reader, placed));
+                let version = self.generated_by(placement.at);
+                self.state = State::Streaming(OpenStream::new(reader, version, placed));
                 // There may be more than one free seat; the first refusal ends the calls.
                 self.workers.seats.call();
                 return RequestEvent::Opened(placement.at);
@@ -115,6 +119,22 @@ impl Driver {
         };
         self.report_for(placement.at, outcome_of(&error));
         RequestEvent::NotOpened(placement.at.worker, error)
+    }
+
+    /// Why no worker could be chosen.
+    fn no_place(&self) -> RequestEvent {
+        let version = self.delivery.version();
+        let (is_full, is_gone) = self.workers.with_fleet(|fleet| {
+            let now = clock::now();
+            (fleet.is_full(now, version), fleet.lacks(now, version))
+        });
+        if self.must_wait() || is_full {
+            RequestEvent::AllFull
+        } else if is_gone {
+            RequestEvent::NoneOfVersion
+        } else {
+            RequestEvent::NobodyReady
+        }
     }
 
     /// Whether earlier requests wait for a seat. A request whose answer has already begun goes first.
@@ -150,22 +170,24 @@ impl Driver {
             time_left: self.request.deadline.map(|deadline| deadline.since(clock::now())),
             stream_key: self.stream_key,
             linger: self.workers.linger,
+            version: self.delivery.version(),
             trace: None,
         }
     }
 
     /// Records that a worker generates from now on: whether the resume is exact, and where other readers find
-    /// the stream.
-    fn generated_by(&mut self, at: WorkerEpoch) {
-        let (exact, name) = self.workers.with_fleet(|fleet| {
+    /// the stream. Returns the version of its model.
+    fn generated_by(&mut self, at: WorkerEpoch) -> Version {
+        let (exact, name, version) = self.workers.with_fleet(|fleet| {
             fleet.stream_opened(self.stream_key, at);
-            (fleet.resumes_exactly(at.worker), fleet.name(at.worker))
+            (fleet.resumes_exactly(at.worker), fleet.name(at.worker), fleet.version_at(at))
         });
         self.set_worker(name);
         if self.delivery.has_delivered() && !(exact && self.exact_so_far) {
             self.with_journey(|journey| journey.resume_exact = false);
         }
         self.exact_so_far = exact;
+        version
     }
 
     fn reader(&self, placement: WorkerPlacement, client: WorkerClient) -> Reader {

@@ -11,6 +11,7 @@ use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
+use skein_proto::version::Version;
 
 use super::delivery::{Action, Delivery, Limits, MAX_MOVES, RequestEvent, Wait};
 use crate::fleet::{WorkerEpoch, WorkerId};
@@ -108,7 +109,7 @@ fn serve(request: &TokenRequest, delivery: &Delivery, epoch: u64, rng: &mut StdR
         }
     }
     deltas[0].cached_tokens = Some(epoch as u32);
-    deltas.into_iter().map(|delta| WorkerDelta { epoch, delta }).collect()
+    deltas.into_iter().map(|delta| WorkerDelta { epoch, version: Version(1), delta }).collect()
 }
 
 /// A client's output. Panics on anything repeated, missing or out of place.
@@ -315,7 +316,7 @@ fn full() -> CallError {
 /// A delta with the next token of a single-sample request.
 fn token(position: u32) -> RequestEvent {
     let delta = Delta { from_position: position, tokens: vec![9], ..Delta::default() };
-    RequestEvent::Delta(WorkerDelta { epoch: 1, delta })
+    RequestEvent::Delta(WorkerDelta { epoch: 1, version: Version(1), delta })
 }
 
 #[test]
@@ -368,6 +369,39 @@ fn a_request_waits_for_a_seat_when_all_are_full() {
 }
 
 #[test]
+fn an_answer_is_of_one_version_and_ends_when_that_has_gone() {
+    let request = request(1, 10, None, None);
+    let mut delivery = Delivery::new(&request, limits(3), at(0));
+    let of = |version, position, tokens: &[TokenId]| {
+        let delta = Delta { from_position: position, tokens: tokens.to_vec(), ..Delta::default() };
+        RequestEvent::Delta(WorkerDelta { epoch: 1, version: Version(version), delta })
+    };
+    delivery.handle(at(0), RequestEvent::Opened(worker_at(1)));
+    let nothing = Delta { from_position: 5, cached_tokens: Some(4), ..Delta::default() };
+    let nothing = RequestEvent::Delta(WorkerDelta { epoch: 1, version: Version(8), delta: nothing });
+    assert!(matches!(delivery.handle(at(0), nothing)[..], [Action::Emit(_)]));
+    assert_eq!(delivery.version(), Version::UNKNOWN, "a count of cached tokens is no part of the answer");
+    assert!(matches!(delivery.handle(at(0), of(7, 5, &[9]))[..], [Action::Emit(_)]));
+    assert_eq!(delivery.version(), Version(7));
+    let actions = delivery.handle(at(0), of(8, 6, &[9]));
+    assert!(matches!(actions[..], [Action::Open(Wait::No)]), "another version is a fault: {actions:?}");
+    assert_eq!(delivery.remaining().next(), Some((0, &[9][..])), "and changes nothing");
+    let actions = delivery.handle(at(0), RequestEvent::NoneOfVersion);
+    assert!(matches!(actions[..], [Action::Open(Wait::FleetChange)]), "it may be restarting: {actions:?}");
+    let actions = delivery.handle(at(TIMEOUT.as_millis() as u64), RequestEvent::NoneOfVersion);
+    assert!(matches!(actions[..], [Action::Fail(Refusal::VersionGone)]), "{actions:?}");
+    // A gateway's router has waited already.
+    let gone = vec![
+        (0, RequestEvent::Opened(worker_at(1))),
+        (0, token(5)),
+        (0, broken()),
+        (0, RequestEvent::NotOpened(WORKER, CallError::VersionGone)),
+    ];
+    let last = last_actions(&request, gone);
+    assert!(matches!(last[..], [Action::Fail(Refusal::VersionGone)]), "{last:?}");
+}
+
+#[test]
 fn a_new_request_waits_for_a_worker_that_restarts_and_not_for_ever() {
     let too_long = TIMEOUT.as_millis() as u64;
     let request = request(1, 10, None, None);
@@ -416,7 +450,8 @@ fn a_rejected_request_is_not_retried_and_a_deadline_ends_it() {
 fn a_hand_back_moves_at_once_and_counts_only_against_the_bound_on_all_moves() {
     let request = request(1, 1000, None, None);
     let delta = Delta { hand_back: true, ..Delta::default() };
-    let hand_back = |epoch| RequestEvent::Delta(WorkerDelta { epoch, delta: delta.clone() });
+    let hand_back =
+        |epoch| RequestEvent::Delta(WorkerDelta { epoch, version: Version(1), delta: delta.clone() });
     // No move without progress is allowed here, and no token ever arrives.
     let mut delivery = Delivery::new(&request, limits(0), at(0));
     for moves in 1..=MAX_MOVES {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use skein_node::clock;
 use skein_node::signal::Listener;
+use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
@@ -21,7 +22,7 @@ pub(super) enum Waited<T> {
     Abort(u32),
     Deadline,
     Stuck,
-    /// The worker drains, and another one accepts requests.
+    /// The worker drains, and another one of its version accepts requests.
     Leave,
 }
 
@@ -29,6 +30,8 @@ pub(super) enum Waited<T> {
 pub(super) struct Watch<'a> {
     pub workers: &'a Workers,
     pub placement: WorkerPlacement,
+    /// Version of the model that the request must go on with; unknown = any.
+    pub version: Version,
     pub deadline: Option<clock::Timestamp>,
     /// Notifies streams to check their worker.
     pub rechecks: &'a mut Listener,
@@ -96,7 +99,9 @@ impl Watch<'_> {
             }
             // Only for an open stream: a call in progress is answered soon.
             if aborts.is_some()
-                && self.workers.with_fleet(|fleet| fleet.should_leave(clock::now(), self.placement))
+                && self
+                    .workers
+                    .with_fleet(|fleet| fleet.should_leave(clock::now(), self.placement, self.version))
             {
                 return Waited::Leave;
             }

@@ -3,6 +3,7 @@
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
 use skein_proto::runs::RunStored;
+use skein_proto::version::Version;
 use skein_proto::watch::WatchEvent;
 
 use super::breaker::Outcome;
@@ -77,6 +78,8 @@ pub enum Action {
 pub enum Notice {
     /// The named worker is not used, for this reason.
     NotUsed(String, Refused),
+    /// The named worker serves a version of the model that no other worker of the fleet serves.
+    Version(String, Version),
     /// The named worker is silent, or its engine makes no progress.
     Lost(String),
     /// The named worker has drained and is gone.

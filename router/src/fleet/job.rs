@@ -5,6 +5,7 @@ use std::sync::Arc;
 use skein_proto::TokenId;
 use skein_proto::adapter::AdapterId;
 use skein_proto::block_hash::{self, BlockHash};
+use skein_proto::version::Version;
 
 use super::policy::Demand;
 use super::worker_id::WorkerEpoch;
@@ -21,6 +22,8 @@ pub struct Job {
     pub cacheable: bool,
     /// Grammar fingerprint that the worker must have; 0 = any, for a request without a grammar.
     pub grammar_fingerprint: u64,
+    /// Version of the model that the worker must serve; unknown = the one for new requests.
+    pub version: Version,
     /// Adapter that the worker must have.
     pub adapter: Option<AdapterId>,
     /// Hash of the prompt's beginning: equal for requests that share it.
@@ -64,6 +67,7 @@ impl Job {
             demand,
             cacheable: true,
             grammar_fingerprint: 0,
+            version: Version::UNKNOWN,
             adapter: None,
             affinity: block_hash::extend(root, &prompt[..prompt.len().min(AFFINITY_TOKENS)]),
             chains: block_sizes.iter().map(chain).collect(),

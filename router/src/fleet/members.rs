@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use skein_node::clock::Timestamp;
 use skein_node::discovery::Member;
+use skein_proto::version::Version;
 
 use super::worker::Worker;
 use super::worker_id::WorkerId;
@@ -74,7 +75,7 @@ impl Fleet {
         let since = self.ticked_at.replace(now).map_or(Duration::ZERO, |at| now.since(at));
         let pause = since.saturating_sub(TICK);
         let mut actions = Vec::new();
-        let another_ready = self.is_ready(now);
+        let another_ready = self.standings.takers(now, Version::UNKNOWN).next().is_some();
         self.index.clean(CLEANED_EACH_TICK);
         let mut departed = Vec::new();
         for (&id, worker) in &mut self.workers {

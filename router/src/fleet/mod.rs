@@ -4,6 +4,9 @@
 //! A worker gets requests only after its `Info` was read and while its watch is alive, it does not drain, its
 //! breaker is not open, and no stream has just broken on it. Nothing here depends on clients or on a
 //! request's content.
+//!
+//! Workers may serve several versions of the model at once. A new request goes to one version at a time (see
+//! [`NewRequests`]); a request that has begun goes on only where its version is served.
 
 mod adapters;
 pub mod breaker;
@@ -19,7 +22,7 @@ mod streams;
 mod worker;
 mod worker_id;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +32,7 @@ use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
 use skein_proto::runs::RunStored;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
 use crate::receipt::Receipt;
@@ -44,7 +48,7 @@ pub use policy::Pick;
 use policy::{Demand, Picker, WorkerView};
 pub use policy::{Policy, Terms};
 use prefix_index::{Desync, Expectation, Hits, PrefixIndex};
-use standing::Standings;
+use standing::{Standing, Standings};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
 pub use worker::{HealthLimits, Refused};
@@ -58,10 +62,24 @@ const JUST_HEARD: Duration = Duration::from_secs(1);
 /// A stream of a worker that was replaced continues while it flows; after this much silence it moves.
 const GONE_AFTER: Duration = Duration::from_millis(500);
 
+/// Which version of the model gets new requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NewRequests {
+    /// The one that most seats serve; among equals, the newest. For workers that others start and replace.
+    #[default]
+    Main,
+    /// The first that a worker serves, and from then on only that one, until another is set. For workers that
+    /// this process starts.
+    First,
+    /// This one.
+    Only(Version),
+}
+
 /// State of the fleet.
 #[derive(Debug)]
 pub struct Fleet {
     model: Model,
+    new_requests: NewRequests,
     router_id: u64,
     limits: HealthLimits,
     members: HashMap<String, WorkerId>,
@@ -90,10 +108,11 @@ impl Fleet {
     /// A fleet without workers. Workers that serve another model are not used.
     pub fn new(model: &str, router_id: u64, limits: HealthLimits, index: PrefixIndex) -> Self {
         let (members, workers) = (HashMap::new(), BTreeMap::new());
-        let model = Model { name: model.to_owned(), fingerprint: None };
+        let model = Model { name: model.to_owned(), tokenizer: 0 };
         let streams = StreamDirectory::default();
         Self {
             model,
+            new_requests: NewRequests::default(),
             router_id,
             limits,
             members,
@@ -114,6 +133,30 @@ impl Fleet {
     #[must_use]
     pub fn with_policy(self, policy: Policy) -> Self {
         Self { picker: Picker::new(policy), ..self }
+    }
+
+    /// Sets the fingerprint of the router's own tokenizer.json; 0 = unknown.
+    pub fn expect_tokenizer(&mut self, fingerprint: u64) {
+        self.model.tokenizer = fingerprint;
+    }
+
+    /// Sets which version gets new requests.
+    pub fn set_new_requests(&mut self, new_requests: NewRequests) {
+        self.new_requests = new_requests;
+    }
+
+    /// Version of the model that new requests go to now; unknown if no worker says what it serves.
+    pub fn current_version(&self, now: Timestamp) -> Version {
+        match self.new_requests {
+            NewRequests::Only(version) => version,
+            NewRequests::Main | NewRequests::First => self.standings.main_version(now),
+        }
+    }
+
+    /// Version that a worker serves at an epoch; unknown if it has restarted since.
+    pub fn version_at(&self, at: WorkerEpoch) -> Version {
+        let worker = self.workers.get(&at.worker).filter(|worker| worker.is_at(at.epoch));
+        worker.and_then(|worker| worker.info.as_ref()).map_or(Version::UNKNOWN, WorkerInfo::model_version)
     }
 
     /// This router's id on the wire.
@@ -158,12 +201,13 @@ impl Fleet {
         without: &[WorkerId],
         rng: &mut impl Rng,
     ) -> Option<Pick> {
+        let version = job.version.or(self.current_version(now));
         let Self { index, standings, picker, scratch: Scratch { hits, views }, members, adapters, .. } = self;
         hits.resize_with(job.chains.len(), Hits::default);
         for ((_, chain), hits) in job.chains.iter().zip(&mut *hits) {
             index.search(if job.cacheable { chain } else { &[] }, hits);
         }
-        let takers = standings.takers(now).filter(|standing| now >= standing.full_until);
+        let takers = standings.takers(now, version).filter(|standing| now >= standing.full_until);
         let takers = takers.filter(|standing| !without.contains(&standing.view.id));
         // A worker that may soon count as lost gets requests only if there is no other.
         let all_doubtful = takers.clone().all(|standing| standing.is_doubtful(now));
@@ -184,6 +228,13 @@ impl Fleet {
             WorkerView { reads_adapter: is_cold, ..standing.seen(now, blocks, job.demand.prompt_tokens) }
         }));
         picker.pick(&job.demand, job.affinity, views, rng)
+    }
+
+    /// Sequences that run or wait at workers of versions other than `version`.
+    pub fn running_on_others_than(&self, version: Version) -> usize {
+        let others =
+            self.workers.values().filter(|worker| worker.usable_version().is_some_and(|it| it != version));
+        others.map(|worker| worker.ledger.current().sequences as usize).sum()
     }
 
     /// Explains the last [`choose`](Self::choose), which was `pick`.
@@ -241,14 +292,14 @@ impl Fleet {
     }
 
     /// Whether a stream should leave its worker: the worker drains and hands its streams back, and another
-    /// one is ready.
-    pub fn should_leave(&self, now: Timestamp, placement: WorkerPlacement) -> bool {
+    /// one that serves `version` is ready.
+    pub fn should_leave(&self, now: Timestamp, placement: WorkerPlacement, version: Version) -> bool {
         let asked = self
             .workers
             .get(&placement.at.worker)
             .is_some_and(|worker| worker.is_at(placement.at.epoch) && worker.is_giving_back());
         // A draining worker is not among the ready ones.
-        asked && self.is_ready(now)
+        asked && self.serves(now, version)
     }
 
     /// Whether a call would reach the worker now, as far as known.
@@ -264,11 +315,12 @@ impl Fleet {
             && self.workers.get(&at.worker).is_some_and(|worker| !worker.is_silent(now, JUST_HEARD))
     }
 
-    /// The worker that runs or keeps a stream, if it is reachable.
-    pub fn find_stream(&self, now: Timestamp, key: StreamKey) -> Option<WorkerEpoch> {
-        // A worker that restarted with other weights may have got the stream before its mismatch was known.
-        let ours = |id| self.workers.get(&id).is_some_and(Worker::serves_our_model);
-        self.streams.find(key).filter(|&at| self.is_reachable(now, at) && ours(at.worker))
+    /// The worker that runs or keeps a stream of this version, if it is reachable. The key does not say the
+    /// version: a request may have begun anew on another one.
+    pub fn find_stream(&self, now: Timestamp, key: StreamKey, version: Version) -> Option<WorkerEpoch> {
+        let serves =
+            |id| self.workers.get(&id).and_then(Worker::usable_version).is_some_and(|it| it.fits(version));
+        self.streams.find(key).filter(|&at| self.is_reachable(now, at) && serves(at.worker))
     }
 
     /// Records that a worker accepted a stream.
@@ -317,18 +369,40 @@ impl Fleet {
     /// Limits that every ready worker accepts. While none is ready, the last known limits; `None` if no
     /// worker was ever ready.
     pub fn limits(&self, now: Timestamp) -> Option<ModelLimits> {
-        let limits = self.standings.takers(now).map(|standing| standing.limits);
+        let limits = self.takers_of(now, Version::UNKNOWN).map(|standing| standing.limits);
         limits.reduce(ModelLimits::and).or(self.known_limits)
     }
 
-    /// Whether any worker accepts requests.
+    /// Whether any worker accepts new requests.
     pub fn is_ready(&self, now: Timestamp) -> bool {
-        self.standings.takers(now).next().is_some()
+        self.serves(now, Version::UNKNOWN)
     }
 
-    /// Whether all workers that accept requests are full.
-    pub fn is_full(&self, now: Timestamp) -> bool {
-        self.is_ready(now) && self.standings.takers(now).all(|standing| now < standing.full_until)
+    /// Whether any worker accepts requests of this version; unknown = the one for new requests.
+    pub fn serves(&self, now: Timestamp, version: Version) -> bool {
+        // Whatever workers accept requests, one of their versions gets the new ones.
+        let version = match self.new_requests {
+            NewRequests::Only(only) => version.or(only),
+            NewRequests::Main | NewRequests::First => version,
+        };
+        self.standings.takers(now, version).next().is_some()
+    }
+
+    /// Whether all workers that accept requests of this version are full; unknown = the one for new requests.
+    pub fn is_full(&self, now: Timestamp, version: Version) -> bool {
+        let mut takers = self.takers_of(now, version).peekable();
+        takers.peek().is_some() && takers.all(|standing| now < standing.full_until)
+    }
+
+    /// Whether no worker serves this version now, while workers serve another one or have only others.
+    pub fn lacks(&self, now: Timestamp, version: Version) -> bool {
+        let mut versions = self.workers.values().filter_map(Worker::usable_version).peekable();
+        let has_only_others = versions.peek().is_some() && versions.all(|other| !other.fits(version));
+        version.is_known() && !self.serves(now, version) && (has_only_others || self.is_ready(now))
+    }
+
+    fn takers_of(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> {
+        self.standings.takers(now, version.or(self.current_version(now)))
     }
 
     /// Whether any worker accepts requests, or ever did.
@@ -377,7 +451,7 @@ impl Fleet {
 
     /// Whether workers accept requests, but none has the grammars of `fingerprint`.
     pub fn lacks_grammars(&self, now: Timestamp, fingerprint: u64) -> bool {
-        let mut ready = self.standings.takers(now).peekable();
+        let mut ready = self.takers_of(now, Version::UNKNOWN).peekable();
         ready.peek().is_some() && !ready.any(|standing| standing.grammar_fingerprint == fingerprint)
     }
 
@@ -435,12 +509,23 @@ impl Fleet {
                 actions.push(Action::Recheck(id));
             }
         }
-        if info.model == self.model.name {
-            self.model.fingerprint.get_or_insert(info.fingerprint);
+        if info.model == self.model.name && self.model.tokenizer == 0 {
+            self.model.tokenizer = info.tokenizer_fingerprint;
         }
+        let version = info.model_version();
         worker.connected(now, info, &self.model);
+        let name = worker.member.id.clone();
         if let Some(mismatch) = worker.mismatch() {
-            actions.push(Action::Log(Notice::NotUsed(worker.member.id.clone(), mismatch)));
+            actions.push(Action::Log(Notice::NotUsed(name, mismatch)));
+            return actions;
+        }
+        if self.new_requests == NewRequests::First {
+            self.new_requests = NewRequests::Only(version);
+        }
+        let others = self.workers.iter().filter(|(other, _)| **other != id);
+        let known = others.filter_map(|(_, worker)| worker.usable_version()).collect::<BTreeSet<_>>();
+        if !known.is_empty() && !known.contains(&version) && version.is_known() {
+            actions.push(Action::Log(Notice::Version(name, version)));
         }
         actions
     }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use skein_node::clock::Timestamp;
+use skein_proto::version::Version;
 
 use super::policy::WorkerView;
 use super::worker_id::WorkerId;
@@ -19,6 +20,9 @@ pub(super) struct Standing {
     pub view: WorkerView,
     /// Index in the results of the prefix index.
     pub column: u32,
+    /// Version of the model that it serves, and since when, in milliseconds since 1970.
+    pub version: Version,
+    pub serving_since_ms: u64,
     /// Fingerprint of the worker's grammars.
     pub grammar_fingerprint: u64,
     /// Longest requests and largest token ids that it accepts.
@@ -72,6 +76,21 @@ impl Standing {
     }
 }
 
+/// The workers that serve one version.
+#[derive(Debug, Clone, Copy)]
+struct VersionSeats {
+    /// Sum of the sequences that run at once.
+    count: u64,
+    /// When the first of them put it into service.
+    since_ms: u64,
+}
+
+impl VersionSeats {
+    fn and(self, other: Self) -> Self {
+        Self { count: self.count + other.count, since_ms: self.since_ms.min(other.since_ms) }
+    }
+}
+
 /// States of all workers, in the order of their ids.
 #[derive(Debug, Default)]
 pub(super) struct Standings(Vec<Standing>);
@@ -92,11 +111,39 @@ impl Standings {
         }
     }
 
-    /// Workers that accept requests. If there are none, those that only their breaker excludes: its pause is
-    /// useful only if there is a better worker.
-    pub fn takers(&self, now: Timestamp) -> impl Iterator<Item = &Standing> + Clone {
-        let any_takes = self.0.iter().any(|standing| standing.takes(now));
-        self.0.iter().filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
+    /// Workers that accept requests of `version`; unknown = any. If there are none, those that only their
+    /// breaker excludes: its pause is useful only if there is a better worker.
+    pub fn takers(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> + Clone {
+        let serving = self.0.iter().filter(move |standing| standing.version.fits(version));
+        let any_takes = serving.clone().any(|standing| standing.takes(now));
+        serving.filter(move |standing| standing.takes(now) || !any_takes && standing.is_able(now))
+    }
+
+    /// The version that most of the seats of workers that accept requests serve; among equals, the one that
+    /// came into service last. Unknown if no worker says what it serves.
+    ///
+    /// So a rolling update of a fleet moves new requests when half of it has been replaced, and never to a
+    /// single new worker.
+    pub fn main_version(&self, now: Timestamp) -> Version {
+        let mut seats: Vec<(Version, VersionSeats)> = Vec::new();
+        // Nearly always there is one.
+        let mut last = 0;
+        for standing in self.takers(now, Version::UNKNOWN).filter(|standing| standing.version.is_known()) {
+            let own = VersionSeats {
+                count: u64::from(standing.view.max_num_seqs),
+                since_ms: standing.serving_since_ms,
+            };
+            if seats.get(last).is_none_or(|(version, _)| *version != standing.version) {
+                let known = seats.iter().position(|(version, _)| *version == standing.version);
+                last = known.unwrap_or_else(|| {
+                    seats.push((standing.version, VersionSeats { count: 0, since_ms: u64::MAX }));
+                    seats.len() - 1
+                });
+            }
+            seats[last].1 = seats[last].1.and(own);
+        }
+        let main = seats.into_iter().max_by_key(|(version, seats)| (seats.count, seats.since_ms, *version));
+        main.map_or(Version::UNKNOWN, |(version, _)| version)
     }
 
     fn find(&self, id: WorkerId) -> Result<usize, usize> {

@@ -33,6 +33,8 @@ fn info(epoch: u64) -> WorkerInfo {
         backend: "fake".into(),
         fingerprint: 1,
         grammar_fingerprint: 9,
+        tokenizer_fingerprint: 5,
+        serving_since_ms: 1,
     }
 }
 
@@ -294,7 +296,7 @@ fn a_prefix_follows_its_first_request_before_it_is_cached() {
     let hits = |scene: &mut Scene| -> Vec<u32> {
         let mut hits = Hits::default();
         scene.fleet.index.search(&job.chains[0].1, &mut hits);
-        let standings: Vec<_> = scene.fleet.standings.takers(at(3)).copied().collect();
+        let standings: Vec<_> = scene.fleet.standings.takers(at(3), Version::UNKNOWN).copied().collect();
         standings
             .iter()
             .map(|standing| standing.seen(at(3), hits.blocks(standing.column), 400).hit_tokens)
@@ -330,17 +332,98 @@ fn a_failed_placement_leaves_no_expectation() {
 }
 
 #[test]
-fn a_worker_that_comes_back_with_other_weights_is_not_used() {
+fn a_worker_with_another_tokenizer_is_not_used() {
     let mut scene = Scene::new(2);
-    let other = WorkerInfo { fingerprint: 2, ..info(2) };
+    let other = WorkerInfo { tokenizer_fingerprint: 6, ..info(2) };
     scene.fleet.handle(at(10), Event::Connected(scene.ids[1], other));
     scene.watch(10, 1, 2, (1, snapshot(Vec::new())));
     let statuses = scene.fleet.status(at(20));
     let states: Vec<bool> = statuses
         .iter()
-        .map(|status| status.refuses.as_ref().is_some_and(|why| why.to_string().contains("other weights")))
+        .map(|status| {
+            status.refuses.as_ref().is_some_and(|why| why.to_string().contains("another tokenizer"))
+        })
         .collect();
     assert_eq!(states, [false, true], "{statuses:?}");
+    let silent = WorkerInfo { tokenizer_fingerprint: 0, ..info(3) };
+    scene.fleet.handle(at(30), Event::Connected(scene.ids[1], silent));
+    scene.watch(30, 1, 3, (1, snapshot(Vec::new())));
+    assert!(scene.is_ready(30, 1), "it may have a tokenizer of another form");
+}
+
+/// A fleet of `workers` workers at epoch 2, which serve these versions of the model since these times.
+fn of_versions(workers: &[(u64, u64)]) -> Scene {
+    let mut scene = Scene::new(workers.len());
+    for (index, &(fingerprint, serving_since_ms)) in workers.iter().enumerate() {
+        let info = WorkerInfo { fingerprint, serving_since_ms, ..info(2) };
+        scene.fleet.handle(at(10), Event::Connected(scene.ids[index], info));
+        scene.watch(10, index, 2, (1, snapshot(Vec::new())));
+    }
+    scene
+}
+
+#[test]
+fn new_requests_go_to_the_version_with_most_seats_then_to_the_newest() {
+    let check = |workers: &[(u64, u64)], expected: u64| {
+        assert_eq!(of_versions(workers).fleet.current_version(at(20)), Version(expected), "{workers:?}");
+    };
+    check(&[(7, 5)], 7);
+    check(&[(7, 5), (7, 6), (8, 9)], 7);
+    check(&[(7, 5), (7, 6), (8, 9), (8, 9)], 8);
+    check(&[(7, 5), (8, 3)], 7);
+    // A worker of the old version that restarts does not make it the newest.
+    check(&[(7, 5), (7, 99), (8, 9), (8, 10)], 8);
+    // A router in front says no version, and takes any request.
+    check(&[(0, 0), (0, 0)], 0);
+    check(&[(0, 0), (7, 5)], 7);
+}
+
+#[test]
+fn a_request_that_began_stays_on_its_version_and_its_prefix_counts_only_there() {
+    let mut scene = of_versions(&[(7, 1), (8, 2)]);
+    let tokens: Vec<TokenId> = (0..400).collect();
+    scene.watch(11, 0, 2, (1, stored(&tokens)));
+    let pick = |scene: &mut Scene, version| {
+        let job = Job { version: Version(version), ..Scene::job(&tokens) };
+        let pick = scene.fleet.choose(at(20), &job, &[], &mut StdRng::seed_from_u64(1))?;
+        Some((scene.ids.iter().position(|&id| id == pick.worker).expect("one of them"), pick.hit_tokens))
+    };
+    // The new version has none of the prefix, though the hashes of the prompt's blocks are the same.
+    assert_eq!(pick(&mut scene, 0), Some((1, 0)), "a new request");
+    assert_eq!(pick(&mut scene, 7), Some((0, 399)));
+    assert_eq!(pick(&mut scene, 8), Some((1, 0)));
+    assert_eq!(pick(&mut scene, 9), None);
+    assert!(scene.fleet.lacks(at(20), Version(9)) && !scene.fleet.lacks(at(20), Version(7)));
+    // The worker restarts with the other version: what it had cached is gone.
+    scene.fleet.handle(at(30), Event::Connected(scene.ids[0], WorkerInfo { fingerprint: 8, ..info(3) }));
+    scene.watch(30, 0, 3, (1, snapshot(Vec::new())));
+    assert_eq!(pick(&mut scene, 8).map(|(_, hit)| hit), Some(0));
+    assert!(scene.fleet.lacks(at(30), Version(7)));
+}
+
+#[test]
+fn a_supervised_worker_that_comes_back_with_other_files_gets_no_new_requests_before_a_swap() {
+    let mut scene = Scene::new(0);
+    scene.fleet.set_new_requests(NewRequests::First);
+    for (index, fingerprint) in [(0, 7), (1, 8), (2, 8)] {
+        let member = Member { id: format!("w{index}"), address: format!("host:{}", index + 1) };
+        let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(member)));
+        let [Action::Follow(id, _)] = actions[..] else { panic!("{actions:?}") };
+        scene.ids.push(id);
+        let said = scene.fleet.handle(at(0), Event::Connected(id, WorkerInfo { fingerprint, ..info(1) }));
+        let notice = Action::Log(Notice::Version(format!("w{index}"), Version(8)));
+        assert_eq!(said, if index == 1 { vec![notice] } else { vec![] });
+        scene.watch(0, index, 1, (1, snapshot(Vec::new())));
+    }
+    let worker_of = |scene: &mut Scene| {
+        let pick = scene.choice(1, &[1, 2, 3]).map(|pick| pick.worker);
+        pick.and_then(|worker| scene.ids.iter().position(|&id| id == worker))
+    };
+    assert_eq!(worker_of(&mut scene), Some(0));
+    scene.fleet.set_new_requests(NewRequests::Only(Version(8)));
+    assert!(matches!(worker_of(&mut scene), Some(1 | 2)));
+    scene.fleet.set_new_requests(NewRequests::Only(Version(9)));
+    assert!(worker_of(&mut scene).is_none() && !scene.fleet.is_ready(at(1)));
 }
 
 #[test]
@@ -463,20 +546,20 @@ fn streams_are_found_where_they_were_reported() {
     scene.watch(0, 0, 1, (1, admitted));
     scene.fleet.stream_opened(key(2), first(other));
     scene.fleet.stream_opened(key(3), WorkerEpoch { worker: other, epoch: 9 });
-    assert_eq!(scene.fleet.find_stream(at(0), key(1)), Some(first(one)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(3)), None, "it is not at that epoch");
+    assert_eq!(scene.fleet.find_stream(at(0), key(1), Version::UNKNOWN), Some(first(one)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2), Version::UNKNOWN), Some(first(other)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(3), Version::UNKNOWN), None, "it is not at that epoch");
     scene.fleet.stream_gone(key(2), one);
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), Some(first(other)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(2), Version::UNKNOWN), Some(first(other)));
     scene.fleet.handle(at(0), Event::Lost(other));
-    assert_eq!(scene.fleet.find_stream(at(0), key(2)), None, "out of reach");
+    assert_eq!(scene.fleet.find_stream(at(0), key(2), Version::UNKNOWN), None, "out of reach");
     let snapshot = WatchBody::Snapshot(Snapshot { stream_keys: vec![key(4)], ..Snapshot::default() });
     scene.watch(0, 0, 1, (2, snapshot));
-    assert_eq!(scene.fleet.find_stream(at(0), key(1)), None, "a snapshot is all there is");
-    assert_eq!(scene.fleet.find_stream(at(0), key(4)), Some(first(one)));
+    assert_eq!(scene.fleet.find_stream(at(0), key(1), Version::UNKNOWN), None, "a snapshot is all there is");
+    assert_eq!(scene.fleet.find_stream(at(0), key(4), Version::UNKNOWN), Some(first(one)));
     scene.fleet.handle(at(0), Event::Connected(one, info(2)));
     scene.watch(0, 0, 2, load(1, rated(0, 0)));
-    assert_eq!(scene.fleet.find_stream(at(0), key(4)), None, "a new life has nothing");
+    assert_eq!(scene.fleet.find_stream(at(0), key(4), Version::UNKNOWN), None, "a new life has nothing");
     assert!(!scene.fleet.may_have_kept(at(0), first(one)) && scene.fleet.may_have_kept(at(0), second(one)));
     assert!(
         !scene.fleet.may_have_kept(at(1000), second(one)) && scene.fleet.is_reachable(at(1000), second(one))
@@ -484,7 +567,7 @@ fn streams_are_found_where_they_were_reported() {
 }
 
 #[test]
-fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
+fn a_stream_is_looked_for_only_at_a_worker_of_its_version() {
     let key = StreamKey::from_wire(&[1; 16]).expect("sixteen bytes");
     let mut scene = Scene::new(2);
     let one = scene.ids[0];
@@ -493,7 +576,9 @@ fn a_stream_is_not_looked_for_at_a_worker_with_other_weights() {
     let snapshot = WatchBody::Snapshot(Snapshot { stream_keys: vec![key], ..Snapshot::default() });
     scene.watch(0, 0, 2, (1, snapshot));
     assert!(scene.fleet.is_reachable(at(0), second(one)));
-    assert_eq!(scene.fleet.find_stream(at(0), key), None);
+    assert_eq!(scene.fleet.find_stream(at(0), key, Version(1)), None);
+    assert_eq!(scene.fleet.find_stream(at(0), key, Version(2)), Some(second(one)));
+    assert_eq!(scene.fleet.find_stream(at(0), key, Version::UNKNOWN), Some(second(one)));
 }
 
 /// sglang #14532 and #14305: an uncached prompt went to the worker with the smallest cache, however long its
@@ -565,12 +650,12 @@ fn a_full_worker_is_not_asked_again_before_a_seat_comes_free() {
     scene.fleet.handle(at(1), Event::FirstToken(running));
     let full = scene.ids.iter().position(|&id| id == running.at.worker).expect("one of them");
     scene.dispatched(2, full, Outcome::Backpressure);
-    assert!(!scene.fleet.is_full(at(3)));
+    assert!(!scene.fleet.is_full(at(3), Version::UNKNOWN));
     assert_eq!(place(&mut scene, 3).expect("the other one").at.worker, scene.ids[1 - full]);
     scene.dispatched(4, 1 - full, Outcome::Backpressure);
-    assert!(scene.fleet.is_full(at(5)) && place(&mut scene, 5).is_none());
+    assert!(scene.fleet.is_full(at(5), Version::UNKNOWN) && place(&mut scene, 5).is_none());
     // Its sequence ends, so there is a seat. Otherwise it would be tried after a second.
     assert!(scene.fleet.ended(running));
     assert_eq!(place(&mut scene, 6).expect("a free seat").at.worker, scene.ids[full]);
-    assert!(!scene.fleet.is_full(at(1100)));
+    assert!(!scene.fleet.is_full(at(1100), Version::UNKNOWN));
 }

@@ -7,6 +7,7 @@ use skein_node::clock::Timestamp;
 use skein_node::discovery::Member;
 use skein_proto::info::WorkerInfo;
 use skein_proto::load::LoadReport;
+use skein_proto::version::Version;
 use skein_proto::watch::{WatchBody, WatchEvent};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -120,16 +121,16 @@ pub(super) enum LogFit {
     Gap,
 }
 
-/// The model that all workers of a fleet must serve. The router sets the name, its first worker the
-/// fingerprint.
+/// The model that all workers of a fleet must serve, in any version.
 #[derive(Debug)]
 pub struct Model {
     pub name: String,
-    pub fingerprint: Option<u64>,
+    /// Fingerprint of its tokenizer.json; 0 = unknown until a worker says it.
+    pub tokenizer: u64,
 }
 
 impl Model {
-    /// Why requests cannot move between this worker and the others; `None` = they can.
+    /// Why this worker cannot be used; `None` = it can.
     fn differs_from(&self, info: &WorkerInfo) -> Option<Arc<str>> {
         let (name, served) = (&self.name, &info.model);
         if served != name {
@@ -138,10 +139,10 @@ impl Model {
             );
             return Some(reason.into());
         }
-        (self.fingerprint != Some(info.fingerprint)).then(|| {
+        (![0, self.tokenizer].contains(&info.tokenizer_fingerprint) && self.tokenizer != 0).then(|| {
             format!(
-                "serves other weights or another config.json as `{name}` than earlier workers; give all \
-                 workers equal copies, and restart the router when the model changes"
+                "serves `{name}` with another tokenizer.json than this router's; give both equal copies, and start a \
+                 new router for a model with another tokenizer"
             )
             .into()
         })
@@ -183,9 +184,9 @@ impl Worker {
         self.mismatch.clone().map(Refused::Mismatch)
     }
 
-    /// Whether its tokens equal those of the other workers.
-    pub fn serves_our_model(&self) -> bool {
-        self.mismatch.is_none()
+    /// Version of the model that it serves, if it can be used.
+    pub fn usable_version(&self) -> Option<Version> {
+        self.info.as_ref().filter(|_| self.mismatch.is_none()).map(WorkerInfo::model_version)
     }
 
     /// Why the worker accepts no requests now; `None` = it does.
@@ -311,6 +312,8 @@ impl Worker {
                 reads_adapter: false,
             },
             column,
+            version: info.model_version(),
+            serving_since_ms: info.serving_since_ms,
             grammar_fingerprint: info.grammar_fingerprint,
             limits: ModelLimits::of(info),
             able_until: if self.is_out().is_some() { Timestamp::ZERO } else { able_until },

@@ -7,6 +7,7 @@ use futures::Stream;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 use skein_node::clock;
+use skein_proto::version::Version;
 
 use super::fields::{Fields, wrong};
 use super::known_fields::take_unserved;
@@ -131,6 +132,7 @@ impl GenerationCall {
         draft.sampling = sampling_fields::sampling(&mut fields);
         let choices = sampling_fields::check_choices(had.as_ref(), 1, draft.sampling.n);
         fields.value_of(choices);
+        draft.version = had.as_ref().map_or(Version::UNKNOWN, |had| had.version_of(0..had.versions.len()));
         let wants = sampling_fields::wants(&mut fields, &draft.sampling, had);
         let older = fields.i64("max_tokens");
         draft.sampling.max_tokens = fields.i64("max_completion_tokens").or(older);
@@ -262,8 +264,9 @@ impl Answer {
                 }
             }
             while let Some(item) = merged.next().await {
-                let (_, delta) = item?;
+                let (at, delta) = item?;
                 let index = delta.sample_index as usize;
+                outgoing.is_from(index, merged.version_of(at));
                 let (had, mut delta) = outgoing.part(index, delta)?;
                 split.skip(index, &had.text);
                 let pieces = split.push(index, std::mem::take(&mut delta.text));

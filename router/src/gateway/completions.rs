@@ -8,12 +8,14 @@ use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 use skein_node::clock;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::version::Version;
 
 use super::fields::{Fields, integers, wrong};
 use super::known_fields::take_unserved;
 use super::logprobs::{self, CompletionLogprobs, Names, ScoredToken};
 use super::merged::Merged;
 use super::outgoing::{Outgoing, SseEvent};
+use super::progress::Progress;
 use super::refused::Refused;
 use super::request_id::RequestId;
 use super::sampling_fields::{self, Wants};
@@ -107,6 +109,7 @@ impl GenerationCall {
         take_unserved(&mut fields);
 
         let id = base.request_id.take().unwrap_or_default();
+        let begun_on = begun_on(wants.had.as_ref(), prompts.len());
         let call = Self {
             wants,
             echo,
@@ -128,10 +131,18 @@ impl GenerationCall {
         let drafts = prompts.into_iter().enumerate().map(|(at, prompt)| {
             // Ids of running requests are unique, so each prompt of a call is numbered.
             let part = (!alone).then_some(at);
-            Draft { prompt, part, request_id: Some(id.clone()), ..base.clone() }
+            let version = begun_on.get(at).copied().unwrap_or_default();
+            Draft { prompt, part, version, request_id: Some(id.clone()), ..base.clone() }
         });
         Ok((call, drafts.collect()))
     }
+}
+
+/// Version of the model that the client's part of each prompt's answer is from.
+fn begun_on(had: Option<&Progress>, prompts: usize) -> Vec<Version> {
+    let Some(had) = had else { return Vec::new() };
+    let n = had.versions.len() / prompts.max(1);
+    (0..prompts).map(|at| had.version_of(at * n..(at + 1) * n)).collect()
 }
 
 /// Most prompts in one call. They are admitted together, so a call larger than the queue could never be
@@ -263,6 +274,7 @@ impl Answer {
             while let Some(item) = merged.next().await {
                 let (at, delta) = item?;
                 let index = at * self.n + delta.sample_index as usize;
+                outgoing.is_from(index, merged.version_of(at));
                 let (had, delta) = outgoing.part(index, self.shown(delta))?;
                 self.skip_received(index, &had);
                 if self.is_quiet(index, &delta) {

@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::version::Version;
 
 use crate::app::{App, Started};
 use crate::formats::Plan;
@@ -129,11 +130,17 @@ impl Merged {
         })
     }
 
+    /// Version of the model that a prompt's answer is from; unknown before its first token.
+    pub fn version_of(&self, prompt: usize) -> Version {
+        self.prompts.get(prompt).map_or(Version::UNKNOWN, |prompt| prompt.journey.version)
+    }
+
     /// Moves summed over all prompts; `resume_exact` holds only if it holds for every prompt.
     pub fn journey(&self) -> Journey {
         self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
             moves: sum.moves.saturating_add(prompt.journey.moves),
             resume_exact: sum.resume_exact && prompt.journey.resume_exact,
+            version: sum.version.or(prompt.journey.version),
         })
     }
 }

@@ -29,6 +29,7 @@ mod shapes;
 mod single;
 pub(crate) mod split;
 mod sse;
+mod swaps;
 #[cfg(test)]
 mod tests;
 mod tokenize;
@@ -62,8 +63,14 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .route("/v1/load_lora_adapter", post(adapters::load))
         .route("/v1/unload_lora_adapter", post(adapters::unload));
     let runtime_adapters = if app.config.runtime_adapters { runtime_adapters } else { Router::new() };
+    let runtime_swaps = if app.config.runtime_swaps && app.swaps.is_some() {
+        Router::new().route("/update_weights_from_disk", post(swaps::update))
+    } else {
+        Router::new()
+    };
     let api = Router::new()
         .merge(runtime_adapters)
+        .merge(runtime_swaps)
         .route("/v1/models", get(models::list))
         .route("/v1/models/", get(models::list))
         .route("/v1/models/{*id}", get(models::retrieve))

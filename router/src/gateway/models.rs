@@ -41,12 +41,14 @@ pub async fn ready(State(app): State<App>) -> Result<Json<Value>, Refused> {
     Ok(Json(json!({"status": "ok"})))
 }
 
-/// A model in vLLM's format. `max_model_len` comes from the workers and is null while none is ready.
+/// A model in vLLM's format. `max_model_len` and `version` come from the workers and are null while none is
+/// ready; new requests go to this version.
 fn model(app: &App, name: &str, is_adapter: bool) -> Value {
     let max_model_len = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
+    let version = Some(app.generator.version()).filter(|version| version.is_known());
     let parent = is_adapter.then(|| app.text.name().to_string());
     json!({
         "id": name, "object": "model", "created": app.created, "owned_by": "skein", "root": name, "parent": parent,
-        "max_model_len": max_model_len,
+        "max_model_len": max_model_len, "version": version.map(|version| version.to_string()),
     })
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use serde_json::{Map, Value};
+use skein_proto::version::Version;
 
 use super::progress::Progress;
 use crate::refusal::Refusal;
@@ -68,6 +69,13 @@ impl Outgoing {
     /// Whether the client has received an event of this choice.
     pub fn has_begun(&self, choice: usize) -> bool {
         self.progress.choices.get(choice).is_some_and(Option::is_some)
+    }
+
+    /// Records the version of the model that a choice is from.
+    pub fn is_from(&mut self, choice: usize, version: Version) {
+        if let Some(own) = self.progress.versions.get_mut(choice) {
+            *own = own.or(version);
+        }
     }
 
     /// Whether the client has received the usage chunk.

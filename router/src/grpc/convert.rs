@@ -8,6 +8,7 @@ use skein_grammar::Source;
 use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::v1;
+use skein_proto::version::Version;
 
 use crate::formats::Piece;
 use crate::formats::tools::{Choice, ToolUse};
@@ -35,6 +36,7 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
         }
     };
     Ok(Draft {
+        version: begun_on(&request.resume_from)?,
         tools,
         constraint: given(request.json_schema).map(|schema| constraint(&schema)).transpose()?,
         model: given(request.model),
@@ -45,6 +47,16 @@ pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<
         priority: i64::from(request.priority),
         timeout_ms: timeout.map(|timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX).max(1)),
         ..Draft::default()
+    })
+}
+
+/// Version of the model that the client's part is from.
+fn begun_on(received: &[v1::Received]) -> Result<Version, Refusal> {
+    received.iter().map(|received| Version(received.model_version)).try_fold(Version::UNKNOWN, |one, other| {
+        let message = format!(
+            "resume_from names parts of versions {one} and {other} of the model; an answer is from one version."
+        );
+        if one.fits(other) { Ok(one.or(other)) } else { Err(Refusal::invalid("resume_from", message)) }
     })
 }
 
@@ -187,7 +199,8 @@ pub fn received(request: &v1::GenerateRequest, n: u32) -> Result<Vec<Received>, 
     }
     let mut all = vec![Received::default(); n as usize];
     let mut named = HashSet::new();
-    for &v1::Received { sample_index, tokens, text_bytes, finished } in &request.resume_from {
+    for &v1::Received { sample_index, tokens, text_bytes, finished, model_version: _ } in &request.resume_from
+    {
         let Some(received) = all.get_mut(sample_index as usize).filter(|_| named.insert(sample_index)) else {
             return refused(format!("resume_from names sample {sample_index} of {n}, or names it twice."));
         };

@@ -211,7 +211,13 @@ impl Shown {
             finish: delta.finish.as_ref().map(|finish| convert::finish(finish, has_calls)),
             usage: stream.is_done().then(|| convert::usage(stream.usage())),
             prompt_logprobs: convert::logprobs(bytes, prompt_logprobs),
-            received: Some(v1::Received { sample_index, tokens, text_bytes, finished }),
+            received: Some(v1::Received {
+                sample_index,
+                tokens,
+                text_bytes,
+                finished,
+                model_version: stream.journey().version.0,
+            }),
             receipt: stream.is_done().then(|| convert::receipt(stream.journey())),
             parts: Vec::new(),
         }

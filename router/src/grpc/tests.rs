@@ -102,7 +102,7 @@ fn assembled(responses: &[v1::GenerateResponse]) -> ([Assembled; 2], usize, usiz
 async fn a_stream_resumes_after_any_response() {
     let script = |whole: bool| {
         let length = |index| finish(index, FinishReason::Length);
-        let journey = crate::request::Journey { moves: 1, resume_exact: true };
+        let journey = crate::request::Journey { moves: 1, ..crate::request::Journey::default() };
         let deltas = if whole {
             vec![delta(1, "éx"), length(1), delta(0, "a😀ENb"), length(0)]
         } else {
@@ -155,12 +155,18 @@ async fn inconsistent_resume_points_are_refused() {
         let resume_from = resume_from.to_vec();
         generate(script, v1::GenerateRequest { request_id: id.to_owned(), resume_from, ..request("a") }).await
     };
-    let received =
-        |sample_index, tokens| v1::Received { sample_index, tokens, text_bytes: 1, finished: false };
+    let received = |sample_index, tokens| v1::Received {
+        sample_index,
+        tokens,
+        text_bytes: 1,
+        ..v1::Received::default()
+    };
     assert_eq!(refused("", &[received(0, 1)]).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(refused("g", &[received(1, 1)]).await.unwrap_err().code(), Code::InvalidArgument);
     let twice = [received(0, 1), received(0, 1)];
     assert_eq!(refused("g", &twice).await.unwrap_err().code(), Code::InvalidArgument);
+    let of = |index, model_version| v1::Received { model_version, ..received(index, 1) };
+    assert_eq!(refused("g", &[of(0, 7), of(1, 8)]).await.unwrap_err().code(), Code::InvalidArgument);
     assert_eq!(refused("g", &[received(0, 9)]).await.unwrap_err().code(), Code::FailedPrecondition);
     let all = v1::Received { finished: true, ..received(0, 2) };
     assert_eq!(refused("g", &[all]).await.unwrap(), []);

@@ -1,9 +1,11 @@
 //! Connections to the workers, and the fleet behind its lock. `follow` updates the fleet from discovery and
 //! the workers' logs, `workers` holds the fleet and the connections, `worker_client` implements
 //! `skein.worker.v1`, `transport` carries it, `errands` sends messages that need no answer, and `totals` sums
-//! the workers' counters. Nothing here depends on clients or makes decisions.
+//! the workers' counters, `begun` counts requests by the model's version. Nothing here depends on clients or
+//! makes decisions.
 
 pub(crate) mod adapters;
+pub(crate) mod begun;
 pub(crate) mod errands;
 pub(crate) mod follow;
 mod link_log;

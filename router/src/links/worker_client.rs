@@ -15,6 +15,7 @@ use skein_proto::info::WorkerInfo;
 use skein_proto::placement::Placement;
 use skein_proto::sampling::SamplingParams;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 use skein_proto::watch::WatchEvent;
 use skein_proto::worker::v1 as wire;
 use tonic::metadata::MetadataValue;
@@ -23,6 +24,8 @@ use tonic::{Code, Request, Status};
 use super::transport::{Connector, Transport, error_chain};
 use crate::request::TokenRequest;
 
+/// Metadata of a router's refusal: see [`CallError::VersionGone`].
+pub const VERSION_GONE: &str = "skein-version-gone";
 const UNARY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A worker reads an adapter whole before it answers.
 const ADAPTER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -44,6 +47,8 @@ pub struct Attempt {
     pub stream_key: StreamKey,
     /// How long the stream continues without a reader.
     pub linger: Duration,
+    /// Version of the model that it must be; unknown = any.
+    pub version: Version,
     /// Headers that identify the span of this call, if traced.
     pub trace: Option<Headers>,
 }
@@ -80,6 +85,10 @@ pub enum CallError {
     /// The worker rejected the request, as any other worker would.
     #[error("{0}")]
     Rejected(String),
+    /// The worker is a router, and none of its workers serves the version of the model that the request began
+    /// on.
+    #[error("no worker there serves the version of the model that the request began on")]
+    VersionGone,
 }
 
 /// A worker's failure.
@@ -214,6 +223,7 @@ fn timed_out() -> CallError {
 /// worker may not occur at another.
 fn call_error(status: Status) -> CallError {
     match status.code() {
+        _ if status.metadata().contains_key(VERSION_GONE) => CallError::VersionGone,
         Code::ResourceExhausted => CallError::Backpressure { retry_after: retry_after(&status) },
         Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
             CallError::Rejected(status.message().to_owned())
@@ -234,7 +244,8 @@ fn retry_after(status: &Status) -> Option<Duration> {
 }
 
 fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateRequest {
-    let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger, .. } = attempt;
+    let Attempt { id, samples, prompt_logprobs, placement, time_left, stream_key, linger, version, trace: _ } =
+        attempt;
     let mut sampling = SamplingParams::clone(&request.sampling);
     sampling.prompt_logprobs = sampling.prompt_logprobs.filter(|_| prompt_logprobs);
     let samples =
@@ -253,6 +264,7 @@ fn generate_request(request: &TokenRequest, attempt: Attempt) -> wire::GenerateR
         linger_ms: millis(linger),
         call: request.call,
         adapter: request.adapter.as_ref().map_or(0, |adapter| adapter.id.0),
+        model_fingerprint: version.0,
     }
 }
 

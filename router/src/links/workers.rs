@@ -13,9 +13,11 @@ use skein_proto::TokenId;
 use skein_proto::adapter;
 use skein_proto::block_hash;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 use skein_proto::watch::WatchBody;
 
 use super::adapters::AdapterChanges;
+use super::begun::BegunRequests;
 use super::errands::Errands;
 use super::seats::{Seats, Ticket};
 use super::totals::Totals;
@@ -61,6 +63,8 @@ pub(crate) struct Workers {
     pub(crate) totals: Totals,
     /// Adapters loaded and unloaded at run time.
     pub(crate) adapter_changes: AdapterChanges,
+    /// Running requests by the version of the model that they began on.
+    pub(crate) begun: BegunRequests,
 }
 
 /// Locked for microseconds, never across an await.
@@ -137,6 +141,7 @@ impl Workers {
             seats: Seats::default(),
             totals: Totals::default(),
             adapter_changes: AdapterChanges::default(),
+            begun: BegunRequests::default(),
         }
     }
 
@@ -216,6 +221,12 @@ impl Workers {
         self.with_fleet(|fleet| fleet.watch_from(worker))
     }
 
+    /// Wakes the requests that wait for a worker.
+    pub(crate) fn fleet_changed(&self) {
+        self.changes.send();
+        self.seats.call();
+    }
+
     pub(crate) fn fleet_changes(&self) -> Listener {
         self.changes.subscribe()
     }
@@ -240,7 +251,8 @@ impl Workers {
         let grammar_fingerprint = request.sampling.grammar.as_ref().map_or(0, |grammar| grammar.fingerprint);
         let job = Job::new(root, &request.prompt, delivered, &block_sizes, demand);
         let explained = request.receipts.is_some();
-        Job { grammar_fingerprint, adapter, picked: request.picked_worker.clone(), explained, ..job }
+        let (version, picked) = (request.version, request.picked_worker.clone());
+        Job { grammar_fingerprint, version, adapter, picked, explained, ..job }
     }
 
     /// Admits a request or refuses it, and places it at the worker that admission counted on, under one lock,
@@ -258,12 +270,12 @@ impl Workers {
         let State { fleet, clients, rng } = &mut *self.lock();
         let is_behind = waits && ticket.is_some_and(|ticket| self.seats.is_behind(ticket));
         let pick = if is_behind { None } else { fleet.choose(now, job, without, rng) };
-        let is_running = fleet.find_stream(now, stream_key).is_some();
+        let is_running = fleet.find_stream(now, stream_key, job.version).is_some();
         // A worker was ready before, so it is probably restarting.
         let waits = waits && fleet.was_ready(now);
         // A client with part of its answer is not refused, nor one whose stream already runs.
         if pick.is_none() && !resumes && !is_running && !waits {
-            return Err(if fleet.is_full(now) { all_full() } else { none_ready(fleet) });
+            return Err(if fleet.is_full(now, job.version) { all_full() } else { none_ready(fleet) });
         }
         let hit_tokens = pick.as_ref().map_or(0, |pick| pick.hit_tokens);
         let uncached = u64::from(job.demand.prompt_tokens.saturating_sub(hit_tokens));
@@ -295,13 +307,18 @@ impl Workers {
     }
 
     /// The worker to attach to: the one whose stream broke, if only the connection may have failed, else the
-    /// one that last reported the stream.
-    pub(crate) fn holder(self: &Arc<Self>, key: StreamKey, broken: Option<WorkerEpoch>) -> Option<Place> {
+    /// one of this version that last reported the stream.
+    pub(crate) fn holder(
+        self: &Arc<Self>,
+        key: StreamKey,
+        version: Version,
+        broken: Option<WorkerEpoch>,
+    ) -> Option<Place> {
         let now = clock::now();
         let State { fleet, clients, .. } = &mut *self.lock();
         let at = broken
             .filter(|&at| !self.linger.is_zero() && fleet.may_have_kept(now, at))
-            .or_else(|| fleet.find_stream(now, key))?;
+            .or_else(|| fleet.find_stream(now, key, version))?;
         let client = clients.get(&at.worker)?.clone();
         Some(self.placed(WorkerPlacement::outside_ledger(at), client, fleet.name(at.worker), None))
     }
@@ -341,6 +358,14 @@ fn none_ready(fleet: &Fleet) -> Refusal {
 
 fn log(notice: &Notice) {
     match notice {
+        Notice::Version(worker, version) => {
+            tracing::info!(
+                worker,
+                %version,
+                "this worker serves another version of the model than the others; a request stays on the version that it \
+                 began on"
+            );
+        }
         Notice::NotUsed(worker, reason) => tracing::warn!(worker, "worker not used: {reason}"),
         Notice::Lost(worker) => {
             tracing::warn!(worker, "worker is lost: silent, or its engine makes no progress");

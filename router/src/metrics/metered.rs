@@ -12,6 +12,7 @@ use skein_node::trace::{self, Observation};
 use skein_proto::adapter::AdapterId;
 use skein_proto::finish::FinishReason;
 use skein_proto::totals::Total;
+use skein_proto::version::Version;
 
 use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
@@ -85,6 +86,10 @@ impl Generator for Metered {
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
         self.inner.capacity()
+    }
+
+    fn version(&self) -> Version {
+        self.inner.version()
     }
 
     fn workers(&self) -> Vec<WorkerStatus> {
@@ -282,7 +287,9 @@ impl Answer {
         self.status = refusal.http().status;
         self.error = Some(refusal.http().code.unwrap_or("invalid_request"));
         refusal.trace(&self.span.request);
-        self.metrics.lost.inc_by(matches!(refusal, Refusal::WorkersLost { .. } | Refusal::Internal).into());
+        let is_lost =
+            matches!(refusal, Refusal::WorkersLost { .. } | Refusal::VersionGone | Refusal::Internal);
+        self.metrics.lost.inc_by(is_lost.into());
         self.finish_all("error");
         self.end(Outcome::Failed);
     }

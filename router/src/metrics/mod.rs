@@ -28,6 +28,7 @@ pub struct Metrics {
     outcomes: IntCounterVec,
     lost: IntCounter,
     picks: IntCounterVec,
+    swaps: IntCounterVec,
     resumed: IntCounter,
     moved: IntCounter,
     moves: IntCounter,
@@ -76,6 +77,29 @@ impl Outcome {
 /// What became of a proxy's request for a pick.
 const PICKS: [&str; 2] = ["picked", "refused"];
 
+/// How a request to replace the model ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwapOutcome {
+    /// New requests go to the new version.
+    Swapped,
+    /// The files are those of the running version.
+    Unchanged,
+    /// The model cannot be served.
+    Refused,
+}
+
+impl SwapOutcome {
+    const ALL: [Self; 3] = [Self::Swapped, Self::Unchanged, Self::Refused];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Swapped => "swapped",
+            Self::Unchanged => "unchanged",
+            Self::Refused => "refused",
+        }
+    }
+}
+
 /// Values of vLLM's label `finished_reason` that are in use.
 const FINISHED: [&str; 4] = ["stop", "length", "abort", "error"];
 
@@ -111,6 +135,12 @@ impl Metrics {
                 "Requests of a proxy for which an endpoint was picked or that were refused.",
                 "outcome",
                 &PICKS,
+            ),
+            swaps: r.counters(
+                "skein_model_swaps_total",
+                "Requests to replace the model, by outcome.",
+                "outcome",
+                &SwapOutcome::ALL.map(SwapOutcome::label),
             ),
             resumed: r.counter(
                 "skein_requests_resumed_total",
@@ -203,12 +233,17 @@ impl Metrics {
         self.answers.with_label_values(&[handler, method, class]).inc();
     }
 
+    /// Counts a request to replace the model.
+    pub fn swapped(&self, outcome: SwapOutcome) {
+        self.swaps.with_label_values(&[outcome.label()]).inc();
+    }
+
     /// All of it as of now, in `format`.
     pub fn encode(&self, format: Format, generator: &dyn Generator) -> String {
         let running = generator.running();
         self.in_flight.set(running.requests.into());
         self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));
         self.engines.set(generator.totals());
-        self.workers.encode(&generator.workers(), || self.registry.encode(format))
+        self.workers.encode(&generator.workers(), generator.version(), || self.registry.encode(format))
     }
 }

@@ -4,6 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use skein_node::metrics::{Gauge, GaugeVec, IntGauge, IntGaugeVec, Registry};
 
+use skein_proto::version::Version;
+
 use crate::fleet::WorkerStatus;
 
 /// Gauges that are set at each scrape.
@@ -25,6 +27,8 @@ pub(super) struct WorkerGauges {
     worker_indexed_blocks: IntGaugeVec,
     pressure: Gauge,
     worker_pressure: GaugeVec,
+    version_workers: IntGaugeVec,
+    version_current: IntGaugeVec,
 }
 
 impl WorkerGauges {
@@ -60,11 +64,26 @@ impl WorkerGauges {
                 "Highest utilisation of a worker's sequence slots, KV blocks and one second of prefill; 1 is full.",
                 &["worker"],
             ),
+            version_workers: r.gauges(
+                "skein_model_version_workers",
+                "Workers that take requests, by the version of the model that they serve.",
+                &["version"],
+            ),
+            version_current: r.gauges(
+                "skein_model_version_current",
+                "Whether new requests go to this version of the model: 1 or 0.",
+                &["version"],
+            ),
         }
     }
 
-    /// Sets them all, then calls `encode`.
-    pub fn encode(&self, workers: &[WorkerStatus], encode: impl FnOnce() -> String) -> String {
+    /// Sets them all, then calls `encode`. New requests go to version `current`.
+    pub fn encode(
+        &self,
+        workers: &[WorkerStatus],
+        current: Version,
+        encode: impl FnOnce() -> String,
+    ) -> String {
         let _scrape = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.running.set(workers.iter().map(|worker| i64::from(worker.reported.running)).sum());
@@ -94,7 +113,20 @@ impl WorkerGauges {
             set(&self.worker_kv_blocks, worker.info.as_ref().map_or(0, |info| info.kv_blocks.into()));
             set(&self.worker_indexed_blocks, count(worker.cached_blocks));
         }
+        self.set_versions(workers, current);
         encode()
+    }
+
+    fn set_versions(&self, workers: &[WorkerStatus], current: Version) {
+        self.version_workers.reset();
+        self.version_current.reset();
+        let served = |worker: &WorkerStatus| Some((worker.info.as_ref()?.model_version(), worker.is_ready()));
+        for (version, is_ready) in workers.iter().filter_map(served).filter(|(version, _)| version.is_known())
+        {
+            let label = version.to_string();
+            self.version_workers.with_label_values(&[&label]).add(is_ready.into());
+            self.version_current.with_label_values(&[&label]).set((version == current).into());
+        }
     }
 
     fn of_each(&self) -> [&IntGaugeVec; 7] {
@@ -157,6 +189,8 @@ mod tests {
             backend: "fake".into(),
             fingerprint: 7,
             grammar_fingerprint: 0,
+            tokenizer_fingerprint: 0,
+            serving_since_ms: 0,
         };
         let load = CurrentLoad {
             queued_uncached_tokens,
@@ -200,7 +234,7 @@ mod tests {
         let gauges = WorkerGauges::new(&registry);
         let full = WorkerStatus { refuses: Some(crate::fleet::Refused::Draining), ..worker("c", 8, 0, 0) };
         let workers = [worker("a", 2, 100, 0), worker("b", 6, 100, 0), full];
-        let text = gauges.encode(&workers, || registry.encode(skein_node::metrics::Format::Text));
+        let text = gauges.encode(&workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
         assert!(text.contains("\nskein_pressure 0.5\n"), "{text}");
         assert!(text.contains("\nskein_worker_pressure{worker=\"c\"} 1\n"), "{text}");
     }
@@ -210,14 +244,16 @@ mod tests {
         let registry = Registry::new(&[]);
         let gauges = WorkerGauges::new(&registry);
         let series = |workers: &[WorkerStatus]| {
-            let text = gauges.encode(workers, || registry.encode(skein_node::metrics::Format::Text));
+            let text =
+                gauges.encode(workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
             text.lines().filter(|line| !line.starts_with('#')).count()
         };
         let none = series(&[]);
         for round in 0..100 {
             let workers: Vec<_> =
                 (0..64).map(|at| worker(&format!("w{}", round * 64 + at), 1, 50, 0)).collect();
-            assert_eq!(series(&workers), none + 64 * 8, "round {round}");
+            // Eight of each worker, two of their version.
+            assert_eq!(series(&workers), none + 64 * 8 + 2, "round {round}");
         }
         assert_eq!(series(&[]), none);
     }

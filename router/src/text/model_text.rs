@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use skein_gguf::{GgufModel, is_gguf};
-use skein_grammar::Grammars;
+use skein_grammar::{Grammars, tokenizer_fingerprint};
 use skein_proto::TokenId;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::TextError;
 use super::chat_template::{ChatTemplate, Forms};
@@ -52,6 +53,10 @@ pub struct ModelText {
     pub render_processes: Option<RenderProcesses>,
     /// Size and type, for display.
     pub facts: Facts,
+    /// Fingerprint of tokenizer and chat template; 0 = unknown.
+    pub fingerprint: u64,
+    /// Fingerprint of tokenizer.json that workers of this model must have; 0 = any.
+    pub workers_tokenizer: u64,
 }
 
 /// Facts about a model. Unknown ones are empty.
@@ -90,7 +95,13 @@ impl ModelText {
             [] => vec![Arc::from(&*name)],
             names => names.iter().map(|name| Arc::from(name.as_str())).collect(),
         };
+        let fingerprint = fingerprint_of_parts(&tokenizer, &config, template.as_deref());
         let mut text = Self::from_parts(served_names, &tokenizer, &config, template, &generation)?;
+        text.fingerprint = fingerprint;
+        // A GGUF file's tokenizer need not equal, byte for byte, the tokenizer.json of the original model.
+        if sources.tokenizer.is_none() && !is_gguf(directory) {
+            text.workers_tokenizer = tokenizer_fingerprint(&tokenizer);
+        }
         text.defaults.sampling.seed = sources.seed;
         text.template_kwargs = sources.template_kwargs.clone();
         let (calls, reasoning) = (sources.call_parser.as_deref(), sources.reasoning_parser.as_deref());
@@ -148,6 +159,8 @@ impl ModelText {
             template_kwargs: Map::new(),
             render_processes: None,
             facts: Facts::default(),
+            fingerprint: 0,
+            workers_tokenizer: 0,
             formats: Formats::default(),
             kept: Arc::new([]),
         };
@@ -244,6 +257,31 @@ impl<'a> ChatPrompt<'a> {
             Prompt::Text(_) | Prompt::Tokens(_) => None,
         }
     }
+}
+
+/// Fingerprint of the tokenizer and the chat template of the model in `directory`: versions of a model with
+/// equal ones can replace each other under a running router.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn fingerprint_of(directory: &Path, sources: &TextSources) -> Result<u64, TextError> {
+    let files = sources.tokenizer_directory(directory);
+    let (tokenizer, config) = (tokenizer_json(files)?, tokenizer_config(files)?);
+    Ok(fingerprint_of_parts(&tokenizer, &config, sources.template(directory)?.as_deref()))
+}
+
+/// Covers the tokenizer's whole file, and of its configuration what a chat template sees.
+fn fingerprint_of_parts(tokenizer: &[u8], config: &Value, template: Option<&str>) -> u64 {
+    let own = default_template(&config["chat_template"]);
+    let template = template.or(own.as_deref()).unwrap_or_default();
+    let specials = special_strings(config).into_iter().flat_map(|(name, text)| [name, text]);
+    let parts = [template.to_owned()].into_iter().chain(specials);
+    let mut bytes = tokenizer_fingerprint(tokenizer).to_le_bytes().to_vec();
+    for part in parts {
+        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    xxh3_64(&bytes)
 }
 
 /// Loads only the tokenizer of the model in `directory`.

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -54,9 +54,12 @@ struct RenderRequest {
     arguments: Map<String, Value>,
 }
 
+/// How to start a rendering process.
+type StartRenderer = dyn Fn() -> io::Result<Command> + Send + Sync;
+
 /// Pool of rendering processes, one per concurrent rendering. They are started on demand and reused.
 pub struct RenderProcesses {
-    command: Box<dyn Fn() -> io::Result<Command> + Send + Sync>,
+    command: RwLock<Box<StartRenderer>>,
     idle: Mutex<Vec<RenderProcess>>,
     most_idle: usize,
     timeout: Duration,
@@ -72,11 +75,16 @@ impl RenderProcesses {
     /// Pool of processes started by `command`. Each must limit itself and then call [`serve`].
     pub fn new(command: impl Fn() -> io::Result<Command> + Send + Sync + 'static) -> Self {
         Self {
-            command: Box::new(command),
+            command: RwLock::new(Box::new(command)),
             idle: Mutex::default(),
             most_idle: std::thread::available_parallelism().map_or(1, usize::from),
             timeout: RENDER_TIMEOUT,
         }
+    }
+
+    /// Starts further processes by `command`: the template has moved to another directory.
+    pub fn start_by(&self, command: impl Fn() -> io::Result<Command> + Send + Sync + 'static) {
+        *self.command.write().unwrap_or_else(PoisonError::into_inner) = Box::new(command);
     }
 
     /// Renders a conversation. Blocks for up to [`RENDER_TIMEOUT`].
@@ -112,7 +120,8 @@ impl RenderProcesses {
     }
 
     fn start(&self) -> Result<RenderProcess, Refusal> {
-        (self.command)().and_then(RenderProcess::start).map_err(|error| {
+        let command = self.command.read().unwrap_or_else(PoisonError::into_inner)();
+        command.and_then(RenderProcess::start).map_err(|error| {
             tracing::error!(%error, "cannot start a process for the chat template");
             Refusal::Internal
         })

@@ -98,6 +98,7 @@ pub fn validate(
         stream_key: None,
         waits_for_worker: true,
         resume: None,
+        version: draft.version,
         picked_worker: draft.picked_worker,
         operation: operation(&draft.prompt),
         trace: trace::Request::default(),

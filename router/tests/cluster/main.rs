@@ -6,6 +6,7 @@ mod mock;
 mod picks;
 mod receipts;
 mod resume;
+mod versions;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -90,6 +90,8 @@ pub struct Mock {
 pub struct State {
     name: u32,
     epoch: u64,
+    /// Version of the model, on which its tokens depend, and since when it serves.
+    version: u64,
     script: Arc<Script>,
     /// The event log: event n is at index n - 1; `None` is never sent.
     log: Mutex<Vec<Option<Event>>>,
@@ -106,14 +108,26 @@ pub struct State {
 }
 
 impl Mock {
-    /// Starts a worker at `address` (port 0 = any).
+    /// Starts a worker with version 1 of the model at `address` (port 0 = any).
     pub fn start(name: u32, epoch: u64, address: SocketAddr, script: &Arc<Script>) -> Self {
+        Self::start_version(name, epoch, address, script, 1)
+    }
+
+    /// [`start`](Self::start) with another version.
+    pub fn start_version(
+        name: u32,
+        epoch: u64,
+        address: SocketAddr,
+        script: &Arc<Script>,
+        version: u64,
+    ) -> Self {
         let listener = std::net::TcpListener::bind(address).expect("the port is free");
         listener.set_nonblocking(true).expect("a socket can be made non-blocking");
         let address = listener.local_addr().expect("it listens");
         let state = Arc::new(State {
             name,
             epoch,
+            version,
             script: script.clone(),
             log: Mutex::default(),
             stored: Mutex::default(),
@@ -232,8 +246,10 @@ impl Worker for Service {
             resume_exact: !self.0.script.inexact.load(Ordering::SeqCst),
             version: "0".into(),
             backend: "mock".into(),
-            model_fingerprint: 1,
+            model_fingerprint: self.0.version,
             grammar_fingerprint: 0,
+            tokenizer_fingerprint: 0,
+            serving_since_ms: self.0.version,
         }))
     }
 
@@ -245,6 +261,9 @@ impl Worker for Service {
         let request = request.into_inner();
         lock(&state.script.calls).push((state.name, request.clone()));
         let fault = lock(&state.script.faults).pop_front();
+        if ![0, state.version].contains(&request.model_fingerprint) {
+            return Err(Status::aborted("it serves another version"));
+        }
         match fault {
             Some(Fault::Unavailable) => return Err(Status::unavailable("scripted")),
             Some(Fault::Full) => return Err(Status::resource_exhausted("scripted")),
@@ -255,7 +274,7 @@ impl Worker for Service {
             lock(&state.kept).push((request.stream_key.clone(), request.clone()));
         }
         let cached_tokens = state.cache(&request);
-        let deltas = deltas(&request, state.epoch, cached_tokens);
+        let deltas = deltas(&request, &state, cached_tokens);
         Ok(Response::new(Box::pin(play(state, deltas, fault))))
     }
 
@@ -294,7 +313,7 @@ impl Worker for Service {
         lock(&state.script.attaches).push((state.name, request.clone(), began.is_some()));
         let began = began.ok_or_else(|| Status::not_found("no such stream is kept here"))?;
         let fault = lock(&state.script.faults).pop_front();
-        let deltas = attached(&request, deltas(&began, state.epoch, 0))?;
+        let deltas = attached(&request, deltas(&began, &state, 0))?;
         Ok(Response::new(Box::pin(play(state, deltas, fault))))
     }
 
@@ -434,7 +453,7 @@ fn next_token(seed: u64, sample: u32, history: &[u32]) -> u32 {
 }
 
 /// All deltas of a request, one token each, its samples interleaved. Multiples of 41 end a sample.
-fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Vec<wire::GenerateDelta> {
+fn deltas(request: &wire::GenerateRequest, state: &State, cached_tokens: u32) -> Vec<wire::GenerateDelta> {
     let sampling = request.sampling.clone().unwrap_or_default();
     let prompt = &request.prompt_token_ids;
     let mut samples: Vec<(u32, Vec<u32>, bool)> = request
@@ -459,7 +478,7 @@ fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Ve
                 from_position: history.len() as u32,
                 ..wire::GenerateDelta::default()
             };
-            let token = next_token(sampling.seed, *index, history);
+            let token = next_token(sampling.seed ^ (state.version << 48), *index, history);
             let finish = if history.len() - prompt.len() == sampling.max_tokens as usize {
                 Some((wire::FinishReason::Length, None))
             } else if token.is_multiple_of(41) {
@@ -476,7 +495,7 @@ fn deltas(request: &wire::GenerateRequest, epoch: u64, cached_tokens: u32) -> Ve
             deltas.push(delta);
         }
     }
-    deltas.iter_mut().for_each(|delta| delta.epoch = epoch);
+    deltas.iter_mut().for_each(|delta| delta.epoch = state.epoch);
     deltas[0].cached_tokens = Some(cached_tokens);
     deltas
 }

@@ -228,7 +228,7 @@ async fn cut_everywhere(how: Cut) {
     let mut cuts = 0;
     for (name, request) in cases() {
         let (undisturbed, journey) = run(&workers, &request, None).await;
-        assert_eq!(journey, Journey { moves: 0, resume_exact: true });
+        assert_eq!(journey, Journey { moves: 0, resume_exact: true, version: journey.version });
         let runs = (0..places(&undisturbed)).map(|place| {
             let (request, workers, undisturbed) = (request.clone(), &workers, &undisturbed);
             async move {
@@ -236,7 +236,7 @@ async fn cut_everywhere(how: Cut) {
                 assert_eq!(&answer, undisturbed, "{name}, {how:?} after {place}");
                 assert_eq!(
                     journey,
-                    Journey { moves: 1, resume_exact: true },
+                    Journey { moves: 1, resume_exact: true, version: journey.version },
                     "{name}, {how:?} after {place}"
                 );
             }

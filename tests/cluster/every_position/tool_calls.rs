@@ -122,7 +122,11 @@ async fn a_worker_lost_at_any_position_of_a_call_changes_no_piece() {
             async move {
                 let (heard, journey, _) = answer(text, workers, asked, Some((how, place))).await;
                 assert_eq!(&heard, undisturbed, "{how:?} after {place}");
-                assert_eq!(journey, Journey { moves: 1, resume_exact: true }, "{how:?} after {place}");
+                assert_eq!(
+                    journey,
+                    Journey { moves: 1, resume_exact: true, version: journey.version },
+                    "{how:?} after {place}"
+                );
             }
         });
         cuts += futures::stream::iter(runs).buffer_unordered(AT_ONCE).count().await;

@@ -7,17 +7,17 @@ use std::time::Duration;
 use futures::{FutureExt, StreamExt};
 use skein_node::clock;
 use skein_router::refusal::Refusal;
-use skein_router::request::TokenDelta;
 use tokio::time::Instant;
 
 use crate::executor;
+use crate::faults::Fault;
 use crate::names::CLIENT;
 use crate::network::Incoming;
 use crate::process::Process;
 use crate::random::Random;
 use crate::reading::Reading;
-use crate::reference::{self, Answer};
-use crate::served::{Ask, Served, Tokens};
+use crate::reference::Answers;
+use crate::served::{Ask, Part, Served, Tokens};
 use crate::workload;
 use crate::world::World;
 
@@ -54,7 +54,7 @@ pub struct Client {
     spec: workload::Client,
     random: Random,
     process: Process,
-    answer: Answer,
+    answers: Answers,
     started: Instant,
     /// Time when the last fault is over.
     calm_at: Instant,
@@ -63,10 +63,10 @@ pub struct Client {
 impl Client {
     /// A client that starts now.
     pub async fn new(world: Arc<World>, spec: workload::Client, random: Random, calm_at: Instant) -> Self {
-        let answer = reference::answer(&world.plan, &spec.ask.request).await;
+        let answers = Answers::to(&world.plan, &spec.ask.request).await;
         // A client's process never dies.
         let process = Process::new(Random::new(0, "client"), 0);
-        Self { world, spec, random, process, answer, started: Instant::now(), calm_at }
+        Self { world, spec, random, process, answers, started: Instant::now(), calm_at }
     }
 
     /// Retries until the client has its answer.
@@ -99,6 +99,10 @@ impl Client {
                 Ended::Refused(refusal) => {
                     self.say(format_args!("is refused: {refusal:?}"));
                     self.judge(&refusal, asked_at);
+                    if matches!(refusal, Refusal::VersionGone) {
+                        // What it has cannot be continued.
+                        reading = Reading::new(&self.spec.ask);
+                    }
                 }
                 Ended::Disconnected(why) => self.say(format_args!("is cut off: {why}")),
             }
@@ -117,7 +121,8 @@ impl Client {
         }
         let mut ask = self.spec.ask.clone();
         ask.has = reading.tokens_by_sample();
-        ask.request.resume = self.spec.resumes.then(|| Arc::new(reading.resume_from(&self.answer)));
+        ask.request.resume = self.spec.resumes.then(|| Arc::new(reading.resume_from(&self.answers)));
+        ask.request.version = reading.version();
         ask.request.deadline = time_left.map(|left| clock::now() + left);
         self.say(format_args!("asks {router}"));
         let network = &self.world.network;
@@ -132,21 +137,18 @@ impl Client {
         }
     }
 
-    async fn read(
-        &self,
-        reading: &mut Reading,
-        mut messages: Incoming<Result<TokenDelta, Refusal>>,
-    ) -> Ended {
+    async fn read(&self, reading: &mut Reading, mut messages: Incoming<Result<Part, Refusal>>) -> Ended {
         loop {
             match messages.next().await {
-                Some(Ok(Ok(delta))) => {
+                Some(Ok(Ok(part))) => {
+                    let Part { delta, version } = &part;
                     self.say(format_args!(
-                        "s{} @{} +{}",
+                        "s{} @{} +{} of {version}",
                         delta.sample_index,
                         delta.from_position,
                         delta.tokens.len()
                     ));
-                    if let Err(wrong) = reading.take(&delta, &self.answer) {
+                    if let Err(wrong) = reading.take(&part, &self.answers) {
                         self.violated(format_args!("{wrong}"));
                     }
                 }
@@ -173,6 +175,8 @@ impl Client {
             // Overload and a deadline that is too short occur without faults.
             Refusal::Overloaded { .. } | Refusal::DeadlineTooShort { .. } => true,
             Refusal::NoReadyWorker { .. } => !calm,
+            // The only worker with other weights came back with the usual ones.
+            Refusal::VersionGone => !calm && self.world.plan.faults.contains(&Fault::OtherWeights),
             Refusal::WorkersLost { .. } => {
                 let since = asked_at.saturating_sub(FAULTS_LAST);
                 !calm && self.world.log.disturbances_since(since) >= FAULTS_TO_LOSE
@@ -194,7 +198,7 @@ impl Client {
 }
 
 /// A refusal travels over the network like any answer.
-pub(crate) async fn answers(served: Arc<Served>, ask: Ask) -> Incoming<Result<TokenDelta, Refusal>> {
+pub(crate) async fn answers(served: Arc<Served>, ask: Ask) -> Incoming<Result<Part, Refusal>> {
     let refused = |refusal| futures::stream::iter([Err(refusal)]).boxed();
     let tokens: Tokens = match &served.front {
         Some(front) => front.submit(ask).await.unwrap_or_else(refused),

@@ -92,12 +92,7 @@ impl Plan {
 /// A few kinds of faults per run, because all of them at once would hide each other.
 fn faults(random: &Random) -> Vec<Fault> {
     let chance = random.pick(&[2, 3, 6]);
-    let mut faults: Vec<Fault> = Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect();
-    // A restarted router could adopt the other weights, because it adopts the first that it sees.
-    if faults.contains(&Fault::KillRouter) || faults.contains(&Fault::KillRouterAtAnAwait) {
-        faults.retain(|&fault| fault != Fault::OtherWeights);
-    }
-    faults
+    Fault::ALL.iter().copied().filter(|_| random.once_in(chance)).collect()
 }
 
 /// Half of the models repeat themselves, so that drafts are often right.

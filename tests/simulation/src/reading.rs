@@ -1,12 +1,13 @@
 //! A client's copy of its answer, checked message by message: every position once and in order, every value
-//! equal to the reference.
+//! equal to the reference of one version of the model.
 
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
+use skein_proto::version::Version;
 use skein_router::request::{Resume, ResumeSample, TokenDelta};
 
-use crate::reference::Answer;
-use crate::served::Ask;
+use crate::reference::{Answer, Answers};
+use crate::served::{Ask, Part};
 
 /// The part of the answer that a client has received.
 #[derive(Debug, Clone)]
@@ -19,6 +20,8 @@ pub struct Reading {
     /// Whether all prompt log-probabilities have arrived, or none were requested.
     has_prompt_logprobs: bool,
     told_cached: bool,
+    /// Version that everything received is from; unknown before the first part.
+    version: Version,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -39,7 +42,13 @@ impl Reading {
             prompt_logprobs: 0,
             has_prompt_logprobs: ask.request.sampling.prompt_logprobs.is_none(),
             told_cached: false,
+            version: Version::UNKNOWN,
         }
+    }
+
+    /// Version that everything received is from.
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// Starts a new attempt, which continues from here.
@@ -51,7 +60,8 @@ impl Reading {
     }
 
     /// What a router must know to continue from here.
-    pub fn resume_from(&self, answer: &Answer) -> Resume {
+    pub fn resume_from(&self, answers: &Answers) -> Resume {
+        let answer = answers.of(self.version);
         let wanted = self.samples.iter().enumerate().filter(|(_, sample)| !sample.ended);
         let sample = |(index, sample): (usize, &Progress)| ResumeSample {
             index: index as u32,
@@ -76,7 +86,14 @@ impl Reading {
     }
 
     /// Appends a delta; the error says how it differs from the expected answer.
-    pub fn take(&mut self, delta: &TokenDelta, answer: &Answer) -> Result<(), String> {
+    pub fn take(&mut self, Part { delta, version }: &Part, answers: &Answers) -> Result<(), String> {
+        let has_output =
+            !delta.tokens.is_empty() || delta.finish.is_some() || !delta.prompt_logprobs.is_empty();
+        if !self.version.fits(*version) || has_output && !version.is_known() {
+            return Err(format!("output of version {version} after output of {}", self.version));
+        }
+        self.version = self.version.or(*version);
+        let answer = answers.of(self.version);
         self.take_prompt(delta, answer)?;
         let index = delta.sample_index as usize;
         let (Some(sample), Some(whole)) = (self.samples.get_mut(index), answer.samples.get(index)) else {

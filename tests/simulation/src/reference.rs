@@ -13,6 +13,7 @@ use skein_proto::delta::WorkerDelta;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::placement::Placement;
+use skein_proto::version::Version;
 use skein_router::links::transport::{Connector, Transport};
 use skein_router::links::worker_client::{Attempt, WorkerClient};
 use skein_router::request::TokenRequest;
@@ -24,7 +25,7 @@ use crate::device::Device;
 use crate::network::Direct;
 use crate::plan::Plan;
 use crate::report::Log;
-use crate::worker;
+use crate::worker::{self, OTHER_VERSION};
 
 /// Most engine turns for one request; more means that it hangs.
 const MOST_TURNS: u32 = 100_000;
@@ -49,13 +50,37 @@ pub struct Sample {
     pub finish: Option<FinishReason>,
 }
 
-/// Computes the answer to `request`. Takes no simulated time.
+/// The answers of both versions of the model to one request.
+#[derive(Debug, Clone)]
+pub struct Answers {
+    usual: Answer,
+    other: Answer,
+}
+
+impl Answers {
+    /// Computes both answers. Takes no simulated time.
+    pub async fn to(plan: &Plan, request: &TokenRequest) -> Self {
+        Self { usual: answer(plan, request).await, other: answer_by(plan, request, true).await }
+    }
+
+    /// The answer of a version.
+    pub fn of(&self, version: Version) -> &Answer {
+        if version == OTHER_VERSION { &self.other } else { &self.usual }
+    }
+}
+
+/// Computes the answer of the usual weights to `request`. Takes no simulated time.
 pub async fn answer(plan: &Plan, request: &TokenRequest) -> Answer {
+    answer_by(plan, request, false).await
+}
+
+async fn answer_by(plan: &Plan, request: &TokenRequest, other_weights: bool) -> Answer {
     let mut config = plan.worker.clone();
     config.scheduler.enable_prefix_caching = false;
     config.scheduler.speculate = Speculate::Off;
-    let (client, mut engine) = alone(plan, &config, request.n).await;
+    let (client, mut engine) = alone(plan, &config, request.n, other_weights).await;
     let attempt = Attempt {
+        version: Version::UNKNOWN,
         id: request.id.clone(),
         samples: (0..request.n).map(|index| (index, Vec::new())).collect(),
         prompt_logprobs: request.sampling.prompt_logprobs.is_some(),
@@ -85,11 +110,11 @@ impl Answer {
 }
 
 /// A worker with room for one request.
-async fn alone(plan: &Plan, config: &WorkerConfig, n: u32) -> (WorkerClient, Engine) {
+async fn alone(plan: &Plan, config: &WorkerConfig, n: u32, other_weights: bool) -> (WorkerClient, Engine) {
     let longest = config.scheduler.max_model_len.unwrap_or(128).div_ceil(config.scheduler.block_size);
     let (device, log) = (Arc::new(Device::default()), Arc::new(Log::default()));
     let kv_blocks = (longest + 1) * (n + 1);
-    let make = worker::Make { host: "ref", plan, config, kv_blocks: kv_blocks.into(), other_weights: false };
+    let make = worker::Make { host: "ref", plan, config, kv_blocks: kv_blocks.into(), other_weights };
     let (service, engine) = worker::build(&make, 1, &device, &log);
     let connector = Here(Arc::new(Direct(service)));
     let client = WorkerClient::connect(&connector, "here").await.expect("there is no way to fail");

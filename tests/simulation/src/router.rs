@@ -17,7 +17,7 @@ use skein_router::request::TokenDelta;
 use crate::network::{Host, SimConnector};
 use crate::plan::MODEL;
 use crate::process::Process;
-use crate::served::{Ask, Front, Served, Tokens};
+use crate::served::{Ask, Front, Part, Served, Tokens};
 use crate::world::World;
 
 /// One run of a router's process.
@@ -92,11 +92,14 @@ struct Text {
 }
 
 impl Edge {
-    async fn next(&mut self) -> Option<Result<TokenDelta, Refusal>> {
+    async fn next(&mut self) -> Option<Result<Part, Refusal>> {
         while let Some(item) = self.stream.next().await {
-            let Ok(delta) = item else { return Some(item) };
+            let delta = match item {
+                Ok(delta) => delta,
+                Err(refusal) => return Some(Err(refusal)),
+            };
             let Some(delta) = self.cut(delta) else { continue };
-            return Some(Ok(delta));
+            return Some(Ok(Part { delta, version: self.stream.journey().version }));
         }
         None
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use skein_proto::TokenId;
 use skein_proto::sampling::SamplingParams;
+use skein_proto::version::Version;
 use skein_router::cluster::Cluster;
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_router::fleet::WorkerStatus;
@@ -61,6 +62,8 @@ pub struct Served {
     pub cached: u32,
     /// Moves to another worker.
     pub moves: u32,
+    /// Version of the model that the answer is from.
+    pub version: Version,
     /// Time to the first token.
     pub first_token: Duration,
 }
@@ -222,6 +225,7 @@ async fn read(cluster: Cluster, request: TokenRequest) -> Served {
         tokens: Vec::new(),
         cached: 0,
         moves: 0,
+        version: Version::UNKNOWN,
         first_token: Duration::ZERO,
     };
     let mut stream = match cluster.submit(request).await {
@@ -241,7 +245,8 @@ async fn read(cluster: Cluster, request: TokenRequest) -> Served {
         }
         served.worker = stream.worker().as_deref().unwrap_or_default().to_owned();
     }
-    served.moves = stream.journey().moves;
+    let journey = stream.journey();
+    (served.moves, served.version) = (journey.moves, journey.version);
     served
 }
 

@@ -4,12 +4,22 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use skein_proto::version::Version;
 use skein_router::links::transport::Transport;
 use skein_router::refusal::Refusal;
 use skein_router::request::{TokenDelta, TokenRequest};
 
 /// A stream of tokens to a client, or the refusal that ended it.
-pub type Tokens = BoxStream<'static, Result<TokenDelta, Refusal>>;
+pub type Tokens = BoxStream<'static, Result<Part, Refusal>>;
+
+/// Part of an answer.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// The new tokens.
+    pub delta: TokenDelta,
+    /// Version of the model that they are from.
+    pub version: Version,
+}
 
 /// A request as a client sends it.
 #[derive(Debug, Clone)]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use skein_node::discovery::etcd::{LEASE_TTL, Record, Registration, register};
+use skein_proto::version::Version;
 use skein_worker::adapters::Adapters;
 use skein_worker::backend::KvBlocks;
 use skein_worker::backend::fake::FakeOptions;
@@ -25,6 +26,10 @@ use crate::served::Served;
 use crate::workload::VOCAB_SIZE;
 use crate::world::World;
 
+/// Versions of the model, by the weights.
+pub const USUAL_VERSION: Version = Version(7);
+/// Version of workers with other weights.
+pub const OTHER_VERSION: Version = Version(8);
 /// How long a server that shuts down waits for connections to close.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 
@@ -93,6 +98,8 @@ pub struct Make<'a> {
 /// A worker with its engine, which the caller must drive.
 pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) -> (WorkerService, Engine) {
     let &Make { host, plan, config, kv_blocks, other_weights } = make;
+    // The simulated processes have no other clock that they share.
+    let config = &WorkerConfig { serving_since_ms: Some(epoch), ..config.clone() };
     let limits = config.scheduler.clone();
     let (block_size, cost) = (limits.block_size, plan.cost);
     let habits = plan.habits.clone();
@@ -110,7 +117,7 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
     let loaded = LoadedBackend {
         adapters: config.adapters.is_enabled.then(adapters),
         eos_token_ids: vec![0],
-        fingerprint: if other_weights { 8 } else { 7 },
+        fingerprint: if other_weights { OTHER_VERSION.0 } else { USUAL_VERSION.0 },
         ..LoadedBackend::fake(backend, VOCAB_SIZE, 1 << 20)
     };
     detached(config, loaded, epoch).expect("the plan's settings can work")

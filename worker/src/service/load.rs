@@ -495,6 +495,7 @@ fn kv_blocks(
         // Each rank on this node has a cache of this size; together the ranks hold the weights once.
         workers: u64::from(config.memory_sharers.max(1))
             * u64::from(config.ranks.count().div_ceil(config.ranks.nodes.count.max(1))),
+        beside: config.memory_beside,
     };
     let memory = skein_sys::memory_limit::of_this_process();
     memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;

@@ -6,7 +6,7 @@ use skein_sys::memory_limit::Memory;
 use super::WorkerError;
 
 /// Memory of a worker besides weights and KV cache, in bytes: code, stacks, activations and logits of a step.
-const WORKER_BYTES: u64 = 48 << 20;
+pub(super) const WORKER_BYTES: u64 = 48 << 20;
 
 /// Memory requirements of one of several workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,22 +19,31 @@ pub(super) struct Needs {
     pub least_kv_bytes: u64,
     /// Number of workers that share the memory.
     pub workers: u64,
+    /// Memory planned for the version of the model that runs beside.
+    pub beside: u64,
 }
 
 impl Needs {
     /// Refuses a configuration that can never fit. Compares with the limit, not with the memory free at the
     /// moment, so that a worker restarting beside others gets the same result.
     pub fn check(&self, memory: &Memory) -> Result<(), WorkerError> {
-        let Self { weight_bytes, kv_bytes, workers, .. } = *self;
-        let fixed = weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));
+        let Self { weight_bytes, kv_bytes, workers, beside, .. } = *self;
+        let fixed = self.fixed().saturating_add(beside);
         let left = memory.limit.saturating_sub(fixed) / workers.max(1);
         let wanted = kv_bytes.unwrap_or(self.least_kv_bytes);
         if fixed.saturating_add(wanted.saturating_mul(workers)) <= memory.limit {
             return Ok(());
         }
         let of = format!("{} has {}", memory.of, size(memory.limit));
-        let taken =
-            format!("weights take {}, {workers} worker(s) {} each", size(weight_bytes), size(WORKER_BYTES));
+        let running = match beside {
+            0 => String::new(),
+            beside => format!("the running version's plan takes {}, ", size(beside)),
+        };
+        let taken = format!(
+            "{running}weights take {}, {workers} worker(s) {} each",
+            size(weight_bytes),
+            size(WORKER_BYTES)
+        );
         Err(WorkerError::Unsuitable(match kv_bytes {
             Some(asked) => format!(
                 "--kv-cache-memory-bytes {} for each of {workers} worker(s) does not fit: {of}, {taken}, so at most {} \
@@ -52,9 +61,14 @@ impl Needs {
 
     /// Memory left for the KV cache of one worker once all weights are loaded, in bytes.
     pub fn left(&self, memory: &Memory) -> u64 {
-        let workers = self.workers.max(1);
-        let fixed = self.weight_bytes.saturating_add(workers.saturating_mul(WORKER_BYTES));
-        memory.available.saturating_sub(fixed) / workers
+        // Memory that the running version has planned and not yet touched still counts as available.
+        let available = memory.available.min(memory.limit.saturating_sub(self.beside));
+        available.saturating_sub(self.fixed()) / self.workers.max(1)
+    }
+
+    /// Memory that does not depend on the size of the KV cache.
+    fn fixed(&self) -> u64 {
+        self.weight_bytes.saturating_add(self.workers.saturating_mul(WORKER_BYTES))
     }
 }
 
@@ -81,7 +95,7 @@ mod tests {
     }
 
     fn needs(weight_bytes: u64, kv_bytes: Option<u64>, workers: u64) -> Needs {
-        Needs { weight_bytes, kv_bytes, least_kv_bytes: 1 << 20, workers }
+        Needs { weight_bytes, kv_bytes, least_kv_bytes: 1 << 20, workers, beside: 0 }
     }
 
     #[test]
@@ -98,12 +112,21 @@ mod tests {
         check(needs(0, Some(500 << 40), 2), GIB, &["500 TiB for each of 2", group, "at most 464 MiB"]);
         check(needs(GIB, Some(GIB / 2), 2), 3 * GIB, &[]);
         check(needs(u64::MAX, Some(u64::MAX), 2), GIB, &["does not fit"]);
+        let beside = |beside| Needs { beside, ..needs(GIB, None, 2) };
+        check(beside(GIB), 3 * GIB, &[]);
+        check(
+            beside(2 * GIB),
+            3 * GIB,
+            &["does not fit", "the running version's plan takes 2 GiB, weights take 1"],
+        );
     }
 
     #[test]
     fn the_cache_is_planned_within_what_the_weights_leave() {
         assert_eq!(needs(GIB, None, 2).left(&memory(3 * GIB, 4 * GIB)), GIB - WORKER_BYTES);
         assert_eq!(needs(GIB, None, 2).left(&memory(GIB, 4 * GIB)), 0);
+        let beside = Needs { beside: GIB, ..needs(GIB, None, 2) };
+        assert_eq!(beside.left(&memory(4 * GIB, 4 * GIB)), GIB - WORKER_BYTES);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
 use skein_proto::invalid::Invalid;
 use skein_proto::placement::Placement;
+use skein_proto::version::Version;
 use skein_proto::worker::v1 as wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -229,6 +230,10 @@ fn admit(
     if engine.log().is_draining() {
         return Err(Status::unavailable("this worker is draining; another one can take the request"));
     }
+    let (begun_on, served) = (Version(request.model_fingerprint), facts.info.model_version());
+    if !begun_on.fits(served) {
+        return Err(other_version(begun_on, served));
+    }
     let stream_key = validate::stream_key(&request.stream_key).map_err(invalid)?;
     let linger = Duration::from_millis(request.linger_ms);
     let id = request.request_id.clone();
@@ -271,6 +276,13 @@ async fn with_adapter(
     let adapters = adapters.ok_or_else(no_adapters)?;
     submission.request.adapter = Some(adapters.acquire(id).await.map_err(not_served)?);
     Ok(submission)
+}
+
+/// A router that knows an earlier process at this address takes this for a fault, and tries another worker.
+fn other_version(begun_on: Version, served: Version) -> Status {
+    Status::aborted(format!(
+        "the request began on version {begun_on} of the model; this worker serves version {served}"
+    ))
 }
 
 fn no_adapters() -> Status {
@@ -348,7 +360,8 @@ async fn forward(
             None => return,
         };
         for delta in deltas {
-            if sender.send(Ok(WorkerDelta { epoch, delta }.into())).await.is_err() {
+            let delta = WorkerDelta { epoch, version: Version::UNKNOWN, delta };
+            if sender.send(Ok(delta.into())).await.is_err() {
                 return;
             }
         }

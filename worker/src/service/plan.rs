@@ -3,7 +3,7 @@
 
 use super::cuda_ranks::CudaPlan;
 use super::load::{CpuPlan, adapter_bytes, plan_cpu};
-use super::memory_plan::size;
+use super::memory_plan::{WORKER_BYTES, size};
 use super::{WorkerError, cuda_ranks, sizing};
 use crate::backend::WindowBlocks;
 use crate::backend::cpu::{Allocated, CpuModel, CpuOptions};
@@ -135,6 +135,14 @@ impl MemoryPlan {
             (main * u64::from(blocks) + windowed * u64::from(windows)) * u64::from(self.block_size)
         };
         self.ranks.iter().map(of_rank).max().unwrap_or(0)
+    }
+
+    /// Memory of `workers` such workers on one machine, in bytes. They map the same weights.
+    pub fn bytes_of(&self, workers: u64) -> u64 {
+        let all: u64 = self.ranks.iter().map(|rank| rank.allocated.total()).sum();
+        let weights: u64 = self.ranks.iter().map(|rank| rank.allocated.weights).sum();
+        let shared: u64 = self.shared.iter().sum();
+        weights + workers * (all - weights + shared + WORKER_BYTES)
     }
 
     /// Window blocks of a sequence with `blocks` blocks.

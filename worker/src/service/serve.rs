@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -225,9 +226,12 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
         backend: loaded.device.name().to_owned(),
         fingerprint: loaded.fingerprint,
         grammar_fingerprint: loaded.grammars.as_ref().map_or(0, |grammars| grammars.fingerprint()),
+        tokenizer_fingerprint: tokenizer_fingerprint(&config.model),
+        serving_since_ms: config.serving_since_ms.unwrap_or_else(now_ms),
     };
     tracing::info!(
         model = info.model,
+        version = %info.model_version(),
         backend = info.backend,
         max_model_len,
         kv_blocks,
@@ -240,6 +244,17 @@ pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(R
     let facts = ModelFacts { name: info.model.as_str().into(), info, eos_token_ids: loaded.eos_token_ids };
     let LoadedBackend { grammars, adapters, .. } = loaded;
     Ok((Ready { engine: handle, facts, grammars, adapters, metrics: None }, engine))
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Fingerprint of the model's tokenizer.json; 0 if there is none. A GGUF file has none: its tokenizer need
+/// not equal, byte for byte, the file of a router that reads the original model.
+fn tokenizer_fingerprint(model: &Path) -> u64 {
+    std::fs::read(model.join("tokenizer.json")).map_or(0, |json| skein_grammar::tokenizer_fingerprint(&json))
 }
 
 fn max_streams(config: &SchedulerConfig) -> u32 {

@@ -143,7 +143,10 @@ async fn prompts_may_be_token_ids() {
 
 #[tokio::test]
 async fn an_answer_reports_its_moves_if_there_were_any() {
-    let moved = |moves, resume_exact| Script { journey: Journey { moves, resume_exact }, ..says("x") };
+    let moved = |moves, resume_exact| Script {
+        journey: Journey { moves, resume_exact, ..Journey::default() },
+        ..says("x")
+    };
     let receipt = json!({"moves": 2, "resume_exact": false});
     for (path, body) in [(COMPLETIONS, json!({"prompt": "a"})), (CHAT, chat(json!({})))] {
         assert_eq!(post(moved(2, false), path, body.clone()).await.json()["skein"], receipt);

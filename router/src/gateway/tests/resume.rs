@@ -3,8 +3,10 @@
 use proptest::prelude::*;
 use skein_proto::TokenId;
 
+use skein_proto::version::Version;
+
 use super::*;
-use crate::request::TokenDelta;
+use crate::request::{Journey, TokenDelta};
 use crate::text::model_text::ModelText;
 
 /// Streams one sample per text, in deltas of `cut` tokens.
@@ -137,6 +139,38 @@ fn wants(chat: bool, extra: &[(&str, Value)]) -> (&'static str, Value) {
         body[*name] = value.clone();
     }
     (path, body)
+}
+
+#[tokio::test]
+async fn events_say_the_version_of_the_model_and_a_resume_asks_for_it() {
+    for (chat, choices) in [(false, 1), (true, 2)] {
+        let (path, body) = wants(chat, &[("n", json!(choices)), ("request_id", json!("g"))]);
+        let said = Script {
+            journey: Journey { version: Version(0xc0ffee), ..Journey::default() },
+            ..script(&vec!["abab".to_owned(); choices], 2)
+        };
+        let said = Arc::new(said);
+        let app = App::new(Arc::new(testing::model_text()), said.clone(), testing::config());
+        let ask = async |id: Option<&str>| {
+            let request = Request::post(path).header("content-type", "application/json");
+            let request = match id {
+                Some(id) => request.header("last-event-id", id),
+                None => request,
+            };
+            send(&app, request.body(body.to_string().into()).unwrap()).await.events_with_ids()
+        };
+        let whole = ask(None).await;
+        let with_tokens: Vec<&String> =
+            whole.iter().map(|(id, _)| id).filter(|id| id.contains("2.2")).collect();
+        assert!(!with_tokens.is_empty(), "{whole:?}");
+        for id in with_tokens {
+            assert!(id.contains("@0000000000c0ffee"), "{id}");
+            ask(Some(id)).await;
+        }
+        let asked: Vec<u64> = said.requests.lock().unwrap().iter().map(|request| request.version.0).collect();
+        assert_eq!(asked[0], 0, "a new request may run on any version");
+        assert!(asked[1..].iter().all(|version| *version == 0xc0ffee), "{asked:x?}");
+    }
 }
 
 proptest! {

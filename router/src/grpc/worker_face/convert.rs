@@ -10,6 +10,7 @@ use skein_proto::adapter::AdapterId;
 use skein_proto::delta::{Delta, WorkerDelta};
 use skein_proto::info::WorkerInfo;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 use skein_proto::worker::v1 as wire;
 
 use crate::capacity::Capacity;
@@ -61,6 +62,7 @@ pub fn token_request(
         stream_key: StreamKey::from_wire(&request.stream_key),
         waits_for_worker: false,
         resume,
+        version: Version(request.model_fingerprint),
         picked_worker: None,
         operation: "generate_content",
         trace: trace::current(),
@@ -112,8 +114,8 @@ impl Deltas {
         Self { epoch, next_prompt_position: 1 }
     }
 
-    /// Converts the next delta.
-    pub fn next(&mut self, delta: TokenDelta) -> wire::GenerateDelta {
+    /// Converts the next delta, which `version` of the model generated.
+    pub fn next(&mut self, delta: TokenDelta, version: Version) -> wire::GenerateDelta {
         let from_prompt_position = self.next_prompt_position;
         self.next_prompt_position += u32::try_from(delta.prompt_logprobs.len()).unwrap_or(u32::MAX);
         let delta = Delta {
@@ -127,17 +129,18 @@ impl Deltas {
             from_prompt_position,
             hand_back: false,
         };
-        WorkerDelta { epoch: self.epoch, delta }.into()
+        WorkerDelta { epoch: self.epoch, version, delta }.into()
     }
 
     /// The last message of a stream that is handed back.
     pub fn hand_back(&self) -> wire::GenerateDelta {
         let delta = Delta { hand_back: true, ..Delta::default() };
-        WorkerDelta { epoch: self.epoch, delta }.into()
+        WorkerDelta { epoch: self.epoch, version: Version::UNKNOWN, delta }.into()
     }
 }
 
-/// The router's capacity in the form of a worker's info.
+/// The router's capacity in the form of a worker's info. It announces no version of the model, because it may
+/// serve several, and others later; each delta says from which it is.
 pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
     WorkerInfo {
         epoch,
@@ -151,8 +154,10 @@ pub fn info(capacity: &Capacity, epoch: u64, model: String) -> WorkerInfo {
         resume_exact: capacity.resume_exact,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: "router".to_owned(),
-        fingerprint: capacity.fingerprint,
+        fingerprint: Version::UNKNOWN.0,
         grammar_fingerprint: capacity.grammar_fingerprint,
+        tokenizer_fingerprint: 0,
+        serving_since_ms: 0,
     }
 }
 
@@ -216,7 +221,7 @@ mod tests {
         let at = TokenLogprobs { token: 3, logprob: -0.5, rank: 1, top: vec![(3, -0.5), (4, -1.0)] };
         let scores = |count| TokenDelta { prompt_logprobs: vec![at.clone(); count], ..TokenDelta::default() };
         let mut deltas = Deltas::new(9);
-        let positions = [2, 3, 0].map(|count| deltas.next(scores(count)).from_prompt_position);
+        let positions = [2, 3, 0].map(|count| deltas.next(scores(count), Version(3)).from_prompt_position);
         assert_eq!(positions, [1, 3, 6]);
         let back = deltas.hand_back();
         assert!(back.hand_back && back.epoch == 9);

@@ -21,12 +21,14 @@ use futures::{Stream, StreamExt};
 use skein_node::clock;
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::Worker;
+use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 
 use super::status;
 use crate::app::App;
 use crate::capacity::Capacity;
 use crate::drain::Lease;
+use crate::links::worker_client::VERSION_GONE;
 use crate::refusal::Refusal;
 use convert::Deltas;
 use readers::{ReaderSignals, Readers, Reading};
@@ -160,7 +162,10 @@ fn deltas(
                 }
                 Some(sample_index) = signals.aborts.recv() => source.abort_sample(sample_index),
                 item = source.next() => match item {
-                    Some(Ok(delta)) => yield Ok(deltas.next(delta)),
+                    Some(Ok(delta)) => {
+                        let version = source.journey().version;
+                        yield Ok(deltas.next(delta, version));
+                    }
                     Some(Err(refusal)) => {
                         reading.source = None;
                         yield Err(gateway_status(&refusal));
@@ -177,6 +182,11 @@ fn deltas(
 fn gateway_status(refusal: &Refusal) -> Status {
     let status = status(refusal);
     match refusal {
+        Refusal::VersionGone => {
+            let mut metadata = status.metadata().clone();
+            metadata.insert(VERSION_GONE, MetadataValue::from_static("true"));
+            Status::with_metadata(status.code(), status.message().to_owned(), metadata)
+        }
         Refusal::NoReadyWorker { .. } => Status::with_metadata(
             tonic::Code::ResourceExhausted,
             status.message().to_owned(),

@@ -8,6 +8,7 @@ use futures::StreamExt;
 use skein_node::discovery::{Change, Member};
 use skein_proto::finish::FinishReason;
 use skein_proto::stream_key::StreamKey;
+use skein_proto::version::Version;
 use skein_proto::worker::v1 as wire;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -15,10 +16,11 @@ use tonic::{Code, Request};
 
 use crate::app::App;
 use crate::cluster::{Cluster, Tuning};
+use crate::generator::TokenSource;
 use crate::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use crate::links::worker_client::WorkerClient;
 use crate::refusal::Refusal;
-use crate::request::TokenRequest;
+use crate::request::{Journey, TokenRequest};
 use crate::testing::{self, Say, Script, delta, finish};
 
 /// A router that answers from its script.
@@ -215,6 +217,31 @@ async fn a_gateway_resumes_through_another_router() {
     let taken_up = other.script.requests.lock().unwrap()[0].clone();
     assert_eq!(taken_up.resume.as_ref().unwrap().samples[0].delivered, testing::tokens("ab"));
     assert_eq!(taken_up.stream_key(), asked.stream_key(), "so that the worker is found that runs it");
+}
+
+#[tokio::test]
+async fn a_gateway_keeps_a_request_on_the_version_that_its_first_router_named() {
+    let of = |version, script: Script| Script {
+        journey: Journey { version: Version(version), ..Journey::default() },
+        ..script
+    };
+    let mut one = Router::start(of(7, talks()), &[]).await;
+    assert_eq!(one.connect().await.info().await.unwrap().model_fingerprint, 0, "it may serve several");
+    let (cluster, members) = gateway(&one, Arc::new(Grpc)).await;
+    let mut stream = cluster.submit(whole("g")).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().unwrap().tokens, testing::tokens("ab"));
+    assert_eq!(stream.journey().version, Version(7));
+    let other = Script { refuse: Some(Refusal::VersionGone), ..Script::default() };
+    let other = Router::start(other, &[]).await;
+    join(&cluster, &members, &other).await;
+    one.stop.take().unwrap().send(()).unwrap();
+    assert!(matches!(stream.next().await.unwrap(), Err(Refusal::VersionGone)));
+    assert_eq!(other.script.requests.lock().unwrap()[0].version, Version(7));
+    // A client that comes to another gateway with its part names the version itself.
+    let (cluster, _members) = gateway(&other, Arc::new(Grpc)).await;
+    let refused = cluster.submit(TokenRequest { version: Version(8), ..whole("h") }).await;
+    assert!(matches!(refused, Err(Refusal::VersionGone)));
+    assert_eq!(other.script.requests.lock().unwrap()[1].version, Version(8));
 }
 
 #[tokio::test]

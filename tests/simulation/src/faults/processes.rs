@@ -84,21 +84,9 @@ impl Nemesis {
     pub(super) fn swap_weights(&self) {
         let host = self.a_worker();
         let Some(worker) = self.world.worker(host) else { return };
-        if !self.everybody_knows_the_weights() {
-            return;
-        }
         self.say(host, format_args!("comes back with other weights"));
         self.world.swap_weights(host);
         self.world.plan_downtime(host, Downtime { lasts: self.random.millis(1, 500), dark: false });
         worker.process.kill();
-    }
-
-    /// Whether every router has seen the original weights: a router adopts the first weights that it sees.
-    fn everybody_knows_the_weights(&self) -> bool {
-        let knows = |&host: &Host| {
-            let cluster = self.world.router(host).and_then(|run| run.cluster());
-            cluster.is_some_and(|cluster| cluster.ready().is_ok())
-        };
-        self.world.plan.routers.iter().all(knows)
     }
 }
