@@ -31,14 +31,18 @@ use skein_worker::model::config::ModelConfig;
 use skein_worker::model::fingerprint::fingerprint;
 use skein_worker::shard::Shard;
 
-use models::{LLAMA, QWEN2, QWEN3, Tiny};
+use models::{COHERE2, LLAMA, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
 /// Environment variable with a leader's settings: directory, ranks, `fp8` or `16`, `eager` or `graphs`, and
 /// step timeout in milliseconds.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads shared by ranks.
-const SHARED: Tiny = Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..LLAMA };
+const SHARED: Tiny = shared(LLAMA);
+
+const fn shared(tiny: Tiny) -> Tiny {
+    Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..tiny }
+}
 
 struct GroupSetup {
     dir: PathBuf,
@@ -244,6 +248,10 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
         (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000", &[2, 4]),
         (qwen2, "16 eager 30000", &[2, 4]),
         (qwen3, "16 eager 30000", &[4]),
+        // Sums of squares that ranks exchange: KV heads on one rank each, and on several.
+        (shared(OLMO2), "16 graphs 30000", &[2, 4]),
+        (shared(COHERE2), "16 eager 30000", &[2]),
+        (shared(STARCODER2), "16 eager 30000", &[2]),
     ] {
         let dir = tiny.make(3);
         let expected = lead(dir.path(), 1, how, &[]);

@@ -9,13 +9,14 @@ use skein_kernels::cuda::arena::{ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::activation::Activate;
 use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::inputs::GatherRows;
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
-use skein_kernels::cuda::ops::norm::AddRmsNorm;
-use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::ops::norm::{AddNorm, Formula};
+use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
 
@@ -32,7 +33,7 @@ use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
-use crate::model::spec::{AttentionSpec, Spec};
+use crate::model::spec::{AttentionSpec, NormKind, Spec};
 use crate::shard::Shard;
 
 /// Sizes of a rank, and its operations, which report the sizes of their workspaces.
@@ -220,18 +221,25 @@ impl Loading<'_> {
         let batch_invariant = self.options.cuda.batch_invariant;
         let spec = &self.shard.spec(&self.config.spec);
         let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
+        let (window, is_chunked) = (None, false);
         let shape =
-            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
+            AttentionShape { heads, kv_heads, head_dim, scale, window, is_chunked, softcap, batch_invariant };
+        let formula = match spec.norm.kind {
+            NormKind::Rms => Formula::Rms,
+            NormKind::Layer { .. } => Formula::Layer,
+        };
         let blas = BlasLt::open(device)?.map(Arc::new);
         if blas.is_none() {
             tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
         }
         Ok(Ops {
             embed: Embed::new(kernels)?,
-            norm: AddRmsNorm::new(kernels)?,
+            norm: AddNorm::new(kernels, formula)?,
+            squares: HeadSquares::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
-            attention: Windows::new(kernels, shape, spec.layers.iter().map(|layer| layer.window))?,
+            attention: Windows::new(kernels, shape, &spec.layers)?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
+            activate: Activate::new(kernels)?,
             gather: GatherRows::new(kernels)?,
             softcap: Softcap::new(kernels)?,
         })
