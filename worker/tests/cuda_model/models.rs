@@ -70,6 +70,8 @@ pub const LLAMA4: Tiny = Tiny {
         "floor_scale": 8, "attn_scale": 0.5}"#,
     ..LLAMA
 };
+/// A window in every layer.
+pub const MISTRAL: Tiny = Tiny { model_type: "mistral", fields: r#"{"sliding_window": 20}"#, ..LLAMA };
 /// One of each kind of layer.
 pub const KINDS: [(&str, Tiny); 4] =
     [("starcoder2", STARCODER2), ("cohere2", COHERE2), ("olmo2", OLMO2), ("llama4", LLAMA4)];

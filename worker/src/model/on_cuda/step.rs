@@ -5,6 +5,7 @@ use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
+use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
 use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
@@ -28,6 +29,8 @@ pub struct StepRows {
     pub slots: DeviceSlice<u32>,
     /// The rows by sequence; `sequences.rows` is the number of rows.
     pub sequences: StepSequences,
+    /// Where the rows lie in window blocks, if layers with a window have blocks apart.
+    pub windows: Option<WindowTables>,
     /// Whether every sequence has at most one row.
     pub kind: StepKind,
 }
@@ -143,6 +146,17 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         self.step.sequences.rows
     }
 
+    /// Slots and sequences in the cache of a layer.
+    fn located(&self, index: usize) -> (DeviceSlice<u32>, StepSequences) {
+        let StepRows { slots, sequences, windows, .. } = *self.step;
+        match windows.filter(|_| self.model.spec.layers[index].window.is_some()) {
+            None => (slots, sequences),
+            Some(WindowTables { slots, block_tables }) => {
+                (slots, StepSequences { block_tables, ..sequences })
+            }
+        }
+    }
+
     fn layer(&self, index: usize) -> &'a LayerWeights<T> {
         &self.model.weights.layers[index]
     }
@@ -254,7 +268,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             temperature: temperature.map(|by| QueryTemperature { every: by.every, scale: by.scale }),
             angles: model.angles[model.spec.layers[index].rotation],
             positions: step.positions,
-            slots: step.slots,
+            slots: self.located(index).0,
             layer: model.cache[index],
             rows: self.rows(),
         };
@@ -270,7 +284,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             sinks: self.layer(index).vector(Role::Sinks),
             index,
             cache: model.cache[index],
-            sequences: &step.sequences,
+            sequences: &self.located(index).1,
             workspace: a.attention,
             kind: step.kind,
         };
