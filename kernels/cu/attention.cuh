@@ -37,6 +37,18 @@ struct Sequences {
   const u32* context_lens;
 };
 
+// The positions that a row sees up to its own: the last `size` or, with `chunked`, those from the last
+// multiple of `size` on; all if `size` is 0.
+struct Window {
+  u32 size, chunked;
+
+  __device__ __forceinline__ u32 first_seen(u32 position) const {
+    if (size == 0) return 0;
+    if (chunked) return position / size * size;
+    return position + 1 > size ? position + 1 - size : 0;
+  }
+};
+
 // Rows and context length of one sequence.
 struct Span {
   u32 first_row, rows, context, group;
@@ -50,9 +62,8 @@ struct Span {
   // Position of a packed row. Rows past the last one continue its positions.
   __device__ __forceinline__ u32 position(u32 row) const { return context - rows + row / group; }
   // First position that a packed row sees.
-  __device__ __forceinline__ u32 first_seen(u32 row, u32 window) const {
-    u32 end = position(row) + 1;
-    return window && end > window ? end - window : 0;
+  __device__ __forceinline__ u32 first_seen(u32 row, const Window& window) const {
+    return window.first_seen(position(row));
   }
 };
 

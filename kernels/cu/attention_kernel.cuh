@@ -17,7 +17,8 @@ template <class T, class K> struct Task {
   float* sums;         // [slots, rows of a tile, HD]
   Partial* partials;   // [slots, rows of a tile]
   float* folded;       // [blocks, rows of a tile, HD]: sums of earlier parts, in batch-invariant mode
-  u32 q_stride, table_stride, kv_heads, group, block_shift, window;
+  u32 q_stride, table_stride, kv_heads, group, block_shift;
+  Window window;
   u32 fixed;           // positions after which parts are folded, or 0
   float scale, softcap, value_scale;
 };
@@ -295,7 +296,8 @@ template <class T, class K, int HD, int WARPS> struct Attention {
 //   sinks         [heads]  f32 or null: a logit that takes part in the softmax but has no value
 //   sequences, block_tables, table_stride: see ops/kv.rs. header, items: from attention_plan
 //   sums, partials, folded   workspace; see attention_merge.cu and Task
-//   window        a row sees its own position and the window - 1 before it; 0: all before it
+//   window, chunked   a row sees its own position and the window - 1 before it or, chunked, those from the
+//                 last multiple of the window on; 0: all before it
 //   scale         of scores, which are softcap * tanh(scale * q k / softcap), or scale * q k if softcap is 0
 // Grid: as many blocks as fit the device, in every step; 32 threads (small) or 128 (large).
 //
@@ -318,13 +320,13 @@ template <class T, class K, int HD, int WARPS> struct Attention {
       T* out, const T* q, const K* keys, const K* values, const float* sinks, const u32* row_starts,            \
       const u32* context_lens, const u32* block_tables, Header* header, const Item* items, float* sums,         \
       Partial* partials, float* folded, u32 q_stride, u32 table_stride, u32 kv_heads, u32 group, u32 block_shift,\
-      u32 window, u32 fixed, float scale, float softcap, float value_scale) {                                   \
+      u32 window, u32 chunked, u32 fixed, float scale, float softcap, float value_scale) {                      \
     DYN_SHARED(u8, shared);                                                                                     \
     ptx::grid_dependency_wait();                                                                                \
     ptx::grid_dependency_launch();                                                                              \
     Task<T, K> task{out, q, keys, values, sinks, {row_starts, context_lens}, block_tables, header, items, sums, \
-                    partials, folded, q_stride, table_stride, kv_heads, group, block_shift, window, fixed, scale,\
-                    softcap, value_scale};                                                                      \
+                    partials, folded, q_stride, table_stride, kv_heads, group, block_shift, {window, chunked},  \
+                    fixed, scale, softcap, value_scale};                                                        \
     Attention<T, K, HD, WARPS>(task, shared).run_all();                                                         \
   }                                                                                                             \
   EXPORT(NAME)

@@ -29,7 +29,8 @@ __device__ __forceinline__ u32 scan(u32 v, u32& total) {
 // Parameters that are the same for all sequences.
 struct Plan {
   Sequences sequences;
-  u32 capacity, group, window;
+  u32 capacity, group;
+  Window window;
   u32 max_rows;  // sequences with this many rows or more are for another kernel; 0: none
 };
 
@@ -82,13 +83,13 @@ __device__ __forceinline__ void write_items(const Share& share, u32 sequence, u3
 extern "C" __global__ void __launch_bounds__(256)
     attention_plan(Header* header, Item* items_small, Item* items_large, Item* groups_small, Item* groups_large,
                    const u32* row_starts, const u32* context_lens, u32 capacity, u32 kv_heads, u32 group, u32 window,
-                   u32 fixed, u32 least_small, u32 least_large, u32 wanted_small, u32 wanted_large, u32 slots_small,
+                   u32 chunked, u32 fixed, u32 least_small, u32 least_large, u32 wanted_small, u32 wanted_large, u32 slots_small,
                    u32 slots_large, u32 max_rows) {
   __shared__ unsigned long long work[2];
   __shared__ u32 length[2], group_counts[2];
   __shared__ Item cuts[THREADS];  // sequence, first item, parts, first slot
   ptx::grid_dependency_wait();
-  Plan plan{{row_starts, context_lens}, capacity, group, window, max_rows};
+  Plan plan{{row_starts, context_lens}, capacity, group, {window, chunked}, max_rows};
   u32 align = fixed ? fixed : 64;
   if (threadIdx.x < 2) work[threadIdx.x] = group_counts[threadIdx.x] = 0;
   __syncthreads();

@@ -136,11 +136,13 @@ __device__ __forceinline__ void outputs(float (&o)[HD / 8][4], const float (&s)[
 
 // Sets scores that a row does not see to -inf. `first` is the position of the tile's first column.
 template <int COLUMNS>
-__device__ __forceinline__ void mask(float (&s)[COLUMNS][4], u32 first, const u32 (&position)[2], u32 window) {
+__device__ __forceinline__ void mask(float (&s)[COLUMNS][4], u32 first, const u32 (&position)[2],
+                                     const Window& window) {
+  u32 from[2] = {window.first_seen(position[0]), window.first_seen(position[1])};
 #pragma unroll
   for (int i = 0; i < COLUMNS * 4; i++) {
-    u32 at = first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, mine = position[i / 2 % 2];
-    bool seen = at <= mine && (window == 0 || mine - at < window);
+    u32 at = first + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, r = i / 2 % 2;
+    bool seen = at <= position[r] && at >= from[r];
     s[i / 4][i % 4] = seen ? s[i / 4][i % 4] : NEG_INF;
   }
 }

@@ -13,6 +13,7 @@
 //   context_lens [sequence_capacity]      u32, out; 0 in padding sequences
 //   block_tables [sequence_capacity, table_stride]  u32, out; unchanged past a sequence's blocks
 //   logit_rows   [logit_capacity]         u32, out; 0 in padding
+//   window_slots, window_tables   as slots and block_tables, of window blocks; or null
 // Data that only the sampler reads stays in the message, because the sampler is launched after the graph.
 // With a message without rows, capacities are 0 and tokens ... block_tables are left unchanged. Grid: any
 // number of blocks of 256 threads; all loops stride over the grid, tables one per block at a time. Bytes:
@@ -35,12 +36,14 @@ enum Header {
   TABLE_STARTS_AT,
   TABLES_AT,
   LOGIT_ROWS_AT,
+  WINDOW_SLOTS_AT,
+  WINDOW_TABLES_AT,
 };
 
 extern "C" __global__ void __launch_bounds__(256)
     expand_inputs(const u32* packed, const u32* sampled, u32* previous, u32* tokens, u32* positions,
                   u32* slots, u32* row_starts, u32* context_lens, u32* block_tables, u32* logit_rows,
-                  i32 token_capacity, i32 row_capacity, i32 sequence_capacity, i32 table_stride,
+                  u32* window_slots, u32* window_tables, i32 token_capacity, i32 row_capacity, i32 sequence_capacity, i32 table_stride,
                   i32 logit_capacity) {
   ptx::grid_dependency_wait();
   int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
@@ -53,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(256)
     tokens[i] = token & CARRIED ? sampled[token & ~CARRIED] : token;
     positions[i] = used ? packed[packed[POSITIONS_AT] + i] : 0;
     slots[i] = used ? packed[packed[SLOTS_AT] + i] : NO_SLOT;
+    if (window_slots) window_slots[i] = used ? packed[packed[WINDOW_SLOTS_AT] + i] : NO_SLOT;
   }
   // The host has checked that the counts are within the capacities.
   for (int i = first; i <= sequence_capacity && sequence_capacity > 0; i += step) {
@@ -64,6 +68,10 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 start = packed[packed[TABLE_STARTS_AT] + s], end = packed[packed[TABLE_STARTS_AT] + s + 1];
     const u32* from = packed + packed[TABLES_AT] + start;
     u32* to = block_tables + (size_t)s * table_stride;
+    for (u32 i = threadIdx.x; i < end - start; i += blockDim.x) to[i] = from[i];
+    if (!window_tables) continue;
+    from = packed + packed[WINDOW_TABLES_AT] + start;
+    to = window_tables + (size_t)s * table_stride;
     for (u32 i = threadIdx.x; i < end - start; i += blockDim.x) to[i] = from[i];
   }
   for (int i = first; i < logit_capacity; i += step) {

@@ -20,7 +20,7 @@ use std::time::Duration;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink};
-use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow, Want};
+use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow, StepHandle, Want};
 use skein_worker::check::Sequence;
 use skein_worker::config::{CudaConfig, KvCacheDtype, Precision, Quantization};
 use skein_worker::group::{
@@ -31,20 +31,25 @@ use skein_worker::model::config::ModelConfig;
 use skein_worker::model::fingerprint::fingerprint;
 use skein_worker::shard::Shard;
 
-use models::{LLAMA, QWEN2, QWEN3, Tiny};
+use models::{COHERE2, LLAMA, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// Environment variable with a leader's settings: directory, ranks, `fp8` or `16`, `eager` or `graphs`, and
-/// step timeout in milliseconds.
+/// Environment variable with a leader's settings: directory, ranks, `fp8` or `16`, `eager` or `graphs`, step
+/// timeout in milliseconds, and `windows` if layers with a window have blocks apart.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads shared by ranks.
-const SHARED: Tiny = Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..LLAMA };
+const SHARED: Tiny = shared(LLAMA);
+
+const fn shared(tiny: Tiny) -> Tiny {
+    Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..tiny }
+}
 
 struct GroupSetup {
     dir: PathBuf,
     ranks: usize,
     fp8: Fp8,
     config: CudaConfig,
+    window_blocks: bool,
 }
 
 impl GroupSetup {
@@ -59,12 +64,20 @@ impl GroupSetup {
             ..eager()
         };
         let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
-        Some(Self { dir: words[0].into(), ranks: words[1].parse().unwrap(), fp8, config })
+        let window_blocks = words.get(5) == Some(&"windows");
+        Some(Self { dir: words[0].into(), ranks: words[1].parse().unwrap(), fp8, config, window_blocks })
     }
 
     fn options(&self) -> CudaOptions {
         let (fp8, cuda) = (self.fp8, self.config.clone());
-        CudaOptions { cuda, fp8, limits: limits(), kv_cache_memory_bytes: Some(4 << 20), readers: 1 }
+        CudaOptions {
+            cuda,
+            fp8,
+            limits: limits(),
+            kv_cache_memory_bytes: Some(4 << 20),
+            window_blocks: self.window_blocks,
+            readers: 1,
+        }
     }
 
     /// The backend of one rank alone, or of a group that this process leads.
@@ -127,6 +140,7 @@ impl GroupSetup {
                 config: self.config.clone(),
                 limits: limits(),
                 kv_cache_memory_bytes: Some(4 << 20),
+                window_blocks: self.window_blocks,
             }),
         }
     }
@@ -160,6 +174,14 @@ fn a_leader() {
     std::process::exit(0);
 }
 
+/// Launches `batch`, whose sequences have window blocks with the numbers of their blocks.
+fn launch(backend: &mut dyn Backend, mut batch: Batch) -> Result<StepHandle, BackendError> {
+    if backend.window_blocks().is_some() {
+        (batch.window_slots, batch.window_tables) = (batch.slots.clone(), batch.block_tables.clone());
+    }
+    backend.launch(batch)
+}
+
 fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
     let mut bits = Vec::new();
     let mut sequences: Vec<Sequence> = (0..3).map(|i| sequence_of(prompt(i, 40 + i as usize), i)).collect();
@@ -172,7 +194,7 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
             let target = sequence.tokens[start + row + 1];
             batch.wants.push(Want::Score(ScoreRow { row: row as u32, target, top: 3 }));
         }
-        let step = backend.launch(batch)?;
+        let step = launch(backend, batch)?;
         for score in backend.collect(step)?.scores() {
             bits.push(score.logprob.to_bits());
             bits.extend(score.top.iter().flat_map(|(token, logprob)| [*token, logprob.to_bits()]));
@@ -189,7 +211,7 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
         let mut batch = Batch::default();
         sequence.put(&mut batch, sequence.tokens.len());
         sample(sequence, &mut batch, &params, index as u32, None);
-        let step = backend.launch(batch)?;
+        let step = launch(backend, batch)?;
         let drawn: Vec<u32> = backend.collect(step)?.drawn().map(|sampled| sampled.token).collect();
         sequence.tokens.extend(&drawn);
         bits.extend(drawn);
@@ -203,9 +225,9 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
         batch
     };
     let two = &mut sequences[1..];
-    let mut launched = backend.launch(decode(two, None))?;
+    let mut launched = launch(backend, decode(two, None))?;
     for _ in 0..4 {
-        let next = backend.launch(decode(two, Some(0)))?;
+        let next = launch(backend, decode(two, Some(0)))?;
         let output = backend.collect(launched)?;
         for (sequence, sampled) in two.iter_mut().zip(output.drawn()) {
             sequence.tokens.push(sampled.token);
@@ -244,6 +266,9 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
         (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000", &[2, 4]),
         (qwen2, "16 eager 30000", &[2, 4]),
         (qwen3, "16 eager 30000", &[4]),
+        // Sums of squares that ranks exchange: KV heads on one rank each, and on several.
+        (shared(OLMO2), "16 graphs 30000", &[2, 4]),
+        (shared(STARCODER2), "16 eager 30000", &[2]),
     ] {
         let dir = tiny.make(3);
         let expected = lead(dir.path(), 1, how, &[]);
@@ -256,6 +281,22 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
                 tiny.model_type
             );
         }
+    }
+}
+
+#[test]
+fn window_blocks_have_the_same_bits_on_any_number_of_ranks() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = shared(COHERE2).make(3);
+    let expected = lead(dir.path(), 1, "16 eager 30000", &[]);
+    assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
+    for (ranks, how) in
+        [(1, "16 graphs 30000 windows"), (2, "16 eager 30000"), (2, "16 graphs 30000 windows")]
+    {
+        let got = lead(dir.path(), ranks, how, &[]);
+        assert!(got == expected, "{how}: {ranks} ranks give other bits:\n{got}\n{expected}");
     }
 }
 

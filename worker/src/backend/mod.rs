@@ -8,6 +8,7 @@
 pub mod cpu;
 pub mod cuda;
 pub mod fake;
+pub(crate) mod kv_division;
 mod mask;
 mod sampling;
 mod want;
@@ -20,6 +21,7 @@ use skein_kernels::collective::Lost;
 use skein_proto::adapter::AdapterId;
 use tokio::sync::Notify;
 
+pub use kv_division::KvTokenBytes;
 pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 

@@ -40,8 +40,14 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
     let tokens = u64::from(SEQUENCES * BLOCKS_EACH * BLOCK_SIZE);
     let kv_bytes = Some(model.spec.kv_bytes_per_token(KvType::F32) * tokens);
     let cuda = CudaConfig { ordinal: subject.ordinal, step_timeout: Duration::from_secs(60), ..cuda };
-    let options =
-        CudaOptions { cuda, fp8: Fp8::default(), limits, kv_cache_memory_bytes: kv_bytes, readers: 0 };
+    let options = CudaOptions {
+        cuda,
+        fp8: Fp8::default(),
+        limits,
+        kv_cache_memory_bytes: kv_bytes,
+        window_blocks: false,
+        readers: 0,
+    };
     let loaded = cuda::load(subject.dir, &model, opened, &options, &mut |_, _| {});
     loaded.map(|(backend, _)| backend).map_err(|error| error.to_string())
 }

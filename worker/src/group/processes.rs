@@ -82,6 +82,8 @@ pub struct CudaWelcome {
     pub limits: SchedulerConfig,
     /// KV cache bytes; `None` = whatever memory is left.
     pub kv_cache_memory_bytes: Option<u64>,
+    /// Whether layers with a window have blocks apart where sequences can give them back.
+    pub window_blocks: bool,
 }
 
 /// Properties that ranks must share to draw the same tokens.

@@ -3,9 +3,9 @@
 use super::load::{cuda_options, open_cuda};
 use super::ranks::{self, Work};
 use super::{WorkerError, precision};
-use crate::backend::Backend;
 use crate::backend::cpu::{Connections, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
+use crate::backend::{Backend, KvBlocks};
 use crate::config::WorkerConfig;
 use crate::group::{CudaWelcome, Member, RankProcess, Topology};
 use crate::model::config::ModelConfig;
@@ -37,6 +37,7 @@ pub(super) fn lead(
             config: options.cuda.clone(),
             limits: options.limits.clone(),
             kv_cache_memory_bytes: options.kv_cache_memory_bytes,
+            window_blocks: options.window_blocks,
         }),
     };
     let options = CudaOptions { readers: work.cpu.threads, ..options.clone() };
@@ -71,7 +72,7 @@ pub(super) struct CudaPlan {
     pub options: CudaOptions,
     /// Memory of each rank.
     pub planned: Vec<DeviceBytes>,
-    pub kv_blocks: u32,
+    pub kv_blocks: KvBlocks,
 }
 
 /// Plans the ranks of `config`, each on a GPU like the first one. The other GPUs need not exist.
@@ -136,6 +137,7 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
         fp8,
         limits: cuda.limits.clone(),
         kv_cache_memory_bytes: cuda.kv_cache_memory_bytes,
+        window_blocks: cuda.window_blocks,
         readers: welcome.threads,
     };
     let Member { connections, reports, .. } = ranks::join(process, &arithmetic(&options))?;

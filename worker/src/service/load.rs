@@ -208,6 +208,7 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
         fp8,
         limits,
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
+        window_blocks: true,
         readers: config.threads,
     };
     Ok((model, options))

@@ -5,9 +5,9 @@ use super::cuda_ranks::CudaPlan;
 use super::load::{CpuPlan, adapter_bytes, plan_cpu};
 use super::memory_plan::{WORKER_BYTES, size};
 use super::{WorkerError, cuda_ranks, sizing};
-use crate::backend::WindowBlocks;
 use crate::backend::cpu::{Allocated, CpuModel, CpuOptions};
 use crate::backend::cuda::DeviceBytes;
+use crate::backend::{KvBlocks, WindowBlocks};
 use crate::config::{BackendKind, WorkerConfig};
 use crate::group::NodePlan;
 use crate::model::spec::Spec;
@@ -95,24 +95,29 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
 
 fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
     let CudaPlan { model, topology, shards, options, planned, kv_blocks } = cuda_ranks::plan(config)?;
-    let block_size = u64::from(options.limits.block_size);
     let rank = |((rank, shard), bytes): ((usize, &Shard), &DeviceBytes)| {
-        let DeviceBytes { weights, kv_cache, activations, logits } = *bytes;
+        let DeviceBytes { weights, kv_cache, activations, logits, token } = *bytes;
+        // Without window blocks all layers are in the others.
+        let of_token = match kv_blocks.window {
+            None => [token.all(), 0],
+            Some(_) => [token.main, token.windowed],
+        };
         RankPlan {
             node: topology.node_of(rank),
             stage: shard.stage,
             layers: shard.layers.clone(),
             allocated: Allocated { weights, kv_cache, activations, logits, ..Allocated::default() },
-            token_bytes: [kv_cache / (u64::from(kv_blocks) * block_size).max(1), 0],
+            token_bytes: of_token,
         }
     };
     let shared = if topology.ranks() == 1 { 0 } else { NodePlan::new(topology, 0, 0).bytes() as u64 };
-    let max_model_len = sizing::max_model_len(&options.limits, model.max_position_embeddings, kv_blocks);
+    let KvBlocks { blocks, window } = kv_blocks;
+    let max_model_len = sizing::max_model_len(&options.limits, model.max_position_embeddings, blocks);
     Ok(MemoryPlan {
         ranks: shards.iter().enumerate().zip(&planned).map(rank).collect(),
         shared: vec![shared],
-        kv_blocks,
-        window_blocks: None,
+        kv_blocks: blocks,
+        window_blocks: window,
         block_size: options.limits.block_size,
         max_model_len,
     })

@@ -1,38 +1,18 @@
 //! Number of KV blocks, and the longest sequence that they allow. Pure.
 
 use super::WorkerError;
-use crate::backend::{KvBlocks, WindowBlocks};
+use crate::backend::KvBlocks;
+pub(super) use crate::backend::KvTokenBytes;
+use crate::backend::kv_division::{MODERATE_LEN, WindowedCache};
 use crate::config::SchedulerConfig;
 
 /// The shortest sequence: one prompt token and one output token.
 const SHORTEST_LEN: u32 = 2;
 
-/// The default cache holds `max_num_seqs` sequences of this many tokens.
-const MODERATE_LEN: u32 = 1024;
 /// The default cache takes at most this share of the available memory.
 const MEMORY_SHARE_PERCENT: u64 = 40;
 /// Bytes assumed if the system does not say how much is available.
 const UNKNOWN_MEMORY: u64 = 4 << 30;
-
-/// Layers with a window have blocks apart if the longest sequence has at least this many windows: with
-/// fewer, little is given back.
-const LEAST_WINDOWS: u32 = 2;
-
-/// KV cache of a token on one rank, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct KvTokenBytes {
-    /// In layers without a window.
-    pub main: u64,
-    /// In layers with a window.
-    pub windowed: u64,
-}
-
-impl KvTokenBytes {
-    /// In all layers.
-    pub fn all(&self) -> u64 {
-        self.main + self.windowed
-    }
-}
 
 /// Memory for the KV cache.
 #[derive(Debug, Clone, Copy)]
@@ -92,11 +72,7 @@ pub(super) fn kv_blocks(
 
 /// Number of blocks of a model whose layers with a window attend to `window` tokens at most, with up to
 /// `rows` rows in flight; `bytes` of each rank. Without a window, and where little would be given back, all
-/// layers share the blocks of [`kv_blocks`].
-///
-/// There are window blocks for `max_num_seqs` sequences, and for as many cached ones of moderate length as
-/// the other blocks hold, but at most half as many as there would be blocks if all layers shared them. So the
-/// cache holds about as many contexts of two windows as without window blocks, and more longer ones.
+/// layers share the blocks of [`kv_blocks`]; otherwise see [`WindowedCache::divide`].
 pub(super) fn kv_blocks_by_layer(
     config: &SchedulerConfig,
     (window, rows): (Option<u32>, u32),
@@ -107,62 +83,24 @@ pub(super) fn kv_blocks_by_layer(
     let most_bytes = bytes.iter().map(KvTokenBytes::all).max().unwrap_or(0);
     let blocks = |room: Room| kv_blocks(config, room.given, most_bytes, model_len, room.available, room.left);
     let longest = config.max_model_len.unwrap_or(model_len).min(model_len);
-    let Some(window) = window.filter(|window| longest / LEAST_WINDOWS >= *window) else {
+    let Some(window) = WindowedCache::worthwhile(window, longest) else {
         return blocks(room).into();
     };
-    let of_sequence = WindowBlocks { window, blocks: 0 }.of_sequence(config.block_size);
-    // Rows in flight are in window blocks, too, and each sequence's may begin in another block.
-    let of_all = config.max_num_seqs.min(config.max_num_batched_tokens).saturating_mul(of_sequence + 1);
-    let of_all = of_all.saturating_add(rows.div_ceil(config.block_size));
-    let takes = |main: u32, windows: u32| {
-        let of_rank = |bytes: &KvTokenBytes| {
-            u128::from(bytes.main) * u128::from(main) + u128::from(bytes.windowed) * u128::from(windows)
-        };
-        bytes.iter().map(of_rank).max().unwrap_or(0) * u128::from(config.block_size)
-    };
-    let with = |blocks: u32, windows: u32| KvBlocks {
-        blocks,
-        window: Some(WindowBlocks { window, blocks: windows.min(blocks) }),
-    };
+    let cache = WindowedCache { config, window, rows, bytes, longest };
     let limit = match room.given {
         Some(given) => given,
         None => {
             let wanted = blocks(Room { available: Some(u64::MAX), left: u64::MAX, given: None });
             let share = room.available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
             let limit = share.min(room.left);
-            if takes(wanted, of_all.min(wanted)) <= u128::from(limit) {
-                return with(wanted, of_all);
+            let windows = cache.of_all();
+            if cache.takes(wanted, windows.min(wanted)) <= u128::from(limit) {
+                return cache.with(wanted, windows);
             }
             limit
         }
     };
-    let shared = blocks(Room { given: Some(limit), ..room });
-    if shared / 2 < of_sequence {
-        return shared.into();
-    }
-    let most = i32::MAX as u32 / config.block_size;
-    if bytes.iter().all(|bytes| bytes.main == 0) {
-        // Blocks of no bytes are limited by the memory for their accounts.
-        let accounts = shared.saturating_mul(8).max(longest.div_ceil(config.block_size));
-        return with(accounts.min(most), shared);
-    }
-    let moderate = MODERATE_LEN.div_ceil(config.block_size);
-    let of_moderate = |blocks: u32| (u64::from(blocks) * u64::from(of_sequence) / u64::from(moderate)) as u32;
-    let cached = of_moderate(most_that(shared, most, |blocks| {
-        takes(blocks, of_moderate(blocks)) <= u128::from(limit)
-    }));
-    let windows = of_all.max(cached).min(shared / 2);
-    with(most_that(shared, most, |blocks| takes(blocks, windows) <= u128::from(limit)), windows)
-}
-
-/// The highest number up to `most` that `fits`, or `least`; whatever is below one that fits also fits.
-fn most_that(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> u32 {
-    let (mut low, mut high) = (least, most.max(least));
-    while low < high {
-        let middle = low + (high - low).div_ceil(2);
-        if fits(middle) { low = middle } else { high = middle - 1 }
-    }
-    low
+    cache.divide(blocks(Room { given: Some(limit), ..room }), limit)
 }
 
 /// The longest sequence: the configured length or else the model's, but at most what the cache holds.

@@ -2,7 +2,7 @@
 
 use skein_worker::backend::cuda::Fp8;
 
-use crate::models::{GROUPED, LLAMA, QWEN2, QWEN3, Tiny, WIDE};
+use crate::models::{GROUPED, KINDS, LLAMA, LLAMA4, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny, WIDE};
 use crate::runs::{eager, on_cpu, on_cuda, on_cuda_in};
 use crate::scores::{TOLERANCE, compare, scores};
 
@@ -55,6 +55,34 @@ fn long_chunks_beside_short_ones() {
 fn qwen3_with_normalised_heads() {
     if skein_cuda_emulation::load() {
         check("qwen3", QWEN3);
+    }
+}
+
+#[test]
+fn every_kind_of_layer() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in KINDS {
+        check(name, tiny);
+        check(&format!("{name} in half precision"), Tiny { dtype: "F16", kv_heads: 4, ..tiny });
+    }
+}
+
+/// With the attention of long chunks beside that of short ones.
+#[test]
+fn every_kind_of_layer_with_grouped_heads() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in [("starcoder2", STARCODER2), ("olmo2", OLMO2), ("llama4", LLAMA4)] {
+        let dir = Tiny { heads: 8, head_dim: 128, ..tiny }.make(7);
+        let expected = scores(&mut on_cpu(dir.path()), &[39], false);
+        let cuda = &mut on_cuda(dir.path(), eager());
+        for chunks in [&[39][..], &[5, 34]] {
+            let name = format!("{name} with grouped heads, chunks {chunks:?}");
+            compare(&name, &scores(cuda, chunks, chunks.len() > 1), &expected, TOLERANCE);
+        }
     }
 }
 

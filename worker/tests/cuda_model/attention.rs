@@ -14,6 +14,7 @@ const SHAPE: AttentionShape = AttentionShape {
     head_dim: 64,
     scale: 0.125,
     window: None,
+    is_chunked: false,
     softcap: None,
     batch_invariant: false,
 };
@@ -34,6 +35,7 @@ fn long_chunks_have_their_own_kernel_where_it_fits() {
     assert_eq!(prefill_rows::<bf16, bf16>(kernels, wide), Some(43), "less than a tile is not a tile");
     for (what, other) in [
         ("heads of 96 values", AttentionShape { head_dim: 96, ..SHAPE }),
+        ("attention within chunks", AttentionShape { window: Some(64), is_chunked: true, ..SHAPE }),
         ("batch-invariant", AttentionShape { batch_invariant: true, ..SHAPE }),
     ] {
         assert_eq!(prefill_rows::<bf16, bf16>(kernels, other), None, "{what}");

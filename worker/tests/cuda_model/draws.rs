@@ -13,7 +13,7 @@ use skein_worker::backend::{
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
-use crate::models::LLAMA;
+use crate::models::{KINDS, LLAMA};
 use crate::runs::{eager, on_cpu, on_cuda, prompt, sample, sequence_of, step};
 
 /// One of each sampling method.
@@ -285,11 +285,13 @@ fn graphs_replay_the_same_bits() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    let dir = LLAMA.make(9);
-    let expected = generate(&mut on_cuda(dir.path(), eager()), 12, None);
-    let backend = &mut with_graphs(dir.path());
-    assert!(generate(backend, 12, None) == expected);
-    assert!(generate_overlapped(backend, 12) == expected);
+    for (name, tiny) in [("llama", LLAMA)].into_iter().chain(KINDS) {
+        let dir = tiny.make(9);
+        let expected = generate(&mut on_cuda(dir.path(), eager()), 12, None);
+        let backend = &mut with_graphs(dir.path());
+        assert!(generate(backend, 12, None) == expected, "{name}");
+        assert!(generate_overlapped(backend, 12) == expected, "{name}, overlapped");
+    }
 }
 
 #[test]

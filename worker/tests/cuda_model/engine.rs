@@ -8,14 +8,15 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::Backend;
+use skein_worker::backend::cuda::CudaBackend;
 use skein_worker::config::{CudaConfig, SchedulerConfig};
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::engine::{Engine, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{Drafts, NewRequest, NewSample, RequestKey, Scheduler};
 
-use crate::models::LLAMA;
-use crate::runs::{eager, limits, prompt, try_cuda};
+use crate::models::{COHERE2, LLAMA, LLAMA4, MISTRAL};
+use crate::runs::{eager, limits, prompt, try_cuda, try_cuda_with};
 
 /// Tokens of a sample, and their log-probabilities if asked for.
 type Output = (Vec<TokenId>, Vec<TokenLogprobs>);
@@ -56,12 +57,24 @@ async fn serve(
     enforce_eager: bool,
     drafts: Option<Drafts>,
 ) -> Vec<Vec<Output>> {
-    let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
-    let limits = SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() };
+    let (cuda, limits) = settings(enforce_eager);
     let backend = try_cuda(dir, cuda, limits.clone(), Some(kv_tokens * TOKEN_BYTES)).unwrap();
-    let kv_blocks = backend.kv_blocks();
-    assert_eq!(u64::from(kv_blocks * limits.block_size), kv_tokens);
-    let mut scheduler = Scheduler::new(&limits, kv_blocks, MAX_MODEL_LEN);
+    assert_eq!(u64::from(backend.kv_blocks() * limits.block_size), kv_tokens);
+    serve_on(backend, &limits, drafts).await
+}
+
+fn settings(enforce_eager: bool) -> (CudaConfig, SchedulerConfig) {
+    let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
+    (cuda, SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() })
+}
+
+async fn serve_on(
+    backend: CudaBackend,
+    limits: &SchedulerConfig,
+    drafts: Option<Drafts>,
+) -> Vec<Vec<Output>> {
+    let kv_blocks = backend.all_blocks();
+    let mut scheduler = Scheduler::new(limits, kv_blocks, MAX_MODEL_LEN);
     if let Some(drafts) = drafts {
         scheduler.set_drafts(drafts);
     }
@@ -85,7 +98,7 @@ async fn serve(
         outputs.push(samples);
     }
     handle.snapshot().await.unwrap(); // the load now includes all ends
-    assert_eq!(handle.log().load().free_blocks, kv_blocks, "nobody runs, nothing is held");
+    assert_eq!(handle.log().load().free_blocks, kv_blocks.blocks, "nobody runs, nothing is held");
     handle.stop().await;
     running.join().unwrap().unwrap();
     outputs
@@ -101,6 +114,34 @@ async fn no_token_shows_what_else_ran_or_what_was_computed_again() {
     assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= 20));
     // Room for two of the longest sequences, so some are preempted.
     assert_eq!(serve(dir.path(), 256, false, None).await, expected);
+}
+
+/// One layer of two, or all, slide or attend within chunks, and have blocks apart.
+#[tokio::test]
+async fn layers_with_a_window_give_their_blocks_back() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in [("cohere2", COHERE2), ("llama4", LLAMA4), ("mistral", MISTRAL)] {
+        let dir = tiny.make(13);
+        let expected = serve(dir.path(), 2048, true, None).await;
+        for (kv_tokens, enforce_eager, with_drafts) in
+            [(2048, true, false), (2048, false, true), (256, false, false), (256, false, true)]
+        {
+            let (cuda, limits) = settings(enforce_eager);
+            let bytes = Some(kv_tokens * TOKEN_BYTES);
+            let backend = try_cuda_with((dir.path(), true), cuda, limits.clone(), bytes).unwrap();
+            let (blocks, windows) = (backend.kv_blocks(), backend.window_blocks().unwrap().blocks);
+            let shared = (kv_tokens / u64::from(limits.block_size)) as u32;
+            assert!(
+                windows <= shared && shared < blocks,
+                "{name}: {windows} of {blocks} blocks, {shared} shared"
+            );
+            let drafts = with_drafts.then(|| knowing(&expected, &Arc::default()));
+            let got = serve_on(backend, &limits, drafts).await;
+            assert_eq!(got, expected, "{name}, {kv_tokens} tokens, drafts {with_drafts}");
+        }
+    }
 }
 
 /// Counts the draft tokens that a source proposes, and those of them that are right.

@@ -4,7 +4,7 @@ use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
-use crate::models::LLAMA;
+use crate::models::{KINDS, LLAMA};
 use crate::runs::{eager, on_cuda, prompt, sequence_of, step};
 
 const LENGTH: usize = 60;
@@ -45,11 +45,13 @@ fn a_row_has_the_same_bits_in_every_batch() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    let dir = LLAMA.make(11);
-    let backend = &mut on_cuda(dir.path(), CudaConfig { batch_invariant: true, ..eager() });
-    let expected = bits(backend, |_| 40, 0);
-    for (i, chunks) in [1, 3, 17, 48].into_iter().enumerate() {
-        assert!(bits(backend, |_| chunks, i as u32) == expected, "chunks of {chunks}");
+    for (name, tiny) in [("llama", LLAMA)].into_iter().chain(KINDS) {
+        let dir = tiny.make(11);
+        let backend = &mut on_cuda(dir.path(), CudaConfig { batch_invariant: true, ..eager() });
+        let expected = bits(backend, |_| 40, 0);
+        for (i, chunks) in [1, 3, 17, 48].into_iter().enumerate() {
+            assert!(bits(backend, |_| chunks, i as u32) == expected, "{name}, chunks of {chunks}");
+        }
+        assert!(bits(backend, |turn| turn * 7 % 13 + 1, 5) == expected, "{name}, mixed chunks in company");
     }
-    assert!(bits(backend, |turn| turn * 7 % 13 + 1, 5) == expected, "mixed chunks in company");
 }

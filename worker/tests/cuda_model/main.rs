@@ -10,5 +10,6 @@ mod golden;
 mod goldens;
 mod invariance;
 mod models;
+mod plan;
 mod runs;
 mod scores;

@@ -21,6 +21,8 @@ pub struct Tiny {
     pub head_dim: usize,
     pub inner: usize,
     pub vocab: usize,
+    /// Further fields of config.json, as an object.
+    pub fields: &'static str,
 }
 
 pub const LLAMA: Tiny = Tiny {
@@ -34,6 +36,7 @@ pub const LLAMA: Tiny = Tiny {
     head_dim: 64,
     inner: 192,
     vocab: 300,
+    fields: "{}",
 };
 /// Heads of 128 values, four query heads per KV head.
 pub const GROUPED: Tiny = Tiny { heads: 8, head_dim: 128, ..LLAMA };
@@ -43,6 +46,35 @@ pub const QWEN2: Tiny = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv
 pub const WIDE: Tiny = Tiny { dtype: "F32", heads: 2, kv_heads: 2, ..LLAMA };
 /// With normalised heads.
 pub const QWEN3: Tiny = Tiny { model_type: "qwen3", vocab: 301, ..LLAMA };
+
+/// Layer normalisation with biases, biases everywhere, a feed-forward network without a gate.
+pub const STARCODER2: Tiny = Tiny {
+    model_type: "starcoder2",
+    fields: r#"{"hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5}"#,
+    ..LLAMA
+};
+/// Attention beside the feed-forward network, layer normalisation, adjacent pairs rotated; one layer of two
+/// with a window, the other without rotation.
+pub const COHERE2: Tiny = Tiny {
+    model_type: "cohere2",
+    fields: r#"{"sliding_window": 16, "sliding_window_pattern": 2, "logit_scale": 0.5}"#,
+    ..LLAMA
+};
+/// Outputs normalised instead of inputs, queries and keys normalised over all heads.
+pub const OLMO2: Tiny = Tiny { model_type: "olmo2", ..LLAMA };
+/// Dense layers of Llama 4: attention within chunks and heads normalised without weights in the first;
+/// queries scaled by their position in the second, which does not rotate.
+pub const LLAMA4: Tiny = Tiny {
+    model_type: "llama4_text",
+    fields: r#"{"moe_layers": [], "intermediate_size_mlp": 192, "attention_chunk_size": 12, "no_rope_layers": [1, 0],
+        "floor_scale": 8, "attn_scale": 0.5}"#,
+    ..LLAMA
+};
+/// A window in every layer.
+pub const MISTRAL: Tiny = Tiny { model_type: "mistral", fields: r#"{"sliding_window": 20}"#, ..LLAMA };
+/// One of each kind of layer.
+pub const KINDS: [(&str, Tiny); 4] =
+    [("starcoder2", STARCODER2), ("cohere2", COHERE2), ("olmo2", OLMO2), ("llama4", LLAMA4)];
 
 /// Uniform value in [-1, 1).
 fn even(random: &mut SplitMix64) -> f32 {
@@ -59,13 +91,16 @@ impl Tiny {
     }
 
     fn config(&self) -> serde_json::Value {
-        json!({
+        let mut config = json!({
             "architectures": ["TestForCausalLM"], "model_type": self.model_type, "hidden_act": "silu",
             "hidden_size": self.hidden, "intermediate_size": self.inner, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "vocab_size": self.vocab, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "eos_token_id": 1,
             "tie_word_embeddings": self.tied, "rope_theta": 10000.0,
-        })
+        });
+        let fields: serde_json::Map<_, _> = serde_json::from_str(self.fields).unwrap();
+        config.as_object_mut().unwrap().extend(fields);
+        config
     }
 
     /// Sets the first value of a tensor to NaN in the bfloat16 model in `dir`.

@@ -33,7 +33,9 @@ pub fn on_cuda(dir: &Path, config: CudaConfig) -> CudaBackend {
 /// The same backend with some values in FP8.
 pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBackend, cuda::CudaLoadError> {
     let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
-    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, readers: 2 })
+    // Sequences run by hand have no window blocks.
+    let window_blocks = false;
+    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
 }
 
 pub fn try_cuda(
@@ -42,8 +44,18 @@ pub fn try_cuda(
     limits: SchedulerConfig,
     kv_bytes: Option<u64>,
 ) -> Result<CudaBackend, cuda::CudaLoadError> {
+    try_cuda_with((dir, false), cuda, limits, kv_bytes)
+}
+
+/// As [`try_cuda`], with window blocks if `window_blocks` is set and the model has layers with a window.
+pub fn try_cuda_with(
+    (dir, window_blocks): (&Path, bool),
+    cuda: CudaConfig,
+    limits: SchedulerConfig,
+    kv_cache_memory_bytes: Option<u64>,
+) -> Result<CudaBackend, cuda::CudaLoadError> {
     let fp8 = Fp8::default();
-    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes: kv_bytes, readers: 2 })
+    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
 }
 
 fn load(dir: &Path, options: CudaOptions) -> Result<CudaBackend, cuda::CudaLoadError> {

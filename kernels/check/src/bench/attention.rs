@@ -101,7 +101,16 @@ fn kv_bytes(model: &Model, tokens: usize) -> usize {
 pub(super) fn shape(model: &Model) -> AttentionShape {
     let Model { heads, kv_heads, head_dim, .. } = *model;
     let scale = 1.0 / (head_dim as f32).sqrt();
-    AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap: None, batch_invariant: false }
+    AttentionShape {
+        heads,
+        kv_heads,
+        head_dim,
+        scale,
+        window: None,
+        is_chunked: false,
+        softcap: None,
+        batch_invariant: false,
+    }
 }
 
 /// One row for each of `batch` sequences over `context` tokens.

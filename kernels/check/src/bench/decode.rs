@@ -12,8 +12,8 @@ use skein_kernels::cuda::blaslt::BlasLt;
 use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::{Embed, EmbedRows};
 use skein_kernels::cuda::ops::linear::{Gated, Linear, LinearOptions};
-use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
-use skein_kernels::cuda::ops::rope::{RopeKvWrite, RopeRows};
+use skein_kernels::cuda::ops::norm::{AddNorm, Formula, Norm};
+use skein_kernels::cuda::ops::rope::{HeadNorm, RopeKvWrite, RopeRows};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 use skein_kernels::gate::Gate;
 
@@ -67,7 +67,7 @@ fn norm(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), C
     // The residual grows by delta each time, but stays small enough.
     let (residual, delta) = (rig.random::<f32>(len)?, rig.random::<bf16>(len)?);
     let (out, weight) = (rig.zeros::<bf16>(len)?, rig.random::<f32>(hidden)?);
-    let norm = AddRmsNorm::<bf16>::new(rig.kernels())?;
+    let norm = AddNorm::<bf16>::new(rig.kernels(), Formula::Rms)?;
     // Residual in and out, delta in, result out.
     let work = Work { bytes: len * 12, operations: 0.0 };
     rig.measure(&name, work, 1, |stream, _| {
@@ -75,9 +75,12 @@ fn norm(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), C
             out: *out,
             residual: *residual,
             delta: *delta,
+            beside: DeviceSlice::NONE,
             delta_weight: DeviceSlice::NONE,
             weight: *weight,
+            bias: DeviceSlice::NONE,
             rows,
+            hidden,
             eps: 1e-5,
         };
         norm.launch(stream, it)
@@ -151,9 +154,9 @@ fn rope(rig: &mut Rig<'_>, of: &str, model: &Model, rows: usize) -> Result<(), C
         let it = RopeRows {
             qkv: *qkv,
             heads: model.heads,
-            q_norm: DeviceSlice::NONE,
-            k_norm: DeviceSlice::NONE,
+            norm: HeadNorm::None,
             norm_eps: 1e-5,
+            temperature: None,
             angles: *angles,
             positions: *positions,
             slots: *slots,

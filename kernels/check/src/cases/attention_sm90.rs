@@ -103,7 +103,8 @@ fn cases(scale: Scale) -> Vec<Case> {
 fn shape_of(case: &Case) -> AttentionShape {
     let &Case { kv_heads, group, head_dim, window, softcap, .. } = case;
     let (heads, batch_invariant) = (kv_heads * group, false);
-    AttentionShape { heads, kv_heads, head_dim, scale: 0.11, window, softcap, batch_invariant }
+    let (scale, is_chunked) = (0.11, false);
+    AttentionShape { heads, kv_heads, head_dim, scale, window, is_chunked, softcap, batch_invariant }
 }
 
 /// Inputs of one step, on the host.
@@ -179,7 +180,8 @@ impl<T: Activation> PrefillInputs<T> {
     fn reference(&self, case: &Case) -> Vec<f32> {
         let AttentionShape { heads, kv_heads, head_dim, scale, window, softcap, .. } = shape_of(case);
         let sinks = case.sinks.then_some(&self.sinks[..]);
-        let reference = Reference { kv_heads, group: case.group, head_dim, scale, window, softcap, sinks };
+        let (group, is_chunked) = (case.group, false);
+        let reference = Reference { kv_heads, group, head_dim, scale, window, is_chunked, softcap, sinks };
         let mut out = Vec::new();
         for (sequence, &(rows, context)) in case.lengths.iter().enumerate() {
             if rows < case.min_rows {

@@ -4,7 +4,9 @@
 use super::Scale;
 use super::case::Bench;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::inputs::{CARRIED, ExpandInputs, Gather, GatherRows, Inputs, Message};
+use skein_kernels::cuda::ops::inputs::{
+    CARRIED, ExpandInputs, Gather, GatherRows, Inputs, Message, WindowTables,
+};
 use skein_kernels::cuda::ops::kv::{NO_SLOT, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
@@ -38,7 +40,10 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
             },
         ],
     };
-    shapes.iter().try_for_each(|shape| case(bench, shape))?;
+    for shape in shapes {
+        case(bench, shape, false)?;
+        case(bench, shape, true)?;
+    }
     gather_case::<half::bf16>(bench, (7, 5, 132), true)?;
     gather_case::<half::bf16>(bench, (7, 5, 132), false)?;
     gather_case::<half::f16>(bench, (3, 9, 2052), true)
@@ -84,24 +89,29 @@ struct StepInputs {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     slots: Vec<u32>,
+    /// Slots in window blocks.
+    window_slots: Vec<u32>,
     starts: Vec<u32>,
     context_lens: Vec<u32>,
     tables: Vec<Vec<u32>>,
+    /// Window blocks of the tables' blocks.
+    window_tables: Vec<Vec<u32>>,
     logit_rows: Vec<u32>,
     sampled: Vec<u32>,
 }
 
-fn case(bench: &mut Bench, shape: &InputsShape) -> Result<(), CudaError> {
+fn case(bench: &mut Bench, shape: &InputsShape, has_windows: bool) -> Result<(), CudaError> {
     let InputsShape { rows, sequences, samples, row_capacity, capacity, .. } = shape;
     let name = format!(
-        "expand_inputs {rows} rows in {row_capacity}, {sequences} sequences in {capacity}, {samples} samples"
+        "expand_inputs {rows} rows in {row_capacity}, {sequences} sequences in {capacity}, {samples} samples, \
+         windows {has_windows}"
     );
     if !bench.wants(&name) {
         return Ok(());
     }
     let step = draw(bench, shape);
     let mut words = vec![POISON; 1 << 20];
-    let used = pack(&step, &mut words);
+    let used = pack(&step, has_windows, &mut words);
     let packed = bench.upload(&words[..used])?;
     let sampled = bench.upload(&step.sampled)?;
     let output = |len: usize| bench.output::<u32>(len);
@@ -110,6 +120,8 @@ fn case(bench: &mut Bench, shape: &InputsShape) -> Result<(), CudaError> {
     let (row_starts, context_lens) = (output(capacity + 1)?, output(capacity)?);
     let (block_tables, logit_rows) = (output(capacity * stride)?, output(shape.samples + 3)?);
     let previous = output(step.sampled.len())?;
+    let (window_slots, window_tables) = (output(row_capacity)?, output(capacity * stride)?);
+    let windows = WindowTables { slots: *window_slots, block_tables: *window_tables };
     let inputs = Inputs {
         packed: *packed,
         sampled: *sampled,
@@ -125,6 +137,7 @@ fn case(bench: &mut Bench, shape: &InputsShape) -> Result<(), CudaError> {
             capacity,
             rows: row_capacity,
         },
+        windows: has_windows.then_some(windows),
         logit_rows: *logit_rows,
     };
     ExpandInputs::new(&bench.kernels)?.launch(&bench.stream, inputs)?;
@@ -135,7 +148,11 @@ fn case(bench: &mut Bench, shape: &InputsShape) -> Result<(), CudaError> {
     }
     got.extend(logit_rows.read(&bench.stream)?);
     got.extend(previous.read(&bench.stream)?);
-    bench.compare_exact(&name, &got, &reference(&step, shape));
+    if has_windows {
+        got.extend(window_slots.read(&bench.stream)?);
+        got.extend(window_tables.read(&bench.stream)?);
+    }
+    bench.compare_exact(&name, &got, &reference(&step, shape, has_windows));
     Ok(())
 }
 
@@ -147,24 +164,27 @@ fn draw(bench: &mut Bench, shape: &InputsShape) -> StepInputs {
         0 => bench.bits() & !CARRIED,
         _ => CARRIED | bench.below(11),
     };
+    let tables: Vec<Vec<u32>> = (0..sequences)
+        .map(|_| bench.below(stride as u32 + 1) as usize)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .map(|len| words(bench, len))
+        .collect();
     StepInputs {
         tokens: (0..rows).map(|_| token(bench)).collect(),
         positions: words(bench, rows),
         slots: words(bench, rows),
+        window_slots: words(bench, rows),
         starts: (0..sequences).map(|s| (s * rows / sequences) as u32).collect(),
         context_lens: words(bench, sequences),
-        tables: (0..sequences)
-            .map(|_| bench.below(stride as u32 + 1) as usize)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .map(|len| words(bench, len))
-            .collect(),
+        window_tables: tables.iter().map(|table| words(bench, table.len())).collect(),
+        tables,
         logit_rows: words(bench, samples),
         sampled,
     }
 }
 
-fn pack(step: &StepInputs, words: &mut [u32]) -> usize {
+fn pack(step: &StepInputs, has_windows: bool, words: &mut [u32]) -> usize {
     let mut message = Message::new(words);
     if !step.tokens.is_empty() {
         message.rows(step.tokens.iter().copied(), &step.positions, &step.slots);
@@ -172,13 +192,16 @@ fn pack(step: &StepInputs, words: &mut [u32]) -> usize {
         message.sequences(
             sequences.map(|(s, table)| (step.starts[s], step.context_lens[s], table.iter().copied())),
         );
+        if has_windows {
+            message.windows(&step.window_slots, step.window_tables.iter().flatten().copied());
+        }
     }
     message.logit_rows(&step.logit_rows);
     message.len()
 }
 
 /// All expected outputs in sequence, per the kernel's contract.
-fn reference(step: &StepInputs, shape: &InputsShape) -> Vec<u32> {
+fn reference(step: &StepInputs, shape: &InputsShape, has_windows: bool) -> Vec<u32> {
     let padded = |values: &[u32], len: usize, pad: u32| {
         let mut values = values.to_vec();
         values.resize(len, pad);
@@ -194,11 +217,16 @@ fn reference(step: &StepInputs, shape: &InputsShape) -> Vec<u32> {
     all.extend(padded(&step.starts, starts_len, shape.rows as u32));
     all.extend((shape.capacity == 0).then_some(POISON));
     all.extend(padded(&step.context_lens, shape.capacity, 0));
-    for sequence in 0..shape.capacity {
-        let table = step.tables.get(sequence).map_or(&[][..], |table| table);
-        all.extend(padded(table, shape.stride, POISON));
-    }
+    let tables = |of: &[Vec<u32>]| -> Vec<u32> {
+        let table = |sequence: usize| of.get(sequence).map_or(&[][..], |table: &Vec<u32>| table);
+        (0..shape.capacity).flat_map(|sequence| padded(table(sequence), shape.stride, POISON)).collect()
+    };
+    all.extend(tables(&step.tables));
     all.extend(padded(&step.logit_rows, shape.samples + 3, 0));
     all.extend(if shape.rows > 0 { step.sampled.clone() } else { vec![POISON; step.sampled.len()] });
+    if has_windows {
+        all.extend(padded(&step.window_slots, shape.row_capacity, NO_SLOT));
+        all.extend(tables(&step.window_tables));
+    }
     all
 }

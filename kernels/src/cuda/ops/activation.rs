@@ -1,4 +1,4 @@
-//! Gated linear units of feed-forward networks; `cu/activation.cu`.
+//! Activations of feed-forward networks, with and without a gate; `cu/activation.cu`.
 
 use std::marker::PhantomData;
 
@@ -9,6 +9,8 @@ use crate::gate::Gate;
 
 /// Threads per block.
 const THREADS: usize = 256;
+/// Most blocks of a launch without rows; each then takes several values per thread.
+const MAX_BLOCKS: usize = 4096;
 /// Values per thread and iteration.
 const VALUES: usize = 8;
 
@@ -56,5 +58,30 @@ impl<T: Activation> Glu<T> {
         let parts = (inner / VALUES).div_ceil(THREADS) as u32;
         let args = Args::new().slice(out).slice(gate_up).size(inner).u32(by.on_cuda());
         self.kernel.launch(stream, Grid::of([parts, rows as u32, 1], THREADS as u32).overlapping(), &args)
+    }
+}
+
+/// `x = activation(x)`, in place.
+#[derive(Debug, Clone, Copy)]
+pub struct Activate<T> {
+    kernel: Kernel,
+    of: PhantomData<T>,
+}
+
+impl<T: Activation> Activate<T> {
+    /// Looks up the kernel.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        Ok(Self { kernel: kernel_for!(kernels, T, "activate")?, of: PhantomData })
+    }
+
+    /// Queues the launch over all values of `x`, whose number is a multiple of 8.
+    pub fn launch(&self, stream: &Stream, x: DeviceSlice<T>, by: Gate) -> Result<(), CudaError> {
+        assert!(x.len().is_multiple_of(VALUES), "{} values are not a multiple of {VALUES}", x.len());
+        if x.is_empty() {
+            return Ok(());
+        }
+        let blocks = x.len().div_ceil(VALUES * THREADS).min(MAX_BLOCKS) as u32;
+        let args = Args::new().slice(x).size(x.len()).u32(by.on_cuda());
+        self.kernel.launch(stream, Grid::new(blocks, THREADS as u32).overlapping(), &args)
     }
 }

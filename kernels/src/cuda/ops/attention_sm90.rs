@@ -25,10 +25,11 @@ const THREADS: u32 = 384;
 /// Words of the workspace before the planned tiles.
 const HEADER_WORDS: usize = 4;
 
-/// Whether `device` and these kernels support `shape`: compute capability 9.0, head dimension 64 or 128. The
-/// caller has to check for batch invariance: chunk lengths decide which rows come here.
+/// Whether `device` and these kernels support `shape`: compute capability 9.0, head dimension 64 or 128,
+/// windows that slide. The caller has to check for batch invariance: chunk lengths decide which rows come
+/// here.
 pub fn is_supported(shape: &AttentionShape, device: &Device) -> bool {
-    device.capability == (9, 0) && matches!(shape.head_dim, 64 | 128)
+    device.capability == (9, 0) && matches!(shape.head_dim, 64 | 128) && !shape.is_chunked
 }
 
 /// Memory of one [`PrefillSm90`] launch. Rows of sequences that were not planned are left unchanged.
@@ -93,8 +94,9 @@ impl<T: Activation> PrefillSm90<T> {
         if kv_heads == 0 || heads % kv_heads != 0 || heads == 0 || !is_supported(&shape, kernels.device()) {
             let (major, minor) = kernels.device().capability;
             return Err(CudaError::invalid(format!(
-                "prefill attention with wgmma supports head dimensions 64 and 128 on compute capability 9.0, not \
-                 {heads} heads over {kv_heads} of {head_dim} on {major}.{minor}; use the other attention"
+                "prefill attention with wgmma supports head dimensions 64 and 128 and sliding windows on compute \
+                 capability 9.0, not {heads} heads over {kv_heads} of {head_dim} on {major}.{minor}; use the other \
+                 attention"
             )));
         }
         assert!(softcap.is_none_or(|cap| cap > 0.0), "softcap {softcap:?} is positive");

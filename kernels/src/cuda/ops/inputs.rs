@@ -33,6 +33,8 @@ enum Header {
     TableStartsAt,
     TablesAt,
     LogitRowsAt,
+    WindowSlotsAt,
+    WindowTablesAt,
 }
 
 /// A message under construction in pinned memory: a header, then arrays back to back.
@@ -100,6 +102,13 @@ impl<'a> Message<'a> {
         self.array(Header::TablesAt, sequences.flat_map(|(_, _, table)| table));
     }
 
+    /// Adds the rows' slots in window blocks, and the sequences' tables of these, as long as the tables in
+    /// [`sequences`](Self::sequences).
+    pub fn windows(&mut self, slots: &[u32], tables: impl Iterator<Item = u32>) {
+        self.copied(Header::WindowSlotsAt, slots);
+        self.array(Header::WindowTablesAt, tables);
+    }
+
     /// Adds the rows whose logits are requested.
     pub fn logit_rows(&mut self, rows: &[u32]) {
         self.set(Header::LogitRows, rows.len());
@@ -161,6 +170,15 @@ pub struct ExpandInputs {
     kernel: Kernel,
 }
 
+/// Where a step's rows lie in window blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct WindowTables {
+    /// `[rows]`: slots, [`super::kv::NO_SLOT`] in padding.
+    pub slots: DeviceSlice<u32>,
+    /// `[capacity, table_stride]`: block ids, as [`StepSequences::block_tables`].
+    pub block_tables: DeviceSlice<u32>,
+}
+
 /// Memory of one [`ExpandInputs`] launch. The outputs' lengths are the sizes to which they are padded.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
@@ -178,6 +196,8 @@ pub struct Inputs {
     pub slots: DeviceSlice<u32>,
     /// Output. Its `rows` is the padded number of rows; rows and capacity are 0 for a message without rows.
     pub sequences: StepSequences,
+    /// Outputs, if the message has window blocks.
+    pub windows: Option<WindowTables>,
     /// Output, `[logit rows]`; row 0 in padding.
     pub logit_rows: DeviceSlice<u32>,
 }
@@ -190,7 +210,7 @@ impl ExpandInputs {
 
     /// Queues the launch.
     pub fn launch(&self, stream: &Stream, inputs: Inputs) -> Result<(), CudaError> {
-        let Inputs { packed, sampled, previous, tokens, positions, slots, sequences, .. } = inputs;
+        let Inputs { packed, sampled, previous, tokens, positions, slots, sequences, windows, .. } = inputs;
         let StepSequences { row_starts, context_lens, block_tables, table_stride, capacity, rows } =
             sequences;
         assert!(
@@ -207,6 +227,12 @@ impl ExpandInputs {
                     && block_tables.len() >= capacity * table_stride,
             "{capacity} sequences with {table_stride} blocks each do not fit"
         );
+        let none = WindowTables { slots: DeviceSlice::NONE, block_tables: DeviceSlice::NONE };
+        let fits = |windows: WindowTables| {
+            windows.slots.len() >= rows && windows.block_tables.len() >= capacity * table_stride
+        };
+        assert!(windows.is_none_or(fits), "{rows} rows of {capacity} sequences do not fit the window tables");
+        let windows = windows.unwrap_or(none);
         assert!(previous.len() <= sampled.len(), "{} tokens are copied of {}", previous.len(), sampled.len());
         let args = Args::new()
             .slice(packed)
@@ -219,6 +245,8 @@ impl ExpandInputs {
             .slice(context_lens)
             .slice(block_tables)
             .slice(inputs.logit_rows)
+            .slice(windows.slots)
+            .slice(windows.block_tables)
             .size(previous.len())
             .size(rows)
             .size(capacity)

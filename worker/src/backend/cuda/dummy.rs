@@ -13,7 +13,7 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use super::upload::Dtype;
 use crate::model::LoadError;
 use crate::model::config::read_object;
-use crate::model::on_cuda::weights::DeviceWeights;
+use crate::model::on_cuda::weights::{DeviceWeights, NormWeights};
 
 /// Standard deviation, as in freshly initialised models.
 const DEVIATION: f32 = 0.02;
@@ -27,7 +27,7 @@ pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
     Ok(if named == Some("float16") { Dtype::F16 } else { Dtype::Bf16 })
 }
 
-/// Queues kernels that fill all weights: matrices normally distributed, norms 1, biases 0.
+/// Queues kernels that fill all weights: matrices normally distributed, vectors 1, biases 0.
 pub(super) fn fill<T: Activation>(
     weights: &DeviceWeights<T>,
     is_tied: bool,
@@ -40,10 +40,10 @@ pub(super) fn fill<T: Activation>(
     if !is_tied {
         dummy.matrix(&weights.head)?;
     }
-    dummy.constant(weights.norm, 1.0)?;
+    dummy.vector(weights.norm)?;
     for layer in &weights.layers {
         layer.products().iter().try_for_each(|matrix| dummy.matrix(matrix))?;
-        layer.norms().try_for_each(|norm| dummy.constant(norm, 1.0))?;
+        layer.vectors().try_for_each(|vector| dummy.vector(vector))?;
     }
     Ok(())
 }
@@ -77,7 +77,12 @@ impl<T: Activation> Dummy<'_, T> {
         Ok(())
     }
 
+    fn vector(&self, to: NormWeights) -> Result<(), CudaError> {
+        self.constant(to.weight, 1.0)?;
+        self.constant(to.bias, 0.0)
+    }
+
     fn constant(&self, to: DeviceSlice<f32>, value: f32) -> Result<(), CudaError> {
-        to.write(self.stream, &vec![value; to.len()])
+        if to.is_empty() { Ok(()) } else { to.write(self.stream, &vec![value; to.len()]) }
     }
 }

@@ -9,13 +9,14 @@ use skein_kernels::cuda::arena::{ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::activation::Activate;
 use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::inputs::GatherRows;
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
-use skein_kernels::cuda::ops::norm::AddRmsNorm;
-use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::ops::norm::{AddNorm, Formula};
+use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
 
@@ -25,14 +26,16 @@ use super::load::{CudaOptions, Loading, stored};
 use super::memory::{StepMemory, StepSizes};
 use super::plan::{self, MemoryShare, Needs};
 use super::upload::{self, Dtype};
-use super::{OpenDevice, graphs};
+use super::{OpenDevice, STEPS_IN_FLIGHT, graphs};
+use crate::backend::kv_division::WindowedCache;
+use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::draft::MOST_ROWS;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
-use crate::model::spec::{AttentionSpec, Spec};
+use crate::model::spec::{AttentionSpec, NormKind, Spec};
 use crate::shard::Shard;
 
 /// Sizes of a rank, and its operations, which report the sizes of their workspaces.
@@ -58,6 +61,8 @@ pub struct DeviceBytes {
     pub activations: u64,
     /// Logits of the largest step.
     pub logits: u64,
+    /// KV cache of a token.
+    pub token: KvTokenBytes,
 }
 
 /// Memory that each of `shards` would need on a device like `opened`, and the number of KV blocks that fits
@@ -70,7 +75,7 @@ pub fn plan_ranks(
     opened: &OpenDevice,
     options: &CudaOptions,
     shards: &[Shard],
-) -> Result<(Vec<DeviceBytes>, u32), CudaLoadError> {
+) -> Result<(Vec<DeviceBytes>, KvBlocks), CudaLoadError> {
     let mut all = Vec::new();
     for shard in shards {
         let (weights, dtype) = stored(dir, config, options)?;
@@ -83,9 +88,10 @@ pub fn plan_ranks(
             (_, true) => loading.bytes::<bf16, E4m3>()?,
         });
     }
-    let blocks = all.iter().map(|(_, _, blocks)| *blocks).min().unwrap_or(0);
-    let with_cache = |(bytes, of_block, _): (DeviceBytes, u64, u32)| DeviceBytes {
-        kv_cache: u64::from(blocks) * of_block,
+    // Ranks have equally many heads, and divide their caches alike.
+    let blocks = all.iter().map(|(_, blocks)| *blocks).min_by_key(|kv| kv.blocks).unwrap_or(0.into());
+    let with_cache = |((needs, bytes), _): ((Needs, DeviceBytes), KvBlocks)| DeviceBytes {
+        kv_cache: needs.kv_bytes(blocks),
         ..bytes
     };
     Ok((all.into_iter().map(with_cache).collect(), blocks))
@@ -110,7 +116,7 @@ impl Loading<'_> {
         let (whole, shard, limits) = (&self.config.spec, &self.shard, &self.options.limits);
         let spec = shard.spec(whole);
         let drafted = if self.options.verifies() { MOST_ROWS as usize } else { 0 };
-        let sizes = StepSizes::new(limits, self.positions() as u32, drafted);
+        let sizes = StepSizes::new(limits, self.positions() as u32, drafted, self.window().is_some());
         let ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, self.positions()),
@@ -146,8 +152,8 @@ impl Loading<'_> {
         Ok((activations, step, Draw::place(&self.opened.kernels, capacities, vocab, memory)?))
     }
 
-    fn needs<T: Activation, K>(&self, layout: &Layout<T, K>) -> Result<Needs, CudaError> {
-        let Layout { spec, sizes, block_bytes, .. } = layout;
+    fn needs<T: Activation, K: KvElement>(&self, layout: &Layout<T, K>) -> Result<Needs, CudaError> {
+        let Layout { spec, sizes, .. } = layout;
         let CudaOptions { cuda, limits, .. } = self.options;
         let graphs = if cuda.enforce_eager { 0 } else { graphs::sizes(sizes.sequences).len() };
         Ok(Needs {
@@ -157,19 +163,34 @@ impl Loading<'_> {
             })?,
             step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
             graph_nodes: graphs * on_cuda::launches(spec, self.shard.ranks),
-            block_bytes: cache::planes(spec) * block_bytes,
+            token: cache::token_bytes::<K>(spec),
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
             ranks: self.shard.ranks,
         })
     }
 
+    /// Window of the layers that have blocks apart, unless the cache is too small for that.
+    fn window(&self) -> Option<u32> {
+        let window = self.config.spec.longest_window().filter(|_| self.options.window_blocks);
+        WindowedCache::worthwhile(window, self.positions() as u32)
+    }
+
+    /// Divides memory for `shared` blocks of all layers.
+    fn divide(&self, needs: &Needs, shared: u32) -> KvBlocks {
+        let Some(window) = self.window() else { return shared.into() };
+        let (config, longest) = (&self.options.limits, self.positions() as u32);
+        let rows = config.max_num_batched_tokens.saturating_mul(STEPS_IN_FLIGHT as u32);
+        let cache = WindowedCache { config, window, rows, bytes: &[needs.token], longest };
+        cache.divide(shared, u64::from(shared) * needs.block_bytes())
+    }
+
     /// The plan of all memory and the number of KV blocks, on which all ranks `agree`.
-    pub fn plan<T: Activation, K>(
+    pub fn plan<T: Activation, K: KvElement>(
         &self,
         layout: &Layout<T, K>,
         agree: impl FnOnce(u32) -> Result<u32, CudaLoadError>,
-    ) -> Result<(ArenaPlan, u32), CudaLoadError> {
+    ) -> Result<(ArenaPlan, KvBlocks), CudaLoadError> {
         let (device, cuda) = (&self.opened.device, &self.options.cuda);
         let share = MemoryShare {
             utilization: cuda.memory_utilization,
@@ -182,12 +203,13 @@ impl Loading<'_> {
             plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
         }
         let needs = self.needs(layout)?;
-        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share, agree)?;
+        let divide = |shared| self.divide(&needs, shared);
+        let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share, agree, divide)?;
         Ok((plan, kv_blocks))
     }
 
-    /// Bytes of the rank without its KV cache, bytes per KV block, and the number of blocks that fit.
-    fn bytes<T, K>(&self) -> Result<(DeviceBytes, u64, u32), CudaLoadError>
+    /// Needs of the rank, its bytes without the KV cache, and the number of blocks that fit.
+    fn bytes<T, K>(&self) -> Result<((Needs, DeviceBytes), KvBlocks), CudaLoadError>
     where
         T: Activation + BlasElement,
         K: KvElement,
@@ -201,8 +223,9 @@ impl Loading<'_> {
             kv_cache: 0,
             activations: (needs.step - logits) as u64,
             logits: logits as u64,
+            token: needs.token,
         };
-        Ok((bytes, needs.block_bytes as u64, blocks))
+        Ok(((needs, bytes), blocks))
     }
 
     /// Which weights share a scale in e4m3. In default mode cuBLASLt multiplies, which needs one scale per
@@ -220,18 +243,25 @@ impl Loading<'_> {
         let batch_invariant = self.options.cuda.batch_invariant;
         let spec = &self.shard.spec(&self.config.spec);
         let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
+        let (window, is_chunked) = (None, false);
         let shape =
-            AttentionShape { heads, kv_heads, head_dim, scale, window: None, softcap, batch_invariant };
+            AttentionShape { heads, kv_heads, head_dim, scale, window, is_chunked, softcap, batch_invariant };
+        let formula = match spec.norm.kind {
+            NormKind::Rms => Formula::Rms,
+            NormKind::Layer { .. } => Formula::Layer,
+        };
         let blas = BlasLt::open(device)?.map(Arc::new);
         if blas.is_none() {
             tracing::info!("cuBLASLt was not found (libcublasLt.so.13): Skein's own kernels multiply");
         }
         Ok(Ops {
             embed: Embed::new(kernels)?,
-            norm: AddRmsNorm::new(kernels)?,
+            norm: AddNorm::new(kernels, formula)?,
+            squares: HeadSquares::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
-            attention: Windows::new(kernels, shape, spec.layers.iter().map(|layer| layer.window))?,
+            attention: Windows::new(kernels, shape, &spec.layers)?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
+            activate: Activate::new(kernels)?,
             gather: GatherRows::new(kernels)?,
             softcap: Softcap::new(kernels)?,
         })

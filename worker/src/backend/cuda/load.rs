@@ -8,11 +8,11 @@ use std::sync::mpsc::sync_channel;
 use half::{bf16, f16};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::rope::{Rotation, angles};
-use skein_kernels::cuda::arena::{Arena, Carver};
+use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::block_copy::{BlockCopy, BlockPlanes};
+use skein_kernels::cuda::ops::block_copy::BlockCopy;
 use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS};
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::quantize::Quantize;
@@ -33,15 +33,16 @@ use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{Dtype, Quantiser, Upload};
 use super::{OpenDevice, STEPS_IN_FLIGHT};
-use crate::backend::{BackendError, Batch, SampleRow, Want};
+use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::draft::Speculate;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
+use crate::model::on_cuda::Model;
+use crate::model::on_cuda::cache::CachePlanes;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::weights::{Place, TensorCopy};
-use crate::model::on_cuda::{Model, cache};
 use crate::model::tensors;
 use crate::shard::Shard;
 
@@ -56,6 +57,9 @@ pub struct CudaOptions {
     pub limits: SchedulerConfig,
     /// KV cache bytes; `None` = whatever memory is left.
     pub kv_cache_memory_bytes: Option<u64>,
+    /// Whether layers with a window have blocks apart where sequences can give them back. Batches then say
+    /// where rows lie in window blocks.
+    pub window_blocks: bool,
     /// Threads that read weights; 0 = one for each core.
     pub readers: usize,
 }
@@ -236,7 +240,12 @@ impl<'a> Loading<'a> {
     }
 
     /// Logs device, libraries and memory in one line.
-    fn report<T, K>(&self, model: &CudaModel<T, K>, arithmetic: &str, kv_blocks: u32) -> Result<(), CudaError>
+    fn report<T, K>(
+        &self,
+        model: &CudaModel<T, K>,
+        arithmetic: &str,
+        kv_blocks: KvBlocks,
+    ) -> Result<(), CudaError>
     where
         T: Activation + BlasElement,
         K: KvElement,
@@ -253,7 +262,8 @@ impl<'a> Loading<'a> {
             cublaslt = blas,
             prefill_attention = ops.attention.prefill_name(),
             arithmetic,
-            kv_blocks,
+            kv_blocks = kv_blocks.blocks,
+            window_blocks = kv_blocks.window.map(|window| window.blocks),
             %usage,
             "the model is on the device"
         );
@@ -281,7 +291,7 @@ impl<'a> Loading<'a> {
     fn place<T, K>(
         &self,
         mut connected: Option<&mut Connected>,
-    ) -> Result<(CudaModel<T, K>, u32), CudaLoadError>
+    ) -> Result<(CudaModel<T, K>, KvBlocks), CudaLoadError>
     where
         T: Activation + BlasElement,
         K: KvElement,
@@ -298,11 +308,12 @@ impl<'a> Loading<'a> {
         let arena = plan.allocate()?;
 
         let (weights, angles) = self.place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
-        let (activations, memory, draw) =
+        let (activations, mut memory, draw) =
             self.place_step(&layout, &mut Carver::new(arena.slice(plan::STEP)))?;
         let Layout { spec, mut ops, sizes, block_bytes, .. } = layout;
-        let planes = planes_of(&arena, kv_blocks, block_bytes);
-        let cache = cache::layers::<K>(&spec, limits.block_size, planes)?;
+        memory.windows = memory.windows.filter(|_| kv_blocks.window.is_some());
+        let planes = CachePlanes::new(&spec, arena.slice(plan::KV), block_bytes, kv_blocks);
+        let cache = planes.layers::<K>(&spec, limits.block_size)?;
         ops.attention.set_cache(&cache)?;
         let communicator = connected.map(|connected| Arc::clone(&connected.communicator));
         let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, &self.shard));
@@ -323,7 +334,6 @@ impl<'a> Loading<'a> {
             expand: ExpandInputs::new(kernels)?,
             copy: BlockCopy::new(kernels)?,
             planes,
-            block_bytes,
             places: Vec::new(),
             empty: PinnedBuffer::new(device, HEADER_WORDS)?,
             free,
@@ -412,7 +422,11 @@ impl<'a> Loading<'a> {
             prompt_len: 1,
             mask: None,
         };
-        match model.launch(&Batch::of_one_row(vec![Want::Sample(sample)]))?.finish() {
+        let mut batch = Batch::of_one_row(vec![Want::Sample(sample)]);
+        if model.memory.windows.is_some() {
+            (batch.window_slots, batch.window_tables) = (batch.slots.clone(), batch.block_tables.clone());
+        }
+        match model.launch(&batch)?.finish() {
             Ok(_) => Ok(()),
             Err(BackendError::NotFinite { .. }) => {
                 Err(LoadError::NotFinite { dir: self.dir.to_owned() }.into())
@@ -432,10 +446,4 @@ fn upload_angles(rotation: &Rotation, to: DeviceSlice<f32>, stream: &Stream) -> 
     let rows = cos.chunks_exact(half).zip(sin.chunks_exact(half));
     let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin).copied()).collect();
     to.write(stream, &table)
-}
-
-/// The whole KV cache, with `block_bytes` bytes for each block in each plane.
-fn planes_of(arena: &Arena, kv_blocks: u32, block_bytes: usize) -> BlockPlanes {
-    let blocks = kv_blocks as usize;
-    BlockPlanes { memory: arena.slice(plan::KV), plane_bytes: blocks * block_bytes, blocks }
 }

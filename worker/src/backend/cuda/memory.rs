@@ -2,7 +2,7 @@
 
 use skein_kernels::cuda::DeviceSlice;
 use skein_kernels::cuda::arena::Carver;
-use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Inputs};
+use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Inputs, WindowTables};
 use skein_kernels::cuda::ops::kv::StepSequences;
 use skein_kernels::cuda::ops::sample::SampleParams;
 use skein_kernels::cuda::ops::score::{ScoreParams, Scored};
@@ -26,6 +26,8 @@ pub(super) struct StepSizes {
     pub sequences: usize,
     /// Blocks of the longest sequence.
     pub table_stride: usize,
+    /// Whether layers with a window may have blocks apart.
+    pub has_windows: bool,
     /// Limits of one pass.
     pub pass: PassLimits,
 }
@@ -33,7 +35,7 @@ pub(super) struct StepSizes {
 impl StepSizes {
     /// Sizes of the largest step that a scheduler with these limits plans, with at most `drafted` draft
     /// tokens.
-    pub fn new(limits: &SchedulerConfig, max_model_len: u32, drafted: usize) -> Self {
+    pub fn new(limits: &SchedulerConfig, max_model_len: u32, drafted: usize, has_windows: bool) -> Self {
         let sequences = limits.max_num_seqs as usize;
         let one_sample = max_model_len as usize + MAX_FORBIDDEN;
         Self {
@@ -41,6 +43,7 @@ impl StepSizes {
             rows: limits.max_num_batched_tokens.max(limits.max_num_seqs) as usize,
             sequences,
             table_stride: max_model_len.div_ceil(limits.block_size) as usize,
+            has_windows,
             pass: PassLimits {
                 rows: sequences + drafted,
                 list_words: (sequences * one_sample).min(MAX_LIST_WORDS).max(one_sample),
@@ -51,16 +54,22 @@ impl StepSizes {
 
     /// Words of the largest message.
     pub fn message_words(&self) -> usize {
-        let rows = 3 * self.rows;
-        let sequences = 3 * self.sequences + 1 + self.sequences * self.table_stride;
+        let caches = self.caches();
+        let rows = (2 + caches) * self.rows;
+        let sequences = 3 * self.sequences + 1 + caches * self.sequences * self.table_stride;
         let PassLimits { rows: logit_rows, list_words, biases } = self.pass;
         let drawing = logit_rows * (1 + PARAM_WORDS + SCORE_WORDS) + 2 + list_words + 2 * biases;
         HEADER_WORDS + rows + sequences + self.copy_words() + drawing
     }
 
-    /// Words of block copies: each sequence may have one, in its own wave.
+    /// Number of caches that rows have slots in.
+    fn caches(&self) -> usize {
+        1 + usize::from(self.has_windows)
+    }
+
+    /// Words of block copies: each sequence may have one in each cache, in its own wave.
     fn copy_words(&self) -> usize {
-        3 * self.sequences
+        self.caches() * 3 * self.sequences
     }
 
     /// Number of outputs: the most samples and scores of a step, plus slack for a sampler launched with
@@ -91,6 +100,8 @@ pub(super) struct StepMemory {
     row_starts: DeviceSlice<u32>,
     context_lens: DeviceSlice<u32>,
     block_tables: DeviceSlice<u32>,
+    /// Where rows lie in window blocks; `None` if there are none.
+    pub windows: Option<WindowTables>,
     logit_rows: DeviceSlice<u32>,
     /// Logits of a pass: `[pass.rows, vocab]`.
     pub logits: DeviceSlice<f32>,
@@ -111,7 +122,7 @@ pub(super) struct StepMemory {
 impl StepMemory {
     /// Allocates memory for the largest step.
     pub fn place(sizes: StepSizes, vocab: usize, memory: &mut Carver) -> Self {
-        let StepSizes { rows, sequences, table_stride, pass } = sizes;
+        let StepSizes { rows, sequences, table_stride, has_windows, pass } = sizes;
         let entries = sizes.entries();
         Self {
             sizes,
@@ -122,6 +133,10 @@ impl StepMemory {
             row_starts: memory.take(sequences + 1),
             context_lens: memory.take(sequences),
             block_tables: memory.take(sequences * table_stride),
+            windows: has_windows.then(|| WindowTables {
+                slots: memory.take(rows),
+                block_tables: memory.take(sequences * table_stride),
+            }),
             logit_rows: memory.take(pass.rows),
             logits: memory.take(pass.rows * vocab),
             masks: memory.take(pass.rows * mask_words(vocab)),
@@ -151,6 +166,7 @@ impl StepMemory {
                 capacity: sequences,
                 rows,
             },
+            windows: self.windows,
             logit_rows: self.logit_rows,
         }
     }

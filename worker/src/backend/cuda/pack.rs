@@ -10,7 +10,8 @@ use super::memory::mask_words;
 use crate::BlockId;
 use crate::backend::sampling::sampling;
 use crate::backend::{
-    Allowed, BackendError, Batch, BlockCopy, Carried, Draw, MaskSlot, SampleRow, ScoreRow, Want,
+    Allowed, BackendError, Batch, BatchSequence, BlockCopy, Carried, Draw, MaskSlot, SampleRow, ScoreRow,
+    Want,
 };
 
 /// Limits of one message.
@@ -157,6 +158,11 @@ pub(super) fn pack_rows(message: &mut Message<'_>, batch: &Batch, places: &[u32]
         let table = tables[sequence.blocks.start as usize..sequence.blocks.end as usize].iter();
         (sequence.rows.start, sequence.context_len, table.map(|block| block.0))
     }));
+    if !batch.window_slots.is_empty() {
+        let of = |sequence: &BatchSequence| sequence.blocks.start as usize..sequence.blocks.end as usize;
+        let tables = batch.sequences.iter().flat_map(|sequence| &batch.window_tables[of(sequence)]);
+        message.windows(&batch.window_slots, tables.map(|block| block.0));
+    }
 }
 
 /// Adds a pass's rows, samples and scores.

@@ -4,6 +4,7 @@ use skein_kernels::cuda::arena::{ArenaPlan, Carver, Phase};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
 use super::error::CudaLoadError;
+use crate::backend::{KvBlocks, KvTokenBytes};
 
 /// Names of the regions.
 pub(super) const WEIGHTS: &str = "weights";
@@ -27,14 +28,29 @@ pub(super) struct Needs {
     pub step: usize,
     /// Nodes of all graphs.
     pub graph_nodes: usize,
-    /// Bytes of a KV block, all layers.
-    pub block_bytes: usize,
+    /// KV cache of a token.
+    pub token: KvTokenBytes,
     /// Tokens in a block.
     pub block_size: u32,
     /// Value of `--max-model-len`.
     pub max_model_len: Option<u32>,
     /// Number of ranks that share the model.
     pub ranks: usize,
+}
+
+impl Needs {
+    /// Bytes of a block of all layers.
+    pub fn block_bytes(&self) -> u64 {
+        self.token.all() * u64::from(self.block_size)
+    }
+
+    /// Bytes of these blocks.
+    pub fn kv_bytes(&self, kv: KvBlocks) -> u64 {
+        let KvTokenBytes { main, windowed } = self.token;
+        let tokens = |blocks: u32| u64::from(blocks) * u64::from(self.block_size);
+        let windows = kv.window.map_or(kv.blocks, |window| window.blocks);
+        main * tokens(kv.blocks) + windowed * tokens(windows)
+    }
 }
 
 /// This worker's part of the device's memory.
@@ -48,7 +64,8 @@ pub(super) struct MemoryShare {
     pub kv_bytes: Option<u64>,
 }
 
-/// Adds all regions to `plan` and returns the number of KV blocks, on which all ranks `agree`.
+/// Adds all regions to `plan` and returns the number of KV blocks. All ranks `agree` on the number of blocks
+/// that fit if all layers share them, which `divide` then divides.
 ///
 /// # Errors
 /// If the cache would not hold one sequence of the configured length, or nothing at all.
@@ -58,7 +75,8 @@ pub(super) fn fill(
     needs: &Needs,
     share: MemoryShare,
     agree: impl FnOnce(u32) -> Result<u32, CudaLoadError>,
-) -> Result<u32, CudaLoadError> {
+    divide: impl Fn(u32) -> KvBlocks,
+) -> Result<KvBlocks, CudaLoadError> {
     plan.add::<u8>(WEIGHTS, needs.weights, Phase::Always, "--quantization fp8 halves them");
     plan.add::<u8>(STEP, needs.step, Phase::Step, "lower --max-num-batched-tokens or --max-num-seqs");
     let graphs = needs.graph_nodes * GRAPH_BYTES_PER_NODE;
@@ -81,25 +99,26 @@ pub(super) fn fill(
             own.min(plan.left(1.0))
         }
     };
-    let blocks = share.kv_bytes.unwrap_or(left) / needs.block_bytes.max(1) as u64;
+    let blocks = share.kv_bytes.unwrap_or(left) / needs.block_bytes().max(1);
     // Slot numbers have 32 bits.
     let blocks = blocks.min(u64::from(i32::MAX as u32 / needs.block_size)) as u32;
     let longest = needs.max_model_len.unwrap_or(needs.block_size);
-    if blocks < longest.div_ceil(needs.block_size) {
+    let divided = divide(blocks).blocks;
+    if divided < longest.div_ceil(needs.block_size) {
         return Err(CudaLoadError::TooSmall {
-            tokens: u64::from(blocks) * u64::from(needs.block_size),
+            tokens: u64::from(divided) * u64::from(needs.block_size),
             longest,
-            bytes_per_token: needs.block_bytes as u64 / u64::from(needs.block_size),
+            bytes_per_token: needs.token.all(),
             plan: plan.to_string(),
         });
     }
-    let blocks = agree(blocks)?;
+    let kv = divide(agree(blocks)?);
     let shrink = match share.kv_bytes {
         Some(_) => "lower --kv-cache-memory-bytes",
         None => "lower --gpu-memory-utilization",
     };
-    plan.add::<u8>(KV, blocks as usize * needs.block_bytes, Phase::Always, shrink);
-    Ok(blocks)
+    plan.add::<u8>(KV, needs.kv_bytes(kv) as usize, Phase::Always, shrink);
+    Ok(kv)
 }
 
 /// Bytes that `place` takes. The pointers that it gets are not backed by memory and must not be used.

@@ -9,7 +9,7 @@ use skein_kernels::cuda::arena::Arena;
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::StepKind;
-use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy, BlockPlanes};
+use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy};
 use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS, Message};
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::{CudaError, Device, Kernels, PinnedBuffer, Stream};
@@ -23,6 +23,7 @@ use super::slot::{LaunchedStep, Outputs, Slot};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
+use crate::model::on_cuda::cache::{CachePlanes, Planes};
 use crate::model::on_cuda::{Activations, Model, StepRows};
 
 /// A model on a device with everything needed to run steps; owned by the launching thread.
@@ -36,9 +37,7 @@ pub(super) struct CudaModel<T, K> {
     pub expand: ExpandInputs,
     pub copy: BlockCopy,
     /// The whole KV cache.
-    pub planes: BlockPlanes,
-    /// Bytes of a block in one plane.
-    pub block_bytes: usize,
+    pub planes: CachePlanes,
     /// Index of the output for each want of the previous step: of a token for a sample, of a score for a
     /// score.
     pub places: Vec<u32>,
@@ -100,13 +99,17 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         let mut message = Message::new(&mut slot.message);
         pack_rows(&mut message, batch, &self.places);
         let copies = pack_copies(&mut message, &batch.copies);
+        let window_copies = pack_copies(&mut message, &batch.window_copies);
         let first = passes.first().map(|pass| pack_pass(&mut message, batch, pass, &self.places));
         let words = message.len();
         if let Some(gaps) = &self.gaps {
             gaps.start(self.launched, &self.stream)?;
         }
         self.memory.packed.upload(&self.stream, &slot.message, 0..words)?;
-        self.copy_blocks(&copies)?;
+        self.copy_blocks(self.planes.main, &copies)?;
+        if let Some(windowed) = self.planes.windowed {
+            self.copy_blocks(windowed, &window_copies)?;
+        }
         if is_decode {
             self.decode(self.graphs.size_for(rows))?;
         } else {
@@ -156,6 +159,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             positions: inputs.positions,
             slots: inputs.slots,
             sequences: inputs.sequences,
+            windows: inputs.windows,
             kind,
         };
         self.model.forward(stream, &step, &self.activations)
@@ -235,14 +239,15 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(())
     }
 
-    /// Copies blocks. Each wave is (offset of its count in the message, number of pairs).
-    fn copy_blocks(&self, waves: &[(usize, usize)]) -> Result<(), CudaError> {
-        for &(at, pairs) in waves {
+    /// Copies blocks in these planes. Each wave is (offset of its count in the message, number of pairs).
+    fn copy_blocks(&self, of: Planes, waves: &[(usize, usize)]) -> Result<(), CudaError> {
+        // Without planes there are blocks of no bytes.
+        for &(at, pairs) in waves.iter().filter(|_| of.count > 0) {
             let copies = BlockCopies {
-                from: self.planes,
-                to: self.planes,
-                planes: 2 * self.model.cache.len(),
-                block_bytes: self.block_bytes,
+                from: of.planes,
+                to: of.planes,
+                planes: of.count,
+                block_bytes: self.planes.block_bytes,
                 pairs: self.memory.packed.slice(at + 1..at + 1 + 2 * pairs),
                 count: self.memory.packed.slice(at..at + 1),
             };

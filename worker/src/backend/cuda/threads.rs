@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::gaps::StepGaps;
 use super::{STEPS_IN_FLIGHT, stopped};
-use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput};
+use crate::backend::{Alarm, Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
 
 /// Extra wait beyond the step's timeout, because the waiting thread's own error is more specific.
 const GRACE: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub(super) trait InFlight: Send {
 
 /// A backend over a `Launcher` and its two threads.
 pub struct CudaBackend {
-    kv_blocks: u32,
+    kv_blocks: KvBlocks,
     launched: u64,
     collected: u64,
     step_timeout: Duration,
@@ -82,7 +82,7 @@ impl CudaBackend {
 
     pub(super) fn start<L: Launcher + 'static>(
         launcher: L,
-        kv_blocks: u32,
+        kv_blocks: KvBlocks,
         step_timeout: Duration,
         graphs: Arc<AtomicUsize>,
     ) -> std::io::Result<Self> {
@@ -152,7 +152,11 @@ impl Bell {
 
 impl Backend for CudaBackend {
     fn kv_blocks(&self) -> u32 {
-        self.kv_blocks
+        self.kv_blocks.blocks
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        self.kv_blocks.window
     }
 
     fn steps_in_flight(&self) -> usize {
@@ -358,7 +362,8 @@ mod tests {
 
     #[test]
     fn two_steps_are_in_flight_and_end_in_order() {
-        let mut backend = CudaBackend::start(Scripted, 5, Duration::from_secs(20), Arc::default()).unwrap();
+        let mut backend =
+            CudaBackend::start(Scripted, 5.into(), Duration::from_secs(20), Arc::default()).unwrap();
         let first = backend.launch(batch(0, 3)).unwrap();
         let second = backend.launch(batch(0, 1)).unwrap();
         while backend.has_ended() == Some(false) {
@@ -378,7 +383,7 @@ mod tests {
             (HANGS, "did not end within 10ms (--step-timeout)"),
         ] {
             let mut backend =
-                CudaBackend::start(Scripted, 5, Duration::from_millis(10), Arc::default()).unwrap();
+                CudaBackend::start(Scripted, 5.into(), Duration::from_millis(10), Arc::default()).unwrap();
             let step = backend.launch(batch(script, 1)).unwrap();
             let error = backend.collect(step).unwrap_err().to_string();
             assert!(error.contains(said) && error.contains("cuda"), "{error}");

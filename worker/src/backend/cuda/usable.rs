@@ -5,7 +5,7 @@ use std::sync::Arc;
 use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
-use crate::model::spec::{NormKind, QkNorm, Spec};
+use crate::model::spec::Spec;
 use crate::shard::Shard;
 
 /// Head dimensions for which there are attention kernels.
@@ -104,38 +104,10 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
 
 /// Part of the model without a kernel, as text for a message.
 fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
-    let networks = || spec.layers.iter().map(|layer| layer.feed_forward);
-    if networks().any(|network| network.experts.is_some()) {
+    if spec.layers.iter().any(|layer| layer.feed_forward.experts.is_some()) {
         return Some("a mixture of experts");
     }
-    if spec.layers.iter().any(|layer| layer.is_chunked && layer.window.is_some()) {
-        return Some("attention within chunks");
-    }
-    if spec.layers.iter().any(|layer| layer.temperature.is_some()) {
-        return Some("queries scaled by their position");
-    }
-    if spec.attention.qk_norm == QkNorm::Unweighted {
-        return Some("queries and keys that are normalised without weights");
-    }
-    if spec.attention.latent.is_some() {
-        return Some("latent attention");
-    }
-    if spec.attention.has_sinks {
-        return Some("attention sinks");
-    }
-    if networks().any(|network| !network.is_gated) {
-        return Some("feed-forward networks without a gate");
-    }
-    if spec.norm.kind != NormKind::Rms {
-        return Some("layer normalisation");
-    }
-    if !spec.norm.place.has_inputs() {
-        return Some("inputs of layers that are not normalised");
-    }
-    if spec.attention.qk_norm == QkNorm::Row {
-        return Some("queries and keys that are normalised over all heads");
-    }
-    spec.is_parallel.then_some("attention beside the feed-forward network")
+    spec.attention.latent.map(|_| "latent attention")
 }
 
 /// Checks that there are kernels for `model`.

@@ -6,7 +6,8 @@
 //! | otherwise | any | [`Attention`] |
 //!
 //! Both see all sequences of a step, and each skips the other's rows. A row's kernel depends on its chunk,
-//! and the kernels round differently, so batch-invariant mode uses only [`Attention`].
+//! and the kernels round differently, so batch-invariant mode uses only [`Attention`]. So do layers with
+//! attention within chunks.
 
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::{Attention, AttentionRows, AttentionShape, StepKind};
@@ -14,13 +15,16 @@ use skein_kernels::cuda::ops::attention_sm90::{PrefillLayer, PrefillRows, Prefil
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer, StepSequences};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
+use crate::model::spec::LayerSpec;
+
 /// Query rows times heads per group from which [`PrefillSm90`] is faster: its tile. With fewer, part of each
 /// product is idle, and one tile processes the whole context alone while [`Attention`] splits it.
 const FULL_TILE: usize = 128;
 /// Parts of the workspace start at multiples of this.
 const ALIGNMENT: usize = 256;
 
-/// Paged attention of all layers: one [`StepAttention`] for each window size, because the plan depends on it.
+/// Paged attention of all layers: one [`StepAttention`] for each kind of window, because the plan depends on
+/// it.
 pub struct Windows<T, K> {
     kinds: Vec<StepAttention<T, K>>,
     /// Index into `kinds` for each layer.
@@ -28,23 +32,19 @@ pub struct Windows<T, K> {
 }
 
 impl<T: Activation, K: KvElement> Windows<T, K> {
-    /// Looks the kernels up. All layers have `shape`, except for their `windows`.
-    pub fn new(
-        kernels: &Kernels,
-        shape: AttentionShape,
-        windows: impl Iterator<Item = Option<u32>>,
-    ) -> Result<Self, CudaError> {
+    /// Looks the kernels up. All `layers` have `shape`, except for their windows.
+    pub fn new(kernels: &Kernels, shape: AttentionShape, layers: &[LayerSpec]) -> Result<Self, CudaError> {
         let mut distinct = Vec::new();
-        let kind = |window| {
-            distinct.iter().position(|known| *known == window).unwrap_or_else(|| {
-                distinct.push(window);
+        let kind = |layer: &LayerSpec| {
+            let is_chunked = layer.is_chunked && layer.window.is_some();
+            let of_layer = AttentionShape { window: layer.window, is_chunked, ..shape };
+            distinct.iter().position(|known| *known == of_layer).unwrap_or_else(|| {
+                distinct.push(of_layer);
                 distinct.len() - 1
             })
         };
-        let of_layers = windows.map(kind).collect();
-        let kinds = distinct
-            .into_iter()
-            .map(|window| StepAttention::new(kernels, AttentionShape { window, ..shape }));
+        let of_layers = layers.iter().map(kind).collect();
+        let kinds = distinct.into_iter().map(|shape| StepAttention::new(kernels, shape));
         Ok(Self { kinds: kinds.collect::<Result<_, _>>()?, of_layers })
     }
 
@@ -60,7 +60,7 @@ impl<T: Activation, K: KvElement> Windows<T, K> {
         self.kinds.len() * most.next_multiple_of(ALIGNMENT)
     }
 
-    /// Part of the workspace for one window size.
+    /// Part of the workspace for one kind of window.
     fn part(&self, workspace: DeviceSlice<u8>, kind: usize) -> DeviceSlice<u8> {
         let bytes = workspace.len() / self.kinds.len();
         workspace.slice(kind * bytes..(kind + 1) * bytes)
@@ -117,6 +117,8 @@ pub struct LayerRows<'a, T, K> {
     pub q_stride: usize,
     /// `[rows, heads * head_dim]`
     pub out: DeviceSlice<T>,
+    /// `[heads]`: a logit that takes part in the softmax but has no value; or [`DeviceSlice::NONE`].
+    pub sinks: DeviceSlice<f32>,
     /// Index of the layer.
     pub index: usize,
     /// Keys and values of the layer, including those of the step's rows.
@@ -208,8 +210,7 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
 
     /// Queues the attention of the step's rows in one layer.
     pub fn launch(&self, stream: &Stream, rows: LayerRows<'_, T, K>) -> Result<(), CudaError> {
-        let LayerRows { q, q_stride, out, index, cache, sequences, mut workspace, kind } = rows;
-        let sinks = DeviceSlice::NONE;
+        let LayerRows { q, q_stride, out, sinks, index, cache, sequences, mut workspace, kind } = rows;
         if let Some(prefill) = self.prefill_of(kind) {
             let (own, rest) = prefill.split(sequences, workspace);
             let layer = &prefill.layers[index];

@@ -1,46 +1,92 @@
-//! KV cache on a device: a plane of keys and a plane of values per layer, in this order.
+//! KV cache on a device: a plane of keys and a plane of values per layer, in this order. Layers with a window
+//! may have blocks of their own, in planes behind the others.
 
-use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::ops::block_copy::BlockPlanes;
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
+use skein_kernels::cuda::{CudaError, DeviceSlice};
 
+use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::model::spec::Spec;
-
-/// Number of planes of a model.
-pub fn planes(spec: &Spec) -> usize {
-    2 * spec.layers.len()
-}
 
 /// Bytes of a block of `block_size` tokens in one plane.
 pub fn plane_block_bytes<K: KvElement>(spec: &Spec, block_size: u32) -> usize {
     spec.attention.kv_width() * block_size as usize * size_of::<K>()
 }
 
-/// The planes of each layer.
-///
-/// # Errors
-/// If the kernels do not support their shape.
-pub fn layers<K: KvElement>(
-    spec: &Spec,
-    block_size: u32,
-    planes: BlockPlanes,
-) -> Result<Vec<KvLayer<K>>, CudaError> {
-    let plane = |index: usize| {
-        let start = index * planes.plane_bytes;
-        planes.memory.slice(start..start + planes.plane_bytes).cast::<K>()
-    };
-    let layer = |index: usize| {
-        let layer = KvLayer {
-            keys: plane(2 * index),
-            values: plane(2 * index + 1),
-            blocks: planes.blocks,
-            kv_heads: spec.attention.kv_heads,
-            block_size: block_size as usize,
-            head_dim: spec.attention.head_dim,
-            key_scale: 1.0,
-            value_scale: 1.0,
+/// Bytes of a token in the planes of all layers.
+pub fn token_bytes<K: KvElement>(spec: &Spec) -> KvTokenBytes {
+    let of = |layers: usize| (2 * layers * spec.attention.kv_width() * size_of::<K>()) as u64;
+    let windowed = spec.windowed_layers();
+    KvTokenBytes { main: of(spec.layers.len() - windowed), windowed: of(windowed) }
+}
+
+/// The planes of layers that share blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Planes {
+    /// Where they are.
+    pub planes: BlockPlanes,
+    /// Number of planes.
+    pub count: usize,
+}
+
+/// Planes of all layers.
+#[derive(Debug, Clone, Copy)]
+pub struct CachePlanes {
+    /// Layers without a window, or all.
+    pub main: Planes,
+    /// Layers with a window, if they have blocks apart.
+    pub windowed: Option<Planes>,
+    /// Bytes of a block in one plane.
+    pub block_bytes: usize,
+}
+
+impl CachePlanes {
+    /// Divides `memory` among the layers of `spec`.
+    pub fn new(spec: &Spec, memory: DeviceSlice<u8>, block_bytes: usize, blocks: KvBlocks) -> Self {
+        let mut start = 0;
+        let mut take = |layers: usize, blocks: u32| {
+            let (count, blocks) = (2 * layers, blocks as usize);
+            let plane_bytes = blocks * block_bytes;
+            let end = start + count * plane_bytes;
+            let planes = BlockPlanes { memory: memory.slice(start..end), plane_bytes, blocks };
+            start = end;
+            Planes { planes, count }
         };
-        layer.check().map(|()| layer)
-    };
-    (0..spec.layers.len()).map(layer).collect()
+        let windowed_layers = blocks.window.map_or(0, |_| spec.windowed_layers());
+        let main = take(spec.layers.len() - windowed_layers, blocks.blocks);
+        let windowed = blocks.window.map(|window| take(windowed_layers, window.blocks));
+        Self { main, windowed, block_bytes }
+    }
+
+    /// The planes of each layer.
+    ///
+    /// # Errors
+    /// If the kernels do not support their shape.
+    pub fn layers<K: KvElement>(&self, spec: &Spec, block_size: u32) -> Result<Vec<KvLayer<K>>, CudaError> {
+        let mut used = [0; 2];
+        let layer = |has_window: bool| {
+            let windowed = self.windowed.filter(|_| has_window);
+            let (Planes { planes, .. }, used) = match windowed {
+                Some(windowed) => (windowed, &mut used[1]),
+                None => (self.main, &mut used[0]),
+            };
+            let mut plane = || {
+                let start = *used * planes.plane_bytes;
+                *used += 1;
+                planes.memory.slice(start..start + planes.plane_bytes).cast::<K>()
+            };
+            let layer = KvLayer {
+                keys: plane(),
+                values: plane(),
+                blocks: planes.blocks,
+                kv_heads: spec.attention.kv_heads,
+                block_size: block_size as usize,
+                head_dim: spec.attention.head_dim,
+                key_scale: 1.0,
+                value_scale: 1.0,
+            };
+            layer.check().map(|()| layer)
+        };
+        spec.layers.iter().map(|layer| layer.window.is_some()).map(layer).collect()
+    }
 }

@@ -9,6 +9,7 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::ranks::{
     EmbedChosen, EmbedPart, JoinLogits, JoinSums, RankKernels, Vocabulary,
 };
+use skein_kernels::cuda::ops::rope::RowSquares;
 use skein_kernels::cuda::{Communicator, CudaError, DeviceSlice, Kernels, Stream};
 
 use crate::model::spec::Spec;
@@ -22,6 +23,8 @@ pub struct Exchange<T> {
     communicator: Arc<Communicator>,
     kernels: RankKernels<T>,
     vocabulary: Vocabulary,
+    /// Consecutive ranks that have the same KV heads.
+    sharers: usize,
 }
 
 /// An embedding lookup.
@@ -52,7 +55,8 @@ impl<T: Activation> Exchange<T> {
     pub fn new(kernels: &Kernels, communicator: Arc<Communicator>, shard: &Shard) -> Result<Self, CudaError> {
         let size = shard.vocabulary_of(shard.ranks - 1).end;
         let vocabulary = Vocabulary { size, each: shard.widest_vocabulary() };
-        Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary })
+        let sharers = shard.ranks * shard.kv_heads.len() / shard.all_kv_heads;
+        Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary, sharers })
     }
 
     /// Bytes of memory for steps of up to `rows` rows, `logit_rows` of them with logits; 0 on a single rank.
@@ -61,7 +65,8 @@ impl<T: Activation> Exchange<T> {
             return 0;
         }
         let (sums, logits) = (rows * spec.hidden_size, logit_rows * shard.widest_vocabulary());
-        shard.ranks * sums.max(logits) * size_of::<f32>()
+        let squares = rows * (shard.heads.len() + shard.kv_heads.len());
+        shard.ranks * sums.max(logits).max(squares) * size_of::<f32>()
     }
 
     /// Memory of this rank's `len` values, and of all ranks' values, which contains the former.
@@ -103,6 +108,21 @@ impl<T: Activation> Exchange<T> {
         self.communicator.gather(stream, own, sums)?;
         let ranks = self.communicator.ranks();
         self.kernels.join_sums(stream, JoinSums { out, sums, bias, ranks, rows, n })
+    }
+
+    /// Queues the exchange of sums of squares, `len` of which `compute` writes on each rank: `[rows, heads +
+    /// kv_heads]`.
+    pub(super) fn squares(
+        &self,
+        stream: &Stream,
+        memory: DeviceSlice<u8>,
+        len: usize,
+        compute: impl FnOnce(DeviceSlice<f32>) -> Result<(), CudaError>,
+    ) -> Result<RowSquares, CudaError> {
+        let (own, sums) = self.places(memory, len);
+        compute(own)?;
+        self.communicator.gather(stream, own, sums)?;
+        Ok(RowSquares { sums, ranks: self.communicator.ranks(), sharers: self.sharers })
     }
 
     /// Queues logits `[rows, vocabulary]`: `compute` writes `[rows, this rank's part]`.

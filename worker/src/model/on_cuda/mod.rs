@@ -13,31 +13,34 @@ pub use step::{Activations, StepRows, Workspace};
 
 use skein_kernels::cuda::blaslt::{BlasElement, row_buckets};
 use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::activation::Activate;
 use skein_kernels::cuda::ops::embed::Embed;
 use skein_kernels::cuda::ops::gemv::MAX_ROWS;
 use skein_kernels::cuda::ops::inputs::{Gather, GatherRows};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
 use skein_kernels::cuda::ops::linear::{Gated, Linear, LinearWeight};
-use skein_kernels::cuda::ops::norm::{AddRmsNorm, Norm};
-use skein_kernels::cuda::ops::rope::RopeKvWrite;
+use skein_kernels::cuda::ops::norm::{AddNorm, Norm};
+use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use self::attention::Windows;
 use self::exchange::Exchange;
 use self::step::{Delta, Running};
-use self::weights::DeviceWeights;
+use self::weights::{DeviceWeights, NormWeights};
 use crate::model::operations;
-use crate::model::spec::Spec;
+use crate::model::spec::{FeedForwardSpec, Spec};
 use crate::model::tensors::Product;
 
-/// Most kernel launches of a layer; the plan of each window comes before them.
-const LAUNCHES_PER_LAYER: usize = 10;
+/// Most kernel launches of a layer: two norms; four products, each of which may quantise its input before;
+/// sums of squares; rotation; three of attention; and the activation after gate and up. The plan of each
+/// window comes before them.
+const LAUNCHES_PER_LAYER: usize = 2 + 2 * 4 + 1 + 1 + 3 + 1;
 
 /// Most kernel launches of a forward pass's layers, which is the number of nodes in a graph. With several
-/// ranks, two products of each layer are shared.
+/// ranks, two products of each layer are shared, and sums of squares are exchanged.
 pub fn launches(spec: &Spec, ranks: usize) -> usize {
-    let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM } else { 0 };
+    let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM + 1 } else { 0 };
     spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges)
 }
 
@@ -62,13 +65,17 @@ pub struct Ops<T, K> {
     /// Looks up token embeddings.
     pub embed: Embed<T>,
     /// Residual addition and normalisation.
-    pub norm: AddRmsNorm<T>,
-    /// Rotation and KV write.
+    pub norm: AddNorm<T>,
+    /// Sums of squares for norms over all heads of a row.
+    pub squares: HeadSquares<T>,
+    /// Head norms, rotation and KV write.
     pub rope: RopeKvWrite<T, K>,
     /// Paged attention, for each window size.
     pub attention: Windows<T, K>,
     /// Matrix products of projections.
     pub linear: Linear<T>,
+    /// Activation of feed-forward networks without a gate.
+    pub activate: Activate<T>,
     /// Gathers the rows whose logits are wanted.
     pub gather: GatherRows<T>,
     /// Caps the logits.
@@ -103,9 +110,8 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
                 }
             };
             sum(a.delta, a.attended, weight(Product::AttentionOutput))?;
-            let by = self.spec.layers[0].feed_forward.activation;
-            let gated = Gated { by, weight: weight(Product::GateUp) };
-            linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
+            let network = &self.spec.layers[0].feed_forward;
+            self.inner(stream, network, weight(Product::GateUp), rows, a)?;
             sum(a.delta, a.gated, weight(Product::Down))?;
             let head = &self.weights.head;
             if rows <= logit_rows && head.n > 0 {
@@ -130,8 +136,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         a: &Activations<T>,
         logits: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        // In models that normalise outputs, the last layer has already added its output.
-        let mut delta = if self.spec.norm.place.has_outputs() { DeviceSlice::NONE } else { a.delta };
+        let mut delta = if self.adds_at_the_end() { DeviceSlice::NONE } else { a.delta };
         let mut residual = a.residual;
         if let Some(wanted) = wanted {
             let (hidden, wanted) = (self.spec.hidden_size, wanted.slice(0..rows));
@@ -139,7 +144,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             self.ops.gather.launch(stream, gather)?;
             (residual, delta) = (a.last, DeviceSlice::NONE);
         }
-        let added = Delta { values: delta, weight: DeviceSlice::NONE };
+        let added = Delta { values: delta, ..Delta::NONE };
         self.normalise(stream, residual, added, self.weights.norm, rows, a)?;
         let head = &self.weights.head;
         let multiply = |out| self.ops.linear.launch_f32(stream, out, a.h, head, rows, a.linear);
@@ -159,18 +164,45 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         }
     }
 
+    /// Sets `a.gated` to the input of a feed-forward network's down projection.
+    fn inner(
+        &self,
+        stream: &Stream,
+        network: &FeedForwardSpec,
+        weight: &LinearWeight<T>,
+        rows: usize,
+        a: &Activations<T>,
+    ) -> Result<(), CudaError> {
+        let (linear, by) = (&self.ops.linear, network.activation);
+        if network.is_gated {
+            return linear.launch_gate_up(stream, a.gated, a.h, Gated { by, weight }, rows, a.linear);
+        }
+        linear.launch(stream, a.gated, a.h, weight, rows, a.linear)?;
+        self.ops.activate.launch(stream, a.gated.slice(0..rows * weight.n), by)
+    }
+
     /// Normalises into `a.h`.
     fn normalise(
         &self,
         stream: &Stream,
         residual: DeviceSlice<f32>,
         delta: Delta<T>,
-        weight: DeviceSlice<f32>,
+        by: NormWeights,
         rows: usize,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
-        let (eps, Delta { values: delta, weight: delta_weight }) = (self.spec.norm.eps, delta);
-        self.ops.norm.launch(stream, Norm { out: a.h, residual, delta, delta_weight, weight, rows, eps })
+        let Delta { values: delta, weight: delta_weight, beside } = delta;
+        let NormWeights { weight, bias } = by;
+        let (hidden, eps) = (self.spec.hidden_size, self.spec.norm.eps);
+        let out = a.h;
+        let norm = Norm { out, residual, delta, beside, delta_weight, weight, bias, rows, hidden, eps };
+        self.ops.norm.launch(stream, norm)
+    }
+
+    /// Whether the last layer adds its output itself. Logits need only a few rows, and gathering them adds
+    /// one output without a norm.
+    fn adds_at_the_end(&self) -> bool {
+        self.spec.norm.place.has_outputs() || self.spec.is_parallel
     }
 }
 

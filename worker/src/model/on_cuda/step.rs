@@ -5,17 +5,17 @@ use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
+use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
-use skein_kernels::cuda::ops::linear::Gated;
-use skein_kernels::cuda::ops::rope::RopeRows;
+use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use super::attention::LayerRows;
 use super::exchange::{Lookup, Sum};
-use super::weights::LayerWeights;
+use super::weights::{LayerWeights, NormWeights};
 use super::{Model, without_bias};
 use crate::model::operations::Operations;
-use crate::model::spec::Spec;
+use crate::model::spec::{QkNorm, Spec};
 use crate::model::tensors::{Product, Role};
 
 /// A step's rows in device memory, including padding.
@@ -29,6 +29,8 @@ pub struct StepRows {
     pub slots: DeviceSlice<u32>,
     /// The rows by sequence; `sequences.rows` is the number of rows.
     pub sequences: StepSequences,
+    /// Where the rows lie in window blocks, if layers with a window have blocks apart.
+    pub windows: Option<WindowTables>,
     /// Whether every sequence has at most one row.
     pub kind: StepKind,
 }
@@ -48,6 +50,11 @@ pub struct Activations<T> {
     pub(super) gated: DeviceSlice<T>,
     /// `[rows, hidden]`: the last projection's output, not yet added to the residual stream.
     pub(super) delta: DeviceSlice<T>,
+    /// `[rows, hidden]`: the output of a feed-forward network beside attention; empty in other models.
+    beside: DeviceSlice<T>,
+    /// `[rows, heads + kv_heads]`: sums of squares for norms over all heads; empty in other models, and with
+    /// several ranks.
+    squares: DeviceSlice<f32>,
     /// `[logit rows, hidden]`
     pub(super) last: DeviceSlice<f32>,
     /// Workspace of attention.
@@ -79,6 +86,9 @@ impl<T: Activation> Activations<T> {
         memory: &mut Carver,
     ) -> Self {
         let (attention, hidden) = (&spec.attention, spec.hidden_size);
+        let beside = if spec.is_parallel { rows * hidden } else { 0 };
+        let has_squares = attention.qk_norm == QkNorm::Row && workspace.exchange == 0;
+        let squares = if has_squares { rows * (attention.heads + attention.kv_heads) } else { 0 };
         Self {
             residual: memory.take(rows * hidden),
             h: memory.take(rows.max(logit_rows) * hidden),
@@ -86,6 +96,8 @@ impl<T: Activation> Activations<T> {
             attended: memory.take(rows * attention.q_width()),
             gated: memory.take(rows * spec.inner_size()),
             delta: memory.take(rows * hidden),
+            beside: memory.take(beside),
+            squares: memory.take(squares),
             last: memory.take(logit_rows * hidden),
             attention: memory.take(workspace.attention),
             linear: memory.take(workspace.linear),
@@ -111,10 +123,13 @@ pub(super) struct Delta<T> {
     pub values: DeviceSlice<T>,
     /// Weights of a norm to apply first, `[hidden]`, or [`DeviceSlice::NONE`].
     pub weight: DeviceSlice<f32>,
+    /// `[rows, hidden]` to add as well, or [`DeviceSlice::NONE`].
+    pub beside: DeviceSlice<T>,
 }
 
 impl<T: Activation> Delta<T> {
-    const NONE: Self = Self { values: DeviceSlice::NONE, weight: DeviceSlice::NONE };
+    pub const NONE: Self =
+        Self { values: DeviceSlice::NONE, weight: DeviceSlice::NONE, beside: DeviceSlice::NONE };
 }
 
 impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
@@ -131,14 +146,64 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         self.step.sequences.rows
     }
 
+    /// Slots and sequences in the cache of a layer.
+    fn located(&self, index: usize) -> (DeviceSlice<u32>, StepSequences) {
+        let StepRows { slots, sequences, windows, .. } = *self.step;
+        match windows.filter(|_| self.model.spec.layers[index].window.is_some()) {
+            None => (slots, sequences),
+            Some(WindowTables { slots, block_tables }) => {
+                (slots, StepSequences { block_tables, ..sequences })
+            }
+        }
+    }
+
     fn layer(&self, index: usize) -> &'a LayerWeights<T> {
         &self.model.weights.layers[index]
     }
 
     /// Adds the delta to the residual stream and normalises the sum into `h`.
-    fn normalise(&mut self, weight: DeviceSlice<f32>) -> Result<(), CudaError> {
+    fn normalise(&mut self, by: NormWeights) -> Result<(), CudaError> {
         let delta = std::mem::replace(&mut self.delta, Delta::NONE);
-        self.model.normalise(self.stream, self.a.residual, delta, weight, self.rows(), self.a)
+        self.model.normalise(self.stream, self.a.residual, delta, by, self.rows(), self.a)
+    }
+
+    /// Adds the delta of the last layer if [`Model::logits`] does not.
+    fn end(&mut self, layer: usize) -> Result<(), CudaError> {
+        if layer + 1 < self.model.spec.layers.len() || !self.model.adds_at_the_end() {
+            return Ok(());
+        }
+        self.normalise(self.model.weights.norm)
+    }
+
+    /// Norm of a layer's query and key heads. Queues what it needs.
+    fn head_norm(&self, index: usize) -> Result<HeadNorm, CudaError> {
+        let (spec, layer) = (&self.model.spec, self.layer(index));
+        let (q, k) = (layer.vector(Role::QueryNorm), layer.vector(Role::KeyNorm));
+        Ok(match spec.attention.qk_norm {
+            QkNorm::None => HeadNorm::None,
+            QkNorm::Heads => HeadNorm::Heads { q, k },
+            QkNorm::Unweighted if spec.rotations[spec.layers[index].rotation].is_any() => {
+                HeadNorm::Unweighted
+            }
+            QkNorm::Unweighted => HeadNorm::None,
+            QkNorm::Row => HeadNorm::Row { q, k, squares: self.row_squares()? },
+        })
+    }
+
+    /// Queues the sums of squares of all heads of all ranks.
+    fn row_squares(&self) -> Result<RowSquares, CudaError> {
+        let Self { model, stream, a, .. } = *self;
+        let attention = &model.spec.attention;
+        let (heads, kv_heads, head_dim) = (attention.heads, attention.kv_heads, attention.head_dim);
+        let (qkv, rows) = (a.qkv, self.rows());
+        let write = |out| {
+            let squares = SquaresOfHeads { out, qkv, heads, kv_heads, head_dim, rows };
+            model.ops.squares.launch(stream, squares)
+        };
+        match &model.exchange {
+            None => write(a.squares).map(|()| RowSquares { sums: a.squares, ranks: 1, sharers: 1 }),
+            Some(exchange) => exchange.squares(stream, a.exchange, rows * (heads + kv_heads), write),
+        }
     }
 
     fn multiply(
@@ -194,15 +259,16 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         let layer = self.layer(index);
         self.normalise(layer.norm(Role::AttentionNorm))?;
         self.multiply(index, Product::Qkv, a.qkv, a.h)?;
+        let temperature = model.spec.layers[index].temperature;
         let rows = RopeRows {
             qkv: a.qkv,
             heads: model.spec.attention.heads,
-            q_norm: layer.norm(Role::QueryNorm),
-            k_norm: layer.norm(Role::KeyNorm),
+            norm: self.head_norm(index)?,
             norm_eps: model.spec.norm.eps,
+            temperature: temperature.map(|by| QueryTemperature { every: by.every, scale: by.scale }),
             angles: model.angles[model.spec.layers[index].rotation],
             positions: step.positions,
-            slots: step.slots,
+            slots: self.located(index).0,
             layer: model.cache[index],
             rows: self.rows(),
         };
@@ -215,9 +281,10 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             q: a.qkv,
             q_stride: model.spec.attention.qkv_width(),
             out: a.attended,
+            sinks: self.layer(index).vector(Role::Sinks),
             index,
             cache: model.cache[index],
-            sequences: &step.sequences,
+            sequences: &self.located(index).1,
             workspace: a.attention,
             kind: step.kind,
         };
@@ -226,25 +293,30 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
 
     fn attention_output(&mut self, layer: usize) -> Result<(), CudaError> {
         self.multiply_shared(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
-        let weight = self.layer(layer).norm(Role::AttentionOutputNorm);
-        self.delta = Delta { values: self.a.delta, weight };
+        let weight = self.layer(layer).vector(Role::AttentionOutputNorm);
+        if self.model.spec.is_parallel {
+            self.delta = Delta { values: self.a.delta, weight, beside: self.a.beside };
+            return self.end(layer);
+        }
+        self.delta = Delta { values: self.a.delta, weight, ..Delta::NONE };
         Ok(())
     }
 
     fn feed_forward(&mut self, layer: usize) -> Result<(), CudaError> {
         let Self { model, stream, a, .. } = *self;
-        let weights = self.layer(layer);
-        self.normalise(weights.norm(Role::FeedForwardNorm))?;
-        let by = model.spec.layers[layer].feed_forward.activation;
-        let gated = Gated { by, weight: weights.product(Product::GateUp) };
-        model.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, self.rows(), a.linear)?;
-        self.multiply_shared(layer, Product::Down, a.delta, a.gated)?;
-        self.delta = Delta { values: a.delta, weight: weights.norm(Role::FeedForwardOutputNorm) };
-        // Logits need only a few rows, and gathering adds the delta without a norm. Models that normalise
-        // outputs therefore add it here.
-        if layer + 1 == model.spec.layers.len() && model.spec.norm.place.has_outputs() {
-            self.normalise(model.weights.norm)?;
+        let (weights, network) = (self.layer(layer), &model.spec.layers[layer].feed_forward);
+        let is_parallel = model.spec.is_parallel;
+        if !is_parallel {
+            self.normalise(weights.norm(Role::FeedForwardNorm))?;
         }
-        Ok(())
+        model.inner(stream, network, weights.product(Product::GateUp), self.rows(), a)?;
+        if is_parallel {
+            // Attention's output is added together with this one.
+            return self.multiply_shared(layer, Product::Down, a.beside, a.gated);
+        }
+        self.multiply_shared(layer, Product::Down, a.delta, a.gated)?;
+        let weight = weights.vector(Role::FeedForwardOutputNorm);
+        self.delta = Delta { values: a.delta, weight, ..Delta::NONE };
+        self.end(layer)
     }
 }

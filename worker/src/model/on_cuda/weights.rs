@@ -12,7 +12,7 @@ use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::spec::Spec;
+use crate::model::spec::{QkNorm, Spec};
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
 use crate::shard::{Part, Shard};
 
@@ -24,7 +24,7 @@ pub struct DeviceWeights<T> {
     /// Layers in order.
     pub layers: Vec<LayerWeights<T>>,
     /// `[hidden]`: the last normalisation.
-    pub norm: DeviceSlice<f32>,
+    pub norm: NormWeights,
     /// `[vocab, hidden]`: the rank's rows; those of the embedding table if they are tied.
     pub head: LinearWeight<T>,
 }
@@ -33,8 +33,21 @@ pub struct DeviceWeights<T> {
 pub struct LayerWeights<T> {
     /// Indexed by [`Product`].
     products: [LinearWeight<T>; Product::OF_A_LAYER.len()],
-    /// Indexed by [`Role`]; [`DeviceSlice::NONE`] if the model lacks it.
-    norms: [DeviceSlice<f32>; Role::COUNT],
+    /// Norms and other vectors, indexed by [`Role`].
+    vectors: [NormWeights; Role::COUNT],
+}
+
+/// Weights and bias of a norm; [`DeviceSlice::NONE`] if the model lacks them.
+#[derive(Debug, Clone, Copy)]
+pub struct NormWeights {
+    /// Weights, as applied.
+    pub weight: DeviceSlice<f32>,
+    /// Bias; only layer normalisation may have one.
+    pub bias: DeviceSlice<f32>,
+}
+
+impl NormWeights {
+    const NONE: Self = Self { weight: DeviceSlice::NONE, bias: DeviceSlice::NONE };
 }
 
 impl<T> LayerWeights<T> {
@@ -43,9 +56,14 @@ impl<T> LayerWeights<T> {
         &self.products[product as usize]
     }
 
-    /// A normalisation's weights, or [`DeviceSlice::NONE`].
-    pub fn norm(&self, role: Role) -> DeviceSlice<f32> {
-        self.norms[role as usize]
+    /// A normalisation's weights and bias.
+    pub fn norm(&self, role: Role) -> NormWeights {
+        self.vectors[role as usize]
+    }
+
+    /// The rank's part of a vector, or [`DeviceSlice::NONE`].
+    pub fn vector(&self, role: Role) -> DeviceSlice<f32> {
+        self.vectors[role as usize].weight
     }
 
     /// All products, in the order of a step.
@@ -53,15 +71,15 @@ impl<T> LayerWeights<T> {
         &self.products
     }
 
-    /// All normalisations' weights.
-    pub fn norms(&self) -> impl Iterator<Item = DeviceSlice<f32>> {
-        self.norms.iter().copied().filter(|norm| !norm.is_empty())
+    /// All vectors.
+    pub fn vectors(&self) -> impl Iterator<Item = NormWeights> {
+        self.vectors.iter().copied()
     }
 }
 
 /// A checkpoint tensor and its destination on the device.
 pub struct TensorCopy<T> {
-    /// Tensor in the file, or values of a norm.
+    /// Tensor in the file, or values of a vector.
     pub from: WeightMatrix,
     /// Destination of its rows.
     pub to: Place<T>,
@@ -72,7 +90,7 @@ pub struct TensorCopy<T> {
 pub enum Place<T> {
     /// Values of the activations' type: matrices and biases.
     Values(DeviceSlice<T>),
-    /// f32 values of a norm.
+    /// f32 values of a vector.
     Wide(DeviceSlice<f32>),
     /// Matrix quantised row by row during upload.
     Quantised {
@@ -99,7 +117,7 @@ fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
     let mut outputs = HashMap::new();
     let mut first = 0;
     let hold = |whole: Tensor| {
-        let part = shard.part(spec, &whole);
+        let part = part_of(spec, shard, &whole);
         let (rows, cols) = (part.rows.len(), part.cols.len());
         let kind = match whole.kind {
             Kind::Matrix(product, _) => {
@@ -116,6 +134,21 @@ fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
         Held { own: Tensor { kind, rows, cols, ..whole.clone() }, whole, part, leaf }
     };
     tensors::all(spec).into_iter().map(hold).collect()
+}
+
+/// The part of a tensor on the rank of `shard`. The CPU normalises whole rows on every rank, a device only
+/// its own heads.
+fn part_of(spec: &Spec, shard: &Shard, whole: &Tensor) -> Part {
+    let (part, head_dim) = (shard.part(spec, whole), spec.attention.head_dim);
+    let heads = match whole.role {
+        Role::QueryNorm => &shard.heads,
+        Role::KeyNorm => &shard.kv_heads,
+        _ => return part,
+    };
+    if spec.attention.qk_norm != QkNorm::Row {
+        return part;
+    }
+    Part { rows: heads.start * head_dim..heads.end * head_dim, ..part }
 }
 
 /// A rank's parts of all tensors.
@@ -162,15 +195,22 @@ impl<T: Activation> DeviceWeights<T> {
             products: Product::OF_A_LAYER.map(|product| {
                 place_product(products[&(Some(layer), product)], leaf(layer, product), quantised, memory)
             }),
-            norms: [DeviceSlice::NONE; Role::COUNT],
+            vectors: [NormWeights::NONE; Role::COUNT],
         };
         let mut layers: Vec<_> = (0..spec.layers.len()).map(&mut place).collect();
-        for tensor in tensors.iter().filter(|tensor| tensor.kind == Kind::Norm) {
-            if let Some(layer) = tensor.layer {
-                layers[layer].norms[tensor.role as usize] = memory.take(tensor.rows);
+        let mut norm = NormWeights::NONE;
+        for tensor in &tensors {
+            let vector = match tensor.layer {
+                Some(layer) => &mut layers[layer].vectors[tensor.role as usize],
+                None => &mut norm,
+            };
+            match tensor.kind {
+                Kind::Norm | Kind::Values => vector.weight = memory.take(tensor.rows),
+                Kind::NormBias => vector.bias = memory.take(tensor.rows),
+                Kind::Table | Kind::Matrix(..) | Kind::Bias(..) => {}
             }
         }
-        Self { embedding, layers, norm: memory.take(spec.hidden_size), head }
+        Self { embedding, layers, norm, head }
     }
 
     /// Finds and validates every tensor of the checkpoint, and pairs the part of the rank of `shard` with its
@@ -186,7 +226,7 @@ impl<T: Activation> DeviceWeights<T> {
     ) -> Result<Vec<TensorCopy<T>>, LoadError> {
         let source = |Held { whole, own, part, .. }: &Held| {
             let from = match whole.kind {
-                Kind::Norm => norm(whole, spec, weights)?,
+                Kind::Norm | Kind::NormBias | Kind::Values => vector(whole, &part.rows, spec, weights)?,
                 Kind::Bias(..) => whole.find(weights)?.part(0..1, part.rows.clone()),
                 _ => whole.find(weights)?.part(part.rows.clone(), part.cols.clone()),
             };
@@ -200,21 +240,27 @@ impl<T: Activation> DeviceWeights<T> {
         let layer = tensor.layer.map(|layer| &self.layers[layer]);
         let weight = |product| layer.map_or(&self.head, |layer| layer.product(product));
         let rows = |first| first..first + tensor.rows;
+        let vector = layer.map_or(self.norm, |layer| layer.norm(tensor.role));
         match tensor.kind {
             Kind::Table => Place::Values(self.embedding),
-            Kind::NormBias => unreachable!("models with layer normalisation are refused"),
-            Kind::Values => unreachable!("models with experts are refused"),
-            Kind::Norm => Place::Wide(layer.map_or(self.norm, |layer| layer.norm(tensor.role))),
+            Kind::Norm | Kind::Values => Place::Wide(vector.weight),
+            Kind::NormBias => Place::Wide(vector.bias),
             Kind::Bias(product, first) => Place::Values(weight(product).bias.slice(rows(first))),
             Kind::Matrix(product, first) => place_of_rows(weight(product), rows(first)),
         }
     }
 }
 
-/// Weights of a norm as they are applied.
-fn norm(tensor: &Tensor, spec: &Spec, weights: &Weights) -> Result<WeightMatrix, LoadError> {
-    let values: Vec<u8> = tensor.read(spec, weights)?.into_iter().flat_map(f32::to_le_bytes).collect();
-    Ok(WeightMatrix::new(Storage::F32(values.into()), 1, tensor.rows))
+/// Some values of a vector as they are applied.
+fn vector(
+    tensor: &Tensor,
+    part: &Range<usize>,
+    spec: &Spec,
+    weights: &Weights,
+) -> Result<WeightMatrix, LoadError> {
+    let values = &tensor.read(spec, weights)?[part.clone()];
+    let bytes: Vec<u8> = values.iter().copied().flat_map(f32::to_le_bytes).collect();
+    Ok(WeightMatrix::new(Storage::F32(bytes.into()), 1, part.len()))
 }
 
 /// Takes memory for a product's matrices.

@@ -29,6 +29,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         // The chunk crosses a tile boundary: only its later rows see the last tile.
         Case { lengths: &[(37, 590)], ..PLAIN },
         Case { lengths: &[(40, 340)], window: Some(77), sinks: true, ..PLAIN },
+        Case { lengths: &[(40, 340)], window: Some(160), is_chunked: true, ..PLAIN },
     ] {
         rows_do_not_depend_on_their_batch::<f16, f16>(bench, case)?;
         rows_do_not_depend_on_their_batch::<f16, E4m3>(bench, case)?;
@@ -50,6 +51,16 @@ fn cases(scale: Scale) -> Vec<Case> {
         Case { head_dim: 256, group: 2, lengths: &[(1, 100), (12, 45)], ..PLAIN },
         Case { window: Some(9), lengths: &[(1, 300), (1, 4), (30, 200)], ..PLAIN },
         Case { window: Some(130), sinks: true, block_size: 8, lengths: &[(1, 300), (65, 190)], ..PLAIN },
+        // Rows of a tile in several chunks, and a row that starts a chunk.
+        Case { window: Some(9), is_chunked: true, lengths: &[(1, 300), (1, 10), (30, 200)], ..PLAIN },
+        Case {
+            window: Some(130),
+            is_chunked: true,
+            sinks: true,
+            block_size: 8,
+            lengths: &[(1, 261), (65, 290)],
+            ..PLAIN
+        },
         Case { softcap: Some(2.5), lengths: &[(1, 200), (20, 90)], ..PLAIN },
         Case { softcap: Some(30.0), sinks: true, lengths: &[(1, 1), (7, 65)], ..PLAIN },
         Case { lengths: &[(1, 1500), (1, 3), (1, 20), (1, 9)], kv_heads: 2, ..PLAIN },
@@ -88,7 +99,8 @@ fn check<T: Stored, K: Stored>(bench: &mut Bench, case: Case) -> Result<(), Cuda
 }
 
 fn name<T: Stored, K: Stored>(case: &Case) -> String {
-    let AttentionShape { heads, kv_heads, head_dim, window, softcap, .. } = case.shape();
+    let AttentionShape { heads, kv_heads, head_dim, window, is_chunked, softcap, .. } = case.shape();
+    let of_window = if is_chunked { "chunks of" } else { "window" };
     format!(
         "attention_{}_{} {heads}/{kv_heads}x{head_dim} blocks of {} {:?} {:?}{}{}{}{}",
         T::NAME,
@@ -96,7 +108,7 @@ fn name<T: Stored, K: Stored>(case: &Case) -> String {
         case.block_size,
         case.kind,
         case.lengths,
-        window.map_or(String::new(), |window| format!(" window {window}")),
+        window.map_or(String::new(), |window| format!(" {of_window} {window}")),
         softcap.map_or(String::new(), |cap| format!(" softcap {cap}")),
         if case.sinks { " sinks" } else { "" },
         if case.batch_invariant { " invariant" } else { "" },

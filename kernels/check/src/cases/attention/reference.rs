@@ -14,6 +14,7 @@ pub(crate) struct Reference<'a> {
     pub(crate) head_dim: usize,
     pub(crate) scale: f32,
     pub(crate) window: Option<u32>,
+    pub(crate) is_chunked: bool,
     pub(crate) softcap: Option<f32>,
     pub(crate) sinks: Option<&'a [f32]>,
 }
@@ -22,7 +23,7 @@ impl Reference<'_> {
     /// The last rows of a sequence: `q` is `[rows, heads * head_dim]`, `kv` `[context, 2 * kv_heads *
     /// head_dim]`, each position its keys and then its values.
     pub(crate) fn attend(&self, q: &[f32], kv: &[f32]) -> Vec<f32> {
-        let &Self { kv_heads, head_dim, scale, window, softcap, sinks, .. } = self;
+        let &Self { kv_heads, head_dim, scale, window, is_chunked, softcap, sinks, .. } = self;
         let (heads, kv_width) = (kv_heads * self.group, 2 * kv_heads * head_dim);
         let stride = heads * head_dim;
         let (rows, context) = (q.len() / stride, kv.len() / kv_width);
@@ -55,7 +56,7 @@ impl Reference<'_> {
             skipped,
             scale,
             window,
-            is_chunked: false,
+            is_chunked,
             softcap,
             sinks,
         };

@@ -22,6 +22,7 @@ pub(super) struct Case {
     /// Rows and context length of each sequence.
     pub(super) lengths: &'static [(usize, usize)],
     pub(super) window: Option<u32>,
+    pub(super) is_chunked: bool,
     pub(super) softcap: Option<f32>,
     pub(super) sinks: bool,
     pub(super) batch_invariant: bool,
@@ -35,6 +36,7 @@ pub(super) const PLAIN: Case = Case {
     block_size: 16,
     lengths: &[],
     window: None,
+    is_chunked: false,
     softcap: None,
     sinks: false,
     batch_invariant: false,
@@ -43,13 +45,14 @@ pub(super) const PLAIN: Case = Case {
 
 impl Case {
     pub(super) fn shape(&self) -> AttentionShape {
-        let &Self { kv_heads, group, head_dim, window, softcap, batch_invariant, .. } = self;
+        let &Self { kv_heads, group, head_dim, window, is_chunked, softcap, batch_invariant, .. } = self;
         AttentionShape {
             heads: kv_heads * group,
             kv_heads,
             head_dim,
             scale: 0.11,
             window,
+            is_chunked,
             softcap,
             batch_invariant,
         }
@@ -200,9 +203,10 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
 
     /// The expected output.
     pub(super) fn reference(&self, case: &Case) -> Vec<f32> {
-        let AttentionShape { kv_heads, head_dim, scale, window, softcap, .. } = case.shape();
+        let AttentionShape { kv_heads, head_dim, scale, window, is_chunked, softcap, .. } = case.shape();
         let sinks = case.sinks.then_some(&self.sinks[..]);
-        let reference = Reference { kv_heads, group: case.group, head_dim, scale, window, softcap, sinks };
+        let group = case.group;
+        let reference = Reference { kv_heads, group, head_dim, scale, window, is_chunked, softcap, sinks };
         let mut out = Vec::new();
         for (sequence, &(_, context)) in case.lengths.iter().enumerate() {
             let rows = self.row_starts[sequence] as usize..self.row_starts[sequence + 1] as usize;
@@ -227,7 +231,11 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
 }
 
 fn first_seen(case: &Case, position: usize) -> usize {
-    case.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
+    match case.window {
+        None => 0,
+        Some(window) if case.is_chunked => position / window as usize * window as usize,
+        Some(window) => (position + 1).saturating_sub(window as usize),
+    }
 }
 
 /// Plans once and runs two layers. The first result is discarded: the second layer must find everything

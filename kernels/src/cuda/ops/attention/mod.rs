@@ -46,6 +46,8 @@ pub struct AttentionShape {
     pub scale: f32,
     /// A row sees its own position and the `window - 1` before it; `None`: all before it.
     pub window: Option<u32>,
+    /// Whether windows do not slide: a row sees the positions from the last multiple of the window on.
+    pub is_chunked: bool,
     /// If set, scores become `softcap * tanh(score / softcap)`.
     pub softcap: Option<f32>,
     /// A row's bits depend on its sequence alone: contexts are divided at fixed positions.
@@ -185,6 +187,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
             .size(self.shape.kv_heads)
             .size(self.shape.group())
             .u32(self.shape.window.unwrap_or(0))
+            .u32(u32::from(self.shape.is_chunked))
             .u32(self.fixed_part())
             .u32(small.least_part)
             .u32(large.least_part)
@@ -259,6 +262,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
             .size(shape.group())
             .u32(layer.block_size.trailing_zeros())
             .u32(shape.window.unwrap_or(0))
+            .u32(u32::from(shape.is_chunked))
             .u32(self.fixed_part())
             .f32(shape.scale * layer.key_scale)
             .f32(shape.softcap.unwrap_or(0.0))

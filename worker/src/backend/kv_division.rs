@@ -1,0 +1,111 @@
+//! Division of a KV cache's memory between blocks and window blocks. Pure.
+
+use super::{KvBlocks, WindowBlocks};
+use crate::config::SchedulerConfig;
+
+/// Tokens of a cached sequence for which there are window blocks.
+pub(crate) const MODERATE_LEN: u32 = 1024;
+
+/// Layers with a window have blocks apart if the longest sequence has at least this many windows: with
+/// fewer, little is given back.
+const LEAST_WINDOWS: u32 = 2;
+
+/// KV cache of a token on one rank, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvTokenBytes {
+    /// In layers without a window.
+    pub main: u64,
+    /// In layers with a window.
+    pub windowed: u64,
+}
+
+impl KvTokenBytes {
+    /// In all layers.
+    pub fn all(&self) -> u64 {
+        self.main + self.windowed
+    }
+}
+
+/// A cache whose layers with a window can have blocks apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WindowedCache<'a> {
+    pub config: &'a SchedulerConfig,
+    /// Longest window of any layer, in tokens.
+    pub window: u32,
+    /// Most rows in flight.
+    pub rows: u32,
+    /// Bytes of a token on each rank.
+    pub bytes: &'a [KvTokenBytes],
+    /// Tokens of the longest sequence.
+    pub longest: u32,
+}
+
+impl WindowedCache<'_> {
+    /// The longest window of a model, if its layers with a window should have blocks apart for sequences of
+    /// up to `longest` tokens.
+    pub fn worthwhile(window: Option<u32>, longest: u32) -> Option<u32> {
+        window.filter(|window| longest / LEAST_WINDOWS >= *window)
+    }
+
+    /// Window blocks that one sequence holds.
+    pub fn of_sequence(&self) -> u32 {
+        WindowBlocks { window: self.window, blocks: 0 }.of_sequence(self.config.block_size)
+    }
+
+    /// Window blocks for `max_num_seqs` sequences.
+    pub fn of_all(&self) -> u32 {
+        let SchedulerConfig { max_num_seqs, max_num_batched_tokens, block_size, .. } = *self.config;
+        // Rows in flight are in window blocks, too, and each sequence's may begin in another block.
+        let of_all = max_num_seqs.min(max_num_batched_tokens).saturating_mul(self.of_sequence() + 1);
+        of_all.saturating_add(self.rows.div_ceil(block_size))
+    }
+
+    /// Bytes of `main` blocks and `windows` window blocks on the rank that needs most.
+    pub fn takes(&self, main: u32, windows: u32) -> u128 {
+        let of_rank = |bytes: &KvTokenBytes| {
+            u128::from(bytes.main) * u128::from(main) + u128::from(bytes.windowed) * u128::from(windows)
+        };
+        self.bytes.iter().map(of_rank).max().unwrap_or(0) * u128::from(self.config.block_size)
+    }
+
+    /// These numbers of blocks; window blocks beyond the others are of no use.
+    pub fn with(&self, blocks: u32, windows: u32) -> KvBlocks {
+        let window = WindowBlocks { window: self.window, blocks: windows.min(blocks) };
+        KvBlocks { blocks, window: Some(window) }
+    }
+
+    /// Divides memory for `shared` blocks of all layers, `limit` bytes: window blocks for `max_num_seqs`
+    /// sequences, and for as many cached ones of moderate length as the other blocks hold, but at most half
+    /// of `shared`. So the cache holds about as many contexts of two windows as without window blocks, and
+    /// more longer ones. A cache too small for two windows is not divided.
+    pub fn divide(&self, shared: u32, limit: u64) -> KvBlocks {
+        let of_sequence = self.of_sequence();
+        if shared / 2 < of_sequence {
+            return shared.into();
+        }
+        let block_size = self.config.block_size;
+        let most = i32::MAX as u32 / block_size;
+        if self.bytes.iter().all(|bytes| bytes.main == 0) {
+            // Blocks of no bytes are limited by the memory for their accounts.
+            let accounts = shared.saturating_mul(8).max(self.longest.div_ceil(block_size));
+            return self.with(accounts.min(most), shared);
+        }
+        let moderate = MODERATE_LEN.div_ceil(block_size);
+        let of_moderate =
+            |blocks: u32| (u64::from(blocks) * u64::from(of_sequence) / u64::from(moderate)) as u32;
+        let fits = |blocks, windows| self.takes(blocks, windows) <= u128::from(limit);
+        let cached = of_moderate(most_that(shared, most, |blocks| fits(blocks, of_moderate(blocks))));
+        let windows = self.of_all().max(cached).min(shared / 2);
+        self.with(most_that(shared, most, |blocks| fits(blocks, windows)), windows)
+    }
+}
+
+/// The highest number up to `most` that `fits`, or `least`; whatever is below one that fits also fits.
+fn most_that(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (least, most.max(least));
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
