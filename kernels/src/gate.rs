@@ -9,7 +9,7 @@ pub enum Gate {
     /// for GeGLU.
     GeluTanh,
     /// `x / (1 + exp(-alpha * x))` of a gate of at most `limit`, times one more than the up projection, which
-    /// is clamped to `-limit..=limit`; the unit of GPT-OSS (OpenAI 2025). Only the CPU has it.
+    /// is clamped to `-limit..=limit`; the unit of GPT-OSS (OpenAI 2025). On CUDA only experts have it.
     Clamped {
         /// Factor of the gate within the exponential.
         alpha: f32,
@@ -19,7 +19,7 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// Number of the function in `cu/gate.cuh`.
+    /// Number of the function in `cu/gate.cuh`, for networks that are not experts.
     ///
     /// # Panics
     /// If there is no kernel for it; models that need it are refused at start.

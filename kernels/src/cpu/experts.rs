@@ -168,6 +168,12 @@ impl Choices {
         pairs.enumerate().filter(|(_, pairs)| !pairs.is_empty())
     }
 
+    /// Experts of a row, best first, and their weights.
+    pub fn of_row(&self, row: usize) -> (&[u32], &[f32]) {
+        let of_row = row * self.per_token..(row + 1) * self.per_token;
+        (&self.experts[of_row.clone()], &self.weights[of_row])
+    }
+
     /// Factor of the input of pair number `pair`.
     pub fn factor(&self, pair: usize) -> f32 {
         self.factors.get(pair).copied().unwrap_or(1.0)

@@ -8,6 +8,7 @@ mod blaslt;
 mod block_copy;
 mod case;
 mod embed;
+mod experts;
 mod inputs;
 mod linear;
 mod mma;
@@ -52,6 +53,7 @@ pub fn run(
     quantize::run(&mut bench)?;
     blaslt::run(&mut bench)?;
     linear::run(&mut bench)?;
+    experts::run(&mut bench)?;
     ranks::run(&mut bench)?;
     sm90::run(&mut bench)?;
     attention::run(&mut bench)?;

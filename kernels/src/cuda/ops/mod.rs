@@ -8,6 +8,7 @@ pub mod attention_sm90;
 pub mod block_copy;
 pub mod e4m3;
 pub mod embed;
+pub mod experts;
 pub mod gemm;
 pub mod gemv;
 pub mod inputs;

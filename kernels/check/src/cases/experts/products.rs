@@ -1,0 +1,222 @@
+//! Products of experts against sums in f64, and their bits with other tiles and in other batches.
+
+use half::{bf16, f16};
+
+use skein_kernels::cuda::memory::E4m3;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::experts::{
+    ExpertProduct, ExpertProducts, ExpertWeight, Pairs, SortedPairs, Stage, Tile,
+};
+use skein_kernels::cuda::ops::product::{Granularity, LinearWeight, WeightValues};
+use skein_kernels::cuda::{CudaError, DeviceBuffer};
+use skein_kernels::gate::Gate;
+
+use super::{draw_choice, sorted};
+use crate::cases::Scale;
+use crate::cases::case::{Bench, CHEAP, DEAR, Tolerance, each};
+
+const CLAMPED: Gate = Gate::Clamped { alpha: 1.702, limit: 0.75 };
+
+pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
+    // Pairs, results in a row, k.
+    let shapes: &[(Pairs, usize, usize)] = match bench.scale {
+        Scale::Small => &[
+            (Pairs { rows: 1, per_token: 2, experts: 4 }, 24, 64),
+            (Pairs { rows: 14, per_token: 3, experts: 3 }, 40, 208),
+            (Pairs { rows: 50, per_token: 2, experts: 5 }, 16, 1168),
+        ],
+        Scale::Full => &[
+            (Pairs { rows: 1, per_token: 8, experts: 128 }, 768, 2048),
+            (Pairs { rows: 100, per_token: 2, experts: 8 }, 4096, 14_336),
+            (Pairs { rows: 3000, per_token: 8, experts: 64 }, 1024, 2048),
+        ],
+    };
+    let gates = [Gate::Silu, CLAMPED, Gate::GeluTanh];
+    for (i, (pairs, n, k)) in shapes.iter().enumerate() {
+        let gate_up = |per_row| Stage::GateUp { by: gates[i], per_row };
+        for is_e4m3 in [false, true] {
+            let shape = (*pairs, *n, *k);
+            case::<bf16>(bench, shape, gate_up(pairs.per_token), is_e4m3)?;
+            case::<bf16>(bench, shape, Stage::Down, is_e4m3)?;
+            if i < 2 {
+                case::<f16>(bench, shape, gate_up(1), is_e4m3)?;
+                case::<f16>(bench, shape, Stage::Down, is_e4m3)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Operands on host and device.
+struct Operands<T: Activation> {
+    x: Vec<T>,
+    weight: Vec<f32>,
+    bias: Vec<T>,
+    x_device: DeviceBuffer<T>,
+    expert: ExpertWeight<T>,
+    // Memory that `expert` points to.
+    _bias: DeviceBuffer<T>,
+    _same: DeviceBuffer<T>,
+    _codes: DeviceBuffer<E4m3>,
+    _scales: DeviceBuffer<f32>,
+}
+
+impl<T: Activation> Operands<T> {
+    /// `rows` of `x`, and NaN behind them. `n`: rows of an expert's matrix.
+    fn new(
+        bench: &mut Bench,
+        rows: usize,
+        (experts, n, k): (usize, usize, usize),
+        is_e4m3: bool,
+    ) -> Result<Self, CudaError> {
+        let mut x: Vec<T> = bench.normal(rows * k).into_iter().map(T::from_f32).collect();
+        x.extend(vec![T::from_f32(f32::NAN); 3 * k]);
+        let bias: Vec<T> = bench.normal(experts * n).into_iter().map(T::from_f32).collect();
+        let (raw, spread) = (bench.normal(experts * n * k), 1.0 / (k as f32).sqrt());
+        let (same_len, codes_len) = if is_e4m3 { (0, raw.len()) } else { (raw.len(), 0) };
+        let same: Vec<T> = each(same_len, CHEAP, |i| T::from_f32(raw[i] * spread));
+        let codes: Vec<E4m3> = each(codes_len, CHEAP, |i| E4m3::from_f32(raw[i] * 64.0));
+        let scales: Vec<f32> =
+            bench.normal(experts * n).into_iter().map(|value| (1.5 + value / 4.0) * spread / 64.0).collect();
+        let weight = each(raw.len(), CHEAP, |i| {
+            if is_e4m3 { codes[i].to_f32() * scales[i / k] } else { same[i].to_f32() }
+        });
+        let (x_device, bias_device) = (bench.upload(&x)?, bench.upload(&bias)?);
+        let (same, codes, scales) = (bench.upload(&same)?, bench.upload(&codes)?, bench.upload(&scales)?);
+        let values = if is_e4m3 {
+            WeightValues::E4m3 { values: *codes, scales: *scales, granularity: Granularity::Channel }
+        } else {
+            WeightValues::Same(*same)
+        };
+        let stacked = LinearWeight { n: experts * n, k, bias: *bias_device, values, leaf: 0 };
+        let expert = ExpertWeight { experts, stacked };
+        Ok(Self {
+            x,
+            weight,
+            bias,
+            x_device,
+            expert,
+            _bias: bias_device,
+            _same: same,
+            _codes: codes,
+            _scales: scales,
+        })
+    }
+
+    /// The result in a row of `x` and an expert's `column`, in f64.
+    fn exact(&self, row: usize, expert: usize, column: usize, stage: Stage) -> f64 {
+        let (n, k) = (self.expert.n(), self.expert.stacked.k);
+        let dot = |column: usize| -> f64 {
+            let at = expert * n + column;
+            let (x, weight) = (&self.x[row * k..][..k], &self.weight[at * k..][..k]);
+            let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(x.to_f32()) * f64::from(*w)).sum();
+            sum + f64::from(self.bias[at].to_f32())
+        };
+        let Stage::GateUp { by, .. } = stage else { return dot(column) };
+        let (gate, up) = (dot(column), dot(n / 2 + column));
+        match by {
+            Gate::Silu => gate / (1.0 + (-gate).exp()) * up,
+            Gate::GeluTanh => {
+                let logit = (8.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
+                gate / (1.0 + (-logit).exp()) * up
+            }
+            Gate::Clamped { alpha, limit } => {
+                let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+                let gate = gate.min(limit);
+                gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+            }
+        }
+    }
+}
+
+/// Row of `x` and of the result for each pair that has an expert, in sorted order.
+fn rows_of(order: &[u32], stage: Stage) -> Vec<(usize, usize)> {
+    let rows = |(position, pair): (usize, &u32)| match stage {
+        Stage::GateUp { per_row, .. } => (*pair as usize / per_row, position),
+        Stage::Down => (position, *pair as usize),
+    };
+    order.iter().enumerate().map(rows).collect()
+}
+
+/// Runs a product; returns the results of each pair, in sorted order.
+fn multiply<T: Activation>(
+    bench: &Bench,
+    operands: &Operands<T>,
+    (pairs, chosen, columns): (Pairs, &[u32], usize),
+    stage: Stage,
+    tile: Tile,
+) -> Result<Vec<f32>, CudaError> {
+    let tile_rows = tile.rows(operands.expert.is_e4m3());
+    let (order, mut tiles) = sorted(chosen, pairs.experts, tile_rows);
+    // Behind the list, tiles of no expert, which nothing may use.
+    tiles.resize(SortedPairs::tile_words(pairs, tile_rows), u32::MAX);
+    let mut positions = order.clone();
+    positions.resize(pairs.count(), u32::MAX);
+    let (sorted, tiles) = (bench.upload(&positions)?, bench.upload(&tiles)?);
+    let out = bench.output::<T>(pairs.count() * columns)?;
+    let product = ExpertProduct {
+        out: *out,
+        x: *operands.x_device,
+        weight: &operands.expert,
+        pairs: &SortedPairs { sorted: *sorted, tiles: *tiles, pairs, tile },
+        stage,
+    };
+    ExpertProducts::new(&bench.kernels)?.launch(&bench.stream, product)?;
+    let got = out.read(&bench.stream)?;
+    let rows = rows_of(&order, stage).into_iter();
+    Ok(rows.flat_map(|(_, row)| got[row * columns..][..columns].iter().map(|value| value.to_f32())).collect())
+}
+
+fn case<T: Activation>(
+    bench: &mut Bench,
+    (pairs, columns, k): (Pairs, usize, usize),
+    stage: Stage,
+    is_e4m3: bool,
+) -> Result<(), CudaError> {
+    let name = format!("experts {} {stage:?} {pairs:?} {columns}x{k} e4m3 {is_e4m3}", T::SUFFIX);
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let (rows, n) = match stage {
+        Stage::GateUp { per_row, .. } => (pairs.count() / per_row, 2 * columns),
+        Stage::Down => (pairs.count(), columns),
+    };
+    let operands = Operands::<T>::new(bench, rows, (pairs.experts, n, k), is_e4m3)?;
+    let chosen = draw_choice(bench, pairs);
+    let (order, _) = sorted(&chosen, pairs.experts, 1);
+    let places = rows_of(&order, stage);
+    let relative = if T::SUFFIX == "bf16" { 4e-3 } else { 6e-4 };
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    let mut first: Vec<u32> = Vec::new();
+    for tile in Tile::ALL {
+        let got = multiply(bench, &operands, (pairs, &chosen, columns), stage, tile)?;
+        if !first.is_empty() {
+            bench.compare_exact(&format!("{name} bits of {tile:?}"), &bits(&got), &first);
+            continue;
+        }
+        first = bits(&got);
+        let compared = bench.compared(got.len());
+        let exact = |i: usize| {
+            let (position, column) = (compared[i] / columns, compared[i] % columns);
+            let expert = chosen[order[position] as usize] as usize;
+            operands.exact(places[position].0, expert, column, stage) as f32
+        };
+        let reference = each(compared.len(), DEAR, exact);
+        let got: Vec<f32> = compared.iter().map(|i| got[*i]).collect();
+        bench.compare(&format!("{name} {tile:?}"), &got, &reference, Tolerance { absolute: 1e-4, relative });
+    }
+    // The first rows alone have the same bits.
+    if let (Stage::GateUp { .. }, true) = (stage, pairs.rows > 2) {
+        let alone = Pairs { rows: pairs.rows / 2, ..pairs };
+        let part = &chosen[..alone.count()];
+        let (own, _) = sorted(part, pairs.experts, 1);
+        let got = bits(&multiply(bench, &operands, (alone, part, columns), stage, Tile::Few)?);
+        let of = |pair: &u32| {
+            let position = order.iter().position(|other| other == pair).unwrap_or_default();
+            &first[position * columns..][..columns]
+        };
+        let expected: Vec<u32> = own.iter().flat_map(of).copied().collect();
+        bench.compare_exact(&format!("{name} bits of half of the rows"), &got, &expected);
+    }
+    Ok(())
+}
