@@ -1,8 +1,11 @@
 //! The CUDA backend agrees with the CPU backend.
 
 use skein_worker::backend::cuda::Fp8;
+use skein_worker::config::{CudaConfig, LoadFormat};
 
-use crate::models::{GROUPED, KINDS, LLAMA, LLAMA4, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny, WIDE};
+use crate::models::{
+    GROUPED, KINDS, LLAMA, LLAMA4, MIXTURES, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2, Tiny, WIDE,
+};
 use crate::runs::{eager, on_cpu, on_cuda, on_cuda_in};
 use crate::scores::{TOLERANCE, compare, scores};
 
@@ -69,6 +72,37 @@ fn every_kind_of_layer() {
     }
 }
 
+#[test]
+fn mixtures_of_experts() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in MIXTURES {
+        check(name, tiny);
+        check(&format!("{name} in half precision"), Tiny { dtype: "F16", ..tiny });
+    }
+}
+
+/// A load ends with a step, whose logits must be finite.
+#[test]
+fn mixtures_of_experts_with_random_weights() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in MIXTURES {
+        let dir = tiny.make(7);
+        let cuda = || CudaConfig { load_format: LoadFormat::Dummy, ..eager() };
+        for weights in [false, true] {
+            let loaded = on_cuda_in(dir.path(), cuda(), Fp8 { weights, kv_cache: false });
+            assert!(
+                loaded.is_ok(),
+                "{name}, fp8 {weights}: {:?}",
+                loaded.err().map(|error| error.to_string())
+            );
+        }
+    }
+}
+
 /// With the attention of long chunks beside that of short ones.
 #[test]
 fn every_kind_of_layer_with_grouped_heads() {
@@ -91,7 +125,13 @@ fn fp8_weights_and_fp8_cache_stay_near() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    let dir = LLAMA.make(7);
+    for (name, tiny) in [("llama", LLAMA), ("qwen2_moe", QWEN2_MOE)] {
+        check_fp8(name, tiny);
+    }
+}
+
+fn check_fp8(model: &str, tiny: Tiny) {
+    let dir = tiny.make(7);
     let expected = scores(&mut on_cpu(dir.path()), &[39], false);
     let weights = Fp8 { weights: true, kv_cache: false };
     let cache = Fp8 { weights: false, kv_cache: true };
@@ -100,8 +140,8 @@ fn fp8_weights_and_fp8_cache_stay_near() {
     for (name, fp8) in [("fp8 weights", weights), ("fp8 cache", cache)] {
         let got = scores(&mut on_cuda_in(dir.path(), eager(), fp8).unwrap(), &[20, 19], true);
         let mean = got.iter().zip(&expected).map(|(a, b)| (a.logprob - b.logprob).abs()).sum::<f32>() / 39.0;
-        println!("{name}: log-probabilities differ by {mean:.3} on average");
-        assert!(mean < 0.15 && mean > 0.0, "{name}: {mean}");
+        println!("{model}, {name}: log-probabilities differ by {mean:.3} on average");
+        assert!(mean < 0.15 && mean > 0.0, "{model}, {name}: {mean}");
     }
 }
 

@@ -15,7 +15,7 @@ use skein_worker::engine::{Engine, Submission};
 use skein_worker::kv_cache::CacheScope;
 use skein_worker::scheduler::{Drafts, NewRequest, NewSample, RequestKey, Scheduler};
 
-use crate::models::{COHERE2, LLAMA, LLAMA4, MISTRAL};
+use crate::models::{COHERE2, LLAMA, LLAMA4, MISTRAL, QWEN2_MOE};
 use crate::runs::{eager, limits, prompt, try_cuda, try_cuda_with};
 
 /// Tokens of a sample, and their log-probabilities if asked for.
@@ -109,11 +109,13 @@ async fn no_token_shows_what_else_ran_or_what_was_computed_again() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    let dir = LLAMA.make(13);
-    let expected = serve(dir.path(), 2048, true, None).await;
-    assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= 20));
-    // Room for two of the longest sequences, so some are preempted.
-    assert_eq!(serve(dir.path(), 256, false, None).await, expected);
+    for tiny in [LLAMA, QWEN2_MOE] {
+        let dir = tiny.make(13);
+        let expected = serve(dir.path(), 2048, true, None).await;
+        assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= 20));
+        // Room for two of the longest sequences, so some are preempted.
+        assert_eq!(serve(dir.path(), 256, false, None).await, expected, "{}", tiny.model_type);
+    }
 }
 
 /// One layer of two, or all, slide or attend within chunks, and have blocks apart.

@@ -76,6 +76,24 @@ pub const MISTRAL: Tiny = Tiny { model_type: "mistral", fields: r#"{"sliding_win
 pub const KINDS: [(&str, Tiny); 4] =
     [("starcoder2", STARCODER2), ("cohere2", COHERE2), ("olmo2", OLMO2), ("llama4", LLAMA4)];
 
+/// Experts in the first layer, beside a weighted shared network; the second layer is dense.
+pub const QWEN2_MOE: Tiny = Tiny {
+    model_type: "qwen2_moe",
+    fields: r#"{"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96, "mlp_only_layers": [1], "norm_topk_prob": false}"#,
+    ..LLAMA
+};
+/// Experts in the second layer, chosen by corrected sigmoids from two of four groups.
+pub const GLM4_MOE: Tiny = Tiny {
+    model_type: "glm4_moe",
+    fields: r#"{"n_routed_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48, "n_shared_experts": 2,
+        "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": true,
+        "routed_scaling_factor": 1.5}"#,
+    ..LLAMA
+};
+/// Mixtures of experts.
+pub const MIXTURES: [(&str, Tiny); 2] = [("qwen2_moe", QWEN2_MOE), ("glm4_moe", GLM4_MOE)];
+
 /// Uniform value in [-1, 1).
 fn even(random: &mut SplitMix64) -> f32 {
     (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0

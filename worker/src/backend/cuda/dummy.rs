@@ -44,6 +44,12 @@ pub(super) fn fill<T: Activation>(
     for layer in &weights.layers {
         layer.products().iter().try_for_each(|matrix| dummy.matrix(matrix))?;
         layer.vectors().try_for_each(|vector| dummy.vector(vector))?;
+        let Some(experts) = &layer.experts else { continue };
+        experts.matrices().try_for_each(|matrix| dummy.matrix(matrix))?;
+        let (router, bias) = experts.router();
+        dummy.seed += 1;
+        FillNormal::new(kernels)?.launch(stream, router, dummy.seed, DEVIATION)?;
+        dummy.constant(bias, 0.0)?;
     }
     Ok(())
 }

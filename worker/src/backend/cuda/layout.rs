@@ -33,6 +33,7 @@ use crate::draft::MOST_ROWS;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::experts::{self, ExpertOps};
 use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
 use crate::model::spec::{AttentionSpec, NormKind, Spec};
@@ -120,7 +121,10 @@ impl Loading<'_> {
         let ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, self.positions()),
-            linear: ops.linear.workspace_bytes(sizes.rows, &weights::shapes(whole, shard)),
+            linear: ops.linear.workspace_bytes(
+                sizes.rows,
+                &[weights::shapes(whole, shard), experts::shared_shapes(whole)].concat(),
+            ),
             exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
         };
         let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);
@@ -199,7 +203,9 @@ impl Loading<'_> {
         };
         let mut plan = ArenaPlan::new(device)?;
         if self.quantised().is_some() && self.weights.is_some() {
-            let bytes = upload::staging_bytes(&weights::shapes(&self.config.spec, &self.shard));
+            let spec = &self.config.spec;
+            let of_experts = [experts::shapes(spec), experts::shared_shapes(spec)].concat();
+            let bytes = upload::staging_bytes(&[weights::shapes(spec, &self.shard), of_experts].concat());
             plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
         }
         let needs = self.needs(layout)?;
@@ -262,6 +268,7 @@ impl Loading<'_> {
             attention: Windows::new(kernels, shape, &spec.layers)?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
             activate: Activate::new(kernels)?,
+            experts: ExpertOps::new(kernels)?,
             gather: GatherRows::new(kernels)?,
             softcap: Softcap::new(kernels)?,
         })

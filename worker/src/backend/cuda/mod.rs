@@ -31,7 +31,7 @@ pub use layout::{DeviceBytes, plan_ranks};
 pub use load::{CudaOptions, Fp8, LoadedRank, load, load_rank};
 pub use rank::RankLink;
 pub use threads::CudaBackend;
-pub use usable::{NotUsable, OpenDevice, check_heads, check_model, open};
+pub use usable::{NotUsable, OpenDevice, check_heads, check_model, check_ranks, open};
 
 use skein_kernels::cuda::{CudaError, Device};
 

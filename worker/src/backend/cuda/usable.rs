@@ -5,6 +5,7 @@ use std::sync::Arc;
 use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
+use crate::model::on_cuda::experts;
 use crate::model::spec::Spec;
 use crate::shard::Shard;
 
@@ -104,10 +105,7 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
 
 /// Part of the model without a kernel, as text for a message.
 fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
-    if spec.layers.iter().any(|layer| layer.feed_forward.experts.is_some()) {
-        return Some("a mixture of experts");
-    }
-    spec.attention.latent.map(|_| "latent attention")
+    spec.attention.latent.map(|_| "latent attention").or_else(|| experts::part_without_kernel(spec))
 }
 
 /// Checks that there are kernels for `model`.
@@ -124,7 +122,8 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
     if !HEAD_DIMS.contains(&head_dim) {
         return refuse("head_dim", head_dim, HEAD_DIMS.map(|dim| dim.to_string()).join(", "));
     }
-    for (what, got) in [("hidden_size", spec.hidden_size), ("intermediate_size", spec.inner_size())] {
+    let inner = experts::inner_sizes(spec).map(|size| ("intermediate_size", size));
+    for (what, got) in std::iter::once(("hidden_size", spec.hidden_size)).chain(inner) {
         if !got.is_multiple_of(WIDTH) {
             return refuse(what, got, format!("multiples of {WIDTH}"));
         }
@@ -134,6 +133,18 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
         return Err(NotUsable::Setting { setting: "block_size", got: block_size as usize, allowed });
     }
     Ok(())
+}
+
+/// Checks that ranks can share a model: an expert's outputs are not exchanged between GPUs.
+///
+/// # Errors
+/// Names the setting.
+pub fn check_ranks(spec: &Spec, ranks: usize) -> Result<(), NotUsable> {
+    if ranks == 1 || spec.experts().0 == 0 {
+        return Ok(());
+    }
+    let allowed = "1 on GPUs for models with experts".into();
+    Err(NotUsable::Setting { setting: "--tensor-parallel-size", got: ranks, allowed })
 }
 
 /// Checks that the attention kernels can run the heads of a rank: equally many query heads read each KV head.

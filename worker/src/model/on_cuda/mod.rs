@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod cache;
 pub mod exchange;
+pub mod experts;
 mod step;
 pub mod weights;
 
@@ -26,8 +27,9 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use self::attention::Windows;
 use self::exchange::Exchange;
+use self::experts::ExpertOps;
 use self::step::{Delta, Running};
-use self::weights::{DeviceWeights, NormWeights};
+use self::weights::{DeviceWeights, LayerWeights, NormWeights};
 use crate::model::operations;
 use crate::model::spec::{FeedForwardSpec, Spec};
 use crate::model::tensors::Product;
@@ -41,7 +43,8 @@ const LAUNCHES_PER_LAYER: usize = 2 + 2 * 4 + 1 + 1 + 3 + 1;
 /// ranks, two products of each layer are shared, and sums of squares are exchanged.
 pub fn launches(spec: &Spec, ranks: usize) -> usize {
     let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM + 1 } else { 0 };
-    spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges)
+    let mixtures = spec.layers.iter().filter(|layer| layer.feed_forward.experts.is_some()).count();
+    spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges) + mixtures * experts::LAUNCHES
 }
 
 /// A model on a device, or one rank's part of it: weights, cache, operations.
@@ -76,6 +79,8 @@ pub struct Ops<T, K> {
     pub linear: Linear<T>,
     /// Activation of feed-forward networks without a gate.
     pub activate: Activate<T>,
+    /// Mixtures of experts.
+    pub experts: ExpertOps<T>,
     /// Gathers the rows whose logits are wanted.
     pub gather: GatherRows<T>,
     /// Caps the logits.
@@ -110,9 +115,16 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
                 }
             };
             sum(a.delta, a.attended, weight(Product::AttentionOutput))?;
-            let network = &self.spec.layers[0].feed_forward;
-            self.inner(stream, network, weight(Product::GateUp), rows, a)?;
-            sum(a.delta, a.gated, weight(Product::Down))?;
+            let is_dense = |layer: &LayerWeights<T>| layer.experts.is_none();
+            if let Some(dense) = self.weights.layers.iter().position(is_dense) {
+                let (layer, network) = (&self.weights.layers[dense], &self.spec.layers[dense].feed_forward);
+                self.inner(stream, network, layer.product(Product::GateUp), rows, a)?;
+                sum(a.delta, a.gated, layer.product(Product::Down))?;
+            }
+            let mut mixtures = self.weights.layers.iter().map(|layer| layer.experts.as_ref()).enumerate();
+            if let Some((index, Some(experts))) = mixtures.find(|(_, experts)| experts.is_some()) {
+                self.shared_network(stream, index, experts, rows, a)?;
+            }
             let head = &self.weights.head;
             if rows <= logit_rows && head.n > 0 {
                 linear.launch_f32(stream, logits, a.h, head, rows, a.linear)?;

@@ -12,6 +12,7 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use super::attention::LayerRows;
 use super::exchange::{Lookup, Sum};
+use super::experts::{ExpertActivations, widest_for_all};
 use super::weights::{LayerWeights, NormWeights};
 use super::{Model, without_bias};
 use crate::model::operations::Operations;
@@ -55,6 +56,8 @@ pub struct Activations<T> {
     /// `[rows, heads + kv_heads]`: sums of squares for norms over all heads; empty in other models, and with
     /// several ranks.
     squares: DeviceSlice<f32>,
+    /// Activations of mixtures of experts.
+    pub(super) experts: ExpertActivations<T>,
     /// `[logit rows, hidden]`
     pub(super) last: DeviceSlice<f32>,
     /// Workspace of attention.
@@ -94,10 +97,11 @@ impl<T: Activation> Activations<T> {
             h: memory.take(rows.max(logit_rows) * hidden),
             qkv: memory.take(rows * attention.qkv_width()),
             attended: memory.take(rows * attention.q_width()),
-            gated: memory.take(rows * spec.inner_size()),
+            gated: memory.take(rows * widest_for_all(spec)),
             delta: memory.take(rows * hidden),
             beside: memory.take(beside),
             squares: memory.take(squares),
+            experts: ExpertActivations::place(spec, rows, memory),
             last: memory.take(logit_rows * hidden),
             attention: memory.take(workspace.attention),
             linear: memory.take(workspace.linear),
@@ -309,12 +313,16 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         if !is_parallel {
             self.normalise(weights.norm(Role::FeedForwardNorm))?;
         }
-        model.inner(stream, network, weights.product(Product::GateUp), self.rows(), a)?;
-        if is_parallel {
-            // Attention's output is added together with this one.
-            return self.multiply_shared(layer, Product::Down, a.beside, a.gated);
+        if let Some(mixture) = weights.experts.as_ref().zip(network.experts) {
+            model.mixture(stream, layer, mixture, self.step, a)?;
+        } else {
+            model.inner(stream, network, weights.product(Product::GateUp), self.rows(), a)?;
+            let out = if is_parallel { a.beside } else { a.delta };
+            self.multiply_shared(layer, Product::Down, out, a.gated)?;
         }
-        self.multiply_shared(layer, Product::Down, a.delta, a.gated)?;
+        if is_parallel {
+            return Ok(()); // attention's output is added together with this one
+        }
         let weight = weights.vector(Role::FeedForwardOutputNorm);
         self.delta = Delta { values: a.delta, weight, ..Delta::NONE };
         self.end(layer)

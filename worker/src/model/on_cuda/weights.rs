@@ -10,6 +10,7 @@ use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
 
+use super::experts::{ExpertWeights, Network};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::spec::{QkNorm, Spec};
@@ -33,6 +34,8 @@ pub struct DeviceWeights<T> {
 pub struct LayerWeights<T> {
     /// Indexed by [`Product`].
     products: [LinearWeight<T>; Product::OF_A_LAYER.len()],
+    /// Mixture of experts. Products of the feed-forward network are empty then.
+    pub experts: Option<ExpertWeights<T>>,
     /// Norms and other vectors, indexed by [`Role`].
     vectors: [NormWeights; Role::COUNT],
 }
@@ -90,7 +93,7 @@ pub struct TensorCopy<T> {
 pub enum Place<T> {
     /// Values of the activations' type: matrices and biases.
     Values(DeviceSlice<T>),
-    /// f32 values of a vector.
+    /// f32 values of a vector or of a router.
     Wide(DeviceSlice<f32>),
     /// Matrix quantised row by row during upload.
     Quantised {
@@ -121,7 +124,7 @@ fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
         let (rows, cols) = (part.rows.len(), part.cols.len());
         let kind = match whole.kind {
             Kind::Matrix(product, _) => {
-                let outputs = outputs.entry((whole.layer, product)).or_insert(0);
+                let outputs = outputs.entry((whole.layer, product, Network::of(&whole))).or_insert(0);
                 first = *outputs;
                 *outputs += rows;
                 Kind::Matrix(product, first)
@@ -156,10 +159,16 @@ fn owned(held: &[Held]) -> Vec<Tensor> {
     held.iter().map(|held| held.own.clone()).collect()
 }
 
-/// `[n, k]` of a rank's layer matrices. The head is not included because it writes to the logits.
+/// The products of a rank without those of mixtures of experts, by layer.
+fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), ProductShape> {
+    let is_of_layer = |tensor: &&Tensor| Network::of(tensor) == Network::Layer;
+    tensors::products(&tensors.iter().filter(is_of_layer).cloned().collect::<Vec<_>>())
+}
+
+/// `[n, k]` of a rank's layer matrices, without those of mixtures of experts. The head is not included
+/// because it writes to the logits.
 pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
-    let tensors = owned(&held(spec, shard));
-    let products = tensors::products(&tensors).into_iter();
+    let products = products(&owned(&held(spec, shard))).into_iter();
     products.filter(|((layer, _), _)| layer.is_some()).map(|(_, shape)| (shape.rows, shape.cols)).collect()
 }
 
@@ -184,7 +193,7 @@ impl<T: Activation> DeviceWeights<T> {
         let values = if head.role == Role::Embedding { embedding } else { memory.take(head.len()) };
         let values = WeightValues::Same(values);
         let head = LinearWeight { n: head.rows, k: head.cols, bias: DeviceSlice::NONE, values, leaf: 0 };
-        let products = tensors::products(&tensors);
+        let products = products(&tensors);
         let leaf = |layer, product| {
             let is_of = |held: &&Held| {
                 held.own.layer == Some(layer) && matches!(held.own.kind, Kind::Matrix(of, _) if of == product)
@@ -193,8 +202,15 @@ impl<T: Activation> DeviceWeights<T> {
         };
         let mut place = |layer| LayerWeights {
             products: Product::OF_A_LAYER.map(|product| {
-                place_product(products[&(Some(layer), product)], leaf(layer, product), quantised, memory)
+                let shape = products.get(&(Some(layer), product)).copied().unwrap_or_default();
+                place_product(shape, leaf(layer, product), quantised, memory)
             }),
+            experts: ExpertWeights::place(
+                &spec.layers[layer].feed_forward,
+                spec.hidden_size,
+                quantised,
+                memory,
+            ),
             vectors: [NormWeights::NONE; Role::COUNT],
         };
         let mut layers: Vec<_> = (0..spec.layers.len()).map(&mut place).collect();
@@ -238,6 +254,10 @@ impl<T: Activation> DeviceWeights<T> {
     /// The place of a rank's part of a tensor.
     fn place_of(&self, tensor: &Tensor) -> Place<T> {
         let layer = tensor.layer.map(|layer| &self.layers[layer]);
+        let experts = layer.and_then(|layer| layer.experts.as_ref());
+        if let Some(place) = experts.and_then(|experts| experts.place_of(tensor)) {
+            return place;
+        }
         let weight = |product| layer.map_or(&self.head, |layer| layer.product(product));
         let rows = |first| first..first + tensor.rows;
         let vector = layer.map_or(self.norm, |layer| layer.norm(tensor.role));
@@ -264,7 +284,7 @@ fn vector(
 }
 
 /// Takes memory for a product's matrices.
-fn place_product<T: Activation>(
+pub(super) fn place_product<T: Activation>(
     shape: ProductShape,
     leaf: usize,
     quantised: Option<E4m3Scales>,
@@ -285,7 +305,7 @@ fn place_product<T: Activation>(
 }
 
 /// Destination of a range of rows in a product's matrices.
-fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range<usize>) -> Place<T> {
+pub(super) fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range<usize>) -> Place<T> {
     let inside = rows.start * weight.k..rows.end * weight.k;
     match weight.values {
         WeightValues::Same(values) => Place::Values(values.slice(inside)),

@@ -1,0 +1,360 @@
+//! Mixtures of experts on a device: weights, activations, and the operations of a layer.
+//!
+//! Weights of all experts of a layer are stacked. The router and its weights are f32. Rows are sorted by
+//! expert on the device, which alone knows the choice, so launches do not depend on it.
+
+use skein_kernels::cuda::arena::Carver;
+use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::experts::{
+    ExpertProduct, ExpertProducts, ExpertWeight, Join, JoinExperts, MAX_EXPERTS, MAX_GROUPS, MAX_PER_TOKEN,
+    Pairs, Route, RouteRows, Router, RouterRows, Sort, SortPairs, SortedPairs, Stage, Tile, WeighInputs,
+    WeighedInputs,
+};
+use skein_kernels::cuda::ops::kv::KvElement;
+use skein_kernels::cuda::ops::linear::{Gated, LinearWeight};
+use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+
+use super::weights::{E4m3Scales, Place, place_of_rows, place_product};
+use super::{Activations, Model, StepRows};
+use crate::model::spec::{ExpertsSpec, FeedForwardSpec, LayerSpec, NormKind, SharedSpec, Spec};
+use crate::model::tensors::{Kind, Product, ProductShape, Role, Tensor};
+
+/// Most kernel launches of a mixture besides those of a dense network: router, choice, sort, weighted inputs,
+/// two products, sum.
+pub(super) const LAUNCHES: usize = 7;
+
+/// Networks of a layer, whose matrices are stacked separately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Network {
+    /// Attention, and a network without experts.
+    Layer,
+    Router,
+    Experts,
+    Shared,
+}
+
+impl Network {
+    /// The network of a tensor.
+    pub fn of(tensor: &Tensor) -> Self {
+        match tensor.role {
+            _ if tensor.expert.is_some() => Self::Experts,
+            Role::Router | Role::SharedRouter => Self::Router,
+            Role::SharedGate | Role::SharedUp | Role::SharedDown => Self::Shared,
+            _ => Self::Layer,
+        }
+    }
+}
+
+/// Part of a model's mixtures without a kernel, as text for a message.
+pub fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
+    let mixtures = || spec.layers.iter().filter_map(|layer| layer.feed_forward.experts);
+    if mixtures().any(|experts| experts.count > MAX_EXPERTS || experts.routing.per_token > MAX_PER_TOKEN) {
+        return Some("more than 512 experts in a layer, or more than 32 of them for a token");
+    }
+    if mixtures().any(|experts| experts.routing.groups.is_some_and(|groups| groups.count > MAX_GROUPS)) {
+        return Some("more than 32 groups of experts");
+    }
+    if mixtures().any(|experts| experts.has_bias && experts.shared.is_some_and(|shared| shared.is_weighted)) {
+        return Some("a router with biases and a weighted shared network");
+    }
+    let is_odd = spec.norm.kind != NormKind::Rms || !spec.norm.place.has_inputs() || spec.is_parallel;
+    if is_odd && mixtures().next().is_some() {
+        return Some("experts behind another norm than RMS normalisation of their input");
+    }
+    let has_ungated = spec.layers.iter().any(|layer| {
+        let network = &layer.feed_forward;
+        network.experts.is_some() && !network.is_gated
+    });
+    has_ungated.then_some("experts without a gate")
+}
+
+/// Widths of a model's feed-forward networks, which are inputs or outputs of products.
+pub fn inner_sizes(spec: &Spec) -> impl Iterator<Item = usize> {
+    spec.layers.iter().flat_map(|layer| {
+        let shared = shared_of(layer).map(|shared| shared.inner_size);
+        [Some(layer.feed_forward.inner_size), shared].into_iter().flatten()
+    })
+}
+
+fn shared_of(layer: &LayerSpec) -> Option<SharedSpec> {
+    layer.feed_forward.experts.and_then(|experts| experts.shared)
+}
+
+/// Width of the widest network that is computed for all rows: dense or shared.
+pub(super) fn widest_for_all(spec: &Spec) -> usize {
+    let width = |layer: &LayerSpec| match layer.feed_forward.experts {
+        None => layer.feed_forward.inner_size,
+        Some(experts) => experts.shared.map_or(0, |shared| shared.inner_size),
+    };
+    spec.layers.iter().map(width).max().unwrap_or_default()
+}
+
+/// `[n, k]` of the matrices of shared networks.
+pub fn shared_shapes(spec: &Spec) -> Vec<(usize, usize)> {
+    let sizes = spec.layers.iter().filter_map(shared_of).map(|shared| shared.inner_size);
+    sizes.flat_map(|inner| [(2 * inner, spec.hidden_size), (spec.hidden_size, inner)]).collect()
+}
+
+/// `[n, k]` of the matrices of single experts.
+pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
+    let mixtures = spec.layers.iter().filter(|layer| layer.feed_forward.experts.is_some());
+    let sizes = mixtures.map(|layer| layer.feed_forward.inner_size);
+    sizes.flat_map(|inner| [(inner, spec.hidden_size), (spec.hidden_size, inner)]).collect()
+}
+
+/// Weights of a layer's mixture.
+pub struct ExpertWeights<T> {
+    /// `[experts, hidden]`, and a row for the weight of the shared network if it has one.
+    router: DeviceSlice<f32>,
+    /// `[experts]`, or [`DeviceSlice::NONE`].
+    router_bias: DeviceSlice<f32>,
+    gate_up: ExpertWeight<T>,
+    down: ExpertWeight<T>,
+    shared: Option<SharedWeights<T>>,
+}
+
+/// Weights of a shared network.
+struct SharedWeights<T> {
+    gate_up: LinearWeight<T>,
+    down: LinearWeight<T>,
+}
+
+impl<T: Activation> ExpertWeights<T> {
+    /// Takes memory for a layer's mixture, if it has one.
+    pub(super) fn place(
+        network: &FeedForwardSpec,
+        hidden: usize,
+        quantised: Option<E4m3Scales>,
+        memory: &mut Carver,
+    ) -> Option<Self> {
+        let ExpertsSpec { count, has_bias, shared, .. } = network.experts?;
+        let mut product = |rows, cols, has_bias| {
+            // Without leaves: an expert is whole on one rank.
+            place_product(ProductShape { rows, cols, has_bias }, 0, quantised, memory)
+        };
+        let inner = network.inner_size;
+        let gate_up = ExpertWeight { experts: count, stacked: product(count * 2 * inner, hidden, has_bias) };
+        let down = ExpertWeight { experts: count, stacked: product(count * hidden, inner, has_bias) };
+        let of_shared = shared.map(|SharedSpec { inner_size, .. }| SharedWeights {
+            gate_up: product(2 * inner_size, hidden, false),
+            down: product(hidden, inner_size, false),
+        });
+        let outputs = count + usize::from(shared.is_some_and(|shared| shared.is_weighted));
+        let router = memory.take(outputs * hidden);
+        let router_bias = if has_bias { memory.take(count) } else { DeviceSlice::NONE };
+        Some(Self { router, router_bias, gate_up, down, shared: of_shared })
+    }
+
+    /// The place of a tensor of the mixture; `None` for the layer's other tensors.
+    pub(super) fn place_of(&self, tensor: &Tensor) -> Option<Place<T>> {
+        let rows = |first| first..first + tensor.rows;
+        let (product, first) = match tensor.kind {
+            Kind::Matrix(product, first) | Kind::Bias(product, first) => (product, first),
+            _ => return None,
+        };
+        let is_bias = matches!(tensor.kind, Kind::Bias(..));
+        let weight = match (Network::of(tensor), product) {
+            (Network::Layer, _) => return None,
+            (Network::Router, _) if is_bias => return Some(Place::Wide(self.router_bias.slice(rows(first)))),
+            (Network::Router, _) => {
+                let values = first * tensor.cols..(first + tensor.rows) * tensor.cols;
+                return Some(Place::Wide(self.router.slice(values)));
+            }
+            (Network::Experts, Product::Down) => &self.down.stacked,
+            (Network::Experts, _) => &self.gate_up.stacked,
+            (Network::Shared, Product::Down) => &self.shared.as_ref()?.down,
+            (Network::Shared, _) => &self.shared.as_ref()?.gate_up,
+        };
+        Some(if is_bias {
+            Place::Values(weight.bias.slice(rows(first)))
+        } else {
+            place_of_rows(weight, rows(first))
+        })
+    }
+
+    /// All matrices except for the router.
+    pub fn matrices(&self) -> impl Iterator<Item = &LinearWeight<T>> {
+        let shared = self.shared.iter().flat_map(|shared| [&shared.gate_up, &shared.down]);
+        [&self.gate_up.stacked, &self.down.stacked].into_iter().chain(shared)
+    }
+
+    /// Weights and biases of the router.
+    pub fn router(&self) -> (DeviceSlice<f32>, DeviceSlice<f32>) {
+        (self.router, self.router_bias)
+    }
+}
+
+/// Activations of the mixtures for steps of up to a number of rows; empty in models without experts.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertActivations<T> {
+    /// `[rows, experts]`, and the shared network's logit.
+    logits: DeviceSlice<f32>,
+    /// `[pairs]`: chosen experts of each row.
+    chosen: DeviceSlice<u32>,
+    /// `[pairs]`: their weights.
+    weights: DeviceSlice<f32>,
+    /// `[pairs]`: pairs by expert.
+    sorted: DeviceSlice<u32>,
+    /// Tiles of each expert's pairs.
+    tiles: DeviceSlice<u32>,
+    /// `[pairs, hidden]`: weighted inputs; empty if outputs are weighted.
+    inputs: DeviceSlice<T>,
+    /// `[pairs, inner]`: gated activations.
+    inner: DeviceSlice<T>,
+    /// `[pairs, hidden]`: outputs of the experts.
+    outputs: DeviceSlice<T>,
+    /// `[rows, hidden]`: output of the shared network.
+    shared: DeviceSlice<T>,
+}
+
+impl<T: Activation> ExpertActivations<T> {
+    /// Takes memory for steps of up to `rows` rows.
+    pub(super) fn place(spec: &Spec, rows: usize, memory: &mut Carver) -> Self {
+        let hidden = spec.hidden_size;
+        let most = |size: &dyn Fn(&FeedForwardSpec, Pairs) -> usize| {
+            let of = |layer: &LayerSpec| {
+                let network = &layer.feed_forward;
+                network.experts.map_or(0, |experts| size(network, pairs_of(experts, rows)))
+            };
+            spec.layers.iter().map(of).max().unwrap_or_default()
+        };
+        let pairs = most(&|_, pairs| pairs.count());
+        let weighs_inputs =
+            |network: &FeedForwardSpec| network.experts.is_some_and(|experts| experts.routing.weighs_inputs);
+        Self {
+            logits: memory.take(most(&|_, pairs| rows * (pairs.experts + 1))),
+            chosen: memory.take(pairs),
+            weights: memory.take(pairs),
+            sorted: memory.take(pairs),
+            tiles: memory.take(most(&|_, pairs| SortedPairs::tile_words(pairs, Tile::FEWEST_ROWS))),
+            inputs: memory.take(most(&|network, pairs| {
+                if weighs_inputs(network) { pairs.count() * hidden } else { 0 }
+            })),
+            inner: memory.take(most(&|network, pairs| pairs.count() * network.inner_size)),
+            outputs: memory.take(pairs * hidden),
+            shared: memory.take(if spec.layers.iter().any(|layer| shared_of(layer).is_some()) {
+                rows * hidden
+            } else {
+                0
+            }),
+        }
+    }
+}
+
+fn pairs_of(experts: ExpertsSpec, rows: usize) -> Pairs {
+    Pairs { rows, per_token: experts.routing.per_token, experts: experts.count }
+}
+
+/// Kernels of mixtures.
+pub struct ExpertOps<T> {
+    router: Router,
+    route: Route,
+    sort: Sort,
+    weigh: WeighInputs<T>,
+    products: ExpertProducts<T>,
+    join: Join<T>,
+}
+
+impl<T: Activation> ExpertOps<T> {
+    /// Looks the kernels up.
+    ///
+    /// # Errors
+    /// If a kernel is missing.
+    pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
+        Ok(Self {
+            router: Router::new(kernels)?,
+            route: Route::new(kernels)?,
+            sort: Sort::new(kernels)?,
+            weigh: WeighInputs::new(kernels)?,
+            products: ExpertProducts::new(kernels)?,
+            join: Join::new(kernels)?,
+        })
+    }
+}
+
+impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
+    /// Queues a layer's mixture over the normalised rows in `a.h`, with its output in `a.delta`. The router
+    /// reads the residual stream, because its input must not be rounded.
+    pub(super) fn mixture(
+        &self,
+        stream: &Stream,
+        index: usize,
+        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
+        step: &StepRows,
+        a: &Activations<T>,
+    ) -> Result<(), CudaError> {
+        let (ops, e, hidden, rows) =
+            (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
+        let (layer, by) = (&self.weights.layers[index], self.spec.layers[index].feed_forward.activation);
+        let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
+        let router = RouterRows {
+            logits: e.logits,
+            residual: a.residual,
+            norm: layer.vector(Role::FeedForwardNorm),
+            weight: weights.router,
+            bias: weights.router_bias,
+            rows,
+            eps: self.spec.norm.eps,
+        };
+        ops.router.launch(stream, router)?;
+        let stride = weights.router.len() / hidden;
+        let route = RouteRows {
+            chosen: e.chosen,
+            weights: e.weights,
+            logits: e.logits,
+            stride,
+            correction: layer.vector(Role::RouterCorrection),
+            slots: step.slots,
+            pairs,
+            routing,
+        };
+        ops.route.launch(stream, route)?;
+        let tile = Tile::of(pairs);
+        let sorted = SortedPairs { sorted: e.sorted, tiles: e.tiles, pairs, tile };
+        let tile_rows = tile.rows(weights.gate_up.is_e4m3());
+        ops.sort.launch(stream, SortPairs { to: sorted, chosen: e.chosen, tile_rows })?;
+        let (mut x, mut per_row) = (a.h, pairs.per_token);
+        if routing.weighs_inputs {
+            let weighed = WeighedInputs { out: e.inputs, x, weights: e.weights, pairs, hidden };
+            ops.weigh.launch(stream, weighed)?;
+            (x, per_row) = (e.inputs, 1);
+        }
+        let product = |out, x, weight, stage| ExpertProduct { out, x, weight, pairs: &sorted, stage };
+        let gate_up = product(e.inner, x, &weights.gate_up, Stage::GateUp { by, per_row });
+        ops.products.launch(stream, gate_up)?;
+        ops.products.launch(stream, product(e.outputs, e.inner, &weights.down, Stage::Down))?;
+        self.shared_network(stream, index, weights, rows, a)?;
+        let is_weighted = experts.shared.is_some_and(|shared| shared.is_weighted);
+        let join = JoinExperts {
+            out: a.delta,
+            outputs: e.outputs,
+            weights: if routing.weighs_inputs { DeviceSlice::NONE } else { e.weights },
+            chosen: e.chosen,
+            shared: if weights.shared.is_some() { e.shared } else { DeviceSlice::NONE },
+            shared_logits: if is_weighted {
+                (e.logits.slice(experts.count..e.logits.len()), stride)
+            } else {
+                (DeviceSlice::NONE, stride)
+            },
+            pairs,
+            hidden,
+        };
+        ops.join.launch(stream, join)
+    }
+
+    /// Queues the shared network of a layer, if it has one.
+    pub(super) fn shared_network(
+        &self,
+        stream: &Stream,
+        index: usize,
+        weights: &ExpertWeights<T>,
+        rows: usize,
+        a: &Activations<T>,
+    ) -> Result<(), CudaError> {
+        let Some(SharedWeights { gate_up, down }) = &weights.shared else { return Ok(()) };
+        let gated = Gated { by: self.spec.layers[index].feed_forward.activation, weight: gate_up };
+        self.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
+        self.ops.linear.launch(stream, a.experts.shared, a.gated, down, rows, a.linear)
+    }
+}
