@@ -10,8 +10,8 @@
 //   shared   [rows, hidden]             T: output of the shared network, or null
 //   logits   [rows, stride]             f32: the sigmoid of a row's first one is the shared network's weight;
 //                                       null: it is 1
-// Grid (rows), any block; hidden is a multiple of 8: 16 bytes per thread and access. Sums in f32. 2 (per_token
-// + 2) bytes a value. Reference: check/experts.rs. Not yet run on a GPU.
+// Grid (rows), any block; hidden is a multiple of 8: 16 bytes per thread and access. Sums in f32. Reads 2
+// bytes for each pair and value. Reference: check/experts.rs. Not yet run on a GPU.
 template <class T>
 __device__ void join_experts(T* out, const T* outputs, const float* weights, const u32* chosen,
                              const T* shared, const float* logits, i32 per_token, i32 hidden, i32 stride) {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use half::f16;
+use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use skein_worker::backend::cuda::{NotUsable, check_model, check_ranks};
 use skein_worker::model::config::ModelConfig;
@@ -18,28 +18,42 @@ const MOST: f32 = 4.0 * TOLERANCE;
 /// A model whose experts are stored in MXFP4, which workers refuse before they load it onto a GPU.
 const PACKED: &str = "gpt-oss-mxfp4";
 
-/// A copy of the model in `dir` in half precision. Of nearly equal experts, bfloat16 often chooses another one
-/// than float32 does.
+/// A copy of the model in `dir` in half precision. Of nearly equal experts, bfloat16 often chooses another
+/// one than float32 does.
 fn in_half_precision(dir: &Path) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
-    std::fs::copy(dir.join("config.json"), copy.path().join("config.json")).unwrap();
-    let bytes = std::fs::read(dir.join("model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let halved: Vec<_> =
-        tensors.iter().map(|(name, tensor)| (name, tensor.shape(), halve(tensor.data()))).collect();
-    let view = |(name, shape, data)| {
-        let (name, shape, data): (&str, &[usize], &Vec<u8>) = (name, shape, data);
-        (name.to_owned(), TensorView::new(Dtype::F16, shape.to_vec(), data).unwrap())
-    };
-    let views = halved.iter().map(|(name, shape, data)| view((name, shape, data)));
-    std::fs::write(copy.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let (from, to) = (dir.join(&name), copy.path().join(&name));
+        if name.ends_with(".json") {
+            std::fs::copy(from, to).unwrap();
+        } else if name.starts_with("model") {
+            std::fs::write(to, halved(&std::fs::read(from).unwrap())).unwrap();
+        }
+    }
     copy
 }
 
-/// 32-bit numbers rounded to 16 bits.
-fn halve(data: &[u8]) -> Vec<u8> {
-    let wide = data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-    wide.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect()
+/// A safetensors file with all values rounded to half precision.
+fn halved(file: &[u8]) -> Vec<u8> {
+    let tensors = SafeTensors::deserialize(file).unwrap();
+    let halve = |tensor: &TensorView<'_>| -> Vec<u8> {
+        let (pairs, fours) = (tensor.data().as_chunks().0, tensor.data().as_chunks().0);
+        let wide: Vec<f32> = match tensor.dtype() {
+            Dtype::BF16 => pairs.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
+            Dtype::F16 => pairs.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
+            _ => fours.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        };
+        wide.into_iter().flat_map(|value| f16::from_f32(value).to_le_bytes()).collect()
+    };
+    let values: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, tensor)| (name.to_owned(), tensor.shape().to_vec(), halve(&tensor)))
+        .collect();
+    let views = values.iter().map(|(name, shape, data)| {
+        (name.as_str(), TensorView::new(Dtype::F16, shape.clone(), data).unwrap())
+    });
+    serialize(views, None).unwrap()
 }
 
 /// Compares log-probabilities of a prompt and of 64 greedy tokens, computed in chunks, with golden logits.

@@ -49,7 +49,12 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
 
 fn route(bench: &mut Bench, pairs: Pairs, routing: Routing, has_correction: bool) -> Result<(), CudaError> {
     let Pairs { rows, per_token, experts } = pairs;
-    let name = format!("route {rows} rows, {routing:?}, {experts} experts, correction {has_correction}");
+    let Routing { score, groups, renormalises, .. } = routing;
+    let groups = groups.map_or(0, |groups| groups.count);
+    let name = format!(
+        "route {per_token} of {experts} experts in {groups} groups, {score:?} over all {}, correction {has_correction}",
+        !renormalises
+    );
     if !bench.wants(&name) {
         return Ok(());
     }

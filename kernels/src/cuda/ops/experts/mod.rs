@@ -1,9 +1,9 @@
 //! Mixtures of experts (Shazeer et al. 2017): router, choice, products of the chosen experts, and the sum of
 //! their outputs; `cu/experts*.cu`.
 //!
-//! A pair is a row and one of its experts; pair `p` belongs to row `p / per_token`. Which expert gets how many
-//! rows is only known on the device, so launches are as large as any choice needs, and the blocks beyond the
-//! actual choice end at once.
+//! A pair is a row and one of its experts; pair `p` belongs to row `p / per_token`. Which expert gets how
+//! many rows is only known on the device, so launches are as large as any choice needs, and the blocks beyond
+//! the actual choice end at once.
 
 mod join;
 mod product;
