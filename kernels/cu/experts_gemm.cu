@@ -4,7 +4,7 @@
 // Grid (most tiles, ceil(n / outputs)), outputs = BN (GATED: BN / 2): blocks that run together have the same
 // outputs of neighbouring tiles, so mostly the same weights. Tiles of up to BM rows. Block: 32 WARPS. Dynamic
 // shared memory: max(STAGES * (BN * 64 * sizeof(W) + BM * 128), BM * (outputs * 2 + 16)) bytes. Stages,
-// swizzle and registers are those of gemm.cu, sums those of linear.cuh. Reference: check/experts.rs. Not yet
+// swizzle and registers are those of gemm.cu, sums those of linear.cuh. Reference: check/experts. Not yet
 // run on a GPU.
 #include "experts.cuh"
 

@@ -5,7 +5,7 @@
 // all outputs for one of the 8 slices of k. Tiles of up to 8 rows. Sums as in linear.cuh: a row's bits are
 // those of experts_gemm.cu, whichever tile it is in. An expert with more rows has several tiles, and all but
 // the first read its weights from L2. Weights are not loaded before the grid waits, because the choice comes
-// from a kernel before. Reference: check/experts.rs.
+// from a kernel before. Reference: check/experts.
 //
 // Bytes in flight: as in gemv.cu. Predicted at 90% of 4.3 TB/s with bf16 weights, not yet run on a GPU, for
 // one row of Qwen3-30B-A3B (8 of 128 experts, 2048 x 768): gate_up 50 MB 13 us, down 25 MB 6.5 us.

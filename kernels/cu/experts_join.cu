@@ -11,7 +11,7 @@
 //   logits   [rows, stride]             f32: the sigmoid of a row's first one is the shared network's weight;
 //                                       null: it is 1
 // Grid (rows), any block; hidden is a multiple of 8: 16 bytes per thread and access. Sums in f32. Reads 2
-// bytes for each pair and value. Reference: check/experts.rs. Not yet run on a GPU.
+// bytes for each pair and value. Reference: check/experts. Not yet run on a GPU.
 template <class T>
 __device__ void join_experts(T* out, const T* outputs, const float* weights, const u32* chosen,
                              const T* shared, const float* logits, i32 per_token, i32 hidden, i32 stride) {
@@ -46,7 +46,7 @@ __device__ void join_experts(T* out, const T* outputs, const float* weights, con
 //   x        [rows, hidden]             T
 //   weights  [rows, per_token]          f32
 // Grid (rows * per_token), any block; hidden is a multiple of 8. 4 bytes a value. Reference:
-// check/experts.rs. Not yet run on a GPU.
+// check/experts. Not yet run on a GPU.
 template <class T>
 __device__ void weigh_inputs(T* out, const T* x, const float* weights, i32 per_token, i32 hidden) {
   ptx::grid_dependency_wait();

@@ -172,7 +172,7 @@ EXPORT(route)
 // Grid (experts), block a multiple of 32 up to 1024: every block counts the pairs of all experts, and places
 // those of its own. Nothing depends on the order of blocks or threads. Each block reads `chosen` three times
 // from L1 or L2: 65,536 pairs and 128 experts are 100 MB, 20 us at 5.5 TB/s (predicted, not yet run on a
-// GPU). Reference: check/experts.rs.
+// GPU). Reference: check/experts.
 extern "C" __global__ void __launch_bounds__(1024)
     sort_pairs(u32* sorted, ExpertTile* tiles, const u32* chosen, i32 pairs, i32 experts, i32 tile_rows) {
   constexpr int AHEAD = 4;  // loads in flight per thread

@@ -11,7 +11,7 @@
 // scaled by 1 / rms(x) at the end, so x is read once. A lane adds its k of a slice ascending, then the slices
 // ascending; then the lanes are added: the same for any tile, so a row's bits do not depend on the others.
 // Reads x n / EXPERTS times and w rows / ROWS times, from L2: for 8,192 rows, 128 experts and k = 2048 in
-// tiles of 8 x 8, 2.1 GB: 0.4 ms at 5.5 TB/s, predicted, not yet run on a GPU. Reference: check/experts.rs.
+// tiles of 8 x 8, 2.1 GB: 0.4 ms at 5.5 TB/s, predicted, not yet run on a GPU. Reference: check/experts.
 constexpr int WARPS = 8;
 constexpr int PASS = 16;  // sums that go through shared memory at once
 

@@ -5,8 +5,10 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+use skein_kernels::cpu::experts::Groups;
 use skein_worker::backend::cuda::{NotUsable, check_model, check_ranks};
 use skein_worker::model::config::ModelConfig;
+use skein_worker::model::spec::ExpertsSpec;
 
 use crate::golden::Golden;
 use crate::runs::{eager, on_cuda};
@@ -123,4 +125,27 @@ fn ranks_do_not_share_experts() {
     assert_eq!((check("mixtral", 1), check("llama-gqa", 2)), (Ok(()), Ok(())));
     let refused = "--tensor-parallel-size is 2; allowed: 1 on GPUs for models with experts";
     assert_eq!(check("mixtral", 2), Err(refused.into()));
+}
+
+#[test]
+fn mixtures_without_a_kernel_are_refused_by_name() {
+    const GROUPS: Groups = Groups { count: 33, kept: 1, by_best: 1 };
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/mixtral");
+    let check = |change: fn(&mut ExpertsSpec), part: &str| {
+        let mut config = ModelConfig::from_dir(&dir).unwrap();
+        config
+            .spec
+            .layers
+            .iter_mut()
+            .filter_map(|layer| layer.feed_forward.experts.as_mut())
+            .for_each(change);
+        let error = check_model(&config, 16).unwrap_err().to_string();
+        let expected =
+            format!("the CUDA kernels cannot run this model: mixtral has {part}; serve it with --device cpu");
+        assert_eq!(error, expected);
+    };
+    let most = "more than 512 experts in a layer, or more than 32 of them for a token";
+    check(|experts| experts.count = 513, most);
+    check(|experts| experts.routing.per_token = 33, most);
+    check(|experts| experts.routing.groups = Some(GROUPS), "more than 32 groups of experts");
 }
