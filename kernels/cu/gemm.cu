@@ -123,40 +123,6 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
   }
 };
 
-// to += from; from = 0.
-template <int TN, int TM> __device__ __forceinline__ void join(float (*to)[TM][4], float (*from)[TM][4]) {
-#pragma unroll
-  for (int tile = 0; tile < TN; tile++)
-#pragma unroll
-    for (int j = 0; j < TM; j++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        to[tile][j][i] += from[tile][j][i];
-        from[tile][j][i] = 0.f;
-      }
-}
-
-// Adds a leaf's sum to the tree. `open` holds the finished left half of each level whose bit in `leaf` is
-// set. Afterwards `sum` is the whole tree after the last leaf, otherwise the stored sum.
-template <int TN, int TM>
-__device__ __forceinline__ void close_leaf(float (*open)[TN][TM][4], float (*sum)[TM][4], int leaf) {
-  bool carries = true;
-#pragma unroll
-  for (int level = 0; level < LEVELS; level++) {
-    bool has_left = leaf >> level & 1;
-#pragma unroll
-    for (int tile = 0; tile < TN; tile++)
-#pragma unroll
-      for (int j = 0; j < TM; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          if (carries && has_left) sum[tile][j][i] = open[level][tile][j][i] + sum[tile][j][i];
-          if (carries && !has_left) open[level][tile][j][i] = sum[tile][j][i];
-        }
-    carries = carries && has_left;
-  }
-}
-
 template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, int STAGES>
 __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* bias,
                      int rows, int n, int k, u32 function, int leaf) {

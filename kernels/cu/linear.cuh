@@ -121,3 +121,37 @@ template <Mode M> __device__ __forceinline__ int weight_row(int tile, int r, int
 __device__ __forceinline__ float gated(u32 function, float gate, float up) {
   return gate / (1.f + expf(-gate_logit(function, gate))) * up;
 }
+
+// to += from; from = 0.
+template <int TN, int TM> __device__ __forceinline__ void join(float (*to)[TM][4], float (*from)[TM][4]) {
+#pragma unroll
+  for (int tile = 0; tile < TN; tile++)
+#pragma unroll
+    for (int j = 0; j < TM; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        to[tile][j][i] += from[tile][j][i];
+        from[tile][j][i] = 0.f;
+      }
+}
+
+// Adds a leaf's sum to the tree. `open` holds the finished left half of each level whose bit in `leaf` is
+// set. Afterwards `sum` is the whole tree after the last leaf, otherwise the stored sum.
+template <int TN, int TM>
+__device__ __forceinline__ void close_leaf(float (*open)[TN][TM][4], float (*sum)[TM][4], int leaf) {
+  bool carries = true;
+#pragma unroll
+  for (int level = 0; level < LEVELS; level++) {
+    bool has_left = leaf >> level & 1;
+#pragma unroll
+    for (int tile = 0; tile < TN; tile++)
+#pragma unroll
+      for (int j = 0; j < TM; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          if (carries && has_left) sum[tile][j][i] = open[level][tile][j][i] + sum[tile][j][i];
+          if (carries && !has_left) open[level][tile][j][i] = sum[tile][j][i];
+        }
+    carries = carries && has_left;
+  }
+}

@@ -17,6 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_kernels::cpu::packed::Format;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink};
@@ -34,8 +35,8 @@ use skein_worker::shard::Shard;
 use models::{COHERE2, LLAMA, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// Environment variable with a leader's settings: directory, ranks, `fp8` or `16`, `eager` or `graphs`, step
-/// timeout in milliseconds, and `windows` if layers with a window have blocks apart.
+/// Environment variable with a leader's settings: directory, ranks, `fp8`, `int4` or `16`, `eager` or
+/// `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks apart.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads shared by ranks.
 const SHARED: Tiny = shared(LLAMA);
@@ -48,6 +49,7 @@ struct GroupSetup {
     dir: PathBuf,
     ranks: usize,
     fp8: Fp8,
+    rounded: Option<Format>,
     config: CudaConfig,
     window_blocks: bool,
 }
@@ -64,15 +66,17 @@ impl GroupSetup {
             ..eager()
         };
         let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
+        let rounded = (words[2] == "int4").then_some(Format::INT4_ZERO);
         let window_blocks = words.get(5) == Some(&"windows");
-        Some(Self { dir: words[0].into(), ranks: words[1].parse().unwrap(), fp8, config, window_blocks })
+        Some(Self { dir: words[0].into(), ranks: words[1].parse().unwrap(), fp8, rounded, config, window_blocks })
     }
 
     fn options(&self) -> CudaOptions {
-        let (fp8, cuda) = (self.fp8, self.config.clone());
+        let (fp8, rounded, cuda) = (self.fp8, self.rounded, self.config.clone());
         CudaOptions {
             cuda,
             fp8,
+            rounded,
             limits: limits(),
             kv_cache_memory_bytes: Some(4 << 20),
             window_blocks: self.window_blocks,
@@ -113,7 +117,10 @@ impl GroupSetup {
     }
 
     fn welcome(&self, memory: &GroupMemory) -> Welcome {
-        let quantization = self.fp8.weights.then_some(Quantization::Fp8);
+        let quantization = match self.rounded {
+            Some(_) => Some(Quantization::Int4),
+            None => self.fp8.weights.then_some(Quantization::Fp8),
+        };
         let kv_cache_dtype = if self.fp8.kv_cache { KvCacheDtype::Fp8 } else { KvCacheDtype::Auto };
         Welcome {
             rank: 0,
@@ -126,7 +133,7 @@ impl GroupSetup {
             terms: Terms {
                 version: env!("CARGO_PKG_VERSION").into(),
                 model: fingerprint(&self.dir).unwrap(),
-                arithmetic: format!("cuda {:?} invariant true", self.fp8),
+                arithmetic: format!("cuda {:?} rounded {:?} invariant true", self.fp8, self.rounded),
             },
             model: self.dir.clone(),
             threads: 1,
@@ -264,6 +271,7 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
         (SHARED, "16 graphs 30000", &[2, 4, 8][..]),
         // FP8 keys and values are for heads of at least 64 values.
         (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000", &[2, 4]),
+        (SHARED, "int4 eager 30000", &[2, 8]),
         (qwen2, "16 eager 30000", &[2, 4]),
         (qwen3, "16 eager 30000", &[4]),
         // Sums of squares that ranks exchange: KV heads on one rank each, and on several.

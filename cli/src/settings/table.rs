@@ -500,7 +500,7 @@ pub const FLAGS: &[Flag] = &[
         "METHOD",
         ENGINE,
         COMPUTE | RUN,
-        "Convert the weights at load: int8 or int4 on the CPU, fp8 on a GPU [default: keep their format]",
+        "Convert the weights at load: int8 or int4, on a GPU also fp8 [default: keep their format]",
     ),
     one(
         "kv-cache-dtype",

@@ -43,6 +43,7 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
     let options = CudaOptions {
         cuda,
         fp8: Fp8::default(),
+        rounded: None,
         limits,
         kv_cache_memory_bytes: kv_bytes,
         window_blocks: false,

@@ -96,6 +96,8 @@ const fn flag(
 const BY_CODES: Option<&str> = Some("8-bit activations");
 /// Multiplied with unquantised activations.
 const BY_FLOATS: Option<&str> = Some("float32 activations");
+/// Dequantised in registers and multiplied with the model's 16-bit activations.
+const BY_HALVES: Option<&str> = Some("16-bit activations");
 const YES: Option<&str> = Some("yes");
 
 /// Table of all formats.
@@ -103,40 +105,60 @@ pub const FORMATS: &[Format] = &[
     stored("bf16", "safetensors in bfloat16", Some("bfloat16 or float32 activations"), YES),
     stored("f16", "safetensors in IEEE half", BY_FLOATS, YES),
     stored("f32", "safetensors in IEEE single", BY_FLOATS, Some("rounded to bfloat16")),
-    stored("GPTQ", "2, 3, 4 and 8 bits, groups of 32 and more, act-order, versions 1 and 2", BY_CODES, None),
-    stored("AWQ", "4 bits, layout gemm", BY_CODES, None),
+    stored(
+        "GPTQ",
+        "2, 3, 4 and 8 bits, groups of 32 and more, act-order, versions 1 and 2",
+        BY_CODES,
+        BY_HALVES,
+    ),
+    stored("AWQ", "4 bits, layout gemm", BY_CODES, BY_HALVES),
     stored(
         "compressed-tensors W4A16 and W8A16",
         "pack-quantized, symmetric or not, act-order",
         BY_CODES,
-        None,
+        BY_HALVES,
     ),
-    stored("compressed-tensors W8A8", "int-quantized", BY_CODES, None),
+    stored("compressed-tensors W8A8", "int-quantized", BY_CODES, BY_HALVES),
     stored(
         "compressed-tensors FP8",
         "float-quantized: a scale for a tensor, a channel or a block",
         BY_FLOATS,
-        None,
+        BY_HALVES,
     ),
-    stored("FP8", "DeepSeek's and Qwen's blocks (weight_scale_inv), ModelOpt's FP8", BY_FLOATS, None),
-    stored("bitsandbytes NF4 and FP4", "4 bits, nested scales or not", BY_FLOATS, None),
-    stored("compressed-tensors MXFP4", "mxfp4-pack-quantized: 4-bit floats in groups of 32", BY_FLOATS, None),
-    stored("compressed-tensors NVFP4", "nvfp4-pack-quantized: 4-bit floats in groups of 16", BY_FLOATS, None),
-    stored("GGUF F32 and F16", "as in safetensors", BY_FLOATS, None),
-    stored("GGUF BF16", "as in safetensors", Some("bfloat16 or float32 activations"), None),
-    stored("GGUF Q2_K to Q6_K", "K-quants, in blocks of 256", BY_CODES, None),
-    stored("GGUF Q4_0 to Q5_1 and Q8_0", "blocks of 32", BY_CODES, None),
-    stored("GGUF IQ4_NL and MXFP4", "blocks of 32, codes looked up; 8 bits in memory", BY_CODES, None),
+    stored("FP8", "DeepSeek's and Qwen's blocks (weight_scale_inv), ModelOpt's FP8", BY_FLOATS, BY_HALVES),
+    stored("bitsandbytes NF4 and FP4", "4 bits, nested scales or not", BY_FLOATS, BY_HALVES),
+    stored(
+        "compressed-tensors MXFP4",
+        "mxfp4-pack-quantized: 4-bit floats in groups of 32",
+        BY_FLOATS,
+        BY_HALVES,
+    ),
+    stored(
+        "compressed-tensors NVFP4",
+        "nvfp4-pack-quantized: 4-bit floats in groups of 16",
+        BY_FLOATS,
+        BY_HALVES,
+    ),
+    stored("GGUF F32 and F16", "as in safetensors", BY_FLOATS, Some("as in safetensors")),
+    stored("GGUF BF16", "as in safetensors", Some("bfloat16 or float32 activations"), YES),
+    stored("GGUF Q2_K to Q6_K", "K-quants, in blocks of 256", BY_CODES, BY_HALVES),
+    stored("GGUF Q4_0 to Q5_1 and Q8_0", "blocks of 32", BY_CODES, BY_HALVES),
+    stored(
+        "GGUF IQ4_NL and MXFP4",
+        "blocks of 32, codes looked up; 8 bits in memory on the CPU",
+        BY_CODES,
+        BY_HALVES,
+    ),
     stored("NVFP4 of ModelOpt", "4-bit floats in groups of 16", None, None),
     stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", BY_FLOATS, None),
     stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
-    flag(FormatSource::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, None),
+    flag(FormatSource::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, BY_HALVES),
     flag(
         FormatSource::Quantization,
         "int4",
-        "4 bits, a multiplier and zero point for each 32 inputs",
+        "4 bits; for each 32 inputs a zero point, and a multiplier (CPU) or a scale (CUDA)",
         BY_CODES,
-        None,
+        BY_HALVES,
     ),
     flag(FormatSource::Quantization, "fp8", "FP8, a scale for each output", None, YES),
     flag(FormatSource::Dtype, "float32", "activations are not rounded", YES, None),
@@ -199,6 +221,6 @@ mod tests {
             }
         }
         assert_eq!(supported(Device::Cpu, FormatSource::Quantization), "int8, int4");
-        assert_eq!(supported(Device::Cuda, FormatSource::Checkpoint), "bf16, f16, f32");
+        assert_eq!(supported(Device::Cuda, FormatSource::Quantization), "int8, int4, fp8");
     }
 }

@@ -93,8 +93,8 @@ fn failed(error: CudaLoadError) -> WorkerError {
 
 /// Description of the options that ranks must share, compared before they open their devices.
 fn arithmetic(options: &CudaOptions) -> String {
-    let CudaOptions { fp8, cuda, .. } = options;
-    format!("cuda {fp8:?} invariant {}", cuda.batch_invariant)
+    let CudaOptions { fp8, rounded, cuda, .. } = options;
+    format!("cuda {fp8:?} rounded {rounded:?} invariant {}", cuda.batch_invariant)
 }
 
 /// Refuses settings that ranks on GPUs do not support, and more ranks than `visible` devices.
@@ -136,6 +136,7 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
     let options = CudaOptions {
         cuda: cuda.config.clone(),
         fp8,
+        rounded: precision::rounded_on_cuda(welcome.precision),
         limits: cuda.limits.clone(),
         kv_cache_memory_bytes: cuda.kv_cache_memory_bytes,
         window_blocks: cuda.window_blocks,

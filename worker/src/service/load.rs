@@ -27,12 +27,11 @@ use crate::draft_model::DraftModel;
 use crate::group::Topology;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::checkpoint::quantised::{self, Scheme};
+use crate::model::checkpoint::quantised::Scheme;
 use crate::model::checkpoint::{ModelFile, Weights};
 use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
-use crate::model::formats::Device;
 use crate::model::on_cpu::adapter::AdapterWeights;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::spec::Spec;
@@ -173,11 +172,6 @@ pub(super) fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotU
 /// # Errors
 /// If a setting or the model is supported on the CPU only.
 pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOptions), WorkerError> {
-    if ModelFile::open(&config.model)?.is_some() {
-        let what = "GGUF files need the CPU, and this worker uses a GPU; add --device cpu, or give the \
-                    model as a directory of safetensors";
-        return Err(WorkerError::Unsuitable(what.into()));
-    }
     let fp8 = precision::on_cuda(config.precision)?;
     if config.cpu.draft_model.is_some() {
         return Err(WorkerError::Unsuitable(
@@ -197,15 +191,26 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
             "--enable-lora needs the CPU, and this worker uses a GPU; add --device cpu".into(),
         ));
     }
-    if let Some(scheme) = Scheme::of(&config.model)? {
-        return Err(WorkerError::Unsuitable(quantised::refused(&scheme, Device::Cuda)));
-    }
     let model = ModelConfig::from_dir(&config.model)?;
+    if let Some(kind) = quantised_form(config, &model.spec)? {
+        let is_dummy = config.cuda.load_format == LoadFormat::Dummy;
+        let flag = match config.precision.quantization {
+            _ if is_dummy => Some("--load-format dummy makes"),
+            Some(_) => Some("--quantization needs"),
+            None => None,
+        };
+        if let Some(flag) = flag {
+            return Err(WorkerError::Unsuitable(format!(
+                "{flag} 16-bit weights, but this model's are quantised with {kind}; leave it out"
+            )));
+        }
+    }
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
     let options = CudaOptions {
         cuda: config.cuda.clone(),
         fp8,
+        rounded: precision::rounded_on_cuda(config.precision),
         limits,
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         window_blocks: true,
@@ -221,6 +226,7 @@ fn load_cuda(
 ) -> Result<LoadedBackend, WorkerError> {
     let (model, options) = cuda_options(config)?;
     let fp8 = options.fp8;
+    let is_coded = fp8.weights || options.rounded.is_some() || quantised_form(config, &model.spec)?.is_some();
     let fingerprint = match config.cuda.load_format {
         LoadFormat::Auto => fingerprint(&config.model)?,
         // Dummy weights are determined by their sizes.
@@ -239,7 +245,7 @@ fn load_cuda(
         cost: StepCost {
             product: Product::Bf16,
             ..model.spec.cost(ValueBytes {
-                layers: if fp8.weights { 1 } else { 2 },
+                layers: if is_coded { 1 } else { 2 },
                 head: 2,
                 kv: if fp8.kv_cache { 1 } else { 2 },
             })
@@ -415,6 +421,18 @@ pub(super) fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'
         }
     }
     Ok(None)
+}
+
+/// Name of the scheme or of the blocks in which the weights of `config`'s model are quantised, if they are.
+fn quantised_form(config: &WorkerConfig, spec: &Spec) -> Result<Option<&'static str>, WorkerError> {
+    if let Some(scheme) = Scheme::of(&config.model)? {
+        return Ok(Some(scheme.name()));
+    }
+    // Dummy weights need no files.
+    if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_none() {
+        return Ok(None);
+    }
+    quantised_type(spec, &Weights::open(&config.model)?)
 }
 
 /// Content of a tokenizer.json, or its equivalent from a GGUF file.

@@ -61,7 +61,16 @@ pub(crate) fn on_cpu(
     Ok(NumberTypes { bf16: bf16 && packed.is_none(), kv, weights: packed })
 }
 
-/// The parts that a GPU keeps in FP8; the rest has the model's 16-bit type.
+/// Format of codes that a GPU quantises the layers' weights to, if any. The head keeps its type.
+pub(super) fn rounded_on_cuda(asked: Precision) -> Option<Format> {
+    match asked.quantization? {
+        Quantization::Int8 => Some(Format::INT8),
+        Quantization::Int4 => Some(Format::INT4_ZERO),
+        Quantization::Fp8 => None,
+    }
+}
+
+/// The parts that a GPU keeps in FP8; the rest has the model's 16-bit type, or codes.
 ///
 /// # Errors
 /// Types that only the CPU has.
@@ -73,12 +82,10 @@ pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
         )))
     };
     match asked {
-        Precision { quantization: Some(Quantization::Int8), .. } => only_cpu("--quantization int8"),
-        Precision { quantization: Some(Quantization::Int4), .. } => only_cpu("--quantization int4"),
         Precision { dtype: Dtype::Float32, .. } => only_cpu("--dtype float32"),
         Precision { dtype: Dtype::Bfloat16, .. } => only_cpu("--dtype bfloat16"),
         Precision { kv_cache_dtype: KvCacheDtype::Auto | KvCacheDtype::Fp8, .. } => Ok(Fp8 {
-            weights: asked.quantization.is_some(),
+            weights: asked.quantization == Some(Quantization::Fp8),
             kv_cache: asked.kv_cache_dtype == KvCacheDtype::Fp8,
         }),
         _ => only_cpu("--kv-cache-dtype, other than auto and fp8,"),
@@ -153,9 +160,10 @@ mod tests {
         assert_eq!(on_cuda(fp8_cache).unwrap(), Fp8 { weights: false, kv_cache: true });
         let int4 = Precision { quantization: Some(Quantization::Int4), ..Precision::default() };
         let int8_cache = Precision { kv_cache_dtype: KvCacheDtype::Int8, ..Precision::default() };
-        for (asked, expected) in
-            [(int4, "--quantization int4"), (int8_cache, "--kv-cache-dtype"), (half, "--dtype bfloat16")]
-        {
+        assert_eq!(on_cuda(int4).unwrap(), Fp8::default());
+        let rounded = [int4, int8, fp8, Precision::default()].map(rounded_on_cuda);
+        assert_eq!(rounded, [Some(Format::INT4_ZERO), Some(Format::INT8), None, None]);
+        for (asked, expected) in [(int8_cache, "--kv-cache-dtype"), (half, "--dtype bfloat16")] {
             let said = on_cuda(asked).unwrap_err().to_string();
             assert!(said.contains(expected) && said.contains("--device cpu"), "{said}");
         }

@@ -15,7 +15,7 @@ use crate::runs::{eager, on_cuda};
 use crate::scores::{TOLERANCE, scores_of};
 
 /// Limit for a single log-probability; the mean must be within [`TOLERANCE`]. Unlikely tokens differ more.
-const MOST: f32 = 4.0 * TOLERANCE;
+pub const MOST: f32 = 4.0 * TOLERANCE;
 
 /// A model whose experts are stored in MXFP4, which workers refuse before they load it onto a GPU.
 const PACKED: &str = "gpt-oss-mxfp4";
@@ -86,7 +86,7 @@ fn check(name: &str, has_experts: bool) {
     assert!(mean <= TOLERANCE, "{name}: {mean}");
 }
 
-fn log_softmax(logits: &[f32], token: usize) -> f32 {
+pub fn log_softmax(logits: &[f32], token: usize) -> f32 {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f32 = logits.iter().map(|logit| (logit - highest).exp()).sum();
     logits[token] - highest - sum.ln()

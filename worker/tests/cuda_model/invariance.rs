@@ -10,7 +10,7 @@ use crate::runs::{eager, on_cuda, prompt, sequence_of, step};
 const LENGTH: usize = 60;
 
 /// Bits of every position's log-probability and of its most probable tokens.
-fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32) -> Vec<u32> {
+pub fn bits(backend: &mut dyn Backend, chunks: impl Fn(usize) -> usize, others: u32) -> Vec<u32> {
     let tokens = prompt(1, LENGTH + 1);
     let mut sequence = sequence_of(tokens.clone(), 0);
     let mut company: Vec<Sequence> = (0..others).map(|i| sequence_of(prompt(i + 5, 120), i + 1)).collect();

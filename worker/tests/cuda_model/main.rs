@@ -11,5 +11,6 @@ mod goldens;
 mod invariance;
 mod models;
 mod plan;
+mod quantised;
 mod runs;
 mod scores;

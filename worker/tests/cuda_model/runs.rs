@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_kernels::cpu::packed::Format;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
@@ -35,7 +36,18 @@ pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBacken
     let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
     // Sequences run by hand have no window blocks.
     let window_blocks = false;
-    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
+    load(dir, CudaOptions { cuda, fp8, rounded: None, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
+}
+
+/// The same backend with the layers' weights quantised to codes.
+pub fn on_cuda_rounded(
+    dir: &Path,
+    config: CudaConfig,
+    rounded: Option<Format>,
+) -> Result<CudaBackend, cuda::CudaLoadError> {
+    let (cuda, fp8, limits, kv_cache_memory_bytes) = (config, Fp8::default(), limits(), Some(4 << 20));
+    let window_blocks = false;
+    load(dir, CudaOptions { cuda, fp8, rounded, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
 }
 
 pub fn try_cuda(
@@ -55,7 +67,8 @@ pub fn try_cuda_with(
     kv_cache_memory_bytes: Option<u64>,
 ) -> Result<CudaBackend, cuda::CudaLoadError> {
     let fp8 = Fp8::default();
-    load(dir, CudaOptions { cuda, fp8, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
+    let rounded = None;
+    load(dir, CudaOptions { cuda, fp8, rounded, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
 }
 
 fn load(dir: &Path, options: CudaOptions) -> Result<CudaBackend, cuda::CudaLoadError> {

@@ -9,6 +9,7 @@ use skein_kernels::cuda::blaslt::{BlasLt, Gemm as BlasGemm, GemmKey, Scaling, WO
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::gemm::Gemm;
 use skein_kernels::cuda::ops::gemv::{Gemv, MAX_ROWS};
+use skein_kernels::cuda::ops::packed::{Form, Meaning, PackedProducts, PackedValues, ScaleKind, Shape, Span};
 use skein_kernels::cuda::ops::product::{Granularity, LinearWeight, Output, Product, WeightValues};
 use skein_kernels::cuda::ops::random::Randomised;
 use skein_kernels::cuda::{CudaError, DeviceBuffer, DeviceSlice};
@@ -114,6 +115,7 @@ fn one(
             gemm.launch(stream, &product(*out, *x, &weights.get(copy), rows))
         })?;
     }
+    packed(rig, name, (rows, n, k), (*x, *out))?;
     let Some(blas) = BlasLt::open(rig.kernels().device())? else { return Ok(()) };
     let workspace = rig.zeros::<u8>(WORKSPACE_BYTES)?;
     rig.measure(&format!("{name}, {rows} rows, cublaslt"), bf16_work, copies, |stream, copy| {
@@ -130,6 +132,36 @@ fn one(
                 ..BlasGemm::new(*out, *codes, fp8.copy(copy), rows, n, k)
             };
             blas.matmul(stream, gemm, *workspace)
+        })?;
+    }
+    Ok(())
+}
+
+/// Times the products with weights in codes of 4 bits, in groups as GPTQ's and as Q4_K's, and of 8 bits.
+fn packed(
+    rig: &mut Rig<'_>,
+    name: &str,
+    (rows, n, k): (usize, usize, usize),
+    (x, out): (DeviceSlice<bf16>, DeviceSlice<bf16>),
+) -> Result<(), CudaError> {
+    let integers = |bits, scales, span| Form::new(bits, Meaning::Integers, scales, span);
+    let kernels = PackedProducts::<bf16>::new(rig.kernels())?;
+    for (how, form) in [
+        ("4 bits", Form { zero: None, ..integers(4, ScaleKind::F16, Span::Inputs(128)) }),
+        ("q4_k", Form { has_minima: true, ..integers(4, ScaleKind::Factor, Span::Inputs(32)) }),
+        ("8 bits", integers(8, ScaleKind::F32, Span::Leaf)),
+    ] {
+        let bytes = Shape { form, n, k, leaf: 0 }.bytes();
+        let copies = rig.copies(bytes);
+        // Any bytes will do: results are not read.
+        let random = rig.random::<f32>(copies * bytes / size_of::<f32>())?;
+        let memory = random.cast::<u8>();
+        let work = Work { bytes: bytes + 2 * rows * (n + k), ..work(rows, n, k, 1) };
+        rig.measure(&format!("{name}, {rows} rows, packed {how}"), work, copies, |stream, copy| {
+            let memory = memory.slice(copy * bytes..(copy + 1) * bytes);
+            let values = WeightValues::Packed(PackedValues { form, memory });
+            let weight = LinearWeight { n, k, bias: DeviceSlice::NONE, values, leaf: 0 };
+            kernels.launch(stream, &product(out, x, &weight, rows), DeviceSlice::NONE)
         })?;
     }
     Ok(())

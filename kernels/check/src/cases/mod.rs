@@ -13,6 +13,7 @@ mod inputs;
 mod linear;
 mod mma;
 mod norm;
+mod packed;
 mod quantize;
 mod random;
 mod ranks;
@@ -54,6 +55,7 @@ pub fn run(
     blaslt::run(&mut bench)?;
     linear::run(&mut bench)?;
     experts::run(&mut bench)?;
+    packed::run(&mut bench)?;
     ranks::run(&mut bench)?;
     sm90::run(&mut bench)?;
     attention::run(&mut bench)?;

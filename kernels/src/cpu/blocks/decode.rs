@@ -8,6 +8,15 @@ const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 3
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl BlockType {
+    /// Values of 4-bit codes, for types that look them up. A [`Block`] has 128 plus the value as code.
+    pub const fn table(self) -> Option<&'static [i8; 16]> {
+        match self {
+            Self::Iq4Nl => Some(&IQ4_NL),
+            Self::Mxfp4 => Some(&MXFP4),
+            _ => None,
+        }
+    }
+
     /// Decodes a block.
     ///
     /// # Panics

@@ -537,6 +537,15 @@ impl Packed {
         }
     }
 
+    /// Writes the codes of output `row`, as they are multiplied, its scales and zero points to `to`, whose
+    /// starts are [`Layout::scale_starts`]. For integer formats other than blocks.
+    pub fn codes_of_row(&self, row: usize, to: GivenRow<'_>) {
+        to.codes.iter_mut().enumerate().for_each(|(col, code)| *code = self.code(row, col));
+        for (i, start) in to.starts.iter().enumerate() {
+            (to.scales[i], to.zeros[i]) = self.scale_zero(row, *start);
+        }
+    }
+
     /// Writes the weights of output `row`, as they are multiplied, to `to`, which has `cols` values.
     pub fn widen_row(&self, row: usize, to: &mut [f32]) {
         for (col, to) in to.iter_mut().enumerate() {

@@ -6,6 +6,7 @@
 //! | more | activations' type | cuBLASLt |
 //! | more | e4m3, one scale per row | cuBLASLt, with activations quantised to e4m3, one scale per row |
 //! | more | other | [`Gemm`] |
+//! | any | packed | [`PackedProducts`], with activations in 16 bits |
 //!
 //! If cuBLASLt is missing or lacks the product, [`Gemm`] is used. Gemv and Gemm give a row the same bits in
 //! every batch, so batch-invariant mode does without cuBLASLt.
@@ -16,6 +17,7 @@ use super::Activation;
 use super::activation::{GateUp, Glu};
 use super::gemm::Gemm;
 use super::gemv::{Gemv, MAX_ROWS};
+use super::packed::PackedProducts;
 pub use super::product::{Granularity, LinearWeight, WeightValues};
 use super::product::{Output, Product};
 use super::quantize::{self, Quantization, Quantize};
@@ -45,6 +47,7 @@ pub struct Gated<'a, T> {
 pub struct Linear<T> {
     gemv: Gemv<T>,
     gemm: Gemm<T>,
+    packed: PackedProducts<T>,
     glu: Glu<T>,
     quantize: Quantize<T>,
     blas: Option<Arc<BlasLt>>,
@@ -98,7 +101,7 @@ impl<T: Activation + BlasElement> Linear<T> {
         let blas = blas.filter(|_| !options.batch_invariant);
         let (gemv, gemm) = (Gemv::new(kernels)?, Gemm::new(kernels)?);
         let (glu, quantize) = (Glu::new(kernels)?, Quantize::new(kernels)?);
-        Ok(Self { gemv, gemm, glu, quantize, blas })
+        Ok(Self { gemv, gemm, packed: PackedProducts::new(kernels)?, glu, quantize, blas })
     }
 
     /// cuBLASLt, if it is used.
@@ -160,7 +163,7 @@ impl<T: Activation + BlasElement> Linear<T> {
             self.by_blas(blas, stream, &Product { out: gate_up, ..whole }, workspace)?;
             return self.glu.launch(stream, GateUp { out, gate_up, by, rows, inner: weight.n / 2 });
         }
-        self.by_kernels(stream, &Product { output: Output::Gated(by), ..whole })
+        self.by_kernels(stream, &Product { output: Output::Gated(by), ..whole }, workspace)
     }
 
     fn multiply<O: BlasElement>(
@@ -171,12 +174,19 @@ impl<T: Activation + BlasElement> Linear<T> {
     ) -> Result<(), CudaError> {
         match self.blas_for(product)? {
             Some(blas) => self.by_blas(blas, stream, product, workspace),
-            None => self.by_kernels(stream, product),
+            None => self.by_kernels(stream, product, workspace),
         }
     }
 
-    fn by_kernels<O: Element>(&self, stream: &Stream, product: &Product<'_, T, O>) -> Result<(), CudaError> {
-        if product.rows <= MAX_ROWS {
+    fn by_kernels<O: Element>(
+        &self,
+        stream: &Stream,
+        product: &Product<'_, T, O>,
+        workspace: DeviceSlice<u8>,
+    ) -> Result<(), CudaError> {
+        if matches!(product.weight.values, WeightValues::Packed(_)) {
+            self.packed.launch(stream, product, workspace)
+        } else if product.rows <= MAX_ROWS {
             self.gemv.launch(stream, product)
         } else {
             self.gemm.launch(stream, product)
@@ -197,7 +207,7 @@ impl<T: Activation + BlasElement> Linear<T> {
             WeightValues::E4m3 { granularity: Granularity::Channel, .. } => {
                 GemmKey::new::<E4m3, O>(rows, n, k, Scaling::Outer, bias)
             }
-            WeightValues::E4m3 { .. } => return Ok(None),
+            WeightValues::E4m3 { .. } | WeightValues::Packed(_) => return Ok(None),
         };
         Ok(blas.supports(key)?.then_some(blas))
     }
@@ -231,6 +241,7 @@ impl<T: Activation + BlasElement> Linear<T> {
                     blaslt::Gemm { bias, scaling: Scaling::Outer, x_scales, weight_scales: scales, ..gemm };
                 blas.matmul(stream, scaled, workspace.blas)
             }
+            WeightValues::Packed(_) => unreachable!("cuBLASLt has no product with packed weights"),
         }
     }
 }

@@ -15,6 +15,7 @@ pub mod inputs;
 pub mod kv;
 pub mod linear;
 pub mod norm;
+pub mod packed;
 pub mod product;
 pub mod quantize;
 pub mod random;
@@ -32,6 +33,10 @@ pub trait Activation: MapElement + quantize::Quantized + random::Randomised {
     fn from_f32(value: f32) -> Self;
     /// Widens without rounding.
     fn to_f32(self) -> f32;
+    /// Its bits.
+    fn to_bits(self) -> u16;
+    /// The number with these bits.
+    fn from_bits(bits: u16) -> Self;
 }
 
 impl Activation for half::bf16 {
@@ -42,6 +47,12 @@ impl Activation for half::bf16 {
     fn to_f32(self) -> f32 {
         Self::to_f32(self)
     }
+    fn to_bits(self) -> u16 {
+        Self::to_bits(self)
+    }
+    fn from_bits(bits: u16) -> Self {
+        Self::from_bits(bits)
+    }
 }
 
 impl Activation for half::f16 {
@@ -51,6 +62,12 @@ impl Activation for half::f16 {
     }
     fn to_f32(self) -> f32 {
         Self::to_f32(self)
+    }
+    fn to_bits(self) -> u16 {
+        Self::to_bits(self)
+    }
+    fn from_bits(bits: u16) -> Self {
+        Self::from_bits(bits)
     }
 }
 

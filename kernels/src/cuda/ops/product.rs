@@ -1,7 +1,9 @@
 //! Weights, arguments and kernel tables shared by `cu/gemv.cu` and `cu/gemm.cu`. Both use the arithmetic of
-//! `cu/linear.cuh`, so they give the same bits.
+//! `cu/linear.cuh`, so they give the same bits. Packed weights have kernels of their own:
+//! [`packed`](super::packed).
 
 use super::Activation;
+use super::packed::{Form, PackedValues, Shape};
 use crate::cuda::launch::{Args, Kernel};
 use crate::cuda::memory::{E4m3, Element};
 use crate::cuda::{CudaError, DeviceSlice, Kernels};
@@ -39,6 +41,8 @@ pub enum WeightValues<T> {
         /// Which weights share a scale.
         granularity: Granularity,
     },
+    /// Codes of 4, 6 or 8 bits.
+    Packed(PackedValues),
 }
 
 /// Which weights share a scale.
@@ -75,6 +79,10 @@ impl<T: Activation> LinearWeight<T> {
         let (len, multiple, address) = match values {
             WeightValues::Same(values) => (values.len(), 8, values.address()),
             WeightValues::E4m3 { values, .. } => (values.len(), 16, values.address()),
+            WeightValues::Packed(packed) => {
+                let is_whole = packed.memory.len() >= self.packed_shape(packed.form).bytes();
+                (if is_whole { n * k } else { 0 }, 8, packed.memory.address())
+            }
         };
         let problem = if n == 0 || k == 0 || !k.is_multiple_of(multiple) {
             format!(
@@ -101,11 +109,16 @@ impl<T: Activation> LinearWeight<T> {
         self.k.checked_div(self.leaf).unwrap_or(1)
     }
 
+    /// Shape of this matrix in `form`.
+    pub(super) fn packed_shape(&self, form: Form) -> Shape {
+        Shape { form, n: self.n, k: self.k, leaf: self.leaf }
+    }
+
     fn leaf_problem(&self) -> Option<String> {
         let (Self { k, leaf, .. }, leaves) = (*self, self.leaves());
         let by = |wanted| match self.values {
             WeightValues::E4m3 { granularity, .. } => granularity == wanted,
-            WeightValues::Same(_) => false,
+            WeightValues::Same(_) | WeightValues::Packed(_) => false,
         };
         if leaf == 0 {
             return by(Granularity::Leaf).then(|| "it has scales of leaves and no leaves".into());
@@ -128,6 +141,7 @@ impl<T: Activation> LinearWeight<T> {
         match self.values {
             WeightValues::Same(_) => self.n * self.k * size_of::<T>(),
             WeightValues::E4m3 { .. } => self.n * self.k,
+            WeightValues::Packed(packed) => packed.memory.len(),
         }
     }
 }
@@ -183,10 +197,10 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
         if self.output.is_gated() { self.weight.n / 2 } else { self.weight.n }
     }
 
-    /// Asserts that all sizes fit, and returns the kernels' arguments.
-    pub(super) fn args(&self) -> Args<'static> {
+    /// Asserts that all sizes fit.
+    pub(super) fn check(&self) {
         let Self { out, x, weight, rows, output } = *self;
-        let LinearWeight { n, k, bias, values, leaf } = *weight;
+        let LinearWeight { n, k, leaf, .. } = *weight;
         debug_assert_eq!(weight.check(), Ok(()));
         assert!(!output.is_gated() || n.is_multiple_of(2), "gate and up of {n} rows are not of one size");
         assert!(!output.is_gated() || leaf == 0, "gate and up are not divided by their inputs");
@@ -197,6 +211,13 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
         assert!(x.len() >= rows * k, "x of {} is less than [{rows}, {k}]", x.len());
         let aligned = x.address().is_multiple_of(16) && out.address().is_multiple_of(16);
         assert!(aligned, "x at {:#x} or out at {:#x} is no multiple of 16", x.address(), out.address());
+    }
+
+    /// The arguments of `cu/gemv.cu` and `cu/gemm.cu`.
+    pub(super) fn args(&self) -> Args<'static> {
+        self.check();
+        let Self { out, x, weight, rows, output } = *self;
+        let LinearWeight { n, k, bias, values, leaf } = *weight;
         let (address, scales, shift, row_stride, k_stride, leaf_stride) = match values {
             WeightValues::Same(values) => (values.address(), DeviceSlice::NONE, 0, 0, 0, 0),
             WeightValues::E4m3 { values, scales, granularity } => {
@@ -209,6 +230,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
                     Granularity::Block128 => (values.address(), scales, 7, stride, 1, blocks),
                 }
             }
+            WeightValues::Packed(_) => unreachable!("packed weights have kernels of their own"),
         };
         Args::new()
             .slice(out)
@@ -221,7 +243,7 @@ impl<T: Activation, O: Element> Product<'_, T, O> {
             .size(leaf_stride)
             .slice(bias)
             .size(rows)
-            .size(columns)
+            .size(self.columns())
             .size(k)
             .u32(if let Output::Gated(by) = output { by.on_cuda() } else { 0 })
             .size(leaf)

@@ -36,7 +36,7 @@ pub(super) fn fill<T: Activation>(
 ) -> Result<(), CudaError> {
     let mut dummy =
         Dummy { values: FillNormal::new(kernels)?, codes: FillNormal::new(kernels)?, stream, seed: 0 };
-    dummy.values(weights.embedding)?;
+    dummy.matrix(&weights.embedding)?;
     if !is_tied {
         dummy.matrix(&weights.head)?;
     }
@@ -71,6 +71,7 @@ impl<T: Activation> Dummy<'_, T> {
     fn matrix(&mut self, weight: &LinearWeight<T>) -> Result<(), CudaError> {
         match weight.values {
             WeightValues::Same(values) => self.values(values)?,
+            WeightValues::Packed(_) => unreachable!("dummy weights have no codes of a checkpoint"),
             WeightValues::E4m3 { values, scales, .. } => {
                 self.seed += 1;
                 self.codes.launch(self.stream, values, self.seed, CODE_DEVIATION)?;

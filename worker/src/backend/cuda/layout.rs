@@ -16,6 +16,7 @@ use skein_kernels::cuda::ops::inputs::GatherRows;
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::linear::{Linear, LinearOptions};
 use skein_kernels::cuda::ops::norm::{AddNorm, Formula};
+use skein_kernels::cuda::ops::packed::{EmbedPacked, PackedProducts};
 use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
@@ -30,10 +31,12 @@ use super::{OpenDevice, STEPS_IN_FLIGHT, graphs};
 use crate::backend::kv_division::WindowedCache;
 use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::draft::MOST_ROWS;
+use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::experts::{self, ExpertOps};
+use crate::model::on_cuda::packed::Forms;
 use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
 use crate::model::spec::{AttentionSpec, NormKind, Spec};
@@ -81,12 +84,12 @@ pub fn plan_ranks(
     for shard in shards {
         let (weights, dtype) = stored(dir, config, options)?;
         let (shard, opened) = (shard.clone(), opened.clone());
-        let loading = Loading { dir, config, shard, weights, opened, options };
+        let loading = Loading { dir, config, shard, weights, opened, options, forms: Forms::default() };
         all.push(match (dtype, options.fp8.kv_cache) {
-            (Dtype::F16, false) => loading.bytes::<f16, f16>()?,
-            (Dtype::F16, true) => loading.bytes::<f16, E4m3>()?,
-            (_, false) => loading.bytes::<bf16, bf16>()?,
-            (_, true) => loading.bytes::<bf16, E4m3>()?,
+            (Dtype::F16, false) => loading.with_forms::<f16>()?.bytes::<f16, f16>()?,
+            (Dtype::F16, true) => loading.with_forms::<f16>()?.bytes::<f16, E4m3>()?,
+            (_, false) => loading.with_forms::<bf16>()?.bytes::<bf16, bf16>()?,
+            (_, true) => loading.with_forms::<bf16>()?.bytes::<bf16, E4m3>()?,
         });
     }
     // Ranks have equally many heads, and divide their caches alike.
@@ -101,6 +104,16 @@ pub fn plan_ranks(
 impl Loading<'_> {
     fn positions(&self) -> usize {
         self.options.limits.max_model_len.unwrap_or(self.config.max_position_embeddings) as usize
+    }
+
+    /// The same load with the forms of packed matrices, from the checkpoint's headers. Dummy weights have
+    /// none.
+    pub fn with_forms<T: Activation>(mut self) -> Result<Self, LoadError> {
+        if let Some(weights) = &self.weights {
+            let rounded = self.options.rounded;
+            self.forms = weights::forms::<T>(&self.config.spec, &self.shard, weights, rounded)?;
+        }
+        Ok(self)
     }
 
     /// How the layers' matrices are quantised.
@@ -121,9 +134,16 @@ impl Loading<'_> {
         let ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, self.positions()),
-            linear: ops.linear.workspace_bytes(
-                sizes.rows,
-                &[weights::shapes(whole, shard), experts::shared_shapes(whole)].concat(),
+            linear: ops
+                .linear
+                .workspace_bytes(
+                    sizes.rows,
+                    &[weights::shapes(whole, shard), experts::shared_shapes(whole)].concat(),
+                )
+                .max(PackedProducts::<T>::workspace_bytes(
+                    sizes.rows.max(sizes.pass.rows),
+                    self.forms.ordered().1,
+                )),
             ),
             exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
         };
@@ -138,7 +158,7 @@ impl Loading<'_> {
         memory: &mut Carver,
     ) -> (DeviceWeights<T>, Vec<DeviceSlice<f32>>) {
         let spec = &self.config.spec;
-        let weights = DeviceWeights::<T>::place(spec, &self.shard, self.quantised(), memory);
+        let weights = DeviceWeights::<T>::place(spec, &self.shard, &self.forms, self.quantised(), memory);
         let mut angles = |_| memory.take::<f32>(self.positions() * spec.attention.head_dim);
         (weights, spec.rotations.iter().map(&mut angles).collect())
     }
@@ -166,7 +186,7 @@ impl Loading<'_> {
                 Ok(())
             })?,
             step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
-            graph_nodes: graphs * on_cuda::launches(spec, self.shard.ranks),
+            graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered().0),
             token: cache::token_bytes::<K>(spec),
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
@@ -262,6 +282,7 @@ impl Loading<'_> {
         }
         Ok(Ops {
             embed: Embed::new(kernels)?,
+            embed_packed: EmbedPacked::new(kernels)?,
             norm: AddNorm::new(kernels, formula)?,
             squares: HeadSquares::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,

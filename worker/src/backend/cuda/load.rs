@@ -7,6 +7,7 @@ use std::sync::mpsc::sync_channel;
 
 use half::{bf16, f16};
 use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::rope::{Rotation, angles};
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
@@ -32,7 +33,7 @@ use super::slot::Slot;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{Dtype, Quantiser, Upload};
-use super::{OpenDevice, STEPS_IN_FLIGHT};
+use super::{OpenDevice, STEPS_IN_FLIGHT, upload_packed};
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::draft::Speculate;
@@ -42,6 +43,7 @@ use crate::model::config::ModelConfig;
 use crate::model::on_cuda::Model;
 use crate::model::on_cuda::cache::CachePlanes;
 use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::packed::Forms;
 use crate::model::on_cuda::weights::{Place, TensorCopy};
 use crate::model::tensors;
 use crate::shard::Shard;
@@ -53,6 +55,9 @@ pub struct CudaOptions {
     pub cuda: CudaConfig,
     /// Values kept in FP8.
     pub fp8: Fp8,
+    /// Format of codes that the layers' weights in 16 or 32 bits are quantised to: [`Format::INT8`] or
+    /// [`Format::INT4_ZERO`].
+    pub rounded: Option<Format>,
     /// Limits, which set the size of the largest step.
     pub limits: SchedulerConfig,
     /// KV cache bytes; `None` = whatever memory is left.
@@ -131,12 +136,12 @@ pub fn load_rank<'a>(
     opened.device.limit_waits(options.cuda.step_timeout);
     let shard = link.as_ref().map_or_else(|| Shard::whole(&config.spec), |link| link.shard.clone());
     let connected = link.map(|link| link.connect(&opened.device, options.cuda.step_timeout)).transpose()?;
-    let loading = Loading { dir, config, shard, weights, opened, options };
+    let loading = Loading { dir, config, shard, weights, opened, options, forms: Forms::default() };
     match (dtype, options.fp8.kv_cache) {
-        (Dtype::F16, false) => loading.load::<f16, f16>(connected, progress),
-        (Dtype::F16, true) => loading.load::<f16, E4m3>(connected, progress),
-        (_, false) => loading.load::<bf16, bf16>(connected, progress),
-        (_, true) => loading.load::<bf16, E4m3>(connected, progress),
+        (Dtype::F16, false) => loading.with_forms::<f16>()?.load::<f16, f16>(connected, progress),
+        (Dtype::F16, true) => loading.with_forms::<f16>()?.load::<f16, E4m3>(connected, progress),
+        (_, false) => loading.with_forms::<bf16>()?.load::<bf16, bf16>(connected, progress),
+        (_, true) => loading.with_forms::<bf16>()?.load::<bf16, E4m3>(connected, progress),
     }
 }
 
@@ -166,6 +171,8 @@ pub(super) struct Loading<'a> {
     pub weights: Option<Weights>,
     pub opened: OpenDevice,
     pub options: &'a CudaOptions,
+    /// Forms of packed matrices.
+    pub forms: Forms,
 }
 
 impl<'a> Loading<'a> {
@@ -274,7 +281,11 @@ impl<'a> Loading<'a> {
     /// generation is left out: two generations then differ no more than two runs on one device.
     fn arithmetic<T: Activation, K: KvElement>(&self) -> String {
         let cuda = &self.options.cuda;
-        let weights = if self.options.fp8.weights { "e4m3" } else { T::SUFFIX };
+        let weights = match self.options.rounded {
+            Some(format) => format.name(),
+            None if self.options.fp8.weights => "e4m3",
+            None => T::SUFFIX,
+        };
         let (activations, cache) = (<T as Activation>::SUFFIX, <K as KvElement>::SUFFIX);
         let mut arithmetic = format!("cuda {activations} weights {weights} kv {cache}");
         if cuda.batch_invariant {
@@ -392,18 +403,25 @@ impl<'a> Loading<'a> {
             0 => std::thread::available_parallelism().map_or(1, |count| count.get()),
             threads => threads,
         };
-        let (mut done, total) = (0, upload.bytes());
+        let packed = model.model.weights.packed_sources(
+            &self.config.spec,
+            &self.shard,
+            weights,
+            self.options.rounded,
+        )?;
+        let (mut done, total) = (0, upload.bytes() + upload_packed::bytes(&packed));
         let quantiser = if self.options.fp8.weights {
             let staging = model.arena.slice(plan::STAGING);
             Some(Quantiser { kernel: Quantize::<T>::new(&self.opened.kernels)?, staging })
         } else {
             None
         };
-        upload.run(&self.opened.device, threads, quantiser, &mut |more| {
+        let mut more = |more| {
             done += more;
             progress(done, total);
-        })?;
-        Ok(())
+        };
+        upload.run(&self.opened.device, threads, quantiser, &mut more)?;
+        upload_packed::run(&packed, &self.opened.device, threads, &mut more)
     }
 
     /// Runs one step over token 0. If its logits are not finite, no request's would be.

@@ -23,6 +23,7 @@ mod slot;
 mod step;
 mod threads;
 mod upload;
+mod upload_packed;
 mod usable;
 
 pub use error::CudaLoadError;

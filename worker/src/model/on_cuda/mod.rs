@@ -7,6 +7,7 @@ pub mod attention;
 pub mod cache;
 pub mod exchange;
 pub mod experts;
+pub mod packed;
 mod step;
 pub mod weights;
 
@@ -21,6 +22,7 @@ use skein_kernels::cuda::ops::inputs::{Gather, GatherRows};
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
 use skein_kernels::cuda::ops::linear::{Gated, Linear, LinearWeight};
 use skein_kernels::cuda::ops::norm::{AddNorm, Norm};
+use skein_kernels::cuda::ops::packed::EmbedPacked;
 use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
@@ -67,6 +69,8 @@ pub struct Model<T, K> {
 pub struct Ops<T, K> {
     /// Looks up token embeddings.
     pub embed: Embed<T>,
+    /// The same in a packed table.
+    pub embed_packed: EmbedPacked<T>,
     /// Residual addition and normalisation.
     pub norm: AddNorm<T>,
     /// Sums of squares for norms over all heads of a row.

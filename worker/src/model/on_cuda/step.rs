@@ -7,6 +7,8 @@ use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
 use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
+use skein_kernels::cuda::ops::linear::WeightValues;
+use skein_kernels::cuda::ops::packed::EmbedPackedRows;
 use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
@@ -246,11 +248,18 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         let Self { model, stream, step, a, .. } = *self;
         let scale = model.spec.embedding_scale;
         let scale = if model.spec.rounds_embedding_scale { T::from_f32(scale).to_f32() } else { scale };
-        let (table, tokens, rows) = (model.weights.embedding, step.tokens, self.rows());
+        let (table, tokens, rows) = (&model.weights.embedding, step.tokens, self.rows());
         let (out, hidden) = (a.residual, model.spec.hidden_size);
-        match &model.exchange {
-            None => model.ops.embed.launch(stream, EmbedRows { out, table, tokens, rows, hidden, scale })?,
-            Some(exchange) => {
+        match (table.values, &model.exchange) {
+            (WeightValues::Packed(_), _) => {
+                let rows = EmbedPackedRows { out, table, tokens, rows, scale };
+                model.ops.embed_packed.launch(stream, rows)?;
+            }
+            (WeightValues::E4m3 { .. }, _) => unreachable!("embeddings are not quantised at load"),
+            (WeightValues::Same(table), None) => {
+                model.ops.embed.launch(stream, EmbedRows { out, table, tokens, rows, hidden, scale })?;
+            }
+            (WeightValues::Same(table), Some(exchange)) => {
                 let lookup = Lookup { table, tokens, rows, hidden, scale, out };
                 exchange.embed(stream, a.exchange, lookup)?;
             }

@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::packed::Format;
 use skein_kernels::cuda::DeviceSlice;
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
+use skein_kernels::cuda::ops::packed::{Form, PackedValues, Shape};
 
 use super::experts::{ExpertWeights, Network};
+use super::packed::{self, Forms, Matrix, PackedCopy, Source};
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::spec::{QkNorm, Spec};
@@ -21,7 +24,7 @@ use crate::shard::{Part, Shard};
 /// are stacked.
 pub struct DeviceWeights<T> {
     /// `[vocab, hidden]`: the rank's rows of the embedding table.
-    pub embedding: DeviceSlice<T>,
+    pub embedding: LinearWeight<T>,
     /// Layers in order.
     pub layers: Vec<LayerWeights<T>>,
     /// `[hidden]`: the last normalisation.
@@ -105,14 +108,14 @@ pub enum Place<T> {
 }
 
 /// A tensor of the checkpoint and a rank's part of it.
-struct Held {
+pub(super) struct Held {
     /// The whole tensor.
-    whole: Tensor,
+    pub whole: Tensor,
     /// The rank's part, placed among the rank's parts of the other matrices of its product.
-    own: Tensor,
-    part: Part,
+    pub own: Tensor,
+    pub part: Part,
     /// Inputs per leaf of its sums; 0 without leaves.
-    leaf: usize,
+    pub leaf: usize,
 }
 
 /// Each tensor with the part of the rank of `shard`.
@@ -182,17 +185,48 @@ pub enum E4m3Scales {
     Leaf,
 }
 
+/// Forms of the packed matrices of the rank of `shard`; those of layers in 16 or 32 bits are quantised to
+/// `rounded`.
+///
+/// # Errors
+/// If a tensor is missing or unusable, if the matrices of a product have no common form, or if the rank
+/// cannot have its part.
+pub fn forms<T: Activation>(
+    spec: &Spec,
+    shard: &Shard,
+    weights: &Weights,
+    rounded: Option<Format>,
+) -> Result<Forms, LoadError> {
+    packed::forms::<T>(&held(spec, shard), shard.ranks, weights, rounded)
+}
+
 impl<T: Activation> DeviceWeights<T> {
-    /// Allocates all weights of the rank of `shard`. `quantised`: the layer matrices are e4m3.
-    pub fn place(spec: &Spec, shard: &Shard, quantised: Option<E4m3Scales>, memory: &mut Carver) -> Self {
+    /// Allocates all weights of the rank of `shard`. Matrices with a form are packed; `quantised`: the other
+    /// layer matrices are e4m3.
+    pub fn place(
+        spec: &Spec,
+        shard: &Shard,
+        forms: &Forms,
+        quantised: Option<E4m3Scales>,
+        memory: &mut Carver,
+    ) -> Self {
         let held = held(spec, shard);
         let tensors = owned(&held);
-        let of_table = tensors.iter().find(|tensor| tensor.kind == Kind::Table).map_or(0, Tensor::len);
-        let embedding = memory.take(of_table);
+        let mut unstacked = |tensor: &Tensor, matrix: Matrix| {
+            let shape = ProductShape { rows: tensor.rows, cols: tensor.cols, has_bias: false };
+            match forms.get(matrix) {
+                Some(form) => place_packed(shape, 0, form, memory),
+                None => place_product(shape, 0, None, memory),
+            }
+        };
+        let table = tensors.iter().find(|tensor| tensor.kind == Kind::Table);
+        let embedding = table
+            .map_or_else(|| unreachable!("a model embeds tokens"), |table| unstacked(table, Matrix::Table));
         let head = tensors::head(&tensors);
-        let values = if head.role == Role::Embedding { embedding } else { memory.take(head.len()) };
-        let values = WeightValues::Same(values);
-        let head = LinearWeight { n: head.rows, k: head.cols, bias: DeviceSlice::NONE, values, leaf: 0 };
+        let head = match head.role {
+            Role::Embedding => embedding,
+            _ => unstacked(head, Matrix::Product(None, Product::Logits)),
+        };
         let products = products(&tensors);
         let leaf = |layer, product| {
             let is_of = |held: &&Held| {
@@ -203,7 +237,11 @@ impl<T: Activation> DeviceWeights<T> {
         let mut place = |layer| LayerWeights {
             products: Product::OF_A_LAYER.map(|product| {
                 let shape = products.get(&(Some(layer), product)).copied().unwrap_or_default();
-                place_product(shape, leaf(layer, product), quantised, memory)
+                let leaf = leaf(layer, product);
+                match forms.get(Matrix::Product(Some(layer), product)) {
+                    Some(form) => place_packed(shape, leaf, form, memory),
+                    None => place_product(shape, leaf, quantised, memory),
+                }
             }),
             experts: ExpertWeights::place(
                 &spec.layers[layer].feed_forward,
@@ -229,8 +267,8 @@ impl<T: Activation> DeviceWeights<T> {
         Self { embedding, layers, norm, head }
     }
 
-    /// Finds and validates every tensor of the checkpoint, and pairs the part of the rank of `shard` with its
-    /// place.
+    /// Finds and validates every tensor of the checkpoint that is not packed, and pairs the part of the rank
+    /// of `shard` with its place.
     ///
     /// # Errors
     /// If a tensor is missing, or its type or shape differs from the configuration.
@@ -248,7 +286,51 @@ impl<T: Activation> DeviceWeights<T> {
             };
             Ok(TensorCopy { from, to: self.place_of(own) })
         };
-        held(spec, shard).iter().filter(|held| !held.part.is_empty()).map(source).collect()
+        let is_copied = |held: &&Held| {
+            !held.part.is_empty() && Matrix::of(&held.own).is_none_or(|matrix| !self.is_packed(matrix))
+        };
+        held(spec, shard).iter().filter(is_copied).map(source).collect()
+    }
+
+    /// Finds the rows of every packed matrix of the rank of `shard`. `rounded`: as for [`forms`].
+    ///
+    /// # Errors
+    /// As for [`forms`].
+    pub fn packed_sources(
+        &self,
+        spec: &Spec,
+        shard: &Shard,
+        weights: &Weights,
+        rounded: Option<Format>,
+    ) -> Result<Vec<PackedCopy<T>>, LoadError> {
+        let mut copies: Vec<(Matrix, PackedCopy<T>)> = Vec::new();
+        for held in held(spec, shard).iter().filter(|held| !held.part.is_empty()) {
+            let Some(matrix) = Matrix::of(&held.own).filter(|matrix| self.is_packed(*matrix)) else {
+                continue;
+            };
+            let Some(source) = Source::find(held, weights, rounded)? else {
+                unreachable!("the form of {} was made from it", held.whole.name)
+            };
+            let first = if let Kind::Matrix(_, first) = held.own.kind { first } else { 0 };
+            match copies.iter_mut().find(|(of, _)| *of == matrix) {
+                Some((_, copy)) => copy.from.push((first, source)),
+                None => copies
+                    .push((matrix, PackedCopy { to: *self.weight_of(matrix), from: vec![(first, source)] })),
+            }
+        }
+        Ok(copies.into_iter().map(|(_, copy)| copy).collect())
+    }
+
+    fn weight_of(&self, matrix: Matrix) -> &LinearWeight<T> {
+        match matrix {
+            Matrix::Table => &self.embedding,
+            Matrix::Product(Some(layer), product) => self.layers[layer].product(product),
+            Matrix::Product(None, _) => &self.head,
+        }
+    }
+
+    fn is_packed(&self, matrix: Matrix) -> bool {
+        matches!(self.weight_of(matrix).values, WeightValues::Packed(_))
     }
 
     /// The place of a rank's part of a tensor.
@@ -262,7 +344,7 @@ impl<T: Activation> DeviceWeights<T> {
         let rows = |first| first..first + tensor.rows;
         let vector = layer.map_or(self.norm, |layer| layer.norm(tensor.role));
         match tensor.kind {
-            Kind::Table => Place::Values(self.embedding),
+            Kind::Table => place_of_rows(&self.embedding, rows(0)),
             Kind::Norm | Kind::Values => Place::Wide(vector.weight),
             Kind::NormBias => Place::Wide(vector.bias),
             Kind::Bias(product, first) => Place::Values(weight(product).bias.slice(rows(first))),
@@ -281,6 +363,21 @@ fn vector(
     let values = &tensor.read(spec, weights)?[part.clone()];
     let bytes: Vec<u8> = values.iter().copied().flat_map(f32::to_le_bytes).collect();
     Ok(WeightMatrix::new(Storage::F32(bytes.into()), 1, part.len()))
+}
+
+/// Takes memory for a product's matrices in `form`.
+fn place_packed<T: Activation>(
+    shape: ProductShape,
+    leaf: usize,
+    form: Form,
+    memory: &mut Carver,
+) -> LinearWeight<T> {
+    let ProductShape { rows: n, cols: k, has_bias } = shape;
+    // The inputs of a leaf are consecutive, and those of a matrix with an order of its own are not.
+    let leaf = if form.is_ordered { 0 } else { leaf };
+    let bias = if has_bias { memory.take(n) } else { DeviceSlice::NONE };
+    let memory = memory.take(Shape { form, n, k, leaf }.bytes());
+    LinearWeight { n, k, bias, values: WeightValues::Packed(PackedValues { form, memory }), leaf }
 }
 
 /// Takes memory for a product's matrices.
@@ -314,5 +411,6 @@ pub(super) fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range
             let scales = scales.slice(rows.start * each..rows.end * each);
             Place::Quantised { values: values.slice(inside), scales }
         }
+        WeightValues::Packed(_) => unreachable!("rows of packed matrices are not copied one by one"),
     }
 }

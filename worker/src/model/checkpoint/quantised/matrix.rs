@@ -242,6 +242,20 @@ impl CodedMatrix {
         Self { first: self.first + first * self.every, every: self.every * every, rows, ..self.clone() }
     }
 
+    /// The stored matrix, of which this may be a part.
+    pub(super) fn stored(&self) -> &StoredCodes {
+        &self.stored
+    }
+
+    /// Scales of output `row` at the inputs `starts` before their division, and the divisor, if they are
+    /// divided.
+    pub(super) fn undivided(&self, row: usize, starts: &[usize]) -> Option<(Vec<f32>, f32)> {
+        let Scales::Divided(grid, by) = &self.stored.scales else { return None };
+        let (row, group) = (self.first + row * self.every, self.stored.group);
+        let scale = |start: &usize| grid.at(row, (self.cols.start + start) / group);
+        Some((starts.iter().map(scale).collect(), *by))
+    }
+
     /// Name in the checkpoint.
     pub fn name(&self) -> &str {
         &self.name

@@ -6,6 +6,7 @@
 mod awq;
 mod bitsandbytes;
 mod compressed;
+mod device;
 mod fp8;
 mod gptq;
 mod matrix;
@@ -13,7 +14,7 @@ mod mxfp4;
 mod scheme;
 
 pub use matrix::{CodedMatrix, CodedRows};
-pub use scheme::{Scheme, refused};
+pub use scheme::Scheme;
 
 use safetensors::tensor::Dtype;
 use skein_sys::mapped::Bytes;

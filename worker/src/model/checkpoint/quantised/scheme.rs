@@ -148,17 +148,6 @@ impl Scheme {
     }
 }
 
-/// Message for a device without kernels for the scheme's codes.
-pub fn refused(scheme: &Scheme, device: formats::Device) -> String {
-    format!(
-        "this model's weights are quantised with {}, and {} has no kernels for them; add --device cpu, or serve the model's \
-         16-bit weights ({})",
-        scheme.name(),
-        device.text(),
-        formats::supported(device, FormatSource::Checkpoint)
-    )
-}
-
 fn unknown_method(fields: &Fields<'_>) -> LoadError {
     unlisted(fields, "quant_method")
 }

@@ -1,0 +1,473 @@
+//! Matrices in codes: their forms, from the headers of the checkpoint, and their rows, for the upload.
+//!
+//! The matrices of a product are stacked, so they get one form, in which all can be stored without loss.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::blocks::{Block, BlockType};
+use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::packed::{Format, GivenRow, Layout, PackError, Packed};
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
+use skein_kernels::cuda::ops::packed::{
+    Form, Meaning, OCTET, Octets, PackedValues, Row, ScaleKind, Shape, Span, Table, pack,
+};
+use skein_kernels::cuda::{CudaError, Stream};
+
+use super::weights::Held;
+use crate::model::LoadError;
+use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::quantised::CodedMatrix;
+use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Tensor};
+
+/// Place of a matrix in the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Matrix {
+    /// The embedding table, and the head if they are tied.
+    Table,
+    /// The stacked matrices of a product; the layer is `None` for the head.
+    Product(Option<usize>, Product),
+}
+
+impl Matrix {
+    /// The matrix that `tensor` is a part of, if it is one.
+    pub(super) fn of(tensor: &Tensor) -> Option<Self> {
+        match tensor.kind {
+            Kind::Table => Some(Self::Table),
+            Kind::Matrix(product, _) => Some(Self::Product(tensor.layer, product)),
+            Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => None,
+        }
+    }
+}
+
+/// The forms of all packed matrices of a rank; others have 16 bits.
+#[derive(Debug, Clone, Default)]
+pub struct Forms {
+    forms: HashMap<Matrix, (Form, usize)>,
+}
+
+impl Forms {
+    /// The form of a matrix.
+    pub fn get(&self, matrix: Matrix) -> Option<Form> {
+        self.forms.get(&matrix).map(|(form, _)| *form)
+    }
+
+    /// Whether no matrix is packed.
+    pub fn is_empty(&self) -> bool {
+        self.forms.is_empty()
+    }
+
+    /// Number of matrices whose inputs are sorted before the product, and the most inputs of one.
+    pub fn ordered(&self) -> (usize, usize) {
+        let ordered = self.forms.values().filter(|(form, _)| form.is_ordered);
+        ordered.fold((0, 0), |(count, most), (_, inputs)| (count + 1, most.max(*inputs)))
+    }
+}
+
+/// The forms of a rank's matrices. Those of layers in 16 or 32 bits are quantised to `rounded`.
+///
+/// # Errors
+/// If a tensor is missing or unusable, if the matrices of a product have no common form, or if the rank
+/// cannot have its part.
+pub(super) fn forms<T: Activation>(
+    held: &[Held],
+    ranks: usize,
+    weights: &Weights,
+    rounded: Option<Format>,
+) -> Result<Forms, LoadError> {
+    let mut first: HashMap<Matrix, (String, Option<Source>, Option<Form>)> = HashMap::new();
+    for held in held.iter().filter(|held| !held.part.is_empty()) {
+        let Some(matrix) = Matrix::of(&held.own) else { continue };
+        let source = Source::find(held, weights, rounded)?;
+        let form = source.as_ref().map(|source| source.form::<T>(held.leaf)).transpose()?;
+        if let (Matrix::Table, Some(_), 2..) = (matrix, form, ranks) {
+            let reason = "the embedding table is quantised, and ranks on GPUs have none in codes; serve the model with \
+                          --tensor-parallel-size 1";
+            return Err(refused(&held.whole.name, reason.into()));
+        }
+        match first.get_mut(&matrix) {
+            None => drop(first.insert(matrix, (held.whole.name.clone(), source, form))),
+            Some((name, other, joined)) => {
+                let both = match (&source, &other, form, *joined) {
+                    (None, None, ..) => Some(None),
+                    (Some(source), Some(other), Some(form), Some(joined)) if source.has_values_of(other) => {
+                        join(form, joined).map(Some)
+                    }
+                    _ => None,
+                };
+                *joined = both.ok_or_else(|| LoadError::MixedProduct {
+                    first: name.clone(),
+                    first_form: described(other.as_ref()),
+                    second: held.whole.name.clone(),
+                    second_form: described(source.as_ref()),
+                })?;
+            }
+        }
+    }
+    let cols = |matrix: Matrix| {
+        held.iter().find(|held| Matrix::of(&held.own) == Some(matrix)).map_or(0, |held| held.own.cols)
+    };
+    let packed = first.into_iter().filter_map(|(matrix, (_, _, form))| Some((matrix, (form?, cols(matrix)))));
+    Ok(Forms { forms: packed.collect() })
+}
+
+/// A form for both. GGUF's tables have integer values, so that they can be joined with integers.
+fn join(a: Form, b: Form) -> Option<Form> {
+    let as_integers = |form: Form| {
+        let is_table = form.meaning == Meaning::Table;
+        let integers = Form {
+            bits: 8,
+            meaning: Meaning::Integers,
+            zero: Some(LOOKED_UP_ZERO),
+            scales: if form.scales == ScaleKind::Power { ScaleKind::F32 } else { form.scales },
+            ..form
+        };
+        if is_table { integers } else { form }
+    };
+    if a.meaning == b.meaning { a.join(b) } else { as_integers(a).join(as_integers(b)) }
+}
+
+fn described(source: Option<&Source>) -> String {
+    match source.map(|source| &source.rows) {
+        None => "16 or 32 bits".into(),
+        Some(Rows::Codes(_)) => "codes".into(),
+        Some(Rows::Blocks(kind, _)) => kind.name().into(),
+        Some(Rows::Rounded(format, _)) => format.name().into(),
+    }
+}
+
+fn refused(tensor: &str, reason: String) -> LoadError {
+    LoadError::CodedTensor { tensor: tensor.to_owned(), reason }
+}
+
+/// The code of zero in blocks whose codes are looked up.
+const LOOKED_UP_ZERO: u8 = 128;
+
+/// A rank's rows of a matrix in codes.
+pub struct Source {
+    /// The whole matrix; its rows are read in the order of the device.
+    tensor: Tensor,
+    /// First row of the rank's part.
+    first: usize,
+    rows: Rows,
+}
+
+enum Rows {
+    /// Codes of another library, all rows, the rank's columns.
+    Codes(CodedMatrix),
+    /// Blocks of GGUF, likewise.
+    Blocks(BlockType, WeightMatrix),
+    /// Numbers to quantise, the rank's part in the device's order.
+    Rounded(Format, WeightMatrix),
+}
+
+impl Source {
+    /// The rank's part of a matrix; `None` if it has 16 bits on the device.
+    pub(super) fn find(
+        held: &Held,
+        weights: &Weights,
+        rounded: Option<Format>,
+    ) -> Result<Option<Self>, LoadError> {
+        let Held { whole, part, .. } = held;
+        let found = match whole.find_matrix(weights)? {
+            StoredMatrix::Codes(codes) => {
+                let rows = 0..codes.rows();
+                Some(Rows::Codes(codes.part(rows, part.cols.clone())?))
+            }
+            StoredMatrix::Numbers(numbers) => match numbers.storage() {
+                Storage::Blocks(kind, _) => {
+                    let unit = numbers.storage().unit();
+                    if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
+                        let (tensor, start, end) = (whole.name.clone(), part.cols.start, part.cols.end);
+                        return Err(LoadError::CutBlocks { tensor, unit, start, end });
+                    }
+                    let kind = *kind;
+                    Some(Rows::Blocks(kind, numbers.part(0..numbers.rows(), part.cols.clone())))
+                }
+                Storage::Bf16(_) | Storage::F16(_) | Storage::F32(_) => None,
+            },
+            StoredMatrix::Columns(Columns { stored: ColumnsOf::Numbers(_), .. }) => None,
+            StoredMatrix::Columns(Columns { stored: ColumnsOf::Codes(_), .. }) => {
+                return Err(refused(
+                    &whole.name,
+                    "its codes have inputs as rows, which CUDA does not read; serve the model with --device cpu".into(),
+                ));
+            }
+        };
+        let is_of_layer = whole.layer.is_some();
+        let rows = match (found, rounded.filter(|_| is_of_layer)) {
+            (Some(rows), _) => rows,
+            (None, None) => return Ok(None),
+            (None, Some(format)) => {
+                let numbers = whole.find(weights)?.part(part.rows.clone(), part.cols.clone());
+                Rows::Rounded(format, numbers)
+            }
+        };
+        Ok(Some(Self { tensor: whole.clone(), first: part.rows.start, rows }))
+    }
+
+    /// Whether codes mean the same table's values in `other`.
+    fn has_values_of(&self, other: &Self) -> bool {
+        let is_same_order = self.order() == other.order();
+        let (own, others) = (self.table(), other.table());
+        is_same_order && (own.is_none() || others.is_none() || own == others)
+    }
+
+    /// Values of the codes, if they are looked up.
+    pub fn table(&self) -> Option<[f32; 16]> {
+        match &self.rows {
+            Rows::Codes(codes) => codes.table().copied(),
+            Rows::Blocks(kind, _) => {
+                let half = table_scale(*kind);
+                kind.table().map(|table| table.map(|value| f32::from(value) * half))
+            }
+            Rows::Rounded(..) => None,
+        }
+    }
+
+    /// Input of each column, if columns are not in the inputs' order.
+    pub fn order(&self) -> Option<&[u32]> {
+        match &self.rows {
+            Rows::Codes(codes) => codes.order().map(|order| &order[..]),
+            Rows::Blocks(..) | Rows::Rounded(..) => None,
+        }
+    }
+
+    /// Form that preserves the matrix, for leaves of `leaf` inputs.
+    fn form<T: Activation>(&self, leaf: usize) -> Result<Form, LoadError> {
+        let leaf = if self.order().is_some() { 0 } else { leaf };
+        match &self.rows {
+            Rows::Codes(codes) => codes.device_form::<T>(leaf),
+            Rows::Blocks(kind, _) => Ok(form_of_blocks(*kind, leaf)),
+            Rows::Rounded(format, _) => Ok(form_of_rounded(*format)),
+        }
+    }
+
+    /// Reads `rows` of the rank's part in the form of `shape`, whose table has the unit `unit`.
+    ///
+    /// # Errors
+    /// If a weight is not a finite number.
+    fn reader<'a>(
+        &'a self,
+        shape: &'a Shape,
+        rows: Range<usize>,
+        unit: f32,
+    ) -> Result<Reader<'a>, LoadError> {
+        let rounded = match &self.rows {
+            Rows::Rounded(format, numbers) => {
+                let numbers = numbers.part(rows.clone(), 0..numbers.cols());
+                let layout = Layout { leaves: shape.leaves(), ..Layout::new(*format, rows.len(), shape.k) };
+                let packed = Packed::in_layout(&mut Cpu::new(1), &numbers, layout);
+                Some(packed.map_err(|source| self.failed(source, rows.start))?)
+            }
+            Rows::Codes(_) | Rows::Blocks(..) => None,
+        };
+        let starts = shape.span_starts();
+        Ok(Reader { source: self, shape, starts, first: rows.start, rounded, unit, blocks: Vec::new() })
+    }
+
+    fn failed(&self, source: PackError, first: usize) -> LoadError {
+        let source = match source {
+            PackError::NotFinite(mut at) => {
+                at.row += self.first + first;
+                PackError::NotFinite(at)
+            }
+            other => other,
+        };
+        LoadError::UnpackedTensor { tensor: self.tensor.name.clone(), source }
+    }
+}
+
+/// Reads rows of a [`Source`].
+struct Reader<'a> {
+    source: &'a Source,
+    shape: &'a Shape,
+    starts: Vec<Option<usize>>,
+    /// First row that was announced.
+    first: usize,
+    rounded: Option<Packed>,
+    unit: f32,
+    blocks: Vec<Block>,
+}
+
+impl Reader<'_> {
+    /// Writes row `row` of the rank's part to `to`.
+    ///
+    /// # Errors
+    /// If a weight is not a finite number.
+    fn read(&mut self, row: usize, to: &mut Row) -> Result<(), LoadError> {
+        let Source { tensor, first, rows } = self.source;
+        let stored = tensor.stored_row(first + row);
+        match rows {
+            Rows::Codes(codes) => codes
+                .device_row(stored, (self.shape.form.scales, &self.starts), self.unit, to)
+                .map_err(|source| LoadError::UnpackedTensor { tensor: tensor.name.clone(), source }),
+            Rows::Blocks(kind, matrix) => {
+                self.read_blocks(*kind, matrix.row(stored), to);
+                Ok(())
+            }
+            Rows::Rounded(..) => {
+                let Some(packed) = &self.rounded else { unreachable!("rows were quantised") };
+                let starts: Vec<usize> = self.starts.iter().flatten().copied().collect();
+                let (mut scales, mut zeros) = (vec![0.0; starts.len()], vec![0; starts.len()]);
+                let given = GivenRow {
+                    codes: &mut to.codes,
+                    scales: &mut scales,
+                    zeros: &mut zeros,
+                    starts: &starts,
+                };
+                packed.codes_of_row(row - self.first, given);
+                let places = self.starts.iter().enumerate().filter(|(_, start)| start.is_some());
+                for ((i, _), (scale, zero)) in places.zip(scales.into_iter().zip(zeros)) {
+                    (to.scales[i], to.zeros[i]) = (scale, zero);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn read_blocks(&mut self, kind: BlockType, bytes: &[u8], to: &mut Row) {
+        let (form, target) = (kind.form(), self.shape.form);
+        let all = bytes.chunks_exact(form.bytes);
+        self.blocks.resize(all.len(), Block::default());
+        let is_table = target.meaning == Meaning::Table;
+        for ((bytes, block), codes) in all.zip(&mut self.blocks).zip(to.codes.chunks_mut(form.values)) {
+            kind.decode(bytes, block);
+            for (code, found) in codes.iter_mut().zip(&block.codes) {
+                let index = |table: &[i8; 16]| {
+                    let value = (found ^ 0x80) as i8;
+                    table.iter().position(|known| *known == value).unwrap_or_default() as u8
+                };
+                *code = kind.table().filter(|_| is_table).map_or(*found, index);
+            }
+        }
+        let times = if is_table { self.unit / table_scale(kind) } else { 1.0 };
+        for (i, start) in self.starts.iter().enumerate() {
+            let Some(start) = *start else { continue };
+            let (block, group) = (&self.blocks[start / form.values], start % form.values / form.group);
+            to.zeros[i] = form.zero;
+            let factors = [block.factors[group], block.minimum_factors[group]].map(f32::from);
+            (to.scales[i], to.minima[i]) = match (target.scales, form.has_factors) {
+                (ScaleKind::Factor, _) => (factors[0], factors[1]),
+                (_, true) => (block.scale * factors[0], -(block.minimum * factors[1])),
+                (_, false) => (block.scale * times, block.minimum),
+            };
+        }
+        if target.scales == ScaleKind::Factor {
+            for (i, start) in self.shape.block_starts().into_iter().enumerate() {
+                let block = &self.blocks[start / form.values];
+                (to.units[i], to.minimum_units[i]) = (block.scale, -block.minimum);
+            }
+        }
+    }
+}
+
+/// What MXFP4's integers are multiplied by to be E2M1's values, so that scales are powers of two that 8 bits
+/// represent.
+fn table_scale(kind: BlockType) -> f32 {
+    if kind == BlockType::Mxfp4 { 0.5 } else { 1.0 }
+}
+
+fn form_of_blocks(kind: BlockType, leaf: usize) -> Form {
+    use BlockType::{Iq4Nl, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    let of = kind.form();
+    // 5 bits take 6.
+    let bits = match kind {
+        Q4_0 | Q4_1 | Q2K | Q3K | Q4K | Iq4Nl | Mxfp4 => 4,
+        Q5_0 | Q5_1 | Q5K | Q6K => 6,
+        Q8_0 => 8,
+    };
+    let meaning = if kind.table().is_some() { Meaning::Table } else { Meaning::Integers };
+    // A block of the device's must be inside one of GGUF's.
+    let has_units = of.has_factors && leaf.is_multiple_of(skein_kernels::cuda::ops::packed::BLOCK);
+    let scales = match kind {
+        Mxfp4 => ScaleKind::Power,
+        _ if has_units => ScaleKind::Factor,
+        _ if of.has_factors => ScaleKind::F32,
+        _ => ScaleKind::F16,
+    };
+    let zero = if meaning == Meaning::Table { 0 } else { of.zero };
+    let form = Form::new(bits, meaning, scales, Span::Inputs(of.group));
+    Form { zero: Some(zero), has_minima: of.has_minimum, ..form }
+}
+
+fn form_of_rounded(format: Format) -> Form {
+    if format == Format::INT8 {
+        let form = Form::new(8, Meaning::Integers, ScaleKind::F32, Span::Leaf);
+        return Form { zero: Some(128), ..form };
+    }
+    let form = Form::new(4, Meaning::Integers, ScaleKind::F16, Span::Inputs(32));
+    Form { zero: None, ..form }
+}
+
+/// A packed matrix on the device and the rows of the checkpoint that are stacked in it.
+pub struct PackedCopy<T> {
+    /// Its place on the device.
+    pub to: LinearWeight<T>,
+    /// Rows of the checkpoint, with the first row of each in the stack.
+    pub from: Vec<(usize, Source)>,
+}
+
+impl<T: Activation> PackedCopy<T> {
+    /// The values on the device, and their shape.
+    pub fn place(&self) -> (PackedValues, Shape) {
+        let LinearWeight { n, k, leaf, values, .. } = self.to;
+        let WeightValues::Packed(values) = values else { unreachable!("only packed matrices are copied") };
+        (values, Shape { form: values.form, n, k, leaf })
+    }
+
+    /// Arranges `octets` of the matrix for the device.
+    ///
+    /// # Errors
+    /// If a weight is not a finite number.
+    pub fn arrange(&self, octets: Range<usize>) -> Result<Octets, LoadError> {
+        let (_, shape) = self.place();
+        let unit = self.table(shape.form).map_or(1.0, |table| table.unit);
+        let rows = octets.start * OCTET..(octets.end * OCTET).min(shape.n);
+        // The matrices among whose rows these are, with their first rows.
+        let ends = self.from.iter().skip(1).map(|(start, _)| *start).chain([shape.n]);
+        let mut readers: Vec<(usize, Reader<'_>)> = Vec::new();
+        for ((start, source), end) in self.from.iter().zip(ends) {
+            let own = rows.start.max(*start)..rows.end.min(end);
+            if !own.is_empty() {
+                readers.push((*start, source.reader(&shape, own.start - start..own.end - start, unit)?));
+            }
+        }
+        pack(&shape, octets, |row, to| {
+            let at = readers.partition_point(|(start, _)| *start <= row).saturating_sub(1);
+            let (start, reader) = &mut readers[at];
+            reader.read(row - *start, to)
+        })
+    }
+
+    /// Copies arranged octets from `first` on to the device, and waits for the copies. The first ones take
+    /// table and order with them.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn write(&self, stream: &Stream, first: usize, octets: &Octets) -> Result<(), CudaError> {
+        let (values, shape) = self.place();
+        values.write_octets(stream, &shape, first, octets)?;
+        if first == 0 {
+            if let Some(table) = self.table(shape.form) {
+                values.write_table(stream, &shape, &table)?;
+            }
+            if let Some(order) = self.from[0].1.order() {
+                values.write_order(stream, &shape, order)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Values of the codes, if the form looks them up.
+    fn table(&self, form: Form) -> Option<Table> {
+        if form.meaning != Meaning::Table {
+            return None;
+        }
+        let values = self.from.iter().find_map(|(_, source)| source.table());
+        let table = values.and_then(|values| Table::of::<T>(&values));
+        Some(table.unwrap_or_else(|| unreachable!("the form was made from the table")))
+    }
+}

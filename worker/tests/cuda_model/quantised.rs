@@ -1,0 +1,334 @@
+//! Weights in codes: checkpoints of other libraries (tests/golden/quantised), GGUF (tests/golden/gguf), and
+//! `--quantization int8` and `int4`.
+//!
+//! Dequantised weights are read from the device by products with the unit matrix, and must have the bits of
+//! the CPU's, which are those of the format's own library. Logits are compared with transformers' on the
+//! dequantised weights.
+
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::packed::{Format, Layout, Packed, pack_rows};
+use skein_kernels::cuda::arena::Carver;
+use skein_kernels::cuda::blaslt::BlasElement;
+use skein_kernels::cuda::ops::Activation;
+use skein_kernels::cuda::ops::linear::{Linear, LinearOptions, LinearWeight, WeightValues};
+use skein_kernels::cuda::ops::packed::{EmbedPacked, EmbedPackedRows, PackedProducts};
+use skein_kernels::cuda::{Device, DeviceBuffer, DeviceSlice, Kernels, Stream};
+use skein_worker::backend::cuda::{self, CudaOptions, Fp8, NotUsable, check_model};
+use skein_worker::config::CudaConfig;
+use skein_worker::model::checkpoint::Weights;
+use skein_worker::model::config::ModelConfig;
+use skein_worker::model::on_cuda::weights::{DeviceWeights, forms};
+use skein_worker::model::tensors::{self, Kind, StoredMatrix, Tensor};
+use skein_worker::shard::Shard;
+
+use crate::golden::Golden;
+use crate::goldens::{MOST, log_softmax};
+use crate::invariance::bits;
+use crate::models::{LLAMA, Tiny};
+use crate::runs::{BLOCK_SIZE, eager, limits, on_cpu, on_cuda, on_cuda_rounded};
+use crate::scores::{TOLERANCE, scores, scores_of};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+}
+
+/// The quantised checkpoints that the kernels can run, and those that they refuse.
+fn goldens() -> (Vec<PathBuf>, Vec<String>) {
+    let entries = std::fs::read_dir(golden("quantised")).unwrap();
+    let mut all: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    all.sort_unstable();
+    assert!(all.len() >= 20, "{all:?}");
+    let mut refused = Vec::new();
+    all.retain(|path| match check_model(&ModelConfig::from_dir(path).unwrap(), 16) {
+        Ok(()) => true,
+        Err(NotUsable::Part { part, .. }) => {
+            refused.push(format!("{}: {part}", path.file_name().unwrap().display()));
+            false
+        }
+        Err(error) => panic!("{}: {error}", path.display()),
+    });
+    (all, refused)
+}
+
+/// The weights of a matrix as the CPU dequantises them, row by row; `None` if they are not quantised.
+fn on_host(tensor: &Tensor, weights: &Weights, leaves: usize) -> Option<Vec<Vec<f32>>> {
+    let found = tensor.find_matrix(weights).unwrap();
+    if !found.is_quantised() {
+        return None;
+    }
+    let (rows, cols) = (found.rows(), found.cols());
+    Some(match found {
+        StoredMatrix::Numbers(numbers) => {
+            let mut values = vec![0.0; cols];
+            let numbers = tensor.in_order(numbers);
+            let row = |row| {
+                numbers.widen_row(row, &mut values);
+                values.clone()
+            };
+            (0..rows).map(row).collect()
+        }
+        StoredMatrix::Codes(codes) => {
+            let layout = Layout {
+                leaves: codes.leaves(leaves),
+                ..Layout::new(codes.format(leaves).unwrap(), rows, cols)
+            };
+            let mut bytes = vec![0; layout.bytes()];
+            pack_rows(&mut Cpu::new(1), &codes.in_order(|row| tensor.stored_row(row)), layout, &mut bytes)
+                .unwrap();
+            let packed = Packed::new(layout, bytes.into());
+            let row = |row| {
+                let (mut sorted, mut values) = (vec![0.0; cols], vec![0f32; cols]);
+                packed.widen_row(row, &mut sorted);
+                for (i, value) in sorted.iter().enumerate() {
+                    values[codes.order().map_or(i, |order| order[i] as usize)] = *value;
+                }
+                values
+            };
+            (0..rows).map(row).collect()
+        }
+        StoredMatrix::Columns(_) => unreachable!("no golden has codes with inputs as rows"),
+    })
+}
+
+/// The device.
+struct Emulated {
+    kernels: Kernels,
+    stream: Stream,
+}
+
+impl Emulated {
+    fn new() -> Self {
+        let device = Device::open(0).unwrap();
+        Self { kernels: Kernels::load(&device).unwrap(), stream: Stream::new(&device).unwrap() }
+    }
+
+    fn memory<E: skein_kernels::cuda::memory::Element>(&self, len: usize) -> DeviceBuffer<E> {
+        DeviceBuffer::new(self.kernels.device(), len).unwrap()
+    }
+
+    /// `[n, k]`: the weights of a packed matrix, by a product with the unit matrix.
+    fn dequantised<T: Activation + BlasElement>(&self, weight: &LinearWeight<T>) -> Vec<f32> {
+        let (n, k) = (weight.n, weight.k);
+        let unit: Vec<T> = (0..k * k).map(|i| T::from_f32(f32::from(u8::from(i / k == i % k)))).collect();
+        let x = DeviceBuffer::from_slice(self.kernels.device(), &self.stream, &unit).unwrap();
+        let (out, workspace) =
+            (self.memory::<f32>(k * n), self.memory(PackedProducts::<T>::workspace_bytes(k, k)));
+        let linear = Linear::<T>::new(&self.kernels, None, LinearOptions::default()).unwrap();
+        let weight = LinearWeight { bias: DeviceSlice::NONE, ..*weight };
+        linear.launch_f32(&self.stream, *out, *x, &weight, k, *workspace).unwrap();
+        let columns = out.read(&self.stream).unwrap();
+        (0..n * k).map(|i| columns[i % k * n + i / k]).collect()
+    }
+
+    /// `[n, k]`: the rows of a packed table.
+    fn looked_up<T: Activation>(&self, table: &LinearWeight<T>) -> Vec<f32> {
+        let tokens: Vec<u32> = (0..table.n as u32).collect();
+        let tokens = DeviceBuffer::from_slice(self.kernels.device(), &self.stream, &tokens).unwrap();
+        let out = self.memory::<f32>(table.n * table.k);
+        let rows = EmbedPackedRows { out: *out, table, tokens: *tokens, rows: table.n, scale: 1.0 };
+        EmbedPacked::<T>::new(&self.kernels).unwrap().launch(&self.stream, rows).unwrap();
+        out.read(&self.stream).unwrap()
+    }
+
+    /// Checks that all quantised matrices of `model` have the CPU's bits on the device; returns how many.
+    fn check<T: Activation + BlasElement>(&self, model: &Path) -> usize {
+        let config = ModelConfig::from_dir(model).unwrap();
+        let (spec, weights) = (config.spec, Weights::open(model).unwrap());
+        let shard = Shard::whole(&spec);
+        let forms = forms::<T>(&spec, &shard, &weights, None).unwrap();
+        let memory = self.memory::<u8>(16 << 20);
+        let placed = DeviceWeights::<T>::place(&spec, &shard, &forms, None, &mut Carver::new(*memory));
+        let mut count = 0;
+        for copy in placed.packed_sources(&spec, &shard, &weights, None).unwrap() {
+            let (_, shape) = copy.place();
+            let middle = shape.octets() / 2;
+            for octets in [0..middle, middle..shape.octets()] {
+                copy.write(&self.stream, octets.start, &copy.arrange(octets).unwrap()).unwrap();
+            }
+            count += copy.from.len();
+        }
+        let mut expected = Vec::new();
+        let layers = (0..spec.layers.len()).map(|layer| (Some(layer), layer));
+        for (layer, index) in layers {
+            for product in tensors::Product::OF_A_LAYER {
+                let weight = placed.layers[index].product(product);
+                let is_of = |tensor: &&Tensor| {
+                    tensor.layer == layer && matches!(tensor.kind, Kind::Matrix(of, _) if of == product)
+                };
+                let all = tensors::all(&spec);
+                let of_product: Vec<_> = all.iter().filter(is_of).collect();
+                expected.push((
+                    format!("{layer:?} {product:?}"),
+                    *weight,
+                    of_product.into_iter().cloned().collect(),
+                ));
+            }
+        }
+        let list = tensors::all(&spec);
+        expected.push(("head".into(), placed.head, vec![tensors::head(&list).clone()]));
+        for (name, weight, stacked) in expected {
+            let host: Vec<Option<Vec<Vec<f32>>>> =
+                stacked.iter().map(|tensor| on_host(tensor, &weights, tensor.leaves(&spec))).collect();
+            let is_packed = matches!(weight.values, WeightValues::Packed(_));
+            assert!(host.iter().all(|rows| rows.is_some() == is_packed), "{}: {name}", model.display());
+            if is_packed {
+                let host: Vec<f32> = host.into_iter().flatten().flatten().flatten().collect();
+                let got = self.dequantised(&weight);
+                let wrong = got.iter().zip(&host).position(|(got, host)| got != host);
+                assert_eq!((got.len(), wrong), (host.len(), None), "{}: {name}", model.display());
+            }
+        }
+        if matches!(placed.embedding.values, WeightValues::Packed(_)) {
+            let host = on_host(&tensors::embedding(&spec), &weights, 1).unwrap().concat();
+            assert!(self.looked_up(&placed.embedding) == host, "{}: the table", model.display());
+        }
+        count
+    }
+}
+
+#[test]
+fn dequantised_weights_have_the_bits_of_the_cpus() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let device = Emulated::new();
+    let mixed = golden("gguf/models/mixed-00001-of-00002.gguf");
+    for path in goldens().0.iter().chain([&mixed]) {
+        let (in_bf16, in_f16) = (device.check::<bf16>(path), device.check::<f16>(path));
+        assert!(in_bf16 >= 14 && in_bf16 == in_f16, "{}: {in_bf16} {in_f16}", path.display());
+    }
+}
+
+/// Compares log-probabilities of `tokens` with those of golden logits at some positions.
+fn check_scores(name: &str, model: &Path, tokens: &[u32], golden: &[(usize, Vec<f32>)]) {
+    let chunks = [tokens.len() / 2, 1, tokens.len() - tokens.len() / 2 - 1];
+    let got = scores_of(&mut on_cuda(model, eager()), tokens, &chunks, false);
+    let (mut largest, mut sum, mut count) = (0f32, 0.0, 0.0);
+    for (position, logits) in golden.iter().filter(|(position, _)| position + 1 < tokens.len()) {
+        let expected = log_softmax(logits, tokens[position + 1] as usize);
+        let difference = (got[*position].logprob - expected).abs();
+        assert!(difference <= MOST, "{name}, position {position}: {:?} is not {expected}", got[*position]);
+        largest = largest.max(difference);
+        (sum, count) = (sum + difference, count + 1.0);
+    }
+    println!("{name}: log-probabilities differ by {:.4} on average, by at most {largest:.4}", sum / count);
+    assert!(count >= 4.0 && sum / count <= TOLERANCE, "{name}: {}", sum / count);
+}
+
+fn list(json: &Value, key: &str) -> Vec<u32> {
+    json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn quantised_checkpoints_agree_with_transformers_or_are_refused() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let (run, refused) = goldens();
+    assert_eq!(refused, ["gptq-4-experts: a mixture of experts"]);
+    for path in run {
+        let json = json(&path.join("goldens.json"));
+        let bytes = std::fs::read(path.join("goldens.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensor = file.tensor("exact_logits").unwrap();
+        let values: Vec<f32> =
+            tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let positions = list(&json, "positions").into_iter().map(|position| position as usize);
+        let logits = positions.zip(values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec)).collect::<Vec<_>>();
+        check_scores(&path.display().to_string(), &path, &list(&json, "prompt"), &logits);
+    }
+}
+
+#[test]
+fn gguf_files_agree_with_transformers() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for name in ["llama-gqa", "llama3-rope", "qwen2-tied-v5", "qwen3", "gemma2", "phi3-long"] {
+        let golden_of = Golden::read(&golden("models").join(name));
+        let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
+        let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
+        let model = golden(&format!("gguf/models/{name}.gguf"));
+        check_scores(name, &model, &golden_of.prompt, &logits);
+    }
+    // Blocks of every type, also mixed within a product, and a table in blocks.
+    let mixed = json(&golden("gguf/models/mixed.json"));
+    let rows = mixed["logits"].as_array().unwrap().iter();
+    let row = |row: &Value| row.as_array().unwrap().iter().map(|it| it.as_f64().unwrap() as f32).collect();
+    let positions = list(&mixed, "positions").into_iter().map(|position| position as usize);
+    let logits: Vec<(usize, Vec<f32>)> = positions.zip(rows.map(row)).collect();
+    let model = golden("gguf/models/mixed-00001-of-00002.gguf");
+    check_scores("mixed", &model, &list(&mixed, "prompt"), &logits);
+}
+
+#[test]
+fn weights_quantised_at_load_stay_near() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(7);
+    let expected = scores(&mut on_cpu(dir.path()), &[39], false);
+    for (format, most) in [(Format::INT8, 0.03), (Format::INT4_ZERO, 0.3)] {
+        let mut backend = on_cuda_rounded(dir.path(), eager(), Some(format)).unwrap();
+        let got = scores(&mut backend, &[20, 19], true);
+        let mean = got.iter().zip(&expected).map(|(a, b)| (a.logprob - b.logprob).abs()).sum::<f32>() / 39.0;
+        println!("{format:?}: log-probabilities differ by {mean:.4} on average");
+        assert!(mean < most && mean > 0.0, "{format:?}: {mean}");
+    }
+    Tiny::spoil(dir.path(), "model.layers.1.mlp.up_proj.weight");
+    for format in [Format::INT8, Format::INT4_ZERO] {
+        let error = on_cuda_rounded(dir.path(), eager(), Some(format)).err().map(|error| error.to_string());
+        let said = error.unwrap_or_else(|| panic!("a NaN was taken, {format:?}"));
+        assert!(
+            said.contains("layers.1.mlp.up_proj") && said.contains("output 0 and input 0 is NaN"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn the_plan_counts_codes() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(7);
+    let config = ModelConfig::from_dir(dir.path()).unwrap();
+    let opened = cuda::open(0, &config, BLOCK_SIZE).unwrap();
+    let [sixteen, eight, four] = [None, Some(Format::INT8), Some(Format::INT4_ZERO)].map(|rounded| {
+        let (fp8, cuda, limits) = (Fp8::default(), eager(), limits());
+        let kv_cache_memory_bytes = Some(4 << 20);
+        let options = CudaOptions { cuda, fp8, rounded, limits, kv_cache_memory_bytes, readers: 1 };
+        let shards = [Shard::whole(&config.spec)];
+        let (bytes, _) = cuda::plan_ranks((dir.path(), &config), &opened, &options, &shards).unwrap();
+        bytes[0].weights as f64
+    });
+    let of_layer = |tensor: &&Tensor| tensor.layer.is_some() && tensor.cols > 1;
+    let layers: usize = tensors::all(&config.spec).iter().filter(of_layer).map(Tensor::len).sum();
+    // Leaves of this model are shorter than a block, and so half of some codes is padding.
+    let saved = [eight, four].map(|bytes| (sixteen - bytes) / (2 * layers) as f64);
+    println!("of the layers' bytes, 8 bits save {:.2}, 4 bits {:.2}", saved[0], saved[1]);
+    assert!((0.3..0.5).contains(&saved[0]) && (0.55..0.75).contains(&saved[1]), "{saved:?}");
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_every_batch_with_codes() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let made = LLAMA.make(11);
+    let config = CudaConfig { batch_invariant: true, ..eager() };
+    let backend = &mut on_cuda_rounded(made.path(), config, Some(Format::INT4_ZERO)).unwrap();
+    let expected = bits(backend, |_| 40, 0);
+    for (i, chunks) in [1, 17].into_iter().enumerate() {
+        assert!(bits(backend, |_| chunks, i as u32 + 1) == expected, "chunks of {chunks}");
+    }
+}
