@@ -73,13 +73,13 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         &[Size(1, 4096, 4096, 0), Size(8, 14336, 4096, 0), Size(16, 4096, 14336, 1792)]
     };
     let many: &[Size] = if small {
-        &[Size(33, 40, 208, 0), Size(35, 72, 288, 96)]
+        &[Size(33, 40, 208, 0), Size(35, 72, 384, 96)]
     } else {
         &[Size(33, 4096, 4096, 0), Size(300, 4096, 14336, 1792), Size(2049, 14336, 4096, 0)]
     };
     for (i, case) in cases().iter().enumerate() {
         let leaf = if case.form.is_ordered { 0 } else { 96 };
-        dequantised::<bf16>(bench, case, Size(0, 20, 288, leaf))?;
+        dequantised::<bf16>(bench, case, Size(0, 20, 384, leaf))?;
         dequantised::<f16>(bench, case, Size(0, 16, 272, 0))?;
         for (tile, sizes) in [(None, few), (Some(PackedTile::Small), many), (Some(PackedTile::Large), many)] {
             for (j, size) in sizes.iter().enumerate() {
