@@ -205,12 +205,19 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
             )));
         }
     }
+    let rounded = precision::rounded_on_cuda(config.precision);
+    if rounded.is_some() && config.cuda.load_format == LoadFormat::Dummy {
+        return Err(WorkerError::Unsuitable(
+            "--load-format dummy makes weights in 16 bits or, with --quantization fp8, in FP8; leave out int8 or int4"
+                .into(),
+        ));
+    }
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
     let options = CudaOptions {
         cuda: config.cuda.clone(),
         fp8,
-        rounded: precision::rounded_on_cuda(config.precision),
+        rounded,
         limits,
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         window_blocks: true,

@@ -207,8 +207,9 @@ fn dequantised_weights_have_the_bits_of_the_cpus() {
     }
 }
 
-/// Compares log-probabilities of `tokens` with those of golden logits at some positions.
-fn check_scores(name: &str, model: &Path, tokens: &[u32], golden: &[(usize, Vec<f32>)]) {
+/// Compares log-probabilities of `tokens` with those of golden logits at some positions; on average they
+/// differ by at most `most`.
+fn check_scores(name: &str, model: &Path, tokens: &[u32], golden: &[(usize, Vec<f32>)], most: f32) {
     let chunks = [tokens.len() / 2, 1, tokens.len() - tokens.len() / 2 - 1];
     let got = scores_of(&mut on_cuda(model, eager()), tokens, &chunks, false);
     let (mut largest, mut sum, mut count) = (0f32, 0.0, 0.0);
@@ -220,7 +221,7 @@ fn check_scores(name: &str, model: &Path, tokens: &[u32], golden: &[(usize, Vec<
         (sum, count) = (sum + difference, count + 1.0);
     }
     println!("{name}: log-probabilities differ by {:.4} on average, by at most {largest:.4}", sum / count);
-    assert!(count >= 4.0 && sum / count <= TOLERANCE, "{name}: {}", sum / count);
+    assert!(count >= 4.0 && sum / count <= most, "{name}: {}", sum / count);
 }
 
 fn list(json: &Value, key: &str) -> Vec<u32> {
@@ -250,7 +251,11 @@ fn quantised_checkpoints_agree_with_transformers_or_are_refused() {
             tensor.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         let positions = list(&json, "positions").into_iter().map(|position| position as usize);
         let logits = positions.zip(values.chunks(tensor.shape()[1]).map(<[f32]>::to_vec)).collect::<Vec<_>>();
-        check_scores(&path.display().to_string(), &path, &list(&json, "prompt"), &logits);
+        let config = self::json(&path.join("config.json"));
+        // Half precision keeps eight times as much as bfloat16, and the average is that of six positions.
+        let is_half = config["torch_dtype"] == "float16" || config["dtype"] == "float16";
+        let most = if is_half { TOLERANCE / 3.0 } else { MOST / 2.0 };
+        check_scores(&path.display().to_string(), &path, &list(&json, "prompt"), &logits, most);
     }
 }
 
@@ -264,7 +269,7 @@ fn gguf_files_agree_with_transformers() {
         let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
         let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
         let model = golden(&format!("gguf/models/{name}.gguf"));
-        check_scores(name, &model, &golden_of.prompt, &logits);
+        check_scores(name, &model, &golden_of.prompt, &logits, TOLERANCE);
     }
     // Blocks of every type, also mixed within a product, and a table in blocks.
     let mixed = json(&golden("gguf/models/mixed.json"));
@@ -273,7 +278,7 @@ fn gguf_files_agree_with_transformers() {
     let positions = list(&mixed, "positions").into_iter().map(|position| position as usize);
     let logits: Vec<(usize, Vec<f32>)> = positions.zip(rows.map(row)).collect();
     let model = golden("gguf/models/mixed-00001-of-00002.gguf");
-    check_scores("mixed", &model, &list(&mixed, "prompt"), &logits);
+    check_scores("mixed", &model, &list(&mixed, "prompt"), &logits, TOLERANCE);
 }
 
 #[test]

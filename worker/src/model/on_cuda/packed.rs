@@ -188,8 +188,12 @@ impl Source {
                 }
                 Storage::Bf16(_) | Storage::F16(_) | Storage::F32(_) => None,
             },
-            StoredMatrix::Columns(Columns { stored: ColumnsOf::Numbers(_), .. }) => None,
-            StoredMatrix::Columns(Columns { stored: ColumnsOf::Codes(_), .. }) => {
+            StoredMatrix::Columns(Columns { stored: ColumnsOf::Numbers(numbers), .. })
+                if numbers.storage().blocks().is_none() =>
+            {
+                None
+            }
+            StoredMatrix::Columns(_) => {
                 return Err(refused(
                     &whole.name,
                     "its codes have inputs as rows, which CUDA does not read; serve the model with --device cpu".into(),
