@@ -9,7 +9,7 @@ use super::matrix::{CodedMatrix, Meaning, Scales, Zeros};
 use crate::model::LoadError;
 
 impl CodedMatrix {
-    /// Form that preserves all codes, zero points and scales, for sums in leaves of `leaf` inputs; 0 = without
+    /// Form that preserves all codes, zero points and scales, for sums in leaves of `leaf` inputs; 0: without
     /// leaves.
     ///
     /// # Errors
