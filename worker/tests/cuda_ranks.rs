@@ -68,7 +68,14 @@ impl GroupSetup {
         let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
         let rounded = (words[2] == "int4").then_some(Format::INT4_ZERO);
         let window_blocks = words.get(5) == Some(&"windows");
-        Some(Self { dir: words[0].into(), ranks: words[1].parse().unwrap(), fp8, rounded, config, window_blocks })
+        Some(Self {
+            dir: words[0].into(),
+            ranks: words[1].parse().unwrap(),
+            fp8,
+            rounded,
+            config,
+            window_blocks,
+        })
     }
 
     fn options(&self) -> CudaOptions {

@@ -317,7 +317,15 @@ fn the_plan_counts_codes() {
     let [sixteen, eight, four] = [None, Some(Format::INT8), Some(Format::INT4_ZERO)].map(|rounded| {
         let (fp8, cuda, limits) = (Fp8::default(), eager(), limits());
         let kv_cache_memory_bytes = Some(4 << 20);
-        let options = CudaOptions { cuda, fp8, rounded, limits, kv_cache_memory_bytes, readers: 1 };
+        let options = CudaOptions {
+            cuda,
+            fp8,
+            rounded,
+            limits,
+            kv_cache_memory_bytes,
+            window_blocks: false,
+            readers: 1,
+        };
         let shards = [Shard::whole(&config.spec)];
         let (bytes, _) = cuda::plan_ranks((dir.path(), &config), &opened, &options, &shards).unwrap();
         bytes[0].weights as f64

@@ -36,7 +36,10 @@ pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBacken
     let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
     // Sequences run by hand have no window blocks.
     let window_blocks = false;
-    load(dir, CudaOptions { cuda, fp8, rounded: None, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
+    load(
+        dir,
+        CudaOptions { cuda, fp8, rounded: None, limits, kv_cache_memory_bytes, window_blocks, readers: 2 },
+    )
 }
 
 /// The same backend with the layers' weights quantised to codes.

@@ -144,7 +144,6 @@ impl Loading<'_> {
                     sizes.rows.max(sizes.pass.rows),
                     self.forms.ordered().1,
                 )),
-            ),
             exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
         };
         let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);

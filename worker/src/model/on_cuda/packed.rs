@@ -16,11 +16,16 @@ use skein_kernels::cuda::ops::packed::{
 };
 use skein_kernels::cuda::{CudaError, Stream};
 
+use super::experts::Network;
 use super::weights::Held;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::checkpoint::quantised::CodedMatrix;
 use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Tensor};
+
+/// Why matrices of a mixture of experts are not packed.
+const EXPERTS: &str = "it belongs to a mixture of experts, which GPUs have in 16 bits or with --quantization fp8 only; \
+    serve the model with --device cpu";
 
 /// Place of a matrix in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,6 +85,14 @@ pub(super) fn forms<T: Activation>(
     let mut first: HashMap<Matrix, (String, Option<Source>, Option<Form>)> = HashMap::new();
     for held in held.iter().filter(|held| !held.part.is_empty()) {
         let Some(matrix) = Matrix::of(&held.own) else { continue };
+        let network = Network::of(&held.own);
+        if network != Network::Layer {
+            let rounded = rounded.filter(|_| network != Network::Router);
+            if Source::find(held, weights, rounded)?.is_some() {
+                return Err(refused(&held.whole.name, EXPERTS.into()));
+            }
+            continue;
+        }
         let source = Source::find(held, weights, rounded)?;
         let form = source.as_ref().map(|source| source.form::<T>(held.leaf)).transpose()?;
         if let (Matrix::Table, Some(_), 2..) = (matrix, form, ranks) {

@@ -162,6 +162,7 @@ impl<T: Activation> ExpertProducts<T> {
                 assert_eq!(granularity, Granularity::Channel, "experts have a scale per row");
                 (values.address(), scales)
             }
+            WeightValues::Packed(_) => unreachable!("experts in codes are refused at load"),
         };
         if count == 0 {
             return Ok(());
