@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use skein_node::clock::{self, Timestamp};
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
+use skein_proto::load::LoadReport;
 use skein_proto::placement::Placement;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 use skein_router::fleet::policy::Demand;
@@ -20,12 +21,24 @@ use super::worker::{Machine, SimWorker};
 
 /// Interval of load reports in nanoseconds, as with real workers.
 const REPORT_EVERY: u64 = 50_000_000;
-const ROUTER: u64 = 1;
 const EPOCH: u64 = 1;
 /// Memory limit of the index: more than any trace needs, so that only policies differ.
 const INDEX_BYTES: usize = 4 << 30;
 const LIMITS: HealthLimits =
     HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: Some(Duration::from_secs(3600)) };
+
+/// What a trace is replayed over.
+#[derive(Debug, Clone, Copy)]
+pub struct Cluster {
+    /// Number of workers, all of the same kind.
+    pub workers: usize,
+    /// Number of routers that share them without knowing each other. Each request arrives at a random one.
+    pub routers: usize,
+    /// Speed and size of each worker.
+    pub machine: Machine,
+    /// By how much the rates that workers report differ from their actual one at most, as a fraction of it.
+    pub rate_noise: f32,
+}
 
 /// Decides where requests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +47,12 @@ pub enum Placer {
     Router(Policy),
     /// Sees every worker's actual queue and cache, and picks the earliest first token.
     Oracle,
+}
+
+/// A router, and its own number for each worker.
+struct Router {
+    fleet: Fleet,
+    ids: Vec<WorkerId>,
 }
 
 /// Result of a request.
@@ -67,23 +86,23 @@ enum Happening {
 
 struct Simulation<'a> {
     trace: &'a [Recorded],
-    machine: Machine,
+    cluster: Cluster,
     placer: Placer,
-    fleet: Fleet,
-    ids: Vec<WorkerId>,
+    routers: Vec<Router>,
     /// Number of the next event in each worker's log.
     logs: Vec<u64>,
     workers: Vec<SimWorker>,
-    placements: Vec<Option<WorkerPlacement>>,
+    /// Router of each running request, with its placement.
+    placements: Vec<Option<(usize, WorkerPlacement)>>,
     happenings: BinaryHeap<Reverse<(u64, Happening)>>,
     rng: StdRng,
     left: usize,
     replay: Replay,
 }
 
-/// Replays `trace` over `workers` machines, `speed` times as fast as recorded.
-pub fn replay(trace: &[Recorded], speed: f64, workers: usize, machine: Machine, placer: Placer) -> Replay {
-    let mut simulation = Simulation::new(trace, workers, machine, placer);
+/// Replays `trace` over `cluster`, `speed` times as fast as recorded.
+pub fn replay(trace: &[Recorded], speed: f64, cluster: Cluster, placer: Placer) -> Replay {
+    let mut simulation = Simulation::new(trace, cluster, placer);
     for (request, recorded) in trace.iter().enumerate() {
         let at = arrival(recorded, speed);
         simulation.at(at, Happening::Arrival { request });
@@ -100,20 +119,29 @@ fn arrival(recorded: &Recorded, speed: f64) -> u64 {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(trace: &'a [Recorded], workers: usize, machine: Machine, placer: Placer) -> Self {
+    fn new(trace: &'a [Recorded], cluster: Cluster, placer: Placer) -> Self {
         let policy = match placer {
             Placer::Router(policy) => policy,
             Placer::Oracle => Policy::default(),
         };
-        let fleet = Fleet::new("m", ROUTER, LIMITS, PrefixIndex::new(INDEX_BYTES)).with_policy(policy);
+        let router = |number: usize| {
+            let index = PrefixIndex::new(INDEX_BYTES);
+            let fleet = Fleet::new("m", router_id(number), LIMITS, index).with_policy(policy);
+            Router { fleet, ids: Vec::new() }
+        };
+        let Cluster { workers, routers, machine, rate_noise } = cluster;
+        let mut noise = StdRng::seed_from_u64(2);
+        let mut worker = |_| {
+            let measured = 1.0 + rate_noise * noise.random_range(-1.0..=1.0);
+            SimWorker::new(machine, measured, routers)
+        };
         let mut simulation = Self {
             trace,
-            machine,
+            cluster,
             placer,
-            fleet,
-            ids: Vec::new(),
+            routers: (0..routers).map(router).collect(),
             logs: vec![1; workers],
-            workers: (0..workers).map(|_| SimWorker::new(machine)).collect(),
+            workers: (0..workers).map(&mut worker).collect(),
             placements: vec![None; trace.len()],
             happenings: BinaryHeap::new(),
             rng: StdRng::seed_from_u64(1),
@@ -127,14 +155,17 @@ impl<'a> Simulation<'a> {
 
     fn join(&mut self, worker: usize) {
         let member = Member { id: format!("w{worker}"), address: format!("host:{worker}") };
-        let actions = self.fleet.handle(Timestamp::ZERO, Event::Member(Change::Join(member)));
-        let id = actions.iter().find_map(|action| match action {
-            Action::Follow(id, _) => Some(*id),
-            _ => None,
-        });
-        let id = id.expect("a new member is followed");
-        self.ids.push(id);
-        self.fleet.handle(Timestamp::ZERO, Event::Connected(id, info(&self.machine)));
+        for router in &mut self.routers {
+            let joins = Event::Member(Change::Join(member.clone()));
+            let actions = router.fleet.handle(Timestamp::ZERO, joins);
+            let id = actions.iter().find_map(|action| match action {
+                Action::Follow(id, _) => Some(*id),
+                _ => None,
+            });
+            let id = id.expect("a new member is followed");
+            router.ids.push(id);
+            router.fleet.handle(Timestamp::ZERO, Event::Connected(id, info(&self.cluster.machine)));
+        }
         self.tell(0, worker, WatchBody::Snapshot(Snapshot::default()));
         // Staggered, so that not all report at once.
         let first = REPORT_EVERY * worker as u64 / self.workers.len().max(1) as u64;
@@ -154,33 +185,46 @@ impl<'a> Simulation<'a> {
                 Happening::Ended { request } => self.ended(request),
                 Happening::Report { worker } => {
                     let report = self.workers[worker].report(now);
-                    self.tell(now, worker, WatchBody::Load(report, Vec::new()));
+                    for router in 0..self.routers.len() {
+                        let last_placement_sequence = self.workers[worker].seen(router);
+                        let report = LoadReport { last_placement_sequence, ..report };
+                        self.tell_router(now, router, worker, WatchBody::Load(report, Vec::new()));
+                    }
                     self.at(now + REPORT_EVERY, Happening::Report { worker });
                 }
                 Happening::Tick => {
-                    self.fleet.handle(time(now), Event::Tick);
+                    for router in &mut self.routers {
+                        router.fleet.handle(time(now), Event::Tick);
+                    }
                     self.at(now + 250_000_000, Happening::Tick);
                 }
             }
         }
     }
 
-    /// Appends an event to a worker's log, which the router reads immediately.
+    /// Appends an event to a worker's log, which all routers read immediately.
     fn tell(&mut self, now: u64, worker: usize, body: WatchBody) {
-        let sequence = self.logs[worker];
-        if !matches!(body, WatchBody::Load(..) | WatchBody::Snapshot(_)) {
-            self.logs[worker] += 1;
+        let is_numbered = !matches!(body, WatchBody::Snapshot(_));
+        for router in 0..self.routers.len() {
+            self.tell_router(now, router, worker, body.clone());
         }
-        let event = WatchEvent { epoch: EPOCH, sequence, body };
-        let actions = self.fleet.handle(time(now), Event::Watched(self.ids[worker], event));
+        self.logs[worker] += u64::from(is_numbered);
+    }
+
+    fn tell_router(&mut self, now: u64, router: usize, worker: usize, body: WatchBody) {
+        let event = WatchEvent { epoch: EPOCH, sequence: self.logs[worker], body };
+        let Router { fleet, ids } = &mut self.routers[router];
+        let actions = fleet.handle(time(now), Event::Watched(ids[worker], event));
         let is_lost = actions.iter().any(|action| matches!(action, Action::Resubscribe(_)));
         assert!(!is_lost, "the simulated worker {worker} keeps to the protocol: {actions:?}");
     }
 
     fn arrive(&mut self, now: u64, request: usize) {
         let recorded = &self.trace[request];
+        let at = self.rng.random_range(0..self.routers.len());
+        let block_size = self.cluster.machine.block_size;
         let job = Job {
-            chains: vec![(self.machine.block_size, recorded.blocks.clone())],
+            chains: vec![(block_size, recorded.blocks.clone())],
             affinity: recorded.blocks.get(3).or(recorded.blocks.last()).copied().unwrap_or(request as u64),
             ..Job::new(
                 0,
@@ -191,21 +235,23 @@ impl<'a> Simulation<'a> {
             )
         };
         let begun = clock::now();
-        let pick = self.fleet.choose(time(now), &job, &[], &mut self.rng).expect("all workers are ready");
+        let fleet = &mut self.routers[at].fleet;
+        let pick = fleet.choose(time(now), &job, &[], &mut self.rng).expect("all workers are ready");
         self.replay.decisions.push(clock::now().since(begun).as_secs_f64());
         let pick = match self.placer {
             Placer::Router(_) => pick,
-            Placer::Oracle => Pick { worker: self.ids[self.earliest(now, recorded)], ..pick },
+            Placer::Oracle => Pick { worker: self.routers[at].ids[self.earliest(now, recorded)], ..pick },
         };
-        let placement = self.fleet.place(time(now), &job, &pick).expect("the worker is a member");
-        self.placements[request] = Some(placement);
-        let worker = self.ids.iter().position(|&id| id == pick.worker).expect("one of ours");
+        let Router { fleet, ids } = &mut self.routers[at];
+        let placement = fleet.place(time(now), &job, &pick).expect("the worker is a member");
+        self.placements[request] = Some((at, placement));
+        let worker = ids.iter().position(|&id| id == pick.worker).expect("one of ours");
         let prompt = (&recorded.blocks[..], recorded.prompt_tokens);
-        let ends = self.workers[worker].arrive(now, request, placement.sequence, prompt);
+        let ends = self.workers[worker].arrive(now, request, (at, placement.sequence), prompt);
         self.replay.served[request].worker = worker;
-        let depth = pick.hit_tokens / self.machine.block_size;
+        let depth = pick.hit_tokens / block_size;
         let admitted = Admitted {
-            placement: Placement { router: ROUTER, sequence: placement.sequence },
+            placement: Placement { router: router_id(at), sequence: placement.sequence },
             depth,
             hashes: recorded.blocks[(depth as usize).min(recorded.blocks.len())..].to_vec(),
             stream_key: None,
@@ -231,21 +277,25 @@ impl<'a> Simulation<'a> {
         done.next_ends.into_iter().for_each(|ends| self.at(ends, Happening::Prefilled { worker }));
         self.replay.served[request].cached_tokens = done.cached_tokens;
         self.replay.served[request].first_token = now;
-        if let Some(placement) = self.placements[request] {
-            self.fleet.handle(time(now), Event::FirstToken(placement));
+        if let Some((router, placement)) = self.placements[request] {
+            self.routers[router].fleet.handle(time(now), Event::FirstToken(placement));
         }
         self.tell(now, worker, WatchBody::Cache(done.change));
-        let rest = u64::from(recorded.output_tokens - 1) * self.machine.token_ns;
+        let rest = u64::from(recorded.output_tokens - 1) * self.cluster.machine.token_ns;
         self.at(now + rest, Happening::Ended { request });
     }
 
     fn ended(&mut self, request: usize) {
         self.left -= 1;
         self.workers[self.replay.served[request].worker].ended();
-        if let Some(placement) = self.placements[request].take() {
-            self.fleet.ended(placement);
+        if let Some((router, placement)) = self.placements[request].take() {
+            self.routers[router].fleet.ended(placement);
         }
     }
+}
+
+fn router_id(number: usize) -> u64 {
+    number as u64 + 1
 }
 
 fn time(nanoseconds: u64) -> Timestamp {

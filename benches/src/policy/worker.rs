@@ -38,15 +38,31 @@ pub struct SimWorker {
     /// End of the prefill of the first queued request.
     busy_until: u64,
     running: u32,
-    seen: u64,
+    /// Last placement that arrived from each router.
+    seen: Vec<u64>,
     steps: u64,
+    /// Ratio of the rates that it reports to its actual ones.
+    measured: f32,
 }
 
 impl SimWorker {
-    /// An idle worker with an empty cache.
-    pub fn new(machine: Machine) -> Self {
-        let cache = Cache { capacity: machine.blocks, ..Cache::default() };
-        Self { machine, cache, queue: VecDeque::new(), busy_until: 0, running: 0, seen: 0, steps: 0 }
+    /// An idle worker with an empty cache. It reports `measured` times its actual rates to `routers` routers.
+    pub fn new(machine: Machine, measured: f32, routers: usize) -> Self {
+        Self {
+            machine,
+            cache: Cache { capacity: machine.blocks, ..Cache::default() },
+            queue: VecDeque::new(),
+            busy_until: 0,
+            running: 0,
+            seen: vec![0; routers],
+            steps: 0,
+            measured,
+        }
+    }
+
+    /// Last placement that arrived from `router`; 0 = none.
+    pub fn seen(&self, router: usize) -> u64 {
+        self.seen[router]
     }
 
     /// Exact time to first token of a prompt that arrives now, in nanoseconds.
@@ -66,17 +82,18 @@ impl SimWorker {
         self.cache.held.len()
     }
 
-    /// Adds a request; returns the end of its prefill if that starts immediately.
+    /// Adds a request, placed by a router under a number; returns the end of its prefill if that starts
+    /// immediately.
     pub fn arrive(
         &mut self,
         now: u64,
         request: usize,
-        placement: u64,
+        (router, placement): (usize, u64),
         (blocks, tokens): (&[u64], u32),
     ) -> Option<u64> {
         let uncached = self.uncached(blocks, tokens);
         self.queue.push_back(Queued { request, uncached });
-        self.seen = self.seen.max(placement);
+        self.seen[router] = self.seen[router].max(placement);
         (self.queue.len() == 1).then(|| self.begin(now, uncached))
     }
 
@@ -115,14 +132,14 @@ impl SimWorker {
         self.running -= 1;
     }
 
-    /// Load report, as a real worker sends it.
+    /// Load report, as a real worker sends it to a router that has placed nothing.
     pub fn report(&mut self, now: u64) -> LoadReport {
         self.steps += 1;
         let machine = &self.machine;
         let left = self.busy_until.saturating_sub(now) / machine.prefill_ns.max(1);
         let behind: u64 = self.queue.iter().skip(1).map(|queued| queued.uncached).sum();
         let queued_uncached_tokens = if self.queue.is_empty() { 0 } else { left + behind };
-        let per_second = |nanoseconds: u64| 1e9 / nanoseconds.max(1) as f32;
+        let per_second = |nanoseconds: u64| self.measured * 1e9 / nanoseconds.max(1) as f32;
         LoadReport {
             load: Load {
                 queued_uncached_tokens,
@@ -133,7 +150,6 @@ impl SimWorker {
                 decode_tokens_per_second: per_second(machine.token_ns) * self.running.max(1) as f32,
             },
             step: self.steps,
-            last_placement_sequence: self.seen,
             ..LoadReport::default()
         }
     }
@@ -227,9 +243,9 @@ mod tests {
     fn prompts_wait_for_each_other_and_pay_only_for_uncached_tokens() {
         let prompts: [(&[u64], u32); 3] = [(&[1, 2], 40), (&[1, 2, 3], 50), (&[7], 20)];
         let prompt = |request: usize| prompts[request];
-        let mut worker = SimWorker::new(MACHINE);
-        assert_eq!(worker.arrive(0, 0, 1, prompts[0]), Some(40_000));
-        assert_eq!(worker.arrive(10, 1, 2, prompts[1]), None);
+        let mut worker = SimWorker::new(MACHINE, 1.0, 1);
+        assert_eq!(worker.arrive(0, 0, (0, 1), prompts[0]), Some(40_000));
+        assert_eq!(worker.arrive(10, 1, (0, 2), prompts[1]), None);
         assert_eq!(worker.first_token_after(1000, &[7], 20), 39_000 + 50_000 + 20_000);
         assert_eq!(worker.report(1000).load.queued_uncached_tokens, 39 + 50);
         let first = worker.prefilled(40_000, prompt).expect("the first");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use skein_bench::policy::{Figures, Machine, Placer, replay, trace};
+use skein_bench::policy::{Cluster, Figures, Machine, Placer, replay, trace};
 use skein_node::config::duration;
 use skein_router::fleet::Policy;
 
@@ -35,6 +35,10 @@ pub struct PolicyBench {
         help = "Numbers of workers"
     )]
     workers: Vec<u16>,
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), help = "Routers that share the workers without knowing each other; each request arrives at a random one")]
+    routers: u16,
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = noise, help = "By how much the rates that workers report differ from their actual one at most, as a fraction of it")]
+    rate_noise: f32,
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = names(), help = "Policies [default: all, and the oracle]")]
     policies: Vec<String>,
     #[arg(long, value_name = "N", default_value_t = 100_000, help = "Most requests of the trace")]
@@ -62,6 +66,11 @@ const ORACLE: &str = "oracle";
 
 fn token_time(given: &str) -> Result<Duration, String> {
     duration(Duration::ZERO..=A_SECOND)(given)
+}
+
+fn noise(given: &str) -> Result<f32, String> {
+    let noise = given.parse::<f32>().ok().filter(|noise| (0.0..=0.9).contains(noise));
+    noise.ok_or_else(|| "give a number from 0 to 0.9".to_owned())
 }
 
 fn names() -> PossibleValuesParser {
@@ -92,19 +101,22 @@ pub fn run(flags: &PolicyBench) -> Result<(), Failure> {
         return Err(bad(format!("{} has no requests", shown(&flags.trace))));
     }
     outln!(
-        "{:>7}  {:<15}  {:>5}  {:>21}  {:>8}  {:>15}",
+        "{:>7}  {:<15}  {:>5}  {:>6}  {:>21}  {:>8}  {:>5}  {:>15}",
         "workers",
         "policy",
         "hit",
+        "again",
         "TTFT mean/p50/p99 ms",
         "max/mean",
+        "CoV",
         "decision us"
     );
     for &workers in &flags.workers {
         let speed = flags.speed * f64::from(workers) / SPEED_WORKERS;
         for (name, placer) in placers(&flags.policies) {
-            let workers = usize::from(workers);
-            let figures = Figures::of(&replay(&trace, speed, workers, machine, placer), &trace, workers);
+            let (workers, routers) = (usize::from(workers), usize::from(flags.routers));
+            let cluster = Cluster { workers, routers, machine, rate_noise: flags.rate_noise };
+            let figures = Figures::of(&replay(&trace, speed, cluster, placer), &trace, &cluster);
             outln!("{}", row(workers, name, &figures));
         }
     }
@@ -124,6 +136,9 @@ fn row(workers: usize, name: &str, figures: &Figures) -> String {
         ORACLE => "-".to_owned(),
         _ => format!("{:.1} / {:.1}", figures.decision_p50 * 1e6, figures.decision_p99 * 1e6),
     };
-    let (hit, most) = (figures.hit, figures.most_over_mean);
-    format!("{workers:>7}  {name:<15}  {hit:>5.3}  {times:>21}  {most:>8.2}  {decision:>15}")
+    let (hit, again) = (figures.hit, figures.follow_up_hit);
+    let (most, cov) = (figures.most_over_mean, figures.load_cov);
+    format!(
+        "{workers:>7}  {name:<15}  {hit:>5.3}  {again:>6.3}  {times:>21}  {most:>8.2}  {cov:>5.3}  {decision:>15}"
+    )
 }

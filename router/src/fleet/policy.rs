@@ -27,6 +27,10 @@ const TIE: f64 = 0.02;
 /// Scores within this many seconds of the best are equal, too: on an idle cluster such differences are
 /// rounding errors.
 const TIE_SECONDS: f64 = 0.000_1;
+/// Rates within this fraction of the best worker's count as equal to its rate. A rate is an average over the
+/// prompts that a worker happened to get; differences between equal machines would otherwise send the
+/// requests of all routers to the same one.
+const RATE_NOISE: f64 = 0.2;
 /// How much the slowdown of running streams counts, for a full batch, as a fraction of the prefill time.
 const SLOWDOWN_WEIGHT: f64 = 0.5;
 
@@ -171,11 +175,29 @@ impl Terms {
     }
 }
 
-/// Rates in tokens a second, for workers that have not measured their own.
-#[derive(Debug, Clone, Copy)]
+/// Rates in tokens a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Rates {
     prefill: f64,
     decode: f64,
+}
+
+impl Rates {
+    /// Measured rates of a worker; those it has not measured are `fallback`'s.
+    fn of(worker: &WorkerView, fallback: Self) -> Self {
+        Self {
+            prefill: measured(worker.load.prefill_tokens_per_second).unwrap_or(fallback.prefill),
+            decode: measured(worker.load.decode_tokens_per_second).unwrap_or(fallback.decode),
+        }
+    }
+
+    /// These rates; those that differ from `best`'s by noise are `best`'s.
+    fn without_noise(self, best: Self) -> Self {
+        let shared = |own: f64, best: f64| {
+            if (own - best).abs() <= best * RATE_NOISE { best } else { own }
+        };
+        Self { prefill: shared(self.prefill, best.prefill), decode: shared(self.decode, best.decode) }
+    }
 }
 
 /// Picks workers by a policy.
@@ -205,7 +227,8 @@ impl Picker {
         name: impl Fn(WorkerId) -> Option<Arc<str>>,
     ) -> Receipt {
         let fallback = fallback_rates(fleet);
-        let mut all: Vec<_> = fleet.iter().map(|worker| (terms(demand, worker, fallback), worker)).collect();
+        let own = |worker: &WorkerView| terms(demand, worker, Rates::of(worker, fallback));
+        let mut all: Vec<_> = fleet.iter().map(|worker| (own(worker), worker)).collect();
         let is_chosen = |worker: &WorkerView| worker.id == pick.worker;
         all.sort_by(|(a, _), (b, _)| a.sum().total_cmp(&b.sum()));
         let at = all.iter().position(|(_, worker)| is_chosen(worker)).unwrap_or(0);
@@ -241,7 +264,7 @@ impl Picker {
         scores.clear();
         let chosen = match self.policy {
             Policy::FirstToken => {
-                scores.extend(fleet.iter().map(|worker| terms(demand, worker, fallback).sum()));
+                predict(demand, fleet, fallback, |worker| *worker, scores);
                 least(fleet, scores, near, rng)
             }
             Policy::Product => {
@@ -250,7 +273,7 @@ impl Picker {
             }
             Policy::LeastLoad => {
                 let cold = |worker: &WorkerView| WorkerView { hit_tokens: 0, ..*worker };
-                scores.extend(fleet.iter().map(|worker| terms(demand, &cold(worker), fallback).sum()));
+                predict(demand, fleet, fallback, cold, scores);
                 least(fleet, scores, near, rng)
             }
             Policy::PowerOfTwo => less_busy_of_two(fleet.len(), |nth| &fleet[nth], rng),
@@ -261,7 +284,7 @@ impl Picker {
             Policy::ConsistentHash => by_hash(affinity, fleet),
         }?;
         self.last = Some(chosen.id);
-        let terms = terms(demand, chosen, fallback);
+        let terms = terms(demand, chosen, Rates::of(chosen, fallback));
         let duration = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
         Some(Pick {
             worker: chosen.id,
@@ -271,6 +294,28 @@ impl Picker {
             candidates: fleet.len() as u32,
             terms,
         })
+    }
+}
+
+/// Writes the predicted time to the first token of each worker, as seen by `view`, to `scores`. A worker
+/// whose rates differ from the best one's by noise is compared at the best one's rates.
+fn predict(
+    demand: &Demand,
+    fleet: &[WorkerView],
+    fallback: Rates,
+    view: impl Fn(&WorkerView) -> WorkerView,
+    scores: &mut Vec<f64>,
+) {
+    let seconds = |worker: &WorkerView, rates| terms(demand, &view(worker), rates).sum();
+    scores.extend(fleet.iter().map(|worker| seconds(worker, Rates::of(worker, fallback))));
+    let best = fleet.iter().zip(&*scores).min_by(|(_, one), (_, other)| one.total_cmp(other));
+    let Some(best) = best.map(|(worker, _)| Rates::of(worker, fallback)) else { return };
+    for (worker, score) in fleet.iter().zip(scores) {
+        let own = Rates::of(worker, fallback);
+        let shared = own.without_noise(best);
+        if shared != own {
+            *score = seconds(worker, shared);
+        }
     }
 }
 
@@ -321,11 +366,11 @@ fn product(demand: &Demand, worker: &WorkerView) -> f64 {
     tokens * f64::from(worker.load.sequences + demand.sequences)
 }
 
-fn terms(demand: &Demand, worker: &WorkerView, fallback: Rates) -> Terms {
+fn terms(demand: &Demand, worker: &WorkerView, rates: Rates) -> Terms {
     let load = &worker.load;
     // Seconds per token. Division is slow, and this runs for every worker.
-    let each_prefill = 1.0 / measured(load.prefill_tokens_per_second).unwrap_or(fallback.prefill);
-    let each_decode = 1.0 / measured(load.decode_tokens_per_second).unwrap_or(fallback.decode);
+    let each_prefill = 1.0 / rates.prefill;
+    let each_decode = 1.0 / rates.decode;
     let uncached = uncached(demand, worker);
 
     // Blocks are freed about as fast as running streams end, which is at least as fast as they generate
@@ -447,6 +492,24 @@ mod tests {
         busier.load.decode_tokens_per_second = 2000.0;
         let counts = picks(&[worker(1, 0, 0, 0), busier]);
         assert!((700..800).contains(&counts[0]), "{counts:?}");
+    }
+
+    #[test]
+    fn a_slightly_higher_measured_rate_is_noise_and_a_much_higher_one_is_not() {
+        let rated = |id, rate| {
+            let mut worker = worker(id, 0, 0, 0);
+            worker.load.prefill_tokens_per_second = rate;
+            worker
+        };
+        let counts = picks(&[rated(1, 2000.0), rated(2, 1800.0), rated(3, 1700.0), rated(4, 1000.0)]);
+        assert!(counts[..3].iter().all(|&count| count > 250) && counts[3] == 0, "{counts:?}");
+        // A queue is no noise, nor is a cached prefix.
+        let mut queued = rated(1, 2000.0);
+        queued.load.queued_uncached_tokens = 300;
+        assert_eq!(picks(&[queued, rated(2, 1800.0)]), [0, 1000]);
+        let mut holder = rated(2, 1700.0);
+        holder.hit_tokens = 100;
+        assert_eq!(picks(&[rated(1, 2000.0), holder]), [0, 1000]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use skein_node::clock;
 use skein_proto::logprobs::TokenLogprobs;
 
+use super::field::Field;
 use super::fields::{Fields, integers, wrong};
 use super::known_fields::take_unserved;
 use super::logprobs::{self, CompletionLogprobs, Names, ScoredToken};
@@ -96,7 +97,7 @@ impl GenerationCall {
         if echo && sampling.logprobs.is_some() {
             sampling.prompt_logprobs = sampling.prompt_logprobs.max(sampling.logprobs);
         }
-        let prompts = prompts(fields.take("prompt"), most_prompts(config));
+        let prompts = prompts(fields.take_field("prompt"), most_prompts(config));
         let prompts = fields.value_of(prompts);
         if !prompts.is_empty() {
             let choices = sampling_fields::check_choices(wants.had.as_ref(), prompts.len(), sampling.n);
@@ -152,20 +153,23 @@ fn check_count(prompts: usize, n: Option<i64>, most: usize) -> Result<(), Refusa
 }
 
 /// Parses `prompt`: text, token ids, or a list of either.
-fn prompts(field: Option<Value>, most: usize) -> Result<Vec<Prompt>, Refusal> {
+fn prompts(field: Option<Field>, most: usize) -> Result<Vec<Prompt>, Refusal> {
     let expected = "a string, a list of strings, a list of token ids or a list of lists of token ids";
-    let one = |item: Value| match item {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(ids) => integers("prompt", &ids).map(Prompt::Tokens),
-        other => Err(wrong("prompt", expected, &other)),
+    let one = |item: Field| match item {
+        Field::Other(Value::String(text)) => Ok(Prompt::Text(text)),
+        Field::Integers(ids) => Ok(Prompt::Tokens(ids)),
+        Field::List(items) => integers("prompt", items).map(Prompt::Tokens),
+        Field::Other(other) => Err(wrong("prompt", expected, &other)),
     };
     let prompts = match field {
         None => return Err(Refusal::invalid("prompt", format!("prompt is required: {expected}."))),
-        Some(Value::Array(items)) if items.is_empty() => {
+        Some(Field::List(items)) if items.is_empty() => {
             return Err(Refusal::invalid("prompt", "prompt must not be an empty list."));
         }
-        Some(Value::Array(items)) if items[0].is_number() => vec![one(Value::Array(items))?],
-        Some(Value::Array(items)) => {
+        Some(Field::List(items)) if matches!(items[0], Field::Other(Value::Number(_))) => {
+            vec![one(Field::List(items))?]
+        }
+        Some(Field::List(items)) => {
             if items.len() > most {
                 let got = items.len();
                 return Err(Refusal::invalid(

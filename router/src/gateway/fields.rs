@@ -11,9 +11,11 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
+use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use skein_proto::sampling::shown;
 
+use super::field::{Field, Named};
 use crate::app::App;
 use crate::faults::Faults;
 use crate::refusal::Refusal;
@@ -36,7 +38,7 @@ const MAX_JSON_DEPTH: usize = 127;
 /// Fields of a body not yet taken, and the faults of those taken.
 #[derive(Debug)]
 pub struct Fields {
-    untaken: Map<String, Value>,
+    untaken: IndexMap<String, Field>,
     /// Numbers beyond 64 bits as the body spells them; a parsed value has only their first digits.
     huge: Vec<(String, String)>,
     faults: Faults,
@@ -61,7 +63,8 @@ impl Fields {
     }
 
     /// Fields that another protocol carries, by their names here.
-    pub fn of(untaken: Map<String, Value>) -> Self {
+    pub fn of(fields: Map<String, Value>) -> Self {
+        let untaken = fields.into_iter().map(|(name, value)| (name, value.into())).collect();
         Self { untaken, huge: Vec::new(), faults: Faults::default() }
     }
 
@@ -69,7 +72,6 @@ impl Fields {
         if body.len() <= INLINE_BODY_BYTES {
             return Self::parse(&body);
         }
-        // A parsed list of numbers takes about forty times the bytes of its text.
         app.text_work(body.len(), move || Self::parse(&body)).await
     }
 
@@ -81,25 +83,30 @@ impl Fields {
                 "The body is not valid UTF-8; the first bad byte is byte {at}."
             )));
         }
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(untaken)) => {
-                Ok(Self { huge: huge_numbers(&untaken, body), untaken, faults: Faults::default() })
-            }
-            Ok(other) => {
-                Err(Refusal::InvalidJson(format!("The body must be a JSON object, got {}.", kind(&other))))
-            }
-            Err(error) if is_too_deep(&error) => Err(Refusal::InvalidJson(too_deep("The body", &error))),
-            Err(error) => {
-                // serde_json reports the problem and its position, and quotes at most expected field names.
-                let message: String = error.to_string().chars().take(200).collect();
-                Err(Refusal::InvalidJson(format!("The body is not valid JSON: {message}.")))
-            }
+        if !body.trim_ascii_start().starts_with(b"{") {
+            let other: Value = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
+            return Err(Refusal::InvalidJson(format!(
+                "The body must be a JSON object, got {}.",
+                kind(&other)
+            )));
         }
+        let Named(untaken) = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
+        Ok(Self { huge: huge_numbers(&untaken, body), untaken, faults: Faults::default() })
     }
 
     /// Takes a field; null counts as absent.
-    pub fn take(&mut self, name: &str) -> Option<Value> {
+    pub fn take_field(&mut self, name: &str) -> Option<Field> {
         self.untaken.shift_remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Takes a field in its JSON form; null counts as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.take_field(name).map(Field::into_value)
+    }
+
+    /// Whether all fields have been taken.
+    pub fn is_empty(&self) -> bool {
+        self.untaken.is_empty()
     }
 
     /// Whether a field is present and not null.
@@ -189,9 +196,10 @@ impl Fields {
 
     /// Takes a list of integers; `None` if absent.
     pub fn integers(&mut self, name: &'static str) -> Option<Vec<i64>> {
-        let items = match self.take(name)? {
-            Value::Array(items) => integers(name, &items).map(Some),
-            other => Err(wrong(name, "a list of integers", &other)),
+        let items = match self.take_field(name)? {
+            Field::Integers(integers) => Ok(Some(integers)),
+            Field::List(items) => integers(name, items).map(Some),
+            Field::Other(other) => Err(wrong(name, "a list of integers", &other)),
         };
         self.value_of(items)
     }
@@ -203,12 +211,12 @@ impl Fields {
 
     /// Adds a field as if the body contained it.
     pub fn put(&mut self, name: &str, value: Value) {
-        self.untaken.insert(name.to_owned(), value);
+        self.untaken.insert(name.to_owned(), value.into());
     }
 
     /// Adds `name`, a field nested in one already taken, to the unknown fields.
     pub fn leave(&mut self, name: String) {
-        self.untaken.insert(name, Value::Bool(true));
+        self.untaken.insert(name, Field::Other(Value::Bool(true)));
     }
 
     /// Names of the fields that were not taken, as a header value. With `refuse_unknown` each is a fault.
@@ -251,10 +259,13 @@ fn in_header(name: &str) -> String {
 }
 
 /// Numbers at the top of `body` that are beyond 64 bits, each as (field, spelling).
-fn huge_numbers(fields: &Map<String, Value>, body: &[u8]) -> Vec<(String, String)> {
-    let is_huge = |value: &Value| value.as_f64().is_some_and(|float| float.abs() >= 2_f64.powi(63));
-    let huge = fields.iter().filter(|(_, value)| value.is_f64() && is_huge(value)).take(MAX_HUGE);
-    huge.filter_map(|(name, value)| Some((name.clone(), spelling(name, value.as_f64()?, body)?))).collect()
+fn huge_numbers(fields: &IndexMap<String, Field>, body: &[u8]) -> Vec<(String, String)> {
+    let huge = |field: &Field| match field {
+        Field::Other(value) if value.is_f64() => value.as_f64().filter(|float| float.abs() >= 2_f64.powi(63)),
+        _ => None,
+    };
+    let huge = fields.iter().filter_map(|(name, field)| Some((name, huge(field)?))).take(MAX_HUGE);
+    huge.filter_map(|(name, float)| Some((name.clone(), spelling(name, float, body)?))).collect()
 }
 
 /// The text in `body` from which field `name` was read as `value`.
@@ -268,6 +279,15 @@ fn spelling(name: &str, value: f64, body: &[u8]) -> Option<String> {
     });
     let mut same = places.filter(|text| text.len() <= MAX_NUMBER_BYTES && text.parse() == Ok(value));
     same.next().map(str::to_owned)
+}
+
+fn not_json(error: &serde_json::Error) -> Refusal {
+    if is_too_deep(error) {
+        return Refusal::InvalidJson(too_deep("The body", error));
+    }
+    // serde_json reports the problem and its position, and quotes at most expected field names.
+    let message: String = error.to_string().chars().take(200).collect();
+    Refusal::InvalidJson(format!("The body is not valid JSON: {message}."))
 }
 
 /// Whether serde_json refused a text for its depth.
@@ -294,8 +314,12 @@ fn wrong_kind(name: &'static str, expected: &str, got: String) -> Refusal {
 }
 
 /// Checks that every item is an integer.
-pub fn integers(name: &'static str, items: &[Value]) -> Result<Vec<i64>, Refusal> {
-    items.iter().map(|item| whole(item).ok_or_else(|| wrong(name, "a list of integers", item))).collect()
+pub fn integers(name: &'static str, items: Vec<Field>) -> Result<Vec<i64>, Refusal> {
+    let integer = |item: Field| {
+        let item = item.into_value();
+        whole(&item).ok_or_else(|| wrong(name, "a list of integers", &item))
+    };
+    items.into_iter().map(integer).collect()
 }
 
 /// Accepts 16 and 16.0, but neither 1e30 nor 0.5.
@@ -419,7 +443,7 @@ mod tests {
     fn a_body_full_of_huge_numbers_is_searched_for_few_of_them() {
         let fields: Vec<String> = (0..1000).map(|i| format!("\"f{i}\": 1e{}", 30 + i % 200)).collect();
         let body = format!("{{{}}}", fields.join(", "));
-        let fields: Map<String, Value> = serde_json::from_str(&body).unwrap();
+        let Named(fields) = serde_json::from_str(&body).unwrap();
         let huge = huge_numbers(&fields, body.as_bytes());
         assert_eq!((huge.len(), &huge[0]), (MAX_HUGE, &("f0".to_owned(), "1e30".to_owned())));
     }

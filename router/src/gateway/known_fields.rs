@@ -136,6 +136,9 @@ fn is_empty(value: &Value) -> bool {
 
 /// Takes the known fields that the handler left untaken.
 pub fn take_unserved(fields: &mut Fields) {
+    if fields.is_empty() {
+        return;
+    }
     for name in WITHOUT_EFFECT {
         fields.take(name);
     }

@@ -9,6 +9,7 @@ mod completions;
 pub(crate) mod constraint_fields;
 mod conversation;
 pub(crate) mod cors;
+mod field;
 pub(crate) mod fields;
 mod files;
 mod known_fields;
