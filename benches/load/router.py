@@ -12,19 +12,27 @@ core, they take time from each other.
     64, 256, 1000     ids with that many workers
     first      100 requests a second of 128 ids: time to the first token
     idle       memory of the router before its first request
+    slow       1,000 clients that read a byte a second of 30,000 tokens, a token in 50 ms: `first` without them,
+               with them, and once their buffers are full; memory of a slow stream
+    many       10,000 streams of a token a second: memory of a stream, also 20 seconds later, processor time, and
+               what remains after they end
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import pathlib
+import resource
+import select
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "compare"))
@@ -96,7 +104,7 @@ def memory(pid: int, of: str = "Rss") -> int:
 
 @contextlib.contextmanager
 def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of_workers: tuple[str, ...] = ()):
-    """Yields the process of a router before `workers` workers, and its URL."""
+    """Yields the process of a router before `workers` workers, its URL, and the process of the workers."""
     first = free_ports(workers + 1)
     port = first + workers
     addresses = ",".join(f"127.0.0.1:{first + nth}" for nth in range(workers))
@@ -113,7 +121,7 @@ def cluster(binary: str, workers: int = WORKERS, flags: tuple[str, ...] = (), of
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(started[1], url)
         time.sleep(1 + workers / 200)
-        yield started[1], url
+        yield started[1], url, started[0]
     finally:
         for process in reversed(started):
             process.send_signal(signal.SIGINT)
@@ -141,7 +149,7 @@ def wrk(url: str, row: str, seed: int) -> tuple[float, int]:
 def throughput(binary: str, name: str) -> None:
     workers, row = (int(name), "ids") if name.isdigit() else (WORKERS, name)
     tokens = 64 if row == "streams" else 1
-    with cluster(binary, workers) as (router, url):
+    with cluster(binary, workers) as (router, url, _):
         rates, costs = [], []
         for round_ in range(ROUNDS):
             before = cpu_seconds(router.pid)
@@ -165,20 +173,114 @@ def ttft(binary: str, url: str, seed: int, count: int = 1000) -> dict:
 
 
 def first(binary: str) -> None:
-    with cluster(binary) as (_, url):
+    with cluster(binary) as (_, url, _):
         ttft(binary, url, 1, 200)
         report = ttft(binary, url, 2)
         print(f"first: TTFT p50 {report['median_ttft_ms'] * 1e3:.0f} us, p99 {report['p99_ttft_ms'] * 1e3:.0f} us")
 
 
 def idle(binary: str) -> None:
-    with cluster(binary) as (router, _):
+    with cluster(binary) as (router, _, _):
         allocated = memory(router.pid, "Anonymous")
         print(f"idle: {allocated / 1e6:.1f} MB allocated, {memory(router.pid) / 1e6:.1f} MB with pages of the binary")
 
 
+class Readers:
+    """Clients that each read one stream, `chunk` bytes at most in every `pause` seconds."""
+
+    def __init__(self, url: str, count: int, tokens: int, chunk: int, pause: float):
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": list(range(10, 42)), "max_tokens": tokens, "stream": True, "temperature": 0,
+                           "ignore_eos": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.chunk, self.pause, self.failed, self.stop = chunk, pause, 0, threading.Event()
+        self.sockets = []
+        for nth in range(count):
+            client = socket.socket()
+            if chunk == 1:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
+            client.sendall((head + body).encode())
+            self.sockets.append(client)
+            if nth % 100 == 99:  # a crowd, but not all in one moment
+                time.sleep(0.05)
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+
+    def read(self) -> None:
+        waiting = {client.fileno(): client for client in self.sockets}
+        poll = select.epoll()
+        for number in waiting:
+            poll.register(number, select.EPOLLIN)
+        while not self.stop.wait(self.pause):
+            for number, _ in poll.poll(0, len(waiting) or 1):
+                if not waiting[number].recv(self.chunk):
+                    self.failed += 1  # it ended, which none should
+                    poll.unregister(number)
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        for client in self.sockets:
+            client.close()
+
+
+def settled(pid: int, most: float = 0.2) -> None:
+    """Waits until a process uses less than `most` of a processor."""
+    used = math.inf
+    while used > most:
+        before = cpu_seconds(pid)
+        time.sleep(2)
+        used = (cpu_seconds(pid) - before) / 2
+
+
+def shown(report: dict, count: int) -> str:
+    failed = count - report["completed"]
+    return f"TTFT p50 {report['median_ttft_ms']:.2f} ms, p99 {report['p99_ttft_ms']:.2f} ms, {failed} of {count} failed"
+
+
+ROUTER_FOR_MANY = ("--max-num-queued-reqs", "20000", "--max-num-queued-tokens", "1000000000")
+
+
+def slow(binary: str) -> None:
+    clients = 1000
+    workers = ("--fake-step-time", "50ms", "--fake-kv-blocks", "260000", "--max-num-seqs", "1024")
+    with cluster(binary, flags=ROUTER_FOR_MANY, of_workers=workers) as (router, url, _):
+        ttft(binary, url, 1, 300)
+        print(f"slow: without: {shown(ttft(binary, url, 2), 1000)}", flush=True)
+        before = memory(router.pid, "Anonymous")
+        readers = Readers(url, clients, 30_000, 1, 1.0)
+        time.sleep(5)
+        print(f"slow: with them: {shown(ttft(binary, url, 3), 1000)}", flush=True)
+        settled(router.pid)
+        each = (memory(router.pid, "Anonymous") - before) / clients
+        print(f"slow: with full buffers: {shown(ttft(binary, url, 4), 1000)}; {each / 1e3:.1f} KB a stream, {readers.failed} ended")
+        readers.close()
+
+
+def many(binary: str) -> None:
+    clients = 10_000
+    workers = ("--fake-step-time", "1s", "--fake-kv-blocks", "200000", "--max-num-seqs", "2048")
+    with cluster(binary, flags=ROUTER_FOR_MANY, of_workers=workers) as (router, url, _):
+        before = memory(router.pid, "Anonymous")
+        readers = Readers(url, clients, 600, 65536, 0.05)
+        time.sleep(30)
+        used = cpu_seconds(router.pid)
+        time.sleep(20)
+        used = (cpu_seconds(router.pid) - used) / 20
+        held = memory(router.pid, "Anonymous")
+        time.sleep(20)
+        later = memory(router.pid, "Anonymous")
+        ended = readers.failed
+        readers.close()
+        time.sleep(15)
+        after = memory(router.pid, "Anonymous")
+        print(f"many: {(held - before) / clients / 1e3:.1f} KB a stream, 20 s later {(later - before) / clients / 1e3:.1f}; "
+              f"{used:.2f} of a processor, {ended} ended; after their end {(after - before) / 1e6:.1f} MB remain")
+
+
 ROWS = {name: None for name in ("ids", "short", "long", "streams", "64", "256", "1000")}
-ROWS |= {"first": first, "idle": idle}
+ROWS |= {"first": first, "idle": idle, "slow": slow, "many": many}
 
 
 def main() -> None:
@@ -186,6 +288,8 @@ def main() -> None:
     parser.add_argument("binary")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     args = parser.parse_args()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # inherited by the router and the workers
     os.sched_setaffinity(0, {1})
     for name in args.rows:
         measure = ROWS[name]

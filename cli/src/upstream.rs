@@ -13,7 +13,8 @@ use crate::front;
 use crate::settings::{self, FrontSettings};
 
 /// Settings that only such a router has.
-const OWN: [&str; 4] = ["worker-api-key", "resume-by-text", "first-byte-timeout", "stall-timeout"];
+const OWN: [&str; 5] =
+    ["worker-api-key", "worker-ca", "resume-by-text", "first-byte-timeout", "stall-timeout"];
 /// Settings about text, tokens and our own workers.
 const NOT_USED: [&str; 27] = [
     "model",
@@ -72,6 +73,15 @@ pub fn read(settings: &mut Settings, front: &FrontSettings) -> Option<UpstreamCo
     let mut config = UpstreamConfig::new(front.router.clone(), urls);
     if let Some(Err(why)) = settings.value("worker-api-key", text).map(|key| config.use_worker_key(&key)) {
         settings.problem(format!("--worker-api-key: {why}"));
+    }
+    if let Some(path) = settings.value("worker-ca", text) {
+        let read = std::fs::read(&path).map_err(|error| error.to_string());
+        if let Err(why) = read.and_then(|pem| config.use_worker_ca(&pem)) {
+            settings.problem(format!("--worker-ca: {path}: {why}"));
+        }
+        if !config.workers.iter().any(WorkerUrl::is_tls) {
+            settings.problem("--worker-ca: no URL of --worker-urls begins with https://; leave it out");
+        }
     }
     config.resume_by_text = settings.switch("resume-by-text");
     let time = |settings: &mut Settings, name| settings.value(name, duration(TIMES));

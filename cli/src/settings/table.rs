@@ -284,7 +284,7 @@ pub const FLAGS: &[Flag] = &[
         "URL",
         UPSTREAM,
         ROUTER,
-        "Route to servers that speak the OpenAI API instead (vLLM, llama.cpp, TGI, …) or, as grpc://HOST:PORT, KServe v2 (Triton), by their URLs, separated by commas; needs no model",
+        "Route to servers that speak the OpenAI API instead (vLLM, llama.cpp, TGI, …) or, as grpc://HOST:PORT, KServe v2 (Triton), by their URLs, separated by commas; dns+http://NAME:PORT means each address of the name; needs no model",
     ),
     secret(one(
         "worker-api-key",
@@ -294,6 +294,14 @@ pub const FLAGS: &[Flag] = &[
         ROUTER,
         "With --worker-urls: API key of the workers [default: the client's key is passed on, unless --api-key is set]",
     )),
+    one(
+        "worker-ca",
+        None,
+        "FILE",
+        UPSTREAM,
+        ROUTER,
+        "With --worker-urls: PEM file with the certificates to trust for https:// URLs [default: the system's]",
+    ),
     switch(
         "resume-by-text",
         "false",

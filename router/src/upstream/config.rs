@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::HeaderValue;
 
 use super::WorkerUrl;
+use super::tls::Tls;
 use crate::config::RouterConfig;
 
 /// Largest body of a request. Larger than for tokens: images are sent as text.
@@ -23,6 +24,8 @@ pub struct UpstreamConfig {
     pub workers: Vec<WorkerUrl>,
     /// `Authorization` for the workers; `None` = the client's is passed on, unless this router has keys.
     pub authorization: Option<HeaderValue>,
+    /// Certificates that workers with `https` URLs must have; `None` = the system's.
+    pub(super) tls: Option<Tls>,
     /// A worker that has not begun to answer a streaming request by then has failed it.
     pub first_byte_timeout: Duration,
     /// A stream that is silent for this long has failed.
@@ -39,6 +42,7 @@ impl UpstreamConfig {
             router: RouterConfig { limits, ..router },
             workers,
             authorization: None,
+            tls: None,
             first_byte_timeout: FIRST_BYTE_TIMEOUT,
             stall_timeout: STALL_TIMEOUT,
             resume_by_text: false,
@@ -54,6 +58,15 @@ impl UpstreamConfig {
         let mut value = value.map_err(|_| "the key must be printable ASCII")?;
         value.set_sensitive(true);
         self.authorization = Some(value);
+        Ok(())
+    }
+
+    /// Trusts only the certificates in `pem` for workers with `https` URLs.
+    ///
+    /// # Errors
+    /// If the text has no certificate, or one that cannot be read.
+    pub fn use_worker_ca(&mut self, pem: &[u8]) -> Result<(), String> {
+        self.tls = Some(Tls::trusting(pem)?);
         Ok(())
     }
 

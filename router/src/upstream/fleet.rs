@@ -51,6 +51,8 @@ pub enum Health {
     NotReady,
     /// Does not respond; its requests are lost.
     Lost,
+    /// This place of a name has no address.
+    Absent,
 }
 
 impl Health {
@@ -61,6 +63,7 @@ impl Health {
             Self::Up => "up",
             Self::NotReady => "not ready",
             Self::Lost => "lost",
+            Self::Absent => "without an address",
         }
     }
 }
@@ -128,18 +131,7 @@ pub struct Fleet {
 impl Fleet {
     /// Workers by the hashes of their names, none checked yet.
     pub fn new(names: impl IntoIterator<Item = u64>, policy: Policy, max_index_bytes: usize) -> Self {
-        let worker = |name_hash| Worker {
-            name_hash,
-            health: Health::Unknown,
-            misses: 0,
-            breaker: Breaker::default(),
-            full_until: Timestamp::ZERO,
-            in_flight: 0,
-            queued_tokens: 0,
-            models: Vec::new(),
-            names: Vec::new(),
-        };
-        let workers: Vec<Worker> = names.into_iter().map(worker).collect();
+        let workers: Vec<Worker> = names.into_iter().map(Worker::new).collect();
         Self {
             prefixes: Prefixes::new(workers.len(), max_index_bytes),
             hits: vec![0; workers.len()],
@@ -238,9 +230,31 @@ impl Fleet {
         };
     }
 
+    /// Frees a place of a name: it gets no more requests. Those that run there go on.
+    pub fn vanished(&mut self, at: u32) {
+        let worker = &mut self.workers[at as usize];
+        worker.health = Health::Absent;
+        (worker.models, worker.names) = (Vec::new(), Vec::new());
+    }
+
+    /// Whether a place has no address, and no request that still runs at an earlier one.
+    pub fn is_free(&self, at: u32) -> bool {
+        let worker = &self.workers[at as usize];
+        worker.health == Health::Absent && worker.in_flight == 0
+    }
+
+    /// Puts a worker whose name has the hash `name_hash` in a free place.
+    pub fn appeared(&mut self, at: u32, name_hash: u64) {
+        self.workers[at as usize] = Worker::new(name_hash);
+        self.prefixes.forget(at);
+    }
+
     /// Records a health check; returns the new state if it has changed.
     pub fn checked(&mut self, at: u32, check: Check) -> Option<Health> {
         let worker = &mut self.workers[at as usize];
+        if worker.health == Health::Absent {
+            return None; // the check began earlier
+        }
         worker.misses = if check == Check::Missed { worker.misses + 1 } else { 0 };
         let health = match check {
             Check::Up(models) => {
@@ -306,6 +320,20 @@ fn demand(prompt: &Prompt) -> Demand {
 }
 
 impl Worker {
+    fn new(name_hash: u64) -> Self {
+        Self {
+            name_hash,
+            health: Health::Unknown,
+            misses: 0,
+            breaker: Breaker::default(),
+            full_until: Timestamp::ZERO,
+            in_flight: 0,
+            queued_tokens: 0,
+            models: Vec::new(),
+            names: Vec::new(),
+        }
+    }
+
     fn lists(&self, model: Option<&str>) -> bool {
         model.is_some_and(|asked| self.names.iter().any(|name| name == asked))
     }

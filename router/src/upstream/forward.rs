@@ -55,7 +55,7 @@ pub(super) async fn forward(
                 return last_error.unwrap_or_else(|| refused(&refusal));
             }
         };
-        running.at(&seat.link().name);
+        running.at(&seat.link().name());
         let is_again = tried.contains(&seat.worker());
         tried.push(seat.worker());
         let reason = match attempt(&shared, &call, &call.body, seat).await {
@@ -120,7 +120,7 @@ pub(super) async fn attempt(
             Ok((head, Reading::new(body, connection, seat)))
         }
         Err(Failure::Fault(reason)) => {
-            tracing::debug!(worker = seat.link().name, reason, "a worker failed a request");
+            tracing::debug!(worker = &*seat.link().name(), reason, "a worker failed a request");
             seat.end(Outcome::Fault);
             Err(Ended::Fault(reason))
         }

@@ -19,6 +19,8 @@ const MODELS_EVERY: u32 = 10;
 const MAX_LIST_BYTES: usize = 1 << 20;
 /// Most models of a worker.
 const MAX_MODELS: usize = 1000;
+/// Pause between two looks at a place without an address.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 const HEALTH: &str = "/health";
 const MODELS: &str = "/v1/models";
@@ -29,13 +31,24 @@ pub fn start(shared: &Arc<Shared>) {
         let weak = Arc::downgrade(shared);
         let interval = shared.config.check_interval();
         tokio::spawn(async move {
-            let mut checks = Checks { has_health: true, since_models: MODELS_EVERY };
+            let mut checks = Checks::default();
             while let Some(shared) = weak.upgrade() {
                 let link = &shared.links[at];
-                let check = checks.next(link, shared.config.authorization.as_ref(), interval * 2).await;
                 link.pool.prune();
-                if let Some(health) = shared.fleet(|fleet| fleet.checked(at as u32, check)) {
-                    shared.health_changed(at as u32, health);
+                let address = link.address();
+                if link.url.is_name() && address.is_none() {
+                    checks = Checks::default();
+                    let appeared = link.appeared.clone();
+                    drop(shared);
+                    // Looks again now and then, so that the task ends with `shared`.
+                    drop(tokio::time::timeout(LOOK_EVERY, appeared.notified()).await);
+                    continue;
+                }
+                let check = checks.next(link, shared.config.authorization.as_ref(), interval * 2).await;
+                if link.address() == address
+                    && let Some(health) = shared.fleet(|fleet| fleet.checked(at as u32, check))
+                {
+                    shared.health_changed(at as u32, health, &checks.reason);
                 }
                 drop(shared);
                 tokio::time::sleep(interval).await;
@@ -48,10 +61,19 @@ pub fn start(shared: &Arc<Shared>) {
 struct Checks {
     has_health: bool,
     since_models: u32,
+    /// Why there was no answer, for the log.
+    reason: String,
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        Self { has_health: true, since_models: MODELS_EVERY, reason: String::new() }
+    }
 }
 
 impl Checks {
     async fn next(&mut self, link: &Link, authorization: Option<&HeaderValue>, limit: Duration) -> Check {
+        self.reason = "no answer in time".to_owned();
         let checked = tokio::time::timeout(limit, self.ask(link, authorization)).await;
         let check = checked.unwrap_or(Check::Missed);
         if !matches!(check, Check::Up(_)) {
@@ -60,17 +82,27 @@ impl Checks {
         check
     }
 
+    fn refuses(&mut self, path: &str, status: StatusCode) -> Check {
+        self.reason = format!("{path} has the status {}", status.as_u16());
+        Check::Refuses
+    }
+
+    fn lost(&mut self, NoAnswer(check, reason): NoAnswer) -> Check {
+        self.reason = reason;
+        check
+    }
+
     async fn ask(&mut self, link: &Link, authorization: Option<&HeaderValue>) -> Check {
         if self.has_health {
             match get(link, HEALTH, authorization).await {
-                Err(check) => return check,
+                Err(lost) => return self.lost(lost),
                 Ok((
                     StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
                     _,
                 )) => {
                     self.has_health = false;
                 }
-                Ok((status, _)) if !status.is_success() => return Check::Refuses,
+                Ok((status, _)) if !status.is_success() => return self.refuses(HEALTH, status),
                 Ok(_) => {}
             }
         }
@@ -79,29 +111,42 @@ impl Checks {
             return Check::Up(None);
         }
         match get(link, MODELS, authorization).await {
-            Err(check) => check,
+            Err(lost) => self.lost(lost),
             Ok((status, list)) if status.is_success() => {
                 self.since_models = 0;
                 Check::Up(Some(models(&list)))
             }
             // Without a list its models are not known, but if it is healthy it may serve any.
             Ok(_) if self.has_health => Check::Up(None),
-            Ok(_) => Check::Refuses,
+            Ok((status, _)) => self.refuses(MODELS, status),
         }
     }
 }
 
-/// `GET path` at the worker; an error says what that means for its health.
+/// A check without an answer: what it means for the worker's health, and why.
+struct NoAnswer(Check, String);
+
+impl NoAnswer {
+    fn refused(reason: String) -> Self {
+        Self(Check::Refused, reason)
+    }
+
+    fn missed(reason: impl ToString) -> Self {
+        Self(Check::Missed, reason.to_string())
+    }
+}
+
+/// `GET path` at the worker.
 async fn get(
     link: &Link,
     path: &str,
     authorization: Option<&HeaderValue>,
-) -> Result<(StatusCode, Bytes), Check> {
+) -> Result<(StatusCode, Bytes), NoAnswer> {
     let idle = link.pool.idle_one().await;
     let is_kept = idle.is_some();
     let mut connection = match idle {
         Some(connection) => connection,
-        None => link.pool.connect().await.map_err(|_| Check::Refused)?,
+        None => link.pool.connect().await.map_err(NoAnswer::refused)?,
     };
     let request = || {
         let mut request = Request::new(Full::default());
@@ -112,18 +157,19 @@ async fn get(
         }
         Some(request)
     };
-    let sent = match connection.send(request().ok_or(Check::Refuses)?).await {
+    let no_request = || NoAnswer(Check::Refuses, "its URL makes no request".to_owned());
+    let sent = match connection.send(request().ok_or_else(no_request)?).await {
         Err(_) if is_kept => {
-            connection = link.pool.connect().await.map_err(|_| Check::Refused)?;
-            connection.send(request().ok_or(Check::Refuses)?).await
+            connection = link.pool.connect().await.map_err(NoAnswer::refused)?;
+            connection.send(request().ok_or_else(no_request)?).await
         }
         sent => sent,
     };
-    let response = sent.map_err(|_| Check::Missed)?;
+    let response = sent.map_err(|error| NoAnswer::missed(error.error()))?;
     let status = response.status();
     let body = connection.drive(Limited::new(response.into_body(), MAX_LIST_BYTES).collect()).await;
     link.pool.keep(connection);
-    Ok((status, body.map_err(|_| Check::Missed)?.to_bytes()))
+    Ok((status, body.map_err(NoAnswer::missed)?.to_bytes()))
 }
 
 /// The models of a list; a worker with another format has none that are known.

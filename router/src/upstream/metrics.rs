@@ -115,9 +115,11 @@ impl UpstreamMetrics {
         let _scrape = self.scrape.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.in_flight.set(count(running));
-        self.known.set(count(states.len()));
+        self.known.set(count(states.iter().filter(|state| state.health != Health::Absent).count()));
         self.ready.set(count(states.iter().filter(|state| state.health == Health::Up).count()));
-        for (link, state) in links.iter().zip(states) {
+        // Addresses of a name come and go.
+        self.of_worker.iter().for_each(|gauges| gauges.reset());
+        for (link, state) in links.iter().zip(states).filter(|(_, state)| state.health != Health::Absent) {
             let values = [
                 i64::from(state.health == Health::Up),
                 state.in_flight.into(),
@@ -125,7 +127,7 @@ impl UpstreamMetrics {
                 i64::from(state.open),
             ];
             for (gauges, value) in self.of_worker.iter().zip(values) {
-                gauges.with_label_values(&[&link.name]).set(value);
+                gauges.with_label_values(&[&*link.name()]).set(value);
             }
         }
         self.registry.encode(format)

@@ -4,7 +4,8 @@
 //! It passes requests and streams on as they are. `prompt` reads from a body only what a choice depends on,
 //! `fleet` and `prefixes` choose a worker, purely: what a worker caches is assumed from what was sent to it.
 //! `exchange` runs one attempt, `forward` retries it, `stream` passes a stream on and, on request, continues
-//! it by `continuation` if its worker is lost. `health` checks the workers, `pool` keeps connections to them;
+//! it by `continuation` if its worker is lost. `health` checks the workers, `names` follows the addresses of
+//! those given by a name, `pool` keeps connections, with `tls` for `https`;
 //! to a server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
 //! No code here tokenises, and no other room is used but policy, breaker, drain, keys, tensors and errors.
 
@@ -19,6 +20,7 @@ mod headers;
 mod health;
 mod kserve;
 mod metrics;
+mod names;
 mod pool;
 mod prefixes;
 mod prompt;
@@ -27,6 +29,7 @@ mod said;
 mod serve;
 mod shared;
 mod stream;
+mod tls;
 mod worker_url;
 
 pub use config::UpstreamConfig;

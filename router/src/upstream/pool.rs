@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -17,10 +18,12 @@ use hyper_util::rt::TokioIo;
 use skein_node::clock::{self, Timestamp};
 use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 
 use super::WorkerUrl;
 use super::kserve::Kserve;
+use super::tls::Tls;
 
 /// Time for a connection to a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -89,8 +92,8 @@ impl Connection {
     }
 }
 
-/// A socket, or a pipe to what speaks for a KServe server.
-type Wire = Either<TcpStream, DuplexStream>;
+/// A socket, with or without TLS, or a pipe to what speaks for a KServe server.
+type Wire = Either<TcpStream, Either<Box<TlsStream<TcpStream>>, DuplexStream>>;
 
 /// The response to a request, or why there is none.
 pub type Sent = Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>>;
@@ -99,14 +102,24 @@ pub type Sent = Result<Response<Incoming>, TrySendError<Request<Full<Bytes>>>>;
 pub struct Pool {
     url: WorkerUrl,
     kserve: Option<Arc<Kserve>>,
+    tls: Option<Tls>,
+    /// Address to connect to instead of those of the URL's host.
+    address: Mutex<Option<SocketAddr>>,
     idle: Mutex<VecDeque<(Connection, Timestamp)>>,
 }
 
 impl Pool {
-    /// An empty pool.
-    pub fn new(url: WorkerUrl) -> Self {
+    /// An empty pool; `tls` is for URLs that ask for it.
+    pub fn new(url: WorkerUrl, tls: Option<Tls>) -> Self {
         let kserve = url.is_kserve().then(|| Kserve::new(&url.authority())).flatten();
-        Self { url, kserve, idle: Mutex::default() }
+        let tls = tls.filter(|_| url.is_tls());
+        Self { url, kserve, tls, address: Mutex::default(), idle: Mutex::default() }
+    }
+
+    /// Connects to `address` from now on; `None` = those of the URL's host. Idle connections are closed.
+    pub fn move_to(&self, address: Option<SocketAddr>) {
+        *self.address.lock().unwrap_or_else(PoisonError::into_inner) = address;
+        self.clear();
     }
 
     fn idle(&self) -> MutexGuard<'_, VecDeque<(Connection, Timestamp)>> {
@@ -129,8 +142,11 @@ impl Pool {
     /// Why the worker cannot be reached.
     pub async fn connect(&self) -> Result<Connection, String> {
         let wire = match &self.kserve {
-            Some(kserve) => Either::Right(kserve.connect()),
-            None => Either::Left(self.connect_tcp().await?),
+            Some(kserve) => Either::Right(Either::Right(kserve.connect())),
+            None => match tokio::time::timeout(CONNECT_TIMEOUT, self.connect_socket()).await {
+                Ok(connected) => connected?,
+                Err(_) => return Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
+            },
         };
         let mut builder = http1::Builder::new();
         builder.max_headers(MAX_HEADERS).max_buf_size(MAX_BUFFER_BYTES);
@@ -139,15 +155,18 @@ impl Pool {
         Ok(Connection { sender, io: Box::pin(io), ended: false })
     }
 
-    async fn connect_tcp(&self) -> Result<TcpStream, String> {
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(self.url.endpoint())).await;
-        let stream = match connected {
-            Ok(connected) => connected.map_err(|error| error.to_string())?,
-            Err(_) => return Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())),
+    async fn connect_socket(&self) -> Result<Wire, String> {
+        let address = *self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected = match address {
+            Some(address) => TcpStream::connect(address).await,
+            None => TcpStream::connect(self.url.endpoint()).await,
         };
+        let stream = connected.map_err(|error| error.to_string())?;
         // If the socket refuses the option, use it anyway.
         let _ = stream.set_nodelay(true);
-        Ok(stream)
+        let Some(tls) = &self.tls else { return Ok(Either::Left(stream)) };
+        let stream = tls.connect(self.url.endpoint().0, stream).await?;
+        Ok(Either::Right(Either::Left(Box::new(stream))))
     }
 
     /// Keeps a connection whose response was read to its end.

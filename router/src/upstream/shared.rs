@@ -1,6 +1,9 @@
 //! What the requests of this process share.
 
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,13 +11,18 @@ use std::time::Duration;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use skein_node::clock::{self, Timestamp};
+use skein_node::discovery::Change;
+use skein_node::discovery::dns::{self, DnsName};
+use tokio::sync::{Notify, mpsc};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::fleet::{Fleet, Health, Placement, Unavailable};
 use super::metrics::UpstreamMetrics;
+use super::names::MAX_ADDRESSES;
 use super::pool::Pool;
 use super::routes::Call;
-use super::{UpstreamConfig, WorkerUrl, health};
+use super::tls::Tls;
+use super::{UpstreamConfig, WorkerUrl, health, names};
 use crate::drain::Drain;
 use crate::fleet::breaker::Outcome;
 use crate::gateway::ApiKeys;
@@ -46,15 +54,62 @@ struct Core {
     rng: StdRng,
 }
 
-/// A worker's address and connections.
+/// A worker's address and connections, or a place for an address of a name.
 pub(super) struct Link {
     pub url: WorkerUrl,
-    pub name: String,
     pub pool: Pool,
+    /// Wakes the health checks of a place that gets an address.
+    pub appeared: Arc<Notify>,
     lost: AtomicBool,
+    spot: Mutex<Spot>,
+}
+
+/// What a link leads to now.
+#[derive(Clone)]
+struct Spot {
+    name: Arc<str>,
+    /// Address, if the URL is that of a name.
+    address: Option<SocketAddr>,
+}
+
+/// Places of a name's addresses among the workers.
+#[derive(Debug, Clone)]
+pub(super) struct Named {
+    url: WorkerUrl,
+    places: Range<u32>,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.url.fmt(f)
+    }
 }
 
 impl Link {
+    fn new(url: &WorkerUrl, tls: Option<&Tls>) -> Self {
+        Self {
+            url: url.clone(),
+            pool: Pool::new(url.clone(), tls.cloned()),
+            appeared: Arc::default(),
+            lost: AtomicBool::new(false),
+            spot: Mutex::new(Spot { name: url.to_string().into(), address: None }),
+        }
+    }
+
+    fn spot(&self) -> MutexGuard<'_, Spot> {
+        self.spot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Name for logs and metrics.
+    pub fn name(&self) -> Arc<str> {
+        self.spot().name.clone()
+    }
+
+    /// Address, if the URL is that of a name.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.spot().address
+    }
+
     /// Whether health checks found the worker lost.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
@@ -62,17 +117,31 @@ impl Link {
 }
 
 impl Upstreams {
-    /// Starts the health checks. Needs a tokio runtime.
+    /// Starts the health checks and looks names up. Needs a tokio runtime.
     pub fn start(config: UpstreamConfig) -> Self {
-        let link = |url: &WorkerUrl| Link {
-            url: url.clone(),
-            name: url.to_string(),
-            pool: Pool::new(url.clone()),
-            lost: AtomicBool::new(false),
-        };
-        let links: Vec<Link> = config.workers.iter().map(link).collect();
-        let names = links.iter().map(|link| xxh3_64(link.name.as_bytes()));
-        let fleet = Fleet::new(names, config.router.policy, config.router.recovery.max_index_bytes);
+        Self::start_with(config, |name| names::resolved(name, RandomState::new().hash_one("names")))
+    }
+
+    /// As [`start`](Self::start), with another source of the addresses of each name.
+    pub fn start_with(
+        mut config: UpstreamConfig,
+        addresses: impl Fn(DnsName) -> mpsc::Receiver<Change>,
+    ) -> Self {
+        if config.workers.iter().any(WorkerUrl::is_tls) {
+            config.tls.get_or_insert_with(Tls::of_system);
+        }
+        let (mut links, mut named) = (Vec::new(), Vec::new());
+        for url in &config.workers {
+            let first = links.len();
+            let places = if url.is_name() { MAX_ADDRESSES } else { 1 };
+            links.extend((0..places).map(|_| Link::new(url, config.tls.as_ref())));
+            if url.is_name() {
+                named.push(Named { url: url.clone(), places: first as u32..links.len() as u32 });
+            }
+        }
+        let names = links.iter().map(|link| name_hash(&link.name()));
+        let mut fleet = Fleet::new(names, config.router.policy, config.router.recovery.max_index_bytes);
+        named.iter().flat_map(|named| named.places.clone()).for_each(|at| fleet.vanished(at));
         let random = RandomState::new();
         let shared = Arc::new(Shared {
             keys: ApiKeys::new(&config.router.api_keys),
@@ -84,6 +153,11 @@ impl Upstreams {
             config,
         });
         health::start(&shared);
+        for named in named {
+            let (host, port) = named.url.endpoint();
+            let name = DnsName { host: host.to_owned(), port, interval: dns::INTERVAL };
+            names::follow(&shared, named, addresses(name));
+        }
         Self(shared)
     }
 
@@ -105,17 +179,47 @@ impl Shared {
         work(&mut self.core().fleet)
     }
 
-    /// Records a worker's new health.
-    pub fn health_changed(&self, worker: u32, health: Health) {
+    /// Records a worker's new health, and for the log the reason why it is not up.
+    pub fn health_changed(&self, worker: u32, health: Health, reason: &str) {
         let Some(link) = self.links.get(worker as usize) else { return };
         link.lost.store(health == Health::Lost, Ordering::Relaxed);
         if health == Health::Lost {
             link.pool.clear();
         }
         match health {
-            Health::Up => tracing::info!(worker = link.name, "worker is up"),
-            _ => tracing::warn!(worker = link.name, state = health.word(), "worker is down"),
+            Health::Up => tracing::info!(worker = &*link.name(), "worker is up"),
+            _ => tracing::warn!(worker = &*link.name(), state = health.word(), reason, "worker is down"),
         }
+    }
+
+    /// Gives an address of a name a free place; false if there is none.
+    pub fn appeared(&self, named: &Named, address: SocketAddr) -> bool {
+        let name: Arc<str> = named.url.at(address).into();
+        let place = self.fleet(|fleet| {
+            let place = named.places.clone().find(|at| fleet.is_free(*at))?;
+            let link = self.links.get(place as usize)?;
+            // Before a request can be placed there.
+            *link.spot() = Spot { name: name.clone(), address: Some(address) };
+            link.lost.store(false, Ordering::Relaxed);
+            link.pool.move_to(Some(address));
+            fleet.appeared(place, name_hash(&name));
+            Some(link)
+        });
+        place.inspect(|link| link.appeared.notify_one()).is_some()
+    }
+
+    /// Frees the place of an address that its name no longer has.
+    pub fn vanished(&self, named: &Named, address: SocketAddr) {
+        let place = named
+            .places
+            .clone()
+            .find(|at| self.links.get(*at as usize).is_some_and(|link| link.address() == Some(address)));
+        let Some((place, link)) = place.and_then(|at| Some((at, self.links.get(at as usize)?))) else {
+            return;
+        };
+        self.fleet(|fleet| fleet.vanished(place));
+        link.spot().address = None;
+        link.pool.clear();
     }
 
     /// When a request that waits from now on for a worker gives up.
@@ -144,7 +248,7 @@ impl Shared {
         let Core { fleet, rng } = &mut *self.core();
         let placement = fleet.choose(clock::now(), &call.prompt, tried, rng)?;
         if let Some(receipts) = &call.receipts {
-            let name = |worker: u32| self.links.get(worker as usize).map(|link| link.name.as_str().into());
+            let name = |worker: u32| self.links.get(worker as usize).map(Link::name);
             receipts.add(fleet.explain(&call.prompt, &placement, name));
         }
         Ok(Seat { shared: self.clone(), placement, outcome: Outcome::Neutral, began: false })
@@ -156,7 +260,8 @@ impl Shared {
 
     /// What a client hears when there is no worker for it.
     pub fn refusal(&self, why: Unavailable) -> Refusal {
-        let states = self.fleet(|fleet| fleet.states(clock::now()));
+        let mut states = self.fleet(|fleet| fleet.states(clock::now()));
+        states.retain(|state| state.health != Health::Absent);
         let up = states.iter().filter(|state| state.health == Health::Up).count();
         match why {
             Unavailable::Full => Refusal::Overloaded {
@@ -166,6 +271,7 @@ impl Shared {
             Unavailable::NoneUp => {
                 let first = states.first().map_or("", |state| state.health.word());
                 let reason = match states.len() {
+                    0 => "their name has no address yet".to_owned(),
                     1 => format!("the only one is {first}"),
                     all if up == 0 => format!("none of {all} is up, the first is {first}"),
                     all => format!("none of the {up} of {all} that are up serves this"),
@@ -174,6 +280,10 @@ impl Shared {
             }
         }
     }
+}
+
+fn name_hash(name: &str) -> u64 {
+    xxh3_64(name.as_bytes())
 }
 
 /// A request's place at a worker; freed when dropped.

@@ -179,7 +179,7 @@ impl Stream {
     fn lost(&mut self, why: &str) -> Option<Result<Bytes, Cut>> {
         let State::Reading(reading) = std::mem::replace(&mut self.state, State::Ended) else { return None };
         let tried = vec![reading.seat.worker()];
-        tracing::warn!(worker = reading.seat.link().name, reason = why, "a stream was cut");
+        tracing::warn!(worker = &*reading.seat.link().name(), reason = why, "a stream was cut");
         reading.seat.end(Outcome::Fault);
         let Some(events) = &mut self.events else {
             // Not even an error can follow a part of something else.

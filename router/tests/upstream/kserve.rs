@@ -98,10 +98,9 @@ impl Drop for Triton {
 }
 
 /// A router before these servers, without the mocks of the other tests.
-async fn scene(tritons: &[Triton], config: UpstreamConfig) -> Scene {
+async fn scene(tritons: &[Triton], mut config: UpstreamConfig) -> Scene {
     let workers = tritons.iter().map(|triton| format!("grpc://{}", triton.address));
-    let workers = workers.map(|url| WorkerUrl::parse(&url).expect("the harness works")).collect();
-    let config = UpstreamConfig { workers, ..config };
+    config.workers = workers.map(|url| WorkerUrl::parse(&url).expect("the harness works")).collect();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("the harness works");
     let address = listener.local_addr().expect("the harness works");
     let (stop, stopped) = oneshot::channel::<()>();

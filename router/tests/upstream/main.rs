@@ -1,5 +1,6 @@
 //! A router before OpenAI servers, over real sockets: what clients get when servers fail in every way.
 
+mod addresses;
 mod kserve;
 mod limits;
 mod mock;
@@ -99,10 +100,14 @@ impl Scene {
             .iter()
             .map(|worker| WorkerUrl::parse(&worker.url()).expect("the harness works"))
             .collect();
+        Self::serve(workers, Upstreams::start(config)).await
+    }
+
+    async fn serve(workers: Vec<Mock>, upstreams: Upstreams) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("the harness works");
         let address = listener.local_addr().expect("the harness works");
         let (stop, stopped) = oneshot::channel::<()>();
-        let served = tokio::spawn(serve(listener, Upstreams::start(config), async { drop(stopped.await) }));
+        let served = tokio::spawn(serve(listener, upstreams, async { drop(stopped.await) }));
         Self { workers, address, stop: Some(stop), served }
     }
 
