@@ -12,10 +12,10 @@ core, they take time from each other.
     64, 256, 1000     ids with that many workers
     first      100 requests a second of 128 ids: time to the first token
     idle       memory of the router before its first request
-    slow       1,000 clients that read a byte a second of 30,000 tokens, a token in 50 ms: `first` without them,
-               with them, and once their buffers are full; memory of a slow stream
-    many       10,000 streams of a token a second: memory of a stream, also 20 seconds later, processor time, and
-               what remains after they end
+    slow       1,000 clients that read a byte a second of 30,000 tokens, a token in 50 ms: `first` without
+               them, with them, and once their buffers are full; memory of a slow stream
+    many       10,000 streams of a token a second: memory of a stream, also 20 seconds later, processor time,
+               and what remains after they end
 """
 
 import argparse
@@ -203,7 +203,7 @@ class Readers:
             client.sendall((head + body).encode())
             self.sockets.append(client)
             if nth % 100 == 99:  # a crowd, but not all in one moment
-                time.sleep(0.05)
+                time.sleep(0.25)
         self.thread = threading.Thread(target=self.read)
         self.thread.start()
 
@@ -214,9 +214,11 @@ class Readers:
             poll.register(number, select.EPOLLIN)
         while not self.stop.wait(self.pause):
             for number, _ in poll.poll(0, len(waiting) or 1):
-                if not waiting[number].recv(self.chunk):
-                    self.failed += 1  # it ended, which none should
+                data = waiting[number].recv(self.chunk)
+                if not data or b'"error"' in data:  # it ended, which none should
+                    self.failed += 1
                     poll.unregister(number)
+                    waiting[number].close()
 
     def close(self) -> None:
         self.stop.set()
@@ -225,7 +227,7 @@ class Readers:
             client.close()
 
 
-def settled(pid: int, most: float = 0.2) -> None:
+def settled(pid: int, most: float = 0.05) -> None:
     """Waits until a process uses less than `most` of a processor."""
     used = math.inf
     while used > most:
@@ -239,7 +241,7 @@ def shown(report: dict, count: int) -> str:
     return f"TTFT p50 {report['median_ttft_ms']:.2f} ms, p99 {report['p99_ttft_ms']:.2f} ms, {failed} of {count} failed"
 
 
-ROUTER_FOR_MANY = ("--max-num-queued-reqs", "20000", "--max-num-queued-tokens", "1000000000")
+ROUTER_FOR_MANY = ("--max-num-queued-reqs", "20000", "--max-num-queued-tokens", "1000000000", "--request-timeout", "24h")
 
 
 def slow(binary: str) -> None:
@@ -260,7 +262,8 @@ def slow(binary: str) -> None:
 
 def many(binary: str) -> None:
     clients = 10_000
-    workers = ("--fake-step-time", "1s", "--fake-kv-blocks", "200000", "--max-num-seqs", "2048")
+    workers = ("--fake-step-time", "1s", "--fake-kv-blocks", "200000", "--max-num-seqs", "2048",
+               "--max-num-queued-reqs", "2048")
     with cluster(binary, flags=ROUTER_FOR_MANY, of_workers=workers) as (router, url, _):
         before = memory(router.pid, "Anonymous")
         readers = Readers(url, clients, 600, 65536, 0.05)
@@ -268,14 +271,13 @@ def many(binary: str) -> None:
         used = cpu_seconds(router.pid)
         time.sleep(20)
         used = (cpu_seconds(router.pid) - used) / 20
-        held = memory(router.pid, "Anonymous")
+        held, alive = memory(router.pid, "Anonymous"), clients - readers.failed
         time.sleep(20)
-        later = memory(router.pid, "Anonymous")
-        ended = readers.failed
+        later, ended = memory(router.pid, "Anonymous"), readers.failed - (clients - alive)
         readers.close()
         time.sleep(15)
         after = memory(router.pid, "Anonymous")
-        print(f"many: {(held - before) / clients / 1e3:.1f} KB a stream, 20 s later {(later - before) / clients / 1e3:.1f}; "
+        print(f"many: {alive} streams, {(held - before) / alive / 1e3:.1f} KB each, 20 s later {(later - before) / alive / 1e3:.1f}; "
               f"{used:.2f} of a processor, {ended} ended; after their end {(after - before) / 1e6:.1f} MB remain")
 
 

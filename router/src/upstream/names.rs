@@ -24,8 +24,8 @@ pub fn resolved(name: DnsName, seed: u64) -> mpsc::Receiver<Change> {
     changes
 }
 
-/// Gives the addresses in `changes` places of `named`, until the process drops `shared`. Those for which there
-/// is none wait for one.
+/// Gives the addresses in `changes` places of `named`, until the process drops `shared`. Those for which
+/// there is none wait for one.
 pub fn follow(shared: &Arc<Shared>, named: Named, mut changes: mpsc::Receiver<Change>) {
     let weak = Arc::downgrade(shared);
     tokio::spawn(async move {
