@@ -27,7 +27,7 @@ fn main() {
         ("32 ids", "/v1/completions", completion(ids(32).into())),
         ("2,048 ids", "/v1/completions", completion(ids(2048).into())),
         ("32,768 ids", "/v1/completions", completion(ids(32_768).into())),
-        ("16 KB of text", "/v1/completions", completion(words[..16_384].into())),
+        ("16 KB of text", "/v1/completions", completion(Value::from(&words[..16_384]))),
         ("chat of 9 messages", "/v1/chat/completions", chat),
     ] {
         let (values, drafts) = measure(path, body.to_string().as_bytes());

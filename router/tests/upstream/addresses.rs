@@ -19,18 +19,19 @@ use super::{Scene, TIMEOUT, chat, completion, config, expected, read};
 
 /// A certificate in PEM, and a server that decrypts with it and passes everything on to `inner`.
 async fn encrypted(name: &str, inner: SocketAddr) -> (String, SocketAddr) {
-    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(vec![name.to_owned()]).unwrap();
-    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+    let CertifiedKey { cert, signing_key } =
+        generate_simple_self_signed(vec![name.to_owned()]).expect("the harness works");
+    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).expect("the harness works");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let server = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .unwrap()
+        .expect("the harness works")
         .with_no_client_auth()
         .with_single_cert(vec![cert.der().clone()], key)
-        .unwrap();
+        .expect("the harness works");
     let acceptor = TlsAcceptor::from(Arc::new(server));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("the harness works");
+    let address = listener.local_addr().expect("the harness works");
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let acceptor = acceptor.clone();
@@ -108,7 +109,7 @@ async fn by_name(workers: Vec<Mock>) -> (Scene, mpsc::Sender<Change>) {
     let receiver = std::sync::Mutex::new(Some(receiver));
     let upstreams = Upstreams::start_with(with_url("dns+http://workers.test:1"), |name| {
         assert_eq!((name.host.as_str(), name.port), ("workers.test", 1));
-        receiver.lock().unwrap().take().expect("one name")
+        receiver.lock().expect("the harness works").take().expect("one name")
     });
     (Scene::serve(workers, upstreams).await, sender)
 }
