@@ -179,7 +179,7 @@ pub fn visible_gpus(engine: &EngineSettings) -> usize {
 /// One worker per GPU, or per as many GPUs as it has ranks: two on one would share its memory and read the
 /// weights twice.
 fn default_workers(engine: &EngineSettings, gpus: usize) -> usize {
-    let ranks = engine.worker.ranks.tensor_parallel.max(1) as usize;
+    let ranks = engine.worker.ranks.on_node() as usize;
     match (gpus, engine.device.ordinal) {
         _ if engine.worker.ranks.nodes.count > 1 => 1,
         (0, _) => CPU_WORKERS,

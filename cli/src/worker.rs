@@ -312,7 +312,7 @@ fn exit_code(error: &WorkerError) -> u8 {
             match why.downcast_ref::<CudaLoadError>() {
                 // A device fault may be gone after a restart, so a supervisor retries.
                 Some(error) if error.is_device_fault() => OTHER,
-                Some(CudaLoadError::Lost(_)) => OTHER,
+                Some(CudaLoadError::Lost(_) | CudaLoadError::Group(_)) => OTHER,
                 Some(CudaLoadError::Cuda(_) | CudaLoadError::Step(_) | CudaLoadError::Differs { .. }) => {
                     DEVICE
                 }
@@ -392,7 +392,7 @@ impl Launch {
         };
         flag("device", &engine.device.text());
         if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
-            let each = config.ranks.tensor_parallel.max(1) as usize;
+            let each = config.ranks.on_node() as usize;
             let (ordinal, sharers) = self.gpu_of(index, each, engine.device.ordinal);
             flag(GPU_ORDINAL, &ordinal);
             flag(GPU_SHARERS, &sharers);

@@ -163,6 +163,11 @@ impl RanksConfig {
     pub fn count(&self) -> u32 {
         self.tensor_parallel.max(1) * self.pipeline_parallel.max(1)
     }
+
+    /// Number of ranks on each node.
+    pub fn on_node(&self) -> u32 {
+        self.count().div_ceil(self.nodes.count.max(1))
+    }
 }
 
 impl Default for RanksConfig {

@@ -1,5 +1,5 @@
 //! Groups of ranks on emulated GPUs, one process per rank: bit-identical log-probabilities on one, two, four
-//! and eight ranks, and a timely end if NCCL hangs.
+//! and eight ranks, in one to three stages, and a timely end if NCCL hangs.
 //!
 //! The tests start this binary again as a leader, which starts its ranks.
 #![allow(missing_docs, clippy::unwrap_used)]
@@ -11,6 +11,7 @@ mod models;
 #[allow(dead_code)]
 mod runs;
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,8 +36,8 @@ use skein_worker::shard::Shard;
 use models::{COHERE2, LLAMA, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// Environment variable with a leader's settings: directory, ranks, `fp8`, `int4` or `16`, `eager` or
-/// `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks apart.
+/// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or `16`,
+/// `eager` or `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks apart.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads shared by ranks.
 const SHARED: Tiny = shared(LLAMA);
@@ -47,7 +48,7 @@ const fn shared(tiny: Tiny) -> Tiny {
 
 struct GroupSetup {
     dir: PathBuf,
-    ranks: usize,
+    topology: Topology,
     fp8: Fp8,
     rounded: Option<Format>,
     config: CudaConfig,
@@ -58,24 +59,19 @@ impl GroupSetup {
     fn read() -> Option<Self> {
         let text = std::env::var(GROUP_SETUP).ok()?;
         let words: Vec<&str> = text.split(' ').collect();
-        let is_fp8 = words[2] == "fp8";
+        let is_fp8 = words[3] == "fp8";
         let config = CudaConfig {
             batch_invariant: true,
-            enforce_eager: words[3] == "eager",
-            step_timeout: Duration::from_millis(words[4].parse().unwrap()),
+            enforce_eager: words[4] == "eager",
+            step_timeout: Duration::from_millis(words[5].parse().unwrap()),
             ..eager()
         };
         let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
-        let rounded = (words[2] == "int4").then_some(Format::INT4_ZERO);
-        let window_blocks = words.get(5) == Some(&"windows");
-        Some(Self {
-            dir: words[0].into(),
-            ranks: words[1].parse().unwrap(),
-            fp8,
-            rounded,
-            config,
-            window_blocks,
-        })
+        let [tensor, stages] = [1, 2].map(|word| words[word].parse().unwrap());
+        let topology = Topology::new(tensor, stages, 1).unwrap();
+        let rounded = (words[3] == "int4").then_some(Format::INT4_ZERO);
+        let window_blocks = words.get(6) == Some(&"windows");
+        Some(Self { dir: words[0].into(), topology, fp8, rounded, config, window_blocks })
     }
 
     fn options(&self) -> CudaOptions {
@@ -95,10 +91,10 @@ impl GroupSetup {
     fn backend(&self) -> Box<dyn Backend> {
         let (model, options) = (ModelConfig::from_dir(&self.dir).unwrap(), self.options());
         let opened = cuda::open(0, &model, options.limits.block_size).unwrap();
-        if self.ranks == 1 {
+        if self.topology.ranks() == 1 {
             return Box::new(cuda::load(&self.dir, &model, opened, &options, &mut |_, _| {}).unwrap().0);
         }
-        let topology = Topology::new(self.ranks, 1, 1).unwrap();
+        let topology = self.topology;
         let memory = GroupMemory::create(NodePlan::new(topology, 0, 0), self.config.step_timeout).unwrap();
         let welcome = self.welcome(&memory);
         let arguments = ["--exact", "a_rank", "--ignored", "--nocapture"].map(String::from).into();
@@ -107,11 +103,15 @@ impl GroupSetup {
         processes.joined().unwrap();
         let Member { connections, reports, .. } = group::connect(&memory, 0, None, None).unwrap();
         let watch = processes.watch().clone();
-        let link = RankLink {
-            shard: Shard::new(&model.spec, 0, self.ranks).unwrap(),
-            ranks: connections.ranks,
-            ended: Box::new(move || watch.failure()),
+        let shard = Shard::new(&model.spec, 0, topology.tensor).unwrap();
+        let shard = shard.of_stage(&model.spec, topology.stages - 1, topology.stages).unwrap();
+        let mut agree = |own| {
+            let blocks = processes.agree(own)?;
+            processes.send_line(&blocks.to_string());
+            Ok(blocks)
         };
+        let ended = Box::new(move || watch.failure());
+        let link = RankLink { shard, connections, agree: &mut agree, ended };
         let loaded = cuda::load_rank((&self.dir, &model), opened, &options, Some(link), &mut |_, _| {});
         let loaded = loaded.unwrap_or_else(|error| panic!("{}", processes.fail(error.to_string())));
         let watch = processes.loaded().unwrap();
@@ -239,6 +239,10 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
         batch
     };
     let two = &mut sequences[1..];
+    if backend.stages() > 1 {
+        bits.extend(decode_in_stages(backend, two, &params)?);
+        return Ok(bits);
+    }
     let mut launched = launch(backend, decode(two, None))?;
     for _ in 0..4 {
         let next = launch(backend, decode(two, Some(0)))?;
@@ -253,11 +257,44 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
     Ok(bits)
 }
 
-/// Output of the leader of a group with the model in `dir`.
-fn lead(dir: &Path, ranks: usize, how: &str, variables: &[(&str, &str)]) -> String {
+/// Decodes each of `sequences` in steps of its own, which are under way in different stages.
+fn decode_in_stages(
+    backend: &mut dyn Backend,
+    sequences: &mut [Sequence],
+    params: &Arc<SamplingParams>,
+) -> Result<Vec<u32>, BackendError> {
+    let decode = |sequence: &mut Sequence, want: usize| {
+        let mut batch = Batch::default();
+        sequence.put(&mut batch, 1);
+        sample(sequence, &mut batch, params, want as u32, None);
+        batch
+    };
+    let mut launched = VecDeque::new();
+    for (want, sequence) in sequences.iter_mut().enumerate() {
+        launched.push_back(backend.launch(decode(sequence, want))?);
+    }
+    let mut bits = Vec::new();
+    for at in 0..4 * sequences.len() {
+        let want = at % sequences.len();
+        let Some(step) = launched.pop_front() else { unreachable!("each sequence has a step in flight") };
+        for sampled in backend.collect(step)?.drawn() {
+            sequences[want].tokens.push(sampled.token);
+            bits.extend([sampled.token, sampled.logprobs.as_ref().map_or(0, |it| it.logprob.to_bits())]);
+        }
+        launched.push_back(backend.launch(decode(&mut sequences[want], want))?);
+    }
+    for step in launched {
+        backend.collect(step)?;
+    }
+    Ok(bits)
+}
+
+/// Output of the leader of a group with the model in `dir`, of `tensor` ranks in each of `stages` stages.
+fn lead(dir: &Path, (tensor, stages): (usize, usize), how: &str, variables: &[(&str, &str)]) -> String {
+    let ranks = tensor * stages;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "a_leader", "--ignored", "--nocapture"]);
-    command.env(GROUP_SETUP, format!("{} {ranks} {how}", dir.display()));
+    command.env(GROUP_SETUP, format!("{} {tensor} {stages} {how}", dir.display()));
     command.env("EMU_DEVICES", ranks.to_string()).env("EMU_MEMORY", (64 << 20).to_string());
     let output = command.envs(variables.iter().copied()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -274,25 +311,28 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
     let qwen2 = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..SHARED };
     let qwen3 = Tiny { model_type: "qwen3", vocab: 301, ..SHARED };
     assert_eq!((QWEN2.model_type, QWEN3.model_type), (qwen2.model_type, qwen3.model_type));
-    for (tiny, how, counts) in [
-        (SHARED, "16 graphs 30000", &[2, 4, 8][..]),
+    let deep = |tiny| Tiny { layers: 3, ..tiny };
+    for (tiny, how, shapes) in [
+        (SHARED, "16 graphs 30000", &[(2, 1), (4, 1), (8, 1), (4, 2)][..]),
         // FP8 keys and values are for heads of at least 64 values.
-        (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000", &[2, 4]),
-        (SHARED, "int4 eager 30000", &[2, 8]),
-        (qwen2, "16 eager 30000", &[2, 4]),
-        (qwen3, "16 eager 30000", &[4]),
-        // Sums of squares that ranks exchange: KV heads on one rank each, and on several.
-        (shared(OLMO2), "16 graphs 30000", &[2, 4]),
-        (shared(STARCODER2), "16 eager 30000", &[2]),
+        (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000", &[(2, 1), (4, 1), (2, 2)]),
+        (SHARED, "int4 eager 30000", &[(2, 1), (8, 1), (2, 2)]),
+        (deep(SHARED), "16 graphs 30000", &[(1, 2), (1, 3), (2, 2), (2, 3)]),
+        (qwen2, "16 eager 30000", &[(2, 1), (4, 1)]),
+        (deep(qwen2), "16 eager 30000", &[(2, 3)]),
+        (qwen3, "16 eager 30000", &[(4, 1)]),
+        // Sums of squares that ranks exchange: KV heads on one rank each, and on several. No norm before a layer.
+        (shared(OLMO2), "16 graphs 30000", &[(2, 1), (4, 1), (2, 2)]),
+        (shared(STARCODER2), "16 eager 30000", &[(2, 1), (1, 2)]),
     ] {
         let dir = tiny.make(3);
-        let expected = lead(dir.path(), 1, how, &[]);
+        let expected = lead(dir.path(), (1, 1), how, &[]);
         assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
-        for &ranks in counts {
-            let got = lead(dir.path(), ranks, how, &[]);
+        for &shape in shapes {
+            let got = lead(dir.path(), shape, how, &[]);
             assert!(
                 got == expected,
-                "{} {how}: {ranks} ranks give other bits:\n{got}\n{expected}",
+                "{} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}",
                 tiny.model_type
             );
         }
@@ -327,7 +367,7 @@ fn a_group_ends_in_time_when_an_exchange_does_not() {
         ("error:0:30", &["an injected error (NCCL status 2)"]),
     ] {
         let began = clock::now();
-        let said = lead(dir.path(), 2, "16 eager 1000", &[("EMU_NCCL_FAULT", fault)]);
+        let said = lead(dir.path(), (2, 1), "16 eager 1000", &[("EMU_NCCL_FAULT", fault)]);
         assert!(words.iter().any(|word| said.contains(word)), "{fault}: {said}");
         let took = clock::now().since(began);
         assert!(took < Duration::from_secs(10), "{fault} took {took:?}");

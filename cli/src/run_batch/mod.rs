@@ -170,7 +170,8 @@ impl Here {
         let Self { log, engine, workers, served, text } = self;
         let gpus = visible_gpus(&engine);
         // On a CPU one worker uses all cores, and reads the weights once per step for all sequences.
-        let workers = workers.unwrap_or(gpus.max(1));
+        let ranks = engine.worker.ranks.on_node() as usize;
+        let workers = workers.unwrap_or((gpus / ranks).max(1));
         let threads = threads_each(&engine, workers);
         let launch = crate::worker::Launch { gpus, ..launch(&served, workers, &log)? };
         let engine = Arc::new(engine);

@@ -404,7 +404,7 @@ pub const FLAGS: &[Flag] = &[
         "N",
         ENGINE,
         SERVE | WORKER | RUN_BATCH,
-        "Stages that divide the layers of a worker's model, each with --tensor-parallel-size ranks; with --device cpu",
+        "Stages that divide the layers of a worker's model, each with --tensor-parallel-size ranks",
     ),
     one(
         "nnodes",

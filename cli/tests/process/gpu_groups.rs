@@ -1,15 +1,17 @@
-//! Workers of two ranks on emulated GPUs give the tokens of one GPU, even if a rank is killed during streams.
-//! Not yet run on GPUs.
+//! Workers of two ranks on emulated GPUs give the tokens of one GPU, even if a rank is killed during streams,
+//! and so do ranks on two nodes. Not yet run on GPUs.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use skein_node::clock;
 use skein_tests::client::{self, History};
+use skein_tests::nodes::lasting_address;
 use skein_tests::process::{Cluster, send_signal};
 
 use crate::chaos::difference;
 use crate::groups::{ENDS_WITHIN, is_alive, wait_for_groups};
+use crate::nodes::{Node, wait_for_group};
 use crate::{SKEIN, block_on, wide_model};
 
 const STREAMS: usize = 4;
@@ -38,6 +40,46 @@ fn check(seen: &[History], expected: &[History], cluster: &Cluster) {
     assert!(differences.is_empty(), "{}\n{}", differences.join("\n"), cluster.log());
 }
 
+/// A cluster that serves the model in the directory `model` on `devices` emulated GPUs.
+async fn serve(libraries: &str, model: &str, more: &[&str], devices: &str) -> Cluster {
+    let common = [
+        "--model",
+        model,
+        "--served-model-name",
+        "wide",
+        "--device",
+        "cuda",
+        "--batch-invariant",
+        "--enforce-eager",
+        "--max-num-seqs",
+        "4",
+        "--max-num-batched-tokens",
+        "32",
+        "--max-model-len",
+        "128",
+        "--kv-cache-memory-bytes",
+        "8388608",
+    ];
+    let variables = [("LD_LIBRARY_PATH", libraries), ("EMU_DEVICES", devices)];
+    Cluster::serve_with(SKEIN, &[&common[..], more].concat(), &variables).await
+}
+
+/// Runs the streams while rank 1 of `group` is killed, and waits until the group has ended.
+async fn kill_a_rank(cluster: &Cluster, group: &[u32]) -> Vec<History> {
+    let (seen, ended) = tokio::join!(run_all(&cluster.url), async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        send_signal(group[1], "KILL");
+        let killed = clock::now();
+        while group.iter().any(|pid| is_alive(*pid)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            assert!(clock::now().since(killed) < ENDS_WITHIN, "{group:?}\n{}", cluster.log());
+        }
+        clock::now().since(killed)
+    });
+    println!("a rank on a GPU killed: the group had ended after {ended:?}");
+    seen
+}
+
 #[test]
 fn two_gpus_draw_the_tokens_of_one_also_when_a_rank_is_killed() {
     let Some(libraries) = skein_cuda_emulation::directory() else {
@@ -48,50 +90,51 @@ fn two_gpus_draw_the_tokens_of_one_also_when_a_rank_is_killed() {
     block_on(async {
         let model = wide_model::write();
         let model = model.path().to_str().expect("a plain path");
-        let serve = async |more: &[&str], devices: &str| {
-            let common = [
-                "--model",
-                model,
-                "--served-model-name",
-                "wide",
-                "--device",
-                "cuda",
-                "--batch-invariant",
-                "--enforce-eager",
-                "--max-num-seqs",
-                "4",
-                "--max-num-batched-tokens",
-                "32",
-                "--max-model-len",
-                "128",
-                "--kv-cache-memory-bytes",
-                "8388608",
-            ];
-            let variables = [("LD_LIBRARY_PATH", libraries), ("EMU_DEVICES", devices)];
-            Cluster::serve_with(SKEIN, &[&common[..], more].concat(), &variables).await
-        };
-        let alone = serve(&["--workers", "1"], "1").await;
+        let alone = serve(libraries, model, &["--workers", "1"], "1").await;
         let expected = run_all(&alone.url).await;
         drop(alone);
-        let cluster = serve(&["-tp", "2"], "4").await;
-        // Must equal the output of `--plan` below.
-        let log = cluster.log();
-        assert!(log.contains("kv_blocks=512") || log.contains("\"kv_blocks\":512"), "{log}");
-        check(&run_all(&cluster.url).await, &expected, &cluster);
-        let group = wait_for_groups(&cluster, 2).await[0];
-        let (seen, ended) = tokio::join!(run_all(&cluster.url), async {
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            send_signal(group[1], "KILL");
-            let killed = clock::now();
-            while group.into_iter().any(is_alive) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                assert!(clock::now().since(killed) < ENDS_WITHIN, "{group:?}\n{}", cluster.log());
-            }
-            clock::now().since(killed)
-        });
-        println!("a rank on a GPU killed: the group had ended after {ended:?}");
-        check(&seen, &expected, &cluster);
-        wait_for_groups(&cluster, 2).await;
+        for shape in ["-tp", "-pp"] {
+            let cluster = serve(libraries, model, &[shape, "2"], "4").await;
+            // Must equal the output of `--plan` below.
+            let log = cluster.log();
+            assert!(log.contains("kv_blocks=512") || log.contains("\"kv_blocks\":512"), "{log}");
+            check(&run_all(&cluster.url).await, &expected, &cluster);
+            let group = wait_for_groups(&cluster, 2).await[0];
+            check(&kill_a_rank(&cluster, &group).await, &expected, &cluster);
+            wait_for_groups(&cluster, 2).await;
+        }
+    });
+}
+
+/// One layer over two nodes needs NCCL between them; with a stage on each, it connects the ranks of a node.
+#[test]
+fn gpus_of_two_nodes_draw_the_tokens_of_one_also_when_a_rank_is_killed() {
+    let Some(libraries) = skein_cuda_emulation::directory() else { return };
+    let libraries = libraries.to_str().expect("a plain path");
+    block_on(async {
+        let directory = wide_model::write();
+        let model = directory.path().to_str().expect("a plain path");
+        let alone = serve(libraries, model, &["--workers", "1"], "1").await;
+        let expected = run_all(&alone.url).await;
+        drop(alone);
+        for (shape, each) in [(&["-tp", "2"][..], 1), (&["-tp", "2", "-pp", "2"], 2)] {
+            let leader = lasting_address().to_string();
+            let nodes = ["--nnodes", "2", "--leader", &leader];
+            let mut command = std::process::Command::new(SKEIN);
+            command.env("LD_LIBRARY_PATH", libraries).env("EMU_DEVICES", each.to_string());
+            command.env("EMU_HOST", "1");
+            let node = Node::start_by(
+                command,
+                "cuda",
+                directory.path(),
+                &[&nodes[..], &["--node-rank", "1"]].concat(),
+            );
+            let cluster = serve(libraries, model, &[shape, &nodes[..]].concat(), &each.to_string()).await;
+            let group = wait_for_group(&cluster, &node, each).await;
+            check(&run_all(&cluster.url).await, &expected, &cluster);
+            check(&kill_a_rank(&cluster, &group).await, &expected, &cluster);
+            wait_for_group(&cluster, &node, each).await;
+        }
     });
 }
 
@@ -109,7 +152,7 @@ fn more_ranks_than_gpus_are_refused() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let of_two = said(&[("EMU_DEVICES", "2")], &["-tp", "4"]);
-    assert!(of_two.contains("needs the GPUs 0 to 3, and this process sees 2"), "{of_two}");
+    assert!(of_two.contains("need the GPUs 0 to 3 on each machine, and this process sees 2"), "{of_two}");
     let chosen = said(&[("EMU_DEVICES", "4"), ("CUDA_VISIBLE_DEVICES", "3")], &["-tp", "2"]);
     assert!(chosen.contains("this process sees 1"), "{chosen}");
     let mut plan = std::process::Command::new(SKEIN);
@@ -132,6 +175,6 @@ fn more_ranks_than_gpus_are_refused() {
     assert!(planned.contains("512 blocks, 8192 tokens, 64 sequences"), "{planned} {output:?}");
     let ranks = planned.lines().filter(|line| line.contains("8388608")).count();
     assert_eq!(ranks, 2, "{planned}");
-    let staged = said(&[("EMU_DEVICES", "4")], &["--pipeline-parallel-size", "2"]);
-    assert!(staged.contains("--pipeline-parallel-size 2 needs --device cpu"), "{staged}");
+    let staged = said(&[("EMU_DEVICES", "3")], &["-tp", "2", "--pipeline-parallel-size", "2"]);
+    assert!(staged.contains("--pipeline-parallel-size 2 need the GPUs 0 to 3"), "{staged}");
 }

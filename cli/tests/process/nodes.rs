@@ -20,27 +20,28 @@ const ENDS_WITHIN: Duration = Duration::from_secs(5);
 const SILENT_WITHIN: Duration = Duration::from_secs(8);
 
 /// A node whose ranks belong to a leader elsewhere.
-struct Node {
+pub struct Node {
     child: Child,
     log: tempfile::NamedTempFile,
 }
 
 impl Node {
     fn start(model: &Path, arguments: &[&str]) -> Self {
-        Self::start_by(Command::new(SKEIN), model, arguments)
+        Self::start_by(Command::new(SKEIN), "cpu", model, arguments)
     }
 
     /// Starts the node in another network namespace.
     fn start_in(network: &Network, model: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &network.name, SKEIN]);
-        Self::start_by(command, model, arguments)
+        Self::start_by(command, "cpu", model, arguments)
     }
 
-    fn start_by(mut command: Command, model: &Path, arguments: &[&str]) -> Self {
+    /// Starts the node by a command that runs `skein`, on `device`.
+    pub fn start_by(mut command: Command, device: &str, model: &Path, arguments: &[&str]) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let child = command
-            .args(["worker", model.to_str().unwrap(), "--device", "cpu"])
+            .args(["worker", model.to_str().unwrap(), "--device", device])
             .args(arguments)
             .env("RUST_LOG", "info")
             .stdin(Stdio::null())
@@ -55,7 +56,7 @@ impl Node {
         self.child.id()
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.log.path()).unwrap_or_default()
     }
 }
@@ -73,7 +74,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// Process ids of all ranks: leader, its other ranks, and those of the node. `each` ranks run on a node.
-async fn wait_for_group(cluster: &Cluster, node: &Node, each: usize) -> Vec<u32> {
+pub async fn wait_for_group(cluster: &Cluster, node: &Node, each: usize) -> Vec<u32> {
     for _ in 0..3000 {
         if let [leader] = cluster.worker_pids()[..] {
             let (here, there) = (children_of(leader), children_of(node.pid()));

@@ -28,6 +28,7 @@
 //! | `EMU_NCCL_FAULT=error:r:n`, `remote:r:n` | it ends with an asynchronous error |
 //! | `EMU_NCCL_FAULT=wrong:r:n` | a bit of what rank r receives in it is wrong |
 //! | `EMU_NCCL_FAULT=absent:r`, `abort:r` | rank r never joins; its abort never returns |
+//! | `EMU_HOST=n` | the process stands for one on machine n, whose GPUs have numbers of their own |
 //! | `EMU_NCCL_VERSION` | NCCL's version, 22803 if unset |
 //! | `EMU_LIBRARIES` | the libraries of another build |
 

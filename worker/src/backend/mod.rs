@@ -5,6 +5,7 @@
 //! that the previous step is still drawing. The batch says where they belong ([`Batch::carried`]), and the
 //! backend fills them in without the host.
 
+mod connections;
 pub mod cpu;
 pub mod cuda;
 pub mod fake;
@@ -21,6 +22,7 @@ use skein_kernels::collective::Lost;
 use skein_proto::adapter::AdapterId;
 use tokio::sync::Notify;
 
+pub use connections::Connections;
 pub use kv_division::KvTokenBytes;
 pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};

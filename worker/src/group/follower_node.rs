@@ -139,7 +139,7 @@ impl Serving {
         loop {
             match incoming.receive(HEARTBEAT_INTERVAL) {
                 Ok(Some((Kind::Heartbeat, _))) => beats += 1,
-                Ok(Some((Kind::Peers, peers))) => self.processes.send_line(&String::from_utf8_lossy(&peers)),
+                Ok(Some((Kind::Line, line))) => self.processes.send_line(&String::from_utf8_lossy(&line)),
                 Ok(Some((Kind::Frame, message))) => {
                     let words = words(&message);
                     if is_stop(&words) {

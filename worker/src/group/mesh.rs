@@ -16,7 +16,7 @@ use skein_node::clock;
 
 use super::memory::GroupMemory;
 use super::topology::Topology;
-use crate::backend::cpu::Connections;
+use crate::backend::Connections;
 
 /// Limit for setting up all connections of a rank.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

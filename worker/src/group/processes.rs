@@ -23,6 +23,7 @@ use super::memory::{GroupMemory, NodePlan};
 use super::mesh::Peers;
 use super::watch::Watch;
 use crate::backend::WindowBlocks;
+use crate::backend::cuda::{CudaLoadError, Fits};
 use crate::config::{CudaConfig, Precision, SchedulerConfig};
 
 /// Longest line of a welcome or an answer, in bytes.
@@ -31,6 +32,8 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 const EXIT_LEADER_LOST: i32 = 1;
 /// How long a rank may take from its start until it joins.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Lines that a rank gets after its welcome: the addresses of all ranks, and the agreed KV blocks.
+const LINES: usize = 2;
 /// Most answers queued.
 const ANSWERS_IN_FLIGHT: usize = 256;
 
@@ -123,6 +126,8 @@ pub enum Answer {
         /// Port on which it listens for ranks on other nodes.
         port: Option<u16>,
     },
+    /// The rank on a GPU knows how many KV blocks fit, and waits for the number on which all agree.
+    Fits(Fits),
     /// The rank has loaded its part of the model.
     Loaded,
     /// The rank cannot continue.
@@ -133,6 +138,15 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// Why this answer of `rank` is not one that is due while it loads.
+    fn unexpected(&self, rank: usize) -> String {
+        match self {
+            Self::Failed { reason } => format!("rank {rank} cannot load its part: {reason}"),
+            Self::Joined { .. } => format!("rank {rank} joins twice"),
+            Self::Fits(_) | Self::Loaded => format!("rank {rank} answers out of turn: {self:?}"),
+        }
+    }
+
     /// Writes the answer to standard output. Errors are ignored: if the leader has ended, the lifeline closes
     /// too.
     pub fn emit(&self) {
@@ -156,8 +170,8 @@ pub struct RankCommand {
 pub struct Processes {
     watch: Watch,
     answers: Mutex<Receiver<(usize, Answer)>>,
-    /// Ranks that reported `Loaded` before all ranks had joined.
-    early: Vec<usize>,
+    /// Answers that arrived before all ranks had joined, except those of joining.
+    early: Vec<(usize, Answer)>,
     sender: SyncSender<(usize, Answer)>,
     terms: Terms,
     /// All ranks except the leader.
@@ -247,14 +261,15 @@ impl Processes {
     /// If a rank is lost or its terms differ.
     pub fn joined(&mut self) -> Result<Vec<Option<u16>>, String> {
         let (mut ports, mut early) = (vec![None; self.ranks.len()], Vec::new());
-        self.each(Vec::new(), Some(JOIN_TIMEOUT), |rank, answer| match answer {
+        let own = self.terms.clone();
+        self.each(Some(JOIN_TIMEOUT), |rank, answer| match answer {
             Answer::Joined { terms, port } => {
                 ports[rank - 1] = port;
-                terms.differ(rank, &self.terms).map_or(Ok(true), Err)
+                terms.differ(rank, &own).map_or(Ok(true), Err)
             }
             Answer::Failed { reason } => Err(format!("rank {rank} cannot join: {reason}")),
-            Answer::Loaded => {
-                early.push(rank);
+            later @ (Answer::Fits(_) | Answer::Loaded) => {
+                early.push((rank, later));
                 Ok(false)
             }
         })?;
@@ -262,30 +277,48 @@ impl Processes {
         Ok(ports)
     }
 
+    /// Waits until every rank on a GPU knows what fits; returns the KV blocks that fit all of them and the
+    /// leader, to which `own` fits. There is no time limit while the rank is alive.
+    ///
+    /// # Errors
+    /// If a rank is lost, cannot load or has a device that computes differently.
+    pub fn agree(&mut self, own: Fits) -> Result<u32, CudaLoadError> {
+        let mut all = vec![own; self.ranks.end];
+        let answered = self.each(None, |rank, answer| match answer {
+            Answer::Fits(fits) => {
+                all[rank] = fits;
+                Ok(true)
+            }
+            other => Err(other.unexpected(rank)),
+        });
+        answered.map_err(CudaLoadError::Group)?;
+        Fits::all(&all).inspect_err(|why| drop(self.fail(why.to_string())))
+    }
+
     /// Waits until every rank has loaded its part. There is no time limit while the rank is alive.
     ///
     /// # Errors
     /// If a rank is lost or cannot load.
-    pub fn loaded(self) -> Result<Watch, String> {
-        self.each(self.early.clone(), None, |rank, answer| match answer {
+    pub fn loaded(mut self) -> Result<Watch, String> {
+        self.each(None, |rank, answer| match answer {
             Answer::Loaded => Ok(true),
-            Answer::Failed { reason } => Err(format!("rank {rank} cannot load its part: {reason}")),
-            Answer::Joined { .. } => Err(format!("rank {rank} joins twice")),
+            other => Err(other.unexpected(rank)),
         })?;
         Ok(self.watch.clone())
     }
 
-    /// Takes answers until every rank not in `done` has sent one that `take` accepts.
+    /// Takes answers until every rank has sent one that `take` accepts.
     fn each(
-        &self,
-        done: Vec<usize>,
+        &mut self,
         within: Option<Duration>,
         mut take: impl FnMut(usize, Answer) -> Result<bool, String>,
     ) -> Result<(), String> {
         let began = clock::now();
-        let mut missing: Vec<usize> = self.ranks.clone().filter(|rank| !done.contains(rank)).collect();
+        let mut early = std::mem::take(&mut self.early).into_iter();
+        let mut missing: Vec<usize> = self.ranks.clone().collect();
         while let Some(first) = missing.first() {
-            let taken = match self.next_answer(HEARTBEAT_INTERVAL) {
+            let answer = early.next().or_else(|| self.next_answer(HEARTBEAT_INTERVAL));
+            let taken = match answer {
                 Some((rank, answer)) if self.ranks.contains(&rank) => take(rank, answer).map(|counts| {
                     missing.retain(|other| *other != rank || !counts);
                 }),
@@ -388,6 +421,20 @@ impl RankProcess {
         serde_json::from_str(&line)
             .map_err(|error| format!("cannot parse the addresses of the ranks: {error}"))
     }
+
+    /// Tells the leader what fits this rank; returns the KV blocks on which all ranks agree. Waits as long as
+    /// the leader is alive.
+    ///
+    /// # Errors
+    /// If the leader sends something else.
+    pub fn agree(&self, own: Fits) -> Result<u32, CudaLoadError> {
+        Answer::Fits(own).emit();
+        let ended = |_| CudaLoadError::Group("the leader has ended".into());
+        let line = self.lines.recv().map_err(ended)?;
+        let other =
+            |_| CudaLoadError::Group(format!("the leader's number of KV blocks is {:?}", line.trim()));
+        line.trim().parse().map_err(other)
+    }
 }
 
 /// Reads the welcome from standard input. From then on, this process exits without exit handlers when its
@@ -412,11 +459,11 @@ pub fn join() -> Result<RankProcess, String> {
         .map_err(|error| format!("cannot map the group's memory: {error}"))?;
     let (rank, process) = (welcome.rank, welcome.plan.process_of(welcome.rank));
     let end = || skein_sys::process::exit_without_handlers(EXIT_LEADER_LOST);
-    let (sender, lines) = sync_channel(1);
+    let (sender, lines) = sync_channel(LINES);
     let lifeline = move || {
         let mut line = String::new();
         while std::io::stdin().lock().take(MAX_LINE_BYTES).read_line(&mut line).is_ok_and(|count| count > 0) {
-            // Only the first line matters, and the channel has room for it.
+            // The channel has room for all lines that a leader sends.
             let _ = sender.try_send(std::mem::take(&mut line));
         }
         end();

@@ -25,8 +25,8 @@ pub enum Kind {
     Welcome,
     /// An answer of a rank.
     Answer,
-    /// Addresses of all ranks.
-    Peers,
+    /// A line for the standard input of every rank.
+    Line,
     /// A frame for the ranks to execute.
     Frame,
     /// Heartbeat of the sender.
@@ -44,7 +44,7 @@ const KINDS: [Kind; 11] = [
     Kind::Refused,
     Kind::Welcome,
     Kind::Answer,
-    Kind::Peers,
+    Kind::Line,
     Kind::Frame,
     Kind::Heartbeat,
     Kind::End,

@@ -185,10 +185,10 @@ impl Reader<'_> {
     /// A list of items of `N` words each.
     fn list<const N: usize, T>(&mut self, item: impl Fn([u32; N]) -> T) -> Result<Vec<T>, Malformed> {
         let [count] = self.take()?;
-        if (self.words.len() - self.at) / N < count as usize {
-            return Err(self.malformed());
-        }
-        (0..count).map(|_| self.take().map(&item)).collect()
+        let len = (count as usize).checked_mul(N);
+        let list = len.and_then(|len| self.words[self.at..].get(..len)).ok_or(self.malformed())?;
+        self.at += list.len();
+        Ok(list.as_chunks().0.iter().map(|words| item(*words)).collect())
     }
 
     fn words(&mut self) -> Result<Vec<u32>, Malformed> {

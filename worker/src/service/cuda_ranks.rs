@@ -1,11 +1,11 @@
-//! Ranks on GPUs of one machine, each with its own process and device.
+//! Ranks on GPUs of one machine or several, each with its own process and device.
 
 use super::load::{cuda_options, open_cuda};
-use super::ranks::{self, Work};
+use super::ranks::{self, Agree, Work};
 use super::{WorkerError, precision};
-use crate::backend::cpu::{Connections, CpuOptions, NumberTypes};
+use crate::backend::cpu::{CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
-use crate::backend::{Backend, KvBlocks};
+use crate::backend::{Backend, Connections, KvBlocks};
 use crate::config::WorkerConfig;
 use crate::group::{CudaWelcome, Member, RankProcess, Topology};
 use crate::model::config::ModelConfig;
@@ -24,13 +24,12 @@ pub(super) fn lead(
     let (topology, shards) = shards(config, model)?;
     let work = Work {
         arithmetic: arithmetic(options),
-        // Ranks on GPUs use only the number of threads.
         cpu: CpuOptions {
             threads: ranks::threads_each(config),
             kv_blocks: 0,
             window_blocks: None,
             block_size: options.limits.block_size,
-            max_rows: 0,
+            max_rows: cuda::most_rows(&options.limits),
             numbers: NumberTypes::EXACT,
         },
         cuda: Some(CudaWelcome {
@@ -44,8 +43,8 @@ pub(super) fn lead(
     let group = ranks::lead(config, (&model.spec, topology), work)?;
     let (ended, shard) = (Box::new(group.ended()), shards[0].clone());
     let mut arithmetic = String::new();
-    let load = |connections: Connections| {
-        let link = RankLink { shard, ranks: connections.ranks, ended };
+    let load = |connections: Connections, agree: &mut Agree<'_>| {
+        let link = RankLink { shard, connections, agree, ended };
         let loaded = cuda::load_rank((&config.model, model), opened, &options, Some(link), progress);
         let loaded = loaded.map_err(failed)?;
         arithmetic.clone_from(&loaded.arithmetic);
@@ -97,30 +96,21 @@ fn arithmetic(options: &CudaOptions) -> String {
     format!("cuda {fp8:?} rounded {rounded:?} invariant {}", cuda.batch_invariant)
 }
 
-/// Refuses settings that ranks on GPUs do not support, and more ranks than `visible` devices.
+/// Refuses settings that ranks on GPUs do not support, and more ranks on this machine than `visible` devices.
 fn check_settings(config: &WorkerConfig, visible: u32) -> Result<(), WorkerError> {
-    let (ranks, first) = (&config.ranks, config.cuda.ordinal);
-    let why = if ranks.pipeline_parallel > 1 {
-        format!(
-            "--pipeline-parallel-size {} needs --device cpu: GPUs have no pipeline yet, only --tensor-parallel-size",
-            ranks.pipeline_parallel
-        )
-    } else if ranks.nodes.count > 1 {
-        format!(
-            "--nnodes {} needs --device cpu: the GPUs of a group are in one machine yet",
-            ranks.nodes.count
-        )
-    } else if config.cuda.sharers > 1 {
+    let (each, first) = (config.ranks.on_node(), config.cuda.ordinal);
+    let why = if config.cuda.sharers > 1 {
         format!(
             "{} workers share a GPU, and ranks of several GPUs do not; give --workers 1",
             config.cuda.sharers
         )
-    } else if first.saturating_add(ranks.tensor_parallel) > visible {
+    } else if first.saturating_add(each) > visible {
         format!(
-            "--tensor-parallel-size {} needs the GPUs {first} to {}, and this process sees {visible}; see nvidia-smi and \
-             CUDA_VISIBLE_DEVICES, whose order the ranks follow",
-            ranks.tensor_parallel,
-            first.saturating_add(ranks.tensor_parallel) - 1
+            "--tensor-parallel-size {} and --pipeline-parallel-size {} need the GPUs {first} to {} on each machine, and \
+             this process sees {visible}; see nvidia-smi and CUDA_VISIBLE_DEVICES, whose order the ranks follow",
+            config.ranks.tensor_parallel,
+            config.ranks.pipeline_parallel,
+            first.saturating_add(each) - 1
         )
     } else {
         return Ok(());
@@ -144,14 +134,15 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
     };
     let Member { connections, reports, .. } = ranks::join(process, &arithmetic(&options))?;
     let model = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?;
-    let ordinal = cuda.config.ordinal + rank as u32;
+    let topology = welcome.plan.topology;
+    let ordinal = cuda.config.ordinal + (rank % topology.on_node()) as u32;
     let opened = cuda::open(ordinal, &model, cuda.limits.block_size);
     let opened = opened.map_err(|error| format!("cannot use GPU {ordinal}: {error}"))?;
-    let shard = Shard::new(&model.spec, rank, welcome.plan.topology.tensor);
-    let shard = shard.map_err(|error| error.to_string())?;
+    let shard = ranks::shard_of(&model.spec, &topology, rank).map_err(|error| error.to_string())?;
     let memory = process.memory.clone();
     let ended = move || memory.cause().map(|rank| format!("rank {rank} has ended"));
-    let link = RankLink { shard, ranks: connections.ranks, ended: Box::new(ended) };
+    let mut agree = |own| process.agree(own);
+    let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(ended) };
     let loaded = cuda::load_rank((&welcome.model, &model), opened, &options, Some(link), &mut |_, _| {});
     let loaded = loaded.map_err(|error| error.to_string())?;
     ranks::follow(process, reports, || loaded.start().map_err(|error| error.to_string()))
@@ -171,14 +162,15 @@ mod tests {
         };
         assert_eq!(refused(|_| (), 4), "");
         assert_eq!(refused(|config| config.cuda.ordinal = 2, 6), "");
+        assert_eq!(refused(|config| config.ranks.nodes.count = 4, 1), "", "a GPU on each of four machines");
         for (said, expected) in [
-            (refused(|_| (), 2), "--tensor-parallel-size 4 needs the GPUs 0 to 3, and this process sees 2"),
-            (refused(|config| config.cuda.ordinal = 1, 4), "needs the GPUs 1 to 4"),
+            (refused(|_| (), 2), "need the GPUs 0 to 3 on each machine, and this process sees 2"),
+            (refused(|config| config.cuda.ordinal = 1, 4), "need the GPUs 1 to 4"),
             (
-                refused(|config| config.ranks.pipeline_parallel = 2, 8),
-                "--pipeline-parallel-size 2 needs --device cpu",
+                refused(|config| config.ranks.pipeline_parallel = 2, 7),
+                "--tensor-parallel-size 4 and --pipeline-parallel-size 2 need the GPUs 0 to 7",
             ),
-            (refused(|config| config.ranks.nodes.count = 2, 8), "--nnodes 2 needs --device cpu"),
+            (refused(|config| config.ranks.nodes.count = 2, 1), "need the GPUs 0 to 1 on each machine"),
             (refused(|config| config.cuda.sharers = 2, 8), "2 workers share a GPU"),
         ] {
             assert!(said.contains(expected), "{said}");

@@ -519,8 +519,7 @@ fn kv_blocks(
         kv_bytes: given,
         least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
         // Each rank on this node has a cache of this size; together the ranks hold the weights once.
-        workers: u64::from(config.memory_sharers.max(1))
-            * u64::from(config.ranks.count().div_ceil(config.ranks.nodes.count.max(1))),
+        workers: u64::from(config.memory_sharers.max(1)) * u64::from(config.ranks.on_node()),
         beside: config.memory_beside,
     };
     let memory = skein_sys::memory_limit::of_this_process();

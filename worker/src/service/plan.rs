@@ -6,7 +6,7 @@ use super::load::{CpuPlan, adapter_bytes, plan_cpu};
 use super::memory_plan::{WORKER_BYTES, size};
 use super::{WorkerError, cuda_ranks, sizing};
 use crate::backend::cpu::{Allocated, CpuModel, CpuOptions};
-use crate::backend::cuda::DeviceBytes;
+use crate::backend::cuda::{self, DeviceBytes};
 use crate::backend::{KvBlocks, WindowBlocks};
 use crate::config::{BackendKind, WorkerConfig};
 use crate::group::NodePlan;
@@ -110,12 +110,16 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             token_bytes: of_token,
         }
     };
-    let shared = if topology.ranks() == 1 { 0 } else { NodePlan::new(topology, 0, 0).bytes() as u64 };
+    let step_bytes = cuda::most_rows(&options.limits) as usize * model.spec.hidden_size * size_of::<f32>();
+    let shared = |node| match topology.ranks() {
+        1 => 0,
+        _ => NodePlan::new(topology, node, step_bytes).bytes() as u64,
+    };
     let KvBlocks { blocks, window } = kv_blocks;
     let max_model_len = sizing::max_model_len(&options.limits, model.max_position_embeddings, blocks);
     Ok(MemoryPlan {
         ranks: shards.iter().enumerate().zip(&planned).map(rank).collect(),
-        shared: vec![shared],
+        shared: (0..topology.nodes).map(shared).collect(),
         kv_blocks: blocks,
         window_blocks: window,
         block_size: options.limits.block_size,
@@ -224,7 +228,7 @@ mod tests {
     use skein_kernels::collective::link::between_threads;
 
     use super::*;
-    use crate::backend::cpu::Connections;
+    use crate::backend::Connections;
     use crate::config::{CpuConfig, Precision, Quantization, RanksConfig};
     use crate::model::on_cpu::packed_cache::PackedCache;
 

@@ -11,8 +11,9 @@ use skein_kernels::cpu::matrix::Storage;
 
 use super::sizing::KvTokenBytes;
 use super::{WorkerError, precision};
-use crate::backend::cpu::{Connections, CpuBackend, CpuModel, CpuOptions};
-use crate::backend::{Backend, BackendError};
+use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions};
+use crate::backend::cuda::{CudaLoadError, Fits};
+use crate::backend::{Backend, BackendError, Connections};
 use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
 use crate::group::{
     self, Answer, CudaWelcome, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan,
@@ -42,11 +43,7 @@ pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Ve
     let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
     let (tensor, stages) = (*tensor_parallel as usize, *pipeline_parallel as usize);
     let topology = Topology::new(tensor, stages, nodes.count as usize).map_err(WorkerError::Unsuitable)?;
-    let shard = |rank| {
-        let shard = Shard::new(spec, topology.slot_of(rank), tensor)?;
-        shard.of_stage(spec, topology.stage_of(rank), stages)
-    };
-    let shards = (0..topology.ranks()).map(shard).collect::<Result<_, _>>();
+    let shards = (0..topology.ranks()).map(|rank| shard_of(spec, &topology, rank)).collect::<Result<_, _>>();
     let why = |why: Indivisible| {
         let flag = match &why {
             Indivisible::Leaves { ranks, .. } => format!("--tensor-parallel-size {ranks}"),
@@ -55,6 +52,12 @@ pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Ve
         WorkerError::Unsuitable(format!("{flag}: {why}"))
     };
     Ok((topology, shards.map_err(why)?))
+}
+
+/// Part of `rank`.
+pub(super) fn shard_of(spec: &Spec, topology: &Topology, rank: usize) -> Result<Shard, Indivisible> {
+    let shard = Shard::new(spec, topology.slot_of(rank), topology.tensor)?;
+    shard.of_stage(spec, topology.stage_of(rank), topology.stages)
 }
 
 /// KV cache per token on each rank, in bytes.
@@ -69,8 +72,7 @@ pub(super) fn kv_bytes_per_token(spec: &Spec, shards: &[Shard], kv: KvType) -> V
 
 /// Compute threads per rank on this node: an even part of `--threads`, or of the machine's.
 pub(super) fn threads_each(config: &WorkerConfig) -> usize {
-    let on_node = config.ranks.count().div_ceil(config.ranks.nodes.count.max(1)) as usize;
-    (threads(config) / on_node).max(1)
+    (threads(config) / config.ranks.on_node() as usize).max(1)
 }
 
 fn threads(config: &WorkerConfig) -> usize {
@@ -84,7 +86,8 @@ fn threads(config: &WorkerConfig) -> usize {
 pub(super) struct Work {
     /// Describes everything except the model that affects the bits of logits.
     pub arithmetic: String,
-    /// CPU options. A rank on a GPU uses only the number of threads, to read weights.
+    /// CPU options. Ranks on GPUs use the number of threads, to read weights, and the rows of the largest
+    /// step, for the links between stages.
     pub cpu: CpuOptions,
     /// Settings of a rank on a GPU; `None` = on the CPU.
     pub cuda: Option<CudaWelcome>,
@@ -192,15 +195,17 @@ impl Group {
         move || watch.failure()
     }
 
-    /// Loads the leader's part with `load`. Once all ranks have loaded their parts, they check the model
+    /// Loads the leader's part with `load`, which on GPUs must agree with the other ranks on the KV blocks.
+    /// Once all ranks have loaded their parts, they check the model
     /// together; `check` runs the leader's part of the check and returns its backend.
     pub fn load<M, B: Backend>(
         self,
-        load: impl FnOnce(Connections) -> Result<M, WorkerError>,
+        load: impl FnOnce(Connections, &mut Agree<'_>) -> Result<M, WorkerError>,
         check: impl FnOnce(M) -> Result<B, WorkerError>,
     ) -> Result<Leader<B>, WorkerError> {
-        let Self { memory, epoch, processes, nodes, connections, reports } = self;
-        let model = load(connections).map_err(|error| {
+        let Self { memory, epoch, mut processes, nodes, connections, reports } = self;
+        let mut agree = |own| agree(&mut processes, nodes.as_deref(), own);
+        let model = load(connections, &mut agree).map_err(|error| {
             // If another rank failed first, its failure is the cause of this error.
             let own = error.to_string();
             let why = processes.fail(own.clone());
@@ -211,6 +216,19 @@ impl Group {
         let leader = Leader::start(&memory, (epoch, watch), (reports, nodes), || check(model));
         leader.inspect_err(|error| drop(watching.fail(error.to_string())))
     }
+}
+
+/// Tells the leader what fits a rank on a GPU; returns the KV blocks on which all ranks agree.
+pub(super) type Agree<'a> = dyn FnMut(Fits) -> Result<u32, CudaLoadError> + 'a;
+
+/// The leader's side of the agreement: waits for all ranks and tells each of them.
+fn agree(processes: &mut Processes, nodes: Option<&Nodes>, own: Fits) -> Result<u32, CudaLoadError> {
+    let blocks = processes.agree(own)?;
+    let line = blocks.to_string();
+    processes.send_line(&line);
+    let sent = nodes.map_or(Ok(()), |nodes| nodes.send(Kind::Line, line.as_bytes()));
+    sent.map_err(CudaLoadError::Group)?;
+    Ok(blocks)
 }
 
 /// Leads a group of CPU ranks; returns it with the bytes of weights that this rank's steps read.
@@ -224,7 +242,7 @@ pub(super) fn lead_on_cpu(
     let group = lead(config, of_model, Work { arithmetic, cpu: options, cuda: None })?;
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
     let mut weight_bytes = 0;
-    let load = |connections| {
+    let load = |connections, _: &mut Agree<'_>| {
         let model = CpuModel::load_rank((&config.model, None), options, &cache, connections, progress)?;
         weight_bytes = model.weight_bytes();
         Ok(model)
@@ -292,7 +310,7 @@ fn introduce(
     let peers = Peers { addresses, token };
     let line = serde_json::to_string(&peers).map_err(|error| error.to_string())?;
     processes.send_line(&line);
-    nodes.send(Kind::Peers, line.as_bytes())?;
+    nodes.send(Kind::Line, line.as_bytes())?;
     Ok(peers)
 }
 

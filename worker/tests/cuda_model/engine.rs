@@ -4,51 +4,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use skein_proto::logprobs::TokenLogprobs;
-use skein_proto::sampling::SamplingParams;
 use skein_worker::TokenId;
 use skein_worker::backend::Backend;
-use skein_worker::backend::cuda::CudaBackend;
-use skein_worker::config::{CudaConfig, SchedulerConfig};
+use skein_worker::config::CudaConfig;
 use skein_worker::draft::{Guesser, Speculate};
-use skein_worker::engine::{Engine, Submission};
-use skein_worker::kv_cache::CacheScope;
-use skein_worker::scheduler::{Drafts, NewRequest, NewSample, RequestKey, Scheduler};
+use skein_worker::scheduler::Drafts;
 
 use crate::models::{COHERE2, LLAMA, LLAMA4, MISTRAL, QWEN2_MOE};
-use crate::runs::{eager, limits, prompt, try_cuda, try_cuda_with};
+use crate::requests::{self, Output, REQUESTS, request, served};
+use crate::runs::{eager, try_cuda, try_cuda_with};
 
-/// Tokens of a sample, and their log-probabilities if asked for.
-type Output = (Vec<TokenId>, Vec<TokenLogprobs>);
-
-const REQUESTS: u32 = 10;
-const SAMPLES: u32 = 2;
-const MAX_MODEL_LEN: u32 = 128;
 /// Keys and values per token of the tiny model, in bytes: 2 layers, 2 heads of 64, bf16.
 const TOKEN_BYTES: u64 = 2 * 2 * 2 * 64 * 2;
-
-fn request(index: u32) -> NewRequest {
-    let mut params =
-        SamplingParams { max_tokens: 20 + index, seed: u64::from(index), ..SamplingParams::default() };
-    if index % 2 == 1 {
-        (params.temperature, params.top_p) = (1.1, 0.95);
-    }
-    params.logprobs = index.is_multiple_of(4).then_some(2);
-    if index.is_multiple_of(3) {
-        (params.repetition_penalty, params.presence_penalty) = (1.2, 0.3);
-    }
-    NewRequest {
-        key: RequestKey(0),
-        prompt: prompt(index % 3, 20 + index as usize * 3),
-        params: Arc::new(params),
-        samples: (0..1 + index % SAMPLES).map(|index| NewSample { index, delivered: Vec::new() }).collect(),
-        scope: CacheScope::new("model", ""),
-        call: None,
-        priority: 0,
-        deadline: None,
-        adapter: None,
-    }
-}
 
 /// Tokens of all samples of simultaneous requests, with the drafts of `drafts` if it is given.
 async fn serve(
@@ -57,51 +24,13 @@ async fn serve(
     enforce_eager: bool,
     drafts: Option<Drafts>,
 ) -> Vec<Vec<Output>> {
-    let (cuda, limits) = settings(enforce_eager);
-    let backend = try_cuda(dir, cuda, limits.clone(), Some(kv_tokens * TOKEN_BYTES)).unwrap();
-    assert_eq!(u64::from(backend.kv_blocks() * limits.block_size), kv_tokens);
-    serve_on(backend, &limits, drafts).await
+    let backend = try_cuda(dir, settings(enforce_eager), served(), Some(kv_tokens * TOKEN_BYTES)).unwrap();
+    assert_eq!(u64::from(backend.kv_blocks() * served().block_size), kv_tokens);
+    requests::serve(Box::new(backend), drafts).await
 }
 
-fn settings(enforce_eager: bool) -> (CudaConfig, SchedulerConfig) {
-    let cuda = CudaConfig { batch_invariant: true, enforce_eager, ..eager() };
-    (cuda, SchedulerConfig { max_model_len: Some(MAX_MODEL_LEN), ..limits() })
-}
-
-async fn serve_on(
-    backend: CudaBackend,
-    limits: &SchedulerConfig,
-    drafts: Option<Drafts>,
-) -> Vec<Vec<Output>> {
-    let kv_blocks = backend.all_blocks();
-    let mut scheduler = Scheduler::new(limits, kv_blocks, MAX_MODEL_LEN);
-    if let Some(drafts) = drafts {
-        scheduler.set_drafts(drafts);
-    }
-    let (engine, handle) = Engine::new(scheduler, Box::new(backend), REQUESTS);
-    let running = std::thread::spawn(move || engine.run());
-    let mut streams = Vec::new();
-    for index in 0..REQUESTS {
-        let submission = Submission::alone(index.to_string(), request(index));
-        streams.push(handle.submit(submission).await.unwrap());
-    }
-    let mut outputs = Vec::new();
-    for (index, mut stream) in (0..REQUESTS).zip(streams) {
-        let mut samples = vec![Output::default(); 1 + (index % SAMPLES) as usize];
-        while let Some(deltas) = stream.next().await {
-            for delta in deltas.unwrap() {
-                let (tokens, logprobs) = &mut samples[delta.sample_index as usize];
-                tokens.extend(delta.tokens);
-                logprobs.extend(delta.logprobs);
-            }
-        }
-        outputs.push(samples);
-    }
-    handle.snapshot().await.unwrap(); // the load now includes all ends
-    assert_eq!(handle.log().load().free_blocks, kv_blocks.blocks, "nobody runs, nothing is held");
-    handle.stop().await;
-    running.join().unwrap().unwrap();
-    outputs
+fn settings(enforce_eager: bool) -> CudaConfig {
+    CudaConfig { batch_invariant: true, enforce_eager, ..eager() }
 }
 
 #[tokio::test]
@@ -130,8 +59,7 @@ async fn layers_with_a_window_give_their_blocks_back() {
         for (kv_tokens, enforce_eager, with_drafts) in
             [(2048, true, false), (2048, false, true), (256, false, false), (256, false, true)]
         {
-            let (cuda, limits) = settings(enforce_eager);
-            let bytes = Some(kv_tokens * TOKEN_BYTES);
+            let (cuda, limits, bytes) = (settings(enforce_eager), served(), Some(kv_tokens * TOKEN_BYTES));
             let backend = try_cuda_with((dir.path(), true), cuda, limits.clone(), bytes).unwrap();
             let (blocks, windows) = (backend.kv_blocks(), backend.window_blocks().unwrap().blocks);
             let shared = (kv_tokens / u64::from(limits.block_size)) as u32;
@@ -140,7 +68,7 @@ async fn layers_with_a_window_give_their_blocks_back() {
                 "{name}: {windows} of {blocks} blocks, {shared} shared"
             );
             let drafts = with_drafts.then(|| knowing(&expected, &Arc::default()));
-            let got = serve_on(backend, &limits, drafts).await;
+            let got = requests::serve(Box::new(backend), drafts).await;
             assert_eq!(got, expected, "{name}, {kv_tokens} tokens, drafts {with_drafts}");
         }
     }

@@ -12,5 +12,6 @@ mod invariance;
 mod models;
 mod plan;
 mod quantised;
+mod requests;
 mod runs;
 mod scores;

@@ -1,4 +1,4 @@
-// faults.cpp: faults configured by the environment.
+// faults.cpp: faults, version and host, configured by the environment.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +19,11 @@ bool has_fault(const char* kind, int rank, uint64_t at) {
 int version() {
   const char* version = getenv("EMU_NCCL_VERSION");
   return version ? atoi(version) : 22803;
+}
+
+int host() {
+  const char* host = getenv("EMU_HOST");
+  return host ? atoi(host) : 0;
 }
 
 }  // namespace nccl

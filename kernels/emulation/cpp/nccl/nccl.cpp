@@ -101,7 +101,7 @@ bool all_joined(Communicator& of) {
       return false;
     }
     for (int other = 0; other < rank; other++) {
-      if (slots[other].device != slots[rank].device) continue;
+      if (slots[other].host != slots[rank].host || slots[other].device != slots[rank].device) continue;
       break_group(of, "Duplicate GPU detected: rank " + std::to_string(other) + " and rank " +
                           std::to_string(rank) + " both on CUDA device " + std::to_string(slots[rank].device));
       return false;
@@ -231,6 +231,7 @@ API int ncclCommInitRankConfig(Communicator** to, int ranks, UniqueId id, int ra
   if (has_fault("absent", rank, 0)) return IN_PROGRESS;
   if (segment->slots[rank].ranks != 0)
     return break_group(*made, "rank " + std::to_string(rank) + " joins twice");
+  segment->slots[rank].host = host();
   segment->slots[rank].device = device;
   segment->slots[rank].ranks = ranks;
   return IN_PROGRESS;

@@ -32,7 +32,7 @@ struct Request {
 // one.
 struct Slot {
   std::atomic<uint32_t> ranks;  // number of ranks as this one was told; 0: it has not joined
-  std::atomic<int32_t> device;
+  std::atomic<int32_t> host, device;  // EMU_HOST tells apart the machines that processes stand for
   std::atomic<uint64_t> posted, read;
   Request request;
   char data[CHUNK];
@@ -64,5 +64,6 @@ struct Communicator {
 // A fault of `rank` at its `at`-th collective operation, as EMU_NCCL_FAULT says: kind:rank[:at].
 bool has_fault(const char* kind, int rank, uint64_t at);
 int version();
+int host();
 
 }  // namespace nccl

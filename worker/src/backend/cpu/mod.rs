@@ -1,6 +1,5 @@
 //! The CPU backend: runs the forward pass on its own thread and that thread's helpers.
 
-mod connections;
 mod draws;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +17,7 @@ use skein_kernels::cpu::sample;
 use skein_node::trace::PROCESS;
 use skein_sys::threads::ThreadPlacement;
 
-use super::{Backend, BackendError, Batch, StepHandle, StepOutput, WindowBlocks};
+use super::{Backend, BackendError, Batch, Connections, StepHandle, StepOutput, WindowBlocks};
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
@@ -33,7 +32,6 @@ use crate::model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
 use crate::model::spec::Spec;
 use crate::shard::Shard;
 use crate::{BlockId, TokenId};
-pub use connections::Connections;
 use draws::Draws;
 
 /// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.

@@ -90,6 +90,7 @@ impl<T: Activation> Dummy<'_, T> {
     }
 
     fn constant(&self, to: DeviceSlice<f32>, value: f32) -> Result<(), CudaError> {
+        // Other stages have it, or the model lacks it.
         if to.is_empty() { Ok(()) } else { to.write(self.stream, &vec![value; to.len()]) }
     }
 }

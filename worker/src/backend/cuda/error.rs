@@ -32,6 +32,9 @@ pub enum CudaLoadError {
         /// Compute capability of rank 0's device.
         own: String,
     },
+    /// The group has ended.
+    #[error("{0}")]
+    Group(String),
     /// The first step failed.
     #[error(transparent)]
     Step(#[from] BackendError),
@@ -58,7 +61,11 @@ impl CudaLoadError {
         match self {
             Self::Cuda(error) => error.kind() == ErrorKind::DeviceFault,
             Self::Step(error) => matches!(error, BackendError::Stopped { .. }),
-            Self::Model(_) | Self::TooSmall { .. } | Self::Lost(_) | Self::Differs { .. } => false,
+            Self::Model(_)
+            | Self::TooSmall { .. }
+            | Self::Lost(_)
+            | Self::Group(_)
+            | Self::Differs { .. } => false,
         }
     }
 }

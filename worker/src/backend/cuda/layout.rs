@@ -144,11 +144,21 @@ impl Loading<'_> {
                     sizes.rows.max(sizes.pass.rows),
                     self.forms.ordered().1,
                 )),
-            exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, sizes.pass.rows),
+            exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, self.logit_rows(&sizes)),
         };
         let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);
-        let capacities = graphs::sizes(sizes.pass.rows);
+        let capacities = if shard.is_last() { graphs::sizes(sizes.pass.rows) } else { Vec::new() };
         Ok(Layout { spec, ops, sizes, block_bytes, capacities, workspace })
+    }
+
+    /// Most rows with logits: none before the last stage.
+    fn logit_rows(&self, sizes: &StepSizes) -> usize {
+        if self.shard.is_last() { sizes.pass.rows } else { 0 }
+    }
+
+    /// Tokens that the rank may draw: none before the last stage.
+    pub fn drawn_vocab(&self, spec: &Spec) -> usize {
+        if self.shard.is_last() { spec.vocab_size as usize } else { 0 }
     }
 
     /// Allocates the weights and the angles of each rotation.
@@ -169,8 +179,8 @@ impl Loading<'_> {
         memory: &mut Carver,
     ) -> Result<(Activations<T>, StepMemory, Draw), CudaError> {
         let Layout { spec, sizes, capacities, workspace, .. } = layout;
-        let vocab = spec.vocab_size as usize;
-        let activations = Activations::place(spec, sizes.rows, sizes.pass.rows, *workspace, memory);
+        let vocab = self.drawn_vocab(spec);
+        let activations = Activations::place(spec, sizes.rows, self.logit_rows(sizes), *workspace, memory);
         let step = StepMemory::place(*sizes, vocab, memory);
         Ok((activations, step, Draw::place(&self.opened.kernels, capacities, vocab, memory)?))
     }
@@ -242,7 +252,7 @@ impl Loading<'_> {
         let layout = self.layout::<T, K>()?;
         let needs = self.needs(&layout)?;
         let (_, blocks) = self.plan(&layout, Ok)?;
-        let logits = layout.sizes.pass.rows * layout.spec.vocab_size as usize * size_of::<f32>();
+        let logits = layout.sizes.pass.rows * self.drawn_vocab(&layout.spec) * size_of::<f32>();
         let bytes = DeviceBytes {
             weights: needs.weights as u64,
             kv_cache: 0,

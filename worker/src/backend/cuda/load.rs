@@ -22,6 +22,7 @@ use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
+use super::OpenDevice;
 use super::dummy;
 use super::error::CudaLoadError;
 use super::gaps::StepGaps;
@@ -30,10 +31,11 @@ use super::layout::Layout;
 use super::plan;
 use super::rank::{Connected, RankLink};
 use super::slot::Slot;
+use super::stage::steps_in_flight;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{Dtype, Quantiser, Upload};
-use super::{OpenDevice, STEPS_IN_FLIGHT, upload_packed};
+use super::{OpenDevice, upload_packed};
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::draft::Speculate;
@@ -44,6 +46,7 @@ use crate::model::on_cuda::Model;
 use crate::model::on_cuda::cache::CachePlanes;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::packed::Forms;
+use crate::model::on_cuda::stage::StageEnds;
 use crate::model::on_cuda::weights::{Place, TensorCopy};
 use crate::model::tensors;
 use crate::shard::Shard;
@@ -129,7 +132,7 @@ pub fn load_rank<'a>(
     (dir, config): (&'a Path, &'a ModelConfig),
     opened: OpenDevice,
     options: &'a CudaOptions,
-    link: Option<RankLink>,
+    link: Option<RankLink<'_>>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedRank<'a>, CudaLoadError> {
     let (weights, dtype) = stored(dir, config, options)?;
@@ -178,7 +181,7 @@ pub(super) struct Loading<'a> {
 impl<'a> Loading<'a> {
     fn load<T, K>(
         self,
-        mut connected: Option<Connected>,
+        mut connected: Option<Connected<'_>>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<LoadedRank<'a>, CudaLoadError>
     where
@@ -193,7 +196,8 @@ impl<'a> Loading<'a> {
             self.noting_faults(|| self.begin(&mut model))?;
             self.report(&model, &of_log, kv_blocks)?;
             let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
-            let backend = CudaBackend::start(model, kv_blocks, self.options.cuda.step_timeout, graphs);
+            let of_group = (kv_blocks, self.shard.stages);
+            let backend = CudaBackend::start(model, of_group, self.options.cuda.step_timeout, graphs);
             Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps).verifying(self.options.verifies()))
         };
         Ok(LoadedRank { arithmetic, start: Box::new(start) })
@@ -228,6 +232,11 @@ impl<'a> Loading<'a> {
             upload_angles(rotation, *to, &model.stream)?;
         }
         model.draw.clear(&model.stream)?;
+        if !model.model.ends.is_first {
+            // Padding rows read what no stage has sent.
+            let (rows, hidden) = (model.sizes.rows, model.model.spec.hidden_size);
+            model.activations.residual(rows, hidden).fill_bytes(&model.stream, 0)?;
+        }
         Ok(model.stream.synchronize()?)
     }
 
@@ -301,7 +310,7 @@ impl<'a> Loading<'a> {
     /// Plans and allocates all memory.
     fn place<T, K>(
         &self,
-        mut connected: Option<&mut Connected>,
+        mut connected: Option<&mut Connected<'_>>,
     ) -> Result<(CudaModel<T, K>, KvBlocks), CudaLoadError>
     where
         T: Activation + BlasElement,
@@ -311,7 +320,7 @@ impl<'a> Loading<'a> {
         let (cuda, limits) = (&self.options.cuda, &self.options.limits);
         let agree = |blocks| match &mut connected {
             None => Ok(blocks),
-            Some(connected) => connected.least(blocks),
+            Some(connected) => connected.agree(blocks),
         };
         let layout = self.layout::<T, K>()?;
         let (plan, kv_blocks) = self.plan(&layout, agree)?;
@@ -326,14 +335,18 @@ impl<'a> Loading<'a> {
         let planes = CachePlanes::new(&spec, arena.slice(plan::KV), block_bytes, kv_blocks);
         let cache = planes.layers::<K>(&spec, limits.block_size)?;
         ops.attention.set_cache(&cache)?;
-        let communicator = connected.map(|connected| Arc::clone(&connected.communicator));
+        let communicator = connected.as_ref().and_then(|connected| connected.communicator.clone());
         let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, &self.shard));
-        let model = Model { spec, weights, cache, angles, ops, exchange: exchange.transpose()? };
-        let vocab = model.spec.vocab_size as usize;
-        let (give_back, free) = sync_channel(STEPS_IN_FLIGHT + 1);
-        for _ in 0..=STEPS_IN_FLIGHT {
+        let (ends, exchange) = (StageEnds::of(&self.shard), exchange.transpose()?);
+        let model = Model { spec, weights, cache, angles, ops, exchange, ends };
+        let (stages, vocab) = (self.shard.stages, self.drawn_vocab(&model.spec));
+        let at_end = |is_outer: bool| if is_outer { 0 } else { sizes.rows * model.spec.hidden_size };
+        let residual = [at_end(ends.is_first), at_end(ends.is_last)];
+        let most = steps_in_flight(stages);
+        let (give_back, free) = sync_channel(most + 1);
+        for _ in 0..=most {
             // The channel has room for all of them.
-            let _ = give_back.send(Slot::new(device, &sizes, vocab)?);
+            let _ = give_back.send(Slot::new(device, &sizes, vocab, residual)?);
         }
         let model = CudaModel {
             graphs: Graphs::new(sizes.sequences, cuda.enforce_eager),
@@ -347,6 +360,9 @@ impl<'a> Loading<'a> {
             planes,
             places: Vec::new(),
             empty: PinnedBuffer::new(device, HEADER_WORDS)?,
+            neighbours: connected
+                .map(|connected| std::mem::take(&mut connected.neighbours))
+                .unwrap_or_default(),
             free,
             give_back,
             step_timeout: cuda.step_timeout,

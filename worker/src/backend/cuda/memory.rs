@@ -17,6 +17,11 @@ const MAX_FORBIDDEN: usize = 4096;
 /// Most biases in a message.
 const MAX_BIASES: usize = 1 << 16;
 
+/// Rows of the largest step. Every running sequence has a row, whatever the token budget.
+pub fn most_rows(limits: &SchedulerConfig) -> u32 {
+    limits.max_num_batched_tokens.max(limits.max_num_seqs)
+}
+
 /// Sizes of the largest step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
@@ -39,8 +44,7 @@ impl StepSizes {
         let sequences = limits.max_num_seqs as usize;
         let one_sample = max_model_len as usize + MAX_FORBIDDEN;
         Self {
-            // Every running sequence has a row, whatever the token budget.
-            rows: limits.max_num_batched_tokens.max(limits.max_num_seqs) as usize,
+            rows: most_rows(limits) as usize,
             sequences,
             table_stride: max_model_len.div_ceil(limits.block_size) as usize,
             has_windows,

@@ -1,6 +1,6 @@
 //! The CUDA backend: weights on the device, all memory planned at start, steps queued on one stream
-//! with two in flight, decode steps replayed as graphs. It sees batches, never a request; the
-//! operations are in [`skein_kernels::cuda`].
+//! with two in flight (in a pipeline, one for each stage), decode steps replayed as graphs. It sees batches,
+//! never a request; the operations are in [`skein_kernels::cuda`].
 //!
 //! A device that faults or hangs ends the backend ([`BackendError::Stopped`]) and with it the process: a
 //! CUDA context is lost after a fault, and only a new process gets a new one. Results of a failed step
@@ -20,6 +20,7 @@ mod pack;
 mod plan;
 mod rank;
 mod slot;
+mod stage;
 mod step;
 mod threads;
 mod upload;
@@ -30,7 +31,9 @@ pub use error::CudaLoadError;
 pub use gaps::StepGaps;
 pub use layout::{DeviceBytes, plan_ranks};
 pub use load::{CudaOptions, Fp8, LoadedRank, load, load_rank};
-pub use rank::RankLink;
+pub use memory::most_rows;
+pub use pack::pack_step;
+pub use rank::{Fits, RankLink};
 pub use threads::CudaBackend;
 pub use usable::{NotUsable, OpenDevice, check_heads, check_model, check_ranks, open};
 
@@ -38,7 +41,7 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::BackendError;
 
-/// The backend's [`steps_in_flight`](super::Backend::steps_in_flight), and the size of its channels.
+/// The backend's [`steps_in_flight`](super::Backend::steps_in_flight) with a single stage.
 const STEPS_IN_FLIGHT: usize = 2;
 
 /// CUDA devices visible to this process; 0 without a driver or if it is too old.

@@ -197,6 +197,22 @@ pub(super) fn pack_pass(message: &mut Message<'_>, batch: &Batch, pass: &Pass, p
     }
 }
 
+/// Packs a step whose draws fit one pass into `words`, as it is sent to a device; returns the number of its
+/// words. For measurements.
+///
+/// # Errors
+/// If a want is not supported.
+pub fn pack_step(batch: &Batch, words: &mut [u32]) -> Result<usize, BackendError> {
+    let limits = PassLimits { rows: batch.wants.len(), list_words: words.len(), biases: words.len() };
+    let passes = passes(batch, limits)?;
+    let mut message = Message::new(words);
+    pack_rows(&mut message, batch, &[]);
+    for pass in passes {
+        pack_pass(&mut message, batch, &pass.of_all_rows(), &[]);
+    }
+    Ok(message.len())
+}
+
 /// Whether a draw is under a mask: of its grammar, of its allowed tokens, or of both.
 pub(super) fn is_masked(draw: &Draw<'_>) -> bool {
     draw.mask.is_some() || !draw.params.allowed_token_ids.is_empty()

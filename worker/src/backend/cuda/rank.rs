@@ -3,90 +3,115 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use skein_kernels::collective::Ranks;
+use serde::{Deserialize, Serialize};
 use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
 use skein_kernels::cuda::{Communicator, CudaError, Device, Nccl};
 
 use super::CudaLoadError;
+use super::stage::Neighbours;
+use crate::backend::Connections;
 use crate::shard::Shard;
 
 /// What a rank needs to find the others.
-pub struct RankLink {
+pub struct RankLink<'a> {
     /// Its part of the model.
     pub shard: Shard,
-    /// An exchange with them in host memory, used while the model is loaded.
-    pub ranks: Box<dyn Ranks>,
+    /// Connections in host memory. The exchange with its stage is used while the model is loaded, the links
+    /// to other stages in every step.
+    pub connections: Connections,
+    /// Tells the leader what fits this rank; returns the KV blocks on which all ranks agree.
+    pub agree: &'a mut dyn FnMut(Fits) -> Result<u32, CudaLoadError>,
     /// Returns why the group has ended, if it has; polled while the device works.
     pub ended: Ended,
+}
+
+/// What fits a rank's device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fits {
+    /// KV blocks that fit beside its part of the weights.
+    pub kv_blocks: u32,
+    /// Compute capability, major and minor.
+    pub capability: (u32, u32),
+}
+
+impl Fits {
+    /// The KV blocks that fit all ranks, listed from rank 0.
+    ///
+    /// # Errors
+    /// If a device computes differently than rank 0's; names the rank.
+    pub fn all(ranks: &[Self]) -> Result<u32, CudaLoadError> {
+        let text = |fits: &Self| format!("{}.{}", fits.capability.0, fits.capability.1);
+        let own = ranks.first().map(text).unwrap_or_default();
+        match ranks.iter().map(text).enumerate().find(|(_, its)| *its != own) {
+            Some((rank, its)) => Err(CudaLoadError::Differs { rank, its, own }),
+            None => Ok(ranks.iter().map(|fits| fits.kv_blocks).min().unwrap_or(0)),
+        }
+    }
 }
 
 /// Returns why a group has ended; `None` while it runs.
 type Ended = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// A connected rank.
-pub(super) struct Connected {
-    pub communicator: Arc<Communicator>,
-    ranks: Box<dyn Ranks>,
+pub(super) struct Connected<'a> {
+    /// Exchange on the device with the ranks of its stage; `None` if it is alone there.
+    pub communicator: Option<Arc<Communicator>>,
+    /// Links to other stages.
+    pub neighbours: Neighbours,
+    agree: &'a mut dyn FnMut(Fits) -> Result<u32, CudaLoadError>,
+    capability: (u32, u32),
 }
 
-/// Size of the greeting that every rank sends before NCCL connects them: a proposed group id, of which rank
-/// 0's is used, and the compute capability of its device.
-const GREETING: usize = ID_BYTES + 2;
-
-impl RankLink {
-    /// Connects the devices of all ranks. From then on, a wait for `device` fails if the group ends or NCCL
-    /// reports an error.
+impl<'a> RankLink<'a> {
+    /// Connects the devices of the stage's ranks. From then on, a wait for `device` fails if the group ends
+    /// or NCCL reports an error.
     pub(super) fn connect(
         mut self,
         device: &Arc<Device>,
         timeout: Duration,
-    ) -> Result<Connected, CudaLoadError> {
-        let nccl = Nccl::open()?;
+    ) -> Result<Connected<'a>, CudaLoadError> {
         let own = Arc::<OnceLock<Weak<Communicator>>>::default();
         let (of_waits, ended) = (Arc::clone(&own), self.ended);
         device.check_during_waits(Box::new(move || match ended() {
             Some(why) => Err(CudaError::Ended { why }),
             None => of_waits.get().and_then(Weak::upgrade).map_or(Ok(()), |own| own.check()),
         }));
-        let Shard { rank, ranks: count, .. } = self.shard;
-        let mut mine = [0; GREETING];
-        if rank == 0 {
-            mine[..ID_BYTES].copy_from_slice(&nccl.unique_id()?.0);
+        let Shard { rank, ranks, stage, stages, .. } = self.shard;
+        let communicator = match ranks {
+            1 => None,
+            _ => Some(join(&mut self.connections, device, (rank, ranks), timeout)?),
+        };
+        if let Some(communicator) = &communicator {
+            let _ = own.set(Arc::downgrade(communicator)); // set once
         }
-        mine[ID_BYTES..].copy_from_slice(&[device.capability.0 as u8, device.capability.1 as u8]);
-        let mut all = vec![0; count * GREETING];
-        self.ranks.gather(&mine, &mut all)?;
-        let id = id_of(&all)?;
-        let communicator = Communicator::join(&nccl, device, &id, (rank, count), timeout)?;
-        let communicator = Arc::new(communicator);
-        let _ = own.set(Arc::downgrade(&communicator)); // set once
-        tracing::info!(rank, ranks = count, nccl = nccl.version(), "{count} ranks are connected");
-        Ok(Connected { communicator, ranks: self.ranks })
+        tracing::info!(rank, ranks, stage, stages, "the ranks of a stage are connected");
+        let neighbours = Neighbours::of(&mut self.connections);
+        Ok(Connected { communicator, neighbours, agree: self.agree, capability: device.capability })
     }
 }
 
-/// The group's id, if all devices have the same compute capability.
-fn id_of(greetings: &[u8]) -> Result<UniqueId, CudaLoadError> {
-    let (all, _) = greetings.as_chunks::<GREETING>();
-    let capability = |greeting: &[u8; GREETING]| format!("{}.{}", greeting[ID_BYTES], greeting[ID_BYTES + 1]);
-    let own = capability(&all[0]);
-    match all.iter().position(|greeting| capability(greeting) != own) {
-        Some(rank) => Err(CudaLoadError::Differs { rank, its: capability(&all[rank]), own }),
-        None => {
-            let mut id = [0; ID_BYTES];
-            id.copy_from_slice(&all[0][..ID_BYTES]);
-            Ok(UniqueId(id))
-        }
-    }
+/// Joins the ranks of a stage: rank 0 among them sends the id.
+fn join(
+    connections: &mut Connections,
+    device: &Arc<Device>,
+    (rank, ranks): (usize, usize),
+    timeout: Duration,
+) -> Result<Arc<Communicator>, CudaLoadError> {
+    let nccl = Nccl::open()?;
+    let mine = if rank == 0 { nccl.unique_id()?.0 } else { [0; ID_BYTES] };
+    let mut all = vec![0; ranks * ID_BYTES];
+    connections.ranks.gather(&mine, &mut all)?;
+    let mut id = UniqueId([0; ID_BYTES]);
+    id.0.copy_from_slice(&all[..ID_BYTES]);
+    let communicator = Communicator::join(&nccl, device, &id, (rank, ranks), timeout)?;
+    tracing::debug!(rank, ranks, nccl = nccl.version(), "NCCL connects {ranks} ranks");
+    Ok(Arc::new(communicator))
 }
 
-impl Connected {
-    /// The smallest `value` of all ranks.
-    pub fn least(&mut self, value: u32) -> Result<u32, CudaLoadError> {
-        let mut all = vec![0; size_of::<u32>() * self.ranks.count()];
-        self.ranks.gather(&value.to_le_bytes(), &mut all)?;
-        let values = all.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-        Ok(values.min().unwrap_or(value))
+impl Connected<'_> {
+    /// The KV blocks on which all ranks agree if `kv_blocks` fit this one.
+    pub fn agree(&mut self, kv_blocks: u32) -> Result<u32, CudaLoadError> {
+        (self.agree)(Fits { kv_blocks, capability: self.capability })
     }
 }
 
@@ -95,15 +120,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_with_other_devices_are_named() {
-        let mut all = vec![0; 3 * GREETING];
-        for (rank, greeting) in all.chunks_exact_mut(GREETING).enumerate() {
-            greeting[0] = 7 + rank as u8;
-            greeting[ID_BYTES] = 9;
-        }
-        assert_eq!(id_of(&all).unwrap().0[0], 7, "rank 0's counts");
-        all[2 * GREETING + ID_BYTES] = 8;
-        let why = id_of(&all).unwrap_err().to_string();
-        assert!(why.starts_with("rank 2 has a GPU of compute capability 8.0, rank 0 one of 9.0"), "{why}");
+    fn the_smallest_rank_decides_and_other_devices_are_named() {
+        let fits = |kv_blocks, minor| Fits { kv_blocks, capability: (9, minor) };
+        assert_eq!(Fits::all(&[fits(9, 0), fits(7, 0), fits(8, 0)]).unwrap(), 7);
+        let why = Fits::all(&[fits(9, 0), fits(9, 0), fits(9, 2)]).unwrap_err().to_string();
+        assert!(why.starts_with("rank 2 has a GPU of compute capability 9.2, rank 0 one of 9.0"), "{why}");
     }
 }

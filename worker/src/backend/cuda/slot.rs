@@ -15,6 +15,7 @@ use skein_proto::logprobs::TokenLogprobs;
 use super::gaps::StepGaps;
 use super::memory::{StepSizes, mask_words};
 use super::pack::Drawn;
+use super::stage::Onward;
 use super::threads::InFlight;
 use super::{failed, failed_on, stopped};
 use crate::TokenId;
@@ -29,11 +30,22 @@ pub(super) struct Slot {
     pub status: PinnedBuffer<u32>,
     pub drawn_scores: PinnedBuffer<Scored>,
     pub scores: PinnedBuffer<Scored>,
+    /// `[rows, hidden]`: the residual stream from the previous stage; empty in the first stage.
+    pub arriving: PinnedBuffer<f32>,
+    /// `[rows, hidden]`: the residual stream for the next stage; empty in the last stage.
+    pub leaving: PinnedBuffer<f32>,
     done: CudaEvent,
 }
 
 impl Slot {
-    pub fn new(device: &Arc<Device>, sizes: &StepSizes, vocab: usize) -> Result<Self, CudaError> {
+    /// Memory for steps of `sizes` that draw from `vocab` tokens, and for the values of the residual stream
+    /// that arrive and leave.
+    pub fn new(
+        device: &Arc<Device>,
+        sizes: &StepSizes,
+        vocab: usize,
+        [arriving, leaving]: [usize; 2],
+    ) -> Result<Self, CudaError> {
         let entries = sizes.entries();
         Ok(Self {
             message: PinnedBuffer::new(device, sizes.message_words())?,
@@ -42,6 +54,8 @@ impl Slot {
             status: PinnedBuffer::new(device, entries)?,
             drawn_scores: PinnedBuffer::new(device, entries)?,
             scores: PinnedBuffer::new(device, entries)?,
+            arriving: PinnedBuffer::new(device, arriving)?,
+            leaving: PinnedBuffer::new(device, leaving)?,
             done: CudaEvent::untimed(device)?,
         })
     }
@@ -66,7 +80,8 @@ impl Slot {
     }
 }
 
-/// Where the results of a step's wants are.
+/// Where the results of a step's wants are; empty before the last stage.
+#[derive(Default)]
 pub(super) struct Outputs {
     /// Index in the slot's results for each want: of its first draw, or of its score.
     pub places: Vec<u32>,
@@ -124,6 +139,8 @@ pub(super) struct LaunchedStep {
     free: SyncSender<Slot>,
     /// Where to store the gap before this step, and the step's number.
     gap: Option<(Arc<StepGaps>, usize)>,
+    /// Where to send how many values of the residual stream once the step has ended.
+    onward: Option<(Onward, usize)>,
 }
 
 impl LaunchedStep {
@@ -142,12 +159,17 @@ impl LaunchedStep {
             Some(Wanted { place: place as usize, row, kind })
         });
         let wanted = wanted.collect();
-        Self { slot, wanted, timeout, device: device.clone(), free: free.clone(), gap: None }
+        Self { slot, wanted, timeout, device: device.clone(), free: free.clone(), gap: None, onward: None }
     }
 
     /// Also stores the gap before this step once it has ended.
     pub fn with_gap(self, gap: Option<(Arc<StepGaps>, usize)>) -> Self {
         Self { gap, ..self }
+    }
+
+    /// Also sends the residual stream to the next stage once this step has ended.
+    pub fn with_onward(self, onward: Option<(Onward, usize)>) -> Self {
+        Self { onward, ..self }
     }
 
     fn read(&self) -> Result<StepOutput, BackendError> {
@@ -194,6 +216,9 @@ impl InFlight for LaunchedStep {
         self.slot.wait(self.timeout, &self.device)?;
         if let Some((gaps, step)) = &self.gap {
             gaps.note(*step).map_err(|error| failed_on(&self.device, &error))?;
+        }
+        if let Some((onward, values)) = &self.onward {
+            onward.send(&self.slot.leaving[..*values])?;
         }
         let output = self.read();
         // If the launching thread is gone, nobody needs the slot.

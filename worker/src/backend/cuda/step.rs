@@ -20,6 +20,7 @@ use super::graphs::Graphs;
 use super::memory::{StepMemory, StepSizes};
 use super::pack::{Drawing, Drawn, Pass, copy_waves, fill_masks, pack_pass, pack_rows, passes};
 use super::slot::{LaunchedStep, Outputs, Slot};
+use super::stage::{Neighbours, Onward, QueueError};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
@@ -43,6 +44,7 @@ pub(super) struct CudaModel<T, K> {
     pub places: Vec<u32>,
     /// An empty message.
     pub empty: PinnedBuffer<u32>,
+    pub neighbours: Neighbours,
     pub free: Receiver<Slot>,
     pub give_back: SyncSender<Slot>,
     pub step_timeout: Duration,
@@ -70,8 +72,9 @@ impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
         // There is one slot more than steps in flight, so none arrives only if the waiting thread has ended.
         let slot = self.free.recv_timeout(self.step_timeout);
         let slot = slot.map_err(|_| stopped("the waiting thread has ended"))?;
-        let passes = passes(batch, self.sizes.pass)?;
-        self.queue(batch, passes, slot).map_err(|error| failed_on(&self.device, &error))
+        // Only the last stage has logits to draw from.
+        let passes = if self.model.ends.is_last { passes(batch, self.sizes.pass)? } else { Vec::new() };
+        self.queue(batch, passes, slot).map_err(|error| error.on(&self.device))
     }
 
     fn use_spare_time(&mut self) -> Result<bool, BackendError> {
@@ -85,7 +88,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         batch: &Batch,
         mut passes: Vec<Pass>,
         mut slot: Slot,
-    ) -> Result<LaunchedStep, CudaError> {
+    ) -> Result<LaunchedStep, QueueError> {
         let (rows, sequences) = (batch.tokens.len(), batch.sequences.len());
         assert!(
             rows <= self.sizes.rows && sequences <= self.sizes.sequences,
@@ -102,6 +105,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         let window_copies = pack_copies(&mut message, &batch.window_copies);
         let first = passes.first().map(|pass| pack_pass(&mut message, batch, pass, &self.places));
         let words = message.len();
+        self.receive(rows, &mut slot)?;
         if let Some(gaps) = &self.gaps {
             gaps.start(self.launched, &self.stream)?;
         }
@@ -115,7 +119,12 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         } else {
             self.mixed(rows, sequences)?;
         }
-        let outputs = self.draw_passes(batch, &passes, first, is_decode, &mut slot)?;
+        let outputs = if self.model.ends.is_last {
+            self.draw_passes(batch, &passes, first, is_decode, &mut slot)?
+        } else {
+            Outputs::default()
+        };
+        let onward = self.pass_on(rows, &mut slot)?;
         if let Some(gaps) = &self.gaps {
             gaps.end(self.launched, &self.stream)?;
         }
@@ -123,12 +132,30 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         let gap = self.gaps.clone().map(|gaps| (gaps, self.launched));
         self.launched += 1;
         let step = LaunchedStep::new(slot, batch, &outputs, self.step_timeout, &self.device, &self.give_back)
-            .with_gap(gap);
+            .with_gap(gap)
+            .with_onward(onward);
         self.places = outputs.places;
         Ok(step)
     }
 
-    /// A decode step: one row for each sequence, padded to `size`, with the logits of all rows.
+    /// Waits for the rows of the previous stage, if there is one, and queues their upload.
+    fn receive(&mut self, rows: usize, slot: &mut Slot) -> Result<(), QueueError> {
+        let Some(before) = &mut self.neighbours.before else { return Ok(()) };
+        let residual = self.activations.residual(rows, self.model.spec.hidden_size);
+        before.receive(&mut slot.arriving[..residual.len()])?;
+        Ok(residual.upload(&self.stream, &slot.arriving, 0..residual.len())?)
+    }
+
+    /// Queues the download of the rows for the next stage; returns how to send them.
+    fn pass_on(&self, rows: usize, slot: &mut Slot) -> Result<Option<(Onward, usize)>, CudaError> {
+        let Some(after) = &self.neighbours.after else { return Ok(None) };
+        let residual = self.activations.residual(rows, self.model.spec.hidden_size);
+        residual.download(&self.stream, &mut slot.leaving, 0..residual.len())?;
+        Ok(Some((after.clone(), residual.len())))
+    }
+
+    /// A decode step: one row for each sequence, padded to `size`, in the last stage with the logits of all
+    /// rows.
     fn decode(&mut self, size: usize) -> Result<(), CudaError> {
         match self.graphs.captured(size) {
             Some(graph) => graph.launch(&self.stream),
@@ -138,6 +165,9 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
 
     fn decode_eagerly(&self, stream: &Stream, size: usize) -> Result<(), CudaError> {
         self.forward(stream, size, size, StepKind::Decode)?;
+        if !self.model.ends.is_last {
+            return Ok(());
+        }
         self.model.logits(stream, None, size, &self.activations, self.memory.logits)
     }
 

@@ -9,7 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::gaps::StepGaps;
-use super::{STEPS_IN_FLIGHT, stopped};
+use super::stage::steps_in_flight;
+use super::stopped;
 use crate::backend::{Alarm, Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
 
 /// Extra wait beyond the step's timeout, because the waiting thread's own error is more specific.
@@ -42,6 +43,7 @@ pub(super) trait InFlight: Send {
 /// A backend over a `Launcher` and its two threads.
 pub struct CudaBackend {
     kv_blocks: KvBlocks,
+    stages: usize,
     launched: u64,
     collected: u64,
     step_timeout: Duration,
@@ -80,15 +82,17 @@ impl CudaBackend {
         self
     }
 
+    /// Starts the threads over `launcher`, which has one of `stages` pipeline stages.
     pub(super) fn start<L: Launcher + 'static>(
         launcher: L,
-        kv_blocks: KvBlocks,
+        (kv_blocks, stages): (KvBlocks, usize),
         step_timeout: Duration,
         graphs: Arc<AtomicUsize>,
     ) -> std::io::Result<Self> {
-        let (steps, inbox) = sync_channel(STEPS_IN_FLIGHT);
-        let (launched, in_flight) = sync_channel(STEPS_IN_FLIGHT);
-        let (outbox, outputs) = sync_channel(STEPS_IN_FLIGHT);
+        let most = steps_in_flight(stages);
+        let (steps, inbox) = sync_channel(most);
+        let (launched, in_flight) = sync_channel(most);
+        let (outbox, outputs) = sync_channel(most);
         let bell = Arc::<Bell>::default();
         let rung = Arc::clone(&bell);
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
@@ -99,6 +103,7 @@ impl CudaBackend {
         let steps = Some(steps);
         Ok(Self {
             kv_blocks,
+            stages,
             launched: 0,
             collected: 0,
             step_timeout,
@@ -160,7 +165,11 @@ impl Backend for CudaBackend {
     }
 
     fn steps_in_flight(&self) -> usize {
-        STEPS_IN_FLIGHT
+        steps_in_flight(self.stages)
+    }
+
+    fn stages(&self) -> usize {
+        self.stages
     }
 
     fn verifies(&self) -> bool {
@@ -180,13 +189,15 @@ impl Backend for CudaBackend {
     }
 
     fn collect(&mut self, _step: StepHandle) -> Result<StepOutput, BackendError> {
-        let come = self.early.take().map_or_else(|| self.outputs.recv_timeout(self.step_timeout + GRACE), Ok);
+        // Each stage may first have a step to compute; each of them notices by itself if its device hangs.
+        let limit = self.step_timeout.saturating_mul(self.stages as u32) + GRACE;
+        let come = self.early.take().map_or_else(|| self.outputs.recv_timeout(limit), Ok);
         let output = match come {
             Ok(output) => output,
             Err(RecvTimeoutError::Disconnected) => return Err(self.gone()),
             Err(RecvTimeoutError::Timeout) => Err(stopped(&format!(
                 "a step did not end within {:?} (--step-timeout): a call to the driver hangs",
-                self.step_timeout
+                self.step_timeout.saturating_mul(self.stages as u32)
             ))),
         };
         self.collected += 1;
@@ -363,7 +374,7 @@ mod tests {
     #[test]
     fn two_steps_are_in_flight_and_end_in_order() {
         let mut backend =
-            CudaBackend::start(Scripted, 5.into(), Duration::from_secs(20), Arc::default()).unwrap();
+            CudaBackend::start(Scripted, (5.into(), 1), Duration::from_secs(20), Arc::default()).unwrap();
         let first = backend.launch(batch(0, 3)).unwrap();
         let second = backend.launch(batch(0, 1)).unwrap();
         while backend.has_ended() == Some(false) {
@@ -383,7 +394,8 @@ mod tests {
             (HANGS, "did not end within 10ms (--step-timeout)"),
         ] {
             let mut backend =
-                CudaBackend::start(Scripted, 5.into(), Duration::from_millis(10), Arc::default()).unwrap();
+                CudaBackend::start(Scripted, (5.into(), 1), Duration::from_millis(10), Arc::default())
+                    .unwrap();
             let step = backend.launch(batch(script, 1)).unwrap();
             let error = backend.collect(step).unwrap_err().to_string();
             assert!(error.contains(said) && error.contains("cuda"), "{error}");

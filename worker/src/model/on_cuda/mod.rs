@@ -8,6 +8,7 @@ pub mod cache;
 pub mod exchange;
 pub mod experts;
 pub mod packed;
+pub mod stage;
 mod step;
 pub mod weights;
 
@@ -30,6 +31,7 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 use self::attention::Windows;
 use self::exchange::Exchange;
 use self::experts::ExpertOps;
+use self::stage::StageEnds;
 use self::step::{Delta, Running};
 use self::weights::{DeviceWeights, LayerWeights, NormWeights};
 use crate::model::operations;
@@ -61,8 +63,10 @@ pub struct Model<T, K> {
     pub angles: Vec<DeviceSlice<f32>>,
     /// Kernels of the operations.
     pub ops: Ops<T, K>,
-    /// Exchanges with the other ranks, if there are any.
+    /// Exchanges with the other ranks of its stage, if there are any.
     pub exchange: Option<Exchange<T>>,
+    /// Which ends of the model it has.
+    pub ends: StageEnds,
 }
 
 /// Operations of the forward pass.
@@ -130,16 +134,18 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
                 self.shared_network(stream, index, experts, rows, a)?;
             }
             let head = &self.weights.head;
-            if rows <= logit_rows && head.n > 0 {
+            if rows <= logit_rows && head.n > 0 && self.ends.is_last {
                 linear.launch_f32(stream, logits, a.h, head, rows, a.linear)?;
             }
         }
         Ok(())
     }
 
-    /// Queues all layers over `step`, whose keys and values go to the cache.
+    /// Queues all layers over `step`, whose keys and values go to the cache. Except in the last stage, the
+    /// residual stream is complete afterwards.
     pub fn forward(&self, stream: &Stream, step: &StepRows, a: &Activations<T>) -> Result<(), CudaError> {
-        operations::forward(&self.spec, &mut Running::new(self, stream, step, a))
+        operations::forward(&self.spec, &mut Running::new(self, stream, step, a))?;
+        if self.ends.is_last { Ok(()) } else { self.complete_residual(stream, step.sequences.rows, a) }
     }
 
     /// Queues the logits of some rows of the last step: `[rows, vocab]`. `wanted` lists them; `None` = the

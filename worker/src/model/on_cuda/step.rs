@@ -178,7 +178,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         if layer + 1 < self.model.spec.layers.len() || !self.model.adds_at_the_end() {
             return Ok(());
         }
-        self.normalise(self.model.weights.norm)
+        self.normalise(self.model.end_norm())
     }
 
     /// Norm of a layer's query and key heads. Queues what it needs.
@@ -246,6 +246,10 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
 
     fn embed(&mut self) -> Result<(), CudaError> {
         let Self { model, stream, step, a, .. } = *self;
+        if !model.ends.is_first {
+            // The previous stage's residual stream is in place.
+            return model.ops.attention.plan(stream, &step.sequences, step.kind, a.attention);
+        }
         let scale = model.spec.embedding_scale;
         let scale = if model.spec.rounds_embedding_scale { T::from_f32(scale).to_f32() } else { scale };
         let (table, tokens, rows) = (&model.weights.embedding, step.tokens, self.rows());

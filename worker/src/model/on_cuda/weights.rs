@@ -27,7 +27,7 @@ pub struct DeviceWeights<T> {
     pub embedding: LinearWeight<T>,
     /// Layers in order.
     pub layers: Vec<LayerWeights<T>>,
-    /// `[hidden]`: the last normalisation.
+    /// `[hidden]`: the last normalisation; empty unless the rank is in the last stage.
     pub norm: NormWeights,
     /// `[vocab, hidden]`: the rank's rows; those of the embedding table if they are tied.
     pub head: LinearWeight<T>,
@@ -118,7 +118,7 @@ pub(super) struct Held {
     pub leaf: usize,
 }
 
-/// Each tensor with the part of the rank of `shard`.
+/// Each tensor of the stage of `shard` with the part of its rank. Layers are numbered within the stage.
 fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
     let mut outputs = HashMap::new();
     let mut first = 0;
@@ -137,9 +137,11 @@ fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
             other => other,
         };
         let leaf = if whole.leaves(spec) > 1 { cols / part.leaves } else { 0 };
-        Held { own: Tensor { kind, rows, cols, ..whole.clone() }, whole, part, leaf }
+        let layer = whole.layer.map(|layer| layer - shard.layers.start);
+        Held { own: Tensor { layer, kind, rows, cols, ..whole.clone() }, whole, part, leaf }
     };
-    tensors::all(spec).into_iter().map(hold).collect()
+    let all = tensors::all(spec).into_iter();
+    all.filter(|tensor| tensor.layer.is_none_or(|layer| shard.layers.contains(&layer))).map(hold).collect()
 }
 
 /// The part of a tensor on the rank of `shard`. The CPU normalises whole rows on every rank, a device only
@@ -244,19 +246,20 @@ impl<T: Activation> DeviceWeights<T> {
                 }
             }),
             experts: ExpertWeights::place(
-                &spec.layers[layer].feed_forward,
+                &spec.layers[shard.layers.start + layer].feed_forward,
                 spec.hidden_size,
                 quantised,
                 memory,
             ),
             vectors: [NormWeights::NONE; Role::COUNT],
         };
-        let mut layers: Vec<_> = (0..spec.layers.len()).map(&mut place).collect();
+        let mut layers: Vec<_> = (0..shard.layers.len()).map(&mut place).collect();
         let mut norm = NormWeights::NONE;
         for tensor in &tensors {
             let vector = match tensor.layer {
                 Some(layer) => &mut layers[layer].vectors[tensor.role as usize],
-                None => &mut norm,
+                None if shard.is_last() => &mut norm,
+                None => continue,
             };
             match tensor.kind {
                 Kind::Norm | Kind::Values => vector.weight = memory.take(tensor.rows),
