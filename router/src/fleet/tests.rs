@@ -401,8 +401,8 @@ fn a_request_that_began_stays_on_its_version_and_its_prefix_counts_only_there() 
     assert!(scene.fleet.lacks(at(30), Version(7)));
 }
 
-/// A worker connected before the mode was set: the next version that came was taken for the first, and once its
-/// workers had been stopped as unchanged, no request was served.
+/// A worker connected before the mode was set: the next version that came was taken for the first, and once
+/// its workers had been stopped as unchanged, no request was served.
 #[test]
 fn the_first_version_is_that_of_a_worker_that_has_already_connected() {
     let mut scene = Scene::new(1);
