@@ -138,11 +138,19 @@ impl Fleet {
     /// Sets the fingerprint of the router's own tokenizer.json; 0 = unknown.
     pub fn expect_tokenizer(&mut self, fingerprint: u64) {
         self.model.tokenizer = fingerprint;
+        self.workers.values_mut().for_each(|worker| worker.compare(&self.model));
+        let all: Vec<WorkerId> = self.workers.keys().copied().collect();
+        all.into_iter().for_each(|id| self.refresh(id));
     }
 
     /// Sets which version gets new requests.
     pub fn set_new_requests(&mut self, new_requests: NewRequests) {
-        self.new_requests = new_requests;
+        let first = self.workers.values().find_map(Worker::usable_version);
+        self.new_requests = match (new_requests, first) {
+            // A worker may have connected before this call.
+            (NewRequests::First, Some(version)) => NewRequests::Only(version),
+            (given, _) => given,
+        };
     }
 
     /// Version of the model that new requests go to now; unknown if no worker says what it serves.

@@ -401,6 +401,25 @@ fn a_request_that_began_stays_on_its_version_and_its_prefix_counts_only_there() 
     assert!(scene.fleet.lacks(at(30), Version(7)));
 }
 
+/// A worker connected before the mode was set: the next version that came was taken for the first, and once
+/// its workers had been stopped as unchanged, no request was served.
+#[test]
+fn the_first_version_is_that_of_a_worker_that_has_already_connected() {
+    let mut scene = Scene::new(1);
+    scene.fleet.set_new_requests(NewRequests::First);
+    let member = Member { id: "w1".into(), address: "host:2".into() };
+    let actions = scene.fleet.handle(at(0), Event::Member(Change::Join(member)));
+    let [Action::Follow(id, _)] = actions[..] else { panic!("{actions:?}") };
+    scene.ids.push(id);
+    scene.fleet.handle(at(0), Event::Connected(id, WorkerInfo { fingerprint: 8, ..info(1) }));
+    scene.watch(0, 1, 1, (1, snapshot(Vec::new())));
+    assert_eq!(scene.fleet.current_version(at(1)), Version(1));
+    assert_eq!(scene.choice(1, &[1, 2, 3]).expect("a worker").worker, scene.ids[0]);
+    // The same for the router's own tokenizer.
+    scene.fleet.expect_tokenizer(6);
+    assert!(!scene.is_ready(1, 0) && scene.choice(1, &[1, 2, 3]).is_none());
+}
+
 #[test]
 fn a_supervised_worker_that_comes_back_with_other_files_gets_no_new_requests_before_a_swap() {
     let mut scene = Scene::new(0);

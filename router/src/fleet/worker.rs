@@ -232,8 +232,13 @@ impl Worker {
         }
         self.suspect_since = None;
         (self.stepped_at, self.heard_at) = (now, now);
-        self.mismatch = model.differs_from(&info);
         self.info = Some(info);
+        self.compare(model);
+    }
+
+    /// Compares what it serves with the fleet's model.
+    pub fn compare(&mut self, model: &Model) {
+        self.mismatch = self.info.as_ref().and_then(|info| model.differs_from(info));
     }
 
     /// Compares an event with the position in the log, and advances the position.
