@@ -345,13 +345,13 @@ fn window_blocks_have_the_same_bits_on_any_number_of_ranks() {
         return;
     }
     let dir = shared(COHERE2).make(3);
-    let expected = lead(dir.path(), 1, "16 eager 30000", &[]);
+    let expected = lead(dir.path(), (1, 1), "16 eager 30000", &[]);
     assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
-    for (ranks, how) in
-        [(1, "16 graphs 30000 windows"), (2, "16 eager 30000"), (2, "16 graphs 30000 windows")]
+    for (shape, how) in
+        [((1, 1), "16 graphs 30000 windows"), ((2, 1), "16 eager 30000"), ((2, 1), "16 graphs 30000 windows")]
     {
-        let got = lead(dir.path(), ranks, how, &[]);
-        assert!(got == expected, "{how}: {ranks} ranks give other bits:\n{got}\n{expected}");
+        let got = lead(dir.path(), shape, how, &[]);
+        assert!(got == expected, "{how}: {shape:?} ranks and stages give other bits:\n{got}\n{expected}");
     }
 }
 

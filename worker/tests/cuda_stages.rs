@@ -92,8 +92,10 @@ fn options(cuda: CudaConfig, kv_bytes: u64) -> CudaOptions {
     CudaOptions {
         cuda,
         fp8: Fp8::default(),
+        rounded: None,
         limits: served(),
         kv_cache_memory_bytes: Some(kv_bytes),
+        window_blocks: true,
         readers: 1,
     }
 }
@@ -118,8 +120,8 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
         let connections = Connections { stage, stages, before, after, ..Alone.into() };
         before = next;
         let mut agree = |fits: cuda::Fits| {
-            assert!(fits.kv_blocks >= kv_blocks);
-            Ok(kv_blocks)
+            assert!(fits.kv_blocks >= kv_blocks.blocks);
+            Ok(kv_blocks.blocks)
         };
         let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(|| None) };
         let (opened, free_before) = (open(), free());
@@ -194,7 +196,7 @@ fn the_plan_is_what_stages_allocate() {
         let dir = tiny.make(5);
         let (pipeline, bytes) = pipeline(dir.path(), stages, &options(eager(), 1 << 20));
         for (stage, (planned, allocated)) in bytes.iter().enumerate() {
-            let DeviceBytes { weights, kv_cache, activations, logits } = *planned;
+            let DeviceBytes { weights, kv_cache, activations, logits, .. } = *planned;
             let total = weights + kv_cache + activations + logits;
             assert_eq!(total, *allocated, "stage {stage} of {stages}: {planned:?}");
             assert_eq!(logits > 0, stage + 1 == stages, "{planned:?}");

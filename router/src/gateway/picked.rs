@@ -1,5 +1,5 @@
 //! Parses a request for the endpoint picker: the same fields and refusals as the handlers. Another process
-//! will serve it. `drafts` alone is for a benchmark.
+//! will serve it.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -8,7 +8,6 @@ use uuid::Uuid;
 use super::fields::Fields;
 use super::{chat, completions, messages, responses};
 use crate::app::App;
-use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::Draft;
 
@@ -27,35 +26,14 @@ pub async fn draft(
 ) -> Result<Option<Draft>, Refusal> {
     let path = path.split('?').next().unwrap_or_default();
     let path = path.strip_prefix(app.config.root_path.as_str()).unwrap_or(path);
-    let Some(drafts) = parser(path) else { return Ok(None) };
+    let drafts = match path {
+        "/v1/chat/completions" => chat::drafts,
+        "/v1/completions" => completions::drafts,
+        "/v1/responses" => responses::drafts,
+        "/v1/messages" => messages::drafts,
+        _ => return Ok(None),
+    };
     let fields = Fields::of_other(headers, body, app).await?;
     let drafts = drafts(fields, headers, &Uuid::now_v7().to_string(), &app.config)?;
     Ok(drafts.into_iter().next())
-}
-
-/// The requests in a body; `None` for paths as in [`draft`]. `id` is that of a request without its own.
-///
-/// # Errors
-/// As the handler of that path.
-pub fn drafts(
-    path: &str,
-    headers: &HeaderMap,
-    body: &[u8],
-    id: &str,
-    config: &RouterConfig,
-) -> Result<Option<Vec<Draft>>, Refusal> {
-    let Some(drafts) = parser(path) else { return Ok(None) };
-    drafts(Fields::parse(body)?, headers, id, config).map(Some)
-}
-
-type Parser = fn(Fields, &HeaderMap, &str, &RouterConfig) -> Result<Vec<Draft>, Refusal>;
-
-fn parser(path: &str) -> Option<Parser> {
-    match path {
-        "/v1/chat/completions" => Some(chat::drafts),
-        "/v1/completions" => Some(completions::drafts),
-        "/v1/responses" => Some(responses::drafts),
-        "/v1/messages" => Some(messages::drafts),
-        _ => None,
-    }
 }

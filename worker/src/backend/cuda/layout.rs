@@ -203,9 +203,11 @@ impl Loading<'_> {
         })
     }
 
-    /// Window of the layers that have blocks apart, unless the cache is too small for that.
+    /// Window of the layers that have blocks apart, unless the cache is too small for that. Stages have
+    /// different layers and would divide their caches differently, so in pipelines no layer has.
     fn window(&self) -> Option<u32> {
-        let window = self.config.spec.longest_window().filter(|_| self.options.window_blocks);
+        let has_blocks = self.options.window_blocks && self.shard.stages == 1;
+        let window = self.config.spec.longest_window().filter(|_| has_blocks);
         WindowedCache::worthwhile(window, self.positions() as u32)
     }
 

@@ -35,7 +35,7 @@ use super::stage::steps_in_flight;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{Dtype, Quantiser, Upload};
-use super::{OpenDevice, upload_packed};
+use super::upload_packed;
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::draft::Speculate;
