@@ -40,7 +40,7 @@ fn mistakes_end_with_their_own_code_and_a_next_step() {
     check(&["serve", "--device", "cuda:x"], &[], 2, "is not one of auto, cpu, cuda, cuda:N, fake");
     check(&["serve", "--device", "cpu", "--quantization", "fp8"], &[], 2, "needs a GPU, but device is cpu");
     check(
-        &["serve", "--device", "cuda", "--quantization", "int8"],
+        &["serve", "--device", "cuda", "--kv-cache-dtype", "int8"],
         &[],
         2,
         "is supported only on the CPU so far, but device is cuda",

@@ -93,8 +93,10 @@ __device__ __forceinline__ void experts_gemv(ExpertProduct<T, W> by) {
   }
 }
 
+// With e4m3 weights, three blocks would spill.
 #define EXPERTS_GEMV(name, T, W, MODE)                                                                      \
-  extern "C" __global__ void __launch_bounds__(256, 3) name(EXPERT_PRODUCT_PARAMETERS(T, W)) {              \
+  extern "C" __global__ void __launch_bounds__(256, sizeof(W) == 1 ? 2 : 3)                                 \
+      name(EXPERT_PRODUCT_PARAMETERS(T, W)) {                                                               \
     experts_gemv<T, W, MODE>(EXPERT_PRODUCT(T, W));                                                         \
   }                                                                                                         \
   EXPORT(name)

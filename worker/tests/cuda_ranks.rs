@@ -36,8 +36,9 @@ use skein_worker::shard::Shard;
 use models::{COHERE2, LLAMA, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or `16`,
-/// `eager` or `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks apart.
+/// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or
+/// `16`, `eager` or `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks
+/// apart.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads shared by ranks.
 const SHARED: Tiny = shared(LLAMA);
@@ -321,7 +322,8 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
         (qwen2, "16 eager 30000", &[(2, 1), (4, 1)]),
         (deep(qwen2), "16 eager 30000", &[(2, 3)]),
         (qwen3, "16 eager 30000", &[(4, 1)]),
-        // Sums of squares that ranks exchange: KV heads on one rank each, and on several. No norm before a layer.
+        // Sums of squares that ranks exchange: KV heads on one rank each, and on several. Layers without a
+        // norm of their inputs.
         (shared(OLMO2), "16 graphs 30000", &[(2, 1), (4, 1), (2, 2)]),
         (shared(STARCODER2), "16 eager 30000", &[(2, 1), (1, 2)]),
     ] {

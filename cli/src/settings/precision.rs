@@ -129,10 +129,10 @@ mod tests {
         check("--device cuda:1 --quantization fp8 --kv-cache-dtype fp8", &[]);
         check("--device cuda:1 --kv-cache-dtype float16", &["kv-cache-dtype = float16 is supported only on"]);
         check(
-            "--device cuda:1 --quantization int8 --dtype bfloat16",
+            "--device cuda:1 --quantization int8 --dtype bfloat16 --kv-cache-dtype int8",
             &[
                 "dtype = bfloat16 is supported only on the CPU",
-                "quantization = int8 is supported only on the CPU so far, but device is cuda:1",
+                "kv-cache-dtype = int8 is supported only on the CPU so far, but device is cuda:1",
             ],
         );
         check("--quantization int5", &["int5"]);

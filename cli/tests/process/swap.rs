@@ -73,10 +73,10 @@ fn request(index: usize, max_tokens: u32) -> Value {
         "model": "m", "prompt": format!("def function_{index}(self, value):\n"), "max_tokens": max_tokens,
         "stream": true, "return_token_ids": true, "ignore_eos": true, "temperature": 0.8, "seed": index,
     });
-    if index % 4 == 0 {
+    if index.is_multiple_of(4) {
         body["temperature"] = json!(0);
     }
-    if index % 5 == 0 {
+    if index.is_multiple_of(5) {
         body["n"] = json!(2);
     }
     body

@@ -478,7 +478,7 @@ fn deltas(request: &wire::GenerateRequest, state: &State, cached_tokens: u32) ->
                 from_position: history.len() as u32,
                 ..wire::GenerateDelta::default()
             };
-            let token = next_token(sampling.seed ^ (state.version << 48), *index, history);
+            let token = next_token(sampling.seed ^ ((state.version - 1) << 48), *index, history);
             let finish = if history.len() - prompt.len() == sampling.max_tokens as usize {
                 Some((wire::FinishReason::Length, None))
             } else if token.is_multiple_of(41) {

@@ -37,12 +37,14 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// The matrix that `tensor` is a part of, if it is one.
+    /// The matrix that `tensor` is a part of, if it can be packed: those of mixtures of experts cannot.
     pub(super) fn of(tensor: &Tensor) -> Option<Self> {
         match tensor.kind {
             Kind::Table => Some(Self::Table),
-            Kind::Matrix(product, _) => Some(Self::Product(tensor.layer, product)),
-            Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => None,
+            Kind::Matrix(product, _) if Network::of(tensor) == Network::Layer => {
+                Some(Self::Product(tensor.layer, product))
+            }
+            Kind::Matrix(..) | Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => None,
         }
     }
 }
@@ -84,15 +86,15 @@ pub(super) fn forms<T: Activation>(
 ) -> Result<Forms, LoadError> {
     let mut first: HashMap<Matrix, (String, Option<Source>, Option<Form>)> = HashMap::new();
     for held in held.iter().filter(|held| !held.part.is_empty()) {
-        let Some(matrix) = Matrix::of(&held.own) else { continue };
-        let network = Network::of(&held.own);
-        if network != Network::Layer {
-            let rounded = rounded.filter(|_| network != Network::Router);
-            if Source::find(held, weights, rounded)?.is_some() {
-                return Err(refused(&held.whole.name, EXPERTS.into()));
+        let Some(matrix) = Matrix::of(&held.own) else {
+            if matches!(held.own.kind, Kind::Matrix(..)) {
+                let rounded = rounded.filter(|_| Network::of(&held.own) != Network::Router);
+                if Source::find(held, weights, rounded)?.is_some() {
+                    return Err(refused(&held.whole.name, EXPERTS.into()));
+                }
             }
             continue;
-        }
+        };
         let source = Source::find(held, weights, rounded)?;
         let form = source.as_ref().map(|source| source.form::<T>(held.leaf)).transpose()?;
         if let (Matrix::Table, Some(_), 2..) = (matrix, form, ranks) {

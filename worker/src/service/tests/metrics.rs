@@ -36,7 +36,12 @@ async fn a_scrape_tells_the_phases_of_requests() {
         let mut stream = served.client.generate(request(id, 5)).await.expect("taken").into_inner();
         while next(&mut stream).await.expect("no fault").is_some() {}
     }
-    let text = scrape(&served).await;
+    // The load is published after the last token.
+    let mut text = scrape(&served).await;
+    while value(&text, "vllm:num_requests_running", "") > 0.0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        text = scrape(&served).await;
+    }
     for (name, labels, expected) in [
         ("vllm:request_success_total", "finished_reason=\"length\"", 2.0),
         ("vllm:prompt_tokens_total", "model_name=\"fake\",engine=\"0\"", 80.0),
@@ -49,7 +54,6 @@ async fn a_scrape_tells_the_phases_of_requests() {
         ("vllm:request_prefill_time_seconds_count", "", 2.0),
         ("vllm:request_decode_time_seconds_count", "", 2.0),
         ("vllm:request_generation_tokens_sum", "", 10.0),
-        ("vllm:num_requests_running", "", 0.0),
         ("vllm:cache_config_info", "block_size=\"16\",num_gpu_blocks=\"64\"", 1.0),
         ("vllm:num_preemptions_total", "", 0.0),
         ("skein_worker_request_outcomes_total", "outcome=\"completed\"", 2.0),

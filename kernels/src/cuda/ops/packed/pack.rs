@@ -236,7 +236,7 @@ mod tests {
         // As long as NF4's.
         let long = std::array::from_fn(|i| (i as f32 - 7.0) / 7.3);
         check::<bf16>(long, 3);
-        check::<f16>(long, 3);
+        check::<f16>(long, 2);
         assert_eq!(Table::of::<f16>(&[1e30; 16]), None);
     }
 
