@@ -17,6 +17,10 @@ use crate::scores::{TOLERANCE, scores_of};
 /// Limit for a single log-probability; the mean must be within [`TOLERANCE`]. Unlikely tokens differ more.
 pub const MOST: f32 = 4.0 * TOLERANCE;
 
+/// Positions of a model with experts that may differ more: of nearly equal experts, half precision may choose
+/// another one than float32.
+const OTHER_EXPERTS: usize = 2;
+
 /// A model whose experts are stored in MXFP4, which workers refuse before they load it onto a GPU.
 const PACKED: &str = "gpt-oss-mxfp4";
 
@@ -59,9 +63,10 @@ fn halved(file: &[u8]) -> Vec<u8> {
 }
 
 /// Compares log-probabilities of a prompt and of 64 greedy tokens, computed in chunks, with golden logits.
-fn check(name: &str, has_experts: bool) {
+/// Returns how they differ, if they do.
+fn check(name: &str, has_experts: bool) -> Option<String> {
     if !skein_cuda_emulation::load() {
-        return;
+        return None;
     }
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name);
     let golden = Golden::read(&dir);
@@ -73,17 +78,26 @@ fn check(name: &str, has_experts: bool) {
     let in_prompt =
         golden.prompt_positions.iter().map(|position| *position as usize).zip(&golden.prompt_logits);
     let greedy = golden.greedy_steps.iter().map(|step| last + *step as usize).zip(&golden.greedy_logits);
-    let (mut largest, mut sum, mut count) = (0f32, 0.0, 0.0);
+    let mut differences = Vec::new();
     for (position, logits) in in_prompt.chain(greedy) {
         let expected = log_softmax(logits, tokens[position + 1] as usize);
         let difference = (got[position].logprob - expected).abs();
-        assert!(difference <= MOST, "{name}, position {position}: {:?} is not {expected}", got[position]);
-        largest = largest.max(difference);
-        (sum, count) = (sum + difference, count + 1.0);
+        if difference > MOST {
+            println!("{name}, position {position}: {:?} is not {expected}", got[position]);
+        }
+        differences.push(difference);
     }
-    let mean = sum / count;
-    println!("{name}: log-probabilities differ by {mean:.4} on average, by at most {largest:.4}");
-    assert!(mean <= TOLERANCE, "{name}: {mean}");
+    differences.sort_unstable_by(f32::total_cmp);
+    let others = if has_experts { OTHER_EXPERTS } else { 0 };
+    let more = differences.iter().rev().take(others).filter(|difference| **difference > MOST).count();
+    differences.truncate(differences.len() - more);
+    let (largest, sum) = (differences[differences.len() - 1], differences.iter().sum::<f32>());
+    let mean = sum / differences.len() as f32;
+    let told = format!(
+        "{name}: log-probabilities differ by {mean:.4} on average, by at most {largest:.4}, more at {more}"
+    );
+    println!("{told}");
+    (largest > MOST || mean > TOLERANCE).then_some(told)
 }
 
 pub fn log_softmax(logits: &[f32], token: usize) -> f32 {
@@ -96,7 +110,7 @@ pub fn log_softmax(logits: &[f32], token: usize) -> f32 {
 #[test]
 fn every_model_agrees_or_is_refused() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
-    let mut refused = Vec::new();
+    let (mut refused, mut different) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(&models).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if name == PACKED {
@@ -104,11 +118,12 @@ fn every_model_agrees_or_is_refused() {
         }
         let config = ModelConfig::from_dir(&models.join(&name)).unwrap();
         match check_model(&config, 16) {
-            Ok(()) => check(&name, config.spec.experts().0 > 0),
+            Ok(()) => different.extend(check(&name, config.spec.experts().0 > 0)),
             Err(NotUsable::Part { family, part }) => refused.push(format!("{family}: {part}")),
             Err(error) => panic!("{name}: {error}"),
         }
     }
+    assert!(different.is_empty(), "{different:#?}");
     refused.sort_unstable();
     refused.dedup();
     let expected = ["deepseek_v2: latent attention", "deepseek_v3: latent attention"];
