@@ -123,9 +123,11 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
             assert!(fits.kv_blocks >= kv_blocks.blocks);
             Ok(kv_blocks.blocks)
         };
-        let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(|| None) };
+        // A device on its own divides its cache between kinds of layers, and agrees with nobody.
+        let link = (stages > 1)
+            .then(|| RankLink { shard, connections, agree: &mut agree, ended: Box::new(|| None) });
         let (opened, free_before) = (open(), free());
-        let loaded = cuda::load_rank((dir, &model), opened, options, Some(link), &mut |_, _| {});
+        let loaded = cuda::load_rank((dir, &model), opened, options, link, &mut |_, _| {});
         all.push(loaded.unwrap().start().unwrap());
         bytes.push((planned[stage], free_before - free()));
     }
