@@ -143,7 +143,9 @@ fn help_is_a_command_and_a_reader_that_goes_away_is_no_error_message() {
 fn a_binary_alone_serves_the_shipped_model_from_any_directory() {
     let home = tempfile::tempdir().expect("a temporary directory");
     let binary = home.path().join("skein");
-    std::fs::copy(env!("CARGO_BIN_EXE_skein"), &binary).expect("it is readable");
+    // Another test's child would inherit the open copy, and a file open for writing cannot be run.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_skein")).arg(&binary).status();
+    assert!(copied.expect("cp starts").success());
     let mut command = Command::new(&binary);
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("SKEIN_")) {
         command.env_remove(name);

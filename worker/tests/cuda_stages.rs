@@ -124,8 +124,12 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
             Ok(kv_blocks.blocks)
         };
         // A device on its own divides its cache between kinds of layers, and agrees with nobody.
-        let link = (stages > 1)
-            .then(|| RankLink { shard, connections, agree: &mut agree, ended: Box::new(|| None) });
+        let link = (stages > 1).then(|| RankLink {
+            shard,
+            connections,
+            agree: &mut agree,
+            ended: Box::new(|| None),
+        });
         let (opened, free_before) = (open(), free());
         let loaded = cuda::load_rank((dir, &model), opened, options, link, &mut |_, _| {});
         all.push(loaded.unwrap().start().unwrap());
