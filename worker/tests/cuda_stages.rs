@@ -26,14 +26,16 @@ use skein_kernels::collective::link::between_threads;
 use skein_kernels::cuda::Device;
 use skein_node::clock;
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, DeviceBytes, Fp8, RankLink};
-use skein_worker::backend::{Backend, BackendError, Batch, Connections, StepHandle, StepOutput};
+use skein_worker::backend::{
+    Backend, BackendError, Batch, Connections, StepHandle, StepOutput, WindowBlocks,
+};
 use skein_worker::config::CudaConfig;
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::model::config::ModelConfig;
 use skein_worker::scheduler::Drafts;
 use skein_worker::shard::Shard;
 
-use models::{LLAMA, QWEN2, Tiny};
+use models::{COHERE2, LLAMA, MISTRAL, QWEN2, Tiny};
 use requests::{Output, serve, served};
 use runs::eager;
 use scores::scores_of;
@@ -57,6 +59,12 @@ impl Pipeline {
 impl Backend for Pipeline {
     fn kv_blocks(&self) -> u32 {
         self.0[0].kv_blocks()
+    }
+
+    fn window_blocks(&self) -> Option<WindowBlocks> {
+        let of_first = self.0[0].window_blocks();
+        assert!(self.0.iter().all(|stage| stage.window_blocks() == of_first));
+        of_first
     }
 
     fn steps_in_flight(&self) -> usize {
@@ -107,6 +115,10 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
     let shards: Vec<Shard> = (0..stages).map(shard).collect();
     let open = || cuda::open(0, &model, options.limits.block_size).unwrap();
     let (planned, kv_blocks) = cuda::plan_ranks((dir, &model), &open(), options, &shards).unwrap();
+    // Blocks of the stage with the largest ones, if all layers share them.
+    let block_bytes =
+        planned.iter().map(|bytes| bytes.token.all() * u64::from(options.limits.block_size)).max();
+    let shared = (options.kv_cache_memory_bytes.unwrap() / block_bytes.unwrap()) as u32;
     let device = Device::open(0).unwrap();
     let free = || device.memory_info().unwrap().0;
     let (mut all, mut bytes, mut before) = (Vec::new(), Vec::new(), None);
@@ -120,19 +132,15 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
         let connections = Connections { stage, stages, before, after, ..Alone.into() };
         before = next;
         let mut agree = |fits: cuda::Fits| {
-            assert!(fits.kv_blocks >= kv_blocks.blocks);
-            Ok(kv_blocks.blocks)
+            assert!(fits.kv_blocks >= shared);
+            Ok(shared)
         };
-        // A device on its own divides its cache between kinds of layers, and agrees with nobody.
-        let link = (stages > 1).then(|| RankLink {
-            shard,
-            connections,
-            agree: &mut agree,
-            ended: Box::new(|| None),
-        });
+        let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(|| None) };
         let (opened, free_before) = (open(), free());
-        let loaded = cuda::load_rank((dir, &model), opened, options, link, &mut |_, _| {});
-        all.push(loaded.unwrap().start().unwrap());
+        let loaded = cuda::load_rank((dir, &model), opened, options, Some(link), &mut |_, _| {});
+        let backend = loaded.unwrap().start().unwrap();
+        assert_eq!(backend.all_blocks(), kv_blocks, "stage {stage} of {stages}");
+        all.push(backend);
         bytes.push((planned[stage], free_before - free()));
     }
     (Pipeline(all), bytes)
@@ -146,10 +154,14 @@ async fn stages_draw_the_tokens_of_one_whatever_the_engine_does() {
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let tied = Tiny { layers: 4, ..QWEN2 };
+    // Windows in every second layer, and in all.
+    let (some, every) = (Tiny { layers: 4, ..COHERE2 }, Tiny { layers: 4, ..MISTRAL });
     for (tiny, runs) in [
         // Room for two of the longest sequences: some are preempted.
         (DEEP, &[(2, 256, false), (3, 256, true), (4, 2048, true)][..]),
         (tied, &[(3, 2048, true)]),
+        (some, &[(2, 2048, true), (2, 256, false), (4, 2048, true)]),
+        (every, &[(2, 256, true)]),
     ] {
         let dir = tiny.make(13);
         let run = async |stages: usize, kv_tokens: u64, enforce_eager: bool, speculate: bool| {
@@ -182,7 +194,9 @@ fn a_model_that_normalises_outputs_has_the_same_bits_in_stages() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/gemma2");
     let golden = golden::Golden::read(&dir);
     let tokens = [&golden.prompt[..], &golden.greedy].concat();
-    let options = options(CudaConfig { batch_invariant: true, ..eager() }, 4 << 20);
+    let cuda = CudaConfig { batch_invariant: true, ..eager() };
+    // Sequences run by hand have no window blocks.
+    let options = CudaOptions { window_blocks: false, ..options(cuda, 4 << 20) };
     let scores =
         |stages| scores_of(&mut pipeline(&dir, stages, &options).0, &tokens, &[40, 1, 33, 30], false);
     let expected = scores(1);
@@ -198,7 +212,8 @@ fn the_plan_is_what_stages_allocate() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for (tiny, stages) in [(DEEP, 1), (DEEP, 2), (DEEP, 3), (Tiny { layers: 4, ..QWEN2 }, 3)] {
+    let (tied, windowed) = (Tiny { layers: 4, ..QWEN2 }, Tiny { layers: 4, ..COHERE2 });
+    for (tiny, stages) in [(DEEP, 1), (DEEP, 2), (DEEP, 3), (tied, 3), (windowed, 2)] {
         let dir = tiny.make(5);
         let (pipeline, bytes) = pipeline(dir.path(), stages, &options(eager(), 1 << 20));
         for (stage, (planned, allocated)) in bytes.iter().enumerate() {

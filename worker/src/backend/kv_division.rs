@@ -26,6 +26,16 @@ impl KvTokenBytes {
     }
 }
 
+/// Memory of each rank's cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KvLimit {
+    /// As many bytes on every rank.
+    Bytes(u64),
+    /// As many as this number of blocks takes if all layers share them: stages of a pipeline have different
+    /// layers, so their blocks have different sizes.
+    Blocks(u32),
+}
+
 /// A cache whose layers with a window can have blocks apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WindowedCache<'a> {
@@ -60,12 +70,21 @@ impl WindowedCache<'_> {
         of_all.saturating_add(self.rows.div_ceil(block_size))
     }
 
-    /// Bytes of `main` blocks and `windows` window blocks on the rank that needs most.
-    pub fn takes(&self, main: u32, windows: u32) -> u128 {
-        let of_rank = |bytes: &KvTokenBytes| {
-            u128::from(bytes.main) * u128::from(main) + u128::from(bytes.windowed) * u128::from(windows)
+    /// Whether `main` blocks and `windows` window blocks fit each rank's limit.
+    pub fn fits(&self, main: u32, windows: u32, limit: KvLimit) -> bool {
+        let block_size = u128::from(self.config.block_size);
+        let of_rank = |bytes: &KvTokenBytes, main: u32, windows: u32| {
+            let blocks =
+                u128::from(bytes.main) * u128::from(main) + u128::from(bytes.windowed) * u128::from(windows);
+            blocks * block_size
         };
-        self.bytes.iter().map(of_rank).max().unwrap_or(0) * u128::from(self.config.block_size)
+        self.bytes.iter().all(|bytes| {
+            let most = match limit {
+                KvLimit::Bytes(most) => u128::from(most),
+                KvLimit::Blocks(shared) => of_rank(bytes, shared, shared),
+            };
+            of_rank(bytes, main, windows) <= most
+        })
     }
 
     /// These numbers of blocks; window blocks beyond the others are of no use.
@@ -74,11 +93,12 @@ impl WindowedCache<'_> {
         KvBlocks { blocks, window: Some(window) }
     }
 
-    /// Divides memory for `shared` blocks of all layers, `limit` bytes: window blocks for `max_num_seqs`
+    /// Divides memory for `shared` blocks of all layers, up to `limit`: window blocks for `max_num_seqs`
     /// sequences, and for as many cached ones of moderate length as the other blocks hold, but at most half
     /// of `shared`. So the cache holds about as many contexts of two windows as without window blocks, and
-    /// more longer ones. A cache too small for two windows is not divided.
-    pub fn divide(&self, shared: u32, limit: u64) -> KvBlocks {
+    /// more longer ones. A cache is not divided if it is too small for two windows, or if a rank could not
+    /// have more blocks.
+    pub fn divide(&self, shared: u32, limit: KvLimit) -> KvBlocks {
         let of_sequence = self.of_sequence();
         if shared / 2 < of_sequence {
             return shared.into();
@@ -93,10 +113,13 @@ impl WindowedCache<'_> {
         let moderate = MODERATE_LEN.div_ceil(block_size);
         let of_moderate =
             |blocks: u32| (u64::from(blocks) * u64::from(of_sequence) / u64::from(moderate)) as u32;
-        let fits = |blocks, windows| self.takes(blocks, windows) <= u128::from(limit);
+        let fits = |blocks, windows| self.fits(blocks, windows, limit);
         let cached = of_moderate(most_that(shared, most, |blocks| fits(blocks, of_moderate(blocks))));
         let windows = self.of_all().max(cached).min(shared / 2);
-        self.with(most_that(shared, most, |blocks| fits(blocks, windows)), windows)
+        match most_that(shared, most, |blocks| fits(blocks, windows)) {
+            blocks if blocks == shared => shared.into(),
+            blocks => self.with(blocks, windows),
+        }
     }
 }
 

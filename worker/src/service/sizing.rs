@@ -3,7 +3,7 @@
 use super::WorkerError;
 use crate::backend::KvBlocks;
 pub(super) use crate::backend::KvTokenBytes;
-use crate::backend::kv_division::{MODERATE_LEN, WindowedCache};
+use crate::backend::kv_division::{KvLimit, MODERATE_LEN, WindowedCache};
 use crate::config::SchedulerConfig;
 
 /// The shortest sequence: one prompt token and one output token.
@@ -94,13 +94,13 @@ pub(super) fn kv_blocks_by_layer(
             let share = room.available.unwrap_or(UNKNOWN_MEMORY) / 100 * MEMORY_SHARE_PERCENT;
             let limit = share.min(room.left);
             let windows = cache.of_all();
-            if cache.takes(wanted, windows.min(wanted)) <= u128::from(limit) {
+            if cache.fits(wanted, windows.min(wanted), KvLimit::Bytes(limit)) {
                 return cache.with(wanted, windows);
             }
             limit
         }
     };
-    cache.divide(blocks(Room { given: Some(limit), ..room }), limit)
+    cache.divide(blocks(Room { given: Some(limit), ..room }), KvLimit::Bytes(limit))
 }
 
 /// The longest sequence: the configured length or else the model's, but at most what the cache holds.

@@ -26,9 +26,10 @@ use super::error::CudaLoadError;
 use super::load::{CudaOptions, Loading, stored};
 use super::memory::{StepMemory, StepSizes};
 use super::plan::{self, MemoryShare, Needs};
+use super::stage::steps_in_flight;
 use super::upload::{self, Dtype};
-use super::{OpenDevice, STEPS_IN_FLIGHT, graphs};
-use crate::backend::kv_division::WindowedCache;
+use super::{OpenDevice, graphs};
+use crate::backend::kv_division::{KvLimit, WindowedCache};
 use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::draft::MOST_ROWS;
 use crate::model::LoadError;
@@ -92,7 +93,7 @@ pub fn plan_ranks(
             (_, true) => loading.with_forms::<bf16>()?.bytes::<bf16, E4m3>()?,
         });
     }
-    // Ranks have equally many heads, and divide their caches alike.
+    // All ranks divide their caches alike.
     let blocks = all.iter().map(|(_, blocks)| *blocks).min_by_key(|kv| kv.blocks).unwrap_or(0.into());
     let with_cache = |((needs, bytes), _): ((Needs, DeviceBytes), KvBlocks)| DeviceBytes {
         kv_cache: needs.kv_bytes(blocks),
@@ -203,21 +204,26 @@ impl Loading<'_> {
         })
     }
 
-    /// Window of the layers that have blocks apart, unless the cache is too small for that. Stages have
-    /// different layers and would divide their caches differently, so in pipelines no layer has.
+    /// Window of the layers that have blocks apart.
     fn window(&self) -> Option<u32> {
-        let has_blocks = self.options.window_blocks && self.shard.stages == 1;
-        let window = self.config.spec.longest_window().filter(|_| has_blocks);
+        let window = self.config.spec.longest_window().filter(|_| self.options.window_blocks);
         WindowedCache::worthwhile(window, self.positions() as u32)
     }
 
-    /// Divides memory for `shared` blocks of all layers.
-    fn divide(&self, needs: &Needs, shared: u32) -> KvBlocks {
+    /// Divides memory for `shared` blocks of all layers, in the same way on all stages.
+    fn divide<K: KvElement>(&self, shared: u32) -> KvBlocks {
         let Some(window) = self.window() else { return shared.into() };
         let (config, longest) = (&self.options.limits, self.positions() as u32);
-        let rows = config.max_num_batched_tokens.saturating_mul(STEPS_IN_FLIGHT as u32);
-        let cache = WindowedCache { config, window, rows, bytes: &[needs.token], longest };
-        cache.divide(shared, u64::from(shared) * needs.block_bytes())
+        let Shard { stages, .. } = self.shard;
+        let rows = config.max_num_batched_tokens.saturating_mul(steps_in_flight(stages) as u32);
+        let whole = &self.config.spec;
+        let of_stage = |stage| {
+            let shard = self.shard.clone().of_stage(whole, stage, stages).ok()?;
+            Some(cache::token_bytes::<K>(&shard.spec(whole)))
+        };
+        let bytes: Vec<KvTokenBytes> = (0..stages).filter_map(of_stage).collect();
+        let cache = WindowedCache { config, window, rows, bytes: &bytes, longest };
+        cache.divide(shared, KvLimit::Blocks(shared))
     }
 
     /// The plan of all memory and the number of KV blocks, on which all ranks `agree`.
@@ -240,7 +246,7 @@ impl Loading<'_> {
             plan.add::<u8>(plan::STAGING, bytes, Phase::Load, "do without --quantization");
         }
         let needs = self.needs(layout)?;
-        let divide = |shared| self.divide(&needs, shared);
+        let divide = |shared| self.divide::<K>(shared);
         let kv_blocks = plan::fill(&mut plan, device.memory_bytes, &needs, share, agree, divide)?;
         Ok((plan, kv_blocks))
     }
