@@ -4,8 +4,8 @@ Usage: gguf_files.py MODEL_DIR OUT_DIR TYPE...   (TYPE: bf16, f16, q8_0, q6_k, q
 
 The bf16 file holds exactly the model's weights; llama.cpp's own quantiser makes the others, with its own
 choice of types (under Q4_0 the tied head stays Q6_K or Q8_0). The tokenizer is a dummy that loads: prompts
-are token ids. Only Qwen2, Llama and OLMoE, with weights in one bf16 file, as `skein bench make-model` writes
-them.
+are token ids. Only Qwen2, Llama, OLMoE and Gemma 3, with weights in one bf16 file, as `skein bench make-model`
+writes them.
 """
 
 import json
@@ -19,12 +19,18 @@ import llama_cpp
 import numpy as np
 
 QUANTISED = {kind: f"MOSTLY_{kind.upper()}" for kind in ("f16", "q8_0", "q6_k", "q4_0", "q4_k_m")}
-ARCHITECTURES = {"qwen2": "qwen2", "llama": "llama-bpe", "olmoe": "olmo"}  # and their pre-tokenizers
+# Of each model type: the architecture's name, and a pre-tokenizer.
+ARCHITECTURES = {"qwen2": ("qwen2", "qwen2"), "llama": ("llama", "llama-bpe"), "olmoe": ("olmoe", "olmo"),
+                 "gemma3_text": ("gemma3", "default")}
 LAYER_NAMES = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}
+GEMMA_NAMES = {
+    **LAYER_NAMES, "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -43,12 +49,12 @@ def tensors(path: str):
         yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, layer_names: dict[str, str]) -> str:
     stem, suffix = name.rsplit(".", 1)
     if stem in TOP_NAMES:
         return f"{TOP_NAMES[stem]}.{suffix}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{LAYER_NAMES[part]}.{suffix}"
+    return f"blk.{layer}.{layer_names[part]}.{suffix}"
 
 
 def interleaved(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -78,7 +84,7 @@ def llama3_factors(config: dict) -> np.ndarray:
 
 def write_config(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_name("random")
-    writer.add_context_length(4096)  # the shape's own is longer than any run here, and sizes peers' buffers
+    writer.add_context_length(32768)  # longer than any run here; peers get the length of theirs
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -88,6 +94,10 @@ def write_config(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "sliding_window" in config:
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     if "num_experts" in config:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -115,10 +125,12 @@ def add_bf16(writer: gguf.GGUFWriter, name: str, bits: np.ndarray) -> None:
 def write_bf16(model_dir: str, out: str) -> None:
     with open(os.path.join(model_dir, "config.json")) as file:
         config = json.load(file)
-    arch = config["model_type"]
+    arch, pre = ARCHITECTURES[config["model_type"]]
+    layer_names = GEMMA_NAMES if arch == "gemma3" else LAYER_NAMES
+    norm_offset = 1 if arch == "gemma3" else 0  # llama.cpp multiplies by the stored value itself
     writer = gguf.GGUFWriter(out, arch)
     write_config(writer, config)
-    write_dummy_tokenizer(writer, config["vocab_size"], ARCHITECTURES[arch])
+    write_dummy_tokenizer(writer, config["vocab_size"], pre)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     of_experts = {}
     for name, bits in tensors(os.path.join(model_dir, "model.safetensors")):
@@ -131,9 +143,11 @@ def write_bf16(model_dir: str, out: str) -> None:
             bits = interleaved(bits, heads[projection])
         # As in llama.cpp's own conversions, norms, biases and the choice of experts are f32.
         if bits.ndim == 1 or "mlp.gate." in name:
-            writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
+            values = (bits.astype(np.uint32) << 16).view(np.float32)
+            values = values + np.float32(norm_offset) if "norm" in name else values
+            writer.add_tensor(gguf_name(name, layer_names), values)
         else:
-            add_bf16(writer, gguf_name(name), bits)
+            add_bf16(writer, gguf_name(name, layer_names), bits)
     for (layer, part), experts in sorted(of_experts.items()):
         stacked = np.stack([experts[number] for number in range(len(experts))])
         add_bf16(writer, f"blk.{layer}.ffn_{part}_exps.weight", stacked)

@@ -40,6 +40,8 @@ pub struct ModelShape {
     pub qkv_bias: bool,
     /// Numbers of experts per layer and per token.
     pub experts: Option<(usize, usize)>,
+    /// Window of five of six layers, in tokens.
+    pub window: Option<usize>,
 }
 
 const LLAMA: ModelShape = ModelShape {
@@ -58,6 +60,7 @@ const LLAMA: ModelShape = ModelShape {
     tied: false,
     qkv_bias: false,
     experts: None,
+    window: None,
 };
 
 const LLAMA3: ModelShape = ModelShape {
@@ -162,6 +165,22 @@ pub const SHAPES: &[ModelShape] = &[
         vocab_size: 50_304,
         max_position_embeddings: 4096,
         experts: Some((64, 8)),
+        ..LLAMA
+    },
+    ModelShape {
+        name: "gemma-3-1b",
+        model_type: "gemma3_text",
+        hidden_size: 1152,
+        intermediate_size: 6912,
+        num_hidden_layers: 26,
+        num_attention_heads: 4,
+        num_key_value_heads: 1,
+        head_dim: 256,
+        vocab_size: 262_144,
+        max_position_embeddings: 32_768,
+        rope_theta: 1_000_000.0,
+        tied: true,
+        window: Some(512),
         ..LLAMA
     },
     ModelShape {
@@ -401,6 +420,7 @@ fn config(shape: &ModelShape, dtype: Dtype) -> Value {
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
         "olmoe" => "OlmoeForCausalLM",
+        "gemma3_text" => "Gemma3ForCausalLM",
         _ => "LlamaForCausalLM",
     };
     let mut config = json!({
@@ -431,6 +451,12 @@ fn config(shape: &ModelShape, dtype: Dtype) -> Value {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         });
+    }
+    if let Some(window) = shape.window {
+        (config["sliding_window"], config["sliding_window_pattern"]) = (json!(window), json!(6));
+        (config["rope_local_base_freq"], config["query_pre_attn_scalar"]) =
+            (json!(10_000.0), json!(shape.head_dim));
+        config["hidden_activation"] = json!("gelu_pytorch_tanh");
     }
     if let Some((count, per_token)) = shape.experts {
         (config["num_experts"], config["num_experts_per_tok"]) = (json!(count), json!(per_token));
@@ -512,6 +538,7 @@ mod tests {
         assert_eq!(parameters("qwen3-0.6b"), 596_049_920);
         assert_eq!(parameters("qwen3-4b"), 4_022_468_096);
         assert_eq!(parameters("olmoe-1b-7b"), 6_919_161_856);
+        assert_eq!(parameters("gemma-3-1b"), 999_885_952);
         assert_eq!(parameters("llama-3.1-70b"), 70_553_706_496);
     }
 }
