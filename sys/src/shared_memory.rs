@@ -140,8 +140,7 @@ impl SharedMemory {
     /// # Panics
     /// As for [`put`](Self::put).
     pub fn put_words(&self, at: usize, words: &[u32]) {
-        // SAFETY: every word is four initialised bytes, and bytes have no alignment.
-        self.put(at, unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) });
+        self.put(at, bytemuck::cast_slice(words));
     }
 
     /// [`get`](Self::get) for words of four bytes.
@@ -149,9 +148,7 @@ impl SharedMemory {
     /// # Panics
     /// As for [`get`](Self::get).
     pub fn get_words(&self, at: usize, words: &mut [u32]) {
-        let length = size_of_val(words);
-        // SAFETY: as in `put_words`; any four bytes are a word, and `words` is borrowed uniquely.
-        self.get(at, unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), length) });
+        self.get(at, bytemuck::cast_slice_mut(words));
     }
 
     /// The words that cover `bytes` bytes from offset `at`.

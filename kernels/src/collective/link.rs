@@ -132,7 +132,7 @@ impl Outlet for RingOutlet {
     fn send(&mut self, values: &[f32]) -> Result<(), Lost> {
         let begun = self.messages.begin(values.len());
         let put = self.writer.put(&self.messages.header(values.len()));
-        let put = put.and_then(|()| self.writer.put(as_words(values)));
+        let put = put.and_then(|()| self.writer.put(bytemuck::cast_slice(values)));
         put.map_err(|error| self.messages.lost(error, &begun))?;
         self.writer.publish();
         Ok(())
@@ -159,7 +159,9 @@ impl Inlet for RingInlet {
         let mut header = [0; HEADER];
         self.reader.take(&mut header, most).map_err(|error| self.messages.lost(error, &begun))?;
         self.messages.check(header, values.len(), &begun)?;
-        self.reader.take(as_words_mut(values), most).map_err(|error| self.messages.lost(error, &begun))
+        self.reader
+            .take(bytemuck::cast_slice_mut(values), most)
+            .map_err(|error| self.messages.lost(error, &begun))
     }
 }
 
@@ -194,7 +196,7 @@ impl Outlet for StreamOutlet {
     fn send(&mut self, values: &[f32]) -> Result<(), Lost> {
         let begun = self.messages.begin(values.len());
         let mut bytes = Vec::with_capacity(4 * (HEADER + values.len()));
-        for word in self.messages.header(values.len()).iter().chain(as_words(values)) {
+        for word in self.messages.header(values.len()).iter().chain(bytemuck::cast_slice(values)) {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
         self.queue.send(bytes).map_err(|_| begun.lost(self.messages.peer, How::Ended))
@@ -261,16 +263,6 @@ impl Inlet for StreamInlet {
         }
         Ok(())
     }
-}
-
-fn as_words(values: &[f32]) -> &[u32] {
-    // SAFETY: both types have four bytes, the same alignment, and no invalid values.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) }
-}
-
-fn as_words_mut(values: &mut [f32]) -> &mut [u32] {
-    // SAFETY: as in `as_words`, and `values` is borrowed uniquely.
-    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), values.len()) }
 }
 
 #[cfg(test)]

@@ -50,12 +50,7 @@ pub trait Ranks: Send {
     /// # Errors
     /// As for [`gather`](Self::gather).
     fn gather_values(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), Lost> {
-        // SAFETY: every `f32` is four initialised bytes, and bytes have no alignment.
-        let mine = unsafe { std::slice::from_raw_parts(mine.as_ptr().cast(), size_of_val(mine)) };
-        let length = size_of_val(all);
-        // SAFETY: as above; four bytes of any value are an `f32`, and `all` is borrowed uniquely.
-        let all = unsafe { std::slice::from_raw_parts_mut(all.as_mut_ptr().cast(), length) };
-        self.gather(mine, all)
+        self.gather(bytemuck::cast_slice(mine), bytemuck::cast_slice_mut(all))
     }
 }
 
