@@ -1,37 +1,7 @@
 // attention_kernel.cuh: paged attention over planned tiles of packed query rows; instantiated in
 // attention_bf16.cu and attention_f16.cu.
 #pragma once
-#include "attention_tile.cuh"
-
-// The parameters of a launch.
-template <class T, class K> struct Task {
-  T* out;
-  const T* q;
-  const K* keys;
-  const K* values;
-  const float* sinks;
-  Sequences sequences;
-  const u32* block_tables;
-  Header* header;
-  const Item* items;
-  float* sums;         // [slots, rows of a tile, HD]
-  Partial* partials;   // [slots, rows of a tile]
-  float* folded;       // [blocks, rows of a tile, HD]: sums of earlier parts, in batch-invariant mode
-  u32 q_stride, table_stride, kv_heads, group, block_shift;
-  Window window;
-  u32 fixed;           // positions after which parts are folded, or 0
-  float scale, softcap, value_scale;
-};
-
-// One item and one KV head.
-struct Work {
-  Span span;
-  u32 sequence, kv_head, first_packed;
-  u32 begin, end;  // positions; `begin` is a multiple of TILE
-  u32 seen_from;   // first position that any row sees
-  u32 parts;
-  size_t slot;  // of the results if there are several parts
-};
+#include "attention_task.cuh"
 
 template <class T, class K, int HD, int WARPS> struct Attention {
   using Size = Tile<T, K, HD>;
@@ -60,19 +30,7 @@ template <class T, class K, int HD, int WARPS> struct Attention {
   __device__ __forceinline__ Work work_of(u32 index) const {
     Item item = task.items[index / task.kv_heads];
     Span span(task.sequences, item.sequence, task.group);
-    u32 parts = item.part >> 16, part = item.part & 0xffff, first_packed = item.tile * ROWS;
-    u32 last_packed = min(first_packed + ROWS, span.packed()) - 1;
-    u32 seen_from = span.first_seen(first_packed, task.window), end = span.position(last_packed) + 1;
-    u32 begin = seen_from / TILE * TILE;
-    if (parts > 1) {
-      u32 length = task.header->length[LARGE], align = task.fixed ? task.fixed : 64;
-      u32 first = span.first_seen(0, task.window) / align * align + part * length;
-      begin = max(begin, first);
-      end = min(end, first + length);
-    }
-    u32 kv_head = index % task.kv_heads;
-    return Work{span,  item.sequence, kv_head, first_packed, begin, end, seen_from,
-                parts, slot_of(item, kv_head, part)};
+    return ::work_of<TILE>(task, item, span, LARGE, index % task.kv_heads, item.tile * ROWS, ROWS);
   }
 
   // Copies the tile's queries to shared memory, sixteen dims at a time; rows past the sequence's are zeros.
@@ -101,11 +59,8 @@ template <class T, class K, int HD, int WARPS> struct Attention {
     }
   }
 
-  // The block table entry for this lane: entry `lane` of those that the tile starting at `first` touches.
   __device__ __forceinline__ u32 block_of(const Work& work, u32 first) const {
-    u32 index = (first >> task.block_shift) + lane;
-    bool touched = index << task.block_shift < work.end && lane << task.block_shift < TILE;
-    return touched ? task.block_tables[(size_t)work.sequence * task.table_stride + index] : 0;
+    return ::block_of<TILE>(task, work, first, lane);
   }
 
   // Starts copying the keys and values of positions first .. first + TILE. Positions that no row sees become
@@ -125,45 +80,6 @@ template <class T, class K, int HD, int WARPS> struct Attention {
       ptx::cp_async16(to_values + row * Size::KV_ROW + chunk * 16, task.values + at, inside);
     }
     ptx::cp_async_commit();
-  }
-
-  // Sums a row's weights over the four lanes that share it; converts its highest score to units of ln 2.
-  __device__ __forceinline__ Partial close(const Softmax& rows, int r, float unit) const {
-    float sum = rows.sum[r];
-    sum = __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 1));
-    sum = __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, 2));
-    return Partial{rows.top[r] == NEG_INF ? NEG_INF : __fmul_rn(rows.top[r], unit), sum};
-  }
-
-  // Merges the part that has ended into the earlier ones, which are in memory in each thread's own order.
-  __device__ __forceinline__ void fold(float (&o)[HD / 8][4], Softmax& rows, Partial (&all)[2], bool is_first,
-                                       bool is_last, float unit) const {
-    float* mine = task.folded + (size_t)blockIdx.x * ROWS * HD + threadIdx.x;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      Partial part = close(rows, r, unit);
-      if (is_first) {
-        all[r] = part;
-      } else {
-        Fold fold(all[r], part);
-#pragma unroll
-        for (int i = 0; i < HD / 4; i++) {
-          float& x = o[i / 2][2 * r + i % 2];
-          x = fold(mine[(r * HD / 4 + i) * THREADS], x);
-        }
-      }
-    }
-    rows.reset();
-    if (is_last) return;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-#pragma unroll
-      for (int i = 0; i < HD / 4; i++) {
-        float& x = o[i / 2][2 * r + i % 2];
-        mine[(r * HD / 4 + i) * THREADS] = x;
-        x = 0.f;
-      }
-    }
   }
 
   // The values of columns 2 * d and 2 * d + 1 in ascending order of dims: `first`, `first + 1`, `second`,
@@ -260,7 +176,8 @@ template <class T, class K, int HD, int WARPS> struct Attention {
           all[0] = close(rows, 0, unit);
           all[1] = close(rows, 1, unit);
         } else {
-          fold(o, rows, all, is_first, is_last, unit);
+          float* mine = task.folded + (size_t)blockIdx.x * ROWS * HD + threadIdx.x;
+          fold<THREADS>(mine, o, rows, all, is_first, is_last, unit);
         }
         is_first = false;
       }

@@ -12,7 +12,7 @@ struct Merge {
   float value_scale;
 };
 
-// One row of a tile, by one warp; parts in ascending order.
+// One row of a tile, by one warp, 256 values at a time; parts in ascending order.
 template <class T>
 __device__ __forceinline__ void merge_row(T* out, const Merge& merge, u32 large, const Item& item, u32 kv_head,
                                           u32 row) {
@@ -24,32 +24,34 @@ __device__ __forceinline__ void merge_row(T* out, const Merge& merge, u32 large,
   size_t first = (size_t)slot_of(item, kv_head, 0) * rows + row;
   const Partial* partials = merge.partials[large] + first;
   const float* sums = merge.sums[large] + first * dim;
-  Partial all = partials[0];
-  float o[8];
-#pragma unroll
-  for (u32 i = 0; i < 8; i++) o[i] = i * 32 + lane < dim ? sums[i * 32 + lane] : 0.f;
-#pragma unroll 4
-  for (u32 part = 1; part < parts; part++) {
-    const float* from = sums + (size_t)part * rows * dim;
-    float x[8];
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) x[i] = i * 32 + lane < dim ? from[i * 32 + lane] : 0.f;
-    Fold fold(all, partials[(size_t)part * rows]);
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) o[i] = fold(o[i], x[i]);
-  }
   u32 head = kv_head * merge.group + packed % merge.group;
-  float factor = last_factor(all, merge.sinks ? merge.sinks + head : nullptr, merge.value_scale);
   T* to = out + ((size_t)(span.first_row + packed / merge.group) * merge.kv_heads * merge.group + head) * dim;
+  for (u32 first = lane; first < dim; first += 256) {
+    Partial all = partials[0];
+    float o[8];
 #pragma unroll
-  for (u32 i = 0; i < 8; i++) {
-    if (i * 32 + lane < dim) to[i * 32 + lane] = from_f32<T>(__fmul_rn(o[i], factor));
+    for (u32 i = 0; i < 8; i++) o[i] = i * 32 + first < dim ? sums[i * 32 + first] : 0.f;
+#pragma unroll 4
+    for (u32 part = 1; part < parts; part++) {
+      const float* from = sums + (size_t)part * rows * dim;
+      float x[8];
+#pragma unroll
+      for (u32 i = 0; i < 8; i++) x[i] = i * 32 + first < dim ? from[i * 32 + first] : 0.f;
+      Fold fold(all, partials[(size_t)part * rows]);
+#pragma unroll
+      for (u32 i = 0; i < 8; i++) o[i] = fold(o[i], x[i]);
+    }
+    float factor = last_factor(all, merge.sinks ? merge.sinks + head : nullptr, merge.value_scale);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+      if (i * 32 + first < dim) to[i * 32 + first] = from_f32<T>(__fmul_rn(o[i], factor));
+    }
   }
 }
 
 // attention_merge_{T}: writes the rows of tiles that were computed in parts, and prepares the header for the
 // next layer.
-//   out       [rows, heads * head_dim]  T; head_dim at most 256
+//   out       [rows, heads * head_dim]  T; head_dim: values of a head, with latents the rank
 //   sums      [slots, rows of a tile, head_dim]  f32, small and large tiles: weighted sums of values
 //   partials  [slots, rows of a tile]  Partial
 // Grid: fixed, one warp per row, block 256. Reads 4 * (head_dim + 2) bytes per row, head and part, mostly

@@ -111,8 +111,9 @@ extern "C" __global__ void __launch_bounds__(256)
     u32 s = start + threadIdx.x;
     Share share(plan, s, align);
     u32 most = length[share.large], parts = share.tiles ? (share.seen + most - 1) / most : 0, slot = 0, first = 0;
-    // In batch-invariant mode large tiles merge their parts themselves, because there are many of them.
-    if (fixed && share.large && parts > 1) parts = 1;
+    // In batch-invariant mode large tiles merge their parts themselves, because there are many of them,
+    // except where decode needs large tiles.
+    if (fixed && share.large && parts > 1 && group <= SMALL_ROWS) parts = 1;
 #pragma unroll
     for (u32 size = 0; size < 2; size++) {
       bool mine = share.large == size && share.tiles;

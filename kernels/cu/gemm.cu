@@ -56,7 +56,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
   static constexpr int W_ROWS = THREADS / W_CHUNKS, X_ROWS = THREADS / X_CHUNKS;
   const W* w[BN / W_ROWS];
   const T* x[BM / X_ROWS];
-  int k;
+  int k, x_stride;
 
   __device__ __forceinline__ void find_w(const W* from, int first_tile, int n) {
 #pragma unroll
@@ -72,7 +72,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
 #pragma unroll
     for (int i = 0; i < BM / X_ROWS; i++) {
       int r = min(first_row + (int)threadIdx.x / X_CHUNKS + i * X_ROWS, rows - 1);
-      x[i] = from + (size_t)r * k + threadIdx.x % X_CHUNKS * 8;
+      x[i] = from + (size_t)r * x_stride + threadIdx.x % X_CHUNKS * 8;
     }
   }
 
@@ -125,7 +125,7 @@ template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, i
 
 template <class T, class W, class Out, Mode M, int BN, int BM, int WN, int WM, int STAGES>
 __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* bias,
-                     int rows, int n, int k, u32 function, int leaf) {
+                     int rows, int n, int k, int x_stride, int out_stride, u32 function, int leaf) {
   using Of = Tile<T, W, Out, M, BN, BM, WN, WM, STAGES>;
   constexpr int TN = Of::TN, TM = Of::TM, STAGE_BYTES = Of::W_BYTES + Of::X_BYTES;
   constexpr bool SCALED = Of::Of::SCALED;
@@ -138,6 +138,7 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
   int wn = warp % (BN / WN) * WN, wm = warp / (BN / WN) * WM;
   Of tile;
   tile.k = k;
+  tile.x_stride = x_stride;
   tile.find_w(w, column_tile * (BN / 16), n);
   int leaves = M == LEAVES ? k / leaf : 1;
   int slice_stages = M == LEAVES ? (leaf + STAGE_K - 1) / STAGE_K : slice_length(k) / STAGE_K;
@@ -233,7 +234,7 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
     int row = row_tile * BM + r, column = column_tile * Of::OUTPUTS + c;
     if (row >= rows || column >= n) continue;
     const Out* from = staged + r * STRIDE + c;
-    Out* to = out + (size_t)row * n + column;
+    Out* to = out + (size_t)row * out_stride + column;
     if (n % VALUES == 0) {
       *(uint4*)to = *(const uint4*)from;
     } else {
@@ -249,7 +250,7 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
            i32 row_stride, i32 k_stride, i32 leaf_stride, const T* bias, i32 rows, i32 n, i32 k,            \
            u32 function, i32 leaf) {                                                                        \
     Scales by{scales, row_shift, row_stride, k_stride, leaf_stride};                                        \
-    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, w, by, bias, rows, n, k, function, leaf);         \
+    gemm<T, W, OUT, MODE, BN, BM, WN, WM, STAGES>(out, x, w, by, bias, rows, n, k, k, n, function, leaf);   \
   }                                                                                                         \
   EXPORT(name)
 #define GEMM_TILES(name, T, W, OUT, MODE, LARGE_M)             \
@@ -269,3 +270,26 @@ __device__ void gemm(Out* out, const T* x, const W* w, Scales scales, const T* b
   GEMM_TILES(gemm_##t##_e4m3_leaves_f32, T, e4m3, float, LEAVES, 64)
 GEMM_ALL(bf16, bf16)
 GEMM_ALL(f16, f16)
+
+// gemm_heads_{T}: a product of its own for each head, out[r, h] = x[r, h] w[h]^T, for latent attention.
+//   out  row r and head h start at r * out_stride + h * out_head; n values of type T each
+//   x    likewise, k values each; strides are multiples of 8
+//   w    [heads, n, k]
+// Grid (as above, heads). Where n is a multiple of 8, so are the strides of out. Everything else as above.
+#define GEMM_HEADS(name, T, BN, BM, WN, WM, STAGES)                                                         \
+  extern "C" __global__ void __launch_bounds__((BN / WN) * (BM / WM) * 32)                                  \
+      name(T* out, const T* x, const T* w, i32 rows, i32 n, i32 k, i32 out_stride, i32 out_head,            \
+           i32 x_stride, i32 x_head) {                                                                      \
+    size_t head = blockIdx.y;                                                                               \
+    const T* bias = nullptr;                                                                                \
+    gemm<T, T, T, PLAIN, BN, BM, WN, WM, STAGES>(out + head * out_head, x + head * x_head,                  \
+                                                 w + head * n * k, Scales{}, bias, rows, n, k, x_stride,    \
+                                                 out_stride, 0, 0);                                         \
+  }                                                                                                         \
+  EXPORT(name)
+#define GEMM_HEADS_TILES(name, T)                 \
+  GEMM_HEADS(name##_small, T, 32, 32, 16, 16, 8)  \
+  GEMM_HEADS(name##_medium, T, 64, 64, 32, 32, 4) \
+  GEMM_HEADS(name##_large, T, 128, 128, 64, 32, 3)
+GEMM_HEADS_TILES(gemm_heads_bf16, bf16)
+GEMM_HEADS_TILES(gemm_heads_f16, f16)

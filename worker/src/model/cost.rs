@@ -75,17 +75,12 @@ impl Spec {
     /// Bytes of one token in the CPU backend's KV cache.
     pub fn kv_bytes_per_token(&self, kind: KvType) -> u64 {
         let AttentionSpec { kv_heads, head_dim, .. } = self.attention;
-        (self.cached_rows() * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
+        (self.attention.cached_rows() * self.layers.len() * kv_heads * kind.head_bytes(head_dim)) as u64
     }
 
     /// Bytes of one token in the layers with a window.
     pub fn windowed_kv_bytes_per_token(&self, kind: KvType) -> u64 {
         self.kv_bytes_per_token(kind) / self.layers.len().max(1) as u64 * self.windowed_layers() as u64
-    }
-
-    /// Cached rows of a head and token: key and value, or only the key, whose start is the value.
-    fn cached_rows(&self) -> usize {
-        if self.attention.latent.is_some() { 1 } else { 2 }
     }
 
     /// Bytes of all products' weights at `bits_per_weight`. A table for lookups stays in its file.
@@ -122,7 +117,8 @@ impl Spec {
             weight_bytes: in_layers * bytes.layers + in_head * bytes.head,
             weights: in_layers + in_head,
             head_weights: in_head,
-            kv_bytes_per_token: (self.cached_rows() * self.layers.len() * self.attention.kv_width()) as u64
+            kv_bytes_per_token: (self.attention.cached_rows() * self.layers.len() * self.attention.kv_width())
+                as u64
                 * bytes.kv,
             product: Product::default(),
         }

@@ -117,6 +117,12 @@ impl LatentSpec {
         self.plain + self.rotated
     }
 
+    /// Width of a row of `[latent | rotated key | queries of `heads` heads, or the vector from which they are
+    /// projected]`.
+    pub fn input_width(&self, heads: usize) -> usize {
+        self.rank + self.rotated + self.query_rank.unwrap_or(heads * self.query_dim())
+    }
+
     /// Index in the checkpoint of each value of `plain` values and the rotated ones after them; `None` if the
     /// order is the same.
     pub fn order(&self, plain: usize, is_interleaved: bool) -> Option<Vec<usize>> {
@@ -324,9 +330,18 @@ impl AttentionSpec {
         self.latent.map_or(self.head_dim, |latent| latent.rotated) / 2
     }
 
-    /// Width of a row's queries, keys and values, which are stored one after the other.
+    /// Width of a row's queries, keys and values, which are stored one after the other; with latent attention
+    /// [`LatentSpec::input_width`].
     pub fn qkv_width(&self) -> usize {
-        self.q_width() + 2 * self.kv_width()
+        match &self.latent {
+            None => self.q_width() + 2 * self.kv_width(),
+            Some(latent) => latent.input_width(self.heads),
+        }
+    }
+
+    /// Cached rows of a head and token: key and value, or only the key, whose start is the value.
+    pub fn cached_rows(&self) -> usize {
+        if self.latent.is_some() { 1 } else { 2 }
     }
 }
 

@@ -4,7 +4,8 @@ use skein_worker::backend::cuda::Fp8;
 use skein_worker::config::{CudaConfig, LoadFormat};
 
 use crate::models::{
-    GROUPED, KINDS, LLAMA, LLAMA4, MIXTURES, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2, Tiny, WIDE,
+    DEEPSEEK_V3, GROUPED, KINDS, LATENTS, LLAMA, LLAMA4, MIXTURES, OLMO2, QWEN2, QWEN2_MOE, QWEN3,
+    STARCODER2, Tiny, WIDE,
 };
 use crate::runs::{eager, on_cpu, on_cuda, on_cuda_in};
 use crate::scores::{TOLERANCE, compare, scores};
@@ -83,13 +84,36 @@ fn mixtures_of_experts() {
     }
 }
 
-/// A load ends with a step, whose logits must be finite.
 #[test]
-fn mixtures_of_experts_with_random_weights() {
+fn latent_attention() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    for (name, tiny) in MIXTURES {
+    for (name, tiny) in LATENTS {
+        check(name, tiny);
+        check(&format!("{name} in half precision"), Tiny { dtype: "F16", ..tiny });
+    }
+}
+
+#[test]
+fn latents_are_not_cached_in_fp8() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = DEEPSEEK_V3.make(7);
+    let error = on_cuda_in(dir.path(), eager(), Fp8 { weights: false, kv_cache: true }).err().unwrap();
+    let expected =
+        "latent attention has no kernel for bf16 over a KV cache of e4m3; use --kv-cache-dtype auto";
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// A load ends with a step, whose logits must be finite.
+#[test]
+fn mixtures_and_latents_with_random_weights() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in MIXTURES.into_iter().chain(LATENTS) {
         let dir = tiny.make(7);
         let cuda = || CudaConfig { load_format: LoadFormat::Dummy, ..eager() };
         for weights in [false, true] {
@@ -125,19 +149,20 @@ fn fp8_weights_and_fp8_cache_stay_near() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    for (name, tiny) in [("llama", LLAMA), ("qwen2_moe", QWEN2_MOE)] {
-        check_fp8(name, tiny);
-    }
-}
-
-fn check_fp8(model: &str, tiny: Tiny) {
-    let dir = tiny.make(7);
-    let expected = scores(&mut on_cpu(dir.path()), &[39], false);
     let weights = Fp8 { weights: true, kv_cache: false };
     let cache = Fp8 { weights: false, kv_cache: true };
+    for (name, tiny) in [("llama", LLAMA), ("qwen2_moe", QWEN2_MOE)] {
+        check_fp8(name, tiny, &[("fp8 weights", weights), ("fp8 cache", cache)]);
+    }
+    check_fp8("deepseek_v3", DEEPSEEK_V3, &[("fp8 weights", weights)]);
+}
+
+fn check_fp8(model: &str, tiny: Tiny, kinds: &[(&str, Fp8)]) {
+    let dir = tiny.make(7);
+    let expected = scores(&mut on_cpu(dir.path()), &[39], false);
     // Three bits of mantissa: an error of at most 2^-4, on average 3%, per product. It averages out over two
     // layers of 128 inputs.
-    for (name, fp8) in [("fp8 weights", weights), ("fp8 cache", cache)] {
+    for &(name, fp8) in kinds {
         let got = scores(&mut on_cuda_in(dir.path(), eager(), fp8).unwrap(), &[20, 19], true);
         let mean = got.iter().zip(&expected).map(|(a, b)| (a.logprob - b.logprob).abs()).sum::<f32>() / 39.0;
         println!("{model}, {name}: log-probabilities differ by {mean:.3} on average");

@@ -12,6 +12,7 @@ const SHAPE: AttentionShape = AttentionShape {
     heads: 8,
     kv_heads: 2,
     head_dim: 64,
+    latent: None,
     scale: 0.125,
     window: None,
     is_chunked: false,
@@ -36,6 +37,7 @@ fn long_chunks_have_their_own_kernel_where_it_fits() {
     for (what, other) in [
         ("heads of 96 values", AttentionShape { head_dim: 96, ..SHAPE }),
         ("attention within chunks", AttentionShape { window: Some(64), is_chunked: true, ..SHAPE }),
+        ("latents", AttentionShape { kv_heads: 1, latent: Some(48), ..SHAPE }),
         ("batch-invariant", AttentionShape { batch_invariant: true, ..SHAPE }),
     ] {
         assert_eq!(prefill_rows::<bf16, bf16>(kernels, other), None, "{what}");

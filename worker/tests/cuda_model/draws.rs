@@ -13,7 +13,7 @@ use skein_worker::backend::{
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
-use crate::models::{KINDS, LLAMA};
+use crate::models::{KINDS, LATENTS, LLAMA};
 use crate::runs::{eager, on_cpu, on_cuda, prompt, sample, sequence_of, step};
 
 /// One of each sampling method.
@@ -285,7 +285,7 @@ fn graphs_replay_the_same_bits() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    for (name, tiny) in [("llama", LLAMA)].into_iter().chain(KINDS) {
+    for (name, tiny) in [("llama", LLAMA)].into_iter().chain(KINDS).chain(LATENTS) {
         let dir = tiny.make(9);
         let expected = generate(&mut on_cuda(dir.path(), eager()), 12, None);
         let backend = &mut with_graphs(dir.path());

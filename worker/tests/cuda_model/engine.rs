@@ -10,12 +10,15 @@ use skein_worker::config::CudaConfig;
 use skein_worker::draft::{Guesser, Speculate};
 use skein_worker::scheduler::Drafts;
 
-use crate::models::{COHERE2, LLAMA, LLAMA4, MISTRAL, QWEN2_MOE};
+use crate::models::{COHERE2, DEEPSEEK_V3, LLAMA, LLAMA4, MISTRAL, QWEN2_MOE, Tiny};
 use crate::requests::{self, Output, REQUESTS, request, served};
 use crate::runs::{eager, try_cuda, try_cuda_with};
 
 /// Keys and values per token of the tiny model, in bytes: 2 layers, 2 heads of 64, bf16.
 const TOKEN_BYTES: u64 = 2 * 2 * 2 * 64 * 2;
+/// Latents per token of the tiny model with latent attention, in bytes: 2 layers, 40 values and 16 rotated
+/// ones, bf16.
+const LATENT_BYTES: u64 = 2 * (40 + 16) * 2;
 
 /// Tokens of all samples of simultaneous requests, with the drafts of `drafts` if it is given.
 async fn serve(
@@ -24,7 +27,17 @@ async fn serve(
     enforce_eager: bool,
     drafts: Option<Drafts>,
 ) -> Vec<Vec<Output>> {
-    let backend = try_cuda(dir, settings(enforce_eager), served(), Some(kv_tokens * TOKEN_BYTES)).unwrap();
+    serve_with((dir, TOKEN_BYTES), kv_tokens, enforce_eager, drafts).await
+}
+
+/// As [`serve`], with as many bytes per token in the cache.
+async fn serve_with(
+    (dir, token_bytes): (&std::path::Path, u64),
+    kv_tokens: u64,
+    enforce_eager: bool,
+    drafts: Option<Drafts>,
+) -> Vec<Vec<Output>> {
+    let backend = try_cuda(dir, settings(enforce_eager), served(), Some(kv_tokens * token_bytes)).unwrap();
     assert_eq!(u64::from(backend.kv_blocks() * served().block_size), kv_tokens);
     requests::serve(Box::new(backend), drafts).await
 }
@@ -38,12 +51,15 @@ async fn no_token_shows_what_else_ran_or_what_was_computed_again() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    for tiny in [LLAMA, QWEN2_MOE] {
+    let models: [(Tiny, u64); 3] =
+        [(LLAMA, TOKEN_BYTES), (QWEN2_MOE, TOKEN_BYTES), (DEEPSEEK_V3, LATENT_BYTES)];
+    for (tiny, token_bytes) in models {
         let dir = tiny.make(13);
-        let expected = serve(dir.path(), 2048, true, None).await;
+        let model = (dir.path(), token_bytes);
+        let expected = serve_with(model, 2048, true, None).await;
         assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= 20));
         // Room for two of the longest sequences, so some are preempted.
-        assert_eq!(serve(dir.path(), 256, false, None).await, expected, "{}", tiny.model_type);
+        assert_eq!(serve_with(model, 256, false, None).await, expected, "{}", tiny.model_type);
     }
 }
 

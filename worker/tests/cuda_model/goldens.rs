@@ -6,9 +6,9 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use skein_kernels::cpu::experts::Groups;
-use skein_worker::backend::cuda::{NotUsable, check_model, check_ranks};
+use skein_worker::backend::cuda::{check_model, check_ranks};
 use skein_worker::model::config::ModelConfig;
-use skein_worker::model::spec::ExpertsSpec;
+use skein_worker::model::spec::{ExpertsSpec, LatentSpec};
 
 use crate::golden::Golden;
 use crate::runs::{eager, on_cuda};
@@ -106,32 +106,42 @@ pub fn log_softmax(logits: &[f32], token: usize) -> f32 {
     logits[token] - highest - sum.ln()
 }
 
-/// Every model that the kernels can run agrees; the others are refused with the name of the unsupported part.
 #[test]
-fn every_model_agrees_or_is_refused() {
+fn every_model_agrees() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
-    let (mut refused, mut different) = (Vec::new(), Vec::new());
+    let mut different = Vec::new();
     for entry in std::fs::read_dir(&models).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         if name == PACKED {
             continue;
         }
         let config = ModelConfig::from_dir(&models.join(&name)).unwrap();
-        match check_model(&config, 16) {
-            Ok(()) => different.extend(check(&name, config.spec.experts().0 > 0)),
-            Err(NotUsable::Part { family, part }) => refused.push(format!("{family}: {part}")),
-            Err(error) => panic!("{name}: {error}"),
-        }
+        check_model(&config, 16).unwrap_or_else(|error| panic!("{name}: {error}"));
+        different.extend(check(&name, config.spec.experts().0 > 0));
     }
     assert!(different.is_empty(), "{different:#?}");
-    refused.sort_unstable();
-    refused.dedup();
-    let expected = ["deepseek_v2: latent attention", "deepseek_v3: latent attention"];
-    assert_eq!(refused, expected);
 }
 
 #[test]
-fn ranks_do_not_share_experts() {
+fn latents_without_a_kernel_are_refused_by_name() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/deepseek-v2");
+    let check = |change: fn(&mut LatentSpec), size: &str| {
+        let mut config = ModelConfig::from_dir(&dir).unwrap();
+        config.spec.attention.latent.iter_mut().for_each(change);
+        let error = check_model(&config, 16).unwrap_err().to_string();
+        assert_eq!(error, format!("the CUDA kernels cannot run this model: {size}"));
+    };
+    check(|latent| latent.rank = 520, "kv_lora_rank is 520; allowed: multiples of 8 up to 512");
+    check(|latent| latent.rank = 36, "kv_lora_rank is 36; allowed: multiples of 8 up to 512");
+    check(|latent| latent.rotated = 72, "qk_rope_head_dim is 72; allowed: multiples of 8 up to 64");
+    check(|latent| latent.plain = 20, "qk_nope_head_dim is 20; allowed: multiples of 8");
+    check(|latent| latent.query_rank = Some(50), "q_lora_rank is 50; allowed: multiples of 8");
+    let outputs = "v_head_dim times num_attention_heads is 84; allowed: multiples of 8";
+    check(|latent| latent.value_dim = 21, outputs);
+}
+
+#[test]
+fn ranks_do_not_share_experts_or_latents() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
     let check = |name: &str, ranks| {
         let config = ModelConfig::from_dir(&models.join(name)).unwrap();
@@ -140,6 +150,10 @@ fn ranks_do_not_share_experts() {
     assert_eq!((check("mixtral", 1), check("llama-gqa", 2)), (Ok(()), Ok(())));
     let refused = "--tensor-parallel-size is 2; allowed: 1 on GPUs for models with experts";
     assert_eq!(check("mixtral", 2), Err(refused.into()));
+    let mut dense = ModelConfig::from_dir(&models.join("deepseek-v2")).unwrap().spec;
+    dense.layers.iter_mut().for_each(|layer| layer.feed_forward.experts = None);
+    let refused = "--tensor-parallel-size is 2; allowed: 1 on GPUs for models with latent attention";
+    assert_eq!(check_ranks(&dense, 2).map_err(|error| error.to_string()), Err(refused.into()));
 }
 
 #[test]

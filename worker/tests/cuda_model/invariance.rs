@@ -4,7 +4,7 @@ use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
-use crate::models::{KINDS, LLAMA, MIXTURES};
+use crate::models::{KINDS, LATENTS, LLAMA, MIXTURES};
 use crate::runs::{eager, on_cuda, prompt, sequence_of, step};
 
 const LENGTH: usize = 60;
@@ -45,7 +45,7 @@ fn a_row_has_the_same_bits_in_every_batch() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    for (name, tiny) in [("llama", LLAMA)].into_iter().chain(KINDS).chain(MIXTURES) {
+    for (name, tiny) in [("llama", LLAMA)].into_iter().chain(KINDS).chain(MIXTURES).chain(LATENTS) {
         let dir = tiny.make(11);
         let backend = &mut on_cuda(dir.path(), CudaConfig { batch_invariant: true, ..eager() });
         let expected = bits(backend, |_| 40, 0);

@@ -1,5 +1,6 @@
 //! Tiny models with seeded weights, created by the tests.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use half::{bf16, f16};
@@ -94,6 +95,32 @@ pub const GLM4_MOE: Tiny = Tiny {
 /// Mixtures of experts.
 pub const MIXTURES: [(&str, Tiny); 2] = [("qwen2_moe", QWEN2_MOE), ("glm4_moe", GLM4_MOE)];
 
+/// Latent attention with queries from a vector; the second layer has experts in groups.
+pub const DEEPSEEK_V3: Tiny = Tiny {
+    model_type: "deepseek_v3",
+    kv_heads: 4,
+    head_dim: 16,
+    fields: r#"{"q_lora_rank": 48, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 1,
+        "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": true,
+        "routed_scaling_factor": 1.5}"#,
+    ..LLAMA
+};
+/// Latent attention with more heads than a small tile has rows, queries from the layer's input, YaRN, and no
+/// experts.
+pub const DEEPSEEK_V2: Tiny = Tiny {
+    model_type: "deepseek_v2",
+    heads: 24,
+    kv_heads: 24,
+    head_dim: 16,
+    fields: r#"{"q_lora_rank": null, "kv_lora_rank": 64, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 8,
+        "first_k_dense_replace": 2, "rope_scaling": {"type": "yarn", "factor": 4.0, "mscale": 0.707,
+        "mscale_all_dim": 0.9, "original_max_position_embeddings": 64}}"#,
+    ..LLAMA
+};
+/// Models with latent attention.
+pub const LATENTS: [(&str, Tiny); 2] = [("deepseek_v3", DEEPSEEK_V3), ("deepseek_v2", DEEPSEEK_V2)];
+
 /// Uniform value in [-1, 1).
 fn even(random: &mut SplitMix64) -> f32 {
     (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
@@ -165,6 +192,10 @@ impl Tiny {
             };
             (tensor.name.clone(), tensor.shape(), spread, center)
         };
-        tensors::all(&spec).into_iter().map(values).collect()
+        let mut all: Vec<_> = tensors::all(&spec).into_iter().map(values).collect();
+        // The heads' matrices of latent attention are parts of one tensor.
+        let mut named = HashSet::new();
+        all.retain(|(name, ..)| named.insert(name.clone()));
+        all
     }
 }

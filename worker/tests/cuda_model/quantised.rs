@@ -277,6 +277,14 @@ fn gguf_files_agree_with_transformers() {
         let model = golden(&format!("gguf/models/{name}.gguf"));
         check_scores(name, &model, &golden_of.prompt, &logits, TOLERANCE);
     }
+    // With tensors of turned keys and of values, without blocks.
+    for name in ["deepseek-v2-lite", "deepseek-v2"] {
+        let golden_of = Golden::read(&golden("models").join(name));
+        let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
+        let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
+        let model = golden(&format!("gguf/models/{name}.gguf"));
+        check_scores(name, &model, &golden_of.prompt, &logits, MOST);
+    }
     // Blocks of every type, also mixed within a product, and a table in blocks.
     let mixed = json(&golden("gguf/models/mixed.json"));
     let rows = mixed["logits"].as_array().unwrap().iter();
@@ -285,6 +293,20 @@ fn gguf_files_agree_with_transformers() {
     let logits: Vec<(usize, Vec<f32>)> = positions.zip(rows.map(row)).collect();
     let model = golden("gguf/models/mixed-00001-of-00002.gguf");
     check_scores("mixed", &model, &list(&mixed, "prompt"), &logits, TOLERANCE);
+}
+
+#[test]
+fn latents_in_blocks_are_refused_by_name() {
+    for (name, tensor, reason) in [
+        ("latent-q8", "attn_k_b", "whose heads' matrices GPUs have in 16 bits only"),
+        ("latent-old", "attn_kv_b", "its codes have inputs as rows, which CUDA does not read"),
+    ] {
+        let path = golden(&format!("gguf/models/{name}.gguf"));
+        let (config, weights) = (ModelConfig::from_dir(&path).unwrap(), Weights::open(&path).unwrap());
+        let refused = forms::<bf16>(&config.spec, &Shard::whole(&config.spec), &weights, None);
+        let said = refused.err().unwrap().to_string();
+        assert!(said.contains(tensor) && said.contains(reason), "{name}: {said}");
+    }
 }
 
 #[test]

@@ -105,6 +105,7 @@ pub(super) fn shape(model: &Model) -> AttentionShape {
         heads,
         kv_heads,
         head_dim,
+        latent: None,
         scale,
         window: None,
         is_chunked: false,

@@ -104,7 +104,17 @@ fn shape_of(case: &Case) -> AttentionShape {
     let &Case { kv_heads, group, head_dim, window, softcap, .. } = case;
     let (heads, batch_invariant) = (kv_heads * group, false);
     let (scale, is_chunked) = (0.11, false);
-    AttentionShape { heads, kv_heads, head_dim, scale, window, is_chunked, softcap, batch_invariant }
+    AttentionShape {
+        heads,
+        kv_heads,
+        head_dim,
+        latent: None,
+        scale,
+        window,
+        is_chunked,
+        softcap,
+        batch_invariant,
+    }
 }
 
 /// Inputs of one step, on the host.

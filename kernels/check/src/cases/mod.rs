@@ -9,7 +9,9 @@ mod block_copy;
 mod case;
 mod embed;
 mod experts;
+mod heads;
 mod inputs;
+mod latent;
 mod linear;
 mod mma;
 mod norm;
@@ -54,6 +56,8 @@ pub fn run(
     quantize::run(&mut bench)?;
     blaslt::run(&mut bench)?;
     linear::run(&mut bench)?;
+    heads::run(&mut bench)?;
+    latent::run(&mut bench)?;
     experts::run(&mut bench)?;
     packed::run(&mut bench)?;
     ranks::run(&mut bench)?;

@@ -25,11 +25,12 @@ const THREADS: u32 = 384;
 /// Words of the workspace before the planned tiles.
 const HEADER_WORDS: usize = 4;
 
-/// Whether `device` and these kernels support `shape`: compute capability 9.0, head dimension 64 or 128,
-/// windows that slide. The caller has to check for batch invariance: chunk lengths decide which rows come
-/// here.
+/// Whether `device` and these kernels support `shape`: compute capability 9.0, head dimension 64 or 128, no
+/// latents, windows that slide. The caller has to check for batch invariance: chunk lengths decide which rows
+/// come here.
 pub fn is_supported(shape: &AttentionShape, device: &Device) -> bool {
-    device.capability == (9, 0) && matches!(shape.head_dim, 64 | 128) && !shape.is_chunked
+    let has_heads = shape.latent.is_none() && matches!(shape.head_dim, 64 | 128);
+    device.capability == (9, 0) && has_heads && !shape.is_chunked
 }
 
 /// Memory of one [`PrefillSm90`] launch. Rows of sequences that were not planned are left unchanged.

@@ -31,7 +31,7 @@ impl Tile {
 
     /// Returns (rows of the weight, rows of `x`, threads, stages). `is_narrow`: weights are e4m3 or have
     /// leaves.
-    fn shape(self, is_narrow: bool) -> (usize, usize, u32, usize) {
+    pub(super) fn shape(self, is_narrow: bool) -> (usize, usize, u32, usize) {
         match (self, is_narrow) {
             (Self::Small, _) => (32, 32, 128, 8),
             (Self::Medium, _) => (64, 64, 128, 4),
@@ -40,7 +40,7 @@ impl Tile {
         }
     }
 
-    fn shared_bytes(self, e4m3: bool, has_leaves: bool, output: Output) -> u32 {
+    pub(super) fn shared_bytes(self, e4m3: bool, has_leaves: bool, output: Output) -> u32 {
         let (weight_rows, x_rows, _, stages) = self.shape(e4m3 || has_leaves);
         let weight_bytes = if e4m3 { 1 } else { 2 };
         let stage = STAGE_K * (weight_rows * weight_bytes + x_rows * 2);
@@ -52,7 +52,7 @@ impl Tile {
         (stages * stage).max(x_rows * (row + ROW_PADDING)) as u32
     }
 
-    fn blocks(self, is_narrow: bool, output: Output, rows: usize, columns: usize) -> usize {
+    pub(super) fn blocks(self, is_narrow: bool, output: Output, rows: usize, columns: usize) -> usize {
         let (weight_rows, x_rows, ..) = self.shape(is_narrow);
         let outputs = if output.is_gated() { weight_rows / 2 } else { weight_rows };
         rows.div_ceil(x_rows) * columns.div_ceil(outputs)

@@ -25,7 +25,8 @@ impl KvElement for E4m3 {
 }
 
 /// One layer's part of the paged KV cache: keys and values, each `[blocks, kv_heads, block_size, head_dim]`.
-/// A token's slot is `block * block_size + offset`.
+/// With latent attention, keys and values are the same memory. A token's slot is `block * block_size +
+/// offset`.
 #[derive(Debug, Clone, Copy)]
 pub struct KvLayer<K> {
     /// Keys of the layer.
@@ -47,6 +48,13 @@ pub struct KvLayer<K> {
 }
 
 impl<K: KvElement> KvLayer<K> {
+    /// The same memory as values of another type.
+    pub fn cast<T: Element>(self) -> KvLayer<T> {
+        let Self { keys, values, blocks, kv_heads, block_size, head_dim, key_scale, value_scale } = self;
+        let (keys, values) = (keys.cast(), values.cast());
+        KvLayer { keys, values, blocks, kv_heads, block_size, head_dim, key_scale, value_scale }
+    }
+
     /// Checks the sizes; call it once, when the cache is planned.
     pub fn check(&self) -> Result<(), CudaError> {
         let Self { blocks, kv_heads, block_size, head_dim, .. } = *self;

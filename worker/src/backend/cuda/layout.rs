@@ -37,6 +37,7 @@ use crate::model::config::ModelConfig;
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::experts::{self, ExpertOps};
+use crate::model::on_cuda::latent::LatentOps;
 use crate::model::on_cuda::packed::Forms;
 use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
@@ -169,7 +170,7 @@ impl Loading<'_> {
     ) -> (DeviceWeights<T>, Vec<DeviceSlice<f32>>) {
         let spec = &self.config.spec;
         let weights = DeviceWeights::<T>::place(spec, &self.shard, &self.forms, self.quantised(), memory);
-        let mut angles = |_| memory.take::<f32>(self.positions() * spec.attention.head_dim);
+        let mut angles = |_| memory.take::<f32>(self.positions() * 2 * spec.attention.pairs());
         (weights, spec.rotations.iter().map(&mut angles).collect())
     }
 
@@ -285,10 +286,18 @@ impl Loading<'_> {
         let OpenDevice { device, kernels } = &self.opened;
         let batch_invariant = self.options.cuda.batch_invariant;
         let spec = &self.shard.spec(&self.config.spec);
-        let AttentionSpec { heads, kv_heads, head_dim, scale, softcap, .. } = spec.attention;
-        let (window, is_chunked) = (None, false);
-        let shape =
-            AttentionShape { heads, kv_heads, head_dim, scale, window, is_chunked, softcap, batch_invariant };
+        let AttentionSpec { heads, kv_heads, head_dim, latent, scale, softcap, .. } = spec.attention;
+        let shape = AttentionShape {
+            heads,
+            kv_heads,
+            head_dim,
+            latent: latent.map(|latent| latent.rank),
+            scale,
+            window: None,
+            is_chunked: false,
+            softcap,
+            batch_invariant,
+        };
         let formula = match spec.norm.kind {
             NormKind::Rms => Formula::Rms,
             NormKind::Layer { .. } => Formula::Layer,
@@ -304,6 +313,7 @@ impl Loading<'_> {
             squares: HeadSquares::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
             attention: Windows::new(kernels, shape, &spec.layers)?,
+            latent: latent.map(|_| LatentOps::new(kernels)).transpose()?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
             activate: Activate::new(kernels)?,
             experts: ExpertOps::new(kernels)?,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
-use crate::model::on_cuda::experts;
+use crate::model::on_cuda::{experts, latent};
 use crate::model::spec::Spec;
 use crate::shard::Shard;
 
@@ -103,23 +103,21 @@ pub fn open(ordinal: u32, model: &ModelConfig, block_size: u32) -> Result<OpenDe
     Ok(OpenDevice { device, kernels })
 }
 
-/// Part of the model without a kernel, as text for a message.
-fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
-    spec.attention.latent.map(|_| "latent attention").or_else(|| experts::part_without_kernel(spec))
-}
-
 /// Checks that there are kernels for `model`.
 ///
 /// # Errors
 /// Names the part of the model or the setting without a kernel.
 pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable> {
-    if let Some(part) = part_without_kernel(&model.spec) {
+    if let Some(part) = experts::part_without_kernel(&model.spec) {
         return Err(NotUsable::Part { family: model.model_type, part });
     }
     let refuse = |what, got, allowed: String| Err(NotUsable::Model { what, got, allowed });
     let spec = &model.spec;
+    if let Some((what, got, allowed)) = latent::size_without_kernel(spec) {
+        return refuse(what, got, allowed);
+    }
     let head_dim = spec.attention.head_dim;
-    if !HEAD_DIMS.contains(&head_dim) {
+    if spec.attention.latent.is_none() && !HEAD_DIMS.contains(&head_dim) {
         return refuse("head_dim", head_dim, HEAD_DIMS.map(|dim| dim.to_string()).join(", "));
     }
     let inner = experts::inner_sizes(spec).map(|size| ("intermediate_size", size));
@@ -135,15 +133,18 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
     Ok(())
 }
 
-/// Checks that ranks can share a model: an expert's outputs are not exchanged between GPUs.
+/// Checks that ranks can share a model: an expert's outputs are not exchanged between GPUs, and models with
+/// latent attention have experts.
 ///
 /// # Errors
 /// Names the setting.
 pub fn check_ranks(spec: &Spec, ranks: usize) -> Result<(), NotUsable> {
-    if ranks == 1 || spec.experts().0 == 0 {
-        return Ok(());
-    }
-    let allowed = "1 on GPUs for models with experts".into();
+    let allowed = match (spec.experts().0, spec.attention.latent) {
+        (0, None) => return Ok(()),
+        _ if ranks == 1 => return Ok(()),
+        (0, Some(_)) => "1 on GPUs for models with latent attention".into(),
+        _ => "1 on GPUs for models with experts".into(),
+    };
     Err(NotUsable::Setting { setting: "--tensor-parallel-size", got: ranks, allowed })
 }
 

@@ -14,13 +14,7 @@ use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_part_into};
 
 use super::Model;
 use super::layers::{Latent, Projection};
-use crate::model::spec::{AttentionSpec, LatentSpec, Spec};
-
-/// Width of a row of `[latent | rotated key | queries or the vector from which they are projected]`.
-pub(super) fn input_width(attention: &AttentionSpec, latent: &LatentSpec) -> usize {
-    let queries = latent.query_rank.unwrap_or(attention.heads * latent.query_dim());
-    latent.rank + latent.rotated + queries
-}
+use crate::model::spec::{LatentSpec, Spec};
 
 /// Activations of latent attention.
 #[derive(Default)]
@@ -34,7 +28,7 @@ pub(super) struct LatentValues {
     pub queries: Aligned<f32>,
 }
 
-/// Projections of a step's rows, as [`input_width`] says, and how to go on with them.
+/// Projections of a step's rows, as [`LatentSpec::input_width`] says, and how to go on with them.
 pub(super) struct LatentInput<'a> {
     pub of: &'a LatentSpec,
     pub weights: &'a Latent,

@@ -16,7 +16,7 @@ use super::caches::{Caches, Place};
 use super::capture::Capture;
 use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
-use super::latent::{self, LatentInput, LatentValues};
+use super::latent::{LatentInput, LatentValues};
 use super::layers::{self, AttentionInputs, FeedForward, Layer, Projection};
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
@@ -136,10 +136,8 @@ fn widths(spec: &Spec) -> [usize; 6] {
     let attention = &spec.attention;
     let added = if spec.norm.place.has_outputs() { spec.hidden_size } else { 0 };
     let angles = spec.rotations.len() * attention.pairs();
-    let (qkv, attended) = match attention.latent {
-        None => (attention.qkv_width(), attention.q_width()),
-        Some(latent) => (latent::input_width(attention, &latent), attention.heads * latent.rank),
-    };
+    let attended = attention.latent.map_or(attention.q_width(), |latent| attention.heads * latent.rank);
+    let qkv = attention.qkv_width();
     [spec.hidden_size, qkv, attended, added, angles, angles]
 }
 
@@ -372,7 +370,7 @@ impl Running<'_> {
         let Activations { x, input, qkv, latent, cos, sin, profile, .. } = &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let Some(of) = &spec.attention.latent else { return };
-        let (x, width) = (&x[..*rows * spec.hidden_size], latent::input_width(&spec.attention, of));
+        let (x, width) = (&x[..*rows * spec.hidden_size], spec.attention.qkv_width());
         let projected = &mut qkv[..*rows * width];
         let stack = weights.inputs.each_ref().map(Projection::linear);
         let encoding = model.encoding(&stack, input);

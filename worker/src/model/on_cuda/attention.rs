@@ -115,7 +115,7 @@ pub struct LayerRows<'a, T, K> {
     pub q: DeviceSlice<T>,
     /// Values between two rows of `q`.
     pub q_stride: usize,
-    /// `[rows, heads * head_dim]`
+    /// `[rows, heads * value_dim]`
     pub out: DeviceSlice<T>,
     /// `[heads]`: a logit that takes part in the softmax but has no value; or [`DeviceSlice::NONE`].
     pub sinks: DeviceSlice<f32>,
@@ -173,22 +173,9 @@ impl<T: Activation, K: KvElement> StepAttention<T, K> {
     /// Sets the cache. Call it before any launch.
     pub fn set_cache(&mut self, cache: &[KvLayer<K>]) -> Result<(), CudaError> {
         let Some(prefill) = &mut self.prefill else { return Ok(()) };
-        let describe = |layer: &KvLayer<K>| {
-            let KvLayer { keys, values, blocks, kv_heads, block_size, head_dim, key_scale, value_scale } =
-                *layer;
-            let (keys, values) = (keys.cast(), values.cast()); // K is T
-            PrefillLayer::new(KvLayer {
-                keys,
-                values,
-                blocks,
-                kv_heads,
-                block_size,
-                head_dim,
-                key_scale,
-                value_scale,
-            })
-        };
-        prefill.layers = cache.iter().map(describe).collect::<Result<_, _>>()?;
+        // K is T.
+        prefill.layers =
+            cache.iter().map(|layer| PrefillLayer::new(layer.cast())).collect::<Result<_, _>>()?;
         Ok(())
     }
 

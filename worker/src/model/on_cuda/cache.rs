@@ -1,5 +1,6 @@
-//! KV cache on a device: a plane of keys and a plane of values per layer, in this order. Layers with a window
-//! may have blocks of their own, in planes behind the others.
+//! KV cache on a device: a plane of keys and a plane of values per layer, in this order; with latent
+//! attention only keys, which start with the values. Layers with a window may have blocks of their own, in
+//! planes behind the others.
 
 use skein_kernels::cuda::ops::block_copy::BlockPlanes;
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
@@ -15,7 +16,8 @@ pub fn plane_block_bytes<K: KvElement>(spec: &Spec, block_size: u32) -> usize {
 
 /// Bytes of a token in the planes of all layers.
 pub fn token_bytes<K: KvElement>(spec: &Spec) -> KvTokenBytes {
-    let of = |layers: usize| (2 * layers * spec.attention.kv_width() * size_of::<K>()) as u64;
+    let rows = spec.attention.cached_rows();
+    let of = |layers: usize| (rows * layers * spec.attention.kv_width() * size_of::<K>()) as u64;
     let windowed = spec.windowed_layers();
     KvTokenBytes { main: of(spec.layers.len() - windowed), windowed: of(windowed) }
 }
@@ -43,9 +45,9 @@ pub struct CachePlanes {
 impl CachePlanes {
     /// Divides `memory` among the layers of `spec`.
     pub fn new(spec: &Spec, memory: DeviceSlice<u8>, block_bytes: usize, blocks: KvBlocks) -> Self {
-        let mut start = 0;
+        let (mut start, rows) = (0, spec.attention.cached_rows());
         let mut take = |layers: usize, blocks: u32| {
-            let (count, blocks) = (2 * layers, blocks as usize);
+            let (count, blocks) = (rows * layers, blocks as usize);
             let plane_bytes = blocks * block_bytes;
             let end = start + count * plane_bytes;
             let planes = BlockPlanes { memory: memory.slice(start..end), plane_bytes, blocks };
@@ -75,9 +77,10 @@ impl CachePlanes {
                 *used += 1;
                 planes.memory.slice(start..start + planes.plane_bytes).cast::<K>()
             };
+            let keys = plane();
             let layer = KvLayer {
-                keys: plane(),
-                values: plane(),
+                keys,
+                values: if spec.attention.latent.is_some() { keys } else { plane() },
                 blocks: planes.blocks,
                 kv_heads: spec.attention.kv_heads,
                 block_size: block_size as usize,

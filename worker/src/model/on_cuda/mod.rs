@@ -7,6 +7,7 @@ pub mod attention;
 pub mod cache;
 pub mod exchange;
 pub mod experts;
+pub mod latent;
 pub mod packed;
 pub mod stage;
 mod step;
@@ -31,6 +32,7 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 use self::attention::Windows;
 use self::exchange::Exchange;
 use self::experts::ExpertOps;
+use self::latent::LatentOps;
 use self::stage::StageEnds;
 use self::step::{Delta, Running};
 use self::weights::{DeviceWeights, LayerWeights, NormWeights};
@@ -48,7 +50,8 @@ const LAUNCHES_PER_LAYER: usize = 2 + 2 * 4 + 1 + 1 + 3 + 1;
 pub fn launches(spec: &Spec, ranks: usize) -> usize {
     let of_exchanges = if ranks > 1 { 2 * exchange::LAUNCHES_OF_A_SUM + 1 } else { 0 };
     let mixtures = spec.layers.iter().filter(|layer| layer.feed_forward.experts.is_some()).count();
-    spec.layers.len() * (LAUNCHES_PER_LAYER + of_exchanges) + mixtures * experts::LAUNCHES
+    let of_latents = spec.attention.latent.map_or(0, |_| latent::LAUNCHES);
+    spec.layers.len() * (LAUNCHES_PER_LAYER + of_latents + of_exchanges) + mixtures * experts::LAUNCHES
 }
 
 /// A model on a device, or one rank's part of it: weights, cache, operations.
@@ -59,7 +62,7 @@ pub struct Model<T, K> {
     pub weights: DeviceWeights<T>,
     /// The cache of each layer.
     pub cache: Vec<KvLayer<K>>,
-    /// Angles of each rotation: `[positions, head_dim]`.
+    /// Angles of each rotation: `[positions, values that are rotated]`.
     pub angles: Vec<DeviceSlice<f32>>,
     /// Kernels of the operations.
     pub ops: Ops<T, K>,
@@ -83,6 +86,8 @@ pub struct Ops<T, K> {
     pub rope: RopeKvWrite<T, K>,
     /// Paged attention, for each window size.
     pub attention: Windows<T, K>,
+    /// What latent attention needs besides, if the model has it.
+    pub latent: Option<LatentOps<T>>,
     /// Matrix products of projections.
     pub linear: Linear<T>,
     /// Activation of feed-forward networks without a gate.
@@ -115,6 +120,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             let rows = bucket.min(rows);
             let weight = |product| layer.product(product);
             linear.launch(stream, a.qkv, a.h, weight(Product::Qkv), rows, a.linear)?;
+            self.project_queries(stream, 0, rows, a)?;
             let sum = |out, x, weight: &LinearWeight<T>| match &self.exchange {
                 None => linear.launch(stream, out, x, weight, rows, a.linear),
                 Some(exchange) => {

@@ -27,6 +27,10 @@ use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Ten
 const EXPERTS: &str = "it belongs to a mixture of experts, which GPUs have in 16 bits or with --quantization fp8 only; \
     serve the model with --device cpu";
 
+/// Why the heads' matrices of latent attention are not packed.
+const HEADS: &str = "it belongs to latent attention, whose heads' matrices GPUs have in 16 bits only; serve the model with \
+    --device cpu";
+
 /// Place of a matrix in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Matrix {
@@ -95,7 +99,11 @@ pub(super) fn forms<T: Activation>(
             }
             continue;
         };
-        let source = Source::find(held, weights, rounded)?;
+        let is_of_head = held.whole.head.is_some();
+        let source = Source::find(held, weights, rounded.filter(|_| !is_of_head))?;
+        if is_of_head && source.is_some() {
+            return Err(refused(&held.whole.name, HEADS.into()));
+        }
         let form = source.as_ref().map(|source| source.form::<T>(held.leaf)).transpose()?;
         if let (Matrix::Table, Some(_), 2..) = (matrix, form, ranks) {
             let reason = "the embedding table is quantised, and ranks on GPUs have none in codes; serve the model with \

@@ -15,10 +15,11 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 use super::attention::LayerRows;
 use super::exchange::{Lookup, Sum};
 use super::experts::{ExpertActivations, widest_for_all};
+use super::latent::{LatentActivations, LatentOps};
 use super::weights::{LayerWeights, NormWeights};
 use super::{Model, without_bias};
 use crate::model::operations::Operations;
-use crate::model::spec::{QkNorm, Spec};
+use crate::model::spec::{LatentSpec, QkNorm, Spec};
 use crate::model::tensors::{Product, Role};
 
 /// A step's rows in device memory, including padding.
@@ -45,9 +46,9 @@ pub struct Activations<T> {
     pub(super) residual: DeviceSlice<f32>,
     /// `[rows, hidden]`: normalised.
     pub(super) h: DeviceSlice<T>,
-    /// `[rows, q | k | v]`
+    /// `[rows, q | k | v]`; with latent attention latent, rotated key, and queries or their vector.
     pub(super) qkv: DeviceSlice<T>,
-    /// `[rows, q]`: the output of attention.
+    /// `[rows, heads, value_dim]`: the output of attention.
     pub(super) attended: DeviceSlice<T>,
     /// `[rows, inner]`: the gated activations.
     pub(super) gated: DeviceSlice<T>,
@@ -58,6 +59,8 @@ pub struct Activations<T> {
     /// `[rows, heads + kv_heads]`: sums of squares for norms over all heads; empty in other models, and with
     /// several ranks.
     squares: DeviceSlice<f32>,
+    /// Activations of latent attention.
+    pub(super) latent: LatentActivations<T>,
     /// Activations of mixtures of experts.
     pub(super) experts: ExpertActivations<T>,
     /// `[logit rows, hidden]`
@@ -98,11 +101,12 @@ impl<T: Activation> Activations<T> {
             residual: memory.take(rows * hidden),
             h: memory.take(rows.max(logit_rows) * hidden),
             qkv: memory.take(rows * attention.qkv_width()),
-            attended: memory.take(rows * attention.q_width()),
+            attended: memory.take(rows * attention.heads * attention.value_dim()),
             gated: memory.take(rows * widest_for_all(spec)),
             delta: memory.take(rows * hidden),
             beside: memory.take(beside),
             squares: memory.take(squares),
+            latent: LatentActivations::place(spec, rows, memory),
             experts: ExpertActivations::place(spec, rows, memory),
             last: memory.take(logit_rows * hidden),
             attention: memory.take(workspace.attention),
@@ -161,6 +165,11 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
                 (slots, StepSequences { block_tables, ..sequences })
             }
         }
+    }
+
+    /// The latents of the model, if it has any.
+    fn latent(&self) -> Option<(&'a LatentSpec, &'a LatentOps<T>)> {
+        self.model.spec.attention.latent.as_ref().zip(self.model.ops.latent.as_ref())
     }
 
     fn layer(&self, index: usize) -> &'a LayerWeights<T> {
@@ -276,6 +285,9 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         let layer = self.layer(index);
         self.normalise(layer.norm(Role::AttentionNorm))?;
         self.multiply(index, Product::Qkv, a.qkv, a.h)?;
+        if let Some(latent) = self.latent() {
+            return model.latent_input(stream, index, latent, (step, self.located(index).0), a);
+        }
         let temperature = model.spec.layers[index].temperature;
         let rows = RopeRows {
             qkv: a.qkv,
@@ -294,10 +306,16 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
 
     fn attend(&mut self, index: usize) -> Result<(), CudaError> {
         let Self { model, stream, step, a, .. } = *self;
+        let attention = &model.spec.attention;
+        let latent = self.latent();
+        let (q, q_stride, out) = match latent {
+            None => (a.qkv, attention.qkv_width(), a.attended),
+            Some(_) => (a.latent.queries, attention.q_width(), a.latent.attended),
+        };
         let queries = LayerRows {
-            q: a.qkv,
-            q_stride: model.spec.attention.qkv_width(),
-            out: a.attended,
+            q,
+            q_stride,
+            out,
             sinks: self.layer(index).vector(Role::Sinks),
             index,
             cache: model.cache[index],
@@ -305,7 +323,11 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
             workspace: a.attention,
             kind: step.kind,
         };
-        model.ops.attention.launch(stream, queries)
+        model.ops.attention.launch(stream, queries)?;
+        match latent {
+            None => Ok(()),
+            Some(latent) => model.latent_output(stream, index, latent, self.rows(), a),
+        }
     }
 
     fn attention_output(&mut self, layer: usize) -> Result<(), CudaError> {

@@ -36,7 +36,7 @@ pub struct DeviceWeights<T> {
 /// One layer's weights.
 pub struct LayerWeights<T> {
     /// Indexed by [`Product`].
-    products: [LinearWeight<T>; Product::OF_A_LAYER.len()],
+    products: [LinearWeight<T>; Product::WITH_LATENT.len()],
     /// Mixture of experts. Products of the feed-forward network are empty then.
     pub experts: Option<ExpertWeights<T>>,
     /// Norms and other vectors, indexed by [`Role`].
@@ -170,11 +170,12 @@ fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), ProductShap
     tensors::products(&tensors.iter().filter(is_of_layer).cloned().collect::<Vec<_>>())
 }
 
-/// `[n, k]` of a rank's layer matrices, without those of mixtures of experts. The head is not included
-/// because it writes to the logits.
+/// `[n, k]` of a rank's layer matrices that [`skein_kernels::cuda::ops::linear`] multiplies, without those of
+/// mixtures of experts. The head is not included because it writes to the logits.
 pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
     let products = products(&owned(&held(spec, shard))).into_iter();
-    products.filter(|((layer, _), _)| layer.is_some()).map(|(_, shape)| (shape.rows, shape.cols)).collect()
+    let is_linear = |(layer, product): &(Option<usize>, Product)| layer.is_some() && !product.is_of_heads();
+    products.filter(|(of, _)| is_linear(of)).map(|(_, shape)| (shape.rows, shape.cols)).collect()
 }
 
 /// Scales of layer matrices in e4m3.
@@ -237,9 +238,10 @@ impl<T: Activation> DeviceWeights<T> {
             held.iter().find(is_of).map_or(0, |held| held.leaf)
         };
         let mut place = |layer| LayerWeights {
-            products: Product::OF_A_LAYER.map(|product| {
+            products: Product::WITH_LATENT.map(|product| {
                 let shape = products.get(&(Some(layer), product)).copied().unwrap_or_default();
                 let leaf = leaf(layer, product);
+                let quantised = quantised.filter(|_| !product.is_of_heads());
                 match forms.get(Matrix::Product(Some(layer), product)) {
                     Some(form) => place_packed(shape, leaf, form, memory),
                     None => place_product(shape, leaf, quantised, memory),

@@ -81,6 +81,21 @@ pub enum Product {
 impl Product {
     /// Products of every layer, in the order of a step. Their numbers are their indices here.
     pub const OF_A_LAYER: [Self; 4] = [Self::Qkv, Self::AttentionOutput, Self::GateUp, Self::Down];
+    /// The same and then those of latent attention.
+    pub const WITH_LATENT: [Self; 7] = [
+        Self::Qkv,
+        Self::AttentionOutput,
+        Self::GateUp,
+        Self::Down,
+        Self::QueryUp,
+        Self::HeadKey,
+        Self::HeadValue,
+    ];
+
+    /// Whether each head has a matrix of its own.
+    pub fn is_of_heads(self) -> bool {
+        matches!(self, Self::HeadKey | Self::HeadValue)
+    }
 }
 
 /// How a tensor is used.

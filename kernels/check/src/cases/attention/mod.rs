@@ -34,7 +34,53 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         rows_do_not_depend_on_their_batch::<f16, f16>(bench, case)?;
         rows_do_not_depend_on_their_batch::<f16, E4m3>(bench, case)?;
     }
+    for case in latents(bench.scale) {
+        check::<bf16, bf16>(bench, case)?;
+        check::<bf16, bf16>(bench, Case { batch_invariant: true, ..case })?;
+    }
+    let small = Case { group: 3, head_dim: 56, latent: Some(40), ..PLAIN };
+    check::<f16, f16>(bench, Case { lengths: &[(1, 150), (20, 90)], ..small })?;
+    check::<f16, f16>(bench, Case { lengths: &[(1, 150), (20, 90)], ..DEEPSEEK })?;
+    for case in [
+        Case { lengths: &[(23, 590)], ..small },
+        // Decode has large tiles, too, and divides them.
+        Case { group: 24, lengths: &[(9, 540)], ..small },
+        Case { group: 16, lengths: &[(5, 300)], ..DEEPSEEK },
+    ] {
+        rows_do_not_depend_on_their_batch::<f16, f16>(bench, case)?;
+    }
     Ok(())
+}
+
+/// The widths of DeepSeek-V2 and V3.
+const DEEPSEEK: Case = Case { group: 16, head_dim: 576, latent: Some(512), ..PLAIN };
+
+/// Latent attention. Keys of fewer values than the kernel has space for, and of exactly as many.
+fn latents(scale: Scale) -> Vec<Case> {
+    let small = Case { head_dim: 56, latent: Some(40), ..PLAIN };
+    let decode = Case { kind: StepKind::Decode, lengths: &[(1, 300), (0, 0), (1, 20), (1, 700)], ..small };
+    let mut cases = vec![
+        Case { lengths: &[(1, 1), (1, 16), (1, 17), (0, 0), (1, 300), (0, 0)], ..small },
+        Case { group: 1, lengths: &[(1, 129), (17, 17), (3, 200)], ..small },
+        Case { group: 7, block_size: 8, lengths: &[(1, 250), (2, 33), (5, 99)], ..small },
+        Case { head_dim: 80, latent: Some(64), lengths: &[(1, 90), (30, 70)], ..small },
+        Case { head_dim: 24, latent: Some(16), block_size: 64, lengths: &[(1, 90), (11, 70)], ..small },
+        Case { lengths: &[(1, 1500), (1, 3), (18, 1300)], ..small },
+        decode,
+        Case { group: 40, ..decode },
+        Case { lengths: &[(1, 200), (3, 70)], ..DEEPSEEK },
+        Case { group: 128, lengths: &[(1, 150), (1, 33)], ..DEEPSEEK },
+        Case { group: 2, head_dim: 104, latent: Some(72), lengths: &[(1, 40), (9, 20)], ..DEEPSEEK },
+    ];
+    if scale == Scale::Full {
+        cases.extend([
+            Case { lengths: &[(1, 32_000), (1, 100)], ..DEEPSEEK },
+            Case { lengths: &[(512, 4000), (1, 900), (37, 37)], ..DEEPSEEK },
+            Case { group: 128, lengths: &[(1, 16_000), (1, 100), (1, 4097)], ..DEEPSEEK },
+            Case { group: 128, lengths: &[(100, 2000), (1, 31)], ..DEEPSEEK },
+        ]);
+    }
+    cases
 }
 
 fn cases(scale: Scale) -> Vec<Case> {
@@ -99,10 +145,11 @@ fn check<T: Stored, K: Stored>(bench: &mut Bench, case: Case) -> Result<(), Cuda
 }
 
 fn name<T: Stored, K: Stored>(case: &Case) -> String {
-    let AttentionShape { heads, kv_heads, head_dim, window, is_chunked, softcap, .. } = case.shape();
+    let AttentionShape { heads, kv_heads, head_dim, latent, window, is_chunked, softcap, .. } = case.shape();
     let of_window = if is_chunked { "chunks of" } else { "window" };
     format!(
-        "attention_{}_{} {heads}/{kv_heads}x{head_dim} blocks of {} {:?} {:?}{}{}{}{}",
+        "attention_{}{}_{} {heads}/{kv_heads}x{head_dim} blocks of {} {:?} {:?}{}{}{}{}",
+        latent.map_or(String::new(), |latent| format!("latent_{latent}_")),
         T::NAME,
         K::NAME,
         case.block_size,
@@ -129,7 +176,7 @@ fn rows_do_not_depend_on_their_batch<T: Stored, K: Stored>(
     let step = AttentionStep::<T, K>::draw(bench, &whole).shifted(&whole);
     let expected = compute(bench, &whole, &step)?;
     let (rows, context) = whole.lengths[0];
-    let width = whole.shape().heads * whole.head_dim;
+    let width = whole.shape().heads * whole.shape().value_dim();
     let mut differing = 0;
     for chunk in [1, 7, 16, 64] {
         // The chunks of a sequence as separate sequences of one step, each with the context up to its end, so

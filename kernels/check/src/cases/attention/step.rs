@@ -18,6 +18,8 @@ pub(super) struct Case {
     pub(super) kv_heads: usize,
     pub(super) group: usize,
     pub(super) head_dim: usize,
+    /// Width of the latent, with which keys start; values are read from there.
+    pub(super) latent: Option<usize>,
     pub(super) block_size: usize,
     /// Rows and context length of each sequence.
     pub(super) lengths: &'static [(usize, usize)],
@@ -33,6 +35,7 @@ pub(super) const PLAIN: Case = Case {
     kv_heads: 1,
     group: 4,
     head_dim: 64,
+    latent: None,
     block_size: 16,
     lengths: &[],
     window: None,
@@ -45,11 +48,13 @@ pub(super) const PLAIN: Case = Case {
 
 impl Case {
     pub(super) fn shape(&self) -> AttentionShape {
-        let &Self { kv_heads, group, head_dim, window, is_chunked, softcap, batch_invariant, .. } = self;
+        let &Self { kv_heads, group, head_dim, latent, window, is_chunked, softcap, batch_invariant, .. } =
+            self;
         AttentionShape {
             heads: kv_heads * group,
             kv_heads,
             head_dim,
+            latent,
             scale: 0.11,
             window,
             is_chunked,
@@ -138,6 +143,11 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
             table_stride,
             blocks,
         };
+        if let Some(latent) = case.latent {
+            step.values = step.keys.clone();
+            let rotated = step.values.chunks_exact_mut(head_dim).flat_map(|key| &mut key[latent..]);
+            rotated.for_each(|value| *value = K::round(0.0));
+        }
         step.set_lengths(case.lengths);
         step.poison_unused(case);
         step
@@ -215,7 +225,12 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
             let kv: Vec<f32> = (0..context).flat_map(|position| self.kv(case, sequence, position)).collect();
             out.extend(reference.attend(&queries, &kv));
         }
-        out
+        match case.latent {
+            None => out,
+            Some(latent) => {
+                out.chunks_exact(case.head_dim).flat_map(|head| &head[..latent]).copied().collect()
+            }
+        }
     }
 
     /// All heads' keys and then values of a position.
@@ -262,7 +277,7 @@ fn launch<A: Activation, K: Stored>(
     let shape = case.shape();
     let attention = Attention::<A, K>::new(&bench.kernels, shape)?;
     let (rows, capacity) = (case.rows(), case.lengths.len());
-    let len = rows * shape.heads * shape.head_dim;
+    let len = rows * shape.heads * shape.value_dim();
     let (q, keys, values) = (bench.upload(&queries)?, bench.upload(&step.keys)?, bench.upload(&step.values)?);
     let (sinks, tables) = (bench.upload(&step.sinks)?, bench.upload(&step.block_tables)?);
     let (row_starts, context_lens) = (bench.upload(&step.row_starts)?, bench.upload(&step.context_lens)?);

@@ -12,8 +12,10 @@ use super::{Activation, kernel_for};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
+mod instance;
 mod workspace;
 
+use instance::{Instance, Size};
 use workspace::{Tiles, Workspace};
 
 /// Threads per block of the plan and merge kernels.
@@ -40,8 +42,12 @@ pub struct AttentionShape {
     pub heads: usize,
     /// Number of KV heads.
     pub kv_heads: usize,
-    /// Dimensions of a head: 64, 96 or 128; also 16, 32 and 256 unless the cache is e4m3.
+    /// Dimensions of a head: 64, 96 or 128; also 16, 32 and 256 unless the cache is e4m3. With latents,
+    /// values of a cached key.
     pub head_dim: usize,
+    /// Latent attention: keys of the only KV head start with this many values, which are also its value. Both
+    /// these and the rest of a key are multiples of 8, up to 512 and 64.
+    pub latent: Option<usize>,
     /// Positive factor of the scores: `1 / sqrt(head_dim)` in most models.
     pub scale: f32,
     /// A row sees its own position and the `window - 1` before it; `None`: all before it.
@@ -59,8 +65,13 @@ impl AttentionShape {
         self.heads / self.kv_heads
     }
 
+    /// Values of a head's output.
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
+
     fn check(&self) -> Result<(), CudaError> {
-        let Self { heads, kv_heads, scale, window, softcap, .. } = *self;
+        let Self { heads, kv_heads, scale, window, softcap, latent, .. } = *self;
         if kv_heads == 0 || heads == 0 || heads % kv_heads != 0 {
             return Err(CudaError::invalid(format!(
                 "{heads} query heads over {kv_heads} KV heads; attention needs a multiple of them"
@@ -69,6 +80,8 @@ impl AttentionShape {
         assert!(scale > 0.0, "scale {scale} is positive");
         assert!(softcap.is_none_or(|cap| cap > 0.0), "softcap {softcap:?} is positive");
         assert!(window != Some(0), "a window holds at least the row's own position");
+        let is_plain = kv_heads == 1 && window.is_none() && softcap.is_none();
+        assert!(latent.is_none() || is_plain, "latents have one KV head, no window and no cap");
         Ok(())
     }
 }
@@ -80,11 +93,13 @@ pub struct AttentionRows<'a, T, K> {
     pub q: DeviceSlice<T>,
     /// Values from one row of `q` to the next, a multiple of 8.
     pub q_stride: usize,
-    /// `[rows, heads * head_dim]`; rows that are in no planned sequence are left unchanged.
+    /// `[rows, heads * value_dim]`; rows that are in no planned sequence are left unchanged.
     pub out: DeviceSlice<T>,
-    /// `[heads]`: a logit that takes part in the softmax but has no value; or [`DeviceSlice::NONE`].
+    /// `[heads]`: a logit that takes part in the softmax but has no value; or [`DeviceSlice::NONE`], which it
+    /// is with latents.
     pub sinks: DeviceSlice<f32>,
-    /// Keys and values, including those of the step's rows. As e4m3 they must not contain NaN.
+    /// Keys and values, including those of the step's rows. As e4m3 they must not contain NaN. With latents
+    /// there are only keys.
     pub layer: KvLayer<K>,
     /// The step's sequences, as passed to [`Attention::plan`].
     pub sequences: &'a StepSequences,
@@ -102,6 +117,8 @@ pub struct Attention<T, K> {
     shape: AttentionShape,
     small: Family,
     large: Family,
+    /// Values of a head's output that the kernels have space for.
+    held_values: usize,
     merge_blocks: u32,
     of: PhantomData<(T, K)>,
 }
@@ -111,6 +128,7 @@ pub struct Attention<T, K> {
 struct Family {
     kernel: Kernel,
     tiles: Tiles,
+    threads: u32,
     shared_bytes: u32,
 }
 
@@ -118,21 +136,14 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
     /// Looks the kernels up. Fails if there is none for the shape.
     pub fn new(kernels: &Kernels, shape: AttentionShape) -> Result<Self, CudaError> {
         shape.check()?;
-        let AttentionShape { head_dim, .. } = shape;
-        let names = names::<T, K>(head_dim).ok_or_else(|| {
-            CudaError::invalid(format!(
-                "attention has no kernel for heads of {head_dim} values of {} over a KV cache of {}; \
-                 supported are 64, 96 and 128, and without e4m3 also 16, 32 and 256 (--kv-cache-dtype auto)",
-                T::SUFFIX,
-                K::SUFFIX
-            ))
-        })?;
+        let instance = Instance::of::<T, K>(&shape)?;
         let multiprocessors = kernels.device().multiprocessors;
         Ok(Self {
             plan: kernels.get("attention_plan")?,
             merge: kernel_for!(kernels, T, "attention_merge")?,
-            small: Family::new::<K>(kernels, names.0, head_dim, 1)?,
-            large: Family::new::<K>(kernels, names.1, head_dim, 4)?,
+            small: Family::new(kernels, &instance, 0)?,
+            large: Family::new(kernels, &instance, 1)?,
+            held_values: instance.held_values,
             shape,
             merge_blocks: multiprocessors * MERGE_BLOCKS,
             of: PhantomData,
@@ -153,7 +164,8 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
 
     fn parts(&self, rows: usize, sequences: usize) -> Workspace {
         let shape = &self.shape;
-        Workspace::new([self.small.tiles, self.large.tiles], shape, shape.group(), rows, sequences)
+        let tiles = [self.small.tiles, self.large.tiles];
+        Workspace::new(tiles, shape, (shape.value_dim(), self.held_values), rows, sequences)
     }
 
     /// Queues the plan of a step. Skips sequences of `max_rows` rows and more, leaving their rows of `out`
@@ -217,6 +229,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
     fn check(&self, rows: &AttentionRows<'_, T, K>) {
         let (shape, layer, sequences) = (&self.shape, &rows.layer, rows.sequences);
         let (width, stride, count) = (shape.heads * shape.head_dim, rows.q_stride, sequences.rows);
+        let outputs = shape.heads * shape.value_dim();
         assert_eq!((layer.kv_heads, layer.head_dim), (shape.kv_heads, shape.head_dim), "the layer's heads");
         let block_size = layer.block_size;
         assert!(block_size.is_power_of_two() && (8..=256).contains(&block_size), "block size {block_size}");
@@ -225,8 +238,9 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
             "rows of {stride} values hold {width} of queries"
         );
         assert!(rows.q.len() + stride >= count * stride + width, "{count} rows are not in q");
-        assert!(rows.out.len() >= count * width, "{count} rows do not fit in out");
-        assert!(rows.sinks.is_empty() || rows.sinks.len() >= shape.heads, "{} sinks", rows.sinks.len());
+        assert!(rows.out.len() >= count * outputs, "{count} rows do not fit in out");
+        let sinks = rows.sinks.len();
+        assert!(sinks == 0 || (sinks >= shape.heads && shape.latent.is_none()), "{sinks} sinks");
         let aligned = rows.q.address().is_multiple_of(16) && rows.out.address().is_multiple_of(16);
         assert!(aligned, "q and out are 16-byte aligned");
         let tables = sequences.block_tables.len();
@@ -242,12 +256,9 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
     ) -> Result<(), CudaError> {
         let (shape, layer, sequences) = (&self.shape, &rows.layer, rows.sequences);
         let family = if large == 1 { &self.large } else { &self.small };
-        let args = Args::new()
-            .slice(rows.out)
-            .slice(rows.q)
-            .slice(layer.keys)
-            .slice(layer.values)
-            .slice(rows.sinks)
+        let args = Args::new().slice(rows.out).slice(rows.q).slice(layer.keys);
+        let args = if shape.latent.is_none() { args.slice(layer.values).slice(rows.sinks) } else { args };
+        let args = args
             .slice(sequences.row_starts)
             .slice(sequences.context_lens)
             .slice(sequences.block_tables)
@@ -257,17 +268,28 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
             .slice(parts.partials(rows.workspace, large))
             .slice(parts.folded(rows.workspace, large))
             .size(rows.q_stride)
-            .size(sequences.table_stride)
-            .size(shape.kv_heads)
-            .size(shape.group())
-            .u32(layer.block_size.trailing_zeros())
-            .u32(shape.window.unwrap_or(0))
-            .u32(u32::from(shape.is_chunked))
-            .u32(self.fixed_part())
-            .f32(shape.scale * layer.key_scale)
-            .f32(shape.softcap.unwrap_or(0.0))
-            .f32(layer.value_scale);
-        let grid = Grid::new(family.tiles.blocks, family.tiles.rows * 2).shared(family.shared_bytes);
+            .size(sequences.table_stride);
+        let (block_shift, scale) = (layer.block_size.trailing_zeros(), shape.scale * layer.key_scale);
+        let args = match shape.latent {
+            Some(rank) => args
+                .size(shape.heads)
+                .u32(block_shift)
+                .u32(self.fixed_part())
+                .size(rank)
+                .size(shape.head_dim - rank)
+                .f32(scale),
+            None => args
+                .size(shape.kv_heads)
+                .size(shape.group())
+                .u32(block_shift)
+                .u32(shape.window.unwrap_or(0))
+                .u32(u32::from(shape.is_chunked))
+                .u32(self.fixed_part())
+                .f32(scale)
+                .f32(shape.softcap.unwrap_or(0.0))
+                .f32(layer.value_scale),
+        };
+        let grid = Grid::new(family.tiles.blocks, family.threads).shared(family.shared_bytes);
         family.kernel.launch(stream, grid.overlapping(), &args)
     }
 
@@ -292,7 +314,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
             .slice(rows.sequences.context_lens)
             .size(shape.kv_heads)
             .size(shape.group())
-            .size(shape.head_dim)
+            .size(shape.value_dim())
             .f32(rows.layer.value_scale);
         self.merge.launch(stream, Grid::new(self.merge_blocks, THREADS).overlapping(), &args)
     }
@@ -303,14 +325,11 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
 }
 
 impl Family {
-    fn new<K: KvElement>(
-        kernels: &Kernels,
-        name: &'static str,
-        head_dim: usize,
-        warps: usize,
-    ) -> Result<Self, CudaError> {
+    /// The kernel for small (0) or large (1) tiles.
+    fn new(kernels: &Kernels, instance: &Instance, large: usize) -> Result<Self, CudaError> {
         let device = kernels.device();
-        let shared_bytes = shared_bytes::<K>(head_dim, warps);
+        let (name, size) = (instance.names[large], instance.sizes[large]);
+        let Size { threads, shared_bytes, blocks: by_registers, .. } = size;
         if shared_bytes > device.shared_bytes_per_block {
             return Err(CudaError::invalid(format!(
                 "{name} needs {shared_bytes} bytes of shared memory, {} gives {}",
@@ -322,42 +341,7 @@ impl Family {
         // A block takes 1 KiB more than it requests, and a multiprocessor has 1 KiB more than one block may
         // use.
         let by_shared = (device.shared_bytes_per_block + 1024) / (shared_bytes + 1024);
-        let by_registers = if warps == 1 {
-            8
-        } else if head_dim <= 64 {
-            3
-        } else {
-            2
-        };
         let blocks = device.multiprocessors * by_shared.min(by_registers);
-        Ok(Self { kernel, tiles: Tiles::new(warps as u32, blocks), shared_bytes })
-    }
-}
-
-/// Shared memory for the queries and two stages of keys and values; `Tile` in `cu/attention_tile.cuh`.
-fn shared_bytes<K>(head_dim: usize, warps: usize) -> u32 {
-    let positions = if head_dim <= 128 { 64 } else { 32 };
-    let (q_row, kv_row) = (head_dim * 2 + 16, head_dim * size_of::<K>() + 16);
-    (warps * 16 * q_row + 4 * positions * kv_row) as u32
-}
-
-/// Names of the kernels for small and large tiles.
-fn names<T: Activation, K: KvElement>(head_dim: usize) -> Option<(&'static str, &'static str)> {
-    macro_rules! table {
-        ($($t:literal $k:literal: $($dim:literal)*;)*) => {
-            match (T::SUFFIX, K::SUFFIX, head_dim) {
-                $($(($t, $k, $dim) => Some((
-                    concat!("attention_", $t, "_", $k, "_", $dim, "_small"),
-                    concat!("attention_", $t, "_", $k, "_", $dim, "_large"),
-                )),)*)*
-                _ => None,
-            }
-        };
-    }
-    table! {
-        "bf16" "bf16": 16 32 64 96 128 256;
-        "f16" "f16": 16 32 64 96 128 256;
-        "bf16" "e4m3": 64 96 128;
-        "f16" "e4m3": 64 96 128;
+        Ok(Self { kernel, tiles: Tiles::new(large == 1, size.rows, blocks), threads, shared_bytes })
     }
 }

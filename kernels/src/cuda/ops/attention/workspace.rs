@@ -13,6 +13,8 @@ const HEADER_BYTES: usize = 256;
 pub(super) struct Tiles {
     /// Packed query rows per tile.
     pub(super) rows: u32,
+    /// Rows that a block computes at once: all, or half.
+    pub(super) at_once: u32,
     /// Blocks per launch.
     pub(super) blocks: u32,
     /// Fewest positions per part.
@@ -24,12 +26,14 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Tiles of `16 * warps` rows.
-    pub(super) fn new(warps: u32, blocks: u32) -> Self {
+    /// Tiles of 64 rows if they are large, or else 16, for kernels whose blocks compute `at_once` of them.
+    pub(super) fn new(is_large: bool, at_once: u32, blocks: u32) -> Self {
+        let rows = if is_large { 64 } else { 16 };
+        let items = (blocks / (rows / at_once)).max(1);
         // Small tiles are cheap to divide, and finer parts even out the last wave. A part of a large tile
         // writes and reads 64 rows of sums, as much memory as 128 positions of keys and values.
-        let (least_part, wanted) = if warps == 1 { (128, 2 * blocks) } else { (512, blocks) };
-        Self { rows: 16 * warps, blocks, least_part, wanted, slots: 2 * wanted }
+        let (least_part, wanted) = if is_large { (512, items) } else { (128, 2 * items) };
+        Self { rows, at_once, blocks, least_part, wanted, slots: 2 * wanted }
     }
 }
 
@@ -46,10 +50,11 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
+    /// `value_dim`: values of a head's output, of which a block has space for `held_values`.
     pub(super) fn new(
         tiles: [Tiles; 2],
         shape: &AttentionShape,
-        group: usize,
+        (value_dim, held_values): (usize, usize),
         rows: usize,
         sequences: usize,
     ) -> Self {
@@ -61,15 +66,16 @@ impl Workspace {
         };
         // Each sequence rounds its rows up to whole tiles once; divided tiles have slots.
         let cut = tiles.map(|tiles| (tiles.slots as usize).div_ceil(shape.kv_heads));
-        let whole = [sequences, rows * group / tiles[1].rows as usize + sequences];
+        let whole = [sequences, rows * shape.group() / tiles[1].rows as usize + sequences];
         let values = |i: usize| tiles[i].rows as usize * size_of::<f32>();
+        let folded = |i: usize| tiles[i].at_once as usize * size_of::<f32>() * held_values;
         let folds = usize::from(shape.batch_invariant);
         Self {
             items: [0, 1].map(|i| take((whole[i] + cut[i]) * ITEM_BYTES)),
             groups: [0, 1].map(|i| take(cut[i] * ITEM_BYTES)),
             partials: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * 2)),
-            sums: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * shape.head_dim)),
-            folded: [0, 1].map(|i| take(folds * tiles[i].blocks as usize * values(i) * shape.head_dim)),
+            sums: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * value_dim)),
+            folded: [0, 1].map(|i| take(folds * tiles[i].blocks as usize * folded(i))),
             bytes,
         }
     }
