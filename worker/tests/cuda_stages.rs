@@ -35,7 +35,7 @@ use skein_worker::model::config::ModelConfig;
 use skein_worker::scheduler::Drafts;
 use skein_worker::shard::Shard;
 
-use models::{COHERE2, LLAMA, MISTRAL, QWEN2, Tiny};
+use models::{COHERE2, DEEPSEEK_V3, LLAMA, MISTRAL, QWEN2, Tiny};
 use requests::{Output, serve, served};
 use runs::eager;
 use scores::scores_of;
@@ -184,25 +184,28 @@ async fn stages_draw_the_tokens_of_one_whatever_the_engine_does() {
     }
 }
 
-/// Gemma 2 normalises the outputs of its layers, so a stage's last layer adds its own output.
+/// Gemma 2 normalises the outputs of its layers, so a stage's last layer adds its own output. DeepSeek-V3
+/// caches latents.
 #[test]
-fn a_model_that_normalises_outputs_has_the_same_bits_in_stages() {
+fn models_that_normalise_outputs_or_cache_latents_have_the_same_bits_in_stages() {
     if !skein_cuda_emulation::load() {
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/gemma2");
-    let golden = golden::Golden::read(&dir);
-    let tokens = [&golden.prompt[..], &golden.greedy].concat();
     let cuda = CudaConfig { batch_invariant: true, ..eager() };
     // Sequences run by hand have no window blocks.
     let options = CudaOptions { window_blocks: false, ..options(cuda, 4 << 20) };
-    let scores =
-        |stages| scores_of(&mut pipeline(&dir, stages, &options).0, &tokens, &[40, 1, 33, 30], false);
-    let expected = scores(1);
-    assert!(expected.len() > 60);
-    for stages in [2, 4] {
-        assert_eq!(scores(stages), expected, "{stages} stages");
+    for (name, in_stages) in [("gemma2", &[2, 4][..]), ("deepseek-v3", &[2, 3])] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name);
+        let golden = golden::Golden::read(&dir);
+        let tokens = [&golden.prompt[..], &golden.greedy].concat();
+        let scores =
+            |stages| scores_of(&mut pipeline(&dir, stages, &options).0, &tokens, &[40, 1, 33, 30], false);
+        let expected = scores(1);
+        assert!(expected.len() > 60);
+        for stages in in_stages {
+            assert_eq!(scores(*stages), expected, "{name} in {stages} stages");
+        }
     }
 }
 
@@ -213,7 +216,9 @@ fn the_plan_is_what_stages_allocate() {
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (tied, windowed) = (Tiny { layers: 4, ..QWEN2 }, Tiny { layers: 4, ..COHERE2 });
-    for (tiny, stages) in [(DEEP, 1), (DEEP, 2), (DEEP, 3), (tied, 3), (windowed, 2)] {
+    let latents = [(DEEPSEEK_V3, 1), (DEEPSEEK_V3, 2)];
+    let others = [(DEEP, 1), (DEEP, 2), (DEEP, 3), (tied, 3), (windowed, 2)];
+    for (tiny, stages) in others.into_iter().chain(latents) {
         let dir = tiny.make(5);
         let (pipeline, bytes) = pipeline(dir.path(), stages, &options(eager(), 1 << 20));
         for (stage, (planned, allocated)) in bytes.iter().enumerate() {

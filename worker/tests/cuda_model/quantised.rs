@@ -299,7 +299,7 @@ fn gguf_files_agree_with_transformers() {
 fn latents_in_blocks_are_refused_by_name() {
     for (name, tensor, reason) in [
         ("latent-q8", "attn_k_b", "whose heads' matrices GPUs have in 16 bits only"),
-        ("latent-old", "attn_kv_b", "its codes have inputs as rows, which CUDA does not read"),
+        ("latent-old", "attn_k_b", "its codes have inputs as rows, which CUDA does not read"),
     ] {
         let path = golden(&format!("gguf/models/{name}.gguf"));
         let (config, weights) = (ModelConfig::from_dir(&path).unwrap(), Weights::open(&path).unwrap());
