@@ -253,24 +253,25 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
 //           16-byte aligned, like the key in `keys`
 //   keys    [blocks, 1 << block_shift, rank + rotated]  T; blocks of 8 to 256 tokens
 //   rank, rotated   multiples of 8, up to RANK and ROTATED
-//   row_starts to items: as in attention_kernel.cuh.  sums, partials, folded: workspace, with rank values a head
+//   row_starts to items: as in attention_kernel.cuh
+//   sums, partials, folded   workspace, with `rank` values a head
 // Grid: as many blocks as fit the device, in every step; 128 threads. Dynamic shared memory: queries, two
 // tiles of 16 positions, and the warps' parts of the scores.
 //
 // With 512 values of 576, a warp cannot hold the outputs of 16 rows. So four warps share the rows: each
-// computes the scores over a quarter of the key's values, reads the sum of all quarters, has the same softmax,
-// and adds a quarter of the value's values. Large tiles are computed 32 rows at once, because 64 and two
-// stages of keys need 152 KB of shared memory: with 32 they fit the 99 KB of sm_89 and sm_120, and two blocks
-// fit a multiprocessor of sm_80, sm_90 and sm_100.
+// computes the scores over a quarter of the key's values, reads the sum of all quarters, has the same
+// softmax, and adds a quarter of the value's values. Large tiles are computed 32 rows at once, because 64 and
+// two stages of keys need 125 KB of shared memory: with 32 they fit the 99 KB of sm_89 and sm_120, and two
+// blocks fit a multiprocessor of sm_80, sm_90 and sm_100.
 //
 // Each row is computed in one order: tiles of 16 positions from a multiple of 16 on; the quarters of a score
 // ascending. As in attention_kernel.cuh its bits depend on its position and on where its context was divided,
 // with `fixed` only on its position; and small and large tiles agree.
 //
 // Bytes, decode: 2 * context * (rank + rotated) a sequence, read once for 16 heads, and from L2 for each
-// further 32. FLOPs: 2 * (2 * rank + rotated) a row, head and position. A tile of 32 rows reads or writes 111
-// KB of shared memory for 1.1 MFLOP: at 128 bytes a cycle, 1280 of the 2048 FLOPs that a multiprocessor of
-// sm_80 has a cycle. Not yet run on a GPU.
+// further 32. FLOPs: 2 * (2 * rank + rotated) a row and position. A tile of 32 rows reads or writes 111 KB of
+// shared memory for 1.1 MFLOP: at 128 bytes a cycle, 1280 of the 2048 FLOPs that a multiprocessor of sm_80
+// has a cycle. Not yet run on a GPU.
 // Reference: check/attention, in f64: |diff| <= 4e-3 + 1.6e-2 * |ref| (bf16).
 #define ATTENTION_LATENT(T, RANK, ROTATED, ROWS, NAME)                                                           \
   extern "C" __global__ void __launch_bounds__(128, ROWS == 16 ? 3 : 2) NAME(                                    \
