@@ -143,9 +143,10 @@ impl Loading<'_> {
                 )
                 .max(PackedProducts::<T>::workspace_bytes(
                     sizes.rows.max(sizes.pass.rows),
-                    self.forms.ordered().1,
+                    self.forms.ordered_inputs(false),
                 )),
             exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, self.logit_rows(&sizes)),
+            ordered_inputs: self.forms.ordered_inputs(true),
         };
         let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);
         let capacities = if shard.is_last() { graphs::sizes(sizes.pass.rows) } else { Vec::new() };
@@ -196,7 +197,7 @@ impl Loading<'_> {
                 Ok(())
             })?,
             step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
-            graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered().0),
+            graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered()),
             token: cache::token_bytes::<K>(spec),
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,

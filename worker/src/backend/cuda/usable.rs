@@ -135,18 +135,6 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
     Ok(())
 }
 
-/// Checks that ranks can share a model: an expert's outputs are not exchanged between GPUs.
-///
-/// # Errors
-/// Names the setting.
-pub fn check_ranks(spec: &Spec, ranks: usize) -> Result<(), NotUsable> {
-    if ranks == 1 || spec.experts().0 == 0 {
-        return Ok(());
-    }
-    let allowed = "1 on GPUs for models with experts".into();
-    Err(NotUsable::Setting { setting: "--tensor-parallel-size", got: ranks, allowed })
-}
-
 /// Checks that the attention kernels can run the heads of a rank: equally many query heads read each KV head.
 ///
 /// # Errors

@@ -70,7 +70,7 @@ pub struct Activations<T> {
     pub(super) exchange: DeviceSlice<u8>,
 }
 
-/// Sizes of the workspaces, in bytes.
+/// Sizes of the workspaces, in bytes where nothing else is said.
 #[derive(Debug, Clone, Copy)]
 pub struct Workspace {
     /// Workspace of attention.
@@ -79,6 +79,8 @@ pub struct Workspace {
     pub linear: usize,
     /// Bytes for exchanges.
     pub exchange: usize,
+    /// Most inputs of an expert's matrix that has them in an order of its own.
+    pub ordered_inputs: usize,
 }
 
 impl<T: Activation> Activations<T> {
@@ -103,7 +105,7 @@ impl<T: Activation> Activations<T> {
             delta: memory.take(rows * hidden),
             beside: memory.take(beside),
             squares: memory.take(squares),
-            experts: ExpertActivations::place(spec, rows, memory),
+            experts: ExpertActivations::place(spec, rows, &workspace, memory),
             last: memory.take(logit_rows * hidden),
             attention: memory.take(workspace.attention),
             linear: memory.take(workspace.linear),
