@@ -305,6 +305,11 @@ impl Loading<'_> {
             squares: HeadSquares::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
             attention: Windows::new(kernels, shape, &spec.layers)?,
+            shared: Linear::new(
+                kernels,
+                blas.clone().filter(|_| self.shard.ranks == 1),
+                LinearOptions { batch_invariant },
+            )?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
             activate: Activate::new(kernels)?,
             experts: ExpertOps::new(kernels)?,

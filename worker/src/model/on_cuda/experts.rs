@@ -301,19 +301,18 @@ impl<T: Activation> ExpertOps<T> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
-    /// Queues a layer's mixture over the normalised rows in `a.h`, with its output in `a.delta`. The router
-    /// reads the residual stream, because its input must not be rounded.
-    pub(super) fn mixture(
+    /// Queues the choice of experts for each row, and the sorting of the pairs of this rank's experts. The
+    /// router reads the residual stream, because its input must not be rounded.
+    fn choose(
         &self,
         stream: &Stream,
         index: usize,
         (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
         step: &StepRows,
         a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let (ops, e, hidden, rows) =
-            (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
-        let (layer, by) = (&self.weights.layers[index], self.spec.layers[index].feed_forward.activation);
+    ) -> Result<SortedPairs, CudaError> {
+        let (ops, e, rows) = (&self.ops.experts, &a.experts, step.sequences.rows);
+        let layer = &self.weights.layers[index];
         let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
         let router = RouterRows {
             logits: e.logits,
@@ -325,24 +324,38 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             eps: self.spec.norm.eps,
         };
         ops.router.launch(stream, router)?;
-        let stride = weights.router.len() / hidden;
         let route = RouteRows {
             chosen: e.chosen,
             weights: e.weights,
             logits: e.logits,
-            stride,
+            stride: weights.router.len() / self.spec.hidden_size,
             correction: layer.vector(Role::RouterCorrection),
             slots: step.slots,
             pairs,
             routing,
         };
         ops.route.launch(stream, route)?;
-        // Pairs with this rank's experts; ranks with equally many have equally many pairs on average.
-        let own = Pairs { experts: weights.own.len(), ..pairs };
         let tile = Tile::of(pairs);
         let tile_rows = tile.rows(weights.gate_up.storage()).min(tile.rows(weights.down.storage()));
+        let own = Pairs { experts: weights.own.len(), ..pairs };
         let sorted = SortedPairs { sorted: e.sorted, tiles: e.tiles, pairs: own, tile, tile_rows };
         ops.sort.launch(stream, SortPairs { to: sorted, chosen: e.chosen, first: weights.own.start })?;
+        Ok(sorted)
+    }
+
+    /// Queues a layer's mixture over the normalised rows in `a.h`, with its output in `a.delta`.
+    pub(super) fn mixture(
+        &self,
+        stream: &Stream,
+        index: usize,
+        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
+        step: &StepRows,
+        a: &Activations<T>,
+    ) -> Result<(), CudaError> {
+        let (ops, e, hidden, rows) =
+            (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
+        let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
+        let sorted = self.choose(stream, index, (weights, experts), step, a)?;
         let (mut x, mut per_row) = (a.h, pairs.per_token);
         if routing.weighs_inputs {
             let weighed = WeighedInputs { out: e.inputs, x, weights: e.weights, pairs, hidden };
@@ -353,6 +366,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             let (pairs, ordered) = (&sorted, e.ordered);
             ExpertProduct { out, x, weight, pairs, stage, ordered }
         };
+        let by = self.spec.layers[index].feed_forward.activation;
         let gate_up = product(e.inner, x, &weights.gate_up, Stage::GateUp { by, per_row });
         ops.products.launch(stream, gate_up)?;
         let down = |out| ops.products.launch(stream, product(out, e.inner, &weights.down, Stage::Down));
@@ -362,6 +376,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         };
         self.shared_network(stream, index, weights, rows, a)?;
         let is_weighted = experts.shared.is_some_and(|shared| shared.is_weighted);
+        let stride = weights.router.len() / hidden;
         let join = JoinExperts {
             out: a.delta,
             outputs,
@@ -391,7 +406,8 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     ) -> Result<(), CudaError> {
         let Some(SharedWeights { gate_up, down }) = &weights.shared else { return Ok(()) };
         let gated = Gated { by: self.spec.layers[index].feed_forward.activation, weight: gate_up };
-        self.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
-        self.ops.linear.launch(stream, a.experts.shared, a.gated, down, rows, a.linear)
+        let linear = &self.ops.shared;
+        linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
+        linear.launch(stream, a.experts.shared, a.gated, down, rows, a.linear)
     }
 }

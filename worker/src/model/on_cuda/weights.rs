@@ -31,7 +31,7 @@ pub struct DeviceWeights<T> {
     pub norm: NormWeights,
     /// `[vocab, hidden]`: the rank's rows; those of the embedding table if they are tied.
     pub head: LinearWeight<T>,
-    /// `[experts]`: rank of each expert of a layer; empty on a single rank.
+    /// `[experts]`: rank of each expert of a layer; [`DeviceSlice::NONE`] on a single rank.
     pub expert_ranks: DeviceSlice<u32>,
 }
 
@@ -267,8 +267,9 @@ impl<T: Activation> DeviceWeights<T> {
                 Kind::Table | Kind::Matrix(..) | Kind::Bias(..) => {}
             }
         }
-        let experts = if shard.ranks > 1 { shard.experts.len() } else { 0 };
-        Self { embedding, layers, norm, head, expert_ranks: memory.take(experts) }
+        let has_ranks = shard.ranks > 1 && !shard.experts.is_empty();
+        let expert_ranks = if has_ranks { memory.take(shard.experts.len()) } else { DeviceSlice::NONE };
+        Self { embedding, layers, norm, head, expert_ranks }
     }
 
     /// Finds and validates every tensor of the checkpoint that is not packed, and pairs the part of the rank
