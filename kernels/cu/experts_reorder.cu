@@ -2,7 +2,8 @@
 // own.
 //
 //   out     [pairs, k]    16 bits a value, in sorted order
-//   x       [rows, k]     16 bits a value: pair p reads row p / per_row; per_row 0: [pairs, k] in sorted order
+//   x       [rows, k]     16 bits a value: pair p reads row p / per_row; per_row 0: [pairs, k] in sorted
+//                         order
 //   orders  [experts, k]  u32, below k: column of x of each column of out
 //   tiles, sorted         see experts.cuh
 // Grid (most tiles, rows of a tile), block a multiple of 32. Reads and writes 2 bytes a value, and the orders

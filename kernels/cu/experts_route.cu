@@ -165,12 +165,12 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
 }
 EXPORT(route)
 
-// sort_pairs: pairs by expert, in their order within an expert, and the tiles of each expert's pairs. Those of
-// other ranks' experts are left out.
+// sort_pairs: pairs by expert, in their order within an expert, and the tiles of each expert's pairs. Those
+// of other ranks' experts are left out.
 //   sorted   [pairs]  u32: pairs; unchanged past the last one that has an expert
 //   tiles    [1 + most tiles of tile_rows]: see experts.cuh; experts count from own_first
 //   chosen   [pairs]  u32: expert of each pair, or NO_EXPERT
-//   experts           of this rank: own_first.. own_first + experts
+//   experts           of this rank: own_first..own_first + experts
 // Grid (experts), block a multiple of 32 up to 1024: every block counts the pairs of all experts, and places
 // those of its own. Nothing depends on the order of blocks or threads. Each block reads `chosen` three times
 // from L1 or L2: 65,536 pairs and 128 experts are 100 MB, 20 us at 5.5 TB/s (predicted, not yet run on a

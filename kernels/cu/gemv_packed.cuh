@@ -9,7 +9,8 @@
 #pragma once
 #include "packed.cuh"
 
-// The products of the block's up to 8 * NT rows with tile `block_tile` of the matrix, or with 8 / leaves tiles.
+// The products of the block's up to 8 * NT rows with tile `block_tile` of the matrix, or with 8 / leaves
+// tiles.
 template <class T, int BITS, Mode M, int NT, class Rows>
 __device__ __forceinline__ void gemv(const Rows& by, const Matrix& w, int block_tile) {
   constexpr int ROWS = 8 * NT;

@@ -1,6 +1,6 @@
 //! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products, outputs
-//! of experts, and logits. Every value is gathered from all ranks and then selected or added in rank order, so all ranks have
-//! the same bits as a single rank.
+//! of experts, and logits. Every value is gathered from all ranks and then selected or added in rank order,
+//! so all ranks have the same bits as a single rank.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Mixtures of experts on a device: weights, activations, and the operations of a layer.
 //!
-//! Weights of a rank's experts of a layer are stacked: each expert is whole on one rank. The router and its weights are f32. Rows are sorted by
-//! expert on the device, which alone knows the choice, so launches do not depend on it.
+//! Each expert is whole on one rank, which stacks the weights of its experts of a layer. The router and its
+//! weights are f32, on every rank. Rows are sorted by expert on the device, which alone knows the choice, so
+//! launches do not depend on it.
 
 use std::ops::Range;
 

@@ -22,8 +22,8 @@ const ROW_PADDING: usize = 16;
 pub struct ExpertWeight<T> {
     /// Number of experts.
     pub experts: usize,
-    /// `[experts * n, k]` without leaves; e4m3 has a scale per row. Codes may have an order of inputs for each
-    /// expert.
+    /// `[experts * n, k]` without leaves; e4m3 has a scale per row. Codes may have an order of inputs for
+    /// each expert.
     pub stacked: LinearWeight<T>,
 }
 
