@@ -63,11 +63,8 @@ __device__ void embed_packed(float* out, const u32* tokens, const Matrix& w, i32
 
 #define EMBED_PACKED(name, T)                                                                             \
   extern "C" __global__ void __launch_bounds__(1024)                                                      \
-      name(float* out, const u32* tokens, const u8* codes, const void* scales, const void* units,         \
-           const void* minima, const void* minimum_units, const u8* zeros, const u32* table, u32 zero,     \
-           i32 meaning, i32 scale_kind, i32 span, i32 parts, i32 bits, i32 n, i32 k, float times) {       \
-    i32 leaf = 0, octets = (n + 7) / 8;                                                                   \
-    PACKED_MATRIX                                                                                         \
+      name(float* out, const u32* tokens, MATRIX_PARAMETERS, i32 bits, i32 n, i32 k, float times) {       \
+    PACKED_MATRIX((n + 7) / 8, k, 0, 0)                                                                   \
     embed_packed<T>(out, tokens, w, bits, n, k, times);                                                   \
   }                                                                                                       \
   EXPORT(name)

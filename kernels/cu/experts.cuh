@@ -34,45 +34,67 @@ __device__ __forceinline__ float expert_gated(const ExpertGate& by, float gate, 
   return gate / (1.f + expf(-by.alpha * gate)) * (up + 1.f);
 }
 
-// A product of every expert's rows with its matrix: w is [experts, n, k] (GATED: [experts, 2 n, k]).
+// Rows of a tile, for the products of linear.cuh and packed.cuh with its expert's matrix. Matrices are
+// stacked: [experts * n, k] (GATED: [experts * 2 n, k]).
 //   GATED  x is [rows, k]: pair p reads row p / per_row; out is [pairs, n] in sorted order
 //   PLAIN  x is [pairs, k] in sorted order; out is [pairs, n] in the order of pairs
-template <class T, class W> struct ExpertProduct {
+constexpr int MAX_TILE_ROWS = 128;
+
+template <class T, Mode M> struct ExpertRows {
   T* out;
   const T* x;
-  const W* w;
-  const float* scales;  // [experts, n] or [experts, 2 n], of e4m3 weights
-  const T* bias;        // the same shape, or null
-  const ExpertTile* tiles;
+  const T* bias;  // [experts * n], GATED [experts * 2 n], or null; then that of the expert
   const u32* sorted;
-  i32 per_row, n, k;
+  i32 per_row, n, k;  // per_row 0: x is in sorted order, too
   ExpertGate gate;
+  ExpertTile tile;
+  const u32* x_rows;  // in shared memory
 
-  // Moves the pointers to the matrix of `expert`.
-  template <Mode M> __device__ __forceinline__ void select(u32 expert) {
-    size_t outputs = (size_t)expert * (M == GATED ? 2 * n : n);
-    w += outputs * k;
-    scales += outputs;
-    if (bias) bias += outputs;
+  // Waits for the grid before, which makes the list of tiles, and finds the block's; false: there is none.
+  __device__ __forceinline__ bool find(const ExpertTile* tiles) {
+    __shared__ u32 of_tile[MAX_TILE_ROWS];
+    ptx::grid_dependency_wait();
+    ptx::grid_dependency_launch();
+    if (blockIdx.x >= tiles[0].expert) return false;
+    tile = tiles[1 + blockIdx.x];
+    for (u32 r = threadIdx.x; r < tile.rows; r += blockDim.x) {
+      u32 at = tile.first + r;
+      of_tile[r] = M == GATED && per_row ? sorted[at] / per_row : at;
+    }
+    __syncthreads();
+    x_rows = of_tile;
+    if (bias) bias += first_row();
+    return true;
   }
-  template <Mode M> __device__ __forceinline__ const T* x_row(u32 position) const {
-    return x + (size_t)(M == GATED ? sorted[position] / per_row : position) * k;
+  // First row of the expert's matrix among the stacked ones.
+  __device__ __forceinline__ size_t first_row() const { return (size_t)tile.expert * (M == GATED ? 2 * n : n); }
+
+  __device__ __forceinline__ void wait() const {}
+  __device__ __forceinline__ bool has(int r) const { return r < (int)tile.rows; }
+  // Rows past the end repeat the last one: they are computed but not written.
+  __device__ __forceinline__ const T* x_row(int r) const {
+    return x + (size_t)x_rows[min(r, (int)tile.rows - 1)] * k;
   }
-  template <Mode M> __device__ __forceinline__ T* out_row(u32 position) const {
-    return out + (size_t)(M == GATED ? position : sorted[position]) * n;
+  __device__ __forceinline__ T* out_row(int r) const {
+    u32 at = tile.first + r;
+    return out + (size_t)(M == GATED ? at : sorted[at]) * n;
   }
-  // The rounded result for an output; PLAIN ignores `high`. Adds 0 without a bias, as gemv.cu does.
-  template <Mode M> __device__ __forceinline__ T result(int column, float low, float high) const {
-    float value = low + (bias ? to_f32(bias[column]) : 0.f);
-    if (M == GATED) value = expert_gated(gate, value, high + (bias ? to_f32(bias[n + column]) : 0.f));
-    return from_f32<T>(value);
+  __device__ __forceinline__ void store(int r, int column, float value) const {
+    out_row(r)[column] = from_f32<T>(value);
+  }
+  // Adds 0 without a bias, as dense products do.
+  __device__ __forceinline__ float biased(float sum, int row) const {
+    return sum + (bias ? to_f32(bias[row]) : 0.f);
+  }
+  __device__ __forceinline__ float activated(float of_gate, float up) const {
+    return expert_gated(gate, of_gate, up);
   }
 };
 
-#define EXPERT_PRODUCT_PARAMETERS(T, W)                                                                     \
-  T *out, const T *x, const W *w, const float *scales, const T *bias, const ExpertTile *tiles,              \
-      const u32 *sorted, i32 per_row, i32 n, i32 k, u32 function, float alpha, float limit
-#define EXPERT_PRODUCT(T, W)                                                                                \
-  ExpertProduct<T, W> {                                                                                     \
-    out, x, w, scales, bias, tiles, sorted, per_row, n, k, ExpertGate { function, alpha, limit }            \
-  }
+// Parameters of a kernel after its matrix, and the rows of its block.
+#define EXPERT_PARAMETERS(T)                                                                                \
+  T *out, const T *x, const T *bias, const ExpertTile *tiles, const u32 *sorted, i32 per_row, i32 n, i32 k, \
+      u32 function, float alpha, float limit
+#define EXPERT_ROWS(T, MODE)                                                                                \
+  ExpertRows<T, MODE> by{out, x, bias, sorted, per_row, n, k, ExpertGate{function, alpha, limit}, {}, {}};  \
+  if (!by.find(tiles)) return;

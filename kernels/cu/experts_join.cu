@@ -4,7 +4,8 @@
 // join_experts: the weighted outputs of a row's experts, in the order of its choice, and of the shared
 // network.
 //   out      [rows, hidden]             T; 0 in padding rows
-//   outputs  [rows, per_token, hidden]  T
+//   outputs  [ranks, rows, per_token, hidden]  T: each pair's is that of its expert's rank
+//   ranks    [experts]                  u32: rank of each expert, or null: one rank
 //   weights  [rows, per_token]          f32, or null: all 1
 //   chosen   [rows, per_token]          u32, NO_EXPERT in padding rows
 //   shared   [rows, hidden]             T: output of the shared network, or null
@@ -13,8 +14,9 @@
 // Grid (rows), any block; hidden is a multiple of 8: 16 bytes per thread and access. Sums in f32. Reads 2
 // bytes for each pair and value. Reference: check/experts. Not yet run on a GPU.
 template <class T>
-__device__ void join_experts(T* out, const T* outputs, const float* weights, const u32* chosen,
-                             const T* shared, const float* logits, i32 per_token, i32 hidden, i32 stride) {
+__device__ void join_experts(T* out, const T* outputs, const u32* ranks, const float* weights,
+                             const u32* chosen, const T* shared, const float* logits, i32 per_token, i32 hidden,
+                             i32 stride) {
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
   size_t row = blockIdx.x, first_pair = row * per_token;
@@ -24,7 +26,9 @@ __device__ void join_experts(T* out, const T* outputs, const float* weights, con
     float sum[8] = {};
 #pragma unroll 4
     for (int slot = 0; slot < slots; slot++) {
-      Pack<T, 8> y = *(const Pack<T, 8>*)(outputs + (first_pair + slot) * hidden + i);
+      size_t pair = first_pair + slot;
+      if (ranks) pair += (size_t)ranks[chosen[pair]] * gridDim.x * per_token;
+      Pack<T, 8> y = *(const Pack<T, 8>*)(outputs + pair * hidden + i);
       float weight = weights ? weights[first_pair + slot] : 1.f;
 #pragma unroll
       for (int j = 0; j < 8; j++) sum[j] = __fmaf_rn(weight, to_f32(y.v[j]), sum[j]);
@@ -63,9 +67,9 @@ __device__ void weigh_inputs(T* out, const T* x, const float* weights, i32 per_t
 
 #define JOIN(T)                                                                                             \
   extern "C" __global__ void __launch_bounds__(256)                                                         \
-      join_experts_##T(T* out, const T* outputs, const float* weights, const u32* chosen, const T* shared,  \
-                       const float* logits, i32 per_token, i32 hidden, i32 stride) {                        \
-    join_experts<T>(out, outputs, weights, chosen, shared, logits, per_token, hidden, stride);              \
+      join_experts_##T(T* out, const T* outputs, const u32* ranks, const float* weights, const u32* chosen,  \
+                       const T* shared, const float* logits, i32 per_token, i32 hidden, i32 stride) {       \
+    join_experts<T>(out, outputs, ranks, weights, chosen, shared, logits, per_token, hidden, stride);       \
   }                                                                                                         \
   EXPORT(join_experts_##T)                                                                                  \
   extern "C" __global__ void __launch_bounds__(256)                                                         \

@@ -165,16 +165,19 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS * 32)
 }
 EXPORT(route)
 
-// sort_pairs: pairs by expert, in their order within an expert, and the tiles of each expert's pairs.
-//   sorted  [pairs]  u32: pairs; unchanged past the last one that has an expert
-//   tiles   [1 + most tiles of tile_rows]: see experts.cuh
-//   chosen  [pairs]  u32: expert of each pair, or NO_EXPERT
+// sort_pairs: pairs by expert, in their order within an expert, and the tiles of each expert's pairs. Those
+// of other ranks' experts are left out.
+//   sorted   [pairs]  u32: pairs; unchanged past the last one that has an expert
+//   tiles    [1 + most tiles of tile_rows]: see experts.cuh; experts count from own_first
+//   chosen   [pairs]  u32: expert of each pair, or NO_EXPERT
+//   experts           of this rank: own_first..own_first + experts
 // Grid (experts), block a multiple of 32 up to 1024: every block counts the pairs of all experts, and places
 // those of its own. Nothing depends on the order of blocks or threads. Each block reads `chosen` three times
 // from L1 or L2: 65,536 pairs and 128 experts are 100 MB, 20 us at 5.5 TB/s (predicted, not yet run on a
 // GPU). Reference: check/experts.
 extern "C" __global__ void __launch_bounds__(1024)
-    sort_pairs(u32* sorted, ExpertTile* tiles, const u32* chosen, i32 pairs, i32 experts, i32 tile_rows) {
+    sort_pairs(u32* sorted, ExpertTile* tiles, const u32* chosen, i32 pairs, u32 own_first, i32 experts,
+               i32 tile_rows) {
   constexpr int AHEAD = 4;  // loads in flight per thread
   __shared__ u32 counts[MAX_EXPERTS], of_warps[32], first, first_tile;
   ptx::grid_dependency_wait();
@@ -188,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       int i = start + j * blockDim.x;
-      of[j] = i < pairs ? chosen[i] : NO_EXPERT;
+      of[j] = i < pairs ? chosen[i] - own_first : NO_EXPERT;
     }
 #pragma unroll
     for (int j = 0; j < AHEAD; j++)
@@ -224,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   int each = (pairs + warps * 32 - 1) / (warps * 32) * 32, begin = warp * each, end = min(begin + each, pairs);
   u32 mine = 0;
 #pragma unroll 4
-  for (int i = begin + lane; i < end; i += 32) mine += chosen[i] == expert;
+  for (int i = begin + lane; i < end; i += 32) mine += chosen[i] - own_first == expert;
 #pragma unroll
   for (int o = 16; o; o >>= 1) mine += __shfl_xor_sync(FULL_WARP, mine, o);
   if (lane == 0) of_warps[warp] = mine;
@@ -236,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {
       int i = start + j * 32 + lane;
-      is_own[j] = i < end && chosen[i] == expert;
+      is_own[j] = i < end && chosen[i] - own_first == expert;
     }
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) {

@@ -1,4 +1,4 @@
-// linear.cuh: the arithmetic shared by gemv.cu and gemm.cu, so that a row has the same bits in both.
+// linear.cuh: the arithmetic shared by gemv.cuh and gemm.cuh, so that a row has the same bits in both.
 //
 //   out[r, n] = sum over k of x[r, k] * w[n, k]
 //
@@ -155,3 +155,34 @@ __device__ __forceinline__ void close_leaf(float (*open)[TN][TM][4], float (*sum
     carries = carries && has_left;
   }
 }
+
+// Rows of x and of results of a block, which are counted from its first one. Here all rows of a launch have
+// one matrix; in experts.cuh a tile's rows have that of their expert.
+template <class T, class Out, Mode M> struct DenseRows {
+  Out* out;       // [rows, n]
+  const T* x;     // [rows, k]
+  const T* bias;  // [n], GATED [2 n], or null
+  int first, rows, n, k;
+  u32 function;
+
+  // Before the first access to x. Weights do not depend on the grid before, so they are loaded earlier.
+  __device__ __forceinline__ void wait() const {
+    ptx::grid_dependency_wait();
+    ptx::grid_dependency_launch();
+  }
+  __device__ __forceinline__ bool has(int r) const { return first + r < rows; }
+  // Rows past the end repeat the last one: they are computed but not written.
+  __device__ __forceinline__ const T* x_row(int r) const { return x + (size_t)min(first + r, rows - 1) * k; }
+  __device__ __forceinline__ Out* out_row(int r) const { return out + (size_t)(first + r) * n; }
+  __device__ __forceinline__ void store(int r, int column, float value) const {
+    out_row(r)[column] = from_f32<Out>(value);
+  }
+  // Adds the bias of a row of the matrix, or 0. Ranks' sums have theirs when they are joined.
+  __device__ __forceinline__ float biased(float sum, int row) const {
+    if (M == LEAVES && !bias) return sum;
+    return sum + (bias ? to_f32(bias[row]) : 0.f);
+  }
+  __device__ __forceinline__ float activated(float gate, float up) const {
+    return gated(function, gate, up);
+  }
+};

@@ -1,5 +1,5 @@
-// packed.cuh: weights in codes of 4, 6 or 8 bits, and their arithmetic, shared by gemv_packed.cu and
-// gemm_packed.cu, so that a row has the same bits in both.
+// packed.cuh: weights in codes of 4, 6 or 8 bits, and their arithmetic, shared by gemv_packed.cuh and
+// gemm_packed.cuh, so that a row has the same bits in both.
 //
 // A weight is value(code) * scale, plus a minimum in some formats. Scales belong to a row and a span of k.
 //   integers   value(code) = code - zero, exact in T; zero by span, or the same for all
@@ -53,6 +53,7 @@ struct Matrix {
   i32 span;  // log2(span / 16), or WHOLE
   i32 parts;
   i32 octets, leaf, leaf_blocks, leaves;
+  i32 first;  // octet of the first row; those of other matrices may lie before and behind
 
   // Blocks of a row, and scales of a row.
   __device__ __forceinline__ int blocks() const { return leaves * leaf_blocks; }
@@ -62,7 +63,7 @@ struct Matrix {
   __device__ __forceinline__ bool ends(int i) const {
     return span == WHOLE ? i == BLOCK_MMAS - 1 : (i + 1) % (1 << span) == 0;
   }
-  __device__ __forceinline__ int octet(int o) const { return min(o, octets - 1); }
+  __device__ __forceinline__ int octet(int o) const { return first + min(o, octets - 1); }
 };
 
 // Bytes of an octet's block.
@@ -271,7 +272,7 @@ __device__ __forceinline__ void multiply_block(const Matrix& w, const u32* table
 // Octet of half `half` of tile `tile`. GATED: the first half is of the gate, the second of up, which follows
 // after `outputs` rows. Octets past the end repeat the last one: they are computed but not written.
 template <Mode M> __device__ __forceinline__ int octet_of(const Matrix& w, int tile, int half, int outputs) {
-  if (M == GATED) return min(tile, outputs / 8 - 1) + half * (outputs / 8);
+  if (M == GATED) return w.first + min(tile, outputs / 8 - 1) + half * (outputs / 8);
   return w.octet(tile * 2 + half);
 }
 
@@ -280,18 +281,27 @@ __device__ __forceinline__ void copy_table(u32* to, const Matrix& w) {
   if (w.meaning == TABLE && (int)threadIdx.x < w.parts * 8) to[threadIdx.x] = w.table[threadIdx.x];
 }
 
-template <class T>
-__device__ __forceinline__ void write_result(void* out, u32 is_wide, size_t at, float value) {
-  if (is_wide) ((float*)out)[at] = value;
-  else ((T*)out)[at] = from_f32<T>(value);
-}
+// Rows of a dense product, whose results may be f32.
+template <class T, Mode M> struct PackedRows : DenseRows<T, T, M> {
+  u32 is_wide;
+  __device__ __forceinline__ void store(int r, int column, float value) const {
+    size_t at = (size_t)(this->first + r) * this->n + column;
+    if (is_wide) ((float*)this->out)[at] = value;
+    else this->out[at] = from_f32<T>(value);
+  }
+};
 
-// Parameters of a kernel after its name, and the matrix of them.
-#define PACKED_PARAMETERS(T)                                                                              \
-  void *out, u32 is_wide, const T *x, const u8 *codes, const void *scales, const void *units,            \
-      const void *minima, const void *minimum_units, const u8 *zeros, const u32 *table, u32 zero,          \
-      i32 meaning, i32 scale_kind, i32 span, i32 parts, i32 octets, const T *bias, i32 rows, i32 n, i32 k, \
+// Parameters of a kernel that describe a matrix, and the matrix whose first row is in octet `first`.
+#define MATRIX_PARAMETERS                                                                                   \
+  const u8 *codes, const void *scales, const void *units, const void *minima, const void *minimum_units,    \
+      const u8 *zeros, const u32 *table, u32 zero, i32 meaning, i32 scale_kind, i32 span, i32 parts
+#define PACKED_MATRIX(octets, k, leaf, first)                                                               \
+  Matrix w{codes, scales, units, minima, minimum_units, zeros, table, zero, meaning, scale_kind, span,      \
+           parts, octets, leaf ? leaf : k, ((leaf ? leaf : k) + BLOCK_K - 1) / BLOCK_K, \
+           k / (leaf ? leaf : k), \
+           (i32)(first)};
+
+// Parameters of a dense product.
+#define PACKED_PARAMETERS(T)                                                                                \
+  T *out, u32 is_wide, const T *x, MATRIX_PARAMETERS, i32 octets, const T *bias, i32 rows, i32 n, i32 k,    \
       u32 function, i32 leaf
-#define PACKED_MATRIX                                                                                       \
-  Matrix w{codes, scales, units, minima, minimum_units, zeros, table, zero, meaning, scale_kind, span, parts, \
-           octets, leaf ? leaf : k, ((leaf ? leaf : k) + BLOCK_K - 1) / BLOCK_K, leaf ? k / leaf : 1};

@@ -33,7 +33,7 @@ use skein_worker::model::config::ModelConfig;
 use skein_worker::model::fingerprint::fingerprint;
 use skein_worker::shard::Shard;
 
-use models::{COHERE2, LLAMA, OLMO2, QWEN2, QWEN3, STARCODER2, Tiny};
+use models::{COHERE2, GLM4_MOE, LLAMA, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2, Tiny};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
 /// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or
@@ -327,17 +327,38 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
         (shared(OLMO2), "16 graphs 30000", &[(2, 1), (4, 1), (2, 2)]),
         (shared(STARCODER2), "16 eager 30000", &[(2, 1), (1, 2)]),
     ] {
-        let dir = tiny.make(3);
-        let expected = lead(dir.path(), (1, 1), how, &[]);
-        assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
-        for &shape in shapes {
-            let got = lead(dir.path(), shape, how, &[]);
-            assert!(
-                got == expected,
-                "{} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}",
-                tiny.model_type
-            );
-        }
+        check_ranks(tiny, how, shapes);
+    }
+}
+
+/// Checks that groups of these ranks and stages give the bits of one rank.
+fn check_ranks(tiny: Tiny, how: &str, shapes: &[(usize, usize)]) {
+    let dir = tiny.make(3);
+    let expected = lead(dir.path(), (1, 1), how, &[]);
+    assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
+    for &shape in shapes {
+        let got = lead(dir.path(), shape, how, &[]);
+        assert!(
+            got == expected,
+            "{} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}",
+            tiny.model_type
+        );
+    }
+}
+
+/// Experts are whole on one rank: 12 or 8 of them, on up to eight ranks, in 16 bits, FP8 and codes.
+#[test]
+fn mixtures_of_experts_have_the_same_bits_on_any_number_of_ranks() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (tiny, how, shapes) in [
+        (shared(QWEN2_MOE), "16 graphs 30000", &[(2, 1), (4, 1), (2, 2)][..]),
+        (shared(GLM4_MOE), "16 eager 30000", &[(8, 1), (1, 2)]),
+        (Tiny { head_dim: 64, ..shared(QWEN2_MOE) }, "fp8 eager 30000", &[(4, 1)]),
+        (shared(GLM4_MOE), "int4 graphs 30000", &[(2, 1), (4, 1)]),
+    ] {
+        check_ranks(tiny, how, shapes);
     }
 }
 

@@ -53,7 +53,7 @@ const LEADER: &str = "give --leader HOST:PORT, the address of the machine with -
 const NO_RAY: &str = "workers are plain processes, Ray is not used; leave it out";
 const TEXT_ONLY: &str = "Skein serves text only: no images, sound or video; leave it out";
 const NO_LORA: &str = "LoRA adapters are served by --enable-lora, --lora-modules NAME=DIR, --max-loras, --max-cpu-loras and --max-lora-rank only";
-const NO_MOE: &str = "experts are not spread over devices or processes; leave it out";
+const NO_MOE: &str = "with --tensor-parallel-size each expert is whole on one rank, and that is not configurable; leave it out";
 const NO_MAMBA: &str =
     "only attention models are served, none with Mamba or linear-attention layers; leave it out";
 const NO_DRAFT_METRICS: &str = "accepted drafts are counted for a worker, vllm:spec_decode_num_accepted_tokens_total, and not by request";

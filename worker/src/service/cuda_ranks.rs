@@ -58,8 +58,10 @@ pub(super) fn lead(
 fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<Shard>), WorkerError> {
     let (topology, shards) = ranks::shards(config, &model.spec)?;
     let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
-    cuda::check_ranks(&model.spec, shards.len()).map_err(unsuitable)?;
-    shards.iter().try_for_each(cuda::check_heads).map_err(unsuitable)?;
+    for shard in &shards {
+        cuda::check_ranks(&model.spec, shard.ranks).map_err(unsuitable)?;
+        cuda::check_heads(shard).map_err(unsuitable)?;
+    }
     Ok((topology, shards))
 }
 

@@ -41,7 +41,7 @@ pub struct Shard {
     pub all_kv_heads: usize,
     /// Rows of the embedding table and head on this rank; may be empty on the last ranks.
     pub vocabulary: Range<usize>,
-    /// Rank of each expert of a layer.
+    /// Rank of each expert of a layer, ascending.
     pub experts: Vec<usize>,
     /// Pipeline stage, from 0.
     pub stage: usize,
@@ -174,6 +174,12 @@ impl Shard {
             stages: 1,
             layers: 0..spec.layers.len(),
         }
+    }
+
+    /// Experts on this rank of a layer that has `count`.
+    pub fn own_experts(&self, count: usize) -> Range<usize> {
+        let before = |rank: usize| self.experts[..count].iter().filter(|owner| **owner < rank).count();
+        before(self.rank)..before(self.rank + 1)
     }
 
     /// Whether its stage looks up embeddings.

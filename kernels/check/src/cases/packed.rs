@@ -23,14 +23,14 @@ const SHORT: [f32; 16] =
 
 /// A form and its table's values.
 #[derive(Debug, Clone, Copy)]
-struct Case {
-    name: &'static str,
-    form: Form,
-    table: [f32; 16],
+pub(super) struct Case {
+    pub name: &'static str,
+    pub form: Form,
+    pub table: [f32; 16],
 }
 
 /// The forms of the checkpoint formats.
-fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     use Meaning::{Integers, Table};
     use ScaleKind::{F16, F32, Factor, Power};
     let case = |name, form| Case { name, form, table: SHORT };
@@ -42,7 +42,7 @@ fn cases() -> Vec<Case> {
     let long = std::array::from_fn(|i| (i as f32 - 7.0) / 7.3);
     vec![
         case("AWQ", with_zeros(form(4, Integers, F16, 128))),
-        case("GPTQ act-order", Form { is_ordered: true, ..with_zeros(form(4, Integers, F32, 32)) }),
+        case("GPTQ act-order", Form { orders: 1, ..with_zeros(form(4, Integers, F32, 32)) }),
         case("Q4_0", around(8, form(4, Integers, F16, 32))),
         case("Q4_K", with_minima(form(4, Integers, Factor, 32))),
         case("Q2_K", with_minima(form(4, Integers, Factor, 16))),
@@ -78,12 +78,12 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         &[Size(33, 4096, 4096, 0), Size(300, 4096, 14336, 1792), Size(2049, 14336, 4096, 0)]
     };
     for (i, case) in cases().iter().enumerate() {
-        let leaf = if case.form.is_ordered { 0 } else { 96 };
+        let leaf = if case.form.orders > 0 { 0 } else { 96 };
         dequantised::<bf16>(bench, case, Size(0, 20, 384, leaf))?;
         dequantised::<f16>(bench, case, Size(0, 16, 272, 0))?;
         for (tile, sizes) in [(None, few), (Some(PackedTile::Small), many), (Some(PackedTile::Large), many)] {
             for (j, size) in sizes.iter().enumerate() {
-                if case.form.is_ordered && size.3 > 0 {
+                if case.form.orders > 0 && size.3 > 0 {
                     continue;
                 }
                 let is_gated = size.1.is_multiple_of(8) && size.3 == 0;
@@ -97,14 +97,14 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
                 accuracy::<f16>(bench, case, tile, *size, outputs[(i + j + 1) % outputs.len()])?;
             }
         }
-        let leaf = if case.form.is_ordered || i % 2 == 0 { 0 } else { 160 };
+        let leaf = if case.form.orders > 0 || i % 2 == 0 { 0 } else { 160 };
         let size = if small { Size(35, 20, 640, leaf) } else { Size(300, 1000, 5120, leaf * 8) };
         if i % 3 == 0 {
             invariance::<f16>(bench, case, size)?;
         } else {
             invariance::<bf16>(bench, case, size)?;
         }
-        if !case.form.is_ordered {
+        if case.form.orders == 0 {
             embed::<bf16>(bench, case, 1.0)?;
             embed::<f16>(bench, case, 3.5)?;
         }
@@ -113,11 +113,11 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
 }
 
 /// A packed matrix on host and device.
-struct Matrix<T: Element> {
+pub(super) struct Matrix<T: Element> {
     /// `[n, k]` as defined by the form, computed in f32, with inputs in their order.
-    weight: Vec<f32>,
-    bias: Vec<T>,
-    linear: LinearWeight<T>,
+    pub weight: Vec<f32>,
+    pub bias: Vec<T>,
+    pub linear: LinearWeight<T>,
     // Memory that `linear` points to.
     _memory: DeviceBuffer<u8>,
     _bias: DeviceBuffer<T>,
@@ -133,7 +133,7 @@ fn range(form: &Form) -> (u32, f32) {
 }
 
 impl<T: Activation> Matrix<T> {
-    fn new(
+    pub fn new(
         bench: &mut Bench,
         case: &Case,
         (n, k, leaf): (usize, usize, usize),
@@ -183,12 +183,14 @@ impl<T: Activation> Matrix<T> {
             }
             row
         };
-        let mut order: Vec<u32> = (0..k as u32).collect();
-        if form.is_ordered {
+        // One that changes nothing, if columns have the inputs' order.
+        let mut orders = vec![(0..k as u32).collect::<Vec<_>>(); form.orders.max(1)];
+        for order in orders.iter_mut().take(form.orders) {
             (1..k).rev().for_each(|i| order.swap(i, bench.below(i as u32 + 1) as usize));
         }
+        let order = |at: usize| &orders[at / n.div_ceil(orders.len())];
         let weight =
-            each(n, DEAR, |at| dequantise(&shape, &row(at), &case.table, table.unit, &order)).concat();
+            each(n, DEAR, |at| dequantise(&shape, &row(at), &case.table, table.unit, order(at))).concat();
         let memory = bench.output::<u8>(shape.bytes())?;
         let packed = PackedValues { form, memory: *memory };
         // In two pieces, as large matrices are uploaded.
@@ -204,8 +206,8 @@ impl<T: Activation> Matrix<T> {
         if form.meaning == Meaning::Table {
             packed.write_table(&bench.stream, &shape, &table)?;
         }
-        if form.is_ordered {
-            packed.write_order(&bench.stream, &shape, &order)?;
+        for (index, order) in orders.iter().enumerate().take(form.orders) {
+            packed.write_order(&bench.stream, &shape, index, order)?;
         }
         let bias: Vec<T> = bench.normal(n).into_iter().map(T::from_f32).collect();
         let bias_device = bench.upload(&bias)?;

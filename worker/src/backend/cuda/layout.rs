@@ -144,9 +144,10 @@ impl Loading<'_> {
                 )
                 .max(PackedProducts::<T>::workspace_bytes(
                     sizes.rows.max(sizes.pass.rows),
-                    self.forms.ordered().1,
+                    self.forms.ordered_inputs(false),
                 )),
             exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, self.logit_rows(&sizes)),
+            ordered_inputs: self.forms.ordered_inputs(true),
         };
         let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);
         let capacities = if shard.is_last() { graphs::sizes(sizes.pass.rows) } else { Vec::new() };
@@ -197,7 +198,7 @@ impl Loading<'_> {
                 Ok(())
             })?,
             step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
-            graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered().0),
+            graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered()),
             token: cache::token_bytes::<K>(spec),
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
@@ -313,6 +314,11 @@ impl Loading<'_> {
             squares: HeadSquares::new(kernels)?,
             rope: RopeKvWrite::new(kernels)?,
             attention: Windows::new(kernels, shape, &spec.layers)?,
+            shared: Linear::new(
+                kernels,
+                blas.clone().filter(|_| self.shard.ranks == 1),
+                LinearOptions { batch_invariant },
+            )?,
             latent: latent.map(|_| LatentOps::new(kernels)).transpose()?,
             linear: Linear::new(kernels, blas, LinearOptions { batch_invariant })?,
             activate: Activate::new(kernels)?,

@@ -231,6 +231,11 @@ impl<'a> Loading<'a> {
         for (rotation, to) in self.config.spec.rotations.iter().zip(&model.model.angles) {
             upload_angles(rotation, *to, &model.stream)?;
         }
+        let expert_ranks = model.model.weights.expert_ranks;
+        if !expert_ranks.is_empty() {
+            let ranks: Vec<u32> = self.shard.experts.iter().map(|rank| *rank as u32).collect();
+            expert_ranks.write(&model.stream, &ranks)?;
+        }
         model.draw.clear(&model.stream)?;
         if !model.model.ends.is_first {
             // Padding rows read what no stage has sent.

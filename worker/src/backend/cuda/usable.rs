@@ -133,18 +133,15 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
     Ok(())
 }
 
-/// Checks that ranks can share a model: an expert's outputs are not exchanged between GPUs, and models with
-/// latent attention have experts.
+/// Checks that ranks can share a model: heads of latent attention are not divided between GPUs.
 ///
 /// # Errors
 /// Names the setting.
 pub fn check_ranks(spec: &Spec, ranks: usize) -> Result<(), NotUsable> {
-    let allowed = match (spec.experts().0, spec.attention.latent) {
-        (0, None) => return Ok(()),
-        _ if ranks == 1 => return Ok(()),
-        (0, Some(_)) => "1 on GPUs for models with latent attention".into(),
-        _ => "1 on GPUs for models with experts".into(),
-    };
+    if ranks == 1 || spec.attention.latent.is_none() {
+        return Ok(());
+    }
+    let allowed = "1 on GPUs for models with latent attention".into();
     Err(NotUsable::Setting { setting: "--tensor-parallel-size", got: ranks, allowed })
 }
 

@@ -1,6 +1,6 @@
-//! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products, and
-//! logits. Every value is gathered from all ranks and then selected or added in rank order, so all ranks have
-//! the same bits as a single rank.
+//! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products, outputs
+//! of experts, and logits. Every value is gathered from all ranks and then selected or added in rank order,
+//! so all ranks have the same bits as a single rank.
 
 use std::sync::Arc;
 
@@ -66,7 +66,8 @@ impl<T: Activation> Exchange<T> {
         }
         let (sums, logits) = (rows * spec.hidden_size, logit_rows * shard.widest_vocabulary());
         let squares = rows * (shard.heads.len() + shard.kv_heads.len());
-        shard.ranks * sums.max(logits).max(squares) * size_of::<f32>()
+        let of_experts = rows * spec.experts().1 * spec.hidden_size * size_of::<T>();
+        shard.ranks * (sums.max(logits).max(squares) * size_of::<f32>()).max(of_experts)
     }
 
     /// Memory of this rank's `len` values, and of all ranks' values, which contains the former.
@@ -123,6 +124,23 @@ impl<T: Activation> Exchange<T> {
         compute(own)?;
         self.communicator.gather(stream, own, sums)?;
         Ok(RowSquares { sums, ranks: self.communicator.ranks(), sharers: self.sharers })
+    }
+
+    /// Queues the exchange of the outputs of experts, `len` values: `compute` writes those of this rank's
+    /// experts. Returns the outputs of all ranks, in rank order; each is only that of its own experts.
+    ///
+    /// Which pairs are whose is only known on the device, so ranks send the places of all pairs.
+    pub(super) fn experts(
+        &self,
+        stream: &Stream,
+        memory: DeviceSlice<u8>,
+        len: usize,
+        compute: impl FnOnce(DeviceSlice<T>) -> Result<(), CudaError>,
+    ) -> Result<DeviceSlice<T>, CudaError> {
+        let (own, all) = self.places(memory, len);
+        compute(own)?;
+        self.communicator.gather(stream, own, all)?;
+        Ok(all)
     }
 
     /// Queues logits `[rows, vocabulary]`: `compute` writes `[rows, this rank's part]`.

@@ -1,7 +1,10 @@
 //! Mixtures of experts on a device: weights, activations, and the operations of a layer.
 //!
-//! Weights of all experts of a layer are stacked. The router and its weights are f32. Rows are sorted by
-//! expert on the device, which alone knows the choice, so launches do not depend on it.
+//! Each expert is whole on one rank, which stacks the weights of its experts of a layer. The router and its
+//! weights are f32, on every rank. Rows are sorted by expert on the device, which alone knows the choice, so
+//! launches do not depend on it.
+
+use std::ops::Range;
 
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
@@ -13,12 +16,14 @@ use skein_kernels::cuda::ops::experts::{
 };
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::linear::{Gated, LinearWeight};
+use skein_kernels::cuda::ops::packed::Form;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
-use super::weights::{E4m3Scales, Place, place_of_rows, place_product};
-use super::{Activations, Model, StepRows};
+use super::weights::{E4m3Scales, Place, place_in, place_of_rows};
+use super::{Activations, Model, StepRows, Workspace};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, LayerSpec, NormKind, SharedSpec, Spec};
 use crate::model::tensors::{Kind, Product, ProductShape, Role, Tensor};
+use crate::shard::Shard;
 
 /// Most kernel launches of a mixture besides those of a dense network: router, choice, sort, weighted inputs,
 /// two products, sum.
@@ -26,11 +31,14 @@ pub(super) const LAUNCHES: usize = 7;
 
 /// Networks of a layer, whose matrices are stacked separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Network {
+pub enum Network {
     /// Attention, and a network without experts.
     Layer,
+    /// Router, and the weight of the shared network.
     Router,
+    /// All experts.
     Experts,
+    /// Network that all tokens use, beside the experts.
     Shared,
 }
 
@@ -109,6 +117,8 @@ pub struct ExpertWeights<T> {
     router: DeviceSlice<f32>,
     /// `[experts]`, or [`DeviceSlice::NONE`].
     router_bias: DeviceSlice<f32>,
+    /// The rank's experts, which have the matrices.
+    own: Range<usize>,
     gate_up: ExpertWeight<T>,
     down: ExpertWeight<T>,
     shared: Option<SharedWeights<T>>,
@@ -123,27 +133,34 @@ struct SharedWeights<T> {
 impl<T: Activation> ExpertWeights<T> {
     /// Takes memory for a layer's mixture, if it has one.
     pub(super) fn place(
-        network: &FeedForwardSpec,
+        (network, shard): (&FeedForwardSpec, &Shard),
         hidden: usize,
+        form: impl Fn(Network, Product) -> Option<Form>,
         quantised: Option<E4m3Scales>,
         memory: &mut Carver,
     ) -> Option<Self> {
         let ExpertsSpec { count, has_bias, shared, .. } = network.experts?;
-        let mut product = |rows, cols, has_bias| {
+        let mut product = |of: Network, product, rows, cols| {
+            let has_bias = has_bias && of == Network::Experts;
             // Without leaves: an expert is whole on one rank.
-            place_product(ProductShape { rows, cols, has_bias }, 0, quantised, memory)
+            place_in(form(of, product), ProductShape { rows, cols, has_bias }, 0, quantised, memory)
+        };
+        let own = shard.own_experts(count);
+        let mut of_experts = |of, rows, cols| ExpertWeight {
+            experts: own.len(),
+            stacked: product(Network::Experts, of, own.len() * rows, cols),
         };
         let inner = network.inner_size;
-        let gate_up = ExpertWeight { experts: count, stacked: product(count * 2 * inner, hidden, has_bias) };
-        let down = ExpertWeight { experts: count, stacked: product(count * hidden, inner, has_bias) };
+        let gate_up = of_experts(Product::GateUp, 2 * inner, hidden);
+        let down = of_experts(Product::Down, hidden, inner);
         let of_shared = shared.map(|SharedSpec { inner_size, .. }| SharedWeights {
-            gate_up: product(2 * inner_size, hidden, false),
-            down: product(hidden, inner_size, false),
+            gate_up: product(Network::Shared, Product::GateUp, 2 * inner_size, hidden),
+            down: product(Network::Shared, Product::Down, hidden, inner_size),
         });
         let outputs = count + usize::from(shared.is_some_and(|shared| shared.is_weighted));
         let router = memory.take(outputs * hidden);
         let router_bias = if has_bias { memory.take(count) } else { DeviceSlice::NONE };
-        Some(Self { router, router_bias, gate_up, down, shared: of_shared })
+        Some(Self { router, router_bias, own, gate_up, down, shared: of_shared })
     }
 
     /// The place of a tensor of the mixture; `None` for the layer's other tensors.
@@ -161,16 +178,24 @@ impl<T: Activation> ExpertWeights<T> {
                 let values = first * tensor.cols..(first + tensor.rows) * tensor.cols;
                 return Some(Place::Wide(self.router.slice(values)));
             }
-            (Network::Experts, Product::Down) => &self.down.stacked,
-            (Network::Experts, _) => &self.gate_up.stacked,
-            (Network::Shared, Product::Down) => &self.shared.as_ref()?.down,
-            (Network::Shared, _) => &self.shared.as_ref()?.gate_up,
+            (network, product) => self.matrix(network, product)?,
         };
         Some(if is_bias {
             Place::Values(weight.bias.slice(rows(first)))
         } else {
             place_of_rows(weight, rows(first))
         })
+    }
+
+    /// The stacked matrices of a network's product, except for the router.
+    pub fn matrix(&self, network: Network, product: Product) -> Option<&LinearWeight<T>> {
+        match (network, product) {
+            (Network::Experts, Product::Down) => Some(&self.down.stacked),
+            (Network::Experts, _) => Some(&self.gate_up.stacked),
+            (Network::Shared, Product::Down) => self.shared.as_ref().map(|shared| &shared.down),
+            (Network::Shared, _) => self.shared.as_ref().map(|shared| &shared.gate_up),
+            (Network::Layer | Network::Router, _) => None,
+        }
     }
 
     /// All matrices except for the router.
@@ -200,9 +225,11 @@ pub struct ExpertActivations<T> {
     tiles: DeviceSlice<u32>,
     /// `[pairs, hidden]`: weighted inputs; empty if outputs are weighted.
     inputs: DeviceSlice<T>,
+    /// `[pairs, inputs]`: inputs in the order of the experts' columns; empty if that is the inputs' order.
+    ordered: DeviceSlice<T>,
     /// `[pairs, inner]`: gated activations.
     inner: DeviceSlice<T>,
-    /// `[pairs, hidden]`: outputs of the experts.
+    /// `[pairs, hidden]`: outputs of the experts; empty with several ranks.
     outputs: DeviceSlice<T>,
     /// `[rows, hidden]`: output of the shared network.
     shared: DeviceSlice<T>,
@@ -210,7 +237,7 @@ pub struct ExpertActivations<T> {
 
 impl<T: Activation> ExpertActivations<T> {
     /// Takes memory for steps of up to `rows` rows.
-    pub(super) fn place(spec: &Spec, rows: usize, memory: &mut Carver) -> Self {
+    pub(super) fn place(spec: &Spec, rows: usize, workspace: &Workspace, memory: &mut Carver) -> Self {
         let hidden = spec.hidden_size;
         let most = |size: &dyn Fn(&FeedForwardSpec, Pairs) -> usize| {
             let of = |layer: &LayerSpec| {
@@ -231,8 +258,9 @@ impl<T: Activation> ExpertActivations<T> {
             inputs: memory.take(most(&|network, pairs| {
                 if weighs_inputs(network) { pairs.count() * hidden } else { 0 }
             })),
+            ordered: memory.take(pairs * workspace.ordered_inputs),
             inner: memory.take(most(&|network, pairs| pairs.count() * network.inner_size)),
-            outputs: memory.take(pairs * hidden),
+            outputs: memory.take(if workspace.exchange == 0 { pairs * hidden } else { 0 }),
             shared: memory.take(if spec.layers.iter().any(|layer| shared_of(layer).is_some()) {
                 rows * hidden
             } else {
@@ -274,19 +302,18 @@ impl<T: Activation> ExpertOps<T> {
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
-    /// Queues a layer's mixture over the normalised rows in `a.h`, with its output in `a.delta`. The router
-    /// reads the residual stream, because its input must not be rounded.
-    pub(super) fn mixture(
+    /// Queues the choice of experts for each row, and the sorting of the pairs of this rank's experts. The
+    /// router reads the residual stream, because its input must not be rounded.
+    fn choose(
         &self,
         stream: &Stream,
         index: usize,
         (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
         step: &StepRows,
         a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let (ops, e, hidden, rows) =
-            (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
-        let (layer, by) = (&self.weights.layers[index], self.spec.layers[index].feed_forward.activation);
+    ) -> Result<SortedPairs, CudaError> {
+        let (ops, e, rows) = (&self.ops.experts, &a.experts, step.sequences.rows);
+        let layer = &self.weights.layers[index];
         let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
         let router = RouterRows {
             logits: e.logits,
@@ -298,12 +325,11 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             eps: self.spec.norm.eps,
         };
         ops.router.launch(stream, router)?;
-        let stride = weights.router.len() / hidden;
         let route = RouteRows {
             chosen: e.chosen,
             weights: e.weights,
             logits: e.logits,
-            stride,
+            stride: weights.router.len() / self.spec.hidden_size,
             correction: layer.vector(Role::RouterCorrection),
             slots: step.slots,
             pairs,
@@ -311,24 +337,51 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         };
         ops.route.launch(stream, route)?;
         let tile = Tile::of(pairs);
-        let sorted = SortedPairs { sorted: e.sorted, tiles: e.tiles, pairs, tile };
-        let tile_rows = tile.rows(weights.gate_up.is_e4m3());
-        ops.sort.launch(stream, SortPairs { to: sorted, chosen: e.chosen, tile_rows })?;
+        let tile_rows = tile.rows(weights.gate_up.storage()).min(tile.rows(weights.down.storage()));
+        let own = Pairs { experts: weights.own.len(), ..pairs };
+        let sorted = SortedPairs { sorted: e.sorted, tiles: e.tiles, pairs: own, tile, tile_rows };
+        ops.sort.launch(stream, SortPairs { to: sorted, chosen: e.chosen, first: weights.own.start })?;
+        Ok(sorted)
+    }
+
+    /// Queues a layer's mixture over the normalised rows in `a.h`, with its output in `a.delta`.
+    pub(super) fn mixture(
+        &self,
+        stream: &Stream,
+        index: usize,
+        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
+        step: &StepRows,
+        a: &Activations<T>,
+    ) -> Result<(), CudaError> {
+        let (ops, e, hidden, rows) =
+            (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
+        let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
+        let sorted = self.choose(stream, index, (weights, experts), step, a)?;
         let (mut x, mut per_row) = (a.h, pairs.per_token);
         if routing.weighs_inputs {
             let weighed = WeighedInputs { out: e.inputs, x, weights: e.weights, pairs, hidden };
             ops.weigh.launch(stream, weighed)?;
             (x, per_row) = (e.inputs, 1);
         }
-        let product = |out, x, weight, stage| ExpertProduct { out, x, weight, pairs: &sorted, stage };
+        let product = |out, x, weight, stage| {
+            let (pairs, ordered) = (&sorted, e.ordered);
+            ExpertProduct { out, x, weight, pairs, stage, ordered }
+        };
+        let by = self.spec.layers[index].feed_forward.activation;
         let gate_up = product(e.inner, x, &weights.gate_up, Stage::GateUp { by, per_row });
         ops.products.launch(stream, gate_up)?;
-        ops.products.launch(stream, product(e.outputs, e.inner, &weights.down, Stage::Down))?;
+        let down = |out| ops.products.launch(stream, product(out, e.inner, &weights.down, Stage::Down));
+        let outputs = match &self.exchange {
+            None => down(e.outputs).map(|()| e.outputs)?,
+            Some(exchange) => exchange.experts(stream, a.exchange, pairs.count() * hidden, down)?,
+        };
         self.shared_network(stream, index, weights, rows, a)?;
         let is_weighted = experts.shared.is_some_and(|shared| shared.is_weighted);
+        let stride = weights.router.len() / hidden;
         let join = JoinExperts {
             out: a.delta,
-            outputs: e.outputs,
+            outputs,
+            ranks: self.weights.expert_ranks,
             weights: if routing.weighs_inputs { DeviceSlice::NONE } else { e.weights },
             chosen: e.chosen,
             shared: if weights.shared.is_some() { e.shared } else { DeviceSlice::NONE },
@@ -354,7 +407,8 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     ) -> Result<(), CudaError> {
         let Some(SharedWeights { gate_up, down }) = &weights.shared else { return Ok(()) };
         let gated = Gated { by: self.spec.layers[index].feed_forward.activation, weight: gate_up };
-        self.ops.linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
-        self.ops.linear.launch(stream, a.experts.shared, a.gated, down, rows, a.linear)
+        let linear = &self.ops.shared;
+        linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
+        linear.launch(stream, a.experts.shared, a.gated, down, rows, a.linear)
     }
 }

@@ -90,6 +90,9 @@ pub struct Ops<T, K> {
     pub latent: Option<LatentOps<T>>,
     /// Matrix products of projections.
     pub linear: Linear<T>,
+    /// The same for the shared networks of mixtures, which every rank has: without cuBLASLt on several ranks,
+    /// because its algorithms may differ between them, and all ranks must choose the same experts.
+    pub shared: Linear<T>,
     /// Activation of feed-forward networks without a gate.
     pub activate: Activate<T>,
     /// Mixtures of experts.

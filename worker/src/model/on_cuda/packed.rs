@@ -23,9 +23,9 @@ use crate::model::checkpoint::Weights;
 use crate::model::checkpoint::quantised::CodedMatrix;
 use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Tensor};
 
-/// Why matrices of a mixture of experts are not packed.
-const EXPERTS: &str = "it belongs to a mixture of experts, which GPUs have in 16 bits or with --quantization fp8 only; \
-    serve the model with --device cpu";
+/// Why routers are not packed.
+const ROUTER: &str = "it chooses experts, and GPUs read such a matrix in 16 or 32 bits only; serve the model with \
+    --device cpu";
 
 /// Why the heads' matrices of latent attention are not packed.
 const HEADS: &str = "it belongs to latent attention, whose heads' matrices GPUs have in 16 bits only; serve the model with \
@@ -36,17 +36,18 @@ const HEADS: &str = "it belongs to latent attention, whose heads' matrices GPUs 
 pub enum Matrix {
     /// The embedding table, and the head if they are tied.
     Table,
-    /// The stacked matrices of a product; the layer is `None` for the head.
-    Product(Option<usize>, Product),
+    /// The stacked matrices of a network's product, for all experts on the rank; the layer is `None` for the
+    /// head.
+    Product(Option<usize>, Network, Product),
 }
 
 impl Matrix {
-    /// The matrix that `tensor` is a part of, if it can be packed: those of mixtures of experts cannot.
+    /// The matrix that `tensor` is a part of, if it can be packed: routers cannot.
     pub(super) fn of(tensor: &Tensor) -> Option<Self> {
         match tensor.kind {
             Kind::Table => Some(Self::Table),
-            Kind::Matrix(product, _) if Network::of(tensor) == Network::Layer => {
-                Some(Self::Product(tensor.layer, product))
+            Kind::Matrix(product, _) if Network::of(tensor) != Network::Router => {
+                Some(Self::Product(tensor.layer, Network::of(tensor), product))
             }
             Kind::Matrix(..) | Kind::Bias(..) | Kind::Norm | Kind::NormBias | Kind::Values => None,
         }
@@ -70,10 +71,48 @@ impl Forms {
         self.forms.is_empty()
     }
 
-    /// Number of matrices whose inputs are sorted before the product, and the most inputs of one.
-    pub fn ordered(&self) -> (usize, usize) {
-        let ordered = self.forms.values().filter(|(form, _)| form.is_ordered);
-        ordered.fold((0, 0), |(count, most), (_, inputs)| (count + 1, most.max(*inputs)))
+    /// Number of matrices whose inputs are sorted before the product.
+    pub fn ordered(&self) -> usize {
+        self.forms.values().filter(|(form, _)| form.orders > 0).count()
+    }
+
+    /// Most inputs of such a matrix: of the experts, or of others.
+    pub fn ordered_inputs(&self, of_experts: bool) -> usize {
+        let is_of = |matrix: &Matrix| matches!(matrix, Matrix::Product(_, Network::Experts, _)) == of_experts;
+        let ordered = self.forms.iter().filter(|(matrix, (form, _))| form.orders > 0 && is_of(matrix));
+        ordered.map(|(_, (_, inputs))| *inputs).max().unwrap_or_default()
+    }
+}
+
+/// What is known of a matrix from those stacked in it so far.
+struct Stack {
+    /// Name and source of its first part.
+    name: String,
+    first: Option<Source>,
+    /// Source of the first part of the last expert, whose parts have one order of inputs; without experts,
+    /// the first one.
+    of_expert: (Option<usize>, Option<Source>),
+    experts: usize,
+    form: Option<Form>,
+}
+
+impl Stack {
+    /// Adds another part. `None` if there is no form for all.
+    fn add(&mut self, expert: Option<usize>, source: Option<Source>, form: Option<Form>) -> Option<()> {
+        self.form = match (&source, &self.first, form, self.form) {
+            (None, None, ..) => None,
+            (Some(source), Some(first), Some(form), Some(joined)) if source.has_values_of(first) => {
+                Some(join(form, joined)?)
+            }
+            _ => return None,
+        };
+        if self.of_expert.0 != expert {
+            self.of_expert = (expert, source);
+            self.experts += 1;
+            return Some(());
+        }
+        let order = |source: &Option<Source>| source.as_ref().and_then(|it| it.order().map(<[u32]>::to_vec));
+        (order(&source) == order(&self.of_expert.1)).then_some(())
     }
 }
 
@@ -88,14 +127,11 @@ pub(super) fn forms<T: Activation>(
     weights: &Weights,
     rounded: Option<Format>,
 ) -> Result<Forms, LoadError> {
-    let mut first: HashMap<Matrix, (String, Option<Source>, Option<Form>)> = HashMap::new();
+    let mut stacks: HashMap<Matrix, Stack> = HashMap::new();
     for held in held.iter().filter(|held| !held.part.is_empty()) {
         let Some(matrix) = Matrix::of(&held.own) else {
-            if matches!(held.own.kind, Kind::Matrix(..)) {
-                let rounded = rounded.filter(|_| Network::of(&held.own) != Network::Router);
-                if Source::find(held, weights, rounded)?.is_some() {
-                    return Err(refused(&held.whole.name, EXPERTS.into()));
-                }
+            if matches!(held.own.kind, Kind::Matrix(..)) && Source::find(held, weights, None)?.is_some() {
+                return Err(refused(&held.whole.name, ROUTER.into()));
             }
             continue;
         };
@@ -110,29 +146,26 @@ pub(super) fn forms<T: Activation>(
                           --tensor-parallel-size 1";
             return Err(refused(&held.whole.name, reason.into()));
         }
-        match first.get_mut(&matrix) {
-            None => drop(first.insert(matrix, (held.whole.name.clone(), source, form))),
-            Some((name, other, joined)) => {
-                let both = match (&source, &other, form, *joined) {
-                    (None, None, ..) => Some(None),
-                    (Some(source), Some(other), Some(form), Some(joined)) if source.has_values_of(other) => {
-                        join(form, joined).map(Some)
-                    }
-                    _ => None,
-                };
-                *joined = both.ok_or_else(|| LoadError::MixedProduct {
-                    first: name.clone(),
-                    first_form: described(other.as_ref()),
-                    second: held.whole.name.clone(),
-                    second_form: described(source.as_ref()),
-                })?;
-            }
+        let (name, expert) = (held.whole.name.clone(), held.whole.expert);
+        let Some(stack) = stacks.get_mut(&matrix) else {
+            let of_expert = (expert, source.clone());
+            stacks.insert(matrix, Stack { name, first: source, of_expert, experts: 1, form });
+            continue;
+        };
+        let (first_form, second_form) = (described(stack.first.as_ref()), described(source.as_ref()));
+        if stack.add(expert, source, form).is_none() {
+            let first = stack.name.clone();
+            return Err(LoadError::MixedProduct { first, first_form, second: name, second_form });
         }
     }
     let cols = |matrix: Matrix| {
         held.iter().find(|held| Matrix::of(&held.own) == Some(matrix)).map_or(0, |held| held.own.cols)
     };
-    let packed = first.into_iter().filter_map(|(matrix, (_, _, form))| Some((matrix, (form?, cols(matrix)))));
+    let packed = stacks.into_iter().filter_map(|(matrix, stack)| {
+        let form = stack.form?;
+        // Each expert has an order.
+        Some((matrix, (Form { orders: form.orders * stack.experts, ..form }, cols(matrix))))
+    });
     Ok(Forms { forms: packed.collect() })
 }
 
@@ -169,6 +202,7 @@ fn refused(tensor: &str, reason: String) -> LoadError {
 const LOOKED_UP_ZERO: u8 = 128;
 
 /// A rank's rows of a matrix in codes.
+#[derive(Clone)]
 pub struct Source {
     /// The whole matrix; its rows are read in the order of the device.
     tensor: Tensor,
@@ -177,13 +211,35 @@ pub struct Source {
     rows: Rows,
 }
 
+#[derive(Clone)]
 enum Rows {
     /// Codes of another library, all rows, the rank's columns.
     Codes(CodedMatrix),
     /// Blocks of GGUF, likewise.
     Blocks(BlockType, WeightMatrix),
     /// Numbers to quantise, the rank's part in the device's order.
-    Rounded(Format, WeightMatrix),
+    Rounded(Format, Numbers),
+}
+
+/// Numbers to quantise.
+#[derive(Clone)]
+enum Numbers {
+    Rows(WeightMatrix),
+    /// Copied when they are read, because there may be as many as the model has.
+    Columns(Columns),
+}
+
+impl Numbers {
+    /// The numbers of some outputs.
+    fn rows(&self, rows: Range<usize>) -> WeightMatrix {
+        match self {
+            Self::Rows(numbers) => numbers.part(rows, 0..numbers.cols()),
+            Self::Columns(Columns { stored: ColumnsOf::Numbers(stored), first, every, .. }) => {
+                stored.columns(first + rows.start * every, *every, rows.len())
+            }
+            Self::Columns(_) => unreachable!("codes are not quantised again"),
+        }
+    }
 }
 
 impl Source {
@@ -228,8 +284,14 @@ impl Source {
             (Some(rows), _) => rows,
             (None, None) => return Ok(None),
             (None, Some(format)) => {
-                let numbers = whole.find(weights)?.part(part.rows.clone(), part.cols.clone());
-                Rows::Rounded(format, numbers)
+                let (rows, cols) = (part.rows.clone(), part.cols.clone());
+                Rows::Rounded(
+                    format,
+                    match whole.find_matrix(weights)?.part(rows.clone(), cols.clone())? {
+                        StoredMatrix::Columns(columns) => Numbers::Columns(columns),
+                        _ => Numbers::Rows(whole.find(weights)?.part(rows, cols)),
+                    },
+                )
             }
         };
         Ok(Some(Self { tensor: whole.clone(), first: part.rows.start, rows }))
@@ -237,9 +299,8 @@ impl Source {
 
     /// Whether codes mean the same table's values in `other`.
     fn has_values_of(&self, other: &Self) -> bool {
-        let is_same_order = self.order() == other.order();
         let (own, others) = (self.table(), other.table());
-        is_same_order && (own.is_none() || others.is_none() || own == others)
+        own.is_none() || others.is_none() || own == others
     }
 
     /// Values of the codes, if they are looked up.
@@ -284,7 +345,7 @@ impl Source {
     ) -> Result<Reader<'a>, LoadError> {
         let rounded = match &self.rows {
             Rows::Rounded(format, numbers) => {
-                let numbers = numbers.part(rows.clone(), 0..numbers.cols());
+                let numbers = numbers.rows(rows.clone());
                 let layout = Layout { leaves: shape.leaves(), ..Layout::new(*format, rows.len(), shape.k) };
                 let packed = Packed::in_layout(&mut Cpu::new(1), &numbers, layout);
                 Some(packed.map_err(|source| self.failed(source, rows.start))?)
@@ -481,8 +542,12 @@ impl<T: Activation> PackedCopy<T> {
             if let Some(table) = self.table(shape.form) {
                 values.write_table(stream, &shape, &table)?;
             }
-            if let Some(order) = self.from[0].1.order() {
-                values.write_order(stream, &shape, order)?;
+            let rows = shape.n / shape.form.orders.max(1);
+            for index in 0..shape.form.orders {
+                let of_rows = self.from.iter().find(|(start, _)| *start == index * rows);
+                if let Some(order) = of_rows.and_then(|(_, source)| source.order()) {
+                    values.write_order(stream, &shape, index, order)?;
+                }
             }
         }
         Ok(())

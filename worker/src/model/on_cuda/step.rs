@@ -73,7 +73,7 @@ pub struct Activations<T> {
     pub(super) exchange: DeviceSlice<u8>,
 }
 
-/// Sizes of the workspaces, in bytes.
+/// Sizes of the workspaces, in bytes where nothing else is said.
 #[derive(Debug, Clone, Copy)]
 pub struct Workspace {
     /// Workspace of attention.
@@ -82,6 +82,8 @@ pub struct Workspace {
     pub linear: usize,
     /// Bytes for exchanges.
     pub exchange: usize,
+    /// Most inputs of an expert's matrix that has them in an order of its own.
+    pub ordered_inputs: usize,
 }
 
 impl<T: Activation> Activations<T> {
@@ -107,7 +109,7 @@ impl<T: Activation> Activations<T> {
             beside: memory.take(beside),
             squares: memory.take(squares),
             latent: LatentActivations::place(spec, rows, memory),
-            experts: ExpertActivations::place(spec, rows, memory),
+            experts: ExpertActivations::place(spec, rows, &workspace, memory),
             last: memory.take(logit_rows * hidden),
             attention: memory.take(workspace.attention),
             linear: memory.take(workspace.linear),

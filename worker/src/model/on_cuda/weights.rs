@@ -31,6 +31,8 @@ pub struct DeviceWeights<T> {
     pub norm: NormWeights,
     /// `[vocab, hidden]`: the rank's rows; those of the embedding table if they are tied.
     pub head: LinearWeight<T>,
+    /// `[experts]`: rank of each expert of a layer; [`DeviceSlice::NONE`] on a single rank.
+    pub expert_ranks: DeviceSlice<u32>,
 }
 
 /// One layer's weights.
@@ -136,7 +138,9 @@ fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
             Kind::Bias(product, _) => Kind::Bias(product, first),
             other => other,
         };
-        let leaf = if whole.leaves(spec) > 1 { cols / part.leaves } else { 0 };
+        // Others are whole on one rank.
+        let has_leaves = Network::of(&whole) == Network::Layer && whole.leaves(spec) > 1;
+        let leaf = if has_leaves { cols / part.leaves } else { 0 };
         let layer = whole.layer.map(|layer| layer - shard.layers.start);
         Held { own: Tensor { layer, kind, rows, cols, ..whole.clone() }, whole, part, leaf }
     };
@@ -217,10 +221,7 @@ impl<T: Activation> DeviceWeights<T> {
         let tensors = owned(&held);
         let mut unstacked = |tensor: &Tensor, matrix: Matrix| {
             let shape = ProductShape { rows: tensor.rows, cols: tensor.cols, has_bias: false };
-            match forms.get(matrix) {
-                Some(form) => place_packed(shape, 0, form, memory),
-                None => place_product(shape, 0, None, memory),
-            }
+            place_in(forms.get(matrix), shape, 0, None, memory)
         };
         let table = tensors.iter().find(|tensor| tensor.kind == Kind::Table);
         let embedding = table
@@ -228,7 +229,7 @@ impl<T: Activation> DeviceWeights<T> {
         let head = tensors::head(&tensors);
         let head = match head.role {
             Role::Embedding => embedding,
-            _ => unstacked(head, Matrix::Product(None, Product::Logits)),
+            _ => unstacked(head, Matrix::Product(None, Network::Layer, Product::Logits)),
         };
         let products = products(&tensors);
         let leaf = |layer, product| {
@@ -242,14 +243,13 @@ impl<T: Activation> DeviceWeights<T> {
                 let shape = products.get(&(Some(layer), product)).copied().unwrap_or_default();
                 let leaf = leaf(layer, product);
                 let quantised = quantised.filter(|_| !product.is_of_heads());
-                match forms.get(Matrix::Product(Some(layer), product)) {
-                    Some(form) => place_packed(shape, leaf, form, memory),
-                    None => place_product(shape, leaf, quantised, memory),
-                }
+                let form = forms.get(Matrix::Product(Some(layer), Network::Layer, product));
+                place_in(form, shape, leaf, quantised, memory)
             }),
             experts: ExpertWeights::place(
-                &spec.layers[shard.layers.start + layer].feed_forward,
+                (&spec.layers[shard.layers.start + layer].feed_forward, shard),
                 spec.hidden_size,
+                |network, product| forms.get(Matrix::Product(Some(layer), network, product)),
                 quantised,
                 memory,
             ),
@@ -269,7 +269,9 @@ impl<T: Activation> DeviceWeights<T> {
                 Kind::Table | Kind::Matrix(..) | Kind::Bias(..) => {}
             }
         }
-        Self { embedding, layers, norm, head }
+        let has_ranks = shard.ranks > 1 && !shard.experts.is_empty();
+        let expert_ranks = if has_ranks { memory.take(shard.experts.len()) } else { DeviceSlice::NONE };
+        Self { embedding, layers, norm, head, expert_ranks }
     }
 
     /// Finds and validates every tensor of the checkpoint that is not packed, and pairs the part of the rank
@@ -329,8 +331,12 @@ impl<T: Activation> DeviceWeights<T> {
     fn weight_of(&self, matrix: Matrix) -> &LinearWeight<T> {
         match matrix {
             Matrix::Table => &self.embedding,
-            Matrix::Product(Some(layer), product) => self.layers[layer].product(product),
-            Matrix::Product(None, _) => &self.head,
+            Matrix::Product(None, ..) => &self.head,
+            Matrix::Product(Some(layer), network, product) => {
+                let LayerWeights { experts, .. } = &self.layers[layer];
+                let of_mixture = experts.as_ref().and_then(|experts| experts.matrix(network, product));
+                of_mixture.unwrap_or_else(|| self.layers[layer].product(product))
+            }
         }
     }
 
@@ -370,6 +376,20 @@ fn vector(
     Ok(WeightMatrix::new(Storage::F32(bytes.into()), 1, part.len()))
 }
 
+/// Takes memory for a product's matrices, in codes if they have a form.
+pub(super) fn place_in<T: Activation>(
+    form: Option<Form>,
+    shape: ProductShape,
+    leaf: usize,
+    quantised: Option<E4m3Scales>,
+    memory: &mut Carver,
+) -> LinearWeight<T> {
+    match form {
+        Some(form) => place_packed(shape, leaf, form, memory),
+        None => place_product(shape, leaf, quantised, memory),
+    }
+}
+
 /// Takes memory for a product's matrices in `form`.
 fn place_packed<T: Activation>(
     shape: ProductShape,
@@ -379,14 +399,14 @@ fn place_packed<T: Activation>(
 ) -> LinearWeight<T> {
     let ProductShape { rows: n, cols: k, has_bias } = shape;
     // The inputs of a leaf are consecutive, and those of a matrix with an order of its own are not.
-    let leaf = if form.is_ordered { 0 } else { leaf };
+    let leaf = if form.orders > 0 { 0 } else { leaf };
     let bias = if has_bias { memory.take(n) } else { DeviceSlice::NONE };
     let memory = memory.take(Shape { form, n, k, leaf }.bytes());
     LinearWeight { n, k, bias, values: WeightValues::Packed(PackedValues { form, memory }), leaf }
 }
 
-/// Takes memory for a product's matrices.
-pub(super) fn place_product<T: Activation>(
+/// Takes memory for a product's matrices, in 16 bits or FP8.
+fn place_product<T: Activation>(
     shape: ProductShape,
     leaf: usize,
     quantised: Option<E4m3Scales>,

@@ -24,8 +24,9 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
     for (i, &(rows, per_token, hidden)) in shapes.iter().enumerate() {
         let pairs = Pairs { rows, per_token, experts: 8 };
         let shared = [Shared::Weighted, Shared::Plain, Shared::None];
-        join::<half::bf16>(bench, pairs, hidden, shared[i % 3], true)?;
-        join::<half::f16>(bench, pairs, hidden, shared[(i + 1) % 3], false)?;
+        join::<half::bf16>(bench, (pairs, hidden), shared[i % 3], true, 1)?;
+        join::<half::bf16>(bench, (pairs, hidden), shared[(i + 2) % 3], true, 4)?;
+        join::<half::f16>(bench, (pairs, hidden), shared[(i + 1) % 3], false, 1 + i)?;
         weigh::<half::bf16>(bench, pairs, hidden)?;
         weigh::<half::f16>(bench, pairs, hidden)?;
     }
@@ -39,13 +40,15 @@ fn tolerance<T: Activation>() -> Tolerance {
 
 fn join<T: Activation>(
     bench: &mut Bench,
-    pairs: Pairs,
-    hidden: usize,
+    (pairs, hidden): (Pairs, usize),
     shared: Shared,
     has_weights: bool,
+    ranks: usize,
 ) -> Result<(), CudaError> {
-    let name =
-        format!("join_experts_{} {pairs:?}x{hidden}, shared {shared:?}, weights {has_weights}", T::SUFFIX);
+    let name = format!(
+        "join_experts_{} {pairs:?}x{hidden}, shared {shared:?}, weights {has_weights}, ranks {ranks}",
+        T::SUFFIX
+    );
     if !bench.wants(&name) {
         return Ok(());
     }
@@ -63,8 +66,20 @@ fn join<T: Activation>(
         chosen[of_row.clone()].fill(NO_EXPERT);
         outputs[of_row.start * hidden..of_row.end * hidden].fill(T::from_f32(f32::NAN));
     }
+    // Other ranks have written nothing of a pair.
+    let rank_of: Vec<u32> =
+        (0..pairs.experts).map(|expert| (expert * ranks / pairs.experts) as u32).collect();
+    let of_ranks: Vec<T> = (0..ranks * count * hidden)
+        .map(|i| {
+            let (rank, value) = (i / (count * hidden), i % (count * hidden));
+            let owner = rank_of.get(chosen[value / hidden] as usize);
+            let is_own = owner.is_some_and(|owner| *owner as usize == rank);
+            if is_own { outputs[value] } else { T::from_f32(f32::NAN) }
+        })
+        .collect();
+    let ranks_on = bench.upload(&rank_of)?;
     let (outputs_on, weights_on, chosen_on, shared_on, logits_on) = (
-        bench.upload(&outputs)?,
+        bench.upload(&of_ranks)?,
         bench.upload(&weights)?,
         bench.upload(&chosen)?,
         bench.upload(&of_shared)?,
@@ -74,6 +89,7 @@ fn join<T: Activation>(
     let launch = JoinExperts {
         out: *out,
         outputs: *outputs_on,
+        ranks: if ranks > 1 { *ranks_on } else { DeviceSlice::NONE },
         weights: if has_weights { *weights_on } else { DeviceSlice::NONE },
         chosen: *chosen_on,
         shared: if shared == Shared::None { DeviceSlice::NONE } else { *shared_on },

@@ -7,6 +7,7 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::experts::{
     ExpertProduct, ExpertProducts, ExpertWeight, Pairs, SortedPairs, Stage, Tile,
 };
+use skein_kernels::cuda::ops::packed::Form;
 use skein_kernels::cuda::ops::product::{Granularity, LinearWeight, WeightValues};
 use skein_kernels::cuda::{CudaError, DeviceBuffer};
 use skein_kernels::gate::Gate;
@@ -14,6 +15,7 @@ use skein_kernels::gate::Gate;
 use super::{draw_choice, sorted};
 use crate::cases::Scale;
 use crate::cases::case::{Bench, CHEAP, DEAR, Tolerance, each};
+use crate::cases::packed::{Case, Matrix, cases};
 
 const CLAMPED: Gate = Gate::Clamped { alpha: 1.702, limit: 0.75 };
 
@@ -32,19 +34,47 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
         ],
     };
     let gates = [Gate::Silu, CLAMPED, Gate::GeluTanh];
-    for (i, (pairs, n, k)) in shapes.iter().enumerate() {
+    for (i, shape) in shapes.iter().enumerate() {
         let gate_up = |per_row| Stage::GateUp { by: gates[i], per_row };
-        for is_e4m3 in [false, true] {
-            let shape = (*pairs, *n, *k);
-            case::<bf16>(bench, shape, gate_up(pairs.per_token), is_e4m3)?;
-            case::<bf16>(bench, shape, Stage::Down, is_e4m3)?;
+        for stored in [Stored::Same, Stored::E4m3] {
+            case::<bf16>(bench, *shape, gate_up(shape.0.per_token), stored)?;
+            case::<bf16>(bench, *shape, Stage::Down, stored)?;
             if i < 2 {
-                case::<f16>(bench, shape, gate_up(1), is_e4m3)?;
-                case::<f16>(bench, shape, Stage::Down, is_e4m3)?;
+                case::<f16>(bench, *shape, gate_up(1), stored)?;
+                case::<f16>(bench, *shape, Stage::Down, stored)?;
             }
         }
     }
+    for (i, codes) in cases().into_iter().enumerate() {
+        let (shape, stored) = (shapes[i % shapes.len()], Stored::Codes(codes));
+        let gate_up = Stage::GateUp { by: gates[i % gates.len()], per_row: shape.0.per_token };
+        if i % 2 == 0 {
+            case::<bf16>(bench, shape, gate_up, stored)?;
+            case::<f16>(bench, shape, Stage::Down, stored)?;
+        } else {
+            case::<f16>(bench, shape, gate_up, stored)?;
+            case::<bf16>(bench, shape, Stage::Down, stored)?;
+        }
+    }
     Ok(())
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy)]
+enum Stored {
+    Same,
+    E4m3,
+    Codes(Case),
+}
+
+impl Stored {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::E4m3 => "e4m3",
+            Self::Codes(case) => case.name,
+        }
+    }
 }
 
 /// Operands on host and device.
@@ -59,6 +89,7 @@ struct Operands<T: Activation> {
     _same: DeviceBuffer<T>,
     _codes: DeviceBuffer<E4m3>,
     _scales: DeviceBuffer<f32>,
+    _packed: Option<Matrix<T>>,
 }
 
 impl<T: Activation> Operands<T> {
@@ -67,12 +98,22 @@ impl<T: Activation> Operands<T> {
         bench: &mut Bench,
         rows: usize,
         (experts, n, k): (usize, usize, usize),
-        is_e4m3: bool,
+        stored: Stored,
     ) -> Result<Self, CudaError> {
+        let is_e4m3 = matches!(stored, Stored::E4m3);
+        let packed = match stored {
+            Stored::Same | Stored::E4m3 => None,
+            Stored::Codes(case) => {
+                // Each expert has an order of inputs.
+                let form = Form { orders: case.form.orders * experts, ..case.form };
+                Some(Matrix::<T>::new(bench, &Case { form, ..case }, (experts * n, k, 0), true)?)
+            }
+        };
         let mut x: Vec<T> = bench.normal(rows * k).into_iter().map(T::from_f32).collect();
         x.extend(vec![T::from_f32(f32::NAN); 3 * k]);
         let bias: Vec<T> = bench.normal(experts * n).into_iter().map(T::from_f32).collect();
-        let (raw, spread) = (bench.normal(experts * n * k), 1.0 / (k as f32).sqrt());
+        let values = if packed.is_some() { 0 } else { experts * n * k };
+        let (raw, spread) = (bench.normal(values), 1.0 / (k as f32).sqrt());
         let (same_len, codes_len) = if is_e4m3 { (0, raw.len()) } else { (raw.len(), 0) };
         let same: Vec<T> = each(same_len, CHEAP, |i| T::from_f32(raw[i] * spread));
         let codes: Vec<E4m3> = each(codes_len, CHEAP, |i| E4m3::from_f32(raw[i] * 64.0));
@@ -89,6 +130,10 @@ impl<T: Activation> Operands<T> {
             WeightValues::Same(*same)
         };
         let stacked = LinearWeight { n: experts * n, k, bias: *bias_device, values, leaf: 0 };
+        let (weight, bias, stacked) = match &packed {
+            None => (weight, bias, stacked),
+            Some(packed) => (packed.weight.clone(), packed.bias.clone(), packed.linear),
+        };
         let expert = ExpertWeight { experts, stacked };
         Ok(Self {
             x,
@@ -100,6 +145,7 @@ impl<T: Activation> Operands<T> {
             _same: same,
             _codes: codes,
             _scales: scales,
+            _packed: packed,
         })
     }
 
@@ -146,7 +192,7 @@ fn multiply<T: Activation>(
     stage: Stage,
     tile: Tile,
 ) -> Result<Vec<f32>, CudaError> {
-    let tile_rows = tile.rows(operands.expert.is_e4m3());
+    let tile_rows = tile.rows(operands.expert.storage());
     let (order, mut tiles) = sorted(chosen, pairs.experts, tile_rows);
     // Behind the list, tiles of no expert, which nothing may use.
     tiles.resize(SortedPairs::tile_words(pairs, tile_rows), u32::MAX);
@@ -154,12 +200,14 @@ fn multiply<T: Activation>(
     positions.resize(pairs.count(), u32::MAX);
     let (sorted, tiles) = (bench.upload(&positions)?, bench.upload(&tiles)?);
     let out = bench.output::<T>(pairs.count() * columns)?;
+    let ordered = bench.output::<T>(pairs.count() * operands.expert.stacked.k)?;
     let product = ExpertProduct {
         out: *out,
         x: *operands.x_device,
         weight: &operands.expert,
-        pairs: &SortedPairs { sorted: *sorted, tiles: *tiles, pairs, tile },
+        pairs: &SortedPairs { sorted: *sorted, tiles: *tiles, pairs, tile, tile_rows },
         stage,
+        ordered: *ordered,
     };
     ExpertProducts::new(&bench.kernels)?.launch(&bench.stream, product)?;
     let got = out.read(&bench.stream)?;
@@ -171,9 +219,9 @@ fn case<T: Activation>(
     bench: &mut Bench,
     (pairs, columns, k): (Pairs, usize, usize),
     stage: Stage,
-    is_e4m3: bool,
+    stored: Stored,
 ) -> Result<(), CudaError> {
-    let name = format!("experts {} {stage:?} {pairs:?} {columns}x{k} e4m3 {is_e4m3}", T::SUFFIX);
+    let name = format!("experts {} {stage:?} {pairs:?} {columns}x{k} {}", T::SUFFIX, stored.name());
     if !bench.wants(&name) {
         return Ok(());
     }
@@ -181,7 +229,7 @@ fn case<T: Activation>(
         Stage::GateUp { per_row, .. } => (pairs.count() / per_row, 2 * columns),
         Stage::Down => (pairs.count(), columns),
     };
-    let operands = Operands::<T>::new(bench, rows, (pairs.experts, n, k), is_e4m3)?;
+    let operands = Operands::<T>::new(bench, rows, (pairs.experts, n, k), stored)?;
     let chosen = draw_choice(bench, pairs);
     let (order, _) = sorted(&chosen, pairs.experts, 1);
     let places = rows_of(&order, stage);

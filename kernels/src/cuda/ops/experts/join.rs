@@ -24,8 +24,11 @@ pub struct Join<T> {
 pub struct JoinExperts<T> {
     /// Result, `[rows, hidden]`; zero in padding rows.
     pub out: DeviceSlice<T>,
-    /// Outputs of the experts, `[pairs, hidden]`.
+    /// Outputs of the experts, `[ranks, pairs, hidden]`; each pair's is that of its expert's rank.
     pub outputs: DeviceSlice<T>,
+    /// `[experts]`: rank of each expert, below the number of ranks in `outputs`; or [`DeviceSlice::NONE`] on
+    /// a single rank.
+    pub ranks: DeviceSlice<u32>,
     /// `[pairs]`, or [`DeviceSlice::NONE`] if inputs are weighted instead.
     pub weights: DeviceSlice<f32>,
     /// `[pairs]`: experts of each row.
@@ -76,13 +79,14 @@ impl<T: Activation> Join<T> {
 
     /// Queues the launch.
     pub fn launch(&self, stream: &Stream, join: JoinExperts<T>) -> Result<(), CudaError> {
-        let JoinExperts { out, outputs, weights, chosen, shared, shared_logits, pairs, hidden } = join;
+        let JoinExperts { out, outputs, ranks, weights, chosen, shared, shared_logits, pairs, hidden } = join;
         let (threads, rows, count, (logits, stride)) =
             (threads(hidden), pairs.rows, pairs.count(), shared_logits);
         assert!(
             out.len() >= rows * hidden && outputs.len() >= count * hidden && chosen.len() >= count,
             "{pairs:?} do not fit"
         );
+        assert!(ranks.is_empty() || ranks.len() >= pairs.experts, "a rank for each expert");
         assert!(weights.is_empty() || weights.len() >= count, "a weight for each pair");
         assert!(shared.is_empty() || shared.len() >= rows * hidden, "shared outputs of {rows} rows");
         let fits = logits.is_empty() || rows == 0 || logits.len() > (rows - 1) * stride;
@@ -93,6 +97,7 @@ impl<T: Activation> Join<T> {
         let args = Args::new()
             .slice(out)
             .slice(outputs)
+            .slice(ranks)
             .slice(weights)
             .slice(chosen)
             .slice(shared)

@@ -7,12 +7,13 @@
 
 mod join;
 mod product;
+mod reorder;
 mod route;
 mod router;
 mod sort;
 
 pub use join::{Join, JoinExperts, WeighInputs, WeighedInputs};
-pub use product::{ExpertProduct, ExpertProducts, ExpertWeight, Stage};
+pub use product::{ExpertProduct, ExpertProducts, ExpertWeight, Stage, Storage};
 pub use route::{Route, RouteRows};
 pub use router::{Router, RouterRows};
 pub use sort::{Sort, SortPairs};
@@ -33,7 +34,7 @@ pub struct Pairs {
     pub rows: usize,
     /// Experts of each row.
     pub per_token: usize,
-    /// Experts of the layer.
+    /// Experts of the layer; where pairs are sorted and multiplied, those of a rank.
     pub experts: usize,
 }
 
@@ -55,9 +56,9 @@ impl Pairs {
 pub enum Tile {
     /// 8 rows: limited by reading the experts' weights.
     Few,
-    /// 64 rows.
+    /// 64 rows; 32 with weights in codes.
     Medium,
-    /// 128 rows, or 64 with e4m3 weights; twice the outputs of [`Self::Medium`].
+    /// 128 rows; 64 with e4m3 weights or codes. Twice the outputs of [`Self::Medium`].
     Large,
 }
 
@@ -77,11 +78,12 @@ impl Tile {
     }
 
     /// Most rows of a tile.
-    pub fn rows(self, is_e4m3: bool) -> usize {
-        match (self, is_e4m3) {
+    pub fn rows(self, weight: Storage) -> usize {
+        match (self, weight) {
             (Self::Few, _) => Self::FEWEST_ROWS,
-            (Self::Medium, _) | (Self::Large, true) => 64,
-            (Self::Large, false) => 128,
+            (Self::Medium, Storage::Packed(_)) => 32,
+            (Self::Medium, _) | (Self::Large, Storage::E4m3 | Storage::Packed(_)) => 64,
+            (Self::Large, Storage::Same) => 128,
         }
     }
 }
@@ -97,6 +99,8 @@ pub struct SortedPairs {
     pub pairs: Pairs,
     /// Size of the tiles.
     pub tile: Tile,
+    /// Most rows of a tile: at most [`Tile::rows`] of each weight that multiplies them.
+    pub tile_rows: usize,
 }
 
 impl SortedPairs {

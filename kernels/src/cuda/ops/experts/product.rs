@@ -1,9 +1,12 @@
-//! Products of the chosen experts; `cu/experts_gemv.cu` and `cu/experts_gemm.cu`.
+//! Products of the chosen experts; `cu/experts_gemv.cu` and `cu/experts_gemm.cu`, and with weights in codes
+//! `cu/experts_gemv_packed.cu` and `cu/experts_gemm_packed.cu`.
 
 use std::marker::PhantomData;
 
 use super::super::Activation;
+use super::super::packed::gemm_shared_bytes;
 use super::super::product::{Granularity, LinearWeight, WeightValues};
+use super::reorder::{ReorderPairs, Reordered};
 use super::{SortedPairs, Tile};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
@@ -19,7 +22,8 @@ const ROW_PADDING: usize = 16;
 pub struct ExpertWeight<T> {
     /// Number of experts.
     pub experts: usize,
-    /// `[experts * n, k]` without leaves; e4m3 has a scale per row.
+    /// `[experts * n, k]` without leaves; e4m3 has a scale per row. Codes may have an order of inputs for
+    /// each expert.
     pub stacked: LinearWeight<T>,
 }
 
@@ -47,18 +51,47 @@ pub struct ExpertProduct<'a, T> {
     pub x: DeviceSlice<T>,
     /// Weights of the experts.
     pub weight: &'a ExpertWeight<T>,
-    /// The pairs, whose tiles must have [`Tile::rows`] rows.
+    /// The pairs.
     pub pairs: &'a SortedPairs,
     /// Which product.
     pub stage: Stage,
+    /// Workspace, `[pairs, k]`, if experts have their inputs in orders of their own; else not used.
+    pub ordered: DeviceSlice<T>,
+}
+
+/// How the weights of experts are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// In the activations' type.
+    Same,
+    /// FP8 with a scale for each row.
+    E4m3,
+    /// In codes of 4, 6 or 8 bits.
+    Packed(usize),
+}
+
+impl Storage {
+    /// Number of ways.
+    const COUNT: usize = 5;
+    const ALL: [Self; Self::COUNT] =
+        [Self::Same, Self::E4m3, Self::Packed(4), Self::Packed(6), Self::Packed(8)];
+
+    fn index(self) -> usize {
+        match self {
+            Self::Same => 0,
+            Self::E4m3 => 1,
+            Self::Packed(bits) => bits / 2,
+        }
+    }
 }
 
 /// `out = x weight^T + bias` with the weight of each pair's expert. A row's bits do not depend on the tile or
 /// on other rows.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertProducts<T> {
-    /// By tile, by whether weights are e4m3, by stage.
-    kernels: [[[Kernel; 2]; 2]; 3],
+    /// By tile, by storage, by stage.
+    kernels: [[[Kernel; 2]; Storage::COUNT]; 3],
+    reorder: ReorderPairs<T>,
     of: PhantomData<T>,
 }
 
@@ -75,7 +108,13 @@ macro_rules! names {
         [
             [concat!($prefix, $t, "_same_gated", $tile), concat!($prefix, $t, "_same_plain", $tile)],
             [concat!($prefix, $t, "_e4m3_gated", $tile), concat!($prefix, $t, "_e4m3_plain", $tile)],
+            names!(@packed $prefix, "packed4_", $t, $tile),
+            names!(@packed $prefix, "packed6_", $t, $tile),
+            names!(@packed $prefix, "packed8_", $t, $tile),
         ]
+    };
+    (@packed $prefix:literal, $bits:literal, $t:literal, $tile:literal) => {
+        [concat!($prefix, $bits, $t, "_gated", $tile), concat!($prefix, $bits, $t, "_plain", $tile)]
     };
 }
 
@@ -88,13 +127,21 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(tile: Tile, is_e4m3: bool, is_gated: bool) -> Self {
+    fn of(tile: Tile, storage: Storage, is_gated: bool) -> Self {
         let (weight_rows, threads, stages) = match tile {
             Tile::Few => return Self { weight_rows: 16, threads: 256, shared_bytes: 0 },
             Tile::Medium => (64, 128, 4),
             Tile::Large => (128, 256, 3),
         };
-        let (x_rows, weight_bytes) = (tile.rows(is_e4m3), if is_e4m3 { 1 } else { 2 });
+        let x_rows = tile.rows(storage);
+        let weight_bytes = match storage {
+            Storage::Same => 2,
+            Storage::E4m3 => 1,
+            Storage::Packed(bits) => {
+                let shared_bytes = gemm_shared_bytes(bits, (weight_rows, x_rows), is_gated);
+                return Self { weight_rows, threads, shared_bytes };
+            }
+        };
         let stage = STAGE_K * (weight_rows * weight_bytes + x_rows * 2);
         let row = if is_gated { weight_rows } else { 2 * weight_rows } + ROW_PADDING;
         Self { weight_rows, threads, shared_bytes: (stages * stage).max(x_rows * row) }
@@ -107,9 +154,35 @@ impl<T: Activation> ExpertWeight<T> {
         self.stacked.n / self.experts
     }
 
-    /// Whether weights are e4m3.
-    pub fn is_e4m3(&self) -> bool {
-        matches!(self.stacked.values, WeightValues::E4m3 { .. })
+    /// How weights are stored.
+    pub fn storage(&self) -> Storage {
+        match self.stacked.values {
+            WeightValues::Same(_) => Storage::Same,
+            WeightValues::E4m3 { .. } => Storage::E4m3,
+            WeightValues::Packed(packed) => Storage::Packed(packed.form.bits),
+        }
+    }
+
+    /// `[experts, k]`: input of each column; empty if columns are in the inputs' order.
+    fn orders(&self) -> DeviceSlice<u32> {
+        match self.stacked.values {
+            WeightValues::Packed(packed) => packed.orders(&self.stacked.packed_shape(packed.form)),
+            WeightValues::Same(_) | WeightValues::E4m3 { .. } => DeviceSlice::NONE,
+        }
+    }
+
+    /// Arguments that describe the weights.
+    fn args(&self) -> Args<'static> {
+        match self.stacked.values {
+            WeightValues::Same(values) => Args::new().slice(values).slice(DeviceSlice::<f32>::NONE),
+            WeightValues::E4m3 { values, scales, granularity } => {
+                assert_eq!(granularity, Granularity::Channel, "experts have a scale per row");
+                Args::new().slice(values).slice(scales)
+            }
+            WeightValues::Packed(packed) => {
+                packed.args(&self.stacked.packed_shape(packed.form).places(), Args::new())
+            }
+        }
     }
 }
 
@@ -120,25 +193,30 @@ impl<T: Activation> ExpertProducts<T> {
             "bf16" => names!("bf16"),
             _ => names!("f16"),
         };
-        let mut table = [[[kernels.get(names[0][0][0])?; 2]; 2]; 3];
+        let mut table = [[[kernels.get(names[0][0][0])?; 2]; Storage::COUNT]; 3];
         for (at, tile) in Tile::ALL.into_iter().enumerate() {
-            for (e4m3, stage) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                let kernel = kernels.get(names[at][e4m3][stage])?;
-                let shared_bytes = Shape::of(tile, e4m3 == 1, stage == 0).shared_bytes;
-                if shared_bytes > 0 {
-                    kernel.allow_shared(shared_bytes as u32)?;
+            for storage in Storage::ALL {
+                for stage in 0..2 {
+                    let kernel = kernels.get(names[at][storage.index()][stage])?;
+                    let shared_bytes = Shape::of(tile, storage, stage == 0).shared_bytes;
+                    if shared_bytes > 0 {
+                        kernel.allow_shared(shared_bytes as u32)?;
+                    }
+                    table[at][storage.index()][stage] = kernel;
                 }
-                table[at][e4m3][stage] = kernel;
             }
         }
-        Ok(Self { kernels: table, of: PhantomData })
+        Ok(Self { kernels: table, reorder: ReorderPairs::new(kernels)?, of: PhantomData })
     }
 
     /// Queues the launch.
     pub fn launch(&self, stream: &Stream, product: ExpertProduct<'_, T>) -> Result<(), CudaError> {
-        let ExpertProduct { out, x, weight, pairs: &SortedPairs { sorted, tiles, pairs, tile }, stage } =
-            product;
-        let LinearWeight { k, bias, values, leaf, .. } = weight.stacked;
+        let ExpertProduct { out, x, weight, pairs: sorted_pairs, stage, ordered } = product;
+        let SortedPairs { sorted, tiles, pairs, tile, tile_rows } = *sorted_pairs;
+        if pairs.count() == 0 || pairs.experts == 0 {
+            return Ok(());
+        }
+        let LinearWeight { k, bias, leaf, .. } = weight.stacked;
         debug_assert_eq!(weight.stacked.check(), Ok(()));
         assert_eq!((weight.experts, leaf), (pairs.experts, 0), "experts, leaves");
         let is_gated = matches!(stage, Stage::GateUp { .. });
@@ -152,29 +230,26 @@ impl<T: Activation> ExpertProducts<T> {
             out.len() >= count * columns && x.len() >= count.div_ceil(per_row) * k && sorted.len() >= count,
             "{pairs:?} do not fit"
         );
-        let tile_rows = tile.rows(weight.is_e4m3());
+        let (storage, most) = (weight.storage(), tile.rows(weight.storage()));
+        assert!((1..=most).contains(&tile_rows), "tiles of {tile_rows} rows: at most {most} by {storage:?}");
         assert!(tiles.len() >= SortedPairs::tile_words(pairs, tile_rows), "tiles of {pairs:?} do not fit");
         let aligned = x.address().is_multiple_of(16) && out.address().is_multiple_of(16);
         assert!(aligned, "x at {:#x} or out at {:#x} is no multiple of 16", x.address(), out.address());
-        let (address, scales) = match values {
-            WeightValues::Same(values) => (values.address(), DeviceSlice::NONE),
-            WeightValues::E4m3 { values, scales, granularity } => {
-                assert_eq!(granularity, Granularity::Channel, "experts have a scale per row");
-                (values.address(), scales)
-            }
-            WeightValues::Packed(_) => unreachable!("experts in codes are refused at load"),
+        let orders = weight.orders();
+        let (x, per_row) = if orders.is_empty() {
+            (x, per_row)
+        } else {
+            let per_row = if is_gated { per_row } else { 0 };
+            self.reorder.launch(stream, sorted_pairs, Reordered { out: ordered, x, orders, per_row, k })?;
+            (ordered, 0)
         };
-        if count == 0 {
-            return Ok(());
-        }
-        let shape = Shape::of(tile, weight.is_e4m3(), is_gated);
+        let shape = Shape::of(tile, storage, is_gated);
         let outputs = if is_gated { shape.weight_rows / 2 } else { shape.weight_rows };
         let blocks = [pairs.most_tiles(tile_rows) as u32, columns.div_ceil(outputs) as u32, 1];
-        let args = Args::new()
+        let args = weight
+            .args()
             .slice(out)
             .slice(x)
-            .u64(address)
-            .slice(scales)
             .slice(bias)
             .slice(tiles)
             .slice(sorted)
@@ -185,8 +260,7 @@ impl<T: Activation> ExpertProducts<T> {
             .f32(alpha)
             .f32(limit);
         let grid = Grid::of(blocks, shape.threads).shared(shape.shared_bytes as u32).overlapping();
-        self.kernels[tile as usize][usize::from(weight.is_e4m3())][usize::from(!is_gated)]
-            .launch(stream, grid, &args)
+        self.kernels[tile as usize][storage.index()][usize::from(!is_gated)].launch(stream, grid, &args)
     }
 }
 

@@ -22,8 +22,9 @@ pub struct SortPairs {
     pub to: SortedPairs,
     /// `[pairs]`: expert of each pair; those of `u32::MAX` are left out.
     pub chosen: DeviceSlice<u32>,
-    /// Most rows of a tile.
-    pub tile_rows: usize,
+    /// Expert that counts as the first. Pairs with others than the [`Pairs::experts`](super::Pairs) from
+    /// there on are left out, too.
+    pub first: usize,
 }
 
 impl Sort {
@@ -34,14 +35,14 @@ impl Sort {
 
     /// Queues the launch.
     pub fn launch(&self, stream: &Stream, sort: SortPairs) -> Result<(), CudaError> {
-        let SortPairs { to: SortedPairs { sorted, tiles, pairs, .. }, chosen, tile_rows } = sort;
+        let SortPairs { to: SortedPairs { sorted, tiles, pairs, tile_rows, .. }, chosen, first } = sort;
         let count = pairs.count();
         assert!(pairs.experts <= MAX_EXPERTS, "{} experts: at most {MAX_EXPERTS}", pairs.experts);
         assert!(tile_rows > 0 && sorted.len() >= count && chosen.len() >= count, "{pairs:?} do not fit");
         let words = SortedPairs::tile_words(pairs, tile_rows);
         assert!(tiles.len() >= words, "{words} words of tiles do not fit {}", tiles.len());
         assert!(tiles.address().is_multiple_of(16), "tiles at {:#x} are not aligned", tiles.address());
-        if count == 0 {
+        if count == 0 || pairs.experts == 0 {
             return Ok(());
         }
         let args = Args::new()
@@ -49,6 +50,7 @@ impl Sort {
             .slice(tiles)
             .slice(chosen)
             .size(count)
+            .size(first)
             .size(pairs.experts)
             .size(tile_rows);
         let grid = Grid::new(pairs.experts as u32, THREADS[usize::from(count > FEW_PAIRS)]);

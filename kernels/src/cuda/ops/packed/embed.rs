@@ -46,7 +46,7 @@ impl<T: Activation> EmbedPacked<T> {
         let EmbedPackedRows { out, table, tokens, rows, scale } = embed;
         let WeightValues::Packed(packed) = table.values else { unreachable!("the table is packed") };
         debug_assert_eq!(table.check(), Ok(()));
-        assert!(table.leaf == 0 && !packed.form.is_ordered, "rows are looked up in the inputs' order");
+        assert!(table.leaf == 0 && packed.form.orders == 0, "rows are looked up in the inputs' order");
         assert!(out.len() >= rows * table.k && tokens.len() >= rows, "{rows} rows do not fit");
         if rows == 0 {
             return Ok(());

@@ -90,19 +90,20 @@ pub struct Form {
     pub has_minima: bool,
     /// Numbers of the activations' type that the value of a code in a table is the sum of; else 1.
     pub parts: usize,
-    /// Whether column `i` of the matrix belongs to input `order[i]`.
-    pub is_ordered: bool,
+    /// Orders of the columns: equally many rows have each, in which column `i` belongs to input `order[i]`.
+    /// 0: columns are in the inputs' order.
+    pub orders: usize,
 }
 
 impl Form {
     /// A form without minima, in the inputs' order.
     pub fn new(bits: usize, meaning: Meaning, scales: ScaleKind, span: Span) -> Self {
-        Self { bits, meaning, scales, span, zero: Some(0), has_minima: false, parts: 1, is_ordered: false }
+        Self { bits, meaning, scales, span, zero: Some(0), has_minima: false, parts: 1, orders: 0 }
     }
 
     /// The form in which both this and `other` can be stored without loss; `None` if there is none.
     pub fn join(self, other: Self) -> Option<Self> {
-        if self.meaning != other.meaning || self.is_ordered != other.is_ordered {
+        if self.meaning != other.meaning || self.orders != other.orders {
             return None;
         }
         let is_same = self.scales == other.scales;
@@ -158,7 +159,7 @@ pub struct Places {
     pub zeros: Range<usize>,
     /// u32 `[parts][8]`
     pub table: Range<usize>,
-    /// u32 `[k]`
+    /// u32 `[orders, k]`
     pub order: Range<usize>,
 }
 
@@ -217,7 +218,7 @@ impl Shape {
 
     /// Where the parts are.
     pub fn places(&self) -> Places {
-        let Form { scales, zero, has_minima, meaning, parts, is_ordered, .. } = self.form;
+        let Form { scales, zero, has_minima, meaning, parts, orders, .. } = self.form;
         let mut end = 0usize;
         let mut take = |is_there: bool, bytes: usize| {
             let start = end.next_multiple_of(ALIGNMENT);
@@ -243,7 +244,7 @@ impl Shape {
             minimum_units: take(has_minima && has_units, of_units),
             zeros: take(meaning == Meaning::Integers && zero.is_none(), rows * self.spans()),
             table: take(meaning == Meaning::Table, parts * TABLE_WORDS * 4),
-            order: take(is_ordered, self.k * 4),
+            order: take(orders > 0, orders * self.k * 4),
         }
     }
 
@@ -275,7 +276,7 @@ mod tests {
             "larger groups repeat their scales"
         );
         assert_eq!(k4.join(Form::new(4, Meaning::Table, ScaleKind::Factor, Span::Inputs(32))), None);
-        assert_eq!(k4.join(Form { is_ordered: true, ..k4 }), None);
+        assert_eq!(k4.join(Form { orders: 1, ..k4 }), None);
     }
 
     #[test]
@@ -296,7 +297,7 @@ mod tests {
         let form = Form {
             zero: None,
             has_minima: true,
-            is_ordered: true,
+            orders: 2,
             ..Form::new(6, Meaning::Integers, ScaleKind::Factor, Span::Inputs(16))
         };
         let shape = Shape { form, n: 20, k: 384, leaf: 0 };
@@ -306,7 +307,7 @@ mod tests {
         assert!(all.windows(2).all(|pair| !pair[0].is_empty() && pair[0].end <= pair[1].start), "{all:?}");
         assert_eq!(
             all.map(|part| part.len()),
-            [3 * 3 * 768, 24 * 24, 24 * 3 * 2, 24 * 24, 144, 576, 384 * 4]
+            [3 * 3 * 768, 24 * 24, 24 * 3 * 2, 24 * 24, 144, 576, 2 * 384 * 4]
         );
         assert_eq!(shape.bytes(), shape.places().order.end);
     }

@@ -43,8 +43,8 @@ pub struct PackedValues {
 }
 
 impl PackedValues {
-    /// Adds the arguments that describe the matrix, up to the table.
-    fn args(&self, places: &Places, args: Args<'static>) -> Args<'static> {
+    /// Adds the arguments that describe the matrix: `MATRIX_PARAMETERS` of `cu/packed.cuh`.
+    pub(super) fn args(&self, places: &Places, args: Args<'static>) -> Args<'static> {
         let address = |place: &std::ops::Range<usize>| {
             if place.is_empty() { 0 } else { self.memory.address() + place.start as u64 }
         };
@@ -86,15 +86,28 @@ impl PackedValues {
         self.memory.slice(shape.places().table).write(stream, &table.bytes())
     }
 
-    /// Copies the input of each column, and waits for the copy.
-    pub fn write_order(&self, stream: &Stream, shape: &Shape, order: &[u32]) -> Result<(), CudaError> {
-        self.order(shape).write(stream, order)
+    /// Copies the input of each column of order `index`, and waits for the copy.
+    pub fn write_order(
+        &self,
+        stream: &Stream,
+        shape: &Shape,
+        index: usize,
+        order: &[u32],
+    ) -> Result<(), CudaError> {
+        self.orders(shape).slice(index * shape.k..(index + 1) * shape.k).write(stream, order)
     }
 
-    /// Input of each column, `[k]`; empty if columns are in the inputs' order.
-    pub fn order(&self, shape: &Shape) -> DeviceSlice<u32> {
+    /// Input of each column, `[orders, k]`; empty if columns are in the inputs' order.
+    pub fn orders(&self, shape: &Shape) -> DeviceSlice<u32> {
         self.memory.slice(shape.places().order).cast()
     }
+}
+
+/// Bytes of shared memory of a block of `cu/gemm_packed.cuh`, for so many rows of the weight and of `x`.
+pub(super) fn gemm_shared_bytes(bits: usize, (weight_rows, x_rows): (usize, usize), is_gated: bool) -> usize {
+    let outputs = if is_gated { weight_rows / 2 } else { weight_rows };
+    let stage = weight_rows * BLOCK * bits / 8 + x_rows * BLOCK * 2;
+    (STAGES * stage).max(x_rows * (outputs + 4) * 4)
 }
 
 /// Tile of a product of many rows. Does not change the bits of the result.
@@ -126,8 +139,7 @@ impl PackedTile {
 
     fn shared_bytes(self, bits: usize, is_gated: bool, has_leaves: bool) -> u32 {
         let (weight_rows, x_rows, _) = self.shape(has_leaves);
-        let stage = weight_rows * BLOCK * bits / 8 + x_rows * BLOCK * 2;
-        (STAGES * stage).max(x_rows * (self.outputs(is_gated) + 4) * 4) as u32
+        gemm_shared_bytes(bits, (weight_rows, x_rows), is_gated) as u32
     }
 }
 
@@ -244,7 +256,8 @@ impl<T: Activation> PackedProducts<T> {
         if rows == 0 {
             return Ok(None);
         }
-        let (k, order) = (weight.k, packed.order(&weight.packed_shape(packed.form)));
+        let (k, order) = (weight.k, packed.orders(&weight.packed_shape(packed.form)));
+        assert!(order.len() <= k, "a dense product has one order of inputs");
         if order.is_empty() {
             return Ok(Some(x));
         }

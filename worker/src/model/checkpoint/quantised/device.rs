@@ -56,7 +56,7 @@ impl CodedMatrix {
             Zeros::All(zero) => Some(*zero),
             _ => None,
         };
-        Ok(Form { zero, is_ordered: self.order().is_some(), ..form })
+        Ok(Form { zero, orders: usize::from(self.order().is_some()), ..form })
     }
 
     /// Values of the codes, if they are looked up.
