@@ -445,6 +445,7 @@ impl Launch {
             ("--allow-runtime-lora-updating", config.adapters.may_change),
             ("--batch-invariant", config.cuda.batch_invariant),
             ("--enforce-eager", config.cuda.enforce_eager),
+            ("--disable-custom-all-reduce", config.cuda.peers.is_disabled),
         ] {
             if is_on {
                 command.arg(switch);

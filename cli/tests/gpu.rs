@@ -88,16 +88,23 @@ fn exchanges_of_several_gpus_are_compared_with_the_hosts_sums() {
     let report: serde_json::Value = serde_json::from_str(&said).expect("it is JSON");
     let sizes = report["ranks"]["exchanges"].as_array().expect("a list");
     assert!(sizes.len() >= 4 && sizes.iter().all(|it| it["differing"] == 0 && it["rounds"] != 0), "{said}");
+    let through_memory = &report["ranks"]["through_memory"];
+    assert!(through_memory["checked"] == 60 && through_memory["sizes"][0]["small_us"].is_number(), "{said}");
 
-    let failed = |arguments: &[&str], devices, fault: &str| {
+    let with = |arguments: &[&str], devices, (variable, fault)| {
         let mut command = on_emulation(arguments).expect("there is an emulation");
-        let output = command.env("EMU_DEVICES", devices).env("EMU_NCCL_FAULT", fault).output();
+        let output = command.env("EMU_DEVICES", devices).env(variable, fault).output();
         let output = output.expect("it ends");
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     };
+    let failed = |arguments: &[&str], devices, fault| with(arguments, devices, ("EMU_NCCL_FAULT", fault));
     let two = ["gpu-check", "ranks", "--ranks", "2"];
     let (code, said) = failed(&two, "2", "wrong:1:3");
     assert!(code == Some(1) && said.contains("1 cases failed"), "{said}");
+    let (code, said) = with(&two, "2", ("EMU_PEER", "wrong"));
+    assert!(code == Some(1) && said.contains("finds other words in the inbox of rank 0"), "{said}");
+    let (code, said) = with(&two, "2", ("EMU_PEER", "none"));
+    assert!(code == Some(0) && said.contains("sums do not go through the GPUs' memory: rank 0 "), "{said}");
     let (code, said) = failed(&two, "2", "error:1:3");
     assert!(code == Some(1) && said.contains("rank 1") && said.contains("an injected error"), "{said}");
     let (code, said) = failed(&["gpu-check", "kernels", "--ranks", "2"], "2", "");

@@ -1,6 +1,6 @@
 // norm.cu: normalisation after the residual addition: by the root mean square (Zhang & Sennrich 2019), or by
 // mean and variance (Ba et al. 2016).
-#include "device.cuh"
+#include "norm.cuh"
 
 // 1 / rms(x), computed by the whole block.
 template <class T> __device__ __forceinline__ float per_rms(const T* x, i32 hidden, float eps) {
@@ -11,11 +11,6 @@ template <class T> __device__ __forceinline__ float per_rms(const T* x, i32 hidd
     for (int j = 0; j < 4; j++) squares += to_f32(v.v[j]) * to_f32(v.v[j]);
   }
   return rsqrtf(block_sum(squares) / (float)hidden + eps);
-}
-
-__device__ __forceinline__ float sum_of(float4 x) { return x.x + x.y + x.z + x.w; }
-__device__ __forceinline__ float sum_of_squares(float4 x) {
-  return x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
 }
 
 // What is added to the residual stream.
@@ -52,15 +47,6 @@ __device__ __forceinline__ float add(float* residual, const Added<T>& added, i32
     sum += SQUARES ? sum_of_squares(x) : sum_of(x);
   }
   return sum;
-}
-
-template <class T> __device__ __forceinline__ void write4(T* to, float x, float y, float z, float w) {
-  Pack<T, 4> p;
-  p.v[0] = from_f32<T>(x);
-  p.v[1] = from_f32<T>(y);
-  p.v[2] = from_f32<T>(z);
-  p.v[3] = from_f32<T>(w);
-  *(Pack<T, 4>*)to = p;
 }
 
 // add_rms_norm: residual += delta + beside; out = residual / rms(residual) * weight.

@@ -134,6 +134,56 @@ __device__ __forceinline__ u32 fma_pair(f16, u32 a, u32 b, u32 c) {
   return d;
 }
 
+// ---- memory of other devices ----------------------------------------------------------------
+// Relaxed at system scope: each word of 4 bytes arrives whole, and words in any order.
+__device__ __forceinline__ void store_peer16(void* p, uint4 v) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_peer8(void* p, uint2 v) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ void store_peer4(u32* p, u32 v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// Arrives after all that this thread has stored, and that other threads had stored before a barrier which
+// both have passed.
+__device__ __forceinline__ void store_release(u32* p, u32 v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// Loads of what other devices store; never from a stale cache line.
+__device__ __forceinline__ uint4 load_peer16(const void* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_peer8(const void* p) {
+  uint2 v;
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ u32 load_peer4(const u32* p) {
+  u32 v;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+// Nanoseconds; its resolution depends on the device.
+__device__ __forceinline__ u64 globaltimer() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+// In every turn of a loop that waits for another device; the emulation lets others run here.
+__device__ __forceinline__ void poll_pause() {}
+
 // ---- programmatic dependent launch ----------------------------------------------------------
 // Waits until the grids that this one depends on have ended (no-op in an ordinary launch). Must precede the
 // first read of their output and the first write to their input.

@@ -1,9 +1,7 @@
 // ranks.cu: kernels before and after an exchange between ranks. NCCL only moves bytes; sums and selections
 // are computed here, in rank order, so that all ranks have the same bits as a single rank. `all` is the
 // output of an all-gather: the parts of all ranks in rank order. Not yet run on a GPU.
-#include "device.cuh"
-
-constexpr int MAX_RANKS = 8;
+#include "ranks.cuh"
 
 // embed_part: this rank's rows of the embedding table, zero for tokens of other ranks.
 //   out     [rows, hidden]  T
@@ -59,20 +57,7 @@ template <class T> __device__ void join_sums(T* out, const float* sums, const T*
       float4 x = r < ranks ? *(const float4*)(sums + (size_t)r * count + i) : float4{};
       v[r][0] = x.x, v[r][1] = x.y, v[r][2] = x.z, v[r][3] = x.w;
     }
-#pragma unroll
-    for (int apart = 1; apart < MAX_RANKS; apart *= 2)
-#pragma unroll
-      for (int r = 0; r < MAX_RANKS; r += 2 * apart)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-          if (apart < ranks) v[r][e] += v[r + apart][e];
-    Pack<T, 4> rounded;
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      if (bias) v[0][e] += to_f32(bias[i % n + e]);
-      rounded.v[e] = from_f32<T>(v[0][e]);
-    }
-    *(Pack<T, 4>*)(out + i) = rounded;
+    *(Pack<T, 4>*)(out + i) = join_ranks(v, ranks, bias ? bias + i % n : nullptr);
   }
 }
 

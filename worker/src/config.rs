@@ -293,6 +293,29 @@ pub struct CudaConfig {
     pub step_timeout: Duration,
     /// Measures how long the device idles between steps, for benchmarks.
     pub times_gaps: bool,
+    /// Sums between ranks through the memory of their GPUs.
+    pub peers: PeerConfig,
+}
+
+/// Sums between ranks through the memory of their GPUs, instead of NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerConfig {
+    /// Leaves them to NCCL.
+    pub is_disabled: bool,
+    /// Most bytes of a rank's sums that go to all ranks at once.
+    pub small_bytes: usize,
+    /// Most bytes of a rank's sums that go by the owners of rows.
+    pub large_bytes: usize,
+    /// Random sums that are compared with the host's at the start.
+    pub checks: usize,
+    /// Timed launches of each size at the start; 0 = messages go as their sizes allow.
+    pub timed: usize,
+}
+
+impl Default for PeerConfig {
+    fn default() -> Self {
+        Self { is_disabled: false, small_bytes: 256 << 10, large_bytes: 8 << 20, checks: 1000, timed: 50 }
+    }
 }
 
 impl Default for CudaConfig {
@@ -306,6 +329,7 @@ impl Default for CudaConfig {
             enforce_eager: false,
             step_timeout: Duration::from_secs(30),
             times_gaps: false,
+            peers: PeerConfig::default(),
         }
     }
 }

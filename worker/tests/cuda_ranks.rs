@@ -24,7 +24,7 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink};
 use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow, StepHandle, Want};
 use skein_worker::check::Sequence;
-use skein_worker::config::{CudaConfig, KvCacheDtype, Precision, Quantization};
+use skein_worker::config::{CudaConfig, KvCacheDtype, PeerConfig, Precision, Quantization};
 use skein_worker::group::{
     self, CudaWelcome, GroupMemory, Leader, Member, NodePlan, Processes, RankCommand, Terms, Topology,
     Welcome,
@@ -38,7 +38,7 @@ use runs::{eager, limits, prompt, sample, sequence_of};
 
 /// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or
 /// `16`, `eager` or `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks
-/// apart.
+/// apart, and `nccl` if no sum goes through the ranks' memory.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Eight leaves in both shared products, and KV heads shared by ranks.
 const SHARED: Tiny = shared(LLAMA);
@@ -46,6 +46,10 @@ const SHARED: Tiny = shared(LLAMA);
 const fn shared(tiny: Tiny) -> Tiny {
     Tiny { heads: 8, head_dim: 32, inner: 256, layers: 2, ..tiny }
 }
+
+/// Steps of a few rows go as small messages, larger ones as large messages, the largest by NCCL.
+const PEERS: PeerConfig =
+    PeerConfig { is_disabled: false, small_bytes: 4 << 10, large_bytes: 12 << 10, checks: 20, timed: 0 };
 
 struct GroupSetup {
     dir: PathBuf,
@@ -65,13 +69,14 @@ impl GroupSetup {
             batch_invariant: true,
             enforce_eager: words[4] == "eager",
             step_timeout: Duration::from_millis(words[5].parse().unwrap()),
+            peers: PeerConfig { is_disabled: words.contains(&"nccl"), ..PEERS },
             ..eager()
         };
         let fp8 = Fp8 { weights: is_fp8, kv_cache: is_fp8 };
         let [tensor, stages] = [1, 2].map(|word| words[word].parse().unwrap());
         let topology = Topology::new(tensor, stages, 1).unwrap();
         let rounded = (words[3] == "int4").then_some(Format::INT4_ZERO);
-        let window_blocks = words.get(6) == Some(&"windows");
+        let window_blocks = words.contains(&"windows");
         Some(Self { dir: words[0].into(), topology, fp8, rounded, config, window_blocks })
     }
 
@@ -337,12 +342,17 @@ fn check_ranks(tiny: Tiny, how: &str, shapes: &[(usize, usize)]) {
     let expected = lead(dir.path(), (1, 1), how, &[]);
     assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
     for &shape in shapes {
-        let got = lead(dir.path(), shape, how, &[]);
-        assert!(
-            got == expected,
-            "{} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}",
-            tiny.model_type
-        );
+        for how in [how.to_owned(), format!("{how} nccl")] {
+            let got = lead(dir.path(), shape, &how, &[]);
+            assert!(
+                got == expected,
+                "{} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}",
+                tiny.model_type
+            );
+            if shape.0 == 1 || shape == (8, 1) {
+                break; // no sums, or many processes
+            }
+        }
     }
 }
 
@@ -385,12 +395,20 @@ fn a_group_ends_in_time_when_an_exchange_does_not() {
     }
     let dir = SHARED.make(4);
     // A step of one pass has 6 exchanges: the embedding, two in each layer, the logits.
-    for (fault, words) in [
-        ("hang:1:30", &["did not end a step within 1s (--step-timeout)", "rank 1"][..]),
-        ("error:0:30", &["an injected error (NCCL status 2)"]),
+    let nccl = "EMU_NCCL_FAULT";
+    for (variable, fault, words) in [
+        (nccl, "hang:1:30", &["did not end a step within 1s (--step-timeout)", "rank 1"][..]),
+        (nccl, "error:0:30", &["an injected error (NCCL status 2)"]),
+        // The start's sums are before; a rank gets there first.
+        (
+            "EMU_PEER",
+            "silent:1:85",
+            &["rank 1 did not send its sums within 750ms", "did not end a step within 1s"],
+        ),
     ] {
         let began = clock::now();
-        let said = lead(dir.path(), (2, 1), "16 eager 1000", &[("EMU_NCCL_FAULT", fault)]);
+        let how = if variable == nccl { "16 eager 1000 nccl" } else { "16 eager 1000" };
+        let said = lead(dir.path(), (2, 1), how, &[(variable, fault)]);
         assert!(words.iter().any(|word| said.contains(word)), "{fault}: {said}");
         let took = clock::now().since(began);
         assert!(took < Duration::from_secs(10), "{fault} took {took:?}");

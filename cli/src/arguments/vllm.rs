@@ -153,11 +153,6 @@ pub const TABLE: &[Row] = &[
     row(&["distributed-executor-backend"], Value, Only(&["mp", "uni"], NO_RAY)),
     row(&["data-parallel-backend", "-dpb"], Value, Only(&["mp"], NO_RAY)),
     row(&["ray-workers-use-nsight"], Nothing, Refused(NO_RAY)),
-    row(
-        &["disable-custom-all-reduce"],
-        Nothing,
-        Taken("ranks exchange through shared memory and add in one fixed order"),
-    ),
     row(&["disable-nccl-for-dp-synchronization"], Nothing, Taken("replicas run on their own, without NCCL")),
     row(&["enable-nccl-comm-suspend"], Nothing, Refused(ONE_DEVICE)),
     row(&["numa-bind"], Nothing, Taken("compute threads are placed on neighbouring cores")),

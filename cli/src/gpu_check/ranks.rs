@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use skein_kernel_check::exchange;
+use skein_kernel_check::{exchange, peer};
 use skein_kernels::cuda::device::visible_devices;
 use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
+use skein_kernels::cuda::peer::NoPeers;
 use skein_kernels::cuda::{Communicator, CudaError, Device, Nccl};
 
 use super::{CheckOptions, GPU_CHECK, RANKS, failure};
 use crate::exit::{DEVICE, Failure};
 
+/// Name of what a rank reports about sums through the GPUs' memory.
+const MEMORY: &str = "through_memory";
 /// Longest wait of a rank for the others.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two looks at the processes.
@@ -52,7 +55,10 @@ pub(super) fn run(
     for rank in 0..ranks {
         group.0.push(start(rank, ranks, options, &id).map_err(Failure::other)?);
     }
-    let outputs = group.wait()?;
+    let mut outputs = group.wait()?;
+    // All ranks report the same about sums through memory.
+    let through_memory = outputs.first_mut().and_then(|lines| lines.pop_if(|line| !line[MEMORY].is_null()));
+    let through_memory = through_memory.map_or(Value::Null, |line| line[MEMORY].clone());
     let sizes = sizes(&outputs);
     if !options.as_json {
         outln!("exchanges between {ranks} GPUs, with the sum over ranks\n");
@@ -63,12 +69,55 @@ pub(super) fn run(
             outln!("{bytes:>12}{rounds:>10}{differing:>11}{micros:>10.1}{rate:>9.1}");
         }
         outln!("\nus: graph replay on the slowest rank; GB/s: bytes received by a rank");
+        print_through_memory(&through_memory);
     }
     let rows: Vec<Value> = sizes.iter().map(|size| {
         json!({"bytes": size.bytes, "rounds": size.rounds, "differing": size.differing, "us": size.micros})
     }).collect();
-    report.insert(RANKS.into(), json!({"ranks": ranks, "exchanges": rows}));
-    Ok(sizes.iter().map(|size| size.differing).sum())
+    let is_wrong = through_memory["is_wrong"] == true;
+    report.insert(RANKS.into(), json!({"ranks": ranks, "exchanges": rows, MEMORY: through_memory}));
+    Ok(sizes.iter().map(|size| size.differing).sum::<usize>() + usize::from(is_wrong))
+}
+
+fn print_through_memory(found: &Value) {
+    if let Some(why) = found["unusable"].as_str() {
+        return outln!("\nsums do not go through the GPUs' memory: {why}");
+    }
+    outln!(
+        "\nsums through the GPUs' memory, with residual and norm: {} had the host's bits\n",
+        found["checked"]
+    );
+    outln!("{:>12}{:>12}{:>12}{:>12}", "bytes a rank", "small us", "large us", "NCCL us");
+    let micros = |value: &Value| value.as_f64().map_or("-".into(), |micros| format!("{micros:.1}"));
+    for size in found["sizes"].as_array().into_iter().flatten() {
+        let [small, large, nccl] = ["small_us", "large_us", "nccl_us"].map(|way| micros(&size[way]));
+        outln!("{:>12}{small:>12}{large:>12}{nccl:>12}", size["bytes"].to_string());
+    }
+    outln!("\nus: mean of launches on the slowest rank");
+}
+
+/// A rank's report of sums through memory.
+fn report_through_memory(found: Result<peer::Summed, NoPeers>) -> Result<Value, NoPeers> {
+    let found = match found {
+        Ok(found) => found,
+        Err(NoPeers::Lost(lost)) => return Err(lost.into()),
+        Err(ref error @ NoPeers::Unusable { is_wrong, .. }) => {
+            return Ok(json!({"unusable": error.to_string(), "is_wrong": is_wrong}));
+        }
+    };
+    let micros = |micros: f32| if micros.is_finite() { json!(micros) } else { Value::Null };
+    let sizes: Vec<Value> = found
+        .sizes
+        .iter()
+        .map(|size| {
+            json!({
+                "bytes": size.bytes, "small_us": micros(size.small), "large_us": micros(size.large),
+                "nccl_us": micros(size.nccl),
+            })
+        })
+        .collect();
+    let (small, large) = found.up_to;
+    Ok(json!({"checked": found.checked, "small_up_to": small, "large_up_to": large, "sizes": sizes}))
 }
 
 /// Exchanges of a size, over all ranks.
@@ -160,7 +209,10 @@ pub(super) fn run_rank(rank: u32, ranks: u32, options: &CheckOptions) -> Result<
     std::io::Read::read_exact(&mut stdin().lock(), &mut id).map_err(Failure::other)?;
     let device = Device::open(options.ordinal + rank).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
     let of_rank = |error: CudaError| Failure::other(format!("rank {rank}: {error}"));
-    exchange(&device, UniqueId(id), (rank, ranks), options).map_err(of_rank)
+    let joined = exchange(&device, UniqueId(id), (rank, ranks), options).map_err(of_rank)?;
+    let found = report_through_memory(peer::run(&device, &joined, options.scale));
+    outln!("{}", json!({MEMORY: found.map_err(|lost| Failure::other(format!("rank {rank}: {lost}")))?}));
+    Ok(())
 }
 
 fn exchange(
@@ -168,7 +220,7 @@ fn exchange(
     id: UniqueId,
     (rank, ranks): (u32, u32),
     options: &CheckOptions,
-) -> Result<(), CudaError> {
+) -> Result<Arc<Communicator>, CudaError> {
     device.limit_waits(TIMEOUT);
     let place = (rank as usize, ranks as usize);
     let joined = Arc::new(Communicator::join(&Nccl::open()?, device, &id, place, TIMEOUT)?);
@@ -179,5 +231,6 @@ fn exchange(
             "{}",
             json!({"bytes": found.bytes, "rounds": found.rounds, "differing": found.differing, "us": found.micros})
         );
-    })
+    })?;
+    Ok(joined)
 }

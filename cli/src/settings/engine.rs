@@ -6,7 +6,7 @@ use std::time::Duration;
 use skein_gguf::is_gguf;
 use skein_node::config::{Settings, bytes, duration, number, one_of, text};
 use skein_worker::config::{
-    AdapterConfig, AdaptersConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, Precision,
+    AdapterConfig, AdaptersConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, PeerConfig, Precision,
     SchedulerConfig, UnsetLimits, WorkerConfig,
 };
 use skein_worker::draft::Speculate;
@@ -110,6 +110,7 @@ pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaC
             .value("step-timeout", duration(Duration::from_millis(100)..=A_DAY))
             .unwrap_or(defaults.step_timeout),
         times_gaps: false,
+        peers: PeerConfig { is_disabled: settings.switch("disable-custom-all-reduce"), ..defaults.peers },
     };
     let is_dummy = cuda.load_format == LoadFormat::Dummy;
     if is_dummy && matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {

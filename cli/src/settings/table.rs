@@ -551,6 +551,13 @@ pub const FLAGS: &[Flag] = &[
         "Compute the same bits whatever else is in a batch, at some cost in speed; always so on the CPU",
     ),
     switch("enforce-eager", "false", GPU, COMPUTE | RUN, "Launch kernels one by one, without CUDA graphs"),
+    switch(
+        "disable-custom-all-reduce",
+        "false",
+        GPU,
+        COMPUTE | RUN,
+        "Sum between GPUs by NCCL only, not through their memory; the bits are the same",
+    ),
     one(
         "step-timeout",
         Some("30s"),

@@ -175,6 +175,38 @@ inline u32 fma_pair(f16, u32 a, u32 b, u32 c) {
   return half(a, b, c) | half(a >> 16, b >> 16, c >> 16) << 16;
 }
 
+// ---- memory of other devices ----------------------------------------------------------------
+inline void store_peer16(void* p, uint4 v) {
+  if ((uintptr_t)p & 15) emu::die("st.v4: address not 16-byte aligned");
+  const u32 words[4] = {v.x, v.y, v.z, v.w};
+  for (int i = 0; i < 4; i++) emu::store_to_peer((u32*)p + i, words[i]);
+}
+inline void store_peer8(void* p, uint2 v) {
+  if ((uintptr_t)p & 7) emu::die("st.v2: address not 8-byte aligned");
+  emu::store_to_peer(p, v.x);
+  emu::store_to_peer((u32*)p + 1, v.y);
+}
+inline void store_peer4(u32* p, u32 v) { emu::store_to_peer(p, v); }
+inline void store_release(u32* p, u32 v) { emu::release_to_peer(p, v); }
+inline u32 load_peer4(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+inline uint4 load_peer16(const void* p) {
+  if ((uintptr_t)p & 15) emu::die("ld.v4: address not 16-byte aligned");
+  const u32* words = (const u32*)p;
+  return {load_peer4(words), load_peer4(words + 1), load_peer4(words + 2), load_peer4(words + 3)};
+}
+inline uint2 load_peer8(const void* p) {
+  if ((uintptr_t)p & 7) emu::die("ld.v2: address not 8-byte aligned");
+  const u32* words = (const u32*)p;
+  return {load_peer4(words), load_peer4(words + 1)};
+}
+inline u32 load_acquire(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+inline u64 globaltimer() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (u64)now.tv_sec * 1000000000ull + (u64)now.tv_nsec;
+}
+inline void poll_pause() { emu::poll_peers(); }
+
 // ---- programmatic dependent launch: one grid at a time here ----------------------------------
 inline void grid_dependency_wait() { emu::rt().waited_for_grids = true; }
 inline void grid_dependency_launch() {}

@@ -8,6 +8,10 @@
 //! all ranks have reached it. It refuses, with both ranks named, calls on which NCCL would hang: a different
 //! order, size or type, a call captured in a graph on one rank only, two communicators at once, two threads.
 //!
+//! With several devices, processes map each other's device memory. A kernel that waits for another device is
+//! suspended until its stream is asked for again; stores to other devices land late and in any order, unless
+//! a release covers them.
+//!
 //! Work on streams runs *late*, only when a call waits for it. That catches a host that reads a result too
 //! early or changes the source of a pending copy. These environment variables are read when the driver
 //! starts:
@@ -28,6 +32,9 @@
 //! | `EMU_NCCL_FAULT=error:r:n`, `remote:r:n` | it ends with an asynchronous error |
 //! | `EMU_NCCL_FAULT=wrong:r:n` | a bit of what rank r receives in it is wrong |
 //! | `EMU_NCCL_FAULT=absent:r`, `abort:r` | rank r never joins; its abort never returns |
+//! | `EMU_PEER=none` | devices do not reach each other's memory |
+//! | `EMU_PEER=wrong` | they seem to, and what is written is lost |
+//! | `EMU_PEER=silent:d:n` | stores of device d to others are lost, from the n-th such kernel on (from 1) |
 //! | `EMU_HOST=n` | the process stands for one on machine n, whose GPUs have numbers of their own |
 //! | `EMU_NCCL_VERSION` | NCCL's version, 22803 if unset |
 //! | `EMU_LIBRARIES` | the libraries of another build |

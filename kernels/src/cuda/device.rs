@@ -213,6 +213,35 @@ impl Device {
         }
     }
 
+    /// The device's identity, which no other device has.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        uuid_of(self.handle)
+    }
+
+    /// Number of the device `uuid` among the visible ones.
+    pub(crate) fn ordinal_of(&self, uuid: &[u8; 16]) -> Result<Option<u32>, CudaError> {
+        for ordinal in 0..device_count()? {
+            let mut handle = 0;
+            // SAFETY: the out-pointer is valid for the call, and the driver is initialised.
+            check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut handle, ordinal as c_int) })?;
+            if uuid_of(handle)? == *uuid {
+                return Ok(Some(ordinal));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the driver reports that this device reaches the memory of visible device `ordinal`.
+    pub(crate) fn can_access(&self, ordinal: u32) -> Result<bool, CudaError> {
+        let (mut peer, mut can) = (0, 0);
+        // SAFETY: the out-pointers are valid for the calls, and the driver is initialised.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut peer, ordinal as c_int))?;
+            check("cuDeviceCanAccessPeer", sys::cuDeviceCanAccessPeer(&mut can, self.handle, peer))?;
+        }
+        Ok(can != 0)
+    }
+
     /// Free and total bytes of device memory, across all processes.
     pub fn memory_info(&self) -> Result<(u64, u64), CudaError> {
         let (mut free, mut total) = (0, 0);
@@ -260,6 +289,13 @@ pub fn visible_devices() -> Result<u32, Unavailable> {
         0 => Err(Unavailable::NoDevice { driver }),
         count => Ok(count),
     }
+}
+
+fn uuid_of(device: sys::CUdevice) -> Result<[u8; 16], CudaError> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the out-pointer is valid for the call.
+    check("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, device) })?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
 fn device_count() -> Result<u32, CudaError> {

@@ -64,6 +64,14 @@ pub enum CudaError {
         /// Why it cannot end.
         why: String,
     },
+    /// A launch waited in vain for the sums of another rank. Results are wrong from then on.
+    #[error("rank {rank} did not send its sums within {within:?}: it has ended, or its GPU is stuck")]
+    Missing {
+        /// Rank that was waited for.
+        rank: usize,
+        /// Limit that was exceeded.
+        within: std::time::Duration,
+    },
     /// NVRTC rejected a kernel's source.
     #[error("NVRTC does not compile {file} for {target}:\n{log}")]
     Compile {
@@ -141,7 +149,9 @@ impl CudaError {
             Self::Blas { code: 3, .. } => ErrorKind::OutOfMemory,
             // EXECUTION_FAILED and INTERNAL_ERROR: the next driver call returns the driver's own error.
             Self::Blas { code: 13 | 14, .. } => ErrorKind::DeviceFault,
-            Self::Stuck { .. } | Self::Nccl { .. } | Self::Ended { .. } => ErrorKind::DeviceFault,
+            Self::Stuck { .. } | Self::Nccl { .. } | Self::Ended { .. } | Self::Missing { .. } => {
+                ErrorKind::DeviceFault
+            }
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
             Self::NoCompiler { .. } | Self::NoNccl { .. } => ErrorKind::Unavailable,
             Self::Driver { .. }

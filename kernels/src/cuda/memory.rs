@@ -178,6 +178,14 @@ impl<T: Element> DeviceSlice<T> {
         Ok(values)
     }
 
+    /// Sets every word of four bytes to `word`.
+    pub fn fill_words(&self, stream: &Stream, word: u32) -> Result<(), CudaError> {
+        // SAFETY: the destination has that many words.
+        check("cuMemsetD32Async", unsafe {
+            sys::cuMemsetD32Async(self.address, word, self.bytes() / size_of::<u32>(), stream.raw())
+        })
+    }
+
     /// Sets every byte to `byte`.
     pub fn fill_bytes(&self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
         // SAFETY: the destination has that many bytes.

@@ -117,6 +117,8 @@ impl CudaEvent {
         let start = now();
         loop {
             if self.is_done()? {
+                // Work that ends may have given up waiting for another rank.
+                self.device.check_wait()?;
                 return Ok(Waited::Done);
             }
             let waited = start.elapsed();

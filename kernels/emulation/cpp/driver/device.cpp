@@ -68,6 +68,7 @@ API cuDeviceGetName(char* name, int length, int) {
 API cuDeviceGetUuid_v2(void* uuid, int device) {
   ENTER(INIT);
   memcpy(uuid, "skein emulation", 16);
+  ((char*)uuid)[14] = (char)setting("EMU_HOST", 0);
   ((char*)uuid)[15] = (char)visible()[device];
   return SUCCESS;
 }

@@ -1,5 +1,10 @@
 // injection.cpp: faults on demand, from the environment or from a test in the same process.
+#include <cstdio>
+#include <cstdlib>
+
 #include "state.h"
+
+extern "C" int skein_emulation_current_device();
 
 namespace driver {
 
@@ -17,6 +22,13 @@ void arm_from_environment() {
   for (int i = 0; i < INJECTIONS; i++) countdown[i] = (unsigned)setting(names[i], 0);
 }
 
+bool is_silent(int grid) {
+  const char* fault = getenv("EMU_PEER");
+  int device = 0, from = 0;
+  return fault && sscanf(fault, "silent:%d:%d", &device, &from) == 2 && grid >= from &&
+         skein_emulation_current_device() == device;
+}
+
 bool strikes(Injection injection) { return countdown[injection] != 0 && --countdown[injection] == 0; }
 
 }  // namespace driver
@@ -31,6 +43,7 @@ extern "C" __attribute__((visibility("default"))) void skein_emulation_reset() {
   driver::State& state = driver::state();
   for (unsigned& left : driver::countdown) left = 0;
   state.hangs = false;
+  driver::forget_suspended();
   state.sticky = driver::SUCCESS;
   auto drop = [](driver::Stream& stream) {
     for (size_t i = stream.next; i < stream.queue.size(); i++) {

@@ -40,7 +40,8 @@ std::string span(uintptr_t address, size_t bytes) {
 }
 
 bool is_known(uintptr_t address, size_t bytes) {
-  return is_device(address, bytes) || is_pinned(address, bytes);
+  return is_device(address, bytes) || is_pinned(address, bytes) ||
+         is_inside(state().peer_memory, address, bytes);
 }
 
 Result copy_now(const char* what, uintptr_t to, uintptr_t from, size_t bytes, bool to_device,
@@ -125,7 +126,10 @@ API cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   if (strikes(NO_MEMORY) || rounded < bytes || rounded > limit() - state().used_bytes) return OUT_OF_MEMORY;
   void* memory = nullptr;
-  if (posix_memalign(&memory, ALIGNMENT, bytes + 2 * GUARD) != 0) return OUT_OF_MEMORY;
+  bool is_shared = setting("EMU_DEVICES", 1) > 1;
+  if (is_shared) memory = allocate_shared(bytes + 2 * GUARD);
+  else if (posix_memalign(&memory, ALIGNMENT, bytes + 2 * GUARD) != 0) memory = nullptr;
+  if (!memory) return OUT_OF_MEMORY;
   char* start = (char*)memory + GUARD;
   memset(memory, POISON, GUARD + std::min(bytes, POISONED_BYTES));
   memset(start + bytes, POISON, GUARD);
@@ -146,7 +150,8 @@ API cuMemFree_v2(uint64_t address) {
   Result result = call.error ? call.error : drain_all(call);
   state().used_bytes -= (found->second + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   state().device_memory.erase(found);
-  free((char*)address - GUARD);
+  void* memory = (char*)address - GUARD;
+  if (!free_shared(memory)) free(memory);
   return result;
 }
 API cuMemHostAlloc(void** memory, size_t bytes, unsigned flags) {

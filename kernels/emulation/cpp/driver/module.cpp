@@ -17,6 +17,10 @@ constexpr int DYNAMIC_SHARED_ATTRIBUTE = 8;
 constexpr size_t ARGUMENT_ALIGNMENT = 64, MAX_ARGUMENT_BYTES = 32764;
 
 std::set<void*> modules;
+// The launch that waits for another device.
+const void* suspended = nullptr;
+// Grids that have stored to other devices.
+int grids_to_peers = 0;
 std::unordered_map<const void*, int> allowed_shared;
 
 int shared_allowed(const void* kernel) {
@@ -55,15 +59,17 @@ struct Launch {
   }
 
   Result run() {
-    if (strikes(HANG)) {
-      state().hangs = true;
-      return SUCCESS;
+    if (suspended && suspended != this) return NOT_READY;
+    if (!suspended) {
+      if (Result result = strike()) return result;
+      if (state().hangs) return SUCCESS;
+      emu::rt().drops_peer_stores = is_silent(grids_to_peers + 1);
     }
-    if (strikes(FAULT_ADDRESS))
-      return fail(ILLEGAL_ADDRESS, std::string("injected: illegal address in ") + kernel->name);
-    if (strikes(FAULT_ECC))
-      return fail(ECC_UNCORRECTABLE, std::string("injected: memory error in ") + kernel->name);
-    if (!kernel->launch(grid, block, shared_bytes, pointers.data())) {
+    emu::Outcome outcome = kernel->launch(grid, block, shared_bytes, pointers.data());
+    suspended = outcome == emu::Outcome::WAITS ? this : nullptr;
+    if (suspended) return NOT_READY;
+    grids_to_peers += emu::rt().stored_to_peers;
+    if (outcome == emu::Outcome::FAULTED) {
       bool address = strncmp(emu::last_fault(), "illegal address", 15) == 0;
       return fail(address ? ILLEGAL_ADDRESS : LAUNCH_FAILED, "");
     }
@@ -73,6 +79,19 @@ struct Launch {
                       " may overlap with the grid before it, and never waits for it (griddepcontrol.wait)");
     }
     return check_guards(kernel->name);
+  }
+
+  // Injected faults.
+  Result strike() {
+    if (strikes(HANG)) {
+      state().hangs = true;
+      return SUCCESS;
+    }
+    if (strikes(FAULT_ADDRESS))
+      return fail(ILLEGAL_ADDRESS, std::string("injected: illegal address in ") + kernel->name);
+    if (strikes(FAULT_ECC))
+      return fail(ECC_UNCORRECTABLE, std::string("injected: memory error in ") + kernel->name);
+    return SUCCESS;
   }
 };
 
@@ -128,6 +147,11 @@ bool is_image(const unsigned char* image) {
 }
 
 }  // namespace
+
+void forget_suspended() {
+  suspended = nullptr;
+  emu::forget_suspended();
+}
 
 }  // namespace driver
 

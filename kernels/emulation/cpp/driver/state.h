@@ -32,6 +32,7 @@ enum Result {
   INVALID_HANDLE = 400,
   ILLEGAL_STATE = 401,
   NOT_FOUND = 500,
+  PEER_ACCESS_UNSUPPORTED = 217,
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
   LAUNCH_OUT_OF_RESOURCES = 701,
@@ -91,7 +92,7 @@ struct State {
   std::mutex lock;
   bool initialized = false, hangs = false;
   Result sticky = SUCCESS;
-  std::map<uintptr_t, size_t> device_memory, pinned_memory;
+  std::map<uintptr_t, size_t> device_memory, pinned_memory, peer_memory;
   size_t used_bytes = 0;
   std::unordered_map<void*, std::shared_ptr<Stream>> streams;
   std::vector<std::shared_ptr<Stream>> abandoned;  // destroyed with work left
@@ -128,6 +129,15 @@ Result add_node(Stream& stream, Operation operation);
 // Whether this call may be made while captures are under way; invalidates them if not.
 Result refuse_while_capturing(const char* call);
 
+// ---- module.cpp -----------------------------------------------------------------------------
+// Forgets a kernel that waits for another device.
+void forget_suspended();
+
+// ---- ipc.cpp --------------------------------------------------------------------------------
+// Memory that other processes can map, or null; what was not allocated here is left alone.
+void* allocate_shared(size_t bytes);
+bool free_shared(void* memory);
+
 // ---- memory.cpp -----------------------------------------------------------------------------
 bool is_device(uintptr_t address, size_t bytes);
 bool is_pinned(uintptr_t address, size_t bytes);
@@ -137,6 +147,8 @@ Result check_guards(const char* kernel);
 // ---- injection.cpp --------------------------------------------------------------------------
 enum Injection { HANG, FAULT_ADDRESS, FAULT_ECC, NO_MEMORY, INJECTIONS };
 void arm_from_environment();
+// Whether stores to other devices of this grid, counted from 1 among those with such stores, never land.
+bool is_silent(int grid);
 // Counts one launch or allocation; returns whether the fault occurs at it.
 bool strikes(Injection injection);
 

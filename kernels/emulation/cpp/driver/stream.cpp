@@ -63,6 +63,7 @@ std::shared_ptr<Stream> find_stream(void* handle) {
 
 Result fail(Result result, const std::string& why) {
   state().sticky = result;
+  forget_suspended();
   if (!why.empty()) complain(result, why);
   auto drop = [](Stream& stream) {
     stream.queue.clear();

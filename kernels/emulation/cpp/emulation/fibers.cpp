@@ -41,6 +41,9 @@ std::string fault;
 char* stacks = nullptr;
 unsigned char* shared_memory = nullptr;
 std::vector<unsigned> order;
+// Blocks of the grid in the order in which they run, and how many have ended.
+std::vector<unsigned> blocks;
+size_t ended = 0;
 
 #ifdef __x86_64__
 void* main_sp = nullptr;
@@ -155,6 +158,8 @@ void start_block(unsigned threads) {
 #ifdef EMU_ASAN
   __asan_unpoison_memory_region(stacks, threads * STACK);  // frames of the threads before
 #endif
+  order.resize(threads);
+  for (unsigned i = 0; i < threads; i++) order[i] = i;
   for (unsigned i = 0; i < threads; i++) {
     start(r.fibers[i], i);
     r.warps[i / 32].lanes = r.warps[i / 32].live |= 1u << (i % 32);
@@ -196,19 +201,23 @@ void shuffle(std::vector<unsigned>& items) {
   for (size_t i = items.size(); i > 1; i--) std::swap(items[i - 1], items[random_bits() % i]);
 }
 
-void run_block() {
+// Runs the block until it ends, or false if it waits for another device.
+bool run_block() {
   Runtime& r = runtime;
   unsigned threads = (unsigned)r.fibers.size();
-  start_block(threads);
-  order.resize(threads);
-  for (unsigned i = 0; i < threads; i++) order[i] = i;
   while (r.live > 0 && !r.faulted) {
     shuffle(order);
+    r.polls_peers = false;
     bool progress = pass();
     if (r.faulted) break;
     bool hurry = r.random && random_bits() % 4 == 0;
     if (!r.pending.empty() && (!progress || hurry)) {
       deliver();
+    } else if (!r.peer_stores.empty() && (!progress || hurry)) {
+      land_some_peer_stores();
+    } else if (!progress && r.polls_peers) {
+      r.current = nullptr;
+      return false;
     } else if (!progress && r.live > 0) {
       r.current = &r.fibers[0];
       for (Fiber& fiber : r.fibers) {
@@ -225,6 +234,7 @@ void run_block() {
     }
   }
   r.current = nullptr;
+  return true;
 }
 
 void reserve_memory() {
@@ -291,28 +301,45 @@ uint64_t random_bits() {
 
 void later(std::function<void()> work) { runtime.pending.push_back(std::move(work)); }
 
-bool run(const Launch& launch) {
+static void begin(const Launch& launch) {
   Runtime& r = runtime;
   reserve_memory();
   start_random();
   r.kernel = launch.kernel;
   r.grid = launch.grid;
   r.block = launch.block;
-  r.entry = launch.entry;
-  r.arguments = launch.arguments;
-  r.faulted = r.waited_for_grids = false;
+  r.faulted = r.waited_for_grids = r.stored_to_peers = false;
+  r.peer_stores.clear();
   r.fibers.resize((size_t)launch.block.x * launch.block.y * launch.block.z);
   set_shared(launch.shared_bytes);
   catch_bad_addresses();
-  std::vector<unsigned> blocks((size_t)r.grid.x * r.grid.y * r.grid.z);
+  blocks.resize((size_t)r.grid.x * r.grid.y * r.grid.z);
   for (unsigned i = 0; i < blocks.size(); i++) blocks[i] = i;
   shuffle(blocks);
-  for (unsigned i : blocks) {
-    r.block_index = make_uint3(i % r.grid.x, i / r.grid.x % r.grid.y, i / (r.grid.x * r.grid.y));
-    run_block();
-    if (r.faulted) break;
+  ended = 0;
+}
+
+Outcome run(const Launch& launch) {
+  Runtime& r = runtime;
+  if (!r.is_suspended) begin(launch);
+  r.entry = launch.entry;
+  r.arguments = launch.arguments;
+  for (; ended < blocks.size() && !r.faulted; ended++) {
+    if (!r.is_suspended) {
+      unsigned i = blocks[ended];
+      r.block_index = make_uint3(i % r.grid.x, i / r.grid.x % r.grid.y, i / (r.grid.x * r.grid.y));
+      start_block((unsigned)r.fibers.size());
+    }
+    r.is_suspended = !run_block();
+    if (r.is_suspended) return Outcome::WAITS;
   }
-  return !r.faulted;
+  land_peer_stores();
+  return r.faulted ? Outcome::FAULTED : Outcome::ENDED;
+}
+
+void forget_suspended() {
+  runtime.is_suspended = false;
+  runtime.peer_stores.clear();
 }
 
 const char* last_fault() { return fault.c_str(); }

@@ -3,6 +3,9 @@
 // Blocks run one after the other. Within a block every thread is a fiber that runs until it waits for others.
 // EMU_SEED shuffles the order of threads and of blocks, so that a missing barrier shows. Not modelled: blocks
 // that wait for each other, clusters, weak memory, bank conflicts.
+//
+// A grid may wait for a grid on another device, which is another process. Then `run` returns and continues at
+// the next call. Blocks have the same order in all processes, so each may wait for its counterparts.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +60,15 @@ struct Barrier {
   int any[2] = {0, 0}, count[2] = {0, 0}, all[2] = {1, 1};
 };
 
+// A store to memory of another device that has not landed. `block` and `round` say before which barrier it
+// was made.
+struct PeerStore {
+  uint32_t* to;
+  uint32_t value;
+  unsigned fiber, round;
+  uint64_t block;
+};
+
 struct Runtime {
   dim3 grid, block;
   uint3 block_index{};
@@ -68,6 +80,11 @@ struct Runtime {
   unsigned char* shared = nullptr;  // dynamic shared memory, 1024-byte aligned
   size_t shared_bytes = 0;
   std::vector<std::function<void()>> pending;  // asynchronous work that has not happened yet
+  std::vector<PeerStore> peer_stores;
+  bool polls_peers = false;         // a thread waits for another device in this pass
+  bool stored_to_peers = false;     // this grid has
+  bool drops_peer_stores = false;   // a fault: they never land
+  bool is_suspended = false;        // the grid waits for another device
   uint64_t random = 0;                         // 0: threads and blocks run in their order
   const char* kernel = "?";
   void (*entry)(void*) = nullptr;
@@ -102,6 +119,19 @@ template <class Condition> inline void wait_until(Condition is_done) {
   rt().progress = true;
 }
 
+// ---- peers.cpp: other devices --------------------------------------------------------------------
+// Stores a word to another device. It lands late: at a release that covers it, when all threads wait, with
+// EMU_SEED at random times, or at the grid's end. Without EMU_SEED the latest store lands first.
+void store_to_peer(void* to, uint32_t value);
+// The same with a release: first lands all stores that it covers, which are this thread's own and those
+// before a barrier of its block, and then at once.
+void release_to_peer(void* to, uint32_t value);
+// Lands some stores, or all.
+void land_some_peer_stores();
+void land_peer_stores();
+// One turn of a loop that waits for another device.
+void poll_peers();
+
 inline unsigned lane() { return rt().current->index & 31; }
 inline Warp& warp() { return rt().warps[rt().current->index / 32]; }
 inline void wake(Fiber& fiber, State from) {
@@ -116,7 +146,9 @@ inline void open_barrier_if_all_came() {
   for (Fiber& fiber : r.fibers) wake(fiber, WAIT_BLOCK);
 }
 
-// Runs the grid. Returns false if it faulted; last_fault() then says why.
+// How far a grid has run. If it faulted, last_fault() says why. If it waits for another device, it continues
+// when it is run again, before any other.
+enum class Outcome { ENDED, FAULTED, WAITS };
 struct Launch {
   const char* kernel;
   dim3 grid, block;
@@ -124,7 +156,9 @@ struct Launch {
   void (*entry)(void*);
   void* arguments;
 };
-bool run(const Launch& launch);
+Outcome run(const Launch& launch);
+// Forgets a grid that waits.
+void forget_suspended();
 const char* last_fault();
 
 }  // namespace emu

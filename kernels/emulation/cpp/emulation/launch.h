@@ -14,8 +14,8 @@ inline void call_packed(void (*kernel)(A...), void** args, std::index_sequence<I
 }
 
 template <class... A>
-inline bool launch_packed(const char* name, void (*kernel)(A...), dim3 grid, dim3 block, size_t shared,
-                          void** args) {
+inline Outcome launch_packed(const char* name, void (*kernel)(A...), dim3 grid, dim3 block, size_t shared,
+                             void** args) {
   struct Call {
     void (*kernel)(A...);
     void** args;
@@ -30,7 +30,7 @@ inline bool launch_packed(const char* name, void (*kernel)(A...), dim3 grid, dim
 // A kernel as the driver finds it; the list of parameter sizes ends with 0.
 struct Kernel {
   const char* name;
-  bool (*launch)(dim3 grid, dim3 block, size_t shared, void** args);
+  Outcome (*launch)(dim3 grid, dim3 block, size_t shared, void** args);
   const size_t* parameter_bytes;
   const Kernel* next;
 };
@@ -54,11 +54,11 @@ struct Registration {
 
 }  // namespace emu
 
-#define EXPORT(kernel)                                                                 \
-  static bool emu_launch_##kernel(dim3 grid, dim3 block, size_t shared, void** args) { \
-    return emu::launch_packed(#kernel, &kernel, grid, block, shared, args);            \
-  }                                                                                    \
-  static emu::Registration emu_registration_##kernel(#kernel, emu_launch_##kernel,     \
+#define EXPORT(kernel)                                                                         \
+  static emu::Outcome emu_launch_##kernel(dim3 grid, dim3 block, size_t shared, void** args) { \
+    return emu::launch_packed(#kernel, &kernel, grid, block, shared, args);                    \
+  }                                                                                            \
+  static emu::Registration emu_registration_##kernel(#kernel, emu_launch_##kernel,             \
                                                      emu::parameter_bytes(&kernel));
 
 #define threadIdx (emu::rt().current->thread)

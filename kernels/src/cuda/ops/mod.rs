@@ -22,6 +22,7 @@ pub mod product;
 pub mod quantize;
 pub mod random;
 pub mod ranks;
+pub mod reduce;
 pub mod rope;
 pub mod sample;
 pub mod score;

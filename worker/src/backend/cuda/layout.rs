@@ -28,7 +28,7 @@ use super::memory::{StepMemory, StepSizes};
 use super::plan::{self, MemoryShare, Needs};
 use super::stage::steps_in_flight;
 use super::upload::{self, Dtype};
-use super::{OpenDevice, graphs};
+use super::{OpenDevice, graphs, rank};
 use crate::backend::kv_division::{KvLimit, WindowedCache};
 use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::draft::MOST_ROWS;
@@ -86,7 +86,9 @@ pub fn plan_ranks(
     for shard in shards {
         let (weights, dtype) = stored(dir, config, options)?;
         let (shard, opened) = (shard.clone(), opened.clone());
-        let loading = Loading { dir, config, shard, weights, opened, options, forms: Forms::default() };
+        let inbox = rank::inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size);
+        let forms = Forms::default();
+        let loading = Loading { dir, config, shard, weights, opened, options, forms, inbox };
         all.push(match (dtype, options.fp8.kv_cache) {
             (Dtype::F16, false) => loading.with_forms::<f16>()?.bytes::<f16, f16>()?,
             (Dtype::F16, true) => loading.with_forms::<f16>()?.bytes::<f16, E4m3>()?,
@@ -199,6 +201,7 @@ impl Loading<'_> {
             })?,
             step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
             graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered()),
+            inbox: self.inbox,
             token: cache::token_bytes::<K>(spec),
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,

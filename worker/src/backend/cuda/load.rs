@@ -28,8 +28,9 @@ use super::error::CudaLoadError;
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::layout::Layout;
+use super::memory::most_rows;
 use super::plan;
-use super::rank::{Connected, RankLink};
+use super::rank::{Connected, RankLink, inbox_bytes};
 use super::slot::Slot;
 use super::stage::steps_in_flight;
 use super::step::CudaModel;
@@ -138,8 +139,13 @@ pub fn load_rank<'a>(
     let (weights, dtype) = stored(dir, config, options)?;
     opened.device.limit_waits(options.cuda.step_timeout);
     let shard = link.as_ref().map_or_else(|| Shard::whole(&config.spec), |link| link.shard.clone());
-    let connected = link.map(|link| link.connect(&opened.device, options.cuda.step_timeout)).transpose()?;
-    let loading = Loading { dir, config, shard, weights, opened, options, forms: Forms::default() };
+    let shape = (most_rows(&options.limits) as usize, config.spec.hidden_size);
+    let connected = link.map(|link| link.connect(&opened, &options.cuda, shape)).transpose()?;
+    let allocated = connected.as_ref().and_then(|connected| connected.peers.as_ref());
+    let inbox = inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size)
+        .saturating_sub(allocated.map_or(0, |peers| peers.bytes()));
+    let forms = Forms::default();
+    let loading = Loading { dir, config, shard, weights, opened, options, forms, inbox };
     match (dtype, options.fp8.kv_cache) {
         (Dtype::F16, false) => loading.with_forms::<f16>()?.load::<f16, f16>(connected, progress),
         (Dtype::F16, true) => loading.with_forms::<f16>()?.load::<f16, E4m3>(connected, progress),
@@ -176,6 +182,8 @@ pub(super) struct Loading<'a> {
     pub options: &'a CudaOptions,
     /// Forms of packed matrices.
     pub forms: Forms,
+    /// Bytes to leave for an inbox that is not allocated.
+    pub inbox: usize,
 }
 
 impl<'a> Loading<'a> {
@@ -341,7 +349,10 @@ impl<'a> Loading<'a> {
         let cache = planes.layers::<K>(&spec, limits.block_size)?;
         ops.attention.set_cache(&cache)?;
         let communicator = connected.as_ref().and_then(|connected| connected.communicator.clone());
-        let exchange = communicator.map(|communicator| Exchange::new(kernels, communicator, &self.shard));
+        let peers = connected.as_ref().and_then(|connected| connected.peers.clone());
+        let exchange = communicator.map(|communicator| {
+            Exchange::new(kernels, (communicator, peers), &self.config.spec, &self.shard)
+        });
         let (ends, exchange) = (StageEnds::of(&self.shard), exchange.transpose()?);
         let model = Model { spec, weights, cache, angles, ops, exchange, ends };
         let (stages, vocab) = (self.shard.stages, self.drawn_vocab(&model.spec));

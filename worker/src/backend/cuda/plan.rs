@@ -28,6 +28,8 @@ pub(super) struct Needs {
     pub step: usize,
     /// Nodes of all graphs.
     pub graph_nodes: usize,
+    /// Inbox for sums of other ranks, unless it is already allocated.
+    pub inbox: usize,
     /// KV cache of a token.
     pub token: KvTokenBytes,
     /// Tokens in a block.
@@ -90,6 +92,10 @@ pub(super) fn fill(
     if needs.ranks > 1 {
         let bytes = NCCL_BYTES.min(device_bytes as usize / 64);
         plan.add::<u8>("NCCL", bytes, Phase::Reserved, "kept free for its buffers");
+    }
+    if needs.inbox > 0 {
+        let hint = "--disable-custom-all-reduce does without";
+        plan.add::<u8>("inbox", needs.inbox, Phase::Reserved, hint);
     }
     let left = match share.sharers {
         0 | 1 => plan.left(share.utilization),

@@ -5,12 +5,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
+use skein_kernels::cuda::peer::{NoPeers, PeerOptions, Peers};
 use skein_kernels::cuda::{Communicator, CudaError, Device, Nccl};
 
-use super::CudaLoadError;
+use super::memory::most_rows;
 use super::stage::Neighbours;
+use super::{CudaLoadError, CudaOptions, OpenDevice};
 use crate::backend::Connections;
+use crate::config::{CudaConfig, PeerConfig};
 use crate::shard::Shard;
+
+/// Time after which a start compares no more sums between GPUs; a device that needs it is an emulated one.
+const CHECKS_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a rank needs to find the others.
 pub struct RankLink<'a> {
@@ -56,6 +62,8 @@ type Ended = Box<dyn Fn() -> Option<String> + Send + Sync>;
 pub(super) struct Connected<'a> {
     /// Exchange on the device with the ranks of its stage; `None` if it is alone there.
     pub communicator: Option<Arc<Communicator>>,
+    /// Memory of the stage's devices that all its ranks reach, if they do.
+    pub peers: Option<Arc<Peers>>,
     /// Links to other stages.
     pub neighbours: Neighbours,
     agree: &'a mut dyn FnMut(Fits) -> Result<u32, CudaLoadError>,
@@ -63,18 +71,26 @@ pub(super) struct Connected<'a> {
 }
 
 impl<'a> RankLink<'a> {
-    /// Connects the devices of the stage's ranks. From then on, a wait for `device` fails if the group ends
-    /// or NCCL reports an error.
+    /// Connects the devices of the stage's ranks, which exchange up to `shape` = rows times values at
+    /// once. From then on, a wait for the device fails if the group ends, NCCL reports an error or a rank
+    /// sends no sums.
     pub(super) fn connect(
         mut self,
-        device: &Arc<Device>,
-        timeout: Duration,
+        opened: &OpenDevice,
+        config: &CudaConfig,
+        shape: (usize, usize),
     ) -> Result<Connected<'a>, CudaLoadError> {
+        let (device, timeout) = (&opened.device, config.step_timeout);
         let own = Arc::<OnceLock<Weak<Communicator>>>::default();
-        let (of_waits, ended) = (Arc::clone(&own), self.ended);
-        device.check_during_waits(Box::new(move || match ended() {
-            Some(why) => Err(CudaError::Ended { why }),
-            None => of_waits.get().and_then(Weak::upgrade).map_or(Ok(()), |own| own.check()),
+        let own_peers = Arc::<OnceLock<Weak<Peers>>>::default();
+        let (of_waits, peers_of_waits, ended) = (Arc::clone(&own), Arc::clone(&own_peers), self.ended);
+        device.check_during_waits(Box::new(move || {
+            let peers = peers_of_waits.get().and_then(Weak::upgrade);
+            let ended = ended().map_or(Ok(()), |why| Err(CudaError::Ended { why }));
+            ended
+                .and_then(|()| peers.as_ref().map_or(Ok(()), |peers| peers.check()))
+                .and_then(|()| of_waits.get().and_then(Weak::upgrade).map_or(Ok(()), |own| own.check()))
+                .inspect_err(|_| peers.iter().for_each(|peers| peers.abort()))
         }));
         let Shard { rank, ranks, stage, stages, .. } = self.shard;
         let communicator = match ranks {
@@ -84,9 +100,18 @@ impl<'a> RankLink<'a> {
         if let Some(communicator) = &communicator {
             let _ = own.set(Arc::downgrade(communicator)); // set once
         }
+        let peers = match &communicator {
+            Some(communicator) => {
+                open_peers(&mut self.connections, opened, communicator, config, shape)?.map(Arc::new)
+            }
+            None => None,
+        };
+        if let Some(peers) = &peers {
+            let _ = own_peers.set(Arc::downgrade(peers)); // set once
+        }
         tracing::info!(rank, ranks, stage, stages, "the ranks of a stage are connected");
         let neighbours = Neighbours::of(&mut self.connections);
-        Ok(Connected { communicator, neighbours, agree: self.agree, capability: device.capability })
+        Ok(Connected { communicator, peers, neighbours, agree: self.agree, capability: device.capability })
     }
 }
 
@@ -106,6 +131,57 @@ fn join(
     let communicator = Communicator::join(&nccl, device, &id, (rank, ranks), timeout)?;
     tracing::debug!(rank, ranks, nccl = nccl.version(), "NCCL connects {ranks} ranks");
     Ok(Arc::new(communicator))
+}
+
+/// Options of sums through memory, for steps of up to `rows` rows of `hidden` values; `None` = disabled.
+pub(super) fn peer_options(config: &CudaConfig, (rows, hidden): (usize, usize)) -> Option<PeerOptions> {
+    let PeerConfig { is_disabled, small_bytes, large_bytes, checks, .. } = config.peers;
+    // No inbox is larger than the largest step.
+    let [small_bytes, large_bytes] =
+        [small_bytes, large_bytes].map(|bytes| bytes.min(rows * hidden * size_of::<f32>()));
+    // Shorter than the host's own wait, whose error could not name the rank that is missing.
+    let (checks_within, timeout) = (CHECKS_WITHIN, config.step_timeout * 3 / 4);
+    (!is_disabled).then_some(PeerOptions { small_bytes, large_bytes, checks, checks_within, timeout })
+}
+
+/// Bytes of the inbox of one of `ranks` of a stage.
+pub(super) fn inbox_bytes(opened: &OpenDevice, options: &CudaOptions, ranks: usize, hidden: usize) -> usize {
+    let shape = (most_rows(&options.limits) as usize, hidden);
+    let options = peer_options(&options.cuda, shape).filter(|_| ranks > 1);
+    options.map_or(0, |options| Peers::planned_bytes(&opened.device, ranks, &options))
+}
+
+/// The memory of the stage's devices, if all its ranks reach it and sum in it without a wrong bit. What
+/// cannot be used is logged, and NCCL carries everything.
+fn open_peers(
+    connections: &mut Connections,
+    opened: &OpenDevice,
+    communicator: &Communicator,
+    config: &CudaConfig,
+    shape: (usize, usize),
+) -> Result<Option<Peers>, CudaLoadError> {
+    let Some(options) = peer_options(config, shape) else {
+        tracing::info!("sums between GPUs go by NCCL (--disable-custom-all-reduce)");
+        return Ok(None);
+    };
+    let (ranks, kernels) = (&mut *connections.ranks, &opened.kernels);
+    let peers = Peers::open(&opened.device, kernels, ranks, &options).and_then(|mut peers| {
+        peers.measure(kernels, communicator, ranks, (shape.1, config.peers.timed))?;
+        Ok(peers)
+    });
+    match peers {
+        Ok(peers) => {
+            let (small_up_to, large_up_to) = peers.limits();
+            let checked = peers.checked();
+            tracing::info!(small_up_to, large_up_to, checked, "sums between GPUs go through their memory");
+            Ok(Some(peers))
+        }
+        Err(NoPeers::Lost(lost)) => Err(lost.into()),
+        Err(why @ NoPeers::Unusable { .. }) => {
+            tracing::warn!(%why, "sums between GPUs go by NCCL, not through their memory");
+            Ok(None)
+        }
+    }
 }
 
 impl Connected<'_> {

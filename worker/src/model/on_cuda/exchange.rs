@@ -1,6 +1,9 @@
 //! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products, outputs
 //! of experts, and logits. Every value is gathered from all ranks and then selected or added in rank order,
 //! so all ranks have the same bits as a single rank.
+//!
+//! NCCL gathers. If the ranks reach each other's memory, partial sums go through it instead, in one launch
+//! with the sum and, where the model allows, the residual addition and norm that follow; see [`Form`].
 
 use std::sync::Arc;
 
@@ -9,10 +12,12 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::ranks::{
     EmbedChosen, EmbedPart, JoinLogits, JoinSums, RankKernels, Vocabulary,
 };
+use skein_kernels::cuda::ops::reduce::{OwnSums, PeerReduce, ThenNorm};
 use skein_kernels::cuda::ops::rope::RowSquares;
+use skein_kernels::cuda::peer::{Peers, Protocol};
 use skein_kernels::cuda::{Communicator, CudaError, DeviceSlice, Kernels, Stream};
 
-use crate::model::spec::Spec;
+use crate::model::spec::{NormKind, Spec};
 use crate::shard::Shard;
 
 /// Kernel launches and exchanges of a shared product besides the product itself.
@@ -25,6 +30,38 @@ pub struct Exchange<T> {
     vocabulary: Vocabulary,
     /// Consecutive ranks that have the same KV heads.
     sharers: usize,
+    /// Sums through the ranks' memory, if they reach it.
+    through_memory: Option<ThroughMemory<T>>,
+}
+
+/// What one launch does with sums that go through the ranks' memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// It adds the rounded sums to the residual stream and normalises that.
+    Norm,
+    /// It writes the rounded sums. For models that normalise outputs, that add two outputs at once, or whose
+    /// norm is not by the root mean square.
+    Sum,
+}
+
+impl Form {
+    fn of(spec: &Spec) -> Self {
+        let is_plain = !spec.norm.place.has_outputs() && !spec.is_parallel;
+        if is_plain && spec.norm.kind == NormKind::Rms { Self::Norm } else { Self::Sum }
+    }
+}
+
+struct ThroughMemory<T> {
+    peers: Arc<Peers>,
+    kernels: PeerReduce<T>,
+    form: Form,
+}
+
+/// This rank's sums of a product whose inputs are split over ranks, for the next norm to exchange.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unjoined<T> {
+    own: OwnSums<T>,
+    protocol: Protocol,
 }
 
 /// An embedding lookup.
@@ -48,15 +85,26 @@ pub(super) struct Sum<T> {
 }
 
 impl<T: Activation> Exchange<T> {
-    /// Exchanges of the rank of `shard` over `communicator`.
+    /// Exchanges of the rank of `shard`, whose model is `spec`, over `communicator` and through `peers`.
     ///
     /// # Errors
     /// If a kernel is missing.
-    pub fn new(kernels: &Kernels, communicator: Arc<Communicator>, shard: &Shard) -> Result<Self, CudaError> {
+    pub fn new(
+        kernels: &Kernels,
+        (communicator, peers): (Arc<Communicator>, Option<Arc<Peers>>),
+        spec: &Spec,
+        shard: &Shard,
+    ) -> Result<Self, CudaError> {
         let size = shard.vocabulary_of(shard.ranks - 1).end;
         let vocabulary = Vocabulary { size, each: shard.widest_vocabulary() };
         let sharers = shard.ranks * shard.kv_heads.len() / shard.all_kv_heads;
-        Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary, sharers })
+        let through_memory = match peers {
+            Some(peers) => {
+                Some(ThroughMemory { peers, kernels: PeerReduce::new(kernels)?, form: Form::of(spec) })
+            }
+            None => None,
+        };
+        Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary, sharers, through_memory })
     }
 
     /// Bytes of memory for steps of up to `rows` rows, `logit_rows` of them with logits; 0 on a single rank.
@@ -106,9 +154,45 @@ impl<T: Activation> Exchange<T> {
         let Sum { bias, rows, n, out } = sum;
         let (own, sums) = self.places(memory, rows * n);
         compute(own)?;
+        if let Some(ThroughMemory { peers, kernels, .. }) = &self.through_memory
+            && let Some(protocol) = peers.protocol(rows, n)
+        {
+            return kernels.sum(stream, peers, protocol, OwnSums { sums: own, bias, rows, n }, out);
+        }
         self.communicator.gather(stream, own, sums)?;
         let ranks = self.communicator.ranks();
         self.kernels.join_sums(stream, JoinSums { out, sums, bias, ranks, rows, n })
+    }
+
+    /// Queues only the computation of this rank's sums, if the norm that follows can exchange them. Nothing
+    /// else may be exchanged before [`Self::join_and_normalise`].
+    pub(super) fn sum_later(
+        &self,
+        memory: DeviceSlice<u8>,
+        sum: Sum<T>,
+        compute: impl FnOnce(DeviceSlice<f32>) -> Result<(), CudaError>,
+    ) -> Result<Option<Unjoined<T>>, CudaError> {
+        let Sum { bias, rows, n, .. } = sum;
+        let through = self.through_memory.as_ref().filter(|through| through.form == Form::Norm);
+        let Some(protocol) = through.and_then(|through| through.peers.protocol(rows, n)) else {
+            return Ok(None);
+        };
+        let sums = self.places(memory, rows * n).0;
+        compute(sums)?;
+        Ok(Some(Unjoined { own: OwnSums { sums, bias, rows, n }, protocol }))
+    }
+
+    /// Queues the exchange of sums, their addition to the residual stream and its norm.
+    pub(super) fn join_and_normalise(
+        &self,
+        stream: &Stream,
+        unjoined: Unjoined<T>,
+        then: ThenNorm<T>,
+    ) -> Result<(), CudaError> {
+        let Some(ThroughMemory { peers, kernels, .. }) = &self.through_memory else {
+            unreachable!("only sums that go through memory wait for a norm")
+        };
+        kernels.sum_and_normalise(stream, peers, unjoined.protocol, unjoined.own, then)
     }
 
     /// Queues the exchange of sums of squares, `len` of which `compute` writes on each rank: `[rows, heads +

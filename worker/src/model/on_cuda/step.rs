@@ -9,11 +9,12 @@ use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
 use skein_kernels::cuda::ops::linear::WeightValues;
 use skein_kernels::cuda::ops::packed::EmbedPackedRows;
+use skein_kernels::cuda::ops::reduce::ThenNorm;
 use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use super::attention::LayerRows;
-use super::exchange::{Lookup, Sum};
+use super::exchange::{Lookup, Sum, Unjoined};
 use super::experts::{ExpertActivations, widest_for_all};
 use super::latent::{LatentActivations, LatentOps};
 use super::weights::{LayerWeights, NormWeights};
@@ -126,6 +127,8 @@ pub(super) struct Running<'a, T, K> {
     a: &'a Activations<T>,
     /// Output for the next norm to add to the residual stream.
     delta: Delta<T>,
+    /// This rank's sums of an output, for the next norm to exchange and add instead of the delta.
+    unjoined: Option<Unjoined<T>>,
 }
 
 /// Output to add to the residual stream.
@@ -151,7 +154,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         step: &'a StepRows,
         a: &'a Activations<T>,
     ) -> Self {
-        Self { model, stream, step, a, delta: Delta::NONE }
+        Self { model, stream, step, a, delta: Delta::NONE, unjoined: None }
     }
 
     fn rows(&self) -> usize {
@@ -181,6 +184,11 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
     /// Adds the delta to the residual stream and normalises the sum into `h`.
     fn normalise(&mut self, by: NormWeights) -> Result<(), CudaError> {
         let delta = std::mem::replace(&mut self.delta, Delta::NONE);
+        if let (Some(unjoined), Some(exchange)) = (self.unjoined.take(), &self.model.exchange) {
+            let (a, eps) = (self.a, self.model.spec.norm.eps);
+            let then = ThenNorm { out: a.h, residual: a.residual, weight: by.weight, eps };
+            return exchange.join_and_normalise(self.stream, unjoined, then);
+        }
         self.model.normalise(self.stream, self.a.residual, delta, by, self.rows(), self.a)
     }
 
@@ -234,9 +242,10 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         self.model.ops.linear.launch(self.stream, out, x, weight, self.rows(), self.a.linear)
     }
 
-    /// Multiplies by a matrix whose inputs are split over ranks.
+    /// Multiplies by a matrix whose inputs are split over ranks. If a norm of the same stage follows, the
+    /// output may be left unjoined for it.
     fn multiply_shared(
-        &self,
+        &mut self,
         layer: usize,
         product: Product,
         out: DeviceSlice<T>,
@@ -245,10 +254,17 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         let Some(exchange) = &self.model.exchange else { return self.multiply(layer, product, out, x) };
         let (weight, rows) = (self.layer(layer).product(product), self.rows());
         let sum = Sum { bias: weight.bias, rows, n: weight.n, out };
-        exchange.sum(self.stream, self.a.exchange, sum, |own| {
+        let compute = |own| {
             let (linear, own_part) = (&self.model.ops.linear, without_bias(weight));
             linear.launch_f32(self.stream, own, x, &own_part, rows, self.a.linear)
-        })
+        };
+        // After the last layer, rows are gathered for logits or sent to the next stage instead.
+        let is_last = product == Product::Down && layer + 1 == self.model.spec.layers.len();
+        if !is_last && let Some(unjoined) = exchange.sum_later(self.a.exchange, sum, compute)? {
+            self.unjoined = Some(unjoined);
+            return Ok(());
+        }
+        exchange.sum(self.stream, self.a.exchange, sum, compute)
     }
 }
 
