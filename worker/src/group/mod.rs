@@ -11,6 +11,7 @@
 //! Ranks end together: an exit, a missed heartbeat, a late step or a differing token ends all of them, and
 //! the worker with them. No rank is replaceable, because only it holds its part of the weights.
 
+mod adapters;
 mod follower;
 mod follower_node;
 mod frame;
@@ -28,6 +29,7 @@ mod watch;
 mod wire;
 mod words;
 
+pub use adapters::{Followed, ReadAdapter};
 pub use follower::{RankError, follow};
 pub use follower_node::{GroupEnd, NodeSettings, serve_group};
 pub use heartbeat::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};

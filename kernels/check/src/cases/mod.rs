@@ -11,6 +11,7 @@ mod embed;
 mod experts;
 mod inputs;
 mod linear;
+mod low_rank;
 mod mma;
 mod norm;
 mod packed;
@@ -54,6 +55,7 @@ pub fn run(
     quantize::run(&mut bench)?;
     blaslt::run(&mut bench)?;
     linear::run(&mut bench)?;
+    low_rank::run(&mut bench)?;
     experts::run(&mut bench)?;
     packed::run(&mut bench)?;
     ranks::run(&mut bench)?;

@@ -14,6 +14,7 @@ pub mod gemv;
 pub mod inputs;
 pub mod kv;
 pub mod linear;
+pub mod low_rank;
 pub mod norm;
 pub mod packed;
 pub mod product;
