@@ -236,12 +236,7 @@ struct Part<'a, 'y> {
 }
 
 /// Runs blocks of the rows of `groups` on all threads.
-fn run<'a>(
-    cpu: &mut Cpu,
-    groups: &(impl Fn(usize) -> Changed<'a> + Sync),
-    count: usize,
-    part: Part<'_, '_>,
-) {
+fn run<'a>(cpu: &mut Cpu, groups: &(impl Fn(usize) -> Changed<'a> + Sync), count: usize, part: Part<'_, '_>) {
     let blocks = |group: &Changed<'_>| group.rows.len().div_ceil(ROWS_PER_TASK);
     let tasks = (0..count).map(|group| blocks(&groups(group))).sum();
     let isa = cpu.isa;
@@ -483,7 +478,8 @@ mod tests {
                         let a = |c, i| value(c * inputs + number * each + i);
                         let shape = LowRankShape { inputs: each, ..shape };
                         let own = LowRank::new(shape, 8 / ranks, 0.5, false, a, b);
-                        let of = |i: usize| Changed { rows: changed[i], changes: [Some((&own, 0)), None, None] };
+                        let of =
+                            |i: usize| Changed { rows: changed[i], changes: [Some((&own, 0)), None, None] };
                         let x: Vec<f32> =
                             x.chunks(inputs).flat_map(|x| x[number * each..][..each].to_vec()).collect();
                         let mut inner = vec![f32::NAN; all * 20];

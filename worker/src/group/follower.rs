@@ -40,7 +40,8 @@ pub enum RankError {
 }
 
 /// Executes the frames of `epoch`. `check` checks the loaded model together with all ranks and returns the
-/// backend. `adapters` reads adapters that frames name. The ranks of the last stage compare their tokens over `reports`.
+/// backend. `adapters` reads the adapters that frames name. The ranks of the last stage compare their tokens
+/// over `reports`.
 ///
 /// # Errors
 /// If this rank fails or the group ends.

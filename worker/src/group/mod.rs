@@ -1,8 +1,8 @@
 //! Several ranks, one process each, that share a model and act as one [`Backend`](crate::backend::Backend).
 //!
-//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model, run a
-//! step, stop. The other ranks only execute frames. All ranks draw every token, and a token is used only
-//! after all have drawn the same one.
+//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model, read
+//! or forget an adapter, run a step, stop. The other ranks only execute frames. All ranks draw every token,
+//! and a token is used only after all have drawn the same one.
 //!
 //! Ranks on other nodes are reached over TCP. Each node has a process that relays the leader's frames and its
 //! ranks' answers (`follower_node`); ranks that exchange data connect directly (`mesh`). The stages of a

@@ -11,8 +11,8 @@ use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
 use crate::backend::{
-    Allowed, Batch, BatchSequence, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRow, SampleRow, ScoreRow, VerifyRows,
-    Want,
+    Allowed, Batch, BatchSequence, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRow, SampleRow, ScoreRow,
+    VerifyRows, Want,
 };
 
 /// The words do not encode a step, so the ranks run different versions.
@@ -410,7 +410,12 @@ mod tests {
             tokens: vec![5, 6],
             positions: vec![1, 6],
             slots: vec![17, 22],
-            sequences: vec![BatchSequence { rows: 0..2, context_len: 7, blocks: 0..2, adapter: Some(adapter) }],
+            sequences: vec![BatchSequence {
+                rows: 0..2,
+                context_len: 7,
+                blocks: 0..2,
+                adapter: Some(adapter),
+            }],
             block_tables: vec![BlockId(1), BlockId(4)],
             window_slots: vec![33, 38],
             window_tables: vec![BlockId(0), BlockId(2)],

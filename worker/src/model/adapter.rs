@@ -54,8 +54,8 @@ pub struct Adapter {
     is_rank_stabilised: bool,
 }
 
-/// Matrices among `tensors` that adapters may name: those of products, and the head unless it is tied, because
-/// changing that would also change the embedding.
+/// Matrices among `tensors` that adapters may name: those of products, and the head unless it is tied,
+/// because changing that would also change the embedding.
 pub fn changeable(tensors: &[Tensor]) -> Vec<&Tensor> {
     tensors.iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))).collect()
 }
@@ -263,8 +263,7 @@ impl Delta {
     /// # Panics
     /// If it has more components than products support.
     pub(super) fn low_rank(&self, tensor: &Tensor, part: &Part) -> LowRank {
-        let shape =
-            LowRankShape { rank: self.rank(), inputs: part.cols.len(), outputs: part.rows.len() };
+        let shape = LowRankShape { rank: self.rank(), inputs: part.cols.len(), outputs: part.rows.len() };
         let is_bf16 = self.a.dtype == Dtype::BF16 && self.b.dtype == Dtype::BF16;
         let a = |component, input| self.a(component, part.cols.start + input);
         let b = |output, component| self.b(tensor, part.rows.start + output, component);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::LoadError;
 use super::adapter::{Adapter, Delta, changeable};
 use super::on_cpu::adapter::AdapterWeights;
-use super::on_cuda::adapter::{SlotImage, SlotForm};
+use super::on_cuda::adapter::{SlotForm, SlotImage};
 use super::spec::Spec;
 use super::tensors::{self, Kind, Product, Role, Tensor};
 use crate::shard::Shard;
@@ -103,7 +103,8 @@ pub fn for_each_change(
     let allowed: Vec<(&Tensor, Place)> = may_change(spec, &all).collect();
     for tensor in known {
         let Some(delta) = adapter.delta(tensor)? else { continue };
-        let Some((_, place)) = allowed.iter().find(|(it, _)| it.name == tensor.name && it.role == tensor.role)
+        let Some((_, place)) =
+            allowed.iter().find(|(it, _)| it.name == tensor.name && it.role == tensor.role)
         else {
             return Err(adapter.refused(&tensor.name, NOT_BESIDE));
         };

@@ -16,9 +16,9 @@ use crate::backend::cuda::{CudaLoadError, Fits};
 use crate::backend::{Backend, BackendError, Connections};
 use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
 use crate::group::{
-    self, Answer, CudaWelcome, Followed, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan,
-    NodeSettings, Nodes, Peers, Processes, RankCommand, ReadAdapter, RankError, RankProcess, TOKEN_BYTES, Terms, Topology,
-    Welcome,
+    self, Answer, CudaWelcome, Followed, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member,
+    NodePlan, NodeSettings, Nodes, Peers, Processes, RankCommand, RankError, RankProcess, ReadAdapter,
+    TOKEN_BYTES, Terms, Topology, Welcome,
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
@@ -330,7 +330,10 @@ fn introduce(
 /// Reason for the refusal.
 pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
-    if config.merged_adapter.is_some() || config.adapters.is_enabled {
+    if config.adapters.is_enabled {
+        return Err(WorkerError::Unsuitable(NO_SERVED_ADAPTERS.into()));
+    }
+    if config.merged_adapter.is_some() {
         return Err(WorkerError::Unsuitable(NO_MERGED_ADAPTER.into()));
     }
     let command = config.ranks.command.clone();

@@ -48,8 +48,7 @@ fn on_ranks<T: Send>(
                 let parts: Vec<_> =
                     directories.iter().map(|directory| part(model, directory, &shard)).collect();
                 let (cache, source) = (PackedCache::none(), (model, merged));
-                let mut loaded =
-                    CpuModel::load_rank(source, options, &cache, rank, &mut |_, _| {}).unwrap();
+                let mut loaded = CpuModel::load_rank(source, options, &cache, rank, &mut |_, _| {}).unwrap();
                 work(&mut loaded, &parts)
             })
         });
@@ -91,14 +90,12 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
         let model = make(name, stored, changes);
         let made = [(1, 16), (2, 5)].map(|(seed, rank)| make_adapter(model.path(), seed, rank));
         let directories: Vec<&Path> = made.iter().map(|directory| directory.path()).collect();
-        let served = |shape, adapters: &[&Path]| {
-            on_ranks(model.path(), numbers, shape, (adapters, None), steps)
-        };
+        let served =
+            |shape, adapters: &[&Path]| on_ranks(model.path(), numbers, shape, (adapters, None), steps);
         let expected = served((1, 1), &directories).remove(0);
         assert!(expected.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{name}");
         assert_ne!(served((1, 1), &[]).remove(0), expected, "{name}: the adapters matter");
-        let merged =
-            |shape| on_ranks(model.path(), numbers, shape, (&[], Some(directories[0])), steps);
+        let merged = |shape| on_ranks(model.path(), numbers, shape, (&[], Some(directories[0])), steps);
         let of_merged = merged((1, 1)).remove(0);
         for (tensor, stages) in shapes {
             for (rank, got) in served((tensor, stages), &directories).into_iter().take(tensor).enumerate() {

@@ -49,12 +49,7 @@ fn held(model: &Path, directory: &Path, options: &CudaOptions) -> Result<Loaded,
 }
 
 /// Log-probabilities of the tokens that follow `positions`, in chunks.
-fn scores(
-    backend: &mut dyn Backend,
-    tokens: &[u32],
-    adapter: Option<&Loaded>,
-    chunks: &[usize],
-) -> Vec<f32> {
+fn scores(backend: &mut dyn Backend, tokens: &[u32], adapter: Option<&Loaded>, chunks: &[usize]) -> Vec<f32> {
     let (mut sequence, mut all) = (sequence_of(tokens.to_vec(), 0), Vec::new());
     for count in chunks {
         let (mut batch, start) = (Batch::default(), sequence.computed);
@@ -99,20 +94,19 @@ fn merged_and_served_adapters_agree_with_peft() {
         let base = golden("models", json["model"].as_str().unwrap());
         let tokens: Vec<u32> = serde_json::from_value(json["prompt"].clone()).unwrap();
         let chunks = [tokens.len() - 3, 1, 2];
-        let merged = CudaOptions {
-            merged: Some(directory.clone()),
-            ..options(eager(), limits(), Some(4 << 20))
-        };
+        let merged =
+            CudaOptions { merged: Some(directory.clone()), ..options(eager(), limits(), Some(4 << 20)) };
         let merged = scores(&mut load(&base, merged).unwrap(), &tokens, None, &chunks);
         let serving = serving(eager(), 2);
         let adapter = held(&base, &directory, &serving).unwrap();
         let mut backend = load(&base, serving).unwrap();
         let served = scores(&mut backend, &tokens, Some(&adapter), &chunks);
         let plain = scores(&mut backend, &tokens, None, &chunks);
-        for (kind, got) in [("merged", &merged), ("served", &served)] {
+        // Of served adapters A and B are rounded, too, and the sum with the model's product once more.
+        for (kind, got, allowed) in [("merged", &merged, TOLERANCE), ("served", &served, 2.0 * TOLERANCE)] {
             let (most, mean) = differences(name, &json, got);
             println!("{name}, {kind}: log-probabilities differ by at most {most:.4}, {mean:.4} on average");
-            assert!(most <= MOST && mean <= TOLERANCE, "{name}, {kind}: {most} {mean}");
+            assert!(most <= MOST && mean <= allowed, "{name}, {kind}: {most} {mean}");
         }
         let without = differences(name, &json, &plain);
         println!("{name}: without the adapter {without:?}");
@@ -139,7 +133,8 @@ fn bits(
     shown: &[usize],
     chunk: impl Fn(usize, usize) -> usize,
 ) -> Vec<Vec<u32>> {
-    let mut sequences: Vec<_> = shown.iter().map(|nth| sequence_of(prompt(*nth as u32, TOKENS + 1), *nth as u32)).collect();
+    let mut sequences: Vec<_> =
+        shown.iter().map(|nth| sequence_of(prompt(*nth as u32, TOKENS + 1), *nth as u32)).collect();
     let mut all = vec![Vec::new(); shown.len()];
     for turn in 0.. {
         let (mut batch, mut of) = (Batch::default(), Vec::new());

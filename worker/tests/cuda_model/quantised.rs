@@ -47,10 +47,12 @@ fn goldens() -> (Vec<PathBuf>, Vec<String>) {
     all.retain(|path| {
         let (config, weights) = (ModelConfig::from_dir(path).unwrap(), Weights::open(path).unwrap());
         let why = match check_model(&config, 16) {
-            Ok(()) => match forms::<bf16>(&config.spec, &Shard::whole(&config.spec), (&weights, None), None) {
-                Ok(_) => return true,
-                Err(error) => error.to_string(),
-            },
+            Ok(()) => {
+                match forms::<bf16>(&config.spec, &Shard::whole(&config.spec), (&weights, None), None) {
+                    Ok(_) => return true,
+                    Err(error) => error.to_string(),
+                }
+            }
             Err(NotUsable::Part { part, .. }) => part.to_owned(),
             Err(error) => panic!("{}: {error}", path.display()),
         };

@@ -49,11 +49,7 @@ pub fn on_cuda_rounded(
 }
 
 /// Options of a model whose sequences are run by hand.
-pub fn options(
-    cuda: CudaConfig,
-    limits: SchedulerConfig,
-    kv_cache_memory_bytes: Option<u64>,
-) -> CudaOptions {
+pub fn options(cuda: CudaConfig, limits: SchedulerConfig, kv_cache_memory_bytes: Option<u64>) -> CudaOptions {
     CudaOptions {
         cuda,
         fp8: Fp8::default(),

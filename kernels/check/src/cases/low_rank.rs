@@ -26,7 +26,9 @@ struct Shape {
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[[usize; 5]] = match bench.scale {
-        Scale::Small => &[[1, 8, 3, 1, 16], [21, 136, 96, 3, 32], [40, 520, 1032, 2, 16], [5, 64, 14, 1, 144]],
+        Scale::Small => {
+            &[[1, 8, 3, 1, 16], [21, 136, 96, 3, 32], [40, 520, 1032, 2, 16], [5, 64, 14, 1, 144]]
+        }
         Scale::Full => &[
             [1, 4096, 6144, 3, 16],
             [64, 4096, 28_672, 2, 16],
@@ -60,10 +62,8 @@ fn slot_of(row: usize) -> Option<usize> {
 fn message(rows: usize, each: usize) -> (Vec<u32>, usize) {
     let of = |slot| (0..rows as u32).filter(|row| slot_of(*row as usize) == Some(slot)).collect::<Vec<_>>();
     let lists: Vec<Vec<u32>> = (0..SLOTS).map(of).collect();
-    let tiles: Vec<(u32, &[u32])> = (0..)
-        .zip(&lists)
-        .flat_map(|(slot, rows)| rows.chunks(each).map(move |rows| (slot, rows)))
-        .collect();
+    let tiles: Vec<(u32, &[u32])> =
+        (0..).zip(&lists).flat_map(|(slot, rows)| rows.chunks(each).map(move |rows| (slot, rows))).collect();
     let mut words = vec![0; HEADER_WORDS + Message::tile_words(rows)];
     Message::new(&mut words).tiles(TileList::Rows, tiles.iter().copied());
     (words, tiles.len())
@@ -129,11 +129,11 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
     };
     let (narrow, wide) = run(bench, TILE_ROWS)?;
     let alone = run(bench, 1)?;
-    bench.compare_exact(&format!("{name}, tiles of one row"), &[alone.0, alone.1].concat(), &[
-        narrow.clone(),
-        wide.clone(),
-    ]
-    .concat());
+    bench.compare_exact(
+        &format!("{name}, tiles of one row"),
+        &[alone.0, alone.1].concat(),
+        &[narrow.clone(), wide.clone()].concat(),
+    );
 
     let compared = bench.compared(rows * n);
     let change = |at: usize| -> Option<f64> {
@@ -144,7 +144,8 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
         let component = |c: usize| {
             let a = &a[((slot * matrices + matrix) * max_rank + c) * k..][..k];
             let x = &x[row * k..][..k];
-            let inner: f64 = a.iter().zip(x).map(|(a, x)| f64::from(a.to_f32()) * f64::from(x.to_f32())).sum();
+            let inner: f64 =
+                a.iter().zip(x).map(|(a, x)| f64::from(a.to_f32()) * f64::from(x.to_f32())).sum();
             inner * f64::from(b[(slot * max_rank + c) * n_stride + output].to_f32())
         };
         (rank > 0).then(|| (0..rank).map(component).sum::<f64>() * f64::from(scale))

@@ -203,11 +203,7 @@ impl<T: Activation + BlasElement> Linear<T> {
         for first in (0..rows).step_by(most) {
             let rows = most.min(rows - first);
             let (sums, x) = (wide.slice(0..rows * n), x.slice(first * k..(first + rows) * k));
-            self.by_kernels(
-                stream,
-                &Product { out: sums, x, weight, rows, output: Output::F32 },
-                workspace,
-            )?;
+            self.by_kernels(stream, &Product { out: sums, x, weight, rows, output: Output::F32 }, workspace)?;
             change(GateUpSums::Wide(sums, first))?;
             let out = out.slice(first * n / 2..(first + rows) * n / 2);
             glu_wide.glu(stream, out, sums, (by, n / 2))?;

@@ -204,7 +204,8 @@ fn check(of: &ChangedRows, product: &SlotProduct) {
     let SlotProduct { a_at, b_at, k, matrices, firsts, .. } = *product;
     let ChangedRows { slot_bytes, max_rank, slots, .. } = *of;
     assert!(max_rank > 0 && max_rank.is_multiple_of(RANK_UNIT), "{max_rank} is no multiple of {RANK_UNIT}");
-    let is_aligned = [slot_bytes, a_at, b_at, slots.address() as usize].iter().all(|at| at.is_multiple_of(16));
+    let is_aligned =
+        [slot_bytes, a_at, b_at, slots.address() as usize].iter().all(|at| at.is_multiple_of(16));
     let [a, b] = [matrices * k, product.n_stride()].map(|values| values * max_rank * size_of::<u16>());
     assert!(
         is_aligned && a_at + a <= slot_bytes && b_at + b <= slot_bytes && matrices <= MATRICES,

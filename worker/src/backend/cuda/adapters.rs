@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
+use skein_kernels::cuda::Stream;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::low_rank::TILE_ROWS;
-use skein_kernels::cuda::Stream;
 use skein_proto::adapter::AdapterId;
 
 use super::stage::QueueError;

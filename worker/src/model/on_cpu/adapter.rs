@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::low_rank::{
-    Changed, LowRank, LowRankShape, add_low_rank, add_outer, inner_low_rank,
-};
+use skein_kernels::cpu::low_rank::{Changed, LowRank, LowRankShape, add_low_rank, add_outer, inner_low_rank};
 
 use crate::backend::LoadedAdapter;
 use crate::model::LoadError;
@@ -42,7 +40,11 @@ impl AdapterWeights {
     ///
     /// # Errors
     /// As [`served_adapter::for_each_change`].
-    pub fn new(adapter: &Adapter, (spec, shard): (&Spec, &Shard), max_rank: usize) -> Result<Self, LoadError> {
+    pub fn new(
+        adapter: &Adapter,
+        (spec, shard): (&Spec, &Shard),
+        max_rank: usize,
+    ) -> Result<Self, LoadError> {
         let mut weights = Self {
             layers: shard.layers.clone().map(|_| LayerChanges::default()).collect(),
             head: None,
@@ -81,8 +83,7 @@ impl AdapterWeights {
             if part.is_empty() {
                 return 0;
             }
-            let shape =
-                LowRankShape { rank: max_rank, inputs: part.cols.len(), outputs: part.rows.len() };
+            let shape = LowRankShape { rank: max_rank, inputs: part.cols.len(), outputs: part.rows.len() };
             shape.bytes(size_of::<f32>()) as u64
         };
         served_adapter::may_change(spec, &all).map(bytes).sum()

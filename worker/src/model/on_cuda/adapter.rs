@@ -136,13 +136,13 @@ impl SlotForm {
     /// Reads the weights of `adapter`, rounded to the model's 16-bit type.
     ///
     /// # Errors
-    /// As [`for_each_change`], if a weight is not a finite number in that type, or if no page-locked memory is
-    /// left.
+    /// As [`for_each_change`], if a weight is not a finite number in that type, or if no page-locked memory
+    /// is left.
     pub fn read(&self, adapter: &Adapter, spec: &Spec, max_rank: usize) -> Result<SlotImage, LoadError> {
         let no_memory = |error: CudaError| {
             let bytes = self.layout.bytes;
             adapter.refused(
-                "",
+                "adapter_model.safetensors",
                 &format!("cannot have {bytes} bytes of page-locked memory ({error}); lower --max-cpu-loras"),
             )
         };
@@ -312,11 +312,7 @@ pub(super) struct GateUpChange<'a, T> {
 
 impl<T: Activation> GateUpChange<'_, T> {
     /// Queues the changes to `sums`.
-    pub fn add(
-        &self,
-        stream: &Stream,
-        sums: GateUpSums<T>,
-    ) -> Result<(), CudaError> {
+    pub fn add(&self, stream: &Stream, sums: GateUpSums<T>) -> Result<(), CudaError> {
         let Self { adapters: DeviceAdapters { kernel, inner, .. }, of, product } = self;
         match sums {
             GateUpSums::Rounded(out) => kernel.add(stream, of, product, *inner, out),

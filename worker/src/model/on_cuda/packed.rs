@@ -285,9 +285,10 @@ impl Source {
         let rounded = match &self.rows {
             Rows::Rounded(format, numbers) => {
                 let numbers = numbers.part(rows.clone(), 0..numbers.cols());
-                let numbers = self.change.as_ref().map_or(numbers.clone(), |change| {
-                    change.merged(&numbers, rows.start)
-                });
+                let numbers = self
+                    .change
+                    .as_ref()
+                    .map_or(numbers.clone(), |change| change.merged(&numbers, rows.start));
                 let layout = Layout { leaves: shape.leaves(), ..Layout::new(*format, rows.len(), shape.k) };
                 let packed = Packed::in_layout(&mut Cpu::new(1), &numbers, layout);
                 Some(packed.map_err(|source| self.failed(source, rows.start))?)

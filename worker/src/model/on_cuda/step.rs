@@ -7,7 +7,7 @@ use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
 use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
-use skein_kernels::cuda::ops::linear::{Gated, GateUpSums, WeightValues};
+use skein_kernels::cuda::ops::linear::{GateUpSums, Gated, WeightValues};
 use skein_kernels::cuda::ops::packed::EmbedPackedRows;
 use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
@@ -245,7 +245,8 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
     /// Sets `a.gated` to the input of a dense network's down projection.
     fn inner(&self, index: usize) -> Result<(), CudaError> {
         let Self { model, stream, step, a, .. } = *self;
-        let (network, weight) = (&model.spec.layers[index].feed_forward, self.layer(index).product(Product::GateUp));
+        let (network, weight) =
+            (&model.spec.layers[index].feed_forward, self.layer(index).product(Product::GateUp));
         let (rows, by) = (self.rows(), network.activation);
         let Some((adapters, tiles)) = model.adapters.as_ref().zip(step.adapters) else {
             return model.inner(stream, network, weight, rows, a);
