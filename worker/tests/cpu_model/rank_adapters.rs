@@ -84,7 +84,7 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
         ("llama-gqa", Dtype::F32, json!({}), NumberTypes::EXACT),
         ("llama3-rope", Dtype::BF16, uneven, rounded),
         ("qwen2", Dtype::F16, json!({"num_key_value_heads": 1}), NumberTypes::EXACT),
-        ("phi3-v5", Dtype::F32, json!({}), NumberTypes::EXACT),
+        ("qwen3-bias-v5", Dtype::F16, json!({}), NumberTypes::EXACT),
         ("gemma2", Dtype::BF16, json!({}), NumberTypes::EXACT),
     ] {
         let model = make(name, stored, changes);
