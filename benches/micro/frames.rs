@@ -15,7 +15,7 @@ use skein_worker::backend::cuda::pack_step;
 use skein_worker::backend::{
     Backend, BackendError, Batch, BatchSequence, SampleRow, StepHandle, StepOutput, Want,
 };
-use skein_worker::group::{GroupMemory, Leader, NodePlan, Topology, Watch, follow};
+use skein_worker::group::{Followed, GroupMemory, Leader, NodePlan, Topology, Watch, follow};
 
 const BLOCK_SIZE: u32 = 16;
 /// Steps in a round; their frames fit into the ring together.
@@ -152,7 +152,8 @@ fn lead(batch: &Batch, ranks: usize, words: usize, writing: &Times) {
     let follower = |rank| {
         let (memory, received) = (group.memory.clone(), received.clone());
         std::thread::spawn(move || {
-            follow(memory.reader(rank), None, EPOCH, || Ok(Counter(received))).expect("nothing fails");
+            follow(memory.reader(rank), None, (EPOCH, Followed::new(None)), || Ok(Counter(received)))
+                .expect("nothing fails");
         })
     };
     let followers: Vec<_> = (1..ranks).map(follower).collect();
@@ -181,7 +182,7 @@ fn follow_in_turn(batch: &Batch, ranks: usize, words: usize, [packing, receiving
     drop(leader);
     for rank in 1..ranks {
         let check = || Ok(Packer::new(words, packing, Some(receiving)));
-        follow(group.memory.reader(rank), None, EPOCH, check).expect("nothing fails");
+        follow(group.memory.reader(rank), None, (EPOCH, Followed::new(None)), check).expect("nothing fails");
     }
 }
 

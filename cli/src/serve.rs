@@ -93,7 +93,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     read.check_nodes(&mut settings);
     settings::check(&settings)?;
     let ServeSettings { log, otlp_flags, front, mut engine, workers: worker_count_setting, named } = read;
-    let named = named.or_adapter(engine.worker.cpu.adapter.as_ref().map(|adapter| adapter.name.as_str()));
+    let named = named.or_adapter(engine.worker.merged_adapter.as_ref().map(|adapter| adapter.name.as_str()));
     if settings.switch("plan") {
         let served = named.find(Need::All).await?;
         engine.worker.model.clone_from(&served.model);

@@ -267,7 +267,7 @@ async fn configure(settings: &mut Settings) -> Result<(WorkerConfig, u16), Failu
     let drain_grace = settings.value("drain-grace", duration(Duration::ZERO..=DAY));
     let names = settings.list("served-model-name", text);
     let config = config_of(engine, settings).await?;
-    let adapter = config.cpu.adapter.as_ref().map(|adapter| adapter.name.clone());
+    let adapter = config.merged_adapter.as_ref().map(|adapter| adapter.name.clone());
     let config = WorkerConfig {
         drain_grace: drain_grace.unwrap_or(DRAIN_GRACE),
         served_model_name: names.first().cloned().or(adapter).unwrap_or(config.served_model_name),
@@ -405,7 +405,7 @@ impl Launch {
             Some(directory) => flag("packed-cache-dir", &directory.display()),
             None => flag("packed-cache-dir", &"none"),
         }
-        for adapter in config.cpu.adapter.iter().chain(&config.adapters.modules) {
+        for adapter in config.merged_adapter.iter().chain(&config.adapters.modules) {
             flag("lora-modules", &format_args!("{}={}", adapter.name, adapter.directory.display()));
         }
         flag("max-loras", &config.adapters.max_loras);

@@ -38,6 +38,8 @@ enum Header {
   LOGIT_ROWS_AT,
   WINDOW_SLOTS_AT,
   WINDOW_TABLES_AT,
+  ROW_TILES_AT,  // these two: low_rank.cu
+  LOGIT_TILES_AT,
 };
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -30,6 +30,8 @@ pub struct WorkerConfig {
     pub ranks: RanksConfig,
     /// Adapters served beside the model.
     pub adapters: AdaptersConfig,
+    /// Adapter merged into the weights at load.
+    pub merged_adapter: Option<AdapterConfig>,
     /// Settings of the CPU backend only.
     pub cpu: CpuConfig,
     /// Settings of CUDA backends only.
@@ -73,6 +75,7 @@ impl WorkerConfig {
             precision: Precision::default(),
             ranks: RanksConfig::default(),
             adapters: AdaptersConfig::default(),
+            merged_adapter: None,
             cpu: CpuConfig::default(),
             cuda: CudaConfig::default(),
             fake: FakeConfig::default(),
@@ -213,8 +216,6 @@ impl std::fmt::Debug for GroupSecret {
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
-    /// Adapter merged into the weights at load.
-    pub adapter: Option<AdapterConfig>,
     /// Smaller model that drafts tokens: a directory or a GGUF file.
     pub draft_model: Option<PathBuf>,
 }

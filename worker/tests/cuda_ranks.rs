@@ -90,6 +90,8 @@ impl GroupSetup {
             kv_cache_memory_bytes: Some(4 << 20),
             window_blocks: self.window_blocks,
             readers: 1,
+            merged: None,
+            served: None,
         }
     }
 
@@ -156,6 +158,8 @@ impl GroupSetup {
             max_rows: 0,
             precision: Precision { quantization, kv_cache_dtype, ..Precision::default() },
             packed_cache_dir: None,
+            merged_adapter: None,
+            max_lora_rank: None,
             cuda: Some(CudaWelcome {
                 config: self.config.clone(),
                 limits: limits(),

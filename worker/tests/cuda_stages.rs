@@ -105,6 +105,8 @@ fn options(cuda: CudaConfig, kv_bytes: u64) -> CudaOptions {
         kv_cache_memory_bytes: Some(kv_bytes),
         window_blocks: true,
         readers: 1,
+        merged: None,
+        served: None,
     }
 }
 

@@ -150,7 +150,7 @@ impl Here {
         let workers =
             settings.value("workers", count(1..=crate::serve::MAX_WORKERS)).map(|count| count as usize);
         let mut names = settings.list("served-model-name", text);
-        if let Some(adapter) = engine.worker.cpu.adapter.as_ref().filter(|_| names.is_empty()) {
+        if let Some(adapter) = engine.worker.merged_adapter.as_ref().filter(|_| names.is_empty()) {
             names.push(adapter.name.clone());
         }
         let argument = ModelArgument::read(settings);

@@ -75,7 +75,8 @@ impl EngineSettings {
         let worker = WorkerConfig {
             backend: device.kind,
             precision,
-            cpu: CpuConfig { adapter, draft_model, ..cpu(settings) },
+            cpu: CpuConfig { draft_model, ..cpu(settings) },
+            merged_adapter: adapter,
             adapters,
             cuda,
             threads: threads(settings),
@@ -132,7 +133,7 @@ fn cpu(settings: &mut Settings) -> CpuConfig {
         Some(directory) => Some(directory.into()),
         None => user_cache().map(|directory| directory.join("skein").join("packed")),
     };
-    CpuConfig { packed_cache_dir, adapter: None, draft_model: None }
+    CpuConfig { packed_cache_dir, draft_model: None }
 }
 
 /// The adapter to merge, and those to serve beside the model.

@@ -82,7 +82,7 @@ pub const FLAGS: &[Flag] = &[
         "NAME=DIR",
         MODEL,
         COMPUTE | RUN,
-        "LoRA adapters in PEFT's format, served as NAME (CPU only): with --enable-lora several beside the model, else one, merged into the weights at load and served instead of it",
+        "LoRA adapters in PEFT's format, served as NAME: with --enable-lora several beside the model, else one, merged into the weights at load and served instead of it",
     ),
     switch(
         "enable-lora",
@@ -97,7 +97,7 @@ pub const FLAGS: &[Flag] = &[
         "COUNT",
         MODEL,
         COMPUTE | RUN,
-        "Most different adapters in use at once; requests for further ones wait",
+        "Most different adapters in use at once, on a GPU each in a slot of device memory; requests for further ones wait",
     ),
     one(
         "max-cpu-loras",

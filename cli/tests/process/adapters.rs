@@ -137,3 +137,29 @@ fn adapters_are_loaded_and_unloaded_under_load_and_no_stream_is_lost() {
         assert_eq!(client.post("/v1/unload_lora_adapter", json!({"lora_name": "a1"})).await.0, 404);
     });
 }
+
+#[test]
+fn ranks_serve_adapters_with_the_tokens_of_one_process() {
+    let directory = adapters(3);
+    let modules = ["a0", "a1", "a2"].map(|name| module(directory.path(), name));
+    block_on(async {
+        let mut seen = Vec::new();
+        for ranks in ["1", "2"] {
+            let mut flags = vec!["--workers", "1", "--threads", "2", "--tensor-parallel-size", ranks];
+            flags.extend(["--enable-lora", "--max-loras", "2"]);
+            modules.iter().for_each(|module| flags.extend(["--lora-modules", module]));
+            let cluster = Cluster::serve(SKEIN, &flags).await;
+            let client = Client { http: reqwest::Client::new(), cluster: &cluster };
+            // One more than is in memory, so that the first is forgotten and read again.
+            let (first, second) = tokio::join!(client.stream("a0"), client.stream("a1"));
+            let (third, plain) = tokio::join!(client.stream("a2"), client.stream("skein-7m"));
+            let again = client.stream("a0").await;
+            let histories = [first, second, third, plain, again];
+            assert!(histories.iter().all(History::complete), "{ranks} ranks: {}", cluster.log());
+            seen.push(histories.map(|history| history.choices[&0].token_ids.clone()));
+        }
+        let [first, second, third, plain, again] = &seen[0];
+        assert!(first == again && [second, third, plain].iter().all(|other| *other != first));
+        assert_eq!(seen[0], seen[1]);
+    });
+}

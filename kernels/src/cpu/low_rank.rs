@@ -1,13 +1,18 @@
 //! Products with low-rank adapters (LoRA, arXiv 2106.09685): `y += scale * (x A) B` for some rows.
 //!
 //! The rows of a step are grouped by adapter, so that each adapter is read once. A row's sums have one order,
-//! whatever other rows the step has: the inner product adds inputs in four interleaved parts, which are
-//! joined as `(0 + 1) + (2 + 3)`; the outer one adds components in ascending order.
+//! whatever other rows the step has: the inner product adds the inputs of a [leaf](crate::leaves) in four
+//! interleaved parts, which are joined as `(0 + 1) + (2 + 3)`, and joins leaves as a tree; the outer one adds
+//! components in ascending order. So ranks that divide the inputs can add their inner products in between:
+//! [`inner_low_rank`], then [`add_outer`].
+
+use std::ops::Range;
 
 use super::Cpu;
 use super::aligned::Aligned;
 use super::disjoint::DisjointMut;
 use super::simd::{Kernel, LANES, Simd};
+use crate::leaves::MAX_LEAVES;
 
 /// Highest supported rank: the inner products of a block of rows are on the stack.
 pub const MAX_RANK: usize = 512;
@@ -24,6 +29,8 @@ pub struct LowRank {
     rank: usize,
     inputs: usize,
     outputs: usize,
+    /// Leaves of the inner sums: a power of two that divides the inputs.
+    leaves: usize,
     scale: f32,
     /// `[rank / LANES, inputs, LANES]`, padded with zeros.
     a: Values,
@@ -93,9 +100,10 @@ impl LowRank {
     /// Arranges A, `a(component, input)`, and B, `b(output, component)`. `is_bf16`: all values are bfloat16.
     ///
     /// # Panics
-    /// If the rank is above [`MAX_RANK`].
+    /// If the rank is above [`MAX_RANK`], or the inputs are not `leaves` of equal length.
     pub fn new(
         shape: LowRankShape,
+        leaves: usize,
         scale: f32,
         is_bf16: bool,
         a: impl Fn(usize, usize) -> f32,
@@ -103,6 +111,8 @@ impl LowRank {
     ) -> Self {
         let LowRankShape { rank, inputs, outputs } = shape;
         assert!((1..=MAX_RANK).contains(&rank), "a rank is 1 to {MAX_RANK}");
+        let divides = leaves.is_power_of_two() && leaves <= MAX_LEAVES && inputs.is_multiple_of(leaves);
+        assert!(divides, "{inputs} inputs are {leaves} leaves");
         let or_zero = |exists: bool, value: &dyn Fn() -> f32| if exists { value() } else { 0.0 };
         let of_a = |i: usize| {
             let (component, input) = (i / LANES / inputs * LANES + i % LANES, i / LANES % inputs);
@@ -114,12 +124,17 @@ impl LowRank {
         };
         let a = Values::new(rank.next_multiple_of(LANES) * inputs, is_bf16, of_a);
         let b = Values::new(outputs.next_multiple_of(LANES) * rank, is_bf16, of_b);
-        Self { rank, inputs, outputs, scale, a, b }
+        Self { rank, inputs, outputs, leaves, scale, a, b }
     }
 
     /// Size in memory.
     pub fn bytes(&self) -> usize {
         self.a.bytes() + self.b.bytes()
+    }
+
+    /// Number of components.
+    pub fn rank(&self) -> usize {
+        self.rank
     }
 }
 
@@ -144,8 +159,6 @@ pub fn add_low_rank<'a>(
     count: usize,
     (y, stride): (&mut [f32], usize),
 ) {
-    let blocks = |group: &Changed<'_>| group.rows.len().div_ceil(ROWS_PER_TASK);
-    let tasks = (0..count).map(|group| blocks(&groups(group))).sum();
     for Changed { rows, changes } in (0..count).map(groups) {
         let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
         assert!(last * width <= x.len() && last * stride <= y.len(), "every row is in x and y");
@@ -154,26 +167,100 @@ pub fn add_low_rank<'a>(
             assert!(fits, "a change has inputs and outputs of a row");
         }
     }
-    let (isa, y) = (cpu.isa, DisjointMut::new(y));
+    let (x, y) = (Some((x, width)), Some((&DisjointMut::new(y), stride)));
+    run(cpu, groups, count, Part { x, y, inner: None, components: None });
+}
+
+/// Sets `inner`, `[changed rows, components]`, to the inner products of the first change of each of `groups`.
+/// The changed rows are those of all groups, one after another.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn inner_low_rank<'a>(
+    cpu: &mut Cpu,
+    (x, width): (&[f32], usize),
+    groups: &(impl Fn(usize) -> Changed<'a> + Sync),
+    count: usize,
+    (inner, components): (&mut [f32], usize),
+) {
+    let mut all = 0;
+    for Changed { rows, changes } in (0..count).map(groups) {
+        let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
+        let fits = |matrix: &LowRank| matrix.inputs <= width && matrix.rank <= components;
+        assert!(last * width <= x.len(), "every row is in x");
+        assert!(changes[0].is_none_or(|(matrix, _)| fits(matrix)), "a change has inputs of a row");
+        all += rows.len();
+    }
+    assert!(all * components <= inner.len(), "{all} rows of {components} components have room");
+    let inner = DisjointMut::new(inner);
+    let part = Part { x: Some((x, width)), y: None, inner: Some((&inner, components)), components: None };
+    run(cpu, groups, count, part);
+}
+
+/// Adds the outer products of `inner`, as [`inner_low_rank`] lays it out, to `y`, `[rows, stride]`.
+///
+/// # Panics
+/// If the shapes disagree.
+pub fn add_outer<'a>(
+    cpu: &mut Cpu,
+    (inner, components): (&[f32], usize),
+    groups: &(impl Fn(usize) -> Changed<'a> + Sync),
+    count: usize,
+    (y, stride): (&mut [f32], usize),
+) {
+    let mut all = 0;
+    for Changed { rows, changes } in (0..count).map(groups) {
+        let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
+        let fits = |(matrix, first): (&LowRank, usize)| {
+            matrix.rank <= components && first + matrix.outputs <= stride
+        };
+        assert!(last * stride <= y.len(), "every row is in y");
+        assert!(changes[0].is_none_or(fits), "a change has outputs of a row");
+        all += rows.len();
+    }
+    assert!(all * components <= inner.len(), "{all} rows have {components} components");
+    let y = DisjointMut::new(y);
+    let part = Part { x: None, y: Some((&y, stride)), inner: None, components: Some((inner, components)) };
+    run(cpu, groups, count, part);
+}
+
+/// What of a change is computed: both products from `x` to `y`, or only one of them.
+#[derive(Clone, Copy)]
+struct Part<'a, 'y> {
+    x: Option<(&'a [f32], usize)>,
+    y: Option<(&'a DisjointMut<'y, f32>, usize)>,
+    /// Where the inner products go.
+    inner: Option<(&'a DisjointMut<'y, f32>, usize)>,
+    /// The inner products, if they are known.
+    components: Option<(&'a [f32], usize)>,
+}
+
+/// Runs blocks of the rows of `groups` on all threads.
+fn run<'a>(cpu: &mut Cpu, groups: &(impl Fn(usize) -> Changed<'a> + Sync), count: usize, part: Part<'_, '_>) {
+    let blocks = |group: &Changed<'_>| group.rows.len().div_ceil(ROWS_PER_TASK);
+    let tasks = (0..count).map(|group| blocks(&groups(group))).sum();
+    let isa = cpu.isa;
     cpu.threads.run(tasks, |mut task, _| {
+        let mut first = 0;
         for group in (0..count).map(groups) {
             let of_group = blocks(&group);
             if task < of_group {
                 let rows = group.rows.chunks(ROWS_PER_TASK).nth(task).unwrap_or_default();
-                return isa.run(Task { x, width, rows, changes: group.changes, y: &y, stride });
+                first += task * ROWS_PER_TASK;
+                return isa.run(Task { part, rows, first, changes: group.changes });
             }
             task -= of_group;
+            first += group.rows.len();
         }
     });
 }
 
 struct Task<'a, 'y> {
-    x: &'a [f32],
-    width: usize,
+    part: Part<'a, 'y>,
     rows: &'a [u32],
+    /// Number of its first row among all changed rows.
+    first: usize,
     changes: [Option<(&'a LowRank, usize)>; 3],
-    y: &'a DisjointMut<'y, f32>,
-    stride: usize,
 }
 
 impl Kernel for Task<'_, '_> {
@@ -181,26 +268,53 @@ impl Kernel for Task<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (matrix, first) in self.changes.iter().flatten() {
+        for (matrix, output) in self.changes.iter().flatten() {
             let (blocks, rest) = self.rows.as_chunks::<BLOCK>();
-            blocks.iter().for_each(|rows| self.add(s, matrix, *first, rows));
-            rest.iter().for_each(|row| self.add(s, matrix, *first, &[*row]));
+            for (i, rows) in blocks.iter().enumerate() {
+                self.add(s, matrix, *output, self.first + i * BLOCK, rows);
+            }
+            for (i, row) in rest.iter().enumerate() {
+                self.add(s, matrix, *output, self.first + blocks.len() * BLOCK + i, &[*row]);
+            }
         }
     }
 }
 
 impl Task<'_, '_> {
+    /// The change of `rows`, the `number`th changed ones and following.
     #[inline(always)]
-    fn add<S: Simd, const ROWS: usize>(&self, s: S, matrix: &LowRank, first: usize, rows: &[u32; ROWS]) {
-        let x = rows.map(|row| &self.x[row as usize * self.width..][..matrix.inputs]);
+    fn add<S: Simd, const ROWS: usize>(
+        &self,
+        s: S,
+        matrix: &LowRank,
+        first: usize,
+        number: usize,
+        rows: &[u32; ROWS],
+    ) {
         let mut inner = [[0f32; MAX_RANK]; ROWS];
-        for strip in 0..matrix.rank.div_ceil(LANES) {
-            let sums = inner_products(s, matrix, strip, &x);
-            for (inner, sum) in inner.iter_mut().zip(sums) {
-                // SAFETY: the slice has sixteen values.
-                unsafe { s.store(sum, inner[strip * LANES..][..LANES].as_mut_ptr()) };
+        if let Some((x, width)) = self.part.x {
+            let x = rows.map(|row| &x[row as usize * width..][..matrix.inputs]);
+            for strip in 0..matrix.rank.div_ceil(LANES) {
+                let sums = inner_products(s, matrix, strip, &x);
+                for (inner, sum) in inner.iter_mut().zip(sums) {
+                    // SAFETY: the slice has sixteen values.
+                    unsafe { s.store(sum, inner[strip * LANES..][..LANES].as_mut_ptr()) };
+                }
             }
         }
+        if let Some((known, components)) = self.part.components {
+            for (i, inner) in inner.iter_mut().enumerate() {
+                inner[..matrix.rank].copy_from_slice(&known[(number + i) * components..][..matrix.rank]);
+            }
+        }
+        if let Some((to, components)) = self.part.inner {
+            for (i, inner) in inner.iter().enumerate() {
+                let to = to.pointer((number + i) * components, matrix.rank);
+                // SAFETY: `rank` values, and a row is in one task.
+                unsafe { std::ptr::copy_nonoverlapping(inner.as_ptr(), to, matrix.rank) };
+            }
+        }
+        let Some((y, stride)) = self.part.y else { return };
         for strip in 0..matrix.outputs.div_ceil(LANES) {
             let mut sums = [s.zero(); ROWS];
             for component in 0..matrix.rank {
@@ -211,7 +325,7 @@ impl Task<'_, '_> {
             }
             let (at, count) = (first + strip * LANES, LANES.min(matrix.outputs - strip * LANES));
             for (row, sum) in rows.iter().zip(sums) {
-                let y = self.y.pointer(*row as usize * self.stride + at, count);
+                let y = y.pointer(*row as usize * stride + at, count);
                 // SAFETY: `count` values, and a row is in one task.
                 unsafe {
                     if count == LANES {
@@ -226,7 +340,7 @@ impl Task<'_, '_> {
     }
 }
 
-/// Sixteen components of `x A`, for some rows.
+/// Sixteen components of `x A`, for some rows: leaves joined as a tree.
 #[inline(always)]
 fn inner_products<S: Simd, const ROWS: usize>(
     s: S,
@@ -234,10 +348,37 @@ fn inner_products<S: Simd, const ROWS: usize>(
     strip: usize,
     x: &[&[f32]; ROWS],
 ) -> [S::V; ROWS] {
+    let length = matrix.inputs / matrix.leaves;
+    let mut leaves = [[s.zero(); ROWS]; MAX_LEAVES];
+    for (leaf, sums) in leaves.iter_mut().take(matrix.leaves).enumerate() {
+        *sums = leaf_products(s, matrix, strip, x, leaf * length..(leaf + 1) * length);
+    }
+    let mut apart = 1;
+    while apart < matrix.leaves {
+        for left in (0..matrix.leaves).step_by(2 * apart) {
+            let (to, from) = leaves.split_at_mut(left + apart);
+            for (to, from) in to[left].iter_mut().zip(&from[0]) {
+                *to = s.add(*to, *from);
+            }
+        }
+        apart *= 2;
+    }
+    leaves[0]
+}
+
+/// The sums over the inputs of one leaf.
+#[inline(always)]
+fn leaf_products<S: Simd, const ROWS: usize>(
+    s: S,
+    matrix: &LowRank,
+    strip: usize,
+    x: &[&[f32]; ROWS],
+    leaf: Range<usize>,
+) -> [S::V; ROWS] {
     let mut sums = [[s.zero(); PARTS]; ROWS];
     let of_strip = strip * matrix.inputs;
-    let whole = matrix.inputs / PARTS * PARTS;
-    for input in (0..whole).step_by(PARTS) {
+    let whole = leaf.start + leaf.len() / PARTS * PARTS;
+    for input in (leaf.start..whole).step_by(PARTS) {
         for part in 0..PARTS {
             let weights = matrix.a.vector(s, (of_strip + input + part) * LANES);
             for (sums, x) in sums.iter_mut().zip(x) {
@@ -245,7 +386,7 @@ fn inner_products<S: Simd, const ROWS: usize>(
             }
         }
     }
-    for input in whole..matrix.inputs {
+    for input in whole..leaf.end {
         let weights = matrix.a.vector(s, (of_strip + input) * LANES);
         for (sums, x) in sums.iter_mut().zip(x) {
             sums[input - whole] = s.fma(s.splat(x[input]), weights, sums[input - whole]);
@@ -267,7 +408,7 @@ mod tests {
         let shape = LowRankShape { rank, inputs, outputs };
         let a = |component, input| value(component * inputs + input);
         let b = |output, component| value(7 + output * rank + component);
-        let made = LowRank::new(shape, 0.75, is_bf16, a, b);
+        let made = LowRank::new(shape, 1, 0.75, is_bf16, a, b);
         assert_eq!(made.bytes(), shape.bytes(if is_bf16 { 2 } else { 4 }));
         made
     }
@@ -312,6 +453,45 @@ mod tests {
                 let change = if is_changed { (0..rank).map(component).sum::<f64>() * 0.75 } else { 0.0 };
                 let exact = f64::from(y[at]) + change;
                 assert!((f64::from(got[at]) - exact).abs() < 2e-4, "{} for {exact}", got[at]);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_divide_the_inputs_give_the_bits_of_one() {
+        let (rank, inputs, outputs, rows) = (19, 256, 21, 11);
+        let shape = LowRankShape { rank, inputs, outputs };
+        let x: Vec<f32> = (0..rows * inputs).map(|i| value(i * 3)).collect();
+        let b = |output, component| value(7 + output * rank + component);
+        let changed: [&[u32]; 2] = [&[0, 3, 4, 5, 6, 9], &[1, 10]];
+        for isa in Isa::available() {
+            let mut cpu = Cpu::with_isa(2, isa);
+            let whole = LowRank::new(shape, 8, 0.5, false, |c, i| value(c * inputs + i), b);
+            assert_eq!(whole.rank(), rank);
+            let of = |i: usize| Changed { rows: changed[i], changes: [Some((&whole, 0)), None, None] };
+            let mut expected: Vec<f32> = (0..rows * outputs).map(value).collect();
+            add_low_rank(&mut cpu, (&x, inputs), &of, 2, (&mut expected, outputs));
+            for ranks in [1, 2, 4, 8] {
+                let each = inputs / ranks;
+                let all = changed[0].len() + changed[1].len();
+                let mut sums: Vec<Vec<f32>> = (0..ranks)
+                    .map(|number| {
+                        let a = |c, i| value(c * inputs + number * each + i);
+                        let shape = LowRankShape { inputs: each, ..shape };
+                        let own = LowRank::new(shape, 8 / ranks, 0.5, false, a, b);
+                        let of =
+                            |i: usize| Changed { rows: changed[i], changes: [Some((&own, 0)), None, None] };
+                        let x: Vec<f32> =
+                            x.chunks(inputs).flat_map(|x| x[number * each..][..each].to_vec()).collect();
+                        let mut inner = vec![f32::NAN; all * 20];
+                        inner_low_rank(&mut cpu, (&x, each), &of, 2, (&mut inner, 20));
+                        inner
+                    })
+                    .collect();
+                crate::leaves::join(&mut sums.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+                let mut got: Vec<f32> = (0..rows * outputs).map(value).collect();
+                add_outer(&mut cpu, (&sums[0], 20), &of, 2, (&mut got, outputs));
+                assert_eq!(got, expected, "{ranks} ranks, {}", isa.name());
             }
         }
     }

@@ -250,6 +250,8 @@ pub struct PinnedBuffer<T: Element> {
 
 // SAFETY: plain memory with one owner.
 unsafe impl<T: Element> Send for PinnedBuffer<T> {}
+// SAFETY: shared references only read it.
+unsafe impl<T: Element> Sync for PinnedBuffer<T> {}
 
 impl<T: Element> PinnedBuffer<T> {
     /// `len` values with all bytes zero.

@@ -23,7 +23,7 @@ use crate::backend::LoadedAdapter;
 use crate::config::{AdapterConfig, AdaptersConfig};
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::on_cpu::adapter::AdapterWeights;
+use crate::model::served_adapter::{self, AdapterForm, HeldAdapter};
 use crate::model::spec::Spec;
 
 /// Longest wait for a place in memory, and for the load.
@@ -92,8 +92,9 @@ pub struct Adapters(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Structure of the model; `None` = a backend without one, whose adapters have no weights.
-    model: Option<Spec>,
+    /// Structure of the model, and how its backend keeps adapters; `None` = a backend without a model, whose
+    /// adapters have no weights.
+    model: Option<(Spec, AdapterForm)>,
     config: AdaptersConfig,
     table: Mutex<Table>,
     /// Held by the first request that waits for a place, so that others queue behind it.
@@ -105,13 +106,14 @@ struct Shared {
 }
 
 impl Adapters {
-    /// Adapters of the model of `spec`, with those of `config` loaded. `None`: of a backend without a model.
+    /// Adapters of a model, whose backend keeps them in a form, with those of `config` loaded. `None`: of a
+    /// backend without a model.
     ///
     /// # Errors
     /// If one of them cannot be served.
-    pub fn new(config: &AdaptersConfig, spec: Option<&Spec>) -> Result<Self, NotChanged> {
+    pub fn new(config: &AdaptersConfig, model: Option<(&Spec, AdapterForm)>) -> Result<Self, NotChanged> {
         let adapters = Self(Arc::new(Shared {
-            model: spec.cloned(),
+            model: model.map(|(spec, form)| (spec.clone(), form)),
             config: config.clone(),
             table: Mutex::new(Table::new(config.max_loras, config.max_cpu_loras)),
             door: tokio::sync::Mutex::new(()),
@@ -180,13 +182,13 @@ impl Adapters {
 
     /// Identity of the adapter in `directory`, if it can be served.
     fn check(&self, name: &str, directory: &Path) -> Result<AdapterId, LoadError> {
-        let Some(spec) = &self.0.model else {
+        let Some((spec, _)) = &self.0.model else {
             // No weights, so the path is the identity.
             let path = directory.as_os_str().as_encoded_bytes();
             return Ok(AdapterId(xxhash_rust::xxh3::xxh3_64(path).max(1)));
         };
         let adapter = Adapter::open(directory)?;
-        AdapterWeights::check(&adapter, spec, self.0.config.max_lora_rank)?;
+        served_adapter::check(&adapter, spec, self.0.config.max_lora_rank)?;
         let id = adapter.id()?;
         tracing::info!(name, id = format!("{:016x}", id.0), "adapter can be served");
         Ok(id)
@@ -215,25 +217,26 @@ impl Adapters {
             Place::Loading(cell) => Reserved { adapters: self, id, cell },
         };
         let weights = timeout_at(deadline, self.weights(&mut loading)).await.map_err(busy)??;
-        let made = LoadedAdapter::new(id, weights, self.0.freed.clone());
+        let directory = self.table().directory(id).map(|(_, directory)| directory).unwrap_or_default();
+        let made = LoadedAdapter::new(id, weights, self.0.freed.clone()).in_directory(directory);
         let adapter = self.table().loaded(id, made);
         self.0.changes.send();
         Ok(adapter)
     }
 
     /// Weights of an adapter with a place, read from disk unless another request has read them.
-    async fn weights(&self, loading: &mut Reserved<'_>) -> Result<Option<Arc<AdapterWeights>>, NotServed> {
+    async fn weights(&self, loading: &mut Reserved<'_>) -> Result<Option<Arc<HeldAdapter>>, NotServed> {
         let cell: Arc<OnceCell<_>> = loading.cell.clone();
         let weights = cell.get_or_try_init(|| self.read(loading.id)).await?;
         Ok(weights.clone())
     }
 
-    async fn read(&self, id: AdapterId) -> Result<Option<Arc<AdapterWeights>>, NotServed> {
-        let Some(spec) = self.0.model.clone() else { return Ok(None) };
+    async fn read(&self, id: AdapterId) -> Result<Option<Arc<HeldAdapter>>, NotServed> {
+        let Some(model) = self.0.model.clone() else { return Ok(None) };
         let _turn = self.0.loads.acquire().await;
         let known = self.table().directory(id).ok_or(NotServed::Unknown(id))?;
         let (name, max_rank) = (known.0.clone(), self.0.config.max_lora_rank);
-        let read = tokio::task::spawn_blocking(move || read(&known.1, id, &spec, max_rank));
+        let read = tokio::task::spawn_blocking(move || read(&known.1, id, &model, max_rank));
         let read = read.await.unwrap_or_else(|_| Err("reading it panicked".to_owned()));
         let weights = read.map_err(|reason| NotServed::Unusable { name, reason })?;
         self.table().count_load();
@@ -246,7 +249,12 @@ impl Adapters {
 }
 
 /// Reads an adapter again, which must still be the same.
-fn read(directory: &Path, id: AdapterId, spec: &Spec, max_rank: usize) -> Result<AdapterWeights, String> {
+pub(crate) fn read(
+    directory: &Path,
+    id: AdapterId,
+    (spec, form): &(Spec, AdapterForm),
+    max_rank: usize,
+) -> Result<HeldAdapter, String> {
     let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     if adapter.id().map_err(|error| error.to_string())? != id {
         let directory = directory.display();
@@ -254,7 +262,7 @@ fn read(directory: &Path, id: AdapterId, spec: &Spec, max_rank: usize) -> Result
             "{directory} has changed since it was loaded; unload the adapter and load it again"
         ));
     }
-    AdapterWeights::new(&adapter, spec, max_rank).map_err(|error| error.to_string())
+    form.read(&adapter, spec, max_rank).map_err(|error| error.to_string())
 }
 
 /// A request that waits for an adapter.

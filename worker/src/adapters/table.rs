@@ -9,13 +9,13 @@ use tokio::sync::OnceCell;
 
 use super::AdapterUse;
 use crate::backend::LoadedAdapter;
-use crate::model::on_cpu::adapter::AdapterWeights;
+use crate::model::served_adapter::HeldAdapter;
 
 /// Most unloaded adapters that are kept for requests that had begun; then the oldest is forgotten.
 const MOST_RETIRED: usize = 1024;
 
 /// Weights that are being read; shared by all requests that wait for them. `None` = no weights.
-pub(super) type Loading = Arc<OnceCell<Option<Arc<AdapterWeights>>>>;
+pub(super) type Loading = Arc<OnceCell<Option<Arc<HeldAdapter>>>>;
 
 /// Known adapters, and places in memory.
 #[derive(Debug)]

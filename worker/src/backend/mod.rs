@@ -15,6 +15,7 @@ mod sampling;
 mod want;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -27,7 +28,7 @@ pub use kv_division::KvTokenBytes;
 pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
-use crate::model::on_cpu::adapter::AdapterWeights;
+use crate::model::served_adapter::HeldAdapter;
 use crate::{BlockId, TokenId};
 
 /// An adapter in memory. It stays there while a sequence has it.
@@ -35,16 +36,24 @@ use crate::{BlockId, TokenId};
 pub struct LoadedAdapter {
     /// Hash of its files.
     pub id: AdapterId,
+    /// Directory of its files; empty if only this process has it.
+    pub directory: PathBuf,
     /// Its weights; `None` for a backend without a model.
-    pub weights: Option<Arc<AdapterWeights>>,
+    pub weights: Option<Arc<HeldAdapter>>,
     /// Notified when its last holder drops it.
     freed: Arc<Notify>,
 }
 
 impl LoadedAdapter {
     /// An adapter whose place is free, as `freed` is told, when the last holder drops it.
-    pub fn new(id: AdapterId, weights: Option<Arc<AdapterWeights>>, freed: Arc<Notify>) -> Self {
-        Self { id, weights, freed }
+    pub fn new(id: AdapterId, weights: Option<Arc<HeldAdapter>>, freed: Arc<Notify>) -> Self {
+        Self { id, directory: PathBuf::new(), weights, freed }
+    }
+
+    /// With the directory from which other ranks read it.
+    pub fn in_directory(mut self, directory: PathBuf) -> Self {
+        self.directory = directory;
+        self
     }
 }
 

@@ -48,6 +48,8 @@ pub fn on_cuda(subject: &Subject<'_>, cuda: CudaConfig) -> Result<CudaBackend, S
         kv_cache_memory_bytes: kv_bytes,
         window_blocks: false,
         readers: 0,
+        merged: None,
+        served: None,
     };
     let loaded = cuda::load(subject.dir, &model, opened, &options, &mut |_, _| {});
     loaded.map(|(backend, _)| backend).map_err(|error| error.to_string())

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use skein_kernels::collective::{Ranks, RingError};
 
+use super::adapters::Followed;
 use super::frame::{Disagreement, Frame, FrameError, Sequence, agree};
 use super::memory::FrameReader;
 use crate::backend::{Backend, BackendError, StepHandle};
@@ -30,20 +31,24 @@ pub enum RankError {
     /// A rank did not report, or drew different tokens.
     #[error(transparent)]
     Disagreement(#[from] Disagreement),
+    /// An adapter cannot be used on this rank.
+    #[error("{0}")]
+    Adapter(String),
     /// The loaded model failed its check.
     #[error("{0}")]
     Check(String),
 }
 
 /// Executes the frames of `epoch`. `check` checks the loaded model together with all ranks and returns the
-/// backend. The ranks of the last stage compare their tokens over `reports`.
+/// backend. `adapters` reads the adapters that frames name. The ranks of the last stage compare their tokens
+/// over `reports`.
 ///
 /// # Errors
 /// If this rank fails or the group ends.
 pub fn follow<B: Backend>(
     mut frames: FrameReader,
     mut reports: Option<Box<dyn Ranks>>,
-    epoch: u64,
+    (epoch, mut adapters): (u64, Followed),
     check: impl FnOnce() -> Result<B, String>,
 ) -> Result<(), RankError> {
     let (mut sequence, mut words) = (Sequence { epoch, step: 0 }, Vec::new());
@@ -61,8 +66,11 @@ pub fn follow<B: Backend>(
                 let check = check.take().ok_or(FrameError::Unknown(words.len()))?;
                 *backend = Some(check().map_err(RankError::Check)?);
             }
+            (Frame::Load(id, directory), _) => adapters.load(id, directory).map_err(RankError::Adapter)?,
+            (Frame::Unload(id), _) => adapters.unload(id),
             (Frame::Run(_), None) => return Err(RankError::Unchecked),
-            (Frame::Run(batch), Some(backend)) => {
+            (Frame::Run(mut batch), Some(backend)) => {
+                adapters.fill(&mut batch).map_err(RankError::Adapter)?;
                 in_flight.push_back((sequence.step, backend.launch(batch)?));
             }
         }

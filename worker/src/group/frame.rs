@@ -1,6 +1,9 @@
 //! Frames: the leader's commands, which make all ranks run the same steps. Also compares the ranks' results.
 
+use std::path::{Path, PathBuf};
+
 use skein_kernels::collective::{Lost, Ranks};
+use skein_proto::adapter::AdapterId;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::memory::REPORT_BYTES;
@@ -13,6 +16,8 @@ const HEADER: usize = 7;
 const CHECK: u32 = 1;
 const RUN: u32 = 2;
 const STOP: u32 = 3;
+const LOAD: u32 = 4;
+const UNLOAD: u32 = 5;
 
 /// The next command for all ranks.
 // Not boxed: a rank holds one frame at a time.
@@ -21,8 +26,12 @@ const STOP: u32 = 3;
 pub enum Frame {
     /// Check the loaded model.
     Check,
-    /// Run a step.
+    /// Run a step. Where frames are read, its adapters are identities without weights.
     Run(Batch),
+    /// Read the adapter in a directory.
+    Load(AdapterId, PathBuf),
+    /// Forget an adapter.
+    Unload(AdapterId),
     /// End the process.
     Stop,
 }
@@ -74,11 +83,16 @@ impl Sequence {
         let kind = match frame {
             Frame::Check => CHECK,
             Frame::Run(_) => RUN,
+            Frame::Load(..) => LOAD,
+            Frame::Unload(_) => UNLOAD,
             Frame::Stop => STOP,
         };
         words.extend([kind, low(self.epoch), high(self.epoch), low(self.step), high(self.step), 0, 0]);
-        if let Frame::Run(batch) = frame {
-            words::write(batch, words);
+        match frame {
+            Frame::Run(batch) => words::write(batch, words),
+            Frame::Load(id, directory) => words::write_adapter(*id, directory, words),
+            Frame::Unload(id) => words::write_adapter(*id, Path::new(""), words),
+            Frame::Check | Frame::Stop => {}
         }
         let digest = digest(&words[HEADER..]);
         words[5..HEADER].copy_from_slice(&[low(digest), high(digest)]);
@@ -107,6 +121,11 @@ impl Sequence {
         match kind {
             CHECK => Ok(Frame::Check),
             RUN => Ok(Frame::Run(words::read(content)?)),
+            LOAD => {
+                let (id, directory) = words::read_adapter(content)?;
+                Ok(Frame::Load(id, directory))
+            }
+            UNLOAD => Ok(Frame::Unload(words::read_adapter(content)?.0)),
             STOP => Ok(Frame::Stop),
             _ => Err(unknown),
         }
@@ -195,6 +214,14 @@ mod tests {
         assert_eq!(reader.read(&changed).unwrap_err(), FrameError::Digest(2));
         let frame = reader.read(&words);
         assert!(matches!(&frame, Ok(Frame::Run(batch)) if batch.tokens == [0]), "{frame:?}");
+        for directory in ["/adapters/sql", "/adapters/übung"] {
+            writer.write(&Frame::Load(AdapterId(u64::MAX - 2), directory.into()), &mut words);
+            let frame = reader.read(&words);
+            let is_equal = |id: &AdapterId, path: &Path| id.0 == u64::MAX - 2 && path == Path::new(directory);
+            assert!(matches!(&frame, Ok(Frame::Load(id, path)) if is_equal(id, path)), "{frame:?}");
+        }
+        writer.write(&Frame::Unload(AdapterId(5)), &mut words);
+        assert!(matches!(reader.read(&words), Ok(Frame::Unload(AdapterId(5)))));
         writer.write(&Frame::Stop, &mut words);
         assert!(matches!(reader.read(&words), Ok(Frame::Stop)));
         assert_eq!(reader.read(&[]).unwrap_err(), FrameError::Unknown(0));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use skein_kernels::collective::Ranks;
 
+use super::adapters::Announced;
 use super::frame::{Frame, Sequence, agree};
 use super::memory::{FrameWriter, GroupMemory};
 use super::nodes::Nodes;
@@ -23,6 +24,8 @@ pub struct Leader<B> {
     in_flight: VecDeque<u64>,
     words: Vec<u32>,
     watch: Watch,
+    /// Adapters that the other ranks have.
+    adapters: Announced,
 }
 
 impl<B: Backend> Leader<B> {
@@ -44,7 +47,14 @@ impl<B: Backend> Leader<B> {
         put(&mut frames, nodes.as_deref(), &words).map_err(|error| stopped(&watch, &error))?;
         let inner = inner()?;
         let in_flight = VecDeque::new();
-        Ok(Self { inner, frames, nodes, reports, sequence, in_flight, words, watch })
+        let adapters = Announced::new(usize::MAX);
+        Ok(Self { inner, frames, nodes, reports, sequence, in_flight, words, watch, adapters })
+    }
+
+    /// With at most `most` adapters in the memory of each rank.
+    pub fn with_adapters(mut self, most: usize) -> Self {
+        self.adapters = Announced::new(most);
+        self
     }
 
     fn write(&mut self, frame: &Frame) -> Result<(), BackendError> {
@@ -88,6 +98,9 @@ impl<B: Backend> Backend for Leader<B> {
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
+        for frame in self.adapters.before(&batch) {
+            self.write(&frame)?;
+        }
         let frame = Frame::Run(batch);
         self.write(&frame)?;
         self.in_flight.push_back(self.sequence.step);

@@ -1,8 +1,8 @@
 //! Several ranks, one process each, that share a model and act as one [`Backend`](crate::backend::Backend).
 //!
-//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model, run a
-//! step, stop. The other ranks only execute frames. All ranks draw every token, and a token is used only
-//! after all have drawn the same one.
+//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model, read
+//! or forget an adapter, run a step, stop. The other ranks only execute frames. All ranks draw every token,
+//! and a token is used only after all have drawn the same one.
 //!
 //! Ranks on other nodes are reached over TCP. Each node has a process that relays the leader's frames and its
 //! ranks' answers (`follower_node`); ranks that exchange data connect directly (`mesh`). The stages of a
@@ -11,6 +11,7 @@
 //! Ranks end together: an exit, a missed heartbeat, a late step or a differing token ends all of them, and
 //! the worker with them. No rank is replaceable, because only it holds its part of the weights.
 
+mod adapters;
 mod follower;
 mod follower_node;
 mod frame;
@@ -28,6 +29,7 @@ mod watch;
 mod wire;
 mod words;
 
+pub use adapters::{Followed, ReadAdapter};
 pub use follower::{RankError, follow};
 pub use follower_node::{GroupEnd, NodeSettings, serve_group};
 pub use heartbeat::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};

@@ -72,6 +72,10 @@ pub struct Welcome {
     pub precision: Precision,
     /// Directory for packed weights; `None` = not cached.
     pub packed_cache_dir: Option<PathBuf>,
+    /// Directory of an adapter that is merged into the weights.
+    pub merged_adapter: Option<PathBuf>,
+    /// Highest rank of adapters served beside the model; `None` = none are served.
+    pub max_lora_rank: Option<usize>,
     /// Configuration of a rank on a GPU; `None` on the CPU.
     pub cuda: Option<CudaWelcome>,
 }
@@ -540,6 +544,8 @@ mod tests {
             max_rows: 1,
             precision: Precision::default(),
             packed_cache_dir: None,
+            merged_adapter: Some("/adapters/a".into()),
+            max_lora_rank: Some(16),
             cuda: None,
         };
         (Processes::start(&memory, &command, &welcome).unwrap(), memory)

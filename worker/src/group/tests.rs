@@ -56,7 +56,9 @@ fn group(ranks: usize, lie: u64, timeout: Duration) -> (Leader<FakeBackend>, Gro
         let lie = if rank == 1 { lie } else { 0 };
         let start = move || Ok(Lying(FakeBackend::new(options()), lie));
         let reports = Box::new(memory.reports(rank));
-        std::thread::spawn(move || follow(memory.reader(rank), Some(reports), EPOCH, start))
+        std::thread::spawn(move || {
+            follow(memory.reader(rank), Some(reports), (EPOCH, Followed::new(None)), start)
+        })
     });
     let followers = followers.collect();
     let watch = Watch::new(memory.clone(), || ());

@@ -1,15 +1,18 @@
 //! Encodes a step as the words that all ranks read: everything in a [`Batch`], without pointers.
 
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use skein_grammar::Mask;
+use skein_proto::adapter::AdapterId;
 use skein_proto::sampling::SamplingParams;
 
 use crate::BlockId;
 use crate::backend::{
-    Allowed, Batch, BatchSequence, BlockCopy, Carried, MaskSlot, PoolRow, SampleRow, ScoreRow, VerifyRows,
-    Want,
+    Allowed, Batch, BatchSequence, BlockCopy, Carried, LoadedAdapter, MaskSlot, PoolRow, SampleRow, ScoreRow,
+    VerifyRows, Want,
 };
 
 /// The words do not encode a step, so the ranks run different versions.
@@ -52,9 +55,11 @@ pub fn write(batch: &Batch, words: &mut Vec<u32>) {
         words.extend(tables.iter().map(|block| block.0));
     }
     words.push(sequences.len() as u32);
-    // Ranks are refused adapters at the start.
-    for BatchSequence { rows, context_len, blocks, adapter: _ } in sequences {
+    for BatchSequence { rows, context_len, blocks, adapter } in sequences {
         words.extend([rows.start, rows.end, *context_len, blocks.start, blocks.end]);
+        // Each rank has its own part of the weights. 0 is no adapter.
+        let AdapterId(id) = adapter.as_ref().map_or(AdapterId(0), |adapter| adapter.id);
+        words.extend([id as u32, (id >> 32) as u32]);
     }
     for copies in [copies, window_copies] {
         words.push(copies.len() as u32);
@@ -156,6 +161,31 @@ fn put_params(words: &mut Vec<u32>, params: &SamplingParams) {
     bad_words.iter().for_each(|word| put_list(words, word));
 }
 
+/// Appends an adapter's identity and directory to `words`.
+pub fn write_adapter(AdapterId(id): AdapterId, directory: &Path, words: &mut Vec<u32>) {
+    let bytes = directory.as_os_str().as_encoded_bytes();
+    words.extend([id as u32, (id >> 32) as u32, bytes.len() as u32]);
+    words.extend(bytes.chunks(4).map(|part| {
+        let mut word = [0; 4];
+        word[..part.len()].copy_from_slice(part);
+        u32::from_le_bytes(word)
+    }));
+}
+
+/// Decodes what [`write_adapter`] has encoded.
+///
+/// # Errors
+/// If there are too few or too many words.
+pub fn read_adapter(words: &[u32]) -> Result<(AdapterId, PathBuf), Malformed> {
+    let mut reader = Reader { words, at: 0 };
+    let [low, high, len] = reader.take()?;
+    let bytes: Vec<u8> = words[reader.at..].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let path = bytes.get(..len as usize).filter(|_| bytes.len() < len as usize + 4);
+    let path = path.ok_or(reader.malformed())?;
+    let id = AdapterId(u64::from(low) | u64::from(high) << 32);
+    Ok((id, std::ffi::OsStr::from_bytes(path).into()))
+}
+
 /// Decodes a step that [`write`] has encoded.
 ///
 /// # Errors
@@ -204,11 +234,12 @@ impl Reader<'_> {
         let window_slots = self.words()?;
         let block_tables = self.list(|[block]| BlockId(block))?;
         let window_tables = self.list(|[block]| BlockId(block))?;
-        let sequences = self.list(|[start, end, context_len, first, last]| BatchSequence {
+        let sequences = self.list(|[start, end, context_len, first, last, low, high]| BatchSequence {
             rows: start..end,
             context_len,
             blocks: first..last,
-            adapter: None,
+            adapter: AdapterId::from_wire(u64::from(low) | u64::from(high) << 32)
+                .map(|id| Arc::new(LoadedAdapter::new(id, None, Arc::default()))),
         })?;
         let copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
         let window_copies = self.list(|[from, to]| BlockCopy { from: BlockId(from), to: BlockId(to) })?;
@@ -374,11 +405,17 @@ mod tests {
             prompt_len: 1,
             masks: vec![MaskSlot::filled(Allowed::End)],
         };
+        let adapter = Arc::new(LoadedAdapter::new(AdapterId(u64::MAX - 9), None, Arc::default()));
         Batch {
             tokens: vec![5, 6],
             positions: vec![1, 6],
             slots: vec![17, 22],
-            sequences: vec![BatchSequence { rows: 0..2, context_len: 7, blocks: 0..2, adapter: None }],
+            sequences: vec![BatchSequence {
+                rows: 0..2,
+                context_len: 7,
+                blocks: 0..2,
+                adapter: Some(adapter),
+            }],
             block_tables: vec![BlockId(1), BlockId(4)],
             window_slots: vec![33, 38],
             window_tables: vec![BlockId(0), BlockId(2)],

@@ -15,7 +15,8 @@ use super::checkpoint::SafetensorsFiles as Weights;
 use super::checkpoint::quantised::{Raw, float};
 use super::config::read_object;
 use super::fields::Fields;
-use super::tensors::Tensor;
+use super::tensors::{Kind, Tensor};
+use crate::shard::Part;
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
@@ -51,6 +52,12 @@ pub struct Adapter {
     alphas: Vec<(String, f64)>,
     /// Whether the scale is `alpha / sqrt(rank)` (rsLoRA, arXiv 2312.03732) instead of `alpha / rank`.
     is_rank_stabilised: bool,
+}
+
+/// Matrices among `tensors` that adapters may name: those of products, and the head unless it is tied,
+/// because changing that would also change the embedding.
+pub fn changeable(tensors: &[Tensor]) -> Vec<&Tensor> {
+    tensors.iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))).collect()
 }
 
 /// Change to one matrix: `scale * b * a`.
@@ -235,24 +242,47 @@ impl Delta {
         self.a.shape[0]
     }
 
-    /// The change arranged for products beside those of `tensor`.
+    /// Factor of the product of the two matrices.
+    pub(super) fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// A weight of the matrix A.
+    pub(super) fn a(&self, component: usize, input: usize) -> f32 {
+        float(&self.a.bytes, self.a.dtype, component * self.a.shape[1] + input)
+    }
+
+    /// A weight of the matrix B, for an output of `tensor` in the device's order.
+    pub(super) fn b(&self, tensor: &Tensor, output: usize, component: usize) -> f32 {
+        let row = self.first_row + tensor.stored_row(output);
+        float(&self.b.bytes, self.b.dtype, row * self.rank() + component)
+    }
+
+    /// The change to `part` of `tensor`, arranged for products beside the model's.
     ///
     /// # Panics
     /// If it has more components than products support.
-    pub(super) fn low_rank(&self, tensor: &Tensor) -> LowRank {
-        let (rank, inputs) = (self.rank(), self.a.shape[1]);
-        let shape = LowRankShape { rank, inputs, outputs: tensor.rows };
+    pub(super) fn low_rank(&self, tensor: &Tensor, part: &Part) -> LowRank {
+        let shape = LowRankShape { rank: self.rank(), inputs: part.cols.len(), outputs: part.rows.len() };
         let is_bf16 = self.a.dtype == Dtype::BF16 && self.b.dtype == Dtype::BF16;
-        let a = |component, input| float(&self.a.bytes, self.a.dtype, component * inputs + input);
-        let b = |output, component| {
-            let row = self.first_row + tensor.stored_row(output);
-            float(&self.b.bytes, self.b.dtype, row * rank + component)
-        };
-        LowRank::new(shape, self.scale, is_bf16, a, b)
+        let a = |component, input| self.a(component, part.cols.start + input);
+        let b = |output, component| self.b(tensor, part.rows.start + output, component);
+        LowRank::new(shape, part.leaves, self.scale, is_bf16, a, b)
     }
 
-    /// `weights` with the change applied: rows `rows_from..` and columns `cols_from..` of the whole tensor.
+    /// `weights` with the change applied: rows `rows_from..` and columns `cols_from..` of the whole tensor,
+    /// as stored.
     pub fn merged(&self, weights: &WeightMatrix, rows_from: usize, cols_from: usize) -> WeightMatrix {
+        self.merged_rows(weights, &|row| rows_from + row, cols_from)
+    }
+
+    /// As [`merged`](Self::merged); `stored_row` gives the row of the whole tensor of each row of `weights`.
+    pub(super) fn merged_rows(
+        &self,
+        weights: &WeightMatrix,
+        stored_row: &(impl Fn(usize) -> usize + Sync),
+        cols_from: usize,
+    ) -> WeightMatrix {
         let (rows, cols) = (weights.rows(), weights.cols());
         let (rank, inputs) = (self.a.shape[0], self.a.shape[1]);
         let value_bytes = weights.storage().bytes_of(1);
@@ -269,7 +299,7 @@ impl Delta {
                     let mut row_values = vec![0.0; cols];
                     for (i, to) in to.chunks_mut(cols * value_bytes).enumerate() {
                         let row = part * rows_each + i;
-                        self.row(weights, row, self.first_row + rows_from + row, a, &mut row_values);
+                        self.row(weights, row, self.first_row + stored_row(row), a, &mut row_values);
                         store(weights.storage(), &row_values, to);
                     }
                 });

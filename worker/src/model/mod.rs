@@ -17,6 +17,7 @@ pub mod on_cuda;
 pub mod operations;
 pub mod quantize;
 mod rope;
+pub mod served_adapter;
 pub mod spec;
 pub mod tensors;
 

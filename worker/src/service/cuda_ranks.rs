@@ -8,6 +8,7 @@ use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, Loaded
 use crate::backend::{Backend, Connections, KvBlocks};
 use crate::config::WorkerConfig;
 use crate::group::{CudaWelcome, Member, RankProcess, Topology};
+use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::shard::Shard;
 
@@ -23,7 +24,7 @@ pub(super) fn lead(
     check_settings(config, cuda::visible_gpus())?;
     let (topology, shards) = shards(config, model)?;
     let work = Work {
-        arithmetic: arithmetic(options),
+        arithmetic: arithmetic(options)?,
         cpu: CpuOptions {
             threads: ranks::threads_each(config),
             kv_blocks: 0,
@@ -93,9 +94,10 @@ fn failed(error: CudaLoadError) -> WorkerError {
 }
 
 /// Description of the options that ranks must share, compared before they open their devices.
-fn arithmetic(options: &CudaOptions) -> String {
-    let CudaOptions { fp8, rounded, cuda, .. } = options;
-    format!("cuda {fp8:?} rounded {rounded:?} invariant {}", cuda.batch_invariant)
+fn arithmetic(options: &CudaOptions) -> Result<String, LoadError> {
+    let CudaOptions { fp8, rounded, cuda, merged, .. } = options;
+    let of_merged = super::load::of_merged(merged.as_deref())?;
+    Ok(format!("cuda {fp8:?} rounded {rounded:?} invariant {}{of_merged}", cuda.batch_invariant))
 }
 
 /// Refuses settings that ranks on GPUs do not support, and more ranks on this machine than `visible` devices.
@@ -133,8 +135,11 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
         kv_cache_memory_bytes: cuda.kv_cache_memory_bytes,
         window_blocks: cuda.window_blocks,
         readers: welcome.threads,
+        merged: welcome.merged_adapter.clone(),
+        served: None,
     };
-    let Member { connections, reports, .. } = ranks::join(process, &arithmetic(&options))?;
+    let own = arithmetic(&options).map_err(|error| error.to_string())?;
+    let Member { connections, reports, .. } = ranks::join(process, &own)?;
     let model = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?;
     let topology = welcome.plan.topology;
     let ordinal = cuda.config.ordinal + (rank % topology.on_node()) as u32;
@@ -147,7 +152,7 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
     let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(ended) };
     let loaded = cuda::load_rank((&welcome.model, &model), opened, &options, Some(link), &mut |_, _| {});
     let loaded = loaded.map_err(|error| error.to_string())?;
-    ranks::follow(process, reports, || loaded.start().map_err(|error| error.to_string()))
+    ranks::follow(process, reports, None, || loaded.start().map_err(|error| error.to_string()))
 }
 
 #[cfg(test)]

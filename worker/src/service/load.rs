@@ -17,7 +17,7 @@ use super::{WorkerError, cuda_ranks, precision, ranks, sizing};
 use crate::TokenId;
 use crate::adapters::Adapters;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
-use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, StepGaps};
+use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, ServedAdapters, StepGaps};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{Backend, KvBlocks};
 use crate::config::{
@@ -34,6 +34,7 @@ use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::adapter::AdapterWeights;
 use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::served_adapter::AdapterForm;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind};
 use crate::shard::Shard;
@@ -179,17 +180,19 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
                 .into(),
         ));
     }
-    if config.cpu.adapter.is_some() {
+    if config.ranks.count() > 1 && config.adapters.is_enabled {
+        return Err(WorkerError::Unsuitable(ranks::NO_SERVED_ADAPTERS_ON_GPUS.into()));
+    }
+    let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.clone());
+    if merged.is_some() && config.cuda.load_format == LoadFormat::Dummy {
         return Err(WorkerError::Unsuitable(
-            "--lora-modules needs the CPU, and this worker uses a GPU; add --device cpu, or merge the adapter into the \
-             weights with PEFT"
+            "--lora-modules without --enable-lora merges an adapter into the weights, and --load-format dummy reads none; \
+             leave one of them out"
                 .into(),
         ));
     }
-    if config.adapters.is_enabled {
-        return Err(WorkerError::Unsuitable(
-            "--enable-lora needs the CPU, and this worker uses a GPU; add --device cpu".into(),
-        ));
+    if merged.is_some() {
+        check_adapter(config)?;
     }
     let model = ModelConfig::from_dir(&config.model)?;
     if let Some(kind) = quantised_form(config, &model.spec)? {
@@ -222,6 +225,11 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
         window_blocks: true,
         readers: config.threads,
+        merged,
+        served: config.adapters.is_enabled.then_some(ServedAdapters {
+            slots: config.adapters.max_loras,
+            max_rank: config.adapters.max_lora_rank,
+        }),
     };
     Ok((model, options))
 }
@@ -239,7 +247,8 @@ fn load_cuda(
         // Dummy weights are determined by their sizes.
         LoadFormat::Dummy => 0,
     };
-    let (backend, gaps, arithmetic) = if config.ranks.count() > 1 {
+    let form = cuda::slot_form((&config.model, &model), &opened, &options)?;
+    let (backend, gaps, mut arithmetic) = if config.ranks.count() > 1 {
         let (group, arithmetic) = cuda_ranks::lead(config, &model, opened, &options, progress)?;
         (group, None, arithmetic)
     } else {
@@ -248,6 +257,8 @@ fn load_cuda(
         let gaps = backend.gaps();
         (Box::new(backend) as Box<dyn Backend>, gaps, arithmetic)
     };
+    arithmetic += &of_merged(options.merged.as_deref())?;
+    let adapters = form.map(|form| adapters(config, Some((&model.spec, AdapterForm::Cuda(Arc::new(form))))));
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::Bf16,
@@ -260,7 +271,7 @@ fn load_cuda(
         fingerprint: computed_with(fingerprint, &arithmetic),
         grammars: grammars(&config.model, model.spec.vocab_size),
         gaps,
-        adapters: None,
+        adapters: adapters.transpose()?.flatten(),
         draft_model: None,
         backend,
         vocab_size: model.spec.vocab_size,
@@ -291,11 +302,11 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     let embedding = tensors::embedding(&model.spec).find(&weights)?;
     let numbers = precision::on_cpu(config.precision, embedding.storage(), weights.scheme())?;
     let (topology, shards) = ranks::shards(config, &model.spec)?;
-    if config.cpu.adapter.is_some() {
-        check_adapter(&config.model, topology.ranks())?;
+    if config.merged_adapter.is_some() {
+        check_adapter(config)?;
     }
     if config.adapters.is_enabled {
-        check_served_adapters(topology.ranks())?;
+        check_served_adapters(&topology)?;
     }
     let blocks = quantised_type(&model.spec, &weights)?;
     if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
@@ -321,7 +332,8 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         // Each worker on the machine has its own copies.
         weight_bytes
             + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
-            + adapter_bytes(config, &model.spec) * u64::from(config.memory_sharers.max(1)),
+            + shards.iter().map(|shard| adapter_bytes(config, (&model.spec, shard))).sum::<u64>()
+                * u64::from(config.memory_sharers.max(1)),
         (model.spec.longest_window(), rows),
         &token_bytes,
         model.max_position_embeddings,
@@ -339,17 +351,15 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
 
 fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result<LoadedBackend, WorkerError> {
     let reading = info_span!(target: PROCESS, "read checkpoint").entered();
-    let CpuPlan { model, topology, options, multiplies_codes, draft_model, .. } = plan_cpu(config)?;
+    let CpuPlan { model, topology, shards, options, multiplies_codes, draft_model } = plan_cpu(config)?;
     let numbers = options.numbers;
-    let mut arithmetic = precision::cpu_arithmetic(&numbers);
-    let adapter = config.cpu.adapter.as_ref().map(|adapter| adapter.directory.as_path());
-    if let Some(adapter) = adapter {
-        arithmetic += &format!(" adapter {:016x}", Adapter::open(adapter)?.fingerprint()?);
-    }
+    let adapter = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
+    let arithmetic = precision::cpu_arithmetic(&numbers) + &of_merged(adapter)?;
     let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
-    let adapters = adapters(config, Some(&model.spec))?;
+    let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
+    let adapters = adapters(config, Some((&model.spec, form)))?;
     let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
         let (group, weight_bytes) = ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
         (Box::new(group), weight_bytes)
@@ -380,16 +390,25 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     })
 }
 
-/// Memory that adapters may take, in bytes.
-pub(super) fn adapter_bytes(config: &WorkerConfig, spec: &Spec) -> u64 {
+/// The part of the description of arithmetic of the merged adapter in `directory`; empty without one.
+pub(super) fn of_merged(directory: Option<&Path>) -> Result<String, LoadError> {
+    let fingerprint = directory.map(|directory| Adapter::open(directory)?.fingerprint()).transpose()?;
+    Ok(fingerprint.map_or(String::new(), |fingerprint| format!(" adapter {fingerprint:016x}")))
+}
+
+/// Memory that adapters may take on the rank of a shard, in bytes.
+pub(super) fn adapter_bytes(config: &WorkerConfig, part: (&Spec, &Shard)) -> u64 {
     let AdaptersConfig { is_enabled, max_cpu_loras, max_lora_rank, .. } = config.adapters;
-    let each = if is_enabled { AdapterWeights::most_bytes(spec, max_lora_rank) } else { 0 };
+    let each = if is_enabled { AdapterWeights::most_bytes(part, max_lora_rank) } else { 0 };
     each.saturating_mul(max_cpu_loras as u64)
 }
 
-/// The adapters of `config`, for the model of `spec`; `None` if they are not enabled.
-fn adapters(config: &WorkerConfig, spec: Option<&Spec>) -> Result<Option<Adapters>, WorkerError> {
-    let of_config = || Adapters::new(&config.adapters, spec);
+/// The adapters of `config` for a model, whose backend keeps them in a form; `None` if they are not enabled.
+fn adapters(
+    config: &WorkerConfig,
+    model: Option<(&Spec, AdapterForm)>,
+) -> Result<Option<Adapters>, WorkerError> {
+    let of_config = || Adapters::new(&config.adapters, model);
     let adapters = config.adapters.is_enabled.then(of_config).transpose();
     adapters.map_err(|error| WorkerError::Load(Box::new(error)))
 }
@@ -400,10 +419,10 @@ pub(super) fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
 }
 
 /// Refuses an adapter where merging is not supported.
-fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
-    let why = if count > 1 {
-        ranks::NO_ADAPTERS
-    } else if ModelFile::open(model)?.is_some() {
+fn check_adapter(config: &WorkerConfig) -> Result<(), WorkerError> {
+    let why = if config.ranks.nodes.count > 1 {
+        ranks::NO_MERGED_ADAPTER
+    } else if ModelFile::open(&config.model)?.is_some() {
         "--lora-modules needs a model in safetensors, and this one is a GGUF file; merge the adapter before the model \
          is converted"
     } else {
@@ -413,8 +432,11 @@ fn check_adapter(model: &Path, count: usize) -> Result<(), WorkerError> {
 }
 
 /// Refuses adapters beside the model where they are not supported.
-fn check_served_adapters(count: usize) -> Result<(), WorkerError> {
-    if count > 1 { Err(WorkerError::Unsuitable(ranks::NO_SERVED_ADAPTERS.into())) } else { Ok(()) }
+fn check_served_adapters(topology: &Topology) -> Result<(), WorkerError> {
+    if topology.nodes > 1 {
+        return Err(WorkerError::Unsuitable(ranks::NO_SERVED_ADAPTERS.into()));
+    }
+    Ok(())
 }
 
 /// Block type of the model's first matrix that is stored in blocks; `None` if there is none.

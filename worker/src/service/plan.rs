@@ -66,7 +66,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             stage: shard.stage,
             layers: shard.layers.clone(),
             allocated: Allocated {
-                adapters: adapter_bytes(config, &model.spec),
+                adapters: adapter_bytes(config, (&model.spec, shard)),
                 draft_model: draft_bytes,
                 ..CpuModel::plan(&config.model, &model.spec, shard, &options)?
             },
@@ -96,7 +96,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
 fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
     let CudaPlan { model, topology, shards, options, planned, kv_blocks } = cuda_ranks::plan(config)?;
     let rank = |((rank, shard), bytes): ((usize, &Shard), &DeviceBytes)| {
-        let DeviceBytes { weights, kv_cache, activations, logits, token } = *bytes;
+        let DeviceBytes { weights, kv_cache, activations, logits, adapters, token } = *bytes;
         // Without window blocks all layers are in the others.
         let of_token = match kv_blocks.window {
             None => [token.all(), 0],
@@ -106,7 +106,7 @@ fn plan_cuda(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             node: topology.node_of(rank),
             stage: shard.stage,
             layers: shard.layers.clone(),
-            allocated: Allocated { weights, kv_cache, activations, logits, ..Allocated::default() },
+            allocated: Allocated { weights, kv_cache, activations, logits, adapters, ..Allocated::default() },
             token_bytes: of_token,
         }
     };

@@ -16,9 +16,9 @@ use crate::backend::cuda::{CudaLoadError, Fits};
 use crate::backend::{Backend, BackendError, Connections};
 use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
 use crate::group::{
-    self, Answer, CudaWelcome, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan,
-    NodeSettings, Nodes, Peers, Processes, RankCommand, RankError, RankProcess, TOKEN_BYTES, Terms, Topology,
-    Welcome,
+    self, Answer, CudaWelcome, Followed, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member,
+    NodePlan, NodeSettings, Nodes, Peers, Processes, RankCommand, RankError, RankProcess, ReadAdapter,
+    TOKEN_BYTES, Terms, Topology, Welcome,
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
@@ -26,17 +26,23 @@ use crate::model::checkpoint::quantised::Scheme;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint::fingerprint;
 use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::served_adapter::AdapterForm;
 use crate::model::spec::Spec;
 use crate::model::tensors;
 use crate::shard::{Indivisible, Shard};
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
-/// Why several ranks serve no adapters beside the model.
-pub(super) const NO_SERVED_ADAPTERS: &str = "--enable-lora needs --tensor-parallel-size 1 and --pipeline-parallel-size 1: \
-    ranks do not serve adapters yet";
-/// Why several ranks support no adapter.
-pub(super) const NO_ADAPTERS: &str = "--lora-modules needs --tensor-parallel-size 1 and --pipeline-parallel-size 1: ranks do not merge adapters yet";
+/// Why ranks on several machines serve no adapters beside the model.
+pub(super) const NO_SERVED_ADAPTERS: &str =
+    "--enable-lora needs --nnodes 1: ranks read adapters from the leader's directories";
+/// Why ranks on several GPUs serve no adapters beside the model.
+pub(super) const NO_SERVED_ADAPTERS_ON_GPUS: &str = "--enable-lora on GPUs needs --tensor-parallel-size 1 and \
+    --pipeline-parallel-size 1: ranks on GPUs do not serve adapters yet; one may be merged into the weights at load \
+    (--lora-modules without --enable-lora)";
+/// Why ranks on several machines support no merged adapter.
+pub(super) const NO_MERGED_ADAPTER: &str =
+    "--lora-modules needs --nnodes 1: ranks read adapters from the leader's directories";
 
 /// Part of each rank, in rank order.
 pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {
@@ -184,6 +190,8 @@ fn welcome(
         max_rows: cpu.max_rows,
         precision: config.precision,
         packed_cache_dir: config.cpu.packed_cache_dir.clone(),
+        merged_adapter: config.merged_adapter.as_ref().map(|adapter| adapter.directory.clone()),
+        max_lora_rank: config.adapters.is_enabled.then_some(config.adapters.max_lora_rank),
         cuda,
     })
 }
@@ -238,17 +246,19 @@ pub(super) fn lead_on_cpu(
     options: CpuOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(impl Backend + 'static, u64), WorkerError> {
-    let arithmetic = precision::cpu_arithmetic(&options.numbers);
+    let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
+    let arithmetic = precision::cpu_arithmetic(&options.numbers) + &super::load::of_merged(merged)?;
     let group = lead(config, of_model, Work { arithmetic, cpu: options, cuda: None })?;
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
     let mut weight_bytes = 0;
     let load = |connections, _: &mut Agree<'_>| {
-        let model = CpuModel::load_rank((&config.model, None), options, &cache, connections, progress)?;
+        let source = (&*config.model, merged);
+        let model = CpuModel::load_rank(source, options, &cache, connections, progress)?;
         weight_bytes = model.weight_bytes();
         Ok(model)
     };
     let leader = group.load(load, |model| checked(model, &config.model))?;
-    Ok((leader, weight_bytes))
+    Ok((leader.with_adapters(config.adapters.max_cpu_loras), weight_bytes))
 }
 
 /// Introduction of this node to the leader.
@@ -320,8 +330,11 @@ fn introduce(
 /// Reason for the refusal.
 pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
-    if config.cpu.adapter.is_some() {
-        return Err(WorkerError::Unsuitable(NO_ADAPTERS.into()));
+    if config.adapters.is_enabled {
+        return Err(WorkerError::Unsuitable(NO_SERVED_ADAPTERS.into()));
+    }
+    if config.merged_adapter.is_some() {
+        return Err(WorkerError::Unsuitable(NO_MERGED_ADAPTER.into()));
     }
     let command = config.ranks.command.clone();
     let settings = NodeSettings {
@@ -379,16 +392,18 @@ pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, St
     group::connect(memory, welcome.rank, listener, peers.as_ref())
 }
 
-/// Reports to the leader that this rank has loaded its part, and follows the leader. `check` checks the model
-/// together with all ranks.
+/// Reports to the leader that this rank has loaded its part, and follows the leader. `read` reads its part of
+/// an adapter. `check` checks the model together with all ranks.
 pub(super) fn follow<B: Backend>(
     process: &RankProcess,
     reports: Option<Box<dyn Ranks>>,
+    read: Option<Arc<ReadAdapter>>,
     check: impl FnOnce() -> Result<B, String>,
 ) -> Result<(), String> {
     let RankProcess { welcome, memory, .. } = process;
     Answer::Loaded.emit();
-    let ended = group::follow(memory.reader(welcome.rank), reports, welcome.epoch, check);
+    let adapters = (welcome.epoch, Followed::new(read));
+    let ended = group::follow(memory.reader(welcome.rank), reports, adapters, check);
     ended.map_err(|error: RankError| error.to_string())
 }
 
@@ -397,7 +412,10 @@ fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let (stored, scheme) = stored(&welcome.model)?;
     let numbers = precision::on_cpu(welcome.precision, &stored, scheme.as_ref());
     let numbers = numbers.map_err(|error| error.to_string())?;
-    let Member { connections, reports, .. } = join(process, &precision::cpu_arithmetic(&numbers))?;
+    let merged = welcome.merged_adapter.as_deref();
+    let of_merged = super::load::of_merged(merged).map_err(|error| error.to_string())?;
+    let Member { connections, reports, .. } =
+        join(process, &(precision::cpu_arithmetic(&numbers) + &of_merged))?;
     let options = CpuOptions {
         threads: welcome.threads,
         kv_blocks: welcome.kv_blocks,
@@ -407,9 +425,19 @@ fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
         numbers,
     };
     let cache = packed_cache(welcome.packed_cache_dir.as_deref());
-    let model = CpuModel::load_rank((&welcome.model, None), options, &cache, connections, &mut |_, _| {});
+    let source = (&*welcome.model, merged);
+    let model = CpuModel::load_rank(source, options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
-    follow(process, reports, || checked(model, &welcome.model).map_err(|error| error.to_string()))
+    let read = welcome.max_lora_rank.map(|max_rank| reader(welcome, max_rank)).transpose()?;
+    follow(process, reports, read, || checked(model, &welcome.model).map_err(|error| error.to_string()))
+}
+
+/// Reads the rank's part of adapters of up to `max_rank` components.
+fn reader(welcome: &Welcome, max_rank: usize) -> Result<Arc<ReadAdapter>, String> {
+    let spec = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?.spec;
+    let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
+    let model = (spec, AdapterForm::Cpu(Box::new(shard)));
+    Ok(Arc::new(move |id, directory: &Path| crate::adapters::read(directory, id, &model, max_rank)))
 }
 
 /// Checks the model together with all ranks, and starts its compute thread.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
-use skein_worker::group::{self, GroupMemory, Leader, Member, NodePlan, Topology, Watch};
+use skein_worker::group::{self, Followed, GroupMemory, Leader, Member, NodePlan, Topology, Watch};
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::SMALL_BLOCK;
@@ -54,7 +54,7 @@ pub fn group_of(directory: &Path, (tensor, stages): (usize, usize), blocks: KvBl
                 assert!(model.gives_finite_logits().unwrap());
                 Ok(CpuBackend::start(model).unwrap())
             };
-            group::follow(memory.reader(rank), reports, EPOCH, check).unwrap();
+            group::follow(memory.reader(rank), reports, (EPOCH, Followed::new(None)), check).unwrap();
         })
     });
     let others = others.collect();

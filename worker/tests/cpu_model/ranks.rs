@@ -73,7 +73,7 @@ fn write_weights(directory: &Path, stored: Dtype) {
     safetensors::serialize_to_file(views, None, &directory.join("model.safetensors")).unwrap();
 }
 
-fn options(numbers: NumberTypes) -> CpuOptions {
+pub fn options(numbers: NumberTypes) -> CpuOptions {
     CpuOptions {
         threads: 1,
         kv_blocks: 4096 / BLOCK_SIZE,
@@ -85,7 +85,7 @@ fn options(numbers: NumberTypes) -> CpuOptions {
 }
 
 /// Connections of `tensor` ranks in each of `stages` stages, last stage first.
-fn connected(tensor: usize, stages: usize) -> Vec<Connections> {
+pub fn connected(tensor: usize, stages: usize) -> Vec<Connections> {
     let mut all = Vec::new();
     let mut befores: Vec<Option<Box<dyn Inlet>>> = (0..tensor).map(|_| None).collect();
     for stage in 0..stages {
@@ -127,7 +127,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
+pub fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
     logits.iter().map(|row| row.iter().map(|logit| logit.to_bits()).collect()).collect()
 }
 

@@ -14,6 +14,8 @@ use skein_worker::model::adapter::Adapter;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cpu::adapter::AdapterWeights;
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
+use skein_worker::model::served_adapter::{self, HeldAdapter};
+use skein_worker::shard::Shard;
 
 use crate::adapters::{changed, golden, load, read};
 use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
@@ -21,10 +23,12 @@ use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
 fn served(base: &Path, directory: &Path) -> Result<Arc<LoadedAdapter>, String> {
     let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     let spec = ModelConfig::from_dir(base).unwrap().spec;
-    AdapterWeights::check(&adapter, &spec, 8).map_err(|error| error.to_string())?;
-    let weights = AdapterWeights::new(&adapter, &spec, 8).map_err(|error| error.to_string())?;
-    assert!(weights.bytes() > 0 && weights.bytes() <= AdapterWeights::most_bytes(&spec, 8));
-    Ok(Arc::new(LoadedAdapter::new(adapter.id().unwrap(), Some(Arc::new(weights)), Arc::default())))
+    served_adapter::check(&adapter, &spec, 8).map_err(|error| error.to_string())?;
+    let part = (&spec, &Shard::whole(&spec));
+    let weights = AdapterWeights::new(&adapter, part, 8).map_err(|error| error.to_string())?;
+    assert!(weights.bytes() > 0 && weights.bytes() <= AdapterWeights::most_bytes(part, 8));
+    let held = Arc::new(HeldAdapter::Cpu(weights));
+    Ok(Arc::new(LoadedAdapter::new(adapter.id().unwrap(), Some(held), Arc::default())))
 }
 
 fn load_with(base: &Path, numbers: NumberTypes) -> CpuModel {
@@ -206,6 +210,6 @@ fn adapters_that_cannot_be_served_are_refused_by_name() {
     check(&model("llama-gqa"), dora.path(), &["use_dora"]);
     let spec = ModelConfig::from_dir(&model("llama-gqa")).unwrap().spec;
     let adapter = Adapter::open(&golden("llama-all")).unwrap();
-    let said = AdapterWeights::check(&adapter, &spec, 3).err().unwrap().to_string();
+    let said = served_adapter::check(&adapter, &spec, 3).err().unwrap().to_string();
     assert!(said.contains("rank 4") && said.contains("--max-lora-rank is 3"), "{said}");
 }

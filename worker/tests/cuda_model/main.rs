@@ -1,6 +1,7 @@
 //! The CUDA backend against the CPU backend, on the emulated device. The same Rust code drives a GPU.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod adapters;
 mod agreement;
 mod attention;
 mod draws;
@@ -9,6 +10,8 @@ mod engine;
 mod golden;
 mod goldens;
 mod invariance;
+#[path = "../cpu_model/made_adapters.rs"]
+mod made_adapters;
 mod models;
 mod plan;
 mod quantised;

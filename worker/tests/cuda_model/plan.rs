@@ -1,11 +1,12 @@
 //! The memory plan of a worker on a GPU.
 
 use skein_worker::backend::Backend;
-use skein_worker::config::{BackendKind, WorkerConfig};
+use skein_worker::backend::cuda::{CudaOptions, ServedAdapters};
+use skein_worker::config::{AdaptersConfig, BackendKind, WorkerConfig};
 use skein_worker::service::plan;
 
 use crate::models::{COHERE2, DEEPSEEK_V3, LLAMA, MISTRAL};
-use crate::runs::{eager, limits, try_cuda_with};
+use crate::runs::{eager, limits, load, options, try_cuda_with};
 
 const KV_BYTES: u64 = 1 << 20;
 
@@ -33,6 +34,47 @@ fn the_planned_blocks_are_allocated() {
         let bytes = main * tokens(blocks) + windowed * tokens(windows.map_or(0, |windows| windows.blocks));
         assert_eq!(plan.ranks[0].allocated.kv_cache, bytes, "{}", tiny.model_type);
         // A block of all layers is at most 16 KiB.
+        assert_eq!(plan.ranks[0].allocated.adapters, 0, "{}", tiny.model_type);
         assert!((KV_BYTES - (16 << 10)..=KV_BYTES).contains(&bytes), "{}: {bytes}", tiny.model_type);
     }
+}
+
+/// The slots of adapters, and what their steps need.
+#[test]
+fn the_slots_of_adapters_are_part_of_the_plan() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = LLAMA.make(13);
+    let planned = |is_enabled| {
+        let config = WorkerConfig {
+            backend: BackendKind::Cuda,
+            scheduler: limits(),
+            kv_cache_memory_bytes: Some(KV_BYTES),
+            adapters: AdaptersConfig {
+                is_enabled,
+                max_loras: 3,
+                max_lora_rank: 8,
+                ..AdaptersConfig::default()
+            },
+            ..WorkerConfig::new(dir.path(), "m")
+        };
+        plan(&config).unwrap()
+    };
+    let (without, with) = (planned(false), planned(true));
+    let served = Some(ServedAdapters { slots: 3, max_rank: 8 });
+    let backend =
+        load(dir.path(), CudaOptions { served, ..options(eager(), limits(), Some(KV_BYTES)) }).unwrap();
+    assert_eq!(with.kv_blocks, backend.kv_blocks());
+    let [without, with] = [without, with].map(|plan| plan.ranks[0].allocated);
+    // Two layers of query to down of 128, 256, 128, 192 inputs and outputs, and the head; ranks of 16.
+    let of_layer = 3 * 128 + 256 + 2 * 128 + 192 + (256 + 2 * 128) + 128 + 2 * 192 + 128;
+    let values = 3 * 16 * (2 * of_layer + 128 + 304);
+    assert!(
+        (values * 2..values * 2 + 3 * 20 * 256).contains(&with.adapters),
+        "{} of {values}",
+        with.adapters
+    );
+    assert_eq!(without.adapters, 0);
+    assert!(with.activations > without.activations && with.kv_cache == without.kv_cache);
 }

@@ -51,10 +51,12 @@ fn goldens() -> (Vec<PathBuf>, Vec<String>) {
     all.retain(|path| {
         let (config, weights) = (ModelConfig::from_dir(path).unwrap(), Weights::open(path).unwrap());
         let why = match check_model(&config, 16) {
-            Ok(()) => match forms::<bf16>(&config.spec, &Shard::whole(&config.spec), &weights, None) {
-                Ok(_) => return true,
-                Err(error) => error.to_string(),
-            },
+            Ok(()) => {
+                match forms::<bf16>(&config.spec, &Shard::whole(&config.spec), (&weights, None), None) {
+                    Ok(_) => return true,
+                    Err(error) => error.to_string(),
+                }
+            }
             Err(NotUsable::Part { part, .. }) => part.to_owned(),
             Err(error) => panic!("{}: {error}", path.display()),
         };
@@ -149,11 +151,11 @@ impl Emulated {
         let config = ModelConfig::from_dir(model).unwrap();
         let (spec, weights) = (config.spec, Weights::open(model).unwrap());
         let shard = Shard::whole(&spec);
-        let forms = forms::<T>(&spec, &shard, &weights, None).unwrap();
+        let forms = forms::<T>(&spec, &shard, (&weights, None), None).unwrap();
         let memory = self.memory::<u8>(16 << 20);
         let placed = DeviceWeights::<T>::place(&spec, &shard, &forms, None, &mut Carver::new(*memory));
         let mut count = 0;
-        for copy in placed.packed_sources(&spec, &shard, &weights, None).unwrap() {
+        for copy in placed.packed_sources(&spec, &shard, (&weights, None), None).unwrap() {
             let (_, shape) = copy.place();
             let middle = shape.octets() / 2;
             for octets in [0..middle, middle..shape.octets()] {
@@ -313,7 +315,7 @@ fn latents_in_blocks_are_refused_by_name() {
     ] {
         let path = golden(&format!("gguf/models/{name}.gguf"));
         let (config, weights) = (ModelConfig::from_dir(&path).unwrap(), Weights::open(&path).unwrap());
-        let refused = forms::<bf16>(&config.spec, &Shard::whole(&config.spec), &weights, None);
+        let refused = forms::<bf16>(&config.spec, &Shard::whole(&config.spec), (&weights, None), None);
         let said = refused.err().unwrap().to_string();
         assert!(said.contains(tensor) && said.contains(reason), "{name}: {said}");
     }
@@ -376,6 +378,8 @@ fn check_plan(name: &str, tiny: Tiny) {
             kv_cache_memory_bytes,
             window_blocks: false,
             readers: 1,
+            merged: None,
+            served: None,
         };
         let shards = [Shard::whole(&config.spec)];
         let (bytes, _) = cuda::plan_ranks((dir.path(), &config), &opened, &options, &shards).unwrap();

@@ -51,6 +51,20 @@ pub fn served() -> SchedulerConfig {
 
 /// Tokens of all samples of simultaneous requests on `backend`, with the drafts of `drafts` if it is given.
 pub async fn serve(backend: Box<dyn Backend>, drafts: Option<Drafts>) -> Vec<Vec<Output>> {
+    serve_with(backend, drafts, |_, _| ()).await
+}
+
+/// As [`serve`], with requests changed by `change`, which gets their number.
+pub async fn serve_with(
+    backend: Box<dyn Backend>,
+    drafts: Option<Drafts>,
+    change: impl Fn(u32, &mut NewRequest),
+) -> Vec<Vec<Output>> {
+    let request = |index| {
+        let mut request = request(index);
+        change(index, &mut request);
+        request
+    };
     let kv_blocks = backend.all_blocks();
     let mut scheduler = Scheduler::new(&served(), kv_blocks, MAX_MODEL_LEN);
     scheduler.set_stages(backend.stages() as u32);

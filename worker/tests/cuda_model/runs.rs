@@ -36,10 +36,7 @@ pub fn on_cuda_in(dir: &Path, config: CudaConfig, fp8: Fp8) -> Result<CudaBacken
     let (cuda, limits, kv_cache_memory_bytes) = (config, limits(), Some(4 << 20));
     // Sequences run by hand have no window blocks.
     let window_blocks = false;
-    load(
-        dir,
-        CudaOptions { cuda, fp8, rounded: None, limits, kv_cache_memory_bytes, window_blocks, readers: 2 },
-    )
+    load(dir, CudaOptions { fp8, window_blocks, ..options(cuda, limits, kv_cache_memory_bytes) })
 }
 
 /// The same backend with the layers' weights quantised to codes.
@@ -48,9 +45,22 @@ pub fn on_cuda_rounded(
     config: CudaConfig,
     rounded: Option<Format>,
 ) -> Result<CudaBackend, cuda::CudaLoadError> {
-    let (cuda, fp8, limits, kv_cache_memory_bytes) = (config, Fp8::default(), limits(), Some(4 << 20));
-    let window_blocks = false;
-    load(dir, CudaOptions { cuda, fp8, rounded, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
+    load(dir, CudaOptions { rounded, ..options(config, limits(), Some(4 << 20)) })
+}
+
+/// Options of a model whose sequences are run by hand.
+pub fn options(cuda: CudaConfig, limits: SchedulerConfig, kv_cache_memory_bytes: Option<u64>) -> CudaOptions {
+    CudaOptions {
+        cuda,
+        fp8: Fp8::default(),
+        rounded: None,
+        limits,
+        kv_cache_memory_bytes,
+        window_blocks: false,
+        readers: 2,
+        merged: None,
+        served: None,
+    }
 }
 
 pub fn try_cuda(
@@ -69,12 +79,10 @@ pub fn try_cuda_with(
     limits: SchedulerConfig,
     kv_cache_memory_bytes: Option<u64>,
 ) -> Result<CudaBackend, cuda::CudaLoadError> {
-    let fp8 = Fp8::default();
-    let rounded = None;
-    load(dir, CudaOptions { cuda, fp8, rounded, limits, kv_cache_memory_bytes, window_blocks, readers: 2 })
+    load(dir, CudaOptions { window_blocks, ..options(cuda, limits, kv_cache_memory_bytes) })
 }
 
-fn load(dir: &Path, options: CudaOptions) -> Result<CudaBackend, cuda::CudaLoadError> {
+pub fn load(dir: &Path, options: CudaOptions) -> Result<CudaBackend, cuda::CudaLoadError> {
     let model = ModelConfig::from_dir(dir).unwrap();
     let opened = cuda::open(0, &model, options.limits.block_size).unwrap();
     let mut last = None;

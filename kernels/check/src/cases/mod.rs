@@ -13,6 +13,7 @@ mod heads;
 mod inputs;
 mod latent;
 mod linear;
+mod low_rank;
 mod mma;
 mod norm;
 mod packed;
@@ -58,6 +59,7 @@ pub fn run(
     linear::run(&mut bench)?;
     heads::run(&mut bench)?;
     latent::run(&mut bench)?;
+    low_rank::run(&mut bench)?;
     experts::run(&mut bench)?;
     packed::run(&mut bench)?;
     ranks::run(&mut bench)?;

@@ -35,6 +35,17 @@ enum Header {
     LogitRowsAt,
     WindowSlotsAt,
     WindowTablesAt,
+    RowTilesAt,
+    LogitTilesAt,
+}
+
+/// Lists of rows with adapters in a message, by their word in the header. Only `cu/low_rank.cu` reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TileList {
+    /// Rows of the batch.
+    Rows = Header::RowTilesAt as isize,
+    /// Rows of the logits.
+    Logits = Header::LogitTilesAt as isize,
 }
 
 /// A message under construction in pinned memory: a header, then arrays back to back.
@@ -107,6 +118,25 @@ impl<'a> Message<'a> {
     pub fn windows(&mut self, slots: &[u32], tables: impl Iterator<Item = u32>) {
         self.copied(Header::WindowSlotsAt, slots);
         self.array(Header::WindowTablesAt, tables);
+    }
+
+    /// Adds rows with adapters: `tiles` of up to [`TILE_ROWS`](super::low_rank::TILE_ROWS) rows with the same
+    /// adapter, each with the adapter's slot. A row is in one tile.
+    pub fn tiles<'r>(&mut self, list: TileList, tiles: impl ExactSizeIterator<Item = (u32, &'r [u32])>) {
+        let start = self.used;
+        let count = tiles.len();
+        self.words[start] = count as u32;
+        self.words[list as usize] = start as u32;
+        self.used = start + 1 + 3 * count;
+        for (i, (slot, rows)) in tiles.enumerate() {
+            let rows_at = self.list(rows);
+            self.words[start + 1 + 3 * i..][..3].copy_from_slice(&[slot, rows_at, rows.len() as u32]);
+        }
+    }
+
+    /// Most words that [`tiles`](Self::tiles) of up to `rows` rows take.
+    pub fn tile_words(rows: usize) -> usize {
+        1 + 4 * rows
     }
 
     /// Adds the rows whose logits are requested.

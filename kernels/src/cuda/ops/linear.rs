@@ -17,6 +17,7 @@ use super::Activation;
 use super::activation::{GateUp, Glu};
 use super::gemm::Gemm;
 use super::gemv::{Gemv, MAX_ROWS};
+use super::low_rank::LowRankAdd;
 use super::packed::PackedProducts;
 pub use super::product::{Granularity, LinearWeight, WeightValues};
 use super::product::{Output, Product};
@@ -40,6 +41,15 @@ pub struct Gated<'a, T> {
     pub by: Gate,
     /// Gate and up projection stacked, `[2 * inner, k]`.
     pub weight: &'a LinearWeight<T>,
+}
+
+/// Sums of gate and up, `[rows, gate | up]`.
+#[derive(Debug, Clone, Copy)]
+pub enum GateUpSums<T> {
+    /// Of all rows, rounded to the activations' type.
+    Rounded(DeviceSlice<T>),
+    /// Of some rows, from the given one.
+    Wide(DeviceSlice<f32>, usize),
 }
 
 /// `out = x weight^T + bias`.
@@ -164,6 +174,40 @@ impl<T: Activation + BlasElement> Linear<T> {
             return self.glu.launch(stream, GateUp { out, gate_up, by, rows, inner: weight.n / 2 });
         }
         self.by_kernels(stream, &Product { output: Output::Gated(by), ..whole }, workspace)
+    }
+
+    /// As [`Self::launch_gate_up`], with `change` queued between the products and the activation: it gets the
+    /// sums of some of the rows, from the given one. Rows that it leaves alone have the bits of
+    /// `launch_gate_up`. `wide` has room for some rows, `[any, 2 * inner]`.
+    pub fn launch_gate_up_changed(
+        &self,
+        stream: &Stream,
+        (out, x): (DeviceSlice<T>, DeviceSlice<T>),
+        gated: Gated<'_, T>,
+        rows: usize,
+        (workspace, wide, glu_wide): (DeviceSlice<u8>, DeviceSlice<f32>, &LowRankAdd<T>),
+        change: impl Fn(GateUpSums<T>) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let Gated { by, weight } = gated;
+        let LinearWeight { n, k, .. } = *weight;
+        let whole = Product { out, x, weight, rows, output: Output::Plain };
+        if let Some(blas) = self.blas_for(&whole)? {
+            let gate_up = Workspace::<T>::new(workspace, rows, n, k).whole;
+            self.by_blas(blas, stream, &Product { out: gate_up, ..whole }, workspace)?;
+            change(GateUpSums::Rounded(gate_up.slice(0..rows * n)))?;
+            return self.glu.launch(stream, GateUp { out, gate_up, by, rows, inner: n / 2 });
+        }
+        let most = wide.len() / n;
+        assert!(most > 0, "{} values are less than a row of {n}", wide.len());
+        for first in (0..rows).step_by(most) {
+            let rows = most.min(rows - first);
+            let (sums, x) = (wide.slice(0..rows * n), x.slice(first * k..(first + rows) * k));
+            self.by_kernels(stream, &Product { out: sums, x, weight, rows, output: Output::F32 }, workspace)?;
+            change(GateUpSums::Wide(sums, first))?;
+            let out = out.slice(first * n / 2..(first + rows) * n / 2);
+            glu_wide.glu(stream, out, sums, (by, n / 2))?;
+        }
+        Ok(())
     }
 
     fn multiply<O: BlasElement>(

@@ -16,6 +16,7 @@ pub mod inputs;
 pub mod kv;
 pub mod latent;
 pub mod linear;
+pub mod low_rank;
 pub mod norm;
 pub mod packed;
 pub mod product;

@@ -24,7 +24,7 @@ use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
 use super::draw::Draw;
 use super::error::CudaLoadError;
 use super::load::{CudaOptions, Loading, stored};
-use super::memory::{StepMemory, StepSizes};
+use super::memory::{StepMemory, StepParts, StepSizes};
 use super::plan::{self, MemoryShare, Needs};
 use super::stage::steps_in_flight;
 use super::upload::{self, Dtype};
@@ -34,15 +34,18 @@ use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::draft::MOST_ROWS;
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::on_cuda::adapter::{DeviceAdapters, SlotLayout};
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::experts::{self, ExpertOps};
 use crate::model::on_cuda::latent::LatentOps;
-use crate::model::on_cuda::packed::Forms;
 use crate::model::on_cuda::weights::{self, DeviceWeights, E4m3Scales};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
 use crate::model::spec::{AttentionSpec, NormKind, Spec};
 use crate::shard::Shard;
+
+/// Memory of steps: activations, inputs, draws, and the sums of adapters.
+type StepPlaces<T> = (Activations<T>, StepMemory, Draw, Option<DeviceAdapters<T>>);
 
 /// Sizes of a rank, and its operations, which report the sizes of their workspaces.
 pub(super) struct Layout<T, K> {
@@ -67,6 +70,8 @@ pub struct DeviceBytes {
     pub activations: u64,
     /// Logits of the largest step.
     pub logits: u64,
+    /// Slots of adapters.
+    pub adapters: u64,
     /// KV cache of a token.
     pub token: KvTokenBytes,
 }
@@ -87,8 +92,7 @@ pub fn plan_ranks(
         let (weights, dtype) = stored(dir, config, options)?;
         let (shard, opened) = (shard.clone(), opened.clone());
         let inbox = rank::inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size);
-        let forms = Forms::default();
-        let loading = Loading { dir, config, shard, weights, opened, options, forms, inbox };
+        let loading = Loading::new((dir, config), shard, (weights, opened), options, inbox)?;
         all.push(match (dtype, options.fp8.kv_cache) {
             (Dtype::F16, false) => loading.with_forms::<f16>()?.bytes::<f16, f16>()?,
             (Dtype::F16, true) => loading.with_forms::<f16>()?.bytes::<f16, E4m3>()?,
@@ -115,7 +119,8 @@ impl Loading<'_> {
     pub fn with_forms<T: Activation>(mut self) -> Result<Self, LoadError> {
         if let Some(weights) = &self.weights {
             let rounded = self.options.rounded;
-            self.forms = weights::forms::<T>(&self.config.spec, &self.shard, weights, rounded)?;
+            let sources = (weights, self.adapter.as_ref());
+            self.forms = weights::forms::<T>(&self.config.spec, &self.shard, sources, rounded)?;
         }
         Ok(self)
     }
@@ -134,7 +139,8 @@ impl Loading<'_> {
         let (whole, shard, limits) = (&self.config.spec, &self.shard, &self.options.limits);
         let spec = shard.spec(whole);
         let drafted = if self.options.verifies() { MOST_ROWS as usize } else { 0 };
-        let sizes = StepSizes::new(limits, self.positions() as u32, drafted, self.window().is_some());
+        let parts = StepParts { windows: self.window().is_some(), adapters: self.slots.is_some() };
+        let sizes = StepSizes::new(limits, self.positions() as u32, drafted, parts);
         let ops = self.ops::<T, K>()?;
         let workspace = Workspace {
             attention: ops.attention.workspace_bytes(sizes.rows, sizes.sequences, self.positions()),
@@ -182,25 +188,39 @@ impl Loading<'_> {
         &self,
         layout: &Layout<T, K>,
         memory: &mut Carver,
-    ) -> Result<(Activations<T>, StepMemory, Draw), CudaError> {
+    ) -> Result<StepPlaces<T>, CudaError> {
         let Layout { spec, sizes, capacities, workspace, .. } = layout;
         let vocab = self.drawn_vocab(spec);
         let activations = Activations::place(spec, sizes.rows, self.logit_rows(sizes), *workspace, memory);
         let step = StepMemory::place(*sizes, vocab, memory);
-        Ok((activations, step, Draw::place(&self.opened.kernels, capacities, vocab, memory)?))
+        let draw = Draw::place(&self.opened.kernels, capacities, vocab, memory)?;
+        let rows = sizes.rows.max(sizes.pass.rows);
+        let place = |slots: &Arc<SlotLayout>| {
+            DeviceAdapters::place(&self.opened.kernels, (spec, Arc::clone(slots)), rows, memory)
+        };
+        Ok((activations, step, draw, self.slots.as_ref().map(place).transpose()?))
+    }
+
+    /// Bytes of all slots of adapters.
+    fn adapter_bytes(&self) -> usize {
+        let count = self.options.served.map_or(0, |served| served.slots);
+        self.slots.as_ref().map_or(0, |layout| count * layout.bytes())
     }
 
     fn needs<T: Activation, K: KvElement>(&self, layout: &Layout<T, K>) -> Result<Needs, CudaError> {
         let Layout { spec, sizes, .. } = layout;
         let CudaOptions { cuda, limits, .. } = self.options;
         let graphs = if cuda.enforce_eager { 0 } else { graphs::sizes(sizes.sequences).len() };
+        let nodes = on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered();
+        let changes = self.slots.as_ref().map_or(0, |_| on_cuda::launches_of_adapters(spec));
         Ok(Needs {
             weights: plan::count(|memory| {
                 self.place_always::<T>(memory);
                 Ok(())
             })?,
             step: plan::count(|memory| self.place_step(layout, memory).map(drop))?,
-            graph_nodes: graphs * (on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered()),
+            adapters: self.adapter_bytes(),
+            graph_nodes: graphs * (if self.slots.is_some() { 2 } else { 1 }) * nodes + graphs * changes,
             inbox: self.inbox,
             token: cache::token_bytes::<K>(spec),
             block_size: limits.block_size,
@@ -271,6 +291,7 @@ impl Loading<'_> {
             kv_cache: 0,
             activations: (needs.step - logits) as u64,
             logits: logits as u64,
+            adapters: needs.adapters as u64,
             token: needs.token,
         };
         Ok(((needs, bytes), blocks))

@@ -1,7 +1,7 @@
 //! Loads a model directory into a backend: plans and allocates memory, uploads the weights, runs a first
 //! step.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
@@ -23,6 +23,7 @@ use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
 use super::OpenDevice;
+use super::adapters::AdapterSlots;
 use super::dummy;
 use super::error::CudaLoadError;
 use super::gaps::StepGaps;
@@ -41,9 +42,11 @@ use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
 use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
 use crate::draft::Speculate;
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::Model;
+use crate::model::on_cuda::adapter::{SlotForm, SlotLayout};
 use crate::model::on_cuda::cache::CachePlanes;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::packed::Forms;
@@ -71,6 +74,34 @@ pub struct CudaOptions {
     pub window_blocks: bool,
     /// Threads that read weights; 0 = one for each core.
     pub readers: usize,
+    /// Adapter that is merged into the weights: its directory.
+    pub merged: Option<PathBuf>,
+    /// Adapters that are served beside the model; `None` = none.
+    pub served: Option<ServedAdapters>,
+}
+
+/// Adapters that may be served beside the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServedAdapters {
+    /// Most different adapters in use at once, each in a slot on the device.
+    pub slots: usize,
+    /// Highest rank of one.
+    pub max_rank: usize,
+}
+
+/// How adapters are kept for the device of `opened`, if they are served beside the model in `dir`.
+///
+/// # Errors
+/// If the model is damaged.
+pub fn slot_form(
+    (dir, config): (&Path, &ModelConfig),
+    opened: &OpenDevice,
+    options: &CudaOptions,
+) -> Result<Option<SlotForm>, LoadError> {
+    let Some(ServedAdapters { max_rank, .. }) = options.served else { return Ok(None) };
+    let (_, dtype) = stored(dir, config, options)?;
+    let layout = Arc::new(SlotLayout::new(&config.spec, max_rank));
+    Ok(Some(SlotForm { layout, is_f16: dtype == Dtype::F16, device: Arc::clone(&opened.device) }))
 }
 
 impl CudaOptions {
@@ -144,8 +175,7 @@ pub fn load_rank<'a>(
     let allocated = connected.as_ref().and_then(|connected| connected.peers.as_ref());
     let inbox = inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size)
         .saturating_sub(allocated.map_or(0, |peers| peers.bytes()));
-    let forms = Forms::default();
-    let loading = Loading { dir, config, shard, weights, opened, options, forms, inbox };
+    let loading = Loading::new((dir, config), shard, (weights, opened), options, inbox)?;
     match (dtype, options.fp8.kv_cache) {
         (Dtype::F16, false) => loading.with_forms::<f16>()?.load::<f16, f16>(connected, progress),
         (Dtype::F16, true) => loading.with_forms::<f16>()?.load::<f16, E4m3>(connected, progress),
@@ -184,9 +214,28 @@ pub(super) struct Loading<'a> {
     pub forms: Forms,
     /// Bytes to leave for an inbox that is not allocated.
     pub inbox: usize,
+    /// Adapter that is merged into the weights.
+    pub adapter: Option<Adapter>,
+    /// Layout of the slots of adapters beside the model.
+    pub slots: Option<Arc<SlotLayout>>,
 }
 
 impl<'a> Loading<'a> {
+    /// The load of the part in `shard` of the model in a directory. `inbox`: bytes to leave for an inbox that
+    /// is not allocated.
+    pub fn new(
+        (dir, config): (&'a Path, &'a ModelConfig),
+        shard: Shard,
+        (weights, opened): (Option<Weights>, OpenDevice),
+        options: &'a CudaOptions,
+        inbox: usize,
+    ) -> Result<Self, LoadError> {
+        let adapter = options.merged.as_deref().map(Adapter::open).transpose()?;
+        let slots = options.served.map(|served| Arc::new(SlotLayout::new(&config.spec, served.max_rank)));
+        let forms = Forms::default();
+        Ok(Self { dir, config, shard, weights, opened, options, forms, inbox, adapter, slots })
+    }
+
     fn load<T, K>(
         self,
         mut connected: Option<Connected<'_>>,
@@ -341,8 +390,10 @@ impl<'a> Loading<'a> {
         let arena = plan.allocate()?;
 
         let (weights, angles) = self.place_always(&mut Carver::new(arena.slice(plan::WEIGHTS)));
-        let (activations, mut memory, draw) =
+        let (activations, mut memory, draw, adapters) =
             self.place_step(&layout, &mut Carver::new(arena.slice(plan::STEP)))?;
+        let adapters = adapters.map(|adapters| adapters.with_slots(arena.slice(plan::ADAPTERS)));
+        let slots = self.options.served.map_or(0, |served| served.slots);
         let Layout { spec, mut ops, sizes, block_bytes, .. } = layout;
         memory.windows = memory.windows.filter(|_| kv_blocks.window.is_some());
         let planes = CachePlanes::new(&spec, arena.slice(plan::KV), block_bytes, kv_blocks);
@@ -354,7 +405,7 @@ impl<'a> Loading<'a> {
             Exchange::new(kernels, (communicator, peers), &self.config.spec, &self.shard)
         });
         let (ends, exchange) = (StageEnds::of(&self.shard), exchange.transpose()?);
-        let model = Model { spec, weights, cache, angles, ops, exchange, ends };
+        let model = Model { spec, weights, cache, angles, ops, exchange, ends, adapters };
         let (stages, vocab) = (self.shard.stages, self.drawn_vocab(&model.spec));
         let at_end = |is_outer: bool| if is_outer { 0 } else { sizes.rows * model.spec.hidden_size };
         let residual = [at_end(ends.is_first), at_end(ends.is_last)];
@@ -366,6 +417,8 @@ impl<'a> Loading<'a> {
         }
         let model = CudaModel {
             graphs: Graphs::new(sizes.sequences, cuda.enforce_eager),
+            adapter_graphs: Graphs::new(sizes.sequences, cuda.enforce_eager || slots == 0),
+            slots: AdapterSlots::new(slots),
             model,
             activations,
             memory,
@@ -424,11 +477,15 @@ impl<'a> Loading<'a> {
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        for TensorCopy { from, to } in model.model.weights.sources(&self.config.spec, &self.shard, weights)? {
+        let sources = (weights, self.adapter.as_ref());
+        for TensorCopy { from, change, to } in
+            model.model.weights.sources(&self.config.spec, &self.shard, sources)?
+        {
+            let from = (&from, change.as_ref());
             match to {
-                Place::Values(to) => upload.add(&from, to.cast(), dtype),
-                Place::Wide(to) => upload.add(&from, to.cast(), Dtype::F32),
-                Place::Quantised { values, scales } => upload.add_quantised(&from, values, scales, dtype),
+                Place::Values(to) => upload.add(from, to.cast(), dtype),
+                Place::Wide(to) => upload.add(from, to.cast(), Dtype::F32),
+                Place::Quantised { values, scales } => upload.add_quantised(from, values, scales, dtype),
             }
         }
         let threads = match self.options.readers {
@@ -438,7 +495,7 @@ impl<'a> Loading<'a> {
         let packed = model.model.weights.packed_sources(
             &self.config.spec,
             &self.shard,
-            weights,
+            sources,
             self.options.rounded,
         )?;
         let (mut done, total) = (0, upload.bytes() + upload_packed::bytes(&packed));

@@ -2,7 +2,7 @@
 
 use skein_kernels::cuda::DeviceSlice;
 use skein_kernels::cuda::arena::Carver;
-use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Inputs, WindowTables};
+use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Inputs, Message, WindowTables};
 use skein_kernels::cuda::ops::kv::StepSequences;
 use skein_kernels::cuda::ops::sample::SampleParams;
 use skein_kernels::cuda::ops::score::{ScoreParams, Scored};
@@ -22,6 +22,15 @@ pub fn most_rows(limits: &SchedulerConfig) -> u32 {
     limits.max_num_batched_tokens.max(limits.max_num_seqs)
 }
 
+/// Parts of a step's message that not every backend has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepParts {
+    /// Layers with a window may have blocks apart.
+    pub windows: bool,
+    /// Rows may have adapters.
+    pub adapters: bool,
+}
+
 /// Sizes of the largest step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
@@ -31,8 +40,8 @@ pub(super) struct StepSizes {
     pub sequences: usize,
     /// Blocks of the longest sequence.
     pub table_stride: usize,
-    /// Whether layers with a window may have blocks apart.
-    pub has_windows: bool,
+    /// Parts that not every step has.
+    pub parts: StepParts,
     /// Limits of one pass.
     pub pass: PassLimits,
 }
@@ -40,14 +49,14 @@ pub(super) struct StepSizes {
 impl StepSizes {
     /// Sizes of the largest step that a scheduler with these limits plans, with at most `drafted` draft
     /// tokens.
-    pub fn new(limits: &SchedulerConfig, max_model_len: u32, drafted: usize, has_windows: bool) -> Self {
+    pub fn new(limits: &SchedulerConfig, max_model_len: u32, drafted: usize, parts: StepParts) -> Self {
         let sequences = limits.max_num_seqs as usize;
         let one_sample = max_model_len as usize + MAX_FORBIDDEN;
         Self {
             rows: most_rows(limits) as usize,
             sequences,
             table_stride: max_model_len.div_ceil(limits.block_size) as usize,
-            has_windows,
+            parts,
             pass: PassLimits {
                 rows: sequences + drafted,
                 list_words: (sequences * one_sample).min(MAX_LIST_WORDS).max(one_sample),
@@ -63,12 +72,17 @@ impl StepSizes {
         let sequences = 3 * self.sequences + 1 + caches * self.sequences * self.table_stride;
         let PassLimits { rows: logit_rows, list_words, biases } = self.pass;
         let drawing = logit_rows * (1 + PARAM_WORDS + SCORE_WORDS) + 2 + list_words + 2 * biases;
-        HEADER_WORDS + rows + sequences + self.copy_words() + drawing
+        let tiles = if self.parts.adapters {
+            Message::tile_words(self.rows) + Message::tile_words(logit_rows)
+        } else {
+            0
+        };
+        HEADER_WORDS + rows + sequences + self.copy_words() + drawing + tiles
     }
 
     /// Number of caches that rows have slots in.
     fn caches(&self) -> usize {
-        1 + usize::from(self.has_windows)
+        1 + usize::from(self.parts.windows)
     }
 
     /// Words of block copies: each sequence may have one in each cache, in its own wave.
@@ -126,7 +140,7 @@ pub(super) struct StepMemory {
 impl StepMemory {
     /// Allocates memory for the largest step.
     pub fn place(sizes: StepSizes, vocab: usize, memory: &mut Carver) -> Self {
-        let StepSizes { rows, sequences, table_stride, has_windows, pass } = sizes;
+        let StepSizes { rows, sequences, table_stride, parts, pass } = sizes;
         let entries = sizes.entries();
         Self {
             sizes,
@@ -137,7 +151,7 @@ impl StepMemory {
             row_starts: memory.take(sequences + 1),
             context_lens: memory.take(sequences),
             block_tables: memory.take(sequences * table_stride),
-            windows: has_windows.then(|| WindowTables {
+            windows: parts.windows.then(|| WindowTables {
                 slots: memory.take(rows),
                 block_tables: memory.take(sequences * table_stride),
             }),

@@ -8,6 +8,7 @@
 //!
 //! Not yet run on a GPU: tested on `skein-cuda-emulation`.
 
+mod adapters;
 mod draw;
 mod dummy;
 mod error;
@@ -30,7 +31,7 @@ mod usable;
 pub use error::CudaLoadError;
 pub use gaps::StepGaps;
 pub use layout::{DeviceBytes, plan_ranks};
-pub use load::{CudaOptions, Fp8, LoadedRank, load, load_rank};
+pub use load::{CudaOptions, Fp8, LoadedRank, ServedAdapters, load, load_rank, slot_form};
 pub use memory::most_rows;
 pub use pack::pack_step;
 pub use rank::{Fits, RankLink};

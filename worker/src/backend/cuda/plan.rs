@@ -10,6 +10,7 @@ use crate::backend::{KvBlocks, KvTokenBytes};
 pub(super) const WEIGHTS: &str = "weights";
 pub(super) const KV: &str = "KV cache";
 pub(super) const STAGING: &str = "weights on their way";
+pub(super) const ADAPTERS: &str = "adapters";
 pub(super) const STEP: &str = "activations, logits, inputs";
 
 /// Kept free for the driver (code, launches, local memory) and for cuBLASLt.
@@ -26,6 +27,8 @@ const CONTEXT_BYTES: u64 = 512 << 20;
 pub(super) struct Needs {
     pub weights: usize,
     pub step: usize,
+    /// Slots of adapters.
+    pub adapters: usize,
     /// Nodes of all graphs.
     pub graph_nodes: usize,
     /// Inbox for sums of other ranks, unless it is already allocated.
@@ -81,6 +84,9 @@ pub(super) fn fill(
 ) -> Result<KvBlocks, CudaLoadError> {
     plan.add::<u8>(WEIGHTS, needs.weights, Phase::Always, "--quantization fp8 halves them");
     plan.add::<u8>(STEP, needs.step, Phase::Step, "lower --max-num-batched-tokens or --max-num-seqs");
+    if needs.adapters > 0 {
+        plan.add::<u8>(ADAPTERS, needs.adapters, Phase::Always, "lower --max-loras or --max-lora-rank");
+    }
     let graphs = needs.graph_nodes * GRAPH_BYTES_PER_NODE;
     plan.add::<u8>("graphs", graphs, Phase::Reserved, "--enforce-eager does without");
     plan.add::<u8>(

@@ -58,6 +58,8 @@ pub(super) enum QueueError {
     Cuda(CudaError),
     /// The previous stage sent no rows.
     Lost(Lost),
+    /// The step needs what the backend does not have.
+    Unsupported(BackendError),
 }
 
 impl From<CudaError> for QueueError {
@@ -78,6 +80,7 @@ impl QueueError {
         match self {
             Self::Cuda(error) => failed_on(device, &error),
             Self::Lost(lost) => lost.into(),
+            Self::Unsupported(error) => error,
         }
     }
 }

@@ -10,10 +10,11 @@ use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy};
-use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS, Message};
+use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS, Message, TileList};
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::{CudaError, Device, Kernels, PinnedBuffer, Stream};
 
+use super::adapters::{AdapterSlots, SlotRows, unsupported};
 use super::draw::Draw;
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
@@ -24,12 +25,17 @@ use super::stage::{Neighbours, Onward, QueueError};
 use super::threads::Launcher;
 use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
+use crate::model::on_cuda::adapter::StepTiles;
 use crate::model::on_cuda::cache::{CachePlanes, Planes};
 use crate::model::on_cuda::{Activations, Model, StepRows};
 
 /// A model on a device with everything needed to run steps; owned by the launching thread.
 pub(super) struct CudaModel<T, K> {
     pub graphs: Graphs,
+    /// Graphs of steps in which a row has an adapter.
+    pub adapter_graphs: Graphs,
+    /// Adapters in the slots of the model.
+    pub slots: AdapterSlots,
     pub model: Model<T, K>,
     pub activations: Activations<T>,
     pub memory: StepMemory,
@@ -99,11 +105,21 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         if is_decode {
             passes = passes.into_iter().map(Pass::of_all_rows).collect();
         }
+        let adapters = self.adapter_rows(batch)?;
         let mut message = Message::new(&mut slot.message);
         pack_rows(&mut message, batch, &self.places);
+        let tiles = adapters.tiles();
+        if !tiles.is_empty() {
+            message.tiles(TileList::Rows, tiles.iter().copied());
+        }
         let copies = pack_copies(&mut message, &batch.copies);
         let window_copies = pack_copies(&mut message, &batch.window_copies);
-        let first = passes.first().map(|pass| pack_pass(&mut message, batch, pass, &self.places));
+        // A decode step has the logits of all its rows.
+        let of_pass = |pass: &Pass| if is_decode { adapters.clone() } else { adapters.among(&pass.rows) };
+        let first = passes.first().map(|pass| {
+            pack_logit_tiles(&mut message, &of_pass(pass));
+            pack_pass(&mut message, batch, pass, &self.places)
+        });
         let words = message.len();
         self.receive(rows, &mut slot)?;
         if let Some(gaps) = &self.gaps {
@@ -115,12 +131,12 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             self.copy_blocks(windowed, &window_copies)?;
         }
         if is_decode {
-            self.decode(self.graphs.size_for(rows))?;
+            self.decode(self.graphs.size_for(rows), !adapters.is_empty())?;
         } else {
-            self.mixed(rows, sequences)?;
+            self.mixed(rows, sequences, self.step_tiles(tiles.len()))?;
         }
         let outputs = if self.model.ends.is_last {
-            self.draw_passes(batch, &passes, first, is_decode, &mut slot)?
+            self.draw_passes(batch, (&passes, &adapters), first, is_decode, &mut slot)?
         } else {
             Outputs::default()
         };
@@ -136,6 +152,20 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             .with_onward(onward);
         self.places = outputs.places;
         Ok(step)
+    }
+
+    /// The rows of `batch` by the slots of their adapters. Queues the copies of adapters that have none yet.
+    fn adapter_rows(&mut self, batch: &Batch) -> Result<SlotRows, QueueError> {
+        match &self.model.adapters {
+            Some(device) => self.slots.place(&self.stream, device, batch),
+            None if batch.sequences.iter().any(|sequence| sequence.adapter.is_some()) => Err(unsupported()),
+            None => Ok(SlotRows::default()),
+        }
+    }
+
+    /// Up to `tiles` tiles of the message; `None` if there are none.
+    fn step_tiles(&self, tiles: usize) -> Option<StepTiles> {
+        (tiles > 0).then_some(StepTiles { packed: self.memory.packed, tiles })
     }
 
     /// Waits for the rows of the previous stage, if there is one, and queues their upload.
@@ -156,31 +186,34 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
 
     /// A decode step: one row for each sequence, padded to `size`, in the last stage with the logits of all
     /// rows.
-    fn decode(&mut self, size: usize) -> Result<(), CudaError> {
-        match self.graphs.captured(size) {
+    fn decode(&mut self, size: usize, has_adapters: bool) -> Result<(), CudaError> {
+        let graphs = if has_adapters { &self.adapter_graphs } else { &self.graphs };
+        match graphs.captured(size) {
             Some(graph) => graph.launch(&self.stream),
-            None => self.decode_eagerly(&self.stream, size),
+            None => self.decode_eagerly(&self.stream, size, has_adapters),
         }
     }
 
-    fn decode_eagerly(&self, stream: &Stream, size: usize) -> Result<(), CudaError> {
-        self.forward(stream, size, size, StepKind::Decode)?;
+    fn decode_eagerly(&self, stream: &Stream, size: usize, has_adapters: bool) -> Result<(), CudaError> {
+        // At worst, every row has an adapter of its own.
+        let tiles = self.step_tiles(if has_adapters { size } else { 0 });
+        self.forward(stream, (size, size), StepKind::Decode, tiles)?;
         if !self.model.ends.is_last {
             return Ok(());
         }
-        self.model.logits(stream, None, size, &self.activations, self.memory.logits)
+        self.model.logits(stream, (None, tiles), size, &self.activations, self.memory.logits)
     }
 
-    fn mixed(&self, rows: usize, sequences: usize) -> Result<(), CudaError> {
-        self.forward(&self.stream, rows, sequences, StepKind::Mixed)
+    fn mixed(&self, rows: usize, sequences: usize, tiles: Option<StepTiles>) -> Result<(), CudaError> {
+        self.forward(&self.stream, (rows, sequences), StepKind::Mixed, tiles)
     }
 
     fn forward(
         &self,
         stream: &Stream,
-        rows: usize,
-        sequences: usize,
+        (rows, sequences): (usize, usize),
         kind: StepKind,
+        adapters: Option<StepTiles>,
     ) -> Result<(), CudaError> {
         let inputs = self.memory.inputs(rows, sequences);
         self.expand.launch(stream, inputs)?;
@@ -191,6 +224,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             sequences: inputs.sequences,
             windows: inputs.windows,
             kind,
+            adapters,
         };
         self.model.forward(stream, &step, &self.activations)
     }
@@ -199,7 +233,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     fn draw_passes(
         &self,
         batch: &Batch,
-        passes: &[Pass],
+        (passes, adapters): (&[Pass], &SlotRows),
         mut first: Option<Drawing>,
         has_logits: bool,
         slot: &mut Slot,
@@ -209,12 +243,14 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         for pass in passes {
             let drawing = match first.take() {
                 Some(drawing) => drawing,
-                None => self.next_message(batch, pass, slot)?,
+                None => self.next_message(batch, pass, &adapters.among(&pass.rows), slot)?,
             };
             if !has_logits {
                 let rows = pass.rows.len();
                 let wanted = self.memory.inputs(0, 0).logit_rows;
-                self.model.logits(&self.stream, Some(wanted), rows, &self.activations, self.memory.logits)?;
+                let tiles = self.step_tiles(adapters.among(&pass.rows).tiles().len());
+                let rows_of = (Some(wanted), tiles);
+                self.model.logits(&self.stream, rows_of, rows, &self.activations, self.memory.logits)?;
             }
             // Grammars compute their masks while the device runs the queued forward pass.
             closed.extend(self.send_masks(batch, pass, slot)?);
@@ -242,9 +278,16 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     }
 
     /// Sends a pass after the first one. Waits until the device has read the slot's previous message.
-    fn next_message(&self, batch: &Batch, pass: &Pass, slot: &mut Slot) -> Result<Drawing, CudaError> {
+    fn next_message(
+        &self,
+        batch: &Batch,
+        pass: &Pass,
+        adapters: &SlotRows,
+        slot: &mut Slot,
+    ) -> Result<Drawing, CudaError> {
         self.stream.synchronize()?;
         let mut message = Message::new(&mut slot.message);
+        pack_logit_tiles(&mut message, adapters);
         let drawing = pack_pass(&mut message, batch, pass, &self.places);
         let words = message.len();
         self.memory.packed.upload(&self.stream, &slot.message, 0..words)?;
@@ -289,22 +332,34 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     /// Captures the graph of the next size; false if none is left. Before the capture, the same work runs
     /// eagerly over zero rows, to do what a capture must not contain (loading code, choosing algorithms).
     fn capture_next(&mut self) -> Result<bool, CudaError> {
-        let Some(size) = self.graphs.next_size() else { return Ok(false) };
+        // Steps without an adapter come first.
+        let of_plain = self.graphs.next_size().map(|size| (size, false));
+        let next = of_plain.or_else(|| self.adapter_graphs.next_size().map(|size| (size, true)));
+        let Some((size, has_adapters)) = next else { return Ok(false) };
         self.memory.packed.upload(&self.stream, &self.empty, 0..HEADER_WORDS)?;
-        self.decode_eagerly(&self.stream, size)?;
+        self.decode_eagerly(&self.stream, size, has_adapters)?;
         let graph = skein_kernels::cuda::Graph::capture(&self.capture_stream, || {
-            self.decode_eagerly(&self.capture_stream, size)
+            self.decode_eagerly(&self.capture_stream, size, has_adapters)
         })?;
         // On the stream that launches it, because nothing else orders an upload before a launch.
         graph.upload(&self.stream)?;
-        self.graphs.put(size, graph);
-        if self.graphs.next_size().is_none() {
+        let graphs = if has_adapters { &mut self.adapter_graphs } else { &mut self.graphs };
+        graphs.put(size, graph);
+        if graphs.next_size().is_none() {
             // Synchronise once, so that a device that fails here is detected now and not by the next request.
             self.stream.synchronize()?;
             let usage = self.arena.usage()?;
             tracing::info!(largest = size, %usage, "decode graphs captured");
         }
         Ok(true)
+    }
+}
+
+/// Adds the rows of the logits that have an adapter.
+fn pack_logit_tiles(message: &mut Message<'_>, adapters: &SlotRows) {
+    let tiles = adapters.tiles();
+    if !tiles.is_empty() {
+        message.tiles(TileList::Logits, tiles.into_iter());
     }
 }
 

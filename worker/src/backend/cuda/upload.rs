@@ -16,6 +16,8 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
 use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffer, Stream};
 
+use crate::model::on_cuda::weights::MergedChange;
+
 /// Bytes of a pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;
 /// Most reading threads; more than a bus needs at the speed of a memory copy.
@@ -75,6 +77,7 @@ struct Part {
     scales: DeviceSlice<f32>,
     /// Type of the copied values.
     dtype: Dtype,
+    change: Option<MergedChange>,
 }
 
 /// Quantises rows to e4m3 on the device.
@@ -97,27 +100,32 @@ fn rows_at_once(row_bytes: usize) -> usize {
 }
 
 impl Upload {
-    /// Adds a matrix, converted to `dtype`; its rows fill `to`.
-    pub fn add(&mut self, from: &WeightMatrix, to: DeviceSlice<u8>, dtype: Dtype) {
-        self.add_parts(from, to, DeviceSlice::NONE, dtype);
+    /// Adds a matrix, with an adapter's change, converted to `dtype`; its rows fill `to`.
+    pub fn add(
+        &mut self,
+        (from, change): (&WeightMatrix, Option<&MergedChange>),
+        to: DeviceSlice<u8>,
+        dtype: Dtype,
+    ) {
+        self.add_parts((from, change), to, DeviceSlice::NONE, dtype);
     }
 
     /// Adds a matrix to quantise from `dtype` to e4m3. Each row, or each of the equal parts of a row with its
     /// own scale, is scaled so that its largest value becomes e4m3's largest.
     pub fn add_quantised(
         &mut self,
-        from: &WeightMatrix,
+        (from, change): (&WeightMatrix, Option<&MergedChange>),
         to: DeviceSlice<E4m3>,
         scales: DeviceSlice<f32>,
         dtype: Dtype,
     ) {
         assert!(scales.len().is_multiple_of(from.rows().max(1)), "each row has as many scales");
-        self.add_parts(from, to.cast(), scales, dtype);
+        self.add_parts((from, change), to.cast(), scales, dtype);
     }
 
     fn add_parts(
         &mut self,
-        from: &WeightMatrix,
+        (from, change): (&WeightMatrix, Option<&MergedChange>),
         to: DeviceSlice<u8>,
         scales: DeviceSlice<f32>,
         dtype: Dtype,
@@ -131,7 +139,8 @@ impl Upload {
             let to = to.slice(rows.start * own_bytes..rows.end * own_bytes);
             let each = scales.len() / from.rows();
             let scales = scales.slice(rows.start * each..rows.end * each);
-            self.parts.push(Part { from: from.clone(), rows, to, scales, dtype });
+            let change = change.cloned();
+            self.parts.push(Part { from: from.clone(), rows, to, scales, dtype, change });
         }
         self.bytes += (from.rows() * row_bytes) as u64;
     }
@@ -239,7 +248,13 @@ impl Part {
 
     /// Writes the rows' values, converted.
     fn fill(&self, to: &mut [u8], scratch: &mut Vec<f32>) {
-        let Self { from, rows, dtype, .. } = self;
+        let Self { from, rows, dtype, change, .. } = self;
+        let merged =
+            change.as_ref().map(|change| change.merged(&from.part(rows.clone(), 0..from.cols()), rows.start));
+        let (from, rows) = match &merged {
+            None => (from, rows.clone()),
+            Some(merged) => (merged, 0..rows.len()),
+        };
         if dtype.is_that_of(from.storage()) {
             for (row, to) in rows.clone().zip(to.chunks_exact_mut(from.row_bytes().max(1))) {
                 to.copy_from_slice(from.row(row));
@@ -247,7 +262,7 @@ impl Part {
             return;
         }
         scratch.resize(from.cols(), 0.0);
-        for (row, to) in rows.clone().zip(to.chunks_exact_mut(from.cols() * dtype.bytes())) {
+        for (row, to) in rows.zip(to.chunks_exact_mut(from.cols() * dtype.bytes())) {
             from.widen_row(row, scratch);
             narrow(scratch, to, *dtype);
         }

@@ -4,18 +4,15 @@
 use std::sync::Arc;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::low_rank::{self, Changed, LowRank, LowRankShape, add_low_rank};
+use skein_kernels::cpu::low_rank::{Changed, LowRank, LowRankShape, add_low_rank, add_outer, inner_low_rank};
 
 use crate::backend::LoadedAdapter;
 use crate::model::LoadError;
-use crate::model::adapter::{Adapter, Delta};
+use crate::model::adapter::Adapter;
+use crate::model::served_adapter::{self, HeldAdapter, Place};
 use crate::model::spec::Spec;
-use crate::model::tensors::{self, Kind, Product, Role, Tensor};
-
-/// Why a matrix cannot be changed while the model serves.
-const NOT_BESIDE: &str = "changes a matrix that cannot be changed beside the model: served adapters change \
-    attention (not latent), dense feed-forward networks and an untied head; one adapter may be merged \
-    into the weights at load instead (--lora-modules without --enable-lora)";
+use crate::model::tensors::{self, Kind, Tensor};
+use crate::shard::Shard;
 
 /// Change to one matrix, with its first output in its product.
 type Change = (LowRank, usize);
@@ -37,89 +34,40 @@ impl std::fmt::Debug for AdapterWeights {
 #[derive(Default)]
 struct LayerChanges([[Option<Change>; 3]; 4]);
 
-/// Place of a matrix in a layer: its product, and which of the product's matrices it is.
-fn place(tensor: &Tensor) -> Option<(usize, usize, usize)> {
-    let Kind::Matrix(product, first) = tensor.kind else { return None };
-    let nth = match tensor.role {
-        Role::Query | Role::AttentionOutput | Role::Gate | Role::Down => 0,
-        Role::Key | Role::Up => 1,
-        Role::Value => 2,
-        _ => return None,
-    };
-    let product = Product::OF_A_LAYER.iter().position(|of| *of == product)?;
-    Some((product, nth, first))
-}
-
-/// Matrices that served adapters may change.
-fn may_change<'a>(spec: &Spec, tensors: &'a [Tensor]) -> impl Iterator<Item = &'a Tensor> {
-    let (is_latent, head) = (spec.attention.latent.is_some(), tensors::head(tensors));
-    let is_head = move |tensor: &Tensor| tensor.role == head.role && head.role != Role::Embedding;
-    tensors.iter().filter(move |tensor| {
-        let of_attention = !matches!(tensor.role, Role::Gate | Role::Up | Role::Down);
-        is_head(tensor) || place(tensor).is_some() && !(is_latent && of_attention)
-    })
-}
-
 impl AdapterWeights {
-    /// Checks `adapter` as [`new`](Self::new) does, without reading its weights.
+    /// Reads the part of `adapter`, for the model of `spec`, that is on the rank of `shard`: the rows of B of
+    /// the outputs that the rank has, the columns of A of its inputs.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
-    pub fn check(adapter: &Adapter, spec: &Spec, max_rank: usize) -> Result<(), LoadError> {
-        Self::read(adapter, spec, max_rank, |_, _| ())
-    }
-
-    /// Reads the weights of `adapter` for the model of `spec`.
-    ///
-    /// # Errors
-    /// If it is for another model, has a rank above `max_rank`, or changes other matrices than those of
-    /// attention and dense feed-forward networks and the head.
-    pub fn new(adapter: &Adapter, spec: &Spec, max_rank: usize) -> Result<Self, LoadError> {
+    /// As [`served_adapter::for_each_change`].
+    pub fn new(
+        adapter: &Adapter,
+        (spec, shard): (&Spec, &Shard),
+        max_rank: usize,
+    ) -> Result<Self, LoadError> {
         let mut weights = Self {
-            layers: spec.layers.iter().map(|_| LayerChanges::default()).collect(),
+            layers: shard.layers.clone().map(|_| LayerChanges::default()).collect(),
             head: None,
             bytes: 0,
         };
-        Self::read(adapter, spec, max_rank, |tensor, delta| {
-            let low_rank = delta.low_rank(tensor);
-            weights.bytes += low_rank.bytes() as u64;
-            match (tensor.layer, place(tensor)) {
-                (Some(layer), Some((product, nth, first))) => {
-                    weights.layers[layer].0[product][nth] = Some((low_rank, first));
-                }
-                _ => weights.head = Some((low_rank, 0)),
+        let all = tensors::all(&spec.as_published());
+        served_adapter::for_each_change(adapter, spec, max_rank, |tensor, place, delta| {
+            let part = shard.part(spec, tensor);
+            if part.is_empty() {
+                return Ok(());
             }
+            let low_rank = delta.low_rank(tensor, &part);
+            weights.bytes += low_rank.bytes() as u64;
+            let change = Some((low_rank, first_on_rank(&all, (spec, shard), tensor)));
+            match place.of_layer {
+                Some((layer, product)) => {
+                    weights.layers[layer - shard.layers.start].0[product][place.nth] = change;
+                }
+                None => weights.head = change,
+            }
+            Ok(())
         })?;
         Ok(weights)
-    }
-
-    /// Calls `found` with each change of `adapter`.
-    fn read(
-        adapter: &Adapter,
-        spec: &Spec,
-        max_rank: usize,
-        mut found: impl FnMut(&Tensor, &Delta),
-    ) -> Result<(), LoadError> {
-        let all = tensors::all(&spec.as_published());
-        let matrices: Vec<&Tensor> = all.iter().filter(|it| matches!(it.kind, Kind::Matrix(..))).collect();
-        let head = tensors::head(&all);
-        let untied = (head.role != Role::Embedding).then_some(head);
-        let known: Vec<&Tensor> = matrices.iter().copied().chain(untied).collect();
-        adapter.check_is_used(&known)?;
-        let allowed: Vec<&Tensor> = may_change(spec, &all).collect();
-        for tensor in known {
-            let Some(delta) = adapter.delta(tensor)? else { continue };
-            if !allowed.iter().any(|it| it.name == tensor.name) {
-                return Err(adapter.refused(&tensor.name, NOT_BESIDE));
-            }
-            let rank = delta.rank();
-            if rank > max_rank.min(low_rank::MAX_RANK) {
-                let reason = format!("has rank {rank} there, and --max-lora-rank is {max_rank}");
-                return Err(adapter.refused(&tensor.name, &reason));
-            }
-            found(tensor, &delta);
-        }
-        Ok(())
     }
 
     /// Size in memory.
@@ -127,14 +75,18 @@ impl AdapterWeights {
         self.bytes
     }
 
-    /// Size of the largest adapter of rank `max_rank`.
-    pub fn most_bytes(spec: &Spec, max_rank: usize) -> u64 {
+    /// Size of the part of the largest adapter of rank `max_rank` on the rank of `shard`.
+    pub fn most_bytes((spec, shard): (&Spec, &Shard), max_rank: usize) -> u64 {
         let all = tensors::all(spec);
-        let bytes = |tensor: &Tensor| {
-            let shape = LowRankShape { rank: max_rank, inputs: tensor.cols, outputs: tensor.rows };
+        let bytes = |(tensor, _): (&Tensor, Place)| {
+            let part = shard.part(spec, tensor);
+            if part.is_empty() {
+                return 0;
+            }
+            let shape = LowRankShape { rank: max_rank, inputs: part.cols.len(), outputs: part.rows.len() };
             shape.bytes(size_of::<f32>()) as u64
         };
-        may_change(spec, &all).map(bytes).sum()
+        served_adapter::may_change(spec, &all).map(bytes).sum()
     }
 
     fn changes<'a>(&'a self, at: ChangedProduct) -> [Option<(&'a LowRank, usize)>; 3] {
@@ -146,6 +98,22 @@ impl AdapterWeights {
             ChangedProduct::Logits => [found(&self.head), None, None],
         }
     }
+}
+
+/// First output of `tensor` in its product on the rank of `shard`, where the rank's parts of the product's
+/// matrices follow each other.
+fn first_on_rank(all: &[Tensor], (spec, shard): (&Spec, &Shard), tensor: &Tensor) -> usize {
+    let product = |tensor: &Tensor| match tensor.kind {
+        Kind::Matrix(product, first) => Some((tensor.layer, tensor.expert, product, first)),
+        _ => None,
+    };
+    let Some((layer, expert, of, own)) = product(tensor) else { return 0 };
+    let before = all.iter().filter(|other| {
+        product(other).is_some_and(|(its_layer, its_expert, its, first)| {
+            (its_layer, its_expert, its) == (layer, expert, of) && first < own
+        })
+    });
+    before.map(|tensor| shard.part(spec, tensor).rows.len()).sum()
 }
 
 /// A product that adapters may change.
@@ -193,13 +161,46 @@ impl AdapterRows {
 
     fn group(&self, group: usize, at: ChangedProduct) -> Changed<'_> {
         let (adapter, rows) = &self.groups[group];
-        let changes = adapter.weights.as_ref().map(|weights| weights.changes(at));
-        Changed { rows, changes: changes.unwrap_or([None; 3]) }
+        let changes = match adapter.weights.as_deref() {
+            Some(HeldAdapter::Cpu(weights)) => weights.changes(at),
+            Some(HeldAdapter::Cuda(_)) | None => [None; 3],
+        };
+        Changed { rows, changes }
     }
 
     /// Whether any of the rows has a change to this product.
     pub(super) fn change(&self, at: ChangedProduct) -> bool {
         (0..self.groups.len()).any(|group| self.group(group, at).changes.iter().any(Option::is_some))
+    }
+
+    /// Rows with an adapter, and most components of a change to this product, whose first matrix it is.
+    pub(super) fn components(&self, at: ChangedProduct) -> (usize, usize) {
+        let rows = self.groups.iter().map(|(_, rows)| rows.len()).sum();
+        let rank = |group| self.group(group, at).changes[0].map_or(0, |(matrix, _)| matrix.rank());
+        (rows, (0..self.groups.len()).map(rank).max().unwrap_or_default())
+    }
+
+    /// Sets `inner`, `[rows with an adapter, components]`, to the products of this rank's inputs `x` with A.
+    pub(super) fn inner(
+        &self,
+        cpu: &mut Cpu,
+        at: ChangedProduct,
+        x: (&[f32], usize),
+        inner: (&mut [f32], usize),
+    ) {
+        inner_low_rank(cpu, x, &|group| self.group(group, at), self.groups.len(), inner);
+    }
+
+    /// Adds the changes of this product to `y`, `[rows, stride]`, from the products of all ranks' inputs with
+    /// A.
+    pub(super) fn add_outer(
+        &self,
+        cpu: &mut Cpu,
+        at: ChangedProduct,
+        inner: (&[f32], usize),
+        y: (&mut [f32], usize),
+    ) {
+        add_outer(cpu, inner, &|group| self.group(group, at), self.groups.len(), y);
     }
 
     /// Adds the changes of this product to `y`, `[rows, stride]`, from its input `x`.

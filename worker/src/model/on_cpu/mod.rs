@@ -34,7 +34,7 @@ use self::layers::{Layer, Norm, Parts};
 use self::pack::{Matrix, Use};
 use self::profile::Part;
 use crate::model::LoadError;
-use crate::model::adapter::Adapter;
+use crate::model::adapter::{Adapter, changeable};
 use crate::model::checkpoint::Weights;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
@@ -175,7 +175,18 @@ impl Model {
                 of_part.add_to(cpu, ChangedProduct::Logits, exact.as_f32(), (logits, vocab));
             }
         } else {
-            shared.logits(ranks, shard, logits, |own| matmul(cpu, input, &stack, own, Write::Set))?;
+            let is_changed = adapters.change(ChangedProduct::Logits);
+            if is_changed {
+                self.normalise_into(cpu, x, self.norm.as_ref(), Encoding::F32, exact);
+            }
+            shared.logits(ranks, shard, logits, |own| {
+                matmul(cpu, input, &stack, own, Write::Set);
+                if is_changed {
+                    let of_part = adapters.part(rows.start as u32, rows.len() as u32);
+                    let y = (own, shard.vocabulary.len());
+                    of_part.add_to(cpu, ChangedProduct::Logits, exact.as_f32(), y);
+                }
+            })?;
         }
         if let Some(cap) = self.spec.logits_softcap {
             softcap(cpu, logits, cap);
@@ -238,10 +249,7 @@ pub fn matrices(
     let head = tensors::head(&tensors);
     let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
     if let Some(adapter) = adapter {
-        // Changing a tied head would also change the embedding.
-        let untied = (head.role != Role::Embedding).then_some(head);
-        let adapted: Vec<_> = tensors.iter().filter(is_in_layer).chain(untied).collect();
-        adapter.check_is_used(&adapted)?;
+        adapter.check_is_used(&changeable(&tensors))?;
     }
     let multiplied = tensors.iter().filter(is_in_layer);
     let multiplied = multiplied.chain(shard.is_last().then_some(head));

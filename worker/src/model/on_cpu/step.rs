@@ -78,6 +78,8 @@ pub struct Activations {
     latent: LatentValues,
     /// `[rows, hidden]`: output to be normalised before it is added to the residual stream.
     added: Aligned<f32>,
+    /// `[rows with an adapter, components]`: products with A over the inputs of all ranks.
+    changes: Aligned<f32>,
     /// `[rows, q | k]` of all ranks' heads, for norms over whole rows.
     whole: Aligned<f32>,
     /// Cosines, `[rotations, rows, head_dim / 2]`.
@@ -307,7 +309,7 @@ impl Operations for Running<'_> {
 
     fn attention_output(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, activations, ranks, rows, adapters, .. } = self;
-        let Activations { x, input, attended, latent, added, shared, profile, capture, .. } =
+        let Activations { x, input, attended, latent, added, changes, shared, profile, capture, .. } =
             &mut **activations;
         let (spec, layer) = (&model.spec, &model.layers[index]);
         let o = layer.o.linear();
@@ -327,7 +329,7 @@ impl Operations for Running<'_> {
         let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
         let width = spec.attention.q_width();
         let changed = ChangedProduct::OfLayer(index, LayerProduct::AttentionOutput);
-        let change = Change { adapters, at: changed, x: (attended, width) };
+        let change = Change { adapters, at: changed, x: (attended, width), inner: changes };
         residual.add(cpu, input, o, layer.o_norm.as_deref(), change)?;
         profile.mark(Part::Products);
         Ok(())
@@ -335,7 +337,7 @@ impl Operations for Running<'_> {
 
     fn feed_forward(&mut self, index: usize) -> Result<(), Lost> {
         let Self { model, cpu, activations, ranks, rows, adapters, .. } = self;
-        let Activations { x, input, exact, gated, inner, added, shared, profile, capture, .. } =
+        let Activations { x, input, exact, gated, inner, added, changes, shared, profile, capture, .. } =
             &mut **activations;
         let (model_spec, layer) = (&model.spec, &model.layers[index]);
         let (x, eps) = (&mut x[..*rows * model_spec.hidden_size], model_spec.norm.eps);
@@ -355,7 +357,8 @@ impl Operations for Running<'_> {
             profile.mark(Part::Products);
             let residual = Residual { x, added, shared, ranks: *ranks, eps };
             let changed = ChangedProduct::OfLayer(index, LayerProduct::Down);
-            let change = Change { adapters, at: changed, x: (inner.exact(), spec.inner_size) };
+            let x = (inner.exact(), spec.inner_size);
+            let change = Change { adapters, at: changed, x, inner: changes };
             residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref(), change)?;
         }
         profile.mark(Part::Products);
@@ -417,13 +420,34 @@ struct Change<'a> {
     adapters: &'a AdapterRows,
     at: ChangedProduct,
     x: (&'a [f32], usize),
+    /// Memory for the products with A.
+    inner: &'a mut Aligned<f32>,
 }
 
 impl Change<'_> {
-    fn add_to(&self, cpu: &mut Cpu, y: &mut [f32], width: usize) {
-        if self.adapters.change(self.at) {
-            self.adapters.add_to(cpu, self.at, self.x, (y, width));
+    /// Adds the changes to a product divided among ranks by its inputs: each rank's products with A, joined
+    /// like the model's, then the product with B on every rank.
+    fn add_to(
+        self,
+        cpu: &mut Cpu,
+        (shared, ranks): (&mut Shared, &mut dyn Ranks),
+        (y, width): (&mut [f32], usize),
+    ) -> Result<(), Lost> {
+        let Self { adapters, at, x, inner } = self;
+        if !adapters.change(at) {
+            return Ok(());
         }
+        if ranks.count() == 1 {
+            adapters.add_to(cpu, at, x, (y, width));
+            return Ok(());
+        }
+        let (rows, components) = adapters.components(at);
+        inner.grow(rows * components);
+        let inner = &mut inner[..rows * components];
+        let sum = |cpu: &mut Cpu, own: &mut [f32]| adapters.inner(cpu, at, x, (own, components));
+        shared.sum(cpu, ranks, None, (inner, components, Write::Set), sum)?;
+        adapters.add_outer(cpu, at, (inner, components), (y, width));
+        Ok(())
     }
 }
 
@@ -450,12 +474,11 @@ impl Residual<'_> {
         let (Self { x, added, shared, ranks, eps }, width) = (self, linear.weights.rows());
         let Some(norm) = norm else {
             product(cpu, shared, ranks, input, linear, (x, Write::Add))?;
-            change.add_to(cpu, x, width);
-            return Ok(());
+            return change.add_to(cpu, (shared, ranks), (x, width));
         };
         let added = &mut added[..x.len()];
         product(cpu, shared, ranks, input, linear, (added, Write::Set))?;
-        change.add_to(cpu, added, width);
+        change.add_to(cpu, (shared, ranks), (added, width))?;
         rms_norm_add(cpu, added, norm, eps, x);
         Ok(())
     }

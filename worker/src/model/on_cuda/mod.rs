@@ -3,6 +3,7 @@
 //! The residual stream is f32, all other activations are `T`. A projection's output stays in `delta` until
 //! the next normalisation adds it to the residual stream, so both take one pass over memory.
 
+pub mod adapter;
 pub mod attention;
 pub mod cache;
 pub mod exchange;
@@ -29,6 +30,7 @@ use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
+use self::adapter::{DeviceAdapters, StepTiles};
 use self::attention::Windows;
 use self::exchange::Exchange;
 use self::experts::ExpertOps;
@@ -54,6 +56,11 @@ pub fn launches(spec: &Spec, ranks: usize) -> usize {
     spec.layers.len() * (LAUNCHES_PER_LAYER + of_latents + of_exchanges) + mixtures * experts::LAUNCHES
 }
 
+/// Most kernel launches of a forward pass's changes by adapters.
+pub fn launches_of_adapters(spec: &Spec) -> usize {
+    spec.layers.len() * adapter::LAUNCHES
+}
+
 /// A model on a device, or one rank's part of it: weights, cache, operations.
 pub struct Model<T, K> {
     /// This rank's part of the model.
@@ -70,6 +77,8 @@ pub struct Model<T, K> {
     pub exchange: Option<Exchange<T>>,
     /// Which ends of the model it has.
     pub ends: StageEnds,
+    /// Slots for adapters, if they are served beside the model.
+    pub adapters: Option<DeviceAdapters<T>>,
 }
 
 /// Operations of the forward pass.
@@ -158,11 +167,11 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     }
 
     /// Queues the logits of some rows of the last step: `[rows, vocab]`. `wanted` lists them; `None` = the
-    /// first `rows` rows, which saves gathering them.
+    /// first `rows` rows, which saves gathering them. `tiles`: those of the rows that have an adapter.
     pub fn logits(
         &self,
         stream: &Stream,
-        wanted: Option<DeviceSlice<u32>>,
+        (wanted, tiles): (Option<DeviceSlice<u32>>, Option<StepTiles>),
         rows: usize,
         a: &Activations<T>,
         logits: DeviceSlice<f32>,
@@ -185,6 +194,9 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
                 // The last ranks may have no rows of a small vocabulary.
                 if head.n == 0 { Ok(()) } else { multiply(own) }
             })?,
+        }
+        if let Some((adapters, tiles)) = self.adapters.as_ref().zip(tiles) {
+            adapters.logits(stream, tiles, (a.h, logits, rows))?;
         }
         match self.spec.logits_softcap {
             None => Ok(()),

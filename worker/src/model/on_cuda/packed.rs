@@ -17,8 +17,9 @@ use skein_kernels::cuda::ops::packed::{
 use skein_kernels::cuda::{CudaError, Stream};
 
 use super::experts::Network;
-use super::weights::Held;
+use super::weights::{Held, MergedChange};
 use crate::model::LoadError;
+use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::checkpoint::quantised::CodedMatrix;
 use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Tensor};
@@ -124,7 +125,7 @@ impl Stack {
 pub(super) fn forms<T: Activation>(
     held: &[Held],
     ranks: usize,
-    weights: &Weights,
+    weights: (&Weights, Option<&Adapter>),
     rounded: Option<Format>,
 ) -> Result<Forms, LoadError> {
     let mut stacks: HashMap<Matrix, Stack> = HashMap::new();
@@ -209,6 +210,8 @@ pub struct Source {
     /// First row of the rank's part.
     first: usize,
     rows: Rows,
+    /// Change by an adapter, merged before numbers are quantised.
+    change: Option<MergedChange>,
 }
 
 #[derive(Clone)]
@@ -246,10 +249,11 @@ impl Source {
     /// The rank's part of a matrix; `None` if it has 16 bits on the device.
     pub(super) fn find(
         held: &Held,
-        weights: &Weights,
+        (weights, adapter): (&Weights, Option<&Adapter>),
         rounded: Option<Format>,
     ) -> Result<Option<Self>, LoadError> {
         let Held { whole, part, .. } = held;
+        let change = MergedChange::find(adapter, held)?;
         let found = match whole.find_matrix(weights)? {
             StoredMatrix::Codes(codes) => {
                 let rows = 0..codes.rows();
@@ -279,6 +283,10 @@ impl Source {
                 ));
             }
         };
+        if found.is_some() && change.is_some() {
+            let reason = "it is quantised, and an adapter is merged into 16 or 32 bits only";
+            return Err(refused(&whole.name, reason.into()));
+        }
         let is_of_layer = whole.layer.is_some();
         let rows = match (found, rounded.filter(|_| is_of_layer)) {
             (Some(rows), _) => rows,
@@ -294,7 +302,7 @@ impl Source {
                 )
             }
         };
-        Ok(Some(Self { tensor: whole.clone(), first: part.rows.start, rows }))
+        Ok(Some(Self { tensor: whole.clone(), first: part.rows.start, rows, change }))
     }
 
     /// Whether codes mean the same table's values in `other`.
@@ -346,6 +354,10 @@ impl Source {
         let rounded = match &self.rows {
             Rows::Rounded(format, numbers) => {
                 let numbers = numbers.rows(rows.clone());
+                let numbers = match &self.change {
+                    None => numbers,
+                    Some(change) => change.merged(&numbers, rows.start),
+                };
                 let layout = Layout { leaves: shape.leaves(), ..Layout::new(*format, rows.len(), shape.k) };
                 let packed = Packed::in_layout(&mut Cpu::new(1), &numbers, layout);
                 Some(packed.map_err(|source| self.failed(source, rows.start))?)
@@ -386,7 +398,7 @@ impl Reader<'_> {
     /// # Errors
     /// If a weight is not a finite number.
     fn read(&mut self, row: usize, to: &mut Row) -> Result<(), LoadError> {
-        let Source { tensor, first, rows } = self.source;
+        let Source { tensor, first, rows, .. } = self.source;
         let stored = tensor.stored_row(first + row);
         match rows {
             Rows::Codes(codes) => codes

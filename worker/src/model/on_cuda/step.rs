@@ -7,12 +7,13 @@ use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
 use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
-use skein_kernels::cuda::ops::linear::WeightValues;
+use skein_kernels::cuda::ops::linear::{GateUpSums, Gated, WeightValues};
 use skein_kernels::cuda::ops::packed::EmbedPackedRows;
 use skein_kernels::cuda::ops::reduce::ThenNorm;
 use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
+use super::adapter::StepTiles;
 use super::attention::LayerRows;
 use super::exchange::{Lookup, Sum, Unjoined};
 use super::experts::{ExpertActivations, widest_for_all};
@@ -38,6 +39,8 @@ pub struct StepRows {
     pub windows: Option<WindowTables>,
     /// Whether every sequence has at most one row.
     pub kind: StepKind,
+    /// Rows that have an adapter; `None` = none has.
+    pub adapters: Option<StepTiles>,
 }
 
 /// Activations and workspaces for steps up to a fixed number of rows.
@@ -242,6 +245,48 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         self.model.ops.linear.launch(self.stream, out, x, weight, self.rows(), self.a.linear)
     }
 
+    /// Adds the changes of adapters to a product.
+    fn change(
+        &self,
+        layer: usize,
+        product: Product,
+        out: DeviceSlice<T>,
+        x: DeviceSlice<T>,
+    ) -> Result<(), CudaError> {
+        match self.model.adapters.as_ref().zip(self.step.adapters) {
+            None => Ok(()),
+            Some((adapters, tiles)) => {
+                adapters.add(self.stream, tiles, (layer, product), (x, out, self.rows()))
+            }
+        }
+    }
+
+    /// Sets `a.gated` to the input of a dense network's down projection.
+    fn inner(&self, index: usize) -> Result<(), CudaError> {
+        let Self { model, stream, step, a, .. } = *self;
+        let (network, weight) =
+            (&model.spec.layers[index].feed_forward, self.layer(index).product(Product::GateUp));
+        let (rows, by) = (self.rows(), network.activation);
+        let Some((adapters, tiles)) = model.adapters.as_ref().zip(step.adapters) else {
+            return model.inner(stream, network, weight, rows, a);
+        };
+        let x = a.h.slice(0..rows * weight.k);
+        let Some(change) = adapters.gate_up(stream, tiles, index, x)? else {
+            return model.inner(stream, network, weight, rows, a);
+        };
+        let linear = &model.ops.linear;
+        if network.is_gated {
+            let memory = (a.linear, adapters.wide, &adapters.kernel);
+            let gated = Gated { by, weight };
+            let add = |sums| change.add(stream, sums);
+            return linear.launch_gate_up_changed(stream, (a.gated, x), gated, rows, memory, add);
+        }
+        let out = a.gated.slice(0..rows * weight.n);
+        linear.launch(stream, out, x, weight, rows, a.linear)?;
+        change.add(stream, GateUpSums::Rounded(out))?;
+        model.ops.activate.launch(stream, out, by)
+    }
+
     /// Multiplies by a matrix whose inputs are split over ranks. If a norm of the same stage follows, the
     /// output may be left unjoined for it.
     fn multiply_shared(
@@ -306,6 +351,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         if let Some(latent) = self.latent() {
             return model.latent_input(stream, index, latent, (step, self.located(index).0), a);
         }
+        self.change(index, Product::Qkv, a.qkv, a.h)?;
         let temperature = model.spec.layers[index].temperature;
         let rows = RopeRows {
             qkv: a.qkv,
@@ -350,6 +396,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
 
     fn attention_output(&mut self, layer: usize) -> Result<(), CudaError> {
         self.multiply_shared(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
+        self.change(layer, Product::AttentionOutput, self.a.delta, self.a.attended)?;
         let weight = self.layer(layer).vector(Role::AttentionOutputNorm);
         if self.model.spec.is_parallel {
             self.delta = Delta { values: self.a.delta, weight, beside: self.a.beside };
@@ -369,9 +416,10 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         if let Some(mixture) = weights.experts.as_ref().zip(network.experts) {
             model.mixture(stream, layer, mixture, self.step, a)?;
         } else {
-            model.inner(stream, network, weights.product(Product::GateUp), self.rows(), a)?;
+            self.inner(layer)?;
             let out = if is_parallel { a.beside } else { a.delta };
             self.multiply_shared(layer, Product::Down, out, a.gated)?;
+            self.change(layer, Product::Down, out, a.gated)?;
         }
         if is_parallel {
             return Ok(()); // attention's output is added together with this one

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::Format;
@@ -15,6 +16,7 @@ use skein_kernels::cuda::ops::packed::{Form, PackedValues, Shape};
 use super::experts::{ExpertWeights, Network};
 use super::packed::{self, Forms, Matrix, PackedCopy, Source};
 use crate::model::LoadError;
+use crate::model::adapter::{Adapter, Delta, changeable};
 use crate::model::checkpoint::Weights;
 use crate::model::spec::{QkNorm, Spec};
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
@@ -85,10 +87,45 @@ impl<T> LayerWeights<T> {
     }
 }
 
+/// An adapter's change to a rank's part of a matrix, merged into it row by row when the rows are copied.
+#[derive(Clone)]
+pub struct MergedChange(Arc<ChangeOf>);
+
+struct ChangeOf {
+    delta: Delta,
+    tensor: Tensor,
+    /// First row and column of the rank's part.
+    first: (usize, usize),
+}
+
+impl MergedChange {
+    /// The change of `adapter` to the matrix of `held`, if it has one.
+    ///
+    /// # Errors
+    /// If the adapter's matrices do not fit it.
+    pub(super) fn find(adapter: Option<&Adapter>, held: &Held) -> Result<Option<Self>, LoadError> {
+        let Held { whole, part, .. } = held;
+        if !matches!(whole.kind, Kind::Matrix(..)) {
+            return Ok(None);
+        }
+        let delta = adapter.map_or(Ok(None), |adapter| adapter.delta(whole))?;
+        let first = (part.rows.start, part.cols.start);
+        Ok(delta.map(|delta| Self(Arc::new(ChangeOf { delta, tensor: whole.clone(), first }))))
+    }
+
+    /// `rows` of the part, from row `from` on, with the change.
+    pub fn merged(&self, rows: &WeightMatrix, from: usize) -> WeightMatrix {
+        let ChangeOf { delta, tensor, first } = &*self.0;
+        delta.merged_rows(rows, &|row| tensor.stored_row(first.0 + from + row), first.1)
+    }
+}
+
 /// A checkpoint tensor and its destination on the device.
 pub struct TensorCopy<T> {
     /// Tensor in the file, or values of a vector.
     pub from: WeightMatrix,
+    /// Change by an adapter.
+    pub change: Option<MergedChange>,
     /// Destination of its rows.
     pub to: Place<T>,
 }
@@ -201,10 +238,13 @@ pub enum E4m3Scales {
 pub fn forms<T: Activation>(
     spec: &Spec,
     shard: &Shard,
-    weights: &Weights,
+    (weights, adapter): (&Weights, Option<&Adapter>),
     rounded: Option<Format>,
 ) -> Result<Forms, LoadError> {
-    packed::forms::<T>(&held(spec, shard), shard.ranks, weights, rounded)
+    if let Some(adapter) = adapter {
+        adapter.check_is_used(&changeable(&tensors::all(spec)))?;
+    }
+    packed::forms::<T>(&held(spec, shard), shard.ranks, (weights, adapter), rounded)
 }
 
 impl<T: Activation> DeviceWeights<T> {
@@ -283,15 +323,17 @@ impl<T: Activation> DeviceWeights<T> {
         &self,
         spec: &Spec,
         shard: &Shard,
-        weights: &Weights,
+        (weights, adapter): (&Weights, Option<&Adapter>),
     ) -> Result<Vec<TensorCopy<T>>, LoadError> {
-        let source = |Held { whole, own, part, .. }: &Held| {
+        let source = |held: &Held| {
+            let Held { whole, own, part, .. } = held;
             let from = match whole.kind {
                 Kind::Norm | Kind::NormBias | Kind::Values => vector(whole, &part.rows, spec, weights)?,
                 Kind::Bias(..) => whole.find(weights)?.part(0..1, part.rows.clone()),
                 _ => whole.find(weights)?.part(part.rows.clone(), part.cols.clone()),
             };
-            Ok(TensorCopy { from, to: self.place_of(own) })
+            let change = MergedChange::find(adapter, held)?;
+            Ok(TensorCopy { from, change, to: self.place_of(own) })
         };
         let is_copied = |held: &&Held| {
             !held.part.is_empty() && Matrix::of(&held.own).is_none_or(|matrix| !self.is_packed(matrix))
@@ -307,7 +349,7 @@ impl<T: Activation> DeviceWeights<T> {
         &self,
         spec: &Spec,
         shard: &Shard,
-        weights: &Weights,
+        (weights, adapter): (&Weights, Option<&Adapter>),
         rounded: Option<Format>,
     ) -> Result<Vec<PackedCopy<T>>, LoadError> {
         let mut copies: Vec<(Matrix, PackedCopy<T>)> = Vec::new();
@@ -315,7 +357,7 @@ impl<T: Activation> DeviceWeights<T> {
             let Some(matrix) = Matrix::of(&held.own).filter(|matrix| self.is_packed(*matrix)) else {
                 continue;
             };
-            let Some(source) = Source::find(held, weights, rounded)? else {
+            let Some(source) = Source::find(held, (weights, adapter), rounded)? else {
                 unreachable!("the form of {} was made from it", held.whole.name)
             };
             let first = if let Kind::Matrix(_, first) = held.own.kind { first } else { 0 };
