@@ -265,13 +265,14 @@ __device__ __forceinline__ void reduce_large(const Then<T>& then, const Sums<T>&
 
 #define REDUCE(kind, T)                                                                                     \
   extern "C" __global__ void __launch_bounds__(1024)                                                        \
-      reduce_##kind##_##T(T* out, const float* own, const T* bias, i32 rows, i32 n, Peers peers) {          \
+      reduce_##kind##_##T(T* out, const float* own, const T* bias, i32 rows, i32 n,                         \
+                         const __grid_constant__ Peers peers) {                                             \
     reduce_##kind<T, false>(Then<T>{out, nullptr, nullptr, 0.f}, Sums<T>{own, bias, rows, n}, peers);       \
   }                                                                                                         \
   EXPORT(reduce_##kind##_##T)                                                                               \
   extern "C" __global__ void __launch_bounds__(1024)                                                        \
       reduce_##kind##_norm_##T(T* out, float* residual, const float* weight, float eps, const float* own,   \
-                               const T* bias, i32 rows, i32 n, Peers peers) {                               \
+                               const T* bias, i32 rows, i32 n, const __grid_constant__ Peers peers) {       \
     reduce_##kind<T, true>(Then<T>{out, residual, weight, eps}, Sums<T>{own, bias, rows, n}, peers);        \
   }                                                                                                         \
   EXPORT(reduce_##kind##_norm_##T)
