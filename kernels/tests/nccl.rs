@@ -3,13 +3,16 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 
+mod common;
+
 use std::ffi::OsStr;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
 use skein_kernels::cuda::{Communicator, CudaError, CudaEvent, Device, DeviceBuffer, Graph, Nccl, Stream};
+
+use common::now;
 
 /// Settings of a rank in the environment: the job, rank, number of ranks, and id.
 const TOLD: &str = "TEST_NCCL_RANK";
@@ -27,27 +30,10 @@ fn run(job: &str, ranks: usize, variables: &[(&str, &str)]) -> Option<Vec<String
     }
     let id = Nccl::open().unwrap().unique_id().unwrap().0;
     let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let began = now();
-    let start = |rank: usize| -> Child {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_rank", "--ignored", "--nocapture"]);
+    Some(common::said(ranks, ENDS_WITHIN, |rank, command| {
         command.env(TOLD, format!("{job} {rank} {ranks} {id}")).env("EMU_DEVICES", "8");
-        command.envs(variables.iter().copied()).stdout(Stdio::piped()).spawn().unwrap()
-    };
-    let children: Vec<Child> = (0..ranks).map(start).collect();
-    let said = children.into_iter().map(|child| {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().find_map(|line| line.split_once("said: ")).map_or(text.clone(), |(_, it)| it.to_owned())
-    });
-    let said: Vec<String> = said.collect();
-    assert!(began.elapsed() < ENDS_WITHIN, "{job} took {:?}: {said:?}", began.elapsed());
-    Some(said)
-}
-
-#[allow(clippy::disallowed_methods)] // how long a test takes
-fn now() -> Instant {
-    Instant::now()
+        command.envs(variables.iter().copied());
+    }))
 }
 
 /// Checks that the output of every rank contains all of `words`.

@@ -4,9 +4,10 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests panic like tests
 
-use std::process::{Child, Command, Stdio};
+mod common;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use half::{bf16, f16};
 use skein_kernels::collective::Shared;
@@ -18,6 +19,8 @@ use skein_kernels::cuda::peer::{NoPeers, PeerOptions, Protocol};
 use skein_kernels::cuda::{CudaError, Device, DeviceBuffer, DeviceSlice, Graph, Kernels, Peers, Stream};
 use skein_kernels::leaves;
 use skein_sys::shared_memory::SharedMemory;
+
+use common::now;
 
 /// Settings of a rank in the environment: the job, rank, number of ranks, and descriptor of shared memory.
 const TOLD: &str = "TEST_PEER_RANK";
@@ -40,28 +43,11 @@ fn run(job: &str, ranks: usize, variables: &[(&str, &str)]) -> Option<Vec<String
         return None;
     }
     let memory = SharedMemory::create(Shared::bytes(ranks, CAPACITY)).unwrap();
-    let began = now();
-    let start = |rank: usize| -> Child {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_rank", "--ignored", "--nocapture"]);
+    Some(common::said(ranks, ENDS_WITHIN, |rank, command| {
         command.env(TOLD, format!("{job} {rank} {ranks} {}", memory.descriptor()));
         command.env("EMU_DEVICES", "8").env("EMU_MEMORY", (64 << 20).to_string());
-        command.envs(variables.iter().copied()).stdout(Stdio::piped()).spawn().unwrap()
-    };
-    let children: Vec<Child> = (0..ranks).map(start).collect();
-    let said = children.into_iter().map(|child| {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().find_map(|line| line.split_once("said: ")).map_or(text.clone(), |(_, it)| it.to_owned())
-    });
-    let said: Vec<String> = said.collect();
-    assert!(began.elapsed() < ENDS_WITHIN, "{job} took {:?}: {said:?}", began.elapsed());
-    Some(said)
-}
-
-#[allow(clippy::disallowed_methods)] // how long a test takes
-fn now() -> Instant {
-    Instant::now()
+        command.envs(variables.iter().copied());
+    }))
 }
 
 /// Checks that the output of every rank contains `words`.
