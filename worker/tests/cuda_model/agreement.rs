@@ -171,6 +171,46 @@ fn check_fp8(model: &str, tiny: Tiny, kinds: &[(&str, Fp8)]) {
     }
 }
 
+/// Keys and values 256 times as large, beside queries and outputs a 256th, are the same model; without their
+/// scales, most of them exceed what FP8 holds.
+#[test]
+fn scales_of_the_checkpoint_fit_keys_and_values_to_fp8() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let fp8 = Fp8 { weights: false, kv_cache: true };
+    let of = |dir: &std::path::Path| scores(&mut on_cuda_in(dir, eager(), fp8).unwrap(), &[20, 19], true);
+    let expected = of(LLAMA.make(7).path());
+    let grown = || {
+        let dir = LLAMA.make(7);
+        for (ending, factor) in
+            [("q_proj", 1.0 / 256.0), ("k_proj", 256.0), ("v_proj", 256.0), ("o_proj", 1.0 / 256.0)]
+        {
+            Tiny::multiply(dir.path(), &format!("{ending}.weight"), factor);
+        }
+        dir
+    };
+    let without = of(grown().path());
+    assert!(expected.iter().zip(&without).any(|(a, b)| (a.logprob - b.logprob).abs() > 0.5));
+    for names in [&["k_scale", "v_scale"][..], &["k_proj.k_scale", "v_proj.v_scale"], &["kv_scale"]] {
+        let dir = grown();
+        for (layer, name) in (0..LLAMA.layers).flat_map(|layer| names.iter().map(move |name| (layer, name))) {
+            let (name, shape) = (format!("model.layers.{layer}.self_attn.{name}"), &[1][..names.len() % 2]);
+            Tiny::add_scale(dir.path(), &name, shape, &[256.0]);
+        }
+        assert_eq!(of(dir.path()), expected, "{names:?}");
+    }
+    for (shape, values, said) in
+        [(&[2][..], &[1.0, 2.0][..], "F32 [2]; a KV cache"), (&[], &[0.0], "its value is 0,")]
+    {
+        let dir = LLAMA.make(7);
+        Tiny::add_scale(dir.path(), "model.layers.0.self_attn.k_scale", shape, values);
+        let error = on_cuda_in(dir.path(), eager(), fp8).err().map(|error| error.to_string()).unwrap();
+        assert!(error.contains("model.layers.0.self_attn.k_scale") && error.contains(said), "{error}");
+        assert!(on_cuda_in(dir.path(), eager(), Fp8 { kv_cache: false, ..fp8 }).is_ok());
+    }
+}
+
 #[test]
 fn nan_and_infinite_weights_are_refused() {
     if !skein_cuda_emulation::load() {

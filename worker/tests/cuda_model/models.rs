@@ -126,6 +126,12 @@ fn even(random: &mut SplitMix64) -> f32 {
     (random.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
+fn write_file(path: &Path, header: serde_json::Map<String, serde_json::Value>, data: &[u8]) {
+    let header = serde_json::Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+    std::fs::write(path, file).unwrap();
+}
+
 impl Tiny {
     /// Writes config.json and model.safetensors into a new directory.
     pub fn make(&self, seed: u64) -> tempfile::TempDir {
@@ -159,6 +165,39 @@ impl Tiny {
         std::fs::write(path, file).unwrap();
     }
 
+    /// Multiplies all tensors of the bfloat16 model in `dir` whose names end in `ending`.
+    pub fn multiply(dir: &Path, ending: &str, factor: f32) {
+        Self::edit(dir, |header, data| {
+            for (_, entry) in header.iter().filter(|(name, _)| name.ends_with(ending)) {
+                let [start, end] = [0, 1].map(|i| entry["data_offsets"][i].as_u64().unwrap() as usize);
+                for value in data[start..end].chunks_exact_mut(2) {
+                    let product = bf16::from_le_bytes([value[0], value[1]]).to_f32() * factor;
+                    value.copy_from_slice(&bf16::from_f32(product).to_le_bytes());
+                }
+            }
+        });
+    }
+
+    /// Adds a tensor of one 32-bit value to the model in `dir`.
+    pub fn add_scale(dir: &Path, name: &str, shape: &[usize], values: &[f32]) {
+        Self::edit(dir, |header, data| {
+            let start = data.len();
+            data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            let entry = json!({"dtype": "F32", "shape": shape, "data_offsets": [start, data.len()]});
+            header.insert(name.to_owned(), entry);
+        });
+    }
+
+    fn edit(dir: &Path, change: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>, &mut Vec<u8>)) {
+        let path = dir.join("model.safetensors");
+        let file = std::fs::read(&path).unwrap();
+        let data = 8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+        let mut header = serde_json::from_slice(&file[8..data]).unwrap();
+        let mut data = file[data..].to_vec();
+        change(&mut header, &mut data);
+        write_file(&path, header, &data);
+    }
+
     fn write_weights(&self, seed: u64, path: &Path) {
         let (mut header, mut data, mut random) = (serde_json::Map::new(), Vec::new(), SplitMix64::new(seed));
         for (name, shape, spread, center) in self.tensors() {
@@ -174,9 +213,7 @@ impl Tiny {
             let entry = json!({"dtype": self.dtype, "shape": shape, "data_offsets": [start, data.len()]});
             header.insert(name, entry);
         }
-        let header = serde_json::Value::Object(header).to_string();
-        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-        std::fs::write(path, file).unwrap();
+        write_file(path, header, &data);
     }
 
     /// Name, shape and range of values of each tensor.

@@ -44,6 +44,7 @@ use crate::draft::Speculate;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::quantised::KvScales;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::Model;
 use crate::model::on_cuda::adapter::{SlotForm, SlotLayout};
@@ -369,6 +370,15 @@ impl<'a> Loading<'a> {
         arithmetic
     }
 
+    /// Scales of each layer's cache: those of the checkpoint for a cache in FP8.
+    fn kv_scales(&self) -> Result<Vec<KvScales>, LoadError> {
+        let layers = self.shard.layers.clone();
+        match &self.weights {
+            Some(weights) if self.options.fp8.kv_cache => weights.kv_scales(layers),
+            _ => Ok(vec![KvScales::NONE; layers.len()]),
+        }
+    }
+
     /// Plans and allocates all memory.
     fn place<T, K>(
         &self,
@@ -397,7 +407,7 @@ impl<'a> Loading<'a> {
         let Layout { spec, mut ops, sizes, block_bytes, .. } = layout;
         memory.windows = memory.windows.filter(|_| kv_blocks.window.is_some());
         let planes = CachePlanes::new(&spec, arena.slice(plan::KV), block_bytes, kv_blocks);
-        let cache = planes.layers::<K>(&spec, limits.block_size)?;
+        let cache = planes.layers::<K>(&spec, limits.block_size, &self.kv_scales()?)?;
         ops.attention.set_cache(&cache)?;
         let communicator = connected.as_ref().and_then(|connected| connected.communicator.clone());
         let peers = connected.as_ref().and_then(|connected| connected.peers.clone());

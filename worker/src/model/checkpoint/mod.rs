@@ -12,7 +12,7 @@ pub use gguf::ModelFile;
 pub(in crate::model) use safetensors::Weights as SafetensorsFiles;
 use skein_kernels::cpu::matrix::Storage;
 
-use self::quantised::{CodedMatrix, Scheme};
+use self::quantised::{CodedMatrix, KvScales, Scheme};
 use super::LoadError;
 
 /// The weight files of a model.
@@ -99,6 +99,17 @@ impl Weights {
     ) -> Result<Option<CodedMatrix>, LoadError> {
         let Files::Safetensors(files) = &self.0 else { return Ok(None) };
         files.scheme().map_or(Ok(None), |scheme| quantised::find(files, scheme, name, shape))
+    }
+
+    /// Scales for these layers' KV cache in FP8.
+    ///
+    /// # Errors
+    /// If one is not a positive number, or differs from head to head.
+    pub fn kv_scales(&self, layers: Range<usize>) -> Result<Vec<KvScales>, LoadError> {
+        match &self.0 {
+            Files::Safetensors(files) => quantised::kv_scales(files, layers),
+            Files::Gguf(_) => Ok(vec![KvScales::NONE; layers.len()]),
+        }
     }
 
     /// Whether there is a tensor `name`.

@@ -7,6 +7,7 @@ use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
 use crate::backend::{KvBlocks, KvTokenBytes};
+use crate::model::checkpoint::quantised::KvScales;
 use crate::model::spec::Spec;
 
 /// Bytes of a block of `block_size` tokens in one plane.
@@ -60,13 +61,18 @@ impl CachePlanes {
         Self { main, windowed, block_bytes }
     }
 
-    /// The planes of each layer.
+    /// The planes of each layer, with the scales of what they store.
     ///
     /// # Errors
     /// If the kernels do not support their shape.
-    pub fn layers<K: KvElement>(&self, spec: &Spec, block_size: u32) -> Result<Vec<KvLayer<K>>, CudaError> {
+    pub fn layers<K: KvElement>(
+        &self,
+        spec: &Spec,
+        block_size: u32,
+        scales: &[KvScales],
+    ) -> Result<Vec<KvLayer<K>>, CudaError> {
         let mut used = [0; 2];
-        let layer = |has_window: bool| {
+        let layer = |(has_window, scales): (bool, &KvScales)| {
             let windowed = self.windowed.filter(|_| has_window);
             let (Planes { planes, .. }, used) = match windowed {
                 Some(windowed) => (windowed, &mut used[1]),
@@ -85,11 +91,11 @@ impl CachePlanes {
                 kv_heads: spec.attention.kv_heads,
                 block_size: block_size as usize,
                 head_dim: spec.attention.head_dim,
-                key_scale: 1.0,
-                value_scale: 1.0,
+                key_scale: scales.key,
+                value_scale: scales.value,
             };
             layer.check().map(|()| layer)
         };
-        spec.layers.iter().map(|layer| layer.window.is_some()).map(layer).collect()
+        spec.layers.iter().map(|layer| layer.window.is_some()).zip(scales).map(layer).collect()
     }
 }

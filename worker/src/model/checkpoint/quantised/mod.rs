@@ -9,16 +9,20 @@ mod compressed;
 mod device;
 mod fp8;
 mod gptq;
+mod kv_scales;
 mod matrix;
 mod mxfp4;
 mod scheme;
 
+pub use kv_scales::KvScales;
+pub(in crate::model) use kv_scales::kv_scales;
 pub use matrix::{CodedMatrix, CodedRows};
 pub use scheme::Scheme;
 
 use safetensors::tensor::Dtype;
 use skein_sys::mapped::Bytes;
 
+use super::SafetensorsFiles;
 use super::SafetensorsFiles as Weights;
 use crate::model::LoadError;
 use matrix::StoredCodes;
