@@ -2,6 +2,7 @@
 processes.
 
 Every contestant answers `measure(question)` with tokens per second, or with None and the reason in `trouble`.
+Its `prefill_rate` is that of the latest prompts, also of those before decoding.
 """
 
 import json
@@ -15,22 +16,38 @@ SKEIN_WIDTH_FLAGS = {16: [], 8: ["--quantization", "int8"], 4: ["--quantization"
 # What each peer reads at a width; a peer without an entry is not measured there.
 FILES = {
     "L": {16: "bf16.gguf", 8: "q8_0.gguf", 4: "q4_0.gguf"},
+    "I": {16: "bf16.gguf", 8: "q8_0.gguf", 4: "q4_0.gguf"},
     "O": {16: "f16.gguf", 8: "q8_0.gguf", 4: "q4_0.gguf"},
     "H": {16: None},
 }
-SCRIPTS = {"L": "peer_llama_cpp.py", "O": "peer_openvino.py", "H": "peer_transformers.py"}
+SCRIPTS = {"L": "peer_llama_cpp.py", "I": "peer_ik_llama.py", "O": "peer_openvino.py", "H": "peer_transformers.py"}
 MODULES = {"L": "llama_cpp", "O": "openvino_genai", "H": "transformers"}
-NAMES = {"L": "llama.cpp", "O": "OpenVINO GenAI", "H": "transformers"}
+NAMES = {"L": "llama.cpp", "I": "ik_llama.cpp", "O": "OpenVINO GenAI", "H": "transformers"}
+
+
+def build_ik_llama(checkout: str, out: str) -> None:
+    """Compiles ik_llama.cpp's peer against a built checkout."""
+    library, build = os.path.join(out, "libpeer_ik.so"), os.path.join(checkout, "build")
+    places = [os.path.join(build, "src"), os.path.join(build, "ggml/src")]
+    flags = [flag for place in places for flag in (f"-L{place}", f"-Wl,-rpath,{place}")]
+    includes = [f"-I{os.path.join(checkout, part)}" for part in ("include", "ggml/include")]
+    os.makedirs(out, exist_ok=True)
+    subprocess.run(["c++", "-std=c++17", "-O2", "-shared", "-fPIC", *includes, os.path.join(HERE, "ik_llama.cpp"), "-o", library,
+                    *flags, "-lllama", "-lggml"], check=True)
+    revision = subprocess.run(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
+    os.environ |= {"PEER_IK_LIBRARY": library, "PEER_IK_VERSION": revision.stdout.strip() or "?"}
 
 
 def installed(python: str, letter: str) -> bool:
     """Whether the peer's package can be found; does not import it."""
+    if letter == "I":
+        return "PEER_IK_LIBRARY" in os.environ
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({MODULES[letter]!r}) is None)"
     return subprocess.run([python, "-c", code], check=False).returncode == 0
 
 
 class Skein:
-    letter, name, pid = "S", "Skein", None
+    letter, name, pid, prefill_rate = "S", "Skein", None, None
 
     def __init__(self, binary: str, model: str, threads: int, flags: list[str]):
         self.command = [binary, "bench", "latency", model, "--device", "cpu", "--threads", str(threads), "--json",
@@ -52,6 +69,7 @@ class Skein:
             return None
         report = json.loads(ran.stdout)
         self.rates = report["read_bytes_per_second"], report["flops_per_second"]
+        self.prefill_rate = report["results"][0]["prefill_tokens_per_second"]
         kind = "prefill" if question["measure"] == "prefill" else "decode"
         # No figure if no step had the whole batch, because the first sequence ended before the last one
         # began.
@@ -65,6 +83,7 @@ class Peer:
     def __init__(self, letter: str, python: str, path: str, sequences: int, context: int, threads: int,
                  vocab_size: int):
         self.letter, self.name, self.trouble, self.description = letter, NAMES[letter], None, {}
+        self.prefill_rate = None
         # Set before the libraries load, because they start their threads then.
         limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         command = [python, os.path.join(HERE, SCRIPTS[letter]), path, *map(str, (threads, sequences, context))]
@@ -89,6 +108,7 @@ class Peer:
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
         answer = self.answer()
+        self.prefill_rate = answer and answer.get("prefill_tokens_per_second", answer["tokens_per_second"])
         return answer and answer["tokens_per_second"]
 
     def close(self) -> None:

@@ -42,4 +42,5 @@ def measured(question: dict, asked: list[list[int]], generate) -> dict:
         return {"tokens": tokens}
     if kind == "prefill":
         return {"tokens_per_second": len(asked) * question["input"] / times[0]}
-    return {"tokens_per_second": len(asked) * (output - 1) / (times[-1] - times[0])}
+    return {"tokens_per_second": len(asked) * (output - 1) / (times[-1] - times[0]),
+            "prefill_tokens_per_second": len(asked) * question["input"] / times[0]}

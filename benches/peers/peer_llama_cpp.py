@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: uses its C interface with batches of several sequences, like llama-batched-bench.
+"""llama.cpp as a peer, through its C interface.
 
 Usage: peer_llama_cpp.py FILE.gguf THREADS MAX_SEQUENCES MAX_CONTEXT
 """
@@ -8,9 +8,8 @@ import os
 import sys
 
 import llama_cpp
+from llama_steps import MOST_TOKENS_A_CALL, Generator
 from peer import answer_questions
-
-MOST_TOKENS_A_CALL = 2048  # llama.cpp's own default for n_batch; n_ubatch keeps its default of 512
 
 
 def load():
@@ -29,26 +28,17 @@ def load():
     vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     description = {"name": "llama.cpp", "version": f"llama-cpp-python {llama_cpp.__version__}",
                    "settings": f"{os.path.basename(path)}, KV f16, n_batch {MOST_TOKENS_A_CALL}"}
-    return description, vocab_size, Generator(context, vocab_size)
+    return description, vocab_size, LlamaCpp(context, vocab_size)
 
 
-class Generator:
+class LlamaCpp(Generator):
     def __init__(self, context, vocab_size: int):
-        self.context, self.vocab_size = context, vocab_size
+        super().__init__(vocab_size)
+        self.context = context
         self.batch = llama_cpp.llama_batch_init(MOST_TOKENS_A_CALL, 0, 1)
 
-    def __call__(self, prompts: list[list[int]], output: int):
+    def clear(self) -> None:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
-        entries = [(token, position, sequence, position + 1 == len(prompt))
-                   for sequence, prompt in enumerate(prompts) for position, token in enumerate(prompt)]
-        for begin in range(0, len(entries), MOST_TOKENS_A_CALL):
-            self.decode(entries[begin : begin + MOST_TOKENS_A_CALL])
-        length = len(prompts[0])
-        for step in range(output):
-            token = self.greedy() if len(prompts) == 1 else (step * 7919) % self.vocab_size
-            yield token
-            if step + 1 < output:  # as in llama-batched-bench, other sequences go on with any token
-                self.decode([(token, length + step, sequence, True) for sequence in range(len(prompts))])
 
     def decode(self, entries) -> None:
         batch = self.batch

@@ -370,11 +370,13 @@ impl<'a> Loading<'a> {
         arithmetic
     }
 
-    /// Scales of each layer's cache: those of the checkpoint for a cache in FP8.
+    /// Scales of each layer's cache: those of the checkpoint for a cache in FP8, except for latents.
     fn kv_scales(&self) -> Result<Vec<KvScales>, LoadError> {
         let layers = self.shard.layers.clone();
         match &self.weights {
-            Some(weights) if self.options.fp8.kv_cache => weights.kv_scales(layers),
+            Some(weights) if self.options.fp8.kv_cache && self.config.spec.attention.latent.is_none() => {
+                weights.kv_scales(layers)
+            }
             _ => Ok(vec![KvScales::NONE; layers.len()]),
         }
     }
