@@ -9,6 +9,7 @@ pub mod cache;
 pub mod exchange;
 pub mod experts;
 pub mod latent;
+pub mod origin;
 pub mod packed;
 pub mod stage;
 mod step;
