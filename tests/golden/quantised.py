@@ -24,7 +24,7 @@ import torch
 import xxhash
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from models import BASE, COHERE, HERE, MOE, PHI3, QWEN2, QWEN3, ABSENT, draw, one_line_per_key, quiet, save
+from models import BASE, COHERE, HERE, MOE, PHI3, QWEN2, QWEN3, V3, ABSENT, draw, one_line_per_key, quiet, save
 
 PROMPT_TOKENS, POSITIONS = 40, [0, 1, 2, 15, 16, 31, 39]
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "rope_theta": 10000.0}
@@ -200,13 +200,16 @@ def fp8_block():
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     def make(weight, name):
-        n, k = weight.shape
-        size = 64  # the library wants whole blocks
-        blocks = weight.float().reshape(n // size, size, k // size, size).transpose(1, 2)
+        (n, k), size = weight.shape, 64
+        # The library wants whole blocks, and DeepSeek's rows of latents and rotated keys end within one.
+        down = -(-n // size)
+        blocks = torch.zeros(down * size, k)
+        blocks[:n] = weight
+        blocks = blocks.reshape(down, size, k // size, size).transpose(1, 2)
         scale = blocks.abs().amax((-1, -2)) / 448.0
-        codes = (blocks / scale[:, :, None, None]).transpose(1, 2).reshape(n, k).to(torch.float8_e4m3fn)
-        whole = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
-        return {"weight": codes, "weight_scale_inv": scale}, whole, whole
+        codes = (blocks / scale[:, :, None, None]).transpose(1, 2).reshape(-1, k).to(torch.float8_e4m3fn)
+        whole = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)[:n].contiguous()
+        return {"weight": codes[:n], "weight_scale_inv": scale}, whole, whole
     config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
     return {"make": make, "config": config, "is_integer": False}
 
@@ -230,6 +233,10 @@ W8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 FP8 = {"num_bits": 8, "type": "float"}
 DYNAMIC = {"num_bits": 8, "strategy": "token", "dynamic": True}
 BF16 = {"torch_dtype": "bfloat16"}
+# Keys and values of four heads are products of latents. Ranks can share it.
+LATENT = V3 | {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "q_lora_rank": 64, "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 64, "n_routed_experts": 4, "n_shared_experts": 1,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 300, "rope_theta": 10000.0}
 PHI = PHI3 | SIZES | BF16 | {"partial_rotary_factor": 1.0, "sliding_window": None}
 
 # name: (config over BASE, quantisation, whether the head is quantised)
@@ -259,6 +266,7 @@ CASES = {
     "nvfp4": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}), False),
     "fp8-block": (QWEN3 | SIZES | BF16, lambda: fp8_block(), False),
+    "fp8-block-latent": (LATENT | BF16, lambda: fp8_block(), False),
     "nf4-nested": (LLAMA | BF16, lambda: bitsandbytes(), False),
     "nf4": (LLAMA | {"tie_word_embeddings": True}, lambda: bitsandbytes(nested=False, dtype=torch.float16), False),
     "fp4": (LLAMA | {"tie_word_embeddings": True}, lambda: bitsandbytes(kind="fp4", nested=False, dtype=torch.float16), False),
@@ -279,18 +287,23 @@ class Encoded(torch.nn.Linear):
         return super().forward((codes * (most / 127.0)).reshape(x.shape))
 
 
-def split_experts(name, tensor):
-    """Mixtral's tensors under the names of its checkpoints, with a matrix per expert."""
+# As `models.APART`, by the type of the model.
+APART = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"), "deepseek_v3": ("mlp", "gate_proj", "up_proj", "down_proj")}
+
+
+def split_experts(name, tensor, family):
+    """Tensors under the names of a family's checkpoints, with a matrix per expert."""
+    block, gate, up, down = APART[family]
     prefix, _, kind = name.partition(".mlp.experts.")
     if not kind:
-        return {name.replace(".mlp.gate.", ".block_sparse_moe.gate."): tensor}
-    names = ("w1", "w3") if kind == "gate_up_proj" else ("w2",)
-    return {f"{prefix}.block_sparse_moe.experts.{expert}.{part}.weight": half.contiguous()
+        return {name.replace(".mlp.gate.", f".{block}.gate."): tensor}
+    names = (gate, up) if kind == "gate_up_proj" else (down,)
+    return {f"{prefix}.{block}.experts.{expert}.{part}.weight": half.contiguous()
             for expert, weights in enumerate(tensor) for part, half in zip(names, weights.chunk(len(names)))}
 
 
 def is_quantised(name, tensor, how, with_head):
-    if tensor.dim() != 2 or "embed" in name or "moe.gate." in name or not name.endswith(".weight"):
+    if tensor.dim() != 2 or "embed" in name or name.endswith(("moe.gate.weight", "mlp.gate.weight")) or not name.endswith(".weight"):
         return False
     if name == "lm_head.weight":
         return with_head
@@ -316,7 +329,7 @@ def make_one(name):
             continue
         value = draw(key, state[key].shape, generator, False).to(dtype)
         state[key].copy_(value)
-        parts = split_experts(key, value) if config["model_type"] == "mixtral" else {key: value}
+        parts = split_experts(key, value, config["model_type"]) if config["model_type"] in APART else {key: value}
         wholes = []
         for part, tensor in parts.items():
             if is_quantised(part, tensor, how, with_head):
@@ -330,7 +343,7 @@ def make_one(name):
                 wholes.append(exact)
             else:
                 stored[part] = tensor
-        if wholes and "experts." in next(iter(parts)):
+        if wholes and ".experts." in next(iter(parts)):
             per = 2 if key.endswith("gate_up_proj") else 1
             count = state[key].shape[0]
             wholes = [torch.cat([wholes[expert * per + i] for i in range(per)]) for expert in range(count)]
@@ -340,7 +353,7 @@ def make_one(name):
     save(stored, path / "model.safetensors")
     prompt = torch.randint(2, config["vocab_size"], (1, PROMPT_TOKENS), generator=generator)
     logits = {"exact_logits": model(prompt).logits[0][POSITIONS]}
-    has_experts = config["model_type"] == "mixtral"  # transformers computes them without linear layers
+    has_experts = config["model_type"] in APART  # transformers computes them without linear layers
     if how["is_integer"] and not has_experts:
         for base, module in model.named_modules():
             if base in modules:

@@ -33,7 +33,10 @@ use skein_worker::model::config::ModelConfig;
 use skein_worker::model::fingerprint::fingerprint;
 use skein_worker::shard::Shard;
 
-use models::{COHERE2, GLM4_MOE, LLAMA, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2, Tiny};
+use models::{
+    COHERE2, DEEPSEEK_V2, DEEPSEEK_V3_SHARED, GLM4_MOE, LLAMA, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2,
+    Tiny,
+};
 use runs::{eager, limits, prompt, sample, sequence_of};
 
 /// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or
@@ -342,17 +345,17 @@ fn logits_have_the_same_bits_on_any_number_of_ranks() {
 
 /// Checks that groups of these ranks and stages give the bits of one rank.
 fn check_ranks(tiny: Tiny, how: &str, shapes: &[(usize, usize)]) {
-    let dir = tiny.make(3);
-    let expected = lead(dir.path(), (1, 1), how, &[]);
+    check_ranks_of((tiny.model_type, tiny.make(3).path()), how, shapes);
+}
+
+/// The same for the model in a directory.
+fn check_ranks_of((name, dir): (&str, &Path), how: &str, shapes: &[(usize, usize)]) {
+    let expected = lead(dir, (1, 1), how, &[]);
     assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
     for &shape in shapes {
         for how in [how.to_owned(), format!("{how} nccl")] {
-            let got = lead(dir.path(), shape, &how, &[]);
-            assert!(
-                got == expected,
-                "{} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}",
-                tiny.model_type
-            );
+            let got = lead(dir, shape, &how, &[]);
+            assert!(got == expected, "{name} {how}: {shape:?} ranks give other bits:\n{got}\n{expected}");
             if shape.0 == 1 || shape == (8, 1) {
                 break; // no sums, or many processes
             }
@@ -374,6 +377,22 @@ fn mixtures_of_experts_have_the_same_bits_on_any_number_of_ranks() {
     ] {
         check_ranks(tiny, how, shapes);
     }
+}
+
+/// Heads are divided, and every rank has all latents: with queries from a vector and from the layer's input,
+/// and with more heads than a small tile of attention has rows on one rank, but not on two. With codes,
+/// heads' matrices are decoded, each on its rank.
+#[test]
+fn latents_have_the_same_bits_on_any_number_of_ranks() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    check_ranks(DEEPSEEK_V3_SHARED, "16 graphs 30000", &[(2, 1), (4, 1), (8, 1), (1, 2), (2, 2)]);
+    check_ranks(DEEPSEEK_V2, "16 eager 30000", &[(2, 1)]);
+    check_ranks(DEEPSEEK_V3_SHARED, "int4 eager 30000", &[(4, 1)]);
+    check_ranks(DEEPSEEK_V3_SHARED, "fp8 eager 30000", &[(2, 1), (1, 2)]);
+    let coded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/fp8-block-latent");
+    check_ranks_of(("fp8-block-latent", &coded), "16 eager 30000", &[(2, 1), (4, 1), (1, 2)]);
 }
 
 #[test]

@@ -172,7 +172,7 @@ pub const FORMATS: &[Format] = &[
         "fp8",
         "8 bits",
         Some("yes, with a scale for each head and token"),
-        Some("yes, with the checkpoint's scale for each layer, else 1"),
+        Some("yes, with the checkpoint's scale for each layer; latents with a scale for each 128 values"),
     ),
 ];
 

@@ -60,7 +60,6 @@ fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<S
     let (topology, shards) = ranks::shards(config, &model.spec)?;
     let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
     for shard in &shards {
-        cuda::check_ranks(&model.spec, shard.ranks).map_err(unsuitable)?;
         cuda::check_heads(shard).map_err(unsuitable)?;
     }
     Ok((topology, shards))

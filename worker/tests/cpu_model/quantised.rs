@@ -15,7 +15,7 @@ use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::model::checkpoint::Weights;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::model::tensors::{self, StoredMatrix, Tensor};
+use skein_worker::model::tensors::{self, Columns, ColumnsOf, StoredMatrix, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batches::{BLOCK_SIZE, sequence_of};
@@ -68,9 +68,14 @@ fn refusal(directory: &Path) -> String {
     loaded.err().expect("it is refused").to_string()
 }
 
-/// Values of a packed matrix in the checkpoint's order of outputs and inputs, as `dtype`.
+/// Values of a matrix in codes in the checkpoint's order of outputs and inputs, as `dtype`; of a turned one,
+/// the stored rows.
 fn dequantised(tensor: &Tensor, weights: &Weights, leaves: usize, dtype: &str) -> Option<Vec<Vec<u8>>> {
-    let StoredMatrix::Codes(codes) = tensor.find_matrix(weights).unwrap() else { return None };
+    let (StoredMatrix::Codes(codes) | StoredMatrix::Columns(Columns { stored: ColumnsOf::Codes(codes), .. })) =
+        tensor.find_matrix(weights).unwrap()
+    else {
+        return None;
+    };
     let (rows, cols, leaves_of) = (codes.rows(), codes.cols(), codes.leaves(leaves));
     let layout = Layout { leaves: leaves_of, ..Layout::new(codes.format(leaves).unwrap(), rows, cols) };
     let mut bytes = vec![0; layout.bytes()];
@@ -128,6 +133,38 @@ fn dequantised_weights_have_the_bits_of_the_formats_own_library() {
         }
         finish(fused.take(), &mut bytes);
         assert_eq!(found.len(), hashes.len(), "{name}: all quantised matrices are found");
+    }
+}
+
+/// As latent attention has them on a GPU: as they are, or turned.
+#[test]
+fn matrices_in_codes_are_decoded_to_the_same_values_also_turned() {
+    for name in goldens() {
+        let (spec, weights) =
+            (ModelConfig::from_dir(&golden(&name)).unwrap().spec, Weights::open(&golden(&name)).unwrap());
+        let mut count = 0;
+        for tensor in tensors::all(&spec) {
+            let Some(rows) = dequantised(&tensor, &weights, 1, "float32") else { continue };
+            let found = tensor.find_matrix(&weights).unwrap();
+            let (StoredMatrix::Codes(codes)
+            | StoredMatrix::Columns(Columns { stored: ColumnsOf::Codes(codes), .. })) = found
+            else {
+                unreachable!("it has codes")
+            };
+            let cpu = &mut Cpu::new(1);
+            let whole = StoredMatrix::Codes(codes.clone()).numbers(cpu).unwrap();
+            assert!(rows.iter().enumerate().all(|(row, values)| whole.row(row) == values), "{name}");
+            let (first, every, count_of) = (3, 2, 5);
+            let columns = Columns { stored: ColumnsOf::Codes(codes), first, every, count: count_of };
+            let turned = StoredMatrix::Columns(columns).numbers(cpu).unwrap();
+            assert_eq!((turned.rows(), turned.cols()), (count_of, rows.len()), "{name}");
+            for output in 0..count_of {
+                let column = |row: &Vec<u8>| row[4 * (first + output * every)..][..4].to_vec();
+                assert!(turned.row(output) == rows.iter().flat_map(column).collect::<Vec<_>>(), "{name}");
+            }
+            count += 1;
+        }
+        assert!(count >= 7, "{name}: {count} matrices in codes");
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use skein_kernels::cpu::experts::Groups;
-use skein_worker::backend::cuda::{check_model, check_ranks};
+use skein_worker::backend::cuda::check_model;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::spec::{ExpertsSpec, LatentSpec};
 
@@ -136,18 +136,6 @@ fn latents_without_a_kernel_are_refused_by_name() {
     check(|latent| latent.query_rank = Some(50), "q_lora_rank is 50; allowed: multiples of 8");
     let outputs = "v_head_dim times num_attention_heads is 84; allowed: multiples of 8";
     check(|latent| latent.value_dim = 21, outputs);
-}
-
-#[test]
-fn ranks_do_not_share_latents() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
-    let check = |name: &str, ranks| {
-        let config = ModelConfig::from_dir(&models.join(name)).unwrap();
-        check_ranks(&config.spec, ranks).map_err(|error| error.to_string())
-    };
-    assert_eq!((check("deepseek-v2", 1), check("mixtral", 2)), (Ok(()), Ok(())));
-    let refused = "--tensor-parallel-size is 2; allowed: 1 on GPUs for models with latent attention";
-    assert_eq!(check("deepseek-v2", 2), Err(refused.into()));
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub use memory::most_rows;
 pub use pack::pack_step;
 pub use rank::{Fits, RankLink};
 pub use threads::CudaBackend;
-pub use usable::{NotUsable, OpenDevice, check_heads, check_model, check_ranks, open};
+pub use usable::{NotUsable, OpenDevice, check_heads, check_model, open};
 
 use skein_kernels::cuda::{CudaError, Device};
 

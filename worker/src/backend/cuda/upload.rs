@@ -10,12 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_kernels::cpu::matrix::Storage;
 use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
 use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffer, Stream};
 
+use super::error::CudaLoadError;
+use crate::model::LoadError;
+use crate::model::on_cuda::origin::Origin;
 use crate::model::on_cuda::weights::MergedChange;
 
 /// Bytes of a pinned buffer; larger ones copy no faster.
@@ -70,7 +73,7 @@ pub(super) struct Upload {
 
 /// Rows that fit a pinned buffer.
 struct Part {
-    from: WeightMatrix,
+    from: Origin,
     rows: Range<usize>,
     to: DeviceSlice<u8>,
     /// The same number of scales for each row if it becomes e4m3; otherwise empty.
@@ -103,7 +106,7 @@ impl Upload {
     /// Adds a matrix, with an adapter's change, converted to `dtype`; its rows fill `to`.
     pub fn add(
         &mut self,
-        (from, change): (&WeightMatrix, Option<&MergedChange>),
+        (from, change): (&Origin, Option<&MergedChange>),
         to: DeviceSlice<u8>,
         dtype: Dtype,
     ) {
@@ -114,7 +117,7 @@ impl Upload {
     /// own scale, is scaled so that its largest value becomes e4m3's largest.
     pub fn add_quantised(
         &mut self,
-        (from, change): (&WeightMatrix, Option<&MergedChange>),
+        (from, change): (&Origin, Option<&MergedChange>),
         to: DeviceSlice<E4m3>,
         scales: DeviceSlice<f32>,
         dtype: Dtype,
@@ -125,7 +128,7 @@ impl Upload {
 
     fn add_parts(
         &mut self,
-        (from, change): (&WeightMatrix, Option<&MergedChange>),
+        (from, change): (&Origin, Option<&MergedChange>),
         to: DeviceSlice<u8>,
         scales: DeviceSlice<f32>,
         dtype: Dtype,
@@ -152,13 +155,16 @@ impl Upload {
 
     /// Copies everything and waits for it. `quantiser` is for parts that become e4m3. `progress` gets the
     /// bytes of each finished part.
+    ///
+    /// # Errors
+    /// If a matrix in codes has one that is not a finite number, or the device fails.
     pub fn run<T: Activation>(
         &self,
         device: &Arc<Device>,
         threads: usize,
         quantiser: Option<Quantiser<T>>,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), CudaLoadError> {
         let next = AtomicUsize::new(0);
         let (reports, received) = sync_channel(REPORTS);
         let largest = self.parts.iter().map(Part::bytes).max().unwrap_or(0);
@@ -186,7 +192,7 @@ impl Upload {
         quantiser: Option<Quantiser<T>>,
         next: &AtomicUsize,
         reports: &SyncSender<u64>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), CudaLoadError> {
         device.bind()?;
         let stream = Stream::new(device)?;
         let mut buffers = Vec::new();
@@ -201,7 +207,7 @@ impl Upload {
                 drained.synchronize()?;
             }
             let bytes = part.bytes();
-            part.fill(&mut buffer[..bytes], &mut scratch);
+            part.fill(&mut buffer[..bytes], &mut scratch)?;
             match quantiser.as_ref().filter(|_| !part.scales.is_empty()) {
                 None => part.to.upload(&stream, buffer, 0..bytes)?,
                 // The stream orders the next copy after the staging buffer has been read.
@@ -214,7 +220,7 @@ impl Upload {
             // If the receiver is gone, progress is not displayed.
             let _ = reports.send(bytes as u64);
         }
-        stream.synchronize()
+        Ok(stream.synchronize()?)
     }
 }
 
@@ -247,25 +253,22 @@ impl Part {
     }
 
     /// Writes the rows' values, converted.
-    fn fill(&self, to: &mut [u8], scratch: &mut Vec<f32>) {
+    fn fill(&self, to: &mut [u8], scratch: &mut Vec<f32>) -> Result<(), LoadError> {
         let Self { from, rows, dtype, change, .. } = self;
-        let merged =
-            change.as_ref().map(|change| change.merged(&from.part(rows.clone(), 0..from.cols()), rows.start));
-        let (from, rows) = match &merged {
-            None => (from, rows.clone()),
-            Some(merged) => (merged, 0..rows.len()),
-        };
-        if dtype.is_that_of(from.storage()) {
-            for (row, to) in rows.clone().zip(to.chunks_exact_mut(from.row_bytes().max(1))) {
-                to.copy_from_slice(from.row(row));
+        let own = from.read(rows.clone())?;
+        let own = change.as_ref().map(|change| change.merged(&own, rows.start)).unwrap_or(own);
+        if dtype.is_that_of(own.storage()) {
+            for (row, to) in to.chunks_exact_mut(own.row_bytes().max(1)).enumerate() {
+                to.copy_from_slice(own.row(row));
             }
-            return;
+            return Ok(());
         }
-        scratch.resize(from.cols(), 0.0);
-        for (row, to) in rows.zip(to.chunks_exact_mut(from.cols() * dtype.bytes())) {
-            from.widen_row(row, scratch);
+        scratch.resize(own.cols(), 0.0);
+        for (row, to) in to.chunks_exact_mut((own.cols() * dtype.bytes()).max(1)).enumerate() {
+            own.widen_row(row, scratch);
             narrow(scratch, to, *dtype);
         }
+        Ok(())
     }
 }
 

@@ -6,7 +6,6 @@ use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::{experts, latent};
-use crate::model::spec::Spec;
 use crate::shard::Shard;
 
 /// Head dimensions for which there are attention kernels.
@@ -131,18 +130,6 @@ pub fn check_model(model: &ModelConfig, block_size: u32) -> Result<(), NotUsable
         return Err(NotUsable::Setting { setting: "block_size", got: block_size as usize, allowed });
     }
     Ok(())
-}
-
-/// Checks that ranks can share a model: heads of latent attention are not divided between GPUs.
-///
-/// # Errors
-/// Names the setting.
-pub fn check_ranks(spec: &Spec, ranks: usize) -> Result<(), NotUsable> {
-    if ranks == 1 || spec.attention.latent.is_none() {
-        return Ok(());
-    }
-    let allowed = "1 on GPUs for models with latent attention".into();
-    Err(NotUsable::Setting { setting: "--tensor-parallel-size", got: ranks, allowed })
 }
 
 /// Checks that the attention kernels can run the heads of a rank: equally many query heads read each KV head.

@@ -5,7 +5,6 @@
 use std::ops::Range;
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{self, Format, Layout, PackError, Packed, pack_rows};
 use skein_node::trace::PROCESS;
 use tracing::field::Empty;
@@ -16,8 +15,7 @@ use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
 use crate::model::adapter::{Adapter, Delta};
 use crate::model::checkpoint::Weights;
-use crate::model::checkpoint::quantised::CodedMatrix;
-use crate::model::tensors::{Columns, ColumnsOf, StoredMatrix, Tensor};
+use crate::model::tensors::{ColumnsOf, StoredMatrix, Tensor};
 use crate::shard;
 
 /// Matrices start at multiples of a page.
@@ -269,14 +267,7 @@ fn pack_one(
             let merged = matrix.delta.as_ref().map(|delta| delta.merged(numbers, row, col));
             matrix.tensor.in_order(merged.unwrap_or_else(|| numbers.clone()))
         }
-        StoredMatrix::Columns(Columns { stored, first, every, count }) => {
-            let numbers = match stored {
-                ColumnsOf::Numbers(numbers) if numbers.storage().blocks().is_some() => numbers.widened(),
-                ColumnsOf::Numbers(numbers) => numbers.clone(),
-                ColumnsOf::Codes(codes) => decoded(cpu, codes)?,
-            };
-            matrix.tensor.in_order(numbers.columns(*first, *every, *count))
-        }
+        StoredMatrix::Columns(_) => matrix.tensor.in_order(matrix.weights.numbers(cpu)?),
         StoredMatrix::Codes(codes) => {
             let (rows, layout) = (codes.in_order(|row| matrix.tensor.stored_row(row)), layouts[0]);
             pack_rows(cpu, &rows, layout, &mut to[..layout.bytes()]).map_err(failed)?;
@@ -300,25 +291,6 @@ fn pack_one(
     }
 }
 
-/// The numbers that `codes` stand for, with inputs in the checkpoint's order.
-fn decoded(cpu: &mut Cpu, codes: &CodedMatrix) -> Result<WeightMatrix, LoadError> {
-    let (rows, cols) = (codes.rows(), codes.cols());
-    let failed = |source| LoadError::UnpackedTensor { tensor: codes.name().to_owned(), source };
-    let layout = Layout::new(codes.format(1)?, rows, cols);
-    let mut bytes = vec![0; layout.bytes()];
-    pack_rows(cpu, &codes.in_order(|row| row), layout, &mut bytes).map_err(failed)?;
-    let packed = Packed::new(layout, bytes.into());
-    let (mut values, mut row_values) = (vec![0u8; rows * cols * size_of::<f32>()], vec![0.0; cols]);
-    for (row, to) in values.chunks_exact_mut((cols * size_of::<f32>()).max(1)).enumerate() {
-        packed.widen_row(row, &mut row_values);
-        for (i, value) in row_values.iter().enumerate() {
-            let col = codes.order().map_or(i, |order| order[i] as usize);
-            to[size_of::<f32>() * col..][..size_of::<f32>()].copy_from_slice(&value.to_le_bytes());
-        }
-    }
-    Ok(WeightMatrix::new(Storage::F32(values.into()), rows, cols))
-}
-
 /// Format in the file name of unquantised weights.
 const STORED: &str = "stored";
 
@@ -326,6 +298,8 @@ const STORED: &str = "stored";
 mod tests {
     use std::os::unix::fs::DirEntryExt;
     use std::path::Path;
+
+    use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 
     use super::*;
     use crate::model::tensors::{Kind, Product, Role, Stored};

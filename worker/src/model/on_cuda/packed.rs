@@ -28,10 +28,6 @@ use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Ten
 const ROUTER: &str = "it chooses experts, and GPUs read such a matrix in 16 or 32 bits only; serve the model with \
     --device cpu";
 
-/// Why the heads' matrices of latent attention are not packed.
-const HEADS: &str = "it belongs to latent attention, whose heads' matrices GPUs have in 16 bits only; serve the model with \
-    --device cpu";
-
 /// Place of a matrix in the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Matrix {
@@ -43,10 +39,12 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// The matrix that `tensor` is a part of, if it can be packed: routers cannot.
+    /// The matrix that `tensor` is a part of, if it can be packed: routers cannot, and the heads' matrices of
+    /// latent attention are decoded, because a product has a matrix for each head.
     pub(super) fn of(tensor: &Tensor) -> Option<Self> {
         match tensor.kind {
             Kind::Table => Some(Self::Table),
+            Kind::Matrix(product, _) if product.is_of_heads() => None,
             Kind::Matrix(product, _) if Network::of(tensor) != Network::Router => {
                 Some(Self::Product(tensor.layer, Network::of(tensor), product))
             }
@@ -131,16 +129,16 @@ pub(super) fn forms<T: Activation>(
     let mut stacks: HashMap<Matrix, Stack> = HashMap::new();
     for held in held.iter().filter(|held| !held.part.is_empty()) {
         let Some(matrix) = Matrix::of(&held.own) else {
-            if matches!(held.own.kind, Kind::Matrix(..)) && Source::find(held, weights, None)?.is_some() {
+            let is_router = Network::of(&held.own) == Network::Router;
+            if matches!(held.own.kind, Kind::Matrix(..))
+                && is_router
+                && Source::find(held, weights, None)?.is_some()
+            {
                 return Err(refused(&held.whole.name, ROUTER.into()));
             }
             continue;
         };
-        let is_of_head = held.whole.head.is_some();
-        let source = Source::find(held, weights, rounded.filter(|_| !is_of_head))?;
-        if is_of_head && source.is_some() {
-            return Err(refused(&held.whole.name, HEADS.into()));
-        }
+        let source = Source::find(held, weights, rounded)?;
         let form = source.as_ref().map(|source| source.form::<T>(held.leaf)).transpose()?;
         if let (Matrix::Table, Some(_), 2..) = (matrix, form, ranks) {
             let reason = "the embedding table is quantised, and ranks on GPUs have none in codes; serve the model with \
@@ -195,7 +193,7 @@ fn described(source: Option<&Source>) -> String {
     }
 }
 
-fn refused(tensor: &str, reason: String) -> LoadError {
+pub(super) fn refused(tensor: &str, reason: String) -> LoadError {
     LoadError::CodedTensor { tensor: tensor.to_owned(), reason }
 }
 

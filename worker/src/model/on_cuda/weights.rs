@@ -14,6 +14,7 @@ use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
 use skein_kernels::cuda::ops::packed::{Form, PackedValues, Shape};
 
 use super::experts::{ExpertWeights, Network};
+use super::origin::Origin;
 use super::packed::{self, Forms, Matrix, PackedCopy, Source};
 use crate::model::LoadError;
 use crate::model::adapter::{Adapter, Delta, changeable};
@@ -122,8 +123,8 @@ impl MergedChange {
 
 /// A checkpoint tensor and its destination on the device.
 pub struct TensorCopy<T> {
-    /// Tensor in the file, or values of a vector.
-    pub from: WeightMatrix,
+    /// Values of the rank's part.
+    pub from: Origin,
     /// Change by an adapter.
     pub change: Option<MergedChange>,
     /// Destination of its rows.
@@ -328,11 +329,16 @@ impl<T: Activation> DeviceWeights<T> {
         let source = |held: &Held| {
             let Held { whole, own, part, .. } = held;
             let from = match whole.kind {
-                Kind::Norm | Kind::NormBias | Kind::Values => vector(whole, &part.rows, spec, weights)?,
-                Kind::Bias(..) => whole.find(weights)?.part(0..1, part.rows.clone()),
-                _ => whole.find(weights)?.part(part.rows.clone(), part.cols.clone()),
+                Kind::Norm | Kind::NormBias | Kind::Values => {
+                    Origin::Numbers(vector(whole, &part.rows, spec, weights)?)
+                }
+                Kind::Bias(..) => Origin::Numbers(whole.find(weights)?.part(0..1, part.rows.clone())),
+                Kind::Table | Kind::Matrix(..) => Origin::of_matrix(whole, part, weights)?,
             };
             let change = MergedChange::find(adapter, held)?;
+            if let (Some(_), Some(reason)) = (&change, from.why_unchangeable()) {
+                return Err(packed::refused(&whole.name, reason.into()));
+            }
             Ok(TensorCopy { from, change, to: self.place_of(own) })
         };
         let is_copied = |held: &&Held| {

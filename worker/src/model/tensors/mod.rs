@@ -1,6 +1,7 @@
 //! The only list of a model's tensors: names, shapes and roles. Packing, upload, dummy weights, costs and the
 //! memory plan use it.
 
+mod decoded;
 mod list;
 mod stored;
 
