@@ -5,21 +5,6 @@
 
 constexpr float E4M3_MAX = 448.f;
 
-__device__ __forceinline__ float block_max(float v) {
-  __shared__ float part[33];
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  v = warp_max(v);
-  __syncthreads();  // an earlier call's result has been read
-  if (lane == 0) part[warp] = v;
-  __syncthreads();
-  if (warp == 0) {
-    v = warp_max(lane < warps ? part[lane] : 0.f);
-    if (lane == 0) part[32] = v;
-  }
-  __syncthreads();
-  return part[32];
-}
-
 // Correctly rounded operations, so that a host computes the same bits. The smallest scale is 2^-126, whose
 // reciprocal is finite.
 __device__ __forceinline__ float scale_of(float largest) {
