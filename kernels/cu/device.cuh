@@ -68,19 +68,22 @@ __device__ __forceinline__ float warp_max(float v) {
   return v;
 }
 
-// Sum over a block of up to 32 whole warps; every thread gets it. The order of summation only depends on the
-// block's size.
-__device__ __forceinline__ float block_sum(float v) {
+// WARP over a block of up to 32 whole warps; 0 is its neutral value, every thread gets it, and the order only
+// depends on the block's size.
+template <float (*WARP)(float)> __device__ __forceinline__ float block_reduce(float v) {
   __shared__ float part[33];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  v = warp_sum(v);
+  v = WARP(v);
   __syncthreads();  // an earlier call's result has been read
   if (lane == 0) part[warp] = v;
   __syncthreads();
   if (warp == 0) {
-    v = warp_sum(lane < warps ? part[lane] : 0.f);
+    v = WARP(lane < warps ? part[lane] : 0.f);
     if (lane == 0) part[32] = v;
   }
   __syncthreads();
   return part[32];
 }
+__device__ __forceinline__ float block_sum(float v) { return block_reduce<warp_sum>(v); }
+// Of values that are not negative.
+__device__ __forceinline__ float block_max(float v) { return block_reduce<warp_max>(v); }

@@ -116,7 +116,7 @@ __device__ __forceinline__ void gemm(const Rows& by, const W* w, Scales scales, 
   constexpr int TN = Of::TN, TM = Of::TM, STAGE_BYTES = Of::W_BYTES + Of::X_BYTES;
   constexpr bool SCALED = Of::Of::SCALED;
   DYN_SHARED(u8, shared);
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n = by.n, k = by.k;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, n = by.n, k = by.k;
   int wn = warp % (BN / WN) * WN, wm = warp / (BN / WN) * WM;
   Of tile;
   tile.find_w(w, column_tile * (BN / 16), n, k);
@@ -187,20 +187,7 @@ __device__ __forceinline__ void gemm(const Rows& by, const W* w, Scales scales, 
   Out* staged = (Out*)shared;
   ptx::cp_async_wait<0>();
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < TN; i++) {
-    int first = column_tile * (BN / 16) + wn / 16 + i, local = (wn / 16 + i) * (M == GATED ? 8 : 16) + g;
-    int low = weight_row<M>(first, g, n), high = weight_row<M>(first, g + 8, n);
-#pragma unroll
-    for (int j = 0; j < TM; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float a = by.biased(result[i][j][e], low), b = by.biased(result[i][j][e + 2], high);
-        Out* to = staged + (wm + j * 8 + t * 2 + e) * STRIDE + local;
-        to[0] = from_f32<Out>(M == GATED ? by.activated(a, b) : a);
-        if (M != GATED) to[8] = from_f32<Out>(b);
-      }
-  }
+  stage_results<M, STRIDE, TN, TM>(by, result, column_tile * (BN / 16) + wn / 16, wn / 16, wm, staged);
   __syncthreads();
   constexpr int VALUES = 16 / sizeof(Out), PACKS = Of::OUTPUTS / VALUES;
 #pragma unroll 1

@@ -112,20 +112,7 @@ __device__ __forceinline__ void gemm(const Rows& by, const Matrix& w, int column
   float* staged = (float*)shared;
   ptx::cp_async_wait<0>();
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < TN; i++) {
-    int tile = column_tile * (OCTETS / 2) + wn + i, local = (wn + i) * (M == GATED ? 8 : 16) + g;
-    int low = weight_row<M>(tile, g, n), high = weight_row<M>(tile, g + 8, n);
-#pragma unroll
-    for (int j = 0; j < TM; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++) {
-        float a = by.biased(result[i][j][e], low), b = by.biased(result[i][j][e + 2], high);
-        float* to = staged + (wm + j * 8 + t * 2 + e) * STRIDE + local;
-        to[0] = M == GATED ? by.activated(a, b) : a;
-        if (M != GATED) to[8] = b;
-      }
-  }
+  stage_results<M, STRIDE, TN, TM>(by, result, column_tile * (OCTETS / 2) + wn, wn, wm, staged);
   __syncthreads();
 #pragma unroll 1
   for (int i = threadIdx.x; i < BM * OUTPUTS; i += THREADS) {

@@ -167,33 +167,5 @@ __device__ __forceinline__ void gemv(const Rows& by, const W* w, Scales scales, 
       for (int i = 0; i < 4; i++)
         partial[warp][tile * 16 + g + i / 2 * 8][nt * 8 + t * 2 + i % 2] = part.sum[tile][nt][i];
   __syncthreads();
-  auto total = [&](int group, int output, int r) {
-    if (M == LEAVES) {
-      float v[SLICES];
-#pragma unroll
-      for (int s = 0; s < SLICES; s++) v[s] = s < slices ? partial[group * slices + s][output][r] : 0.f;
-      return tree(v, slices);
-    }
-    float sum = 0.f;
-#pragma unroll
-    for (int s = 0; s < SLICES; s++) sum += partial[s][output][r];
-    return sum;
-  };
-  constexpr int EACH = M == GATED ? OUTPUTS / 2 : OUTPUTS;
-  int written = EACH * groups;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < written * ROWS; i += blockDim.x) {
-    int r = i / written, of_block = i % written, column = block * written + of_block;
-    int group = of_block / EACH, output = of_block % EACH;
-    if (!by.has(r) || column >= n) continue;
-    float value;
-    if (M == GATED) {
-      int gate = output / 8 * 16 + output % 8;
-      value = by.biased(total(group, gate, r), column);
-      value = by.activated(value, by.biased(total(group, gate + 8, r), n + column));
-    } else {
-      value = by.biased(total(group, output, r), column);
-    }
-    by.store(r, column, value);
-  }
+  write_sums<M>(by, partial, slices, block);
 }

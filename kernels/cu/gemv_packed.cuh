@@ -69,27 +69,5 @@ __device__ __forceinline__ void gemv(const Rows& by, const Matrix& w, int block_
 #pragma unroll
     for (int e = 0; e < 4; e++) partial[warp][g + e / 2 * 8][j * 8 + t * 2 + e % 2] = sum[0][j][e];
   __syncthreads();
-  auto total = [&](int group, int output, int r) {
-    if (M == LEAVES) {
-      float v[SLICES];
-#pragma unroll
-      for (int s = 0; s < SLICES; s++) v[s] = s < slices ? partial[group * slices + s][output][r] : 0.f;
-      return tree(v, slices);
-    }
-    float all = 0.f;
-#pragma unroll
-    for (int s = 0; s < SLICES; s++) all += partial[s][output][r];
-    return all;
-  };
-  constexpr int EACH = M == GATED ? 8 : 16;
-  int written = EACH * groups;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < written * ROWS; i += blockDim.x) {
-    int r = i / written, of_block = i % written, column = block_tile * written + of_block;
-    int group = of_block / EACH, output = of_block % EACH;
-    if (!by.has(r) || column >= n) continue;
-    float value = by.biased(total(group, output, r), column);
-    if (M == GATED) value = by.activated(value, by.biased(total(group, output + 8, r), n + column));
-    by.store(r, column, value);
-  }
+  write_sums<M>(by, partial, slices, block_tile);
 }

@@ -1,4 +1,5 @@
-// linear.cuh: the arithmetic shared by gemv.cuh and gemm.cuh, so that a row has the same bits in both.
+// linear.cuh: the arithmetic shared by gemv.cuh and gemm.cuh, so that a row has the same bits in both. Their
+// forms for weights in codes share the ends of it.
 //
 //   out[r, n] = sum over k of x[r, k] * w[n, k]
 //
@@ -186,3 +187,60 @@ template <class T, class Out, Mode M> struct DenseRows {
     return gated(function, gate, up);
   }
 };
+
+// Writes the results of a gemv's block from its warps' sums. Each `slices` warps have one set of OUTPUTS rows
+// of the matrix, with COLUMNS - 1 rows of x. `block` counts the blocks of the matrix.
+template <Mode M, int OUTPUTS, int COLUMNS, class Rows>
+__device__ __forceinline__ void write_sums(const Rows& by, const float (*partial)[OUTPUTS][COLUMNS], int slices,
+                                           int block) {
+  constexpr int ROWS = COLUMNS - 1, EACH = M == GATED ? OUTPUTS / 2 : OUTPUTS;
+  auto total = [&](int group, int output, int r) {
+    if (M == LEAVES) {
+      float v[SLICES];
+#pragma unroll
+      for (int s = 0; s < SLICES; s++) v[s] = s < slices ? partial[group * slices + s][output][r] : 0.f;
+      return tree(v, slices);
+    }
+    float sum = 0.f;
+#pragma unroll
+    for (int s = 0; s < SLICES; s++) sum += partial[s][output][r];
+    return sum;
+  };
+  int written = EACH * (SLICES / slices);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < written * ROWS; i += blockDim.x) {
+    int r = i / written, of_block = i % written, column = block * written + of_block;
+    int group = of_block / EACH, output = of_block % EACH;
+    if (!by.has(r) || column >= by.n) continue;
+    float value;
+    if (M == GATED) {
+      int gate = output / 8 * 16 + output % 8;
+      value = by.biased(total(group, gate, r), column);
+      value = by.activated(value, by.biased(total(group, gate + 8, r), by.n + column));
+    } else {
+      value = by.biased(total(group, output, r), column);
+    }
+    by.store(r, column, value);
+  }
+}
+
+// Puts a warp's results of a gemm into shared memory, which has STRIDE values for each of the block's rows.
+// The warp's TN tiles start at tile `first` of the matrix and `local` of the block, its 8 * TM rows at `wm`.
+template <Mode M, int STRIDE, int TN, int TM, class Out, class Rows>
+__device__ __forceinline__ void stage_results(const Rows& by, const float (*sum)[TM][4], int first, int local, int wm,
+                                              Out* staged) {
+  int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < TN; i++) {
+    int low = weight_row<M>(first + i, g, by.n), high = weight_row<M>(first + i, g + 8, by.n);
+#pragma unroll
+    for (int j = 0; j < TM; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float a = by.biased(sum[i][j][e], low), b = by.biased(sum[i][j][e + 2], high);
+        Out* to = staged + (wm + j * 8 + t * 2 + e) * STRIDE + (local + i) * (M == GATED ? 8 : 16) + g;
+        to[0] = from_f32<Out>(M == GATED ? by.activated(a, b) : a);
+        if (M != GATED) to[8] = from_f32<Out>(b);
+      }
+  }
+}

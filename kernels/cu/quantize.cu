@@ -2,21 +2,6 @@
 // block.
 #include "e4m3.cuh"
 
-__device__ __forceinline__ float block_max(float v) {
-  __shared__ float part[33];
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-  v = warp_max(v);
-  __syncthreads();  // an earlier call's result has been read
-  if (lane == 0) part[warp] = v;
-  __syncthreads();
-  if (warp == 0) {
-    v = warp_max(lane < warps ? part[lane] : 0.f);
-    if (lane == 0) part[32] = v;
-  }
-  __syncthreads();
-  return part[32];
-}
-
 // The largest magnitude; infinite if there is a NaN, which fmaxf would ignore.
 template <class T> __device__ __forceinline__ float largest_of(const Pack<T, 4>& p) {
   // Adding in this order: finite values whose sum overflows do not give NaN.

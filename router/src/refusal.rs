@@ -80,7 +80,7 @@ pub enum Refusal {
     /// The content type is not JSON.
     #[error("Unsupported content-type `{0}`; send application/json.")]
     UnsupportedMediaType(String),
-    /// The body is compressed.
+    /// The request names a content encoding; no body is unpacked.
     #[error("The body is compressed (content-encoding `{0}`); send it as it is.")]
     CompressedBody(String),
     /// The body is too large.
@@ -122,7 +122,7 @@ pub enum Refusal {
         /// When to retry.
         retry_after: Duration,
     },
-    /// No worker is ready.
+    /// All workers are loading, draining or gone.
     #[error("No worker is ready: {reason}.")]
     NoReadyWorker {
         /// State of the workers.

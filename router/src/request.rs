@@ -219,7 +219,7 @@ pub struct ResumeSample {
 /// Tokens of one sample, exactly once and in order: dispatch has removed repeats and filled gaps.
 #[derive(Debug, Clone, Default)]
 pub struct TokenDelta {
-    /// Index of the sample.
+    /// Which of the request's samples, from 0.
     pub sample_index: u32,
     /// Absolute position of `tokens[0]`, counting prompt tokens.
     pub from_position: u32,

@@ -42,7 +42,7 @@ pub enum Unscorable {
     /// A token that the model does not have.
     #[error("the text has token {token}, and the model has {vocab}; use text or tokens of its own tokenizer")]
     Token {
-        /// The token.
+        /// Id in the text.
         token: u32,
         /// Size of the vocabulary.
         vocab: u32,

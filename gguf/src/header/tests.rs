@@ -4,7 +4,10 @@ use super::*;
 use crate::sample::{Sample, list, text, texts, value};
 
 const F32: u32 = 0;
+const Q4_0: u32 = 2;
+const Q8_0: u32 = 8;
 const Q4_K: u32 = 12;
+const I8: u32 = 24;
 
 fn good() -> Sample {
     Sample::default()
@@ -63,7 +66,9 @@ fn other_versions_and_byte_orders_are_refused() {
 /// allocate.
 #[test]
 fn counts_and_lengths_beyond_the_file_are_refused_before_anything_is_allocated() {
-    for claims in [(u64::MAX, 5), (2, u64::MAX), (1 << 40, 5), (2, 1 << 62)] {
+    for claims in
+        [(u64::MAX, 5), (2, u64::MAX), (1 << 40, 5), (2, 1 << 62), (u64::MAX / 128, 5), (1 << 63, 5)]
+    {
         assert!(matches!(fault(&Sample { claims: Some(claims), ..good() }), Fault::TooMany { .. }));
     }
     for claims in [(60_000, 5), (2, 60_000), (3, 5)] {
@@ -108,6 +113,43 @@ fn sizes_that_wrap_around_are_refused() {
     }
 }
 
+/// The pattern of CVE-2026-33298 and of llama.cpp's pull request 27200: elements times their bytes wrap
+/// around to a size that is in the file.
+#[test]
+fn bytes_of_a_tensor_that_wrap_around_are_refused() {
+    // 2^42 + 1 rows of 1152 f32 or Q8_0 values; 18 bytes of Q4_0 times that many values are 64 modulo 2^64.
+    for (dims, kind) in [
+        (&[1152u64, (1 << 42) + 1][..], F32),
+        (&[1152, (1 << 42) + 1], Q8_0),
+        (&[1 << 40, 1 << 22], F32),
+        (&[5_124_095_576_030_431_008], Q4_0),
+        (&[5_124_095_576_030_431_008, 2], Q4_0),
+        (&[i64::MAX as u64, 2], I8),
+        (&[u64::MAX / 32 * 32, 1, 1, 2], Q8_0),
+    ] {
+        let fault = fault(&Sample::default().tensor("a", dims, kind, 0).data(4096));
+        assert!(
+            matches!(fault, Fault::Shape { .. } | Fault::Truncated { .. } | Fault::TensorType { .. }),
+            "{dims:?}: {fault}"
+        );
+    }
+}
+
+/// The pattern of CVE-2025-53630 and its bypasses: the sum of padded sizes wraps around, so that a later
+/// tensor seems to lie in a small buffer.
+#[test]
+fn a_sum_of_sizes_that_wraps_around_is_refused() {
+    // One tensor whose size wraps when it is padded, then a small one; two that are 2^64 bytes together.
+    for (first, second, offset) in
+        [(u64::MAX / 4, 8, 0), (u64::MAX / 4, 8, 32), (1 << 61, 1 << 61, 1 << 63), (1 << 61, 1 << 61, 0)]
+    {
+        let two =
+            Sample::default().tensor("a", &[first], F32, 0).tensor("b", &[second], F32, offset).data(64);
+        let fault = fault(&two);
+        assert!(matches!(fault, Fault::Shape { .. } | Fault::Truncated { .. }), "{first} {second}: {fault}");
+    }
+}
+
 /// The pattern of CVE-2026-7482 ("Bleeding Llama"): a tensor that extends past the end of the file.
 #[test]
 fn a_tensor_past_the_end_is_refused() {
@@ -129,10 +171,10 @@ fn rows_of_partial_blocks_and_unknown_types_are_refused() {
     assert!(matches!(fault(&five), Fault::TooMany { what: "dimensions of a tensor", .. }));
 }
 
-/// In other readers, an alignment of zero led to a division by zero.
+/// In other readers, an alignment of zero led to a division by zero, and one of 2^31 to sizes of zero.
 #[test]
 fn invalid_alignments_are_refused() {
-    for alignment in [0u32, 3, 4, 48, 1 << 20, u32::MAX] {
+    for alignment in [0u32, 3, 4, 48, 1 << 20, 1 << 31, u32::MAX] {
         let sample = Sample::default().number("general.alignment", alignment);
         assert_eq!(fault(&sample), Fault::Alignment(alignment.to_string()));
     }

@@ -27,18 +27,22 @@ inline u16 f32_to_f16(float x) {
 inline float e4m3_to_f32(u8 x) {
   u32 exponent = x >> 3 & 15, mantissa = x & 7;
   if ((x & 0x7f) == 0x7f) return NAN;
-  float a = exponent ? ldexpf(1.f + (float)mantissa / 8.f, (int)exponent - 7) : ldexpf((float)mantissa, -9);
+  float a = exponent ? __uint_as_float((exponent + 120) << 23 | mantissa << 20) : (float)mantissa * 0x1p-9f;
   return x & 0x80 ? -a : a;
 }
-// Searches all codes: slow, but independent of the arithmetic that it checks.
+// Searches all codes: independent of the arithmetic that it checks.
 inline u8 f32_to_e4m3(float x) {
+  static const auto values = [] {
+    std::array<float, 127> all;
+    for (unsigned code = 0; code < all.size(); code++) all[code] = e4m3_to_f32((u8)code);
+    return all;
+  }();
   u8 sign = __float_as_uint(x) >> 24 & 0x80;
   float a = fabsf(x);
   if (x != x) return sign | 0x7f;
   if (a >= 448.f) return sign | 0x7e;
-  u8 low = 0;
-  while (e4m3_to_f32(low + 1) <= a) low++;
-  float below = a - e4m3_to_f32(low), above = e4m3_to_f32(low + 1) - a;
+  u8 low = (u8)(std::upper_bound(values.begin(), values.end(), a) - values.begin() - 1);
+  float below = a - values[low], above = values[low + 1] - a;
   return sign | (u8)(below < above || (below == above && !(low & 1)) ? low : low + 1);
 }
 
@@ -75,7 +79,8 @@ struct MmaFragments {
   u32 a[4], b[2];
 };
 template <class Convert> inline void mma_m16n8k16_of(emu::Slot* slots, Convert to_float) {
-  float a[16][16], b[16][8], d[16][8];
+  typedef float Four __attribute__((vector_size(16), may_alias));
+  alignas(16) float a[16][16], b[16][8], d[16][8];
   MmaFragments of;
   auto low = [&](u32 word) { return to_float((u16)word); };
   auto high = [&](u32 word) { return to_float((u16)(word >> 16)); };
@@ -91,9 +96,13 @@ template <class Convert> inline void mma_m16n8k16_of(emu::Slot* slots, Convert t
       b[2 * t + 8 * i][g] = low(of.b[i]), b[2 * t + 8 * i + 1][g] = high(of.b[i]);
   }
   for (unsigned row = 0; row < 16; row++) {
+    Four* sums = (Four*)d[row];
+    Four low = sums[0], high = sums[1];
     for (unsigned k = 0; k < 16; k++) {
-      for (unsigned col = 0; col < 8; col++) d[row][col] += a[row][k] * b[k][col];
+      const Four* of = (const Four*)b[k];
+      low += a[row][k] * of[0], high += a[row][k] * of[1];
     }
+    sums[0] = low, sums[1] = high;
   }
   for (unsigned lane = 0; lane < 32; lane++) {
     for (unsigned i = 0; i < 4; i++) of.d[i] = d[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)];

@@ -13,7 +13,6 @@ use crate::shutdown::Shutdown;
 const LAST_RESORT: Duration = Duration::from_secs(8);
 /// Interval between two reports of a worker that is not ready.
 const ALIVE_EVERY: Duration = Duration::from_secs(1);
-/// Exit code of a forced exit.
 const FORCED_EXIT_CODE: i32 = 1;
 
 /// One line of standard output.

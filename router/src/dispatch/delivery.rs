@@ -81,7 +81,7 @@ pub enum Wait {
     No,
     /// Wait for this long.
     For(Duration),
-    /// A change in the fleet.
+    /// Wait until the fleet changes; the driver looks again after `RETRY_INTERVAL` at the latest.
     FleetChange,
     /// Wait for a free seat at any worker.
     Seat,
@@ -129,7 +129,6 @@ struct Sample {
     ended: bool,
 }
 
-/// The open stream.
 #[derive(Debug, Clone, Copy)]
 struct OpenedStream {
     at: WorkerEpoch,

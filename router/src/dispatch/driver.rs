@@ -69,7 +69,6 @@ pub(super) enum State {
     Over,
 }
 
-/// An open stream.
 pub(super) struct OpenStream {
     pub(super) reader: Reader,
     /// Version of the worker's model; unknown if the worker says it with each delta.

@@ -58,7 +58,7 @@ pub struct Attempt {
 pub struct Attachment {
     /// Unique, like [`Attempt::id`].
     pub id: String,
-    /// Key of the stream.
+    /// What the stream is found by; see [`StreamKey`].
     pub stream_key: StreamKey,
     /// Unfinished samples, each with the absolute position of the first token needed.
     pub samples: Vec<(u32, u32)>,

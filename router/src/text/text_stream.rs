@@ -60,7 +60,7 @@ pub struct TextStream {
 /// its token.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TextDelta {
-    /// Index of the sample.
+    /// Which of the request's samples, from 0.
     pub sample_index: u32,
     /// Absolute position of `tokens[0]`, counting prompt tokens.
     pub from_position: u32,

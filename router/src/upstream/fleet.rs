@@ -97,7 +97,7 @@ pub struct Placement {
 /// Why no worker was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unavailable {
-    /// None is up.
+    /// No worker passes its health checks.
     NoneUp,
     /// All that are up are full.
     Full,

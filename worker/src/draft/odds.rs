@@ -4,7 +4,7 @@
 //! Every draft token is compared with the drawn one, even if it was not verified, so the estimates stay
 //! current while nothing is verified.
 
-/// Source of a draft.
+/// What proposed a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftSource {
     /// Earlier in the same text.

@@ -77,7 +77,7 @@ pub enum LoadError {
         /// Names of all supported families.
         supported: String,
     },
-    /// A tensor is missing.
+    /// No weight file has a tensor that the configuration implies.
     #[error("tensor {tensor} {expected} is in no weight file of {}; is the download complete?", dir.display())]
     MissingTensor {
         /// Name of the tensor.

@@ -33,7 +33,7 @@ pub enum Violation {
     /// A window block was released too often or not at all.
     #[error("the window block of block {base} counts {counted} holders and has {holders}")]
     WindowHolders {
-        /// Its base.
+        /// Block of the other layers for the same positions.
         base: u32,
         /// Holders according to the pool.
         counted: u32,

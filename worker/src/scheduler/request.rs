@@ -70,7 +70,7 @@ pub struct NewSample {
 /// Why a request is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The queue is full.
+    /// As many sequences wait as may.
     #[error("{waiting} sequences wait, the limit is {limit}; retry elsewhere or in {} ms", RETRY_AFTER.as_millis())]
     QueueFull {
         /// Sequences waiting now.

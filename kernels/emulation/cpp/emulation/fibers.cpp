@@ -36,6 +36,8 @@ constexpr size_t STACK = 256 << 10;
 #else
 constexpr size_t STACK = 64 << 10;
 #endif
+// From stack to stack. At a power of two, the tops of all stacks would compete for a few lines of the cache.
+constexpr size_t STACKS_APART = STACK + 5 * 64;
 
 std::string fault;
 char* stacks = nullptr;
@@ -67,33 +69,57 @@ ucontext_t main_context, contexts[MAX_THREADS];
 void* main_fake_stack = nullptr;
 const void* main_bottom = nullptr;
 size_t main_bytes = 0;
+bool is_from_main = false;  // whether main switched to the fiber that runs
 #endif
 
-void to_main() {
+// The pass in progress: the position in `order` of the fiber that runs, and whether it had polled before.
+size_t at = 0;
+bool has_polled = false;
+
+// The next fiber of the pass that can run, or null.
+Fiber* next() {
+  for (; at < order.size() && !runtime.faulted; at++) {
+    Fiber& fiber = runtime.fibers[order[at]];
+    if (fiber.state != READY && fiber.state != POLLING) continue;
+    has_polled = fiber.state == POLLING;
+    return &fiber;
+  }
+  return nullptr;
+}
+
+// Continues the next fiber, or main at the end of the pass.
+void leave() {
   Fiber* fiber = runtime.current;
+  runtime.progress |= !has_polled || fiber->state != POLLING;
+  at++;
+  Fiber* to = next();
+  runtime.current = to ? to : fiber;
 #ifdef EMU_ASAN
-  __sanitizer_start_switch_fiber(fiber->state == DONE ? nullptr : &fiber->fake_stack, main_bottom,
-                                 main_bytes);
+  is_from_main = false;
+  __sanitizer_start_switch_fiber(fiber->state == DONE ? nullptr : &fiber->fake_stack,
+                                 to ? to->stack : main_bottom, to ? STACK : main_bytes);
 #endif
 #ifdef __x86_64__
-  emu_switch(&fiber->sp, main_sp);
+  emu_switch(&fiber->sp, to ? to->sp : main_sp);
 #else
-  swapcontext(&contexts[fiber->index], &main_context);
+  swapcontext(&contexts[fiber->index], to ? &contexts[to->index] : &main_context);
 #endif
 #ifdef EMU_ASAN
   __sanitizer_finish_switch_fiber(fiber->fake_stack, nullptr, nullptr);
 #endif
 }
 
-void to_fiber(Fiber& fiber) {
-  runtime.current = &fiber;
+// Runs the rest of the pass, from main.
+void run_fibers(Fiber& first) {
+  runtime.current = &first;
 #ifdef EMU_ASAN
-  __sanitizer_start_switch_fiber(&main_fake_stack, fiber.stack, STACK);
+  is_from_main = true;
+  __sanitizer_start_switch_fiber(&main_fake_stack, first.stack, STACK);
 #endif
 #ifdef __x86_64__
-  emu_switch(&main_sp, fiber.sp);
+  emu_switch(&main_sp, first.sp);
 #else
-  swapcontext(&main_context, &contexts[fiber.index]);
+  swapcontext(&main_context, &contexts[first.index]);
 #endif
 #ifdef EMU_ASAN
   __sanitizer_finish_switch_fiber(main_fake_stack, nullptr, nullptr);
@@ -102,7 +128,8 @@ void to_fiber(Fiber& fiber) {
 
 void fiber_main() {
 #ifdef EMU_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, &main_bottom, &main_bytes);
+  __sanitizer_finish_switch_fiber(nullptr, is_from_main ? &main_bottom : nullptr,
+                                  is_from_main ? &main_bytes : nullptr);
 #endif
   Runtime& r = runtime;
   r.entry(r.arguments);
@@ -112,7 +139,7 @@ void fiber_main() {
   r.live--;
   r.warps[fiber->index / 32].live &= ~(1u << (fiber->index % 32));
   open_barrier_if_all_came();
-  to_main();
+  leave();
   abort();
 }
 
@@ -123,7 +150,7 @@ void start(Fiber& fiber, unsigned index) {
   fiber.fake_stack = nullptr;
   fiber.copies.clear();
   fiber.commits.clear();
-  fiber.stack = stacks + index * STACK;
+  fiber.stack = stacks + index * STACKS_APART;
   fiber.thread =
       make_uint3(index % r.block.x, index / r.block.x % r.block.y, index / (r.block.x * r.block.y));
   memcpy(fiber.stack, &STACK_CANARY, sizeof STACK_CANARY);
@@ -156,7 +183,7 @@ void start_block(unsigned threads) {
   }
   memset(r.shared, 0xff, r.shared_bytes);
 #ifdef EMU_ASAN
-  __asan_unpoison_memory_region(stacks, threads * STACK);  // frames of the threads before
+  __asan_unpoison_memory_region(stacks, threads * STACKS_APART);  // frames of the threads before
 #endif
   order.resize(threads);
   for (unsigned i = 0; i < threads; i++) order[i] = i;
@@ -185,14 +212,9 @@ void deliver() {
 bool pass() {
   Runtime& r = runtime;
   r.progress = false;
-  for (unsigned i : order) {
-    Fiber& fiber = r.fibers[i];
-    if (fiber.state != READY && fiber.state != POLLING) continue;
-    bool polled = fiber.state == POLLING;
-    to_fiber(fiber);
-    if (r.faulted) return false;
-    r.progress |= !polled || fiber.state != POLLING;
-  }
+  at = 0;
+  if (Fiber* first = next()) run_fibers(*first);
+  if (r.faulted) return false;
   return r.progress;
 }
 
@@ -248,7 +270,7 @@ void reserve_memory() {
     }
     return (char*)memory;
   };
-  stacks = map(MAX_THREADS * STACK);
+  stacks = map(MAX_THREADS * STACKS_APART);
   shared_memory = (unsigned char*)map(SHARED_LIMIT + SHARED_ALIGNMENT + SHARED_GUARD);
   shared_memory += -(uintptr_t)shared_memory & (SHARED_ALIGNMENT - 1);
 }
@@ -285,11 +307,11 @@ void die(const char* what) {
   report(describe(what));
   if (!runtime.current) abort();
   runtime.current->state = DONE;
-  to_main();
+  leave();
   abort();
 }
 
-void yield() { to_main(); }
+void yield() { leave(); }
 
 uint64_t random_bits() {
   uint64_t& state = runtime.random;

@@ -1,6 +1,7 @@
 // intrinsics.h: atomics, loads and arithmetic that CUDA has and C++ has not.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <ctime>

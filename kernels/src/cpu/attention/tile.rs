@@ -15,7 +15,6 @@ use super::CHUNK;
 use super::element::Element;
 use super::state::{Join, States};
 
-/// Tiles in a chunk.
 pub(super) const TILES_PER_CHUNK: usize = CHUNK / TILE;
 /// Most queries that are multiplied at once.
 pub(super) const MAX_QUERIES: usize = 8;

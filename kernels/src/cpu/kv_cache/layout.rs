@@ -46,7 +46,6 @@ impl Layout {
         Self { kind, width: head_dim.next_multiple_of(LANES), latent: None }
     }
 
-    /// Vectors of a value.
     #[inline(always)]
     pub(in super::super) fn value_vectors(&self) -> usize {
         self.latent.map_or(self.width, |dims| dims.next_multiple_of(LANES)) / LANES

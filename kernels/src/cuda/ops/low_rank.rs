@@ -8,7 +8,7 @@ use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use crate::gate::Gate;
 
-/// Rows of a tile.
+/// Most rows of a tile; all have one adapter.
 pub const TILE_ROWS: usize = 16;
 /// Matrices that may share the input of a product.
 pub const MATRICES: usize = 3;

@@ -43,37 +43,27 @@ pub trait Activation: MapElement + quantize::Quantized + random::Randomised {
     fn from_bits(bits: u16) -> Self;
 }
 
-impl Activation for half::bf16 {
-    const SUFFIX: &'static str = "bf16";
-    fn from_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-    fn to_f32(self) -> f32 {
-        Self::to_f32(self)
-    }
-    fn to_bits(self) -> u16 {
-        Self::to_bits(self)
-    }
-    fn from_bits(bits: u16) -> Self {
-        Self::from_bits(bits)
-    }
+macro_rules! impl_activation {
+    ($t:ty, $suffix:literal) => {
+        impl Activation for $t {
+            const SUFFIX: &'static str = $suffix;
+            fn from_f32(value: f32) -> Self {
+                Self::from_f32(value)
+            }
+            fn to_f32(self) -> f32 {
+                Self::to_f32(self)
+            }
+            fn to_bits(self) -> u16 {
+                Self::to_bits(self)
+            }
+            fn from_bits(bits: u16) -> Self {
+                Self::from_bits(bits)
+            }
+        }
+    };
 }
-
-impl Activation for half::f16 {
-    const SUFFIX: &'static str = "f16";
-    fn from_f32(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-    fn to_f32(self) -> f32 {
-        Self::to_f32(self)
-    }
-    fn to_bits(self) -> u16 {
-        Self::to_bits(self)
-    }
-    fn from_bits(bits: u16) -> Self {
-        Self::from_bits(bits)
-    }
-}
+impl_activation!(half::bf16, "bf16");
+impl_activation!(half::f16, "f16");
 
 /// The kernel called `$name` for an [`Activation`].
 macro_rules! kernel_for {

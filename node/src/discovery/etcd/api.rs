@@ -45,7 +45,7 @@ pub enum WatchEvent {
     },
 }
 
-/// Id of a lease.
+/// Number that etcd gave a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub i64);
 

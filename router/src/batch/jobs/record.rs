@@ -114,7 +114,7 @@ pub struct Job {
     pub tenant: String,
     /// URL path of its requests.
     pub endpoint: String,
-    /// Id of the input file.
+    /// Uploaded file of requests.
     pub input_file_id: String,
     /// Current status of the job.
     pub status: Status,

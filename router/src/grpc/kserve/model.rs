@@ -99,7 +99,7 @@ pub enum Output {
     CumulativeLogprob,
     /// Log-probabilities of the new tokens of each sample, as JSON.
     Logprobs,
-    /// Tokens of the prompt.
+    /// How many tokens the prompt has.
     PromptTokens,
     /// New tokens of each sample.
     NewTokens,

@@ -50,9 +50,9 @@ pub enum NotUsable {
         rank: usize,
         /// Number of ranks.
         ranks: usize,
-        /// Its query heads.
+        /// Query heads of its part.
         heads: usize,
-        /// Its KV heads.
+        /// KV heads of its part.
         kv_heads: usize,
     },
     /// A setting that the kernels do not support.

@@ -363,7 +363,16 @@ mod tests {
             one("F99", "[1]", "[0,4]"),
             one("F32", "[-1]", "[0,4]"),
             one("F32", "[1]", "[4,0]"),
+            one("F32", "[4611686018427387904]", "[0,0]"),
+            one("F32", "[2147483648,2147483648,4]", "[0,0]"),
+            // Tensors that share bytes, and bytes of no tensor.
+            r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#
+                .to_owned(),
+            one("F16", "[1]", "[0,2]"),
+            one("F16", "[1]", "[2,4]"),
             "[]".to_owned(),
+            "[".repeat(100_000),
+            r#"{"a":"#.repeat(100_000),
             String::new(),
         ] {
             check_refused(
@@ -371,7 +380,9 @@ mod tests {
                 &["model.safetensors", "damaged"],
             );
         }
-        check_refused(&[("model.safetensors", &u64::MAX.to_le_bytes())], &["damaged"]);
+        for len in [u64::MAX, 1 << 63, u64::MAX - 7, 100_000_001] {
+            check_refused(&[("model.safetensors", &len.to_le_bytes())], &["damaged"]);
+        }
         check_refused(&[("model.safetensors", &file("\u{fffd}", &[]))], &["damaged"]);
     }
 }

@@ -122,7 +122,7 @@ pub struct SlotForm {
     pub layout: Arc<SlotLayout>,
     /// Whether values are IEEE halves; otherwise bfloat16.
     pub is_f16: bool,
-    /// The device.
+    /// Pins the memory of images.
     pub device: Arc<Device>,
 }
 

@@ -142,7 +142,6 @@ impl Scheme {
         }
     }
 
-    /// Type of the scales.
     pub(super) fn scale_type(&self, stored: ScaleType) -> ScaleType {
         if self.layout == Layout::CompressedTensors { stored } else { ScaleType::F16 }
     }

@@ -91,7 +91,7 @@ pub(in crate::cpu) fn all_tiles<S: Simd, A: Arithmetic>(s: S, part: &Part<'_>) {
     });
 }
 
-/// Inputs of a tile.
+/// The parts of both matrices that a tile multiplies.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct TileInputs<'a> {
     /// Rows of `x`, `stride` bytes apart.

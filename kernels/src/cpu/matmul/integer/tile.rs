@@ -212,3 +212,37 @@ pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: u
     }
     small
 }
+
+/// Adds the products of a group of codes of 4 or 8 bits. `bits` must be a constant.
+///
+/// # Safety
+/// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn add_group<S: Integers, const MR: usize, const NR: usize>(
+    s: S,
+    bits: usize,
+    t: &IntegerTileInputs<'_>,
+    x: *const i8,
+    (w, apart): (*const u8, usize),
+    mut sums: [[S::Sums; NR]; MR],
+) -> [[S::Sums; NR]; MR] {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if bits == 8 {
+            return eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
+        }
+        let mut small = [[s.begin_small(sums[0][0]); NR]; MR];
+        for m in 0..MR {
+            for n in 0..NR {
+                small[m][n] = s.begin_small(sums[m][n]);
+            }
+        }
+        small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
+        for m in 0..MR {
+            for n in 0..NR {
+                sums[m][n] = s.end_small(small[m][n], sums[m][n]);
+            }
+        }
+    }
+    sums
+}

@@ -14,7 +14,7 @@ use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use super::int8;
 use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
-use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits, four_bits};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::{Prefetch, PrefetchCursor};
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -128,23 +128,7 @@ impl<C: Coded> Kind for Grouped<C> {
                         starts[m][n] = s.minus_times(zeros[n], sum);
                     }
                 }
-                let mut sums = starts;
-                if C::BITS == 4 {
-                    let mut small = [[s.begin_small(starts[0][0]); NR]; MR];
-                    for m in 0..MR {
-                        for n in 0..NR {
-                            small[m][n] = s.begin_small(starts[m][n]);
-                        }
-                    }
-                    small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
-                    for m in 0..MR {
-                        for n in 0..NR {
-                            sums[m][n] = s.end_small(small[m][n], starts[m][n]);
-                        }
-                    }
-                } else {
-                    sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, starts);
-                }
+                let sums = add_group::<S, MR, NR>(s, C::BITS as usize, t, x, (w, apart), starts);
                 for n in 0..NR {
                     let scale = f.load_f16(scales.add(n * scales_apart * 2));
                     for m in 0..MR {

@@ -51,7 +51,7 @@ pub struct ExpertProduct<'a, T> {
     pub x: DeviceSlice<T>,
     /// Weights of the experts.
     pub weight: &'a ExpertWeight<T>,
-    /// The pairs.
+    /// Pairs of a row and an expert, by expert.
     pub pairs: &'a SortedPairs,
     /// Which product.
     pub stage: Stage,
@@ -120,7 +120,6 @@ macro_rules! names {
 
 /// Shape of a tile's blocks.
 struct Shape {
-    /// Rows of the weight.
     weight_rows: usize,
     threads: u32,
     shared_bytes: usize,

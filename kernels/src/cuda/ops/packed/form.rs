@@ -164,7 +164,7 @@ pub struct Places {
 }
 
 impl Shape {
-    /// Inputs of a leaf.
+    /// Columns of the weight that a leaf sums.
     pub fn leaf_inputs(&self) -> usize {
         if self.leaf == 0 { self.k } else { self.leaf }
     }
@@ -174,7 +174,7 @@ impl Shape {
         self.k.checked_div(self.leaf).unwrap_or(1)
     }
 
-    /// Blocks of a leaf.
+    /// Blocks of codes in a leaf; its last one may be padded.
     pub fn leaf_blocks(&self) -> usize {
         self.leaf_inputs().div_ceil(BLOCK)
     }

@@ -39,7 +39,6 @@ use crate::cpu::simd::{Kernel, Simd};
 
 /// Columns in a unit.
 const UNIT: usize = 8;
-/// Bytes in a unit.
 const UNIT_BYTES: usize = 192;
 /// Bytes of a unit in [`Format::BF16`].
 const UNFOLDED_BYTES: usize = UNIT * PANEL * 2;

@@ -8,7 +8,7 @@ use super::super::super::{Format, PANEL, ZERO};
 use super::{INT4_SPANS, INT8_SPANS};
 use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
-use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits, four_bits};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::{Prefetch, PrefetchCursor};
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -24,39 +24,6 @@ pub(in super::super) fn multiply_eight_bits(part: &Part<'_>, _: Isa, integers: I
 
 /// Kernel for codes of `BITS` bits and spans of whole groups.
 struct Spanned<const BITS: usize>;
-
-/// Adds the products of a group to the sums of a span.
-///
-/// # Safety
-/// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
-#[inline(always)]
-unsafe fn add_group<S: Integers, const BITS: usize, const MR: usize, const NR: usize>(
-    s: S,
-    t: &IntegerTileInputs<'_>,
-    x: *const i8,
-    (w, apart): (*const u8, usize),
-    mut sums: [[S::Sums; NR]; MR],
-) -> [[S::Sums; NR]; MR] {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        if BITS == 8 {
-            return eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
-        }
-        let mut small = [[s.begin_small(sums[0][0]); NR]; MR];
-        for m in 0..MR {
-            for n in 0..NR {
-                small[m][n] = s.begin_small(sums[m][n]);
-            }
-        }
-        small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
-        for m in 0..MR {
-            for n in 0..NR {
-                sums[m][n] = s.end_small(small[m][n], sums[m][n]);
-            }
-        }
-    }
-    sums
-}
 
 impl<const BITS: usize> Kind for Spanned<BITS> {
     // All spans have the same register budget.
@@ -103,7 +70,7 @@ impl<const BITS: usize> Kind for Spanned<BITS> {
                 }
                 for _ in group..next {
                     prefetch.issue::<_, NR>(f, w, apart, group_bytes);
-                    sums = add_group::<S, BITS, MR, NR>(s, t, x, (w, apart), sums);
+                    sums = add_group::<S, MR, NR>(s, BITS, t, x, (w, apart), sums);
                     (x, w) = (x.add(GROUP), w.add(group_bytes));
                 }
                 for n in 0..NR {
