@@ -13,8 +13,10 @@
 //
 // A row's sums have one order, whatever tile it is in:
 // 1. Inner sums as in linear.cuh: 8 slices of k, each ascending by mma m16n8k16, then added ascending. They
-//    stay f32.
-// 2. An output's sum starts at 0 and adds the components ascending; then y = fma(scale, sum, y), rounded
+//    stay f32. If ranks may divide k, its leaves take the place of the slices and are added as a tree.
+// 2. The inner sums of several ranks, which have whole subtrees of the leaves, are added as a tree. So any
+//    number of ranks gives the bits of one.
+// 3. An output's sum starts at 0 and adds the components ascending; then y = fma(scale, sum, y), rounded
 //    once.
 // Reference: cpu::low_rank. Not yet run on a GPU.
 #include "linear.cuh"
@@ -43,14 +45,15 @@ __device__ __forceinline__ RowTile row_tile(const u32* packed, u32 list, const u
 }
 
 // low_rank_inner: inner = x A.
-//   inner  [rows, 3, max_rank]  f32
-//   x      [rows, k]            T, k a multiple of 8
-//   a_at   bytes from the start of a slot to the product's a
+//   inner   [rows, matrices, max_rank]  f32
+//   x       [rows, k]                   T, k a multiple of 8
+//   a_at    bytes from the start of a slot to the product's a
+//   leaves  of k, a power of two up to 8 of equal lengths, multiples of 8; 0: slices
 // Grid (tiles, matrices * max_rank / 16); block 256: each warp computes 16 components for one of the 8 slices
 // of k. Reads A once a tile, x from L2 for every 16 components: rank 16 of 4096 inputs are 128 KB a matrix.
 template <class T>
 __device__ void low_rank_inner(float* inner, const T* x, const u8* slots, u64 slot_bytes, const u32* packed,
-                               u32 list, u32 product, u64 a_at, i32 k, i32 max_rank) {
+                               u32 list, u32 product, u64 a_at, i32 k, i32 leaves, i32 max_rank) {
   __shared__ float partial[SLICES][16][TILE_ROWS + 1];
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
@@ -58,7 +61,8 @@ __device__ void low_rank_inner(float* inner, const T* x, const u8* slots, u64 sl
   int strips = max_rank / 16, matrix = blockIdx.y / strips, first = blockIdx.y % strips * 16;
   if (tile.count == 0 || first >= (int)((const Record*)tile.slot)[product].rank[matrix]) return;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  int length = slice_length(k), begin = min(warp * length, k), end = min(begin + length, k);
+  int length = leaves ? k / leaves : slice_length(k);
+  int begin = min(warp * length, k), end = min(begin + length, k);
 
   const T* a = (const T*)(tile.slot + a_at) + (size_t)(matrix * max_rank + first + g) * k;
   const T* row[2];
@@ -94,25 +98,28 @@ __device__ void low_rank_inner(float* inner, const T* x, const u8* slots, u64 sl
   __syncthreads();
   int component = threadIdx.x % 16, r = threadIdx.x / 16;
   if (r >= tile.count) return;
-  float all = 0.f;
+  float sums[SLICES], all = 0.f;
 #pragma unroll
-  for (int s = 0; s < SLICES; s++) all += partial[s][component][r];
-  inner[((size_t)tile.rows[r] * MATRICES + matrix) * max_rank + first + component] = all;
+  for (int s = 0; s < SLICES; s++) all += sums[s] = partial[s][component][r];
+  if (leaves) all = tree(sums, leaves);
+  int matrices = gridDim.y / strips;
+  inner[((size_t)tile.rows[r] * matrices + matrix) * max_rank + first + component] = all;
 }
 
 #define INNER(t, T)                                                                                          \
   extern "C" __global__ void __launch_bounds__(256) low_rank_inner_##t(                                      \
       float* inner, const T* x, const u8* slots, u64 slot_bytes, const u32* packed, u32 list, u32 product,   \
-      u64 a_at, i32 k, i32 max_rank) {                                                                       \
-    low_rank_inner<T>(inner, x, slots, slot_bytes, packed, list, product, a_at, k, max_rank);                \
+      u64 a_at, i32 k, i32 leaves, i32 max_rank) {                                                           \
+    low_rank_inner<T>(inner, x, slots, slot_bytes, packed, list, product, a_at, k, leaves, max_rank);        \
   }                                                                                                          \
   EXPORT(low_rank_inner_##t)
 INNER(bf16, bf16)
 INNER(f16, f16)
 
 // low_rank_add: out += scale * (inner B), for rows `first_row` to `first_row + row_count` of the batch.
-//   out       [row_count, n]       T or f32; its first row is the batch's row `first_row`
-//   inner     [rows, 3, max_rank]  f32
+//   out       [row_count, n]  T or f32; its first row is the batch's row `first_row`
+//   inner     [ranks, rows, matrices, max_rank]  f32; ranks: 1, 2, 4 or 8 that share k
+//   apart     values between two ranks' inner sums
 //   b_at      bytes from the start of a slot to the product's b
 //   n_stride  columns of b, a multiple of 8
 //   second    first output of the second matrix, `third` of the third: even, so that a pair of outputs is of
@@ -122,7 +129,7 @@ INNER(f16, f16)
 template <class T, class Out>
 __device__ void low_rank_add(Out* out, const float* inner, const u8* slots, u64 slot_bytes, const u32* packed,
                              u32 list, u32 product, u64 b_at, i32 n, i32 n_stride, i32 second, i32 third,
-                             i32 max_rank, i32 first_row, i32 row_count) {
+                             i32 matrices, i32 max_rank, i32 ranks, u64 apart, i32 first_row, i32 row_count) {
   __shared__ float held[TILE_ROWS][MATRICES][COMPONENTS];
   ptx::grid_dependency_wait();
   ptx::grid_dependency_launch();
@@ -141,7 +148,11 @@ __device__ void low_rank_add(Out* out, const float* inner, const u8* slots, u64 
     for (int i = threadIdx.x; i < TILE_ROWS * MATRICES * COMPONENTS; i += blockDim.x) {
       int c = i % COMPONENTS, m = i / COMPONENTS % MATRICES, r = i / COMPONENTS / MATRICES;
       bool used = r < tile.count && start + c < (int)record.rank[m];
-      held[r][m][c] = used ? inner[((size_t)tile.rows[r] * MATRICES + m) * max_rank + start + c] : 0.f;
+      const float* own = inner + ((size_t)tile.rows[used ? r : 0] * matrices + m) * max_rank + start + c;
+      float of_rank[SLICES];
+#pragma unroll
+      for (int k = 0; k < SLICES; k++) of_rank[k] = used && k < ranks ? own[k * apart] : 0.f;
+      held[r][m][c] = tree(of_rank, ranks);
     }
     __syncthreads();
     int count = min(rank - start, COMPONENTS);
@@ -175,10 +186,10 @@ __device__ void low_rank_add(Out* out, const float* inner, const u8* slots, u64 
 #define ADD(name, T, OUT)                                                                                    \
   extern "C" __global__ void __launch_bounds__(256) name(                                                    \
       OUT* out, const float* inner, const u8* slots, u64 slot_bytes, const u32* packed, u32 list,            \
-      u32 product, u64 b_at, i32 n, i32 n_stride, i32 second, i32 third, i32 max_rank, i32 first_row,        \
-      i32 row_count) {                                                                                       \
+      u32 product, u64 b_at, i32 n, i32 n_stride, i32 second, i32 third, i32 matrices, i32 max_rank,         \
+      i32 ranks, u64 apart, i32 first_row, i32 row_count) {                                                  \
     low_rank_add<T, OUT>(out, inner, slots, slot_bytes, packed, list, product, b_at, n, n_stride, second,    \
-                         third, max_rank, first_row, row_count);                                             \
+                         third, matrices, max_rank, ranks, apart, first_row, row_count);                     \
   }                                                                                                          \
   EXPORT(name)
 ADD(low_rank_add_bf16, bf16, bf16)

@@ -43,3 +43,86 @@ impl From<wire::AdapterList> for Vec<AdapterInfo> {
         list.adapters.into_iter().filter_map(known).collect()
     }
 }
+
+/// A change of adapters at run time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterRecord {
+    /// Name for clients; empty if the adapter serves only requests that had begun.
+    pub name: String,
+    /// What has changed.
+    pub change: AdapterChange,
+}
+
+/// What is the case since a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AdapterChange {
+    /// The name is that of an adapter.
+    Loaded {
+        /// Its directory on the workers' machines.
+        path: String,
+        /// Hash of its files.
+        id: AdapterId,
+        /// See [`AdapterRecord::order`]; 0 without a name.
+        stamp: u64,
+    },
+    /// The name is of no adapter.
+    Unloaded {
+        /// See [`AdapterRecord::order`].
+        stamp: u64,
+    },
+}
+
+impl AdapterRecord {
+    /// Of two changes of a name, the greater one counts, on every worker and router. Stamps rise with time;
+    /// the rest only decides if two routers gave the same one.
+    pub fn order(&self) -> (u64, bool, u64) {
+        match self.change {
+            AdapterChange::Loaded { id, stamp, .. } => (stamp, false, id.0),
+            AdapterChange::Unloaded { stamp } => (stamp, true, 0),
+        }
+    }
+}
+
+impl From<AdapterRecord> for wire::AdapterRecord {
+    fn from(AdapterRecord { name, change }: AdapterRecord) -> Self {
+        match change {
+            AdapterChange::Loaded { path, id, stamp } => {
+                Self { name, path, id: id.0, stamp, is_unloaded: false }
+            }
+            AdapterChange::Unloaded { stamp } => Self { name, stamp, is_unloaded: true, ..Self::default() },
+        }
+    }
+}
+
+impl From<wire::AdapterRecords> for Vec<AdapterRecord> {
+    fn from(list: wire::AdapterRecords) -> Self {
+        let known = |wire::AdapterRecord { name, path, id, stamp, is_unloaded }: wire::AdapterRecord| {
+            let change = if is_unloaded {
+                AdapterChange::Unloaded { stamp }
+            } else {
+                AdapterChange::Loaded { path, id: AdapterId::from_wire(id)?, stamp }
+            };
+            Some(AdapterRecord { name, change })
+        };
+        list.records.into_iter().filter_map(known).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_changes_the_same_one_counts_everywhere() {
+        let loaded = |id, stamp| AdapterChange::Loaded { path: "/a".into(), id: AdapterId(id), stamp };
+        let order = |change| AdapterRecord { name: "a".into(), change }.order();
+        let rising = [
+            loaded(9, 1),
+            AdapterChange::Unloaded { stamp: 2 },
+            loaded(1, 3),
+            loaded(2, 3),
+            AdapterChange::Unloaded { stamp: 3 },
+        ];
+        assert!(rising.is_sorted_by(|one, other| order(one.clone()) < order(other.clone())));
+    }
+}

@@ -1,6 +1,6 @@
 //! A worker's event log, as routers follow it.
 
-use crate::adapter::AdapterInfo;
+use crate::adapter::{AdapterInfo, AdapterRecord};
 use crate::block_hash::BlockHash;
 use crate::load::LoadReport;
 use crate::placement::Placement;
@@ -33,8 +33,8 @@ pub enum WatchBody {
     Load(LoadReport, Vec<Total>),
     /// The worker accepted a request.
     Admitted(Admitted),
-    /// All adapters of the worker.
-    Adapters(Vec<AdapterInfo>),
+    /// All adapters of the worker, and all changes of them at run time; `None` = those last sent.
+    Adapters(Vec<AdapterInfo>, Option<Vec<AdapterRecord>>),
     /// An event of a newer worker that we cannot decode. It has a sequence number too.
     Unknown,
 }
@@ -73,9 +73,12 @@ impl From<WatchEvent> for wire::WorkerEvent {
                 Some(Event::Load(wire::Load { totals, ..report.into() }))
             }
             WatchBody::Admitted(admitted) => Some(Event::Admitted(admitted.into())),
-            WatchBody::Adapters(adapters) => {
+            WatchBody::Adapters(adapters, records) => {
                 let adapters = adapters.into_iter().map(Into::into).collect();
-                Some(Event::Adapters(wire::AdapterList { adapters }))
+                let records = records.map(|records| wire::AdapterRecords {
+                    records: records.into_iter().map(Into::into).collect(),
+                });
+                Some(Event::Adapters(wire::AdapterList { adapters, records }))
             }
             WatchBody::Unknown => None,
         };
@@ -94,7 +97,10 @@ impl From<wire::WorkerEvent> for WatchEvent {
                 WatchBody::Load(report.into(), totals)
             }
             Some(Event::Admitted(admitted)) => WatchBody::Admitted(admitted.into()),
-            Some(Event::Adapters(list)) => WatchBody::Adapters(list.into()),
+            Some(Event::Adapters(mut list)) => {
+                let records = list.records.take().map(Into::into);
+                WatchBody::Adapters(list.into(), records)
+            }
             None => WatchBody::Unknown,
         };
         Self { epoch, sequence, body }

@@ -174,11 +174,28 @@ fn what_a_worker_says_of_itself() {
     let event = |event| WorkerEvent { epoch: 77, sequence: 5, event: Some(event) };
     let retired = Adapter { name: String::new(), id: 0xbeef, is_resident: false };
     let adapters = vec![Adapter { name: "sql".into(), id: 0xfeed, is_resident: true }, retired];
-    check("event.adapters", event(worker_event::Event::Adapters(AdapterList { adapters })));
-    let load = LoadAdapterRequest { name: "sql".into(), path: "/adapters/sql".into(), id: 0xfeed };
+    check("event.adapters", event(worker_event::Event::Adapters(AdapterList { adapters, records: None })));
+    let (name, path) = ("sql".to_owned(), "/adapters/sql".to_owned());
+    let loaded = AdapterRecord { name, path, id: 0xfeed, stamp: 7, is_unloaded: false };
+    let unloaded =
+        AdapterRecord { name: "old".into(), stamp: 8, is_unloaded: true, ..AdapterRecord::default() };
+    let records = Some(AdapterRecords { records: vec![loaded, unloaded] });
+    let list = AdapterList { adapters: Vec::new(), records };
+    check("event.adapters.records", event(worker_event::Event::Adapters(list)));
+    let load = LoadAdapterRequest {
+        name: "sql".into(),
+        path: "/adapters/sql".into(),
+        id: 0xfeed,
+        stamp: 0,
+        only_check: false,
+    };
+    check("load_adapter.stamp", LoadAdapterRequest { stamp: 7, ..load.clone() });
+    check("load_adapter.check", LoadAdapterRequest { only_check: true, ..load.clone() });
     check("load_adapter", load);
     check("load_adapter.response", LoadAdapterResponse { id: 0xfeed });
-    check("unload_adapter", UnloadAdapterRequest { name: "sql".into() });
+    let unload = UnloadAdapterRequest { name: "sql".into(), stamp: 0, is_repeated: false };
+    check("unload_adapter.stamp", UnloadAdapterRequest { stamp: 8, is_repeated: true, ..unload.clone() });
+    check("unload_adapter", unload);
     check("unload_adapter.response", UnloadAdapterResponse { found: true });
     let run = RunStored { handle: 4, parent: 2, depth: 1, hashes: vec![0x1111, 0x2222] };
     let snapshot = CacheSnapshot { runs: vec![run.clone()], ..CacheSnapshot::default() };

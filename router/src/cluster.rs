@@ -15,7 +15,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use skein_node::discovery::{Change, Member};
 use skein_node::{clock, task};
-use skein_proto::adapter::AdapterId;
+use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 use tokio::sync::mpsc;
@@ -91,6 +91,7 @@ impl Cluster {
         let workers = Arc::new(Workers::new(model_name, fleet, rng, connector, errands, stream_linger));
         let tasks = [
             task::spawn(follow::follow_members(workers.clone(), changes)),
+            task::spawn(adapters::follow_changes(workers.clone())),
             task::spawn(follow::tick(workers.clone())),
             task::spawn(errands::run(to_run)),
         ];
@@ -227,6 +228,29 @@ impl Generator for Cluster {
         Box::pin(adapters::unload(&self.workers, name))
     }
 
+    fn adapter_records(&self) -> Vec<AdapterRecord> {
+        self.workers.adapter_changes.lock().all()
+    }
+
+    fn check_adapter<'a>(
+        &'a self,
+        name: &'a str,
+        path: &'a str,
+    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        Box::pin(adapters::check(&self.workers, name, path))
+    }
+
+    fn change_adapter(
+        &self,
+        record: AdapterRecord,
+        is_repeated: bool,
+    ) -> BoxFuture<'_, Result<bool, Refusal>> {
+        Box::pin(async move {
+            let changed = adapters::apply(&self.workers, record, is_repeated).await;
+            changed.map_err(|error| Refusal::invalid("lora_name", error.to_string()))
+        })
+    }
+
     fn ready(&self) -> Result<(), Refusal> {
         Cluster::ready(self)
     }
@@ -297,7 +321,7 @@ fn random_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-struct EndOnDrop([JoinHandle<()>; 3]);
+struct EndOnDrop([JoinHandle<()>; 4]);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {

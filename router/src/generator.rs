@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures::Stream;
 use futures::future::BoxFuture;
-use skein_proto::adapter::AdapterId;
+use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
@@ -44,6 +44,27 @@ pub trait Generator: Send + Sync + 'static {
     }
     /// Takes no more requests for an adapter.
     fn unload_adapter<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(async { Err(Refusal::Internal) })
+    }
+    /// All changes of adapters at run time that count, for gateways.
+    fn adapter_records(&self) -> Vec<AdapterRecord> {
+        Vec::new()
+    }
+    /// Identity of the adapter in a directory of the workers' machines, if all could serve it by a name.
+    fn check_adapter<'a>(
+        &'a self,
+        _name: &'a str,
+        _path: &'a str,
+    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        Box::pin(async { Err(Refusal::Internal) })
+    }
+    /// Makes a gateway's change. An unloading that is not `is_repeated` counts only if a worker has the
+    /// adapter; whether one has.
+    fn change_adapter(
+        &self,
+        _record: AdapterRecord,
+        _is_repeated: bool,
+    ) -> BoxFuture<'_, Result<bool, Refusal>> {
         Box::pin(async { Err(Refusal::Internal) })
     }
     /// Fails if no worker would accept a request now.

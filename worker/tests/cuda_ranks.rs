@@ -4,6 +4,8 @@
 //! The tests start this binary again as a leader, which starts its ranks.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[path = "cpu_model/made_adapters.rs"]
+mod made_adapters;
 #[path = "cuda_model/models.rs"]
 #[allow(dead_code)]
 mod models;
@@ -21,16 +23,18 @@ use std::time::Duration;
 use skein_kernels::cpu::packed::Format;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
-use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink};
-use skein_worker::backend::{Backend, BackendError, Batch, ScoreRow, StepHandle, Want};
+use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink, ServedAdapters};
+use skein_worker::backend::{Backend, BackendError, Batch, LoadedAdapter, ScoreRow, StepHandle, Want};
 use skein_worker::check::Sequence;
 use skein_worker::config::{CudaConfig, KvCacheDtype, PeerConfig, Precision, Quantization};
 use skein_worker::group::{
-    self, CudaWelcome, GroupMemory, Leader, Member, NodePlan, Processes, RankCommand, Terms, Topology,
-    Welcome,
+    self, CudaWelcome, GroupMemory, Leader, Member, NodePlan, Processes, RankAdapters, RankCommand, Terms,
+    Topology, Welcome,
 };
+use skein_worker::model::adapter::Adapter;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::fingerprint::fingerprint;
+use skein_worker::model::served_adapter::AdapterForm;
 use skein_worker::shard::Shard;
 
 use models::{
@@ -41,8 +45,13 @@ use runs::{eager, limits, prompt, sample, sequence_of};
 
 /// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or
 /// `16`, `eager` or `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks
-/// apart, and `nccl` if no sum goes through the ranks' memory.
+/// apart, and `nccl` if no sum goes through the ranks' memory, `served` if the sequences have the adapters of
+/// [`GROUP_ADAPTERS`], and `merged` if the first one is merged into the weights.
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
+/// Environment variable with the directories of adapters.
+const GROUP_ADAPTERS: &str = "TEST_CUDA_ADAPTERS";
+/// Slots of a device: fewer than the test has adapters. Their highest rank.
+const SERVED: ServedAdapters = ServedAdapters { slots: 2, max_rank: 8 };
 /// Eight leaves in both shared products, and KV heads shared by ranks.
 const SHARED: Tiny = shared(LLAMA);
 
@@ -61,7 +70,13 @@ struct GroupSetup {
     rounded: Option<Format>,
     config: CudaConfig,
     window_blocks: bool,
+    /// Directories of the adapters that sequences have.
+    served: Vec<PathBuf>,
+    merged: Option<PathBuf>,
 }
+
+/// The adapter of each sequence.
+type Adapters = Vec<Option<Arc<LoadedAdapter>>>;
 
 impl GroupSetup {
     fn read() -> Option<Self> {
@@ -80,7 +95,11 @@ impl GroupSetup {
         let topology = Topology::new(tensor, stages, 1).unwrap();
         let rounded = (words[3] == "int4").then_some(Format::INT4_ZERO);
         let window_blocks = words.contains(&"windows");
-        Some(Self { dir: words[0].into(), topology, fp8, rounded, config, window_blocks })
+        let adapters = std::env::var(GROUP_ADAPTERS).unwrap_or_default();
+        let adapters: Vec<PathBuf> = adapters.split_whitespace().map(PathBuf::from).collect();
+        let merged = adapters.first().filter(|_| words.contains(&"merged")).cloned();
+        let served = if words.contains(&"served") { adapters } else { Vec::new() };
+        Some(Self { dir: words[0].into(), topology, fp8, rounded, config, window_blocks, served, merged })
     }
 
     fn options(&self) -> CudaOptions {
@@ -93,17 +112,36 @@ impl GroupSetup {
             kv_cache_memory_bytes: Some(4 << 20),
             window_blocks: self.window_blocks,
             readers: 1,
-            merged: None,
-            served: None,
+            merged: self.merged.clone(),
+            served: (!self.served.is_empty()).then_some(SERVED),
         }
     }
 
-    /// The backend of one rank alone, or of a group that this process leads.
-    fn backend(&self) -> Box<dyn Backend> {
+    /// The adapters, read on this rank and by `ranks` on the others.
+    fn adapters(&self, shard: &Shard, opened: &cuda::OpenDevice, ranks: Option<&RankAdapters>) -> Adapters {
+        let model = ModelConfig::from_dir(&self.dir).unwrap();
+        let form = cuda::slot_form((&self.dir, &model, shard), opened, &self.options()).unwrap();
+        let Some(form) = form.map(|form| AdapterForm::Cuda(Arc::new(form))) else { return Vec::new() };
+        let read = |directory: &PathBuf| {
+            let adapter = Adapter::open(directory).unwrap();
+            let (id, weights) = (adapter.id().unwrap(), form.read(&adapter, &model.spec, 8).unwrap());
+            if let Some(ranks) = ranks {
+                ranks.examine(id, directory).unwrap();
+                ranks.load(id, directory, |_| true).unwrap();
+            }
+            Some(Arc::new(LoadedAdapter::new(id, Some(Arc::new(weights)), Arc::default())))
+        };
+        self.served.iter().map(read).collect()
+    }
+
+    /// The backend of one rank alone, or of a group that this process leads, and the sequences' adapters.
+    fn backend(&self) -> (Box<dyn Backend>, Adapters) {
         let (model, options) = (ModelConfig::from_dir(&self.dir).unwrap(), self.options());
         let opened = cuda::open(0, &model, options.limits.block_size).unwrap();
         if self.topology.ranks() == 1 {
-            return Box::new(cuda::load(&self.dir, &model, opened, &options, &mut |_, _| {}).unwrap().0);
+            let adapters = self.adapters(&Shard::whole(&model.spec), &opened, None);
+            let backend = cuda::load(&self.dir, &model, opened, &options, &mut |_, _| {}).unwrap().0;
+            return (Box::new(backend), adapters);
         }
         let topology = self.topology;
         let memory = GroupMemory::create(NodePlan::new(topology, 0, 0), self.config.step_timeout).unwrap();
@@ -122,16 +160,22 @@ impl GroupSetup {
             Ok(blocks)
         };
         let ended = Box::new(move || watch.failure());
+        let (own, device) = (shard.clone(), opened.clone());
         let link = RankLink { shard, connections, agree: &mut agree, ended };
         let loaded = cuda::load_rank((&self.dir, &model), opened, &options, Some(link), &mut |_, _| {});
         let loaded = loaded.unwrap_or_else(|error| panic!("{}", processes.fail(error.to_string())));
-        let watch = processes.loaded().unwrap();
+        let (watch, answers) = processes.loaded().unwrap();
         let start = || {
             loaded
                 .start()
                 .map_err(|error| BackendError::Stopped { backend: "cuda", reason: error.to_string() })
         };
-        Box::new(Leader::start(&memory, (welcome.epoch, watch), (reports.unwrap(), None), start).unwrap())
+        let exchanges = (reports.unwrap(), None);
+        let leader = Leader::start(&memory, (welcome.epoch, watch.clone()), exchanges, start).unwrap();
+        let places = (0..topology.ranks()).map(|rank| format!("rank {rank}")).collect();
+        let ranks = RankAdapters::new(leader.frames(), watch, places, answers);
+        let adapters = self.adapters(&own, &device, Some(&ranks));
+        (Box::new(leader), adapters)
     }
 
     fn welcome(&self, memory: &GroupMemory) -> Welcome {
@@ -151,7 +195,14 @@ impl GroupSetup {
             terms: Terms {
                 version: env!("CARGO_PKG_VERSION").into(),
                 model: fingerprint(&self.dir).unwrap(),
-                arithmetic: format!("cuda {:?} rounded {:?} invariant true", self.fp8, self.rounded),
+                arithmetic: format!(
+                    "cuda {:?} rounded {:?} invariant true{}",
+                    self.fp8,
+                    self.rounded,
+                    self.merged.as_deref().map_or(String::new(), |directory| {
+                        format!(" adapter {:016x}", Adapter::open(directory).unwrap().fingerprint().unwrap())
+                    })
+                ),
             },
             model: self.dir.clone(),
             threads: 1,
@@ -161,13 +212,14 @@ impl GroupSetup {
             max_rows: 0,
             precision: Precision { quantization, kv_cache_dtype, ..Precision::default() },
             packed_cache_dir: None,
-            merged_adapter: None,
-            max_lora_rank: None,
+            merged_adapter: self.merged.clone(),
+            max_lora_rank: (!self.served.is_empty()).then_some(SERVED.max_rank),
             cuda: Some(CudaWelcome {
                 config: self.config.clone(),
                 limits: limits(),
                 kv_cache_memory_bytes: Some(4 << 20),
                 window_blocks: self.window_blocks,
+                served: self.options().served,
             }),
         }
     }
@@ -192,8 +244,8 @@ fn a_rank() {
 fn a_leader() {
     let Some(setup) = GroupSetup::read() else { return };
     assert!(skein_cuda_emulation::load());
-    let mut backend = setup.backend();
-    match run(&mut *backend) {
+    let (mut backend, adapters) = setup.backend();
+    match run(&mut *backend, &adapters) {
         Ok(bits) => println!("said: {}", bits.iter().map(|bits| format!("{bits:08x}")).collect::<String>()),
         Err(error) => println!("said: {error}"),
     }
@@ -209,14 +261,20 @@ fn launch(backend: &mut dyn Backend, mut batch: Batch) -> Result<StepHandle, Bac
     backend.launch(batch)
 }
 
-fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
+/// Adds the next `count` tokens of sequence `nth` to `batch`, with its adapter.
+fn put(sequence: &mut Sequence, (nth, adapters): (usize, &Adapters), batch: &mut Batch, count: usize) {
+    sequence.put(batch, count);
+    batch.sequences.last_mut().unwrap().adapter = adapters.get(nth).cloned().flatten();
+}
+
+fn run(backend: &mut dyn Backend, adapters: &Adapters) -> Result<Vec<u32>, BackendError> {
     let mut bits = Vec::new();
     let mut sequences: Vec<Sequence> = (0..3).map(|i| sequence_of(prompt(i, 40 + i as usize), i)).collect();
     for count in [3, 17, 20] {
         let mut batch = Batch::default();
         let (sequence, first) = (&mut sequences[0], 0);
         let start = sequence.computed;
-        sequence.put(&mut batch, count);
+        put(sequence, (0, adapters), &mut batch, count);
         for row in first..count.min(sequence.tokens.len() - 1 - start) {
             let target = sequence.tokens[start + row + 1];
             batch.wants.push(Want::Score(ScoreRow { row: row as u32, target, top: 3 }));
@@ -236,7 +294,8 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
     // The other prompts, then steps that use tokens of steps still in flight.
     for (index, sequence) in sequences.iter_mut().enumerate().skip(1) {
         let mut batch = Batch::default();
-        sequence.put(&mut batch, sequence.tokens.len());
+        let count = sequence.tokens.len();
+        put(sequence, (index, adapters), &mut batch, count);
         sample(sequence, &mut batch, &params, index as u32, None);
         let step = launch(backend, batch)?;
         let drawn: Vec<u32> = backend.collect(step)?.drawn().map(|sampled| sampled.token).collect();
@@ -247,13 +306,14 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
         let mut batch = Batch::default();
         for (want, sequence) in sequences.iter_mut().enumerate() {
             sequence.put_carried(&mut batch, 1, carried.map(|first| first + want as u32));
+            batch.sequences[want].adapter = adapters.get(want + 1).cloned().flatten();
             sample(sequence, &mut batch, &params, want as u32, None);
         }
         batch
     };
     let two = &mut sequences[1..];
     if backend.stages() > 1 {
-        bits.extend(decode_in_stages(backend, two, &params)?);
+        bits.extend(decode_in_stages(backend, two, adapters, &params)?);
         return Ok(bits);
     }
     let mut launched = launch(backend, decode(two, None))?;
@@ -274,11 +334,12 @@ fn run(backend: &mut dyn Backend) -> Result<Vec<u32>, BackendError> {
 fn decode_in_stages(
     backend: &mut dyn Backend,
     sequences: &mut [Sequence],
+    adapters: &Adapters,
     params: &Arc<SamplingParams>,
 ) -> Result<Vec<u32>, BackendError> {
     let decode = |sequence: &mut Sequence, want: usize| {
         let mut batch = Batch::default();
-        sequence.put(&mut batch, 1);
+        put(sequence, (want + 1, adapters), &mut batch, 1);
         sample(sequence, &mut batch, params, want as u32, None);
         batch
     };
@@ -393,6 +454,45 @@ fn latents_have_the_same_bits_on_any_number_of_ranks() {
     check_ranks(DEEPSEEK_V3_SHARED, "fp8 eager 30000", &[(2, 1), (1, 2)]);
     let coded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/fp8-block-latent");
     check_ranks_of(("fp8-block-latent", &coded), "16 eager 30000", &[(2, 1), (4, 1), (1, 2)]);
+}
+
+/// Adapters beside the model, more than there are slots, and merged into the weights.
+#[test]
+fn adapters_have_the_same_bits_on_any_number_of_ranks() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let qwen2 = Tiny { model_type: "qwen2", dtype: "F16", tied: true, kv_heads: 1, ..SHARED };
+    for (tiny, how, shapes) in [
+        (SHARED, "16 graphs 30000 served", &[(2, 1), (4, 1), (8, 1), (1, 2), (2, 2)][..]),
+        (qwen2, "16 eager 30000 served", &[(2, 1), (4, 1)]),
+        (Tiny { vocab: 301, ..shared(QWEN3) }, "16 eager 30000 served", &[(4, 1)]),
+        (SHARED, "int4 eager 30000 served", &[(2, 1), (2, 2)]),
+        (Tiny { head_dim: 64, ..SHARED }, "fp8 eager 30000 served", &[(2, 1)]),
+        (shared(OLMO2), "16 graphs 30000 served", &[(2, 1)]),
+        (shared(STARCODER2), "16 eager 30000 served", &[(4, 1), (1, 2)]),
+        (shared(COHERE2), "16 eager 30000 served", &[(2, 1)]),
+        (SHARED, "16 eager 30000 merged", &[(2, 1), (4, 1), (2, 2)]),
+        (qwen2, "int4 eager 30000 merged", &[(2, 1)]),
+    ] {
+        let dir = tiny.make(3);
+        let made = [(1, 8), (2, 3), (3, 5)].map(|(seed, rank)| made_adapters::make(dir.path(), seed, rank));
+        let directories = made.each_ref().map(|directory| directory.path().display().to_string()).join(" ");
+        let lead = |shape, how: &str| lead(dir.path(), shape, how, &[(GROUP_ADAPTERS, &directories)]);
+        let expected = lead((1, 1), how);
+        assert!(expected.len() > 1000 && expected.chars().all(|it| it.is_ascii_hexdigit()), "{expected}");
+        let without = how.replace(" served", "").replace(" merged", "");
+        assert_ne!(lead((1, 1), &without), expected, "{}: the adapters matter", tiny.model_type);
+        for &shape in shapes {
+            for how in [how.to_owned(), format!("{how} nccl")] {
+                let got = lead(shape, &how);
+                assert!(got == expected, "{} {how}: {shape:?} ranks:\n{got}\n{expected}", tiny.model_type);
+                if shape.0 == 1 || shape == (8, 1) {
+                    break; // no sums, or many processes
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -15,16 +15,22 @@ use skein_tests::scenario::{self, Plan};
 use crate::{SKEIN, block_on};
 
 /// Writes `count` adapters for the shipped model, `a0` and so on.
-fn adapters(count: usize) -> tempfile::TempDir {
+pub fn adapters(count: usize) -> tempfile::TempDir {
+    adapters_for(&shipped_model(), count)
+}
+
+/// Writes `count` adapters for the model in a directory, `a0` and so on.
+pub fn adapters_for(model: &Path, count: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new(SKEIN);
-    command.args(["bench", "make-adapters"]).arg(shipped_model()).arg("--out").arg(directory.path());
+    command.args(["bench", "make-adapters"]).arg(model).arg("--out").arg(directory.path());
     command.args(["--rank", "8", "--targets", "all", "--count", &count.to_string()]);
     assert!(command.status().unwrap().success());
     directory
 }
 
-fn module(directory: &Path, name: &str) -> String {
+/// Argument of `--lora-modules` for one of [`adapters`].
+pub fn module(directory: &Path, name: &str) -> String {
     format!("{name}={}", directory.join(name).display())
 }
 
@@ -47,28 +53,46 @@ fn killed_workers_lose_no_stream_of_any_adapter() {
     assert!(report.passed(), "{report}");
 }
 
-/// A client of one cluster.
-struct Client<'a> {
+/// A client of one server.
+pub struct Client {
     http: reqwest::Client,
-    cluster: &'a Cluster,
+    url: String,
 }
 
-impl Client<'_> {
-    async fn post(&self, path: &str, body: Value) -> (u16, String) {
-        let sent = self.http.post(format!("{}{path}", self.cluster.url)).json(&body).send().await.unwrap();
+impl Client {
+    pub fn of(url: &str) -> Self {
+        Self { http: reqwest::Client::new(), url: url.to_owned() }
+    }
+
+    pub async fn post(&self, path: &str, body: Value) -> (u16, String) {
+        let sent = self.http.post(format!("{}{path}", self.url)).json(&body).send().await.unwrap();
         (sent.status().as_u16(), sent.text().await.unwrap())
     }
 
-    async fn stream(&self, model: &str) -> History {
-        let body = json!({
-            "model": model, "prompt": "def parse(self, value):", "max_tokens": 900, "temperature": 0, "stream": true,
-            "ignore_eos": true, "return_token_ids": true, "stream_options": {"include_usage": true},
-        });
-        client::stream_once(&self.http, &format!("{}/v1/completions", self.cluster.url), &body).await
+    pub async fn load(&self, name: &str, directory: &Path) -> (u16, String) {
+        self.post("/v1/load_lora_adapter", json!({"lora_name": name, "lora_path": directory})).await
     }
 
-    async fn models(&self) -> Vec<(String, Value)> {
-        let sent = self.http.get(format!("{}/v1/models", self.cluster.url)).send().await.unwrap();
+    pub async fn unload(&self, name: &str) -> (u16, String) {
+        self.post("/v1/unload_lora_adapter", json!({"lora_name": name})).await
+    }
+
+    async fn stream(&self, model: &str) -> History {
+        self.stream_of(model, 900).await
+    }
+
+    /// A stream of `count` tokens of `model`.
+    pub async fn stream_of(&self, model: &str, count: u32) -> History {
+        let body = json!({
+            "model": model, "prompt": "def parse(self, value):", "max_tokens": count, "temperature": 0, "stream": true,
+            "ignore_eos": true, "return_token_ids": true, "stream_options": {"include_usage": true},
+        });
+        client::stream_once(&self.http, &format!("{}/v1/completions", self.url), &body).await
+    }
+
+    /// Names of the model and of adapters, with their parents.
+    pub async fn models(&self) -> Vec<(String, Value)> {
+        let sent = self.http.get(format!("{}/v1/models", self.url)).send().await.unwrap();
         let list: Value = sent.json().await.unwrap();
         let models = list["data"].as_array().unwrap().iter();
         models.map(|model| (model["id"].as_str().unwrap().to_owned(), model["parent"].clone())).collect()
@@ -83,7 +107,7 @@ fn adapters_are_loaded_and_unloaded_under_load_and_no_stream_is_lost() {
         let flags =
             ["--enable-lora", "--allow-runtime-lora-updating", "--lora-modules", &first, "--threads", "1"];
         let cluster = Cluster::serve(SKEIN, &flags).await;
-        let client = Client { http: reqwest::Client::new(), cluster: &cluster };
+        let client = Client::of(&cluster.url);
         let parent = json!("skein-7m");
         assert_eq!(
             client.models().await,
@@ -149,7 +173,7 @@ fn ranks_serve_adapters_with_the_tokens_of_one_process() {
             flags.extend(["--enable-lora", "--max-loras", "2"]);
             modules.iter().for_each(|module| flags.extend(["--lora-modules", module]));
             let cluster = Cluster::serve(SKEIN, &flags).await;
-            let client = Client { http: reqwest::Client::new(), cluster: &cluster };
+            let client = Client::of(&cluster.url);
             // One more than is in memory, so that the first is forgotten and read again.
             let (first, second) = tokio::join!(client.stream("a0"), client.stream("a1"));
             let (third, plain) = tokio::join!(client.stream("a2"), client.stream("skein-7m"));

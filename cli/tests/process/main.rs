@@ -1,5 +1,6 @@
 //! Tests with real `skein` processes and real sockets: what a user sees, also when workers are killed.
 
+mod adapter_records;
 mod adapters;
 mod chaos;
 mod etcd;
@@ -9,6 +10,7 @@ mod gpu_groups;
 mod groups;
 mod moves;
 mod nodes;
+mod rank_adapters;
 mod replaced;
 mod serving;
 mod swap;

@@ -17,11 +17,17 @@ use crate::{SKEIN, block_on, wide_model};
 const READY_WITHIN: Duration = Duration::from_secs(120);
 
 /// A process of the cluster; killed when dropped.
-struct Process(Child);
+pub struct Process(Child);
 
 impl Process {
-    fn start(arguments: &[&str]) -> Self {
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::start_with(arguments, &[])
+    }
+
+    /// Starts `skein` with some environment variables.
+    pub fn start_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(SKEIN);
+        command.envs(variables.iter().copied());
         let quiet = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
         Self(quiet.stderr(Stdio::null()).spawn().unwrap())
     }
@@ -31,7 +37,11 @@ impl Process {
         Self::start(&[&fixed[..], &["--listen", address], ranks].concat())
     }
 
-    fn kill(mut self) {
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn kill(mut self) {
         send_signal(self.0.id(), "KILL");
         let _ = self.0.wait();
     }
@@ -45,7 +55,7 @@ impl Drop for Process {
 }
 
 /// Waits until the router counts `count` ready workers.
-async fn wait_for_workers(url: &str, count: usize) {
+pub async fn wait_for_workers(url: &str, count: usize) {
     let client = reqwest::Client::new();
     let began = clock::now();
     while clock::now().since(began) < READY_WITHIN {

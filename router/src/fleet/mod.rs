@@ -8,6 +8,7 @@
 //! Workers may serve several versions of the model at once. A new request goes to one version at a time (see
 //! [`NewRequests`]); a request that has begun goes on only where its version is served.
 
+mod adapter_records;
 mod adapters;
 pub mod breaker;
 mod event;
@@ -38,6 +39,7 @@ use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 use crate::receipt::Receipt;
 use crate::request::ModelLimits;
 
+pub use adapter_records::AdapterRecords;
 use adapters::FleetAdapters;
 pub use adapters::KnownAdapters;
 use breaker::Outcome;
@@ -596,7 +598,7 @@ impl Fleet {
                 }
                 self.index.expect(id, Expectation::Admitted, &hashes, now);
             }
-            WatchBody::Adapters(adapters) => self.adapters.report(id, adapters),
+            WatchBody::Adapters(adapters, _) => self.adapters.report(id, adapters),
             WatchBody::Unknown => {}
         }
         Ok(())

@@ -252,11 +252,13 @@ impl Worker {
         }
         match (&event.body, self.position) {
             (WatchBody::Snapshot { .. }, _) => self.position = Position::Next(event.sequence),
-            (WatchBody::Load(..) | WatchBody::Adapters(_), Position::Unknown) => {}
-            (WatchBody::Load(..) | WatchBody::Adapters(_), Position::Next(next)) if event.sequence > next => {
+            (WatchBody::Load(..) | WatchBody::Adapters(..), Position::Unknown) => {}
+            (WatchBody::Load(..) | WatchBody::Adapters(..), Position::Next(next))
+                if event.sequence > next =>
+            {
                 return LogFit::Gap;
             }
-            (WatchBody::Load(..) | WatchBody::Adapters(_), Position::Next(_)) => {}
+            (WatchBody::Load(..) | WatchBody::Adapters(..), Position::Next(_)) => {}
             (_, Position::Unknown) => return LogFit::Gap,
             (_, Position::Next(next)) if event.sequence < next => return LogFit::Old,
             (_, Position::Next(next)) if event.sequence > next => return LogFit::Gap,

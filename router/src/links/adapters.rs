@@ -1,164 +1,198 @@
-//! Adapters loaded and unloaded at run time: on all workers, and again on workers that connect later.
+//! Adapters loaded and unloaded at run time: on all workers, and again on workers that connect later. Workers
+//! keep the changes, from which routers that start learn them.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::future::join_all;
-use skein_proto::adapter::AdapterId;
+use skein_node::clock;
+use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
+use tokio::sync::Notify;
 
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
+use crate::fleet::{AdapterRecords, WorkerId};
 use crate::refusal::Refusal;
 
-/// Most changes that are kept for workers that connect later; then the oldest unloaded adapter is forgotten.
-const MOST_CHANGES: usize = 4096;
+/// Longest wait until the workers report a name that they have loaded.
+const REPORTED_WITHIN: Duration = Duration::from_secs(2);
+/// Interval between two looks at the workers' reports.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// A change of the workers' adapters.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Change {
-    /// Serves an adapter; without a name only requests that had begun.
-    Load { name: String, path: PathBuf, id: AdapterId },
-    /// Takes no more requests by this name.
-    Unload { name: String },
+/// All changes that count, and a bell for the task that repeats them.
+#[derive(Debug, Default)]
+pub(crate) struct AdapterChanges {
+    records: Mutex<AdapterRecords>,
+    lacking: Notify,
 }
 
-/// All changes so far that still count.
-#[derive(Debug, Default)]
-pub(crate) struct AdapterChanges(Mutex<Vec<Change>>);
-
 impl AdapterChanges {
-    fn loaded(&self, name: &str, path: PathBuf, id: AdapterId) {
-        let mut changes = self.lock();
-        changes.retain(|change| match change {
-            Change::Load { name: of, id: other, .. } => of != name && !(of.is_empty() && *other == id),
-            Change::Unload { .. } => true,
-        });
-        changes.push(Change::Load { name: name.to_owned(), path, id });
+    pub(crate) fn lock(&self) -> MutexGuard<'_, AdapterRecords> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A stream of the adapter may continue on a worker that starts after this.
-    fn unloaded(&self, name: &str) {
-        let mut changes = self.lock();
-        let mut was_loaded_here = false;
-        for change in changes.iter_mut() {
-            if let Change::Load { name: of, .. } = change
-                && of == name
-            {
-                of.clear();
-                was_loaded_here = true;
-            }
+    /// A worker reports its changes. What others lack is sent to them.
+    pub(crate) fn reported(&self, worker: WorkerId, reported: &[AdapterRecord]) {
+        let mut records = self.lock();
+        records.saw(worker, reported);
+        if records.merge(reported) || !records.lacking(worker).is_empty() {
+            self.lacking.notify_one();
         }
-        // A name that comes from a worker's own flags comes back when it restarts.
-        let unload = Change::Unload { name: name.to_owned() };
-        if !was_loaded_here && !changes.contains(&unload) {
-            changes.insert(0, unload);
-        }
-        let is_retired = |change: &Change| matches!(change, Change::Load { name, .. } if name.is_empty());
-        while changes.len() > MOST_CHANGES {
-            let Some(oldest) = changes.iter().position(is_retired) else { break };
-            changes.remove(oldest);
-        }
-    }
-
-    /// No worker has an adapter of this name, so its unloading need not be repeated.
-    fn unknown(&self, name: &str) {
-        self.lock().retain(|change| !matches!(change, Change::Unload { name: of } if of == name));
     }
 
     /// Makes all changes on a worker that has just connected.
-    pub(crate) async fn repeat(&self, client: &WorkerClient) {
-        let changes = self.lock().clone();
-        for change in changes {
-            let done = match &change {
-                Change::Load { name, path, id } => {
-                    client.load_adapter(name, &path.to_string_lossy(), Some(*id)).await.map(drop)
-                }
-                Change::Unload { name } => client.unload_adapter(name).await.map(drop),
-            };
-            if let Err(error) = done {
-                tracing::warn!(?change, %error, "a worker that connected has not the adapters of the others");
-            }
+    pub(crate) async fn repeat(&self, worker: WorkerId, client: &WorkerClient) {
+        let all = {
+            let mut records = self.lock();
+            records.connected(worker);
+            let all = records.all();
+            records.saw(worker, &all);
+            all
+        };
+        for record in &all {
+            send(client, record).await;
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Change>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Loads an adapter on all connected workers.
+/// Makes a change on a worker that lacks it.
+async fn send(client: &WorkerClient, record: &AdapterRecord) {
+    if let Err(error) = client.change_adapter(record, true).await {
+        tracing::warn!(?record, %error, "a worker has not the adapters of the others");
+    }
+}
+
+/// Repeats changes on the workers that lack them, until the cluster is dropped.
+pub(crate) async fn follow_changes(workers: Arc<Workers>) {
+    loop {
+        workers.adapter_changes.lacking.notified().await;
+        join_all(workers.clients_by_id().into_iter().map(|(worker, client)| {
+            let lacking = {
+                let mut records = workers.adapter_changes.lock();
+                let lacking = records.lacking(worker);
+                records.saw(worker, &lacking);
+                lacking
+            };
+            async move {
+                for record in &lacking {
+                    send(&client, record).await;
+                }
+            }
+        }))
+        .await;
+    }
+}
+
+/// The identity of the adapter in a directory, which all connected workers could serve.
 ///
 /// # Errors
-/// If one of them cannot serve it, or they find different adapters. Then no worker takes requests for it.
-pub(crate) async fn load(workers: &Arc<Workers>, name: &str, path: &str) -> Result<AdapterId, Refusal> {
+/// If one of them could not, or they find different adapters.
+pub(crate) async fn check(workers: &Workers, name: &str, path: &str) -> Result<AdapterId, Refusal> {
     let clients = workers.clients();
     if clients.is_empty() {
         return Err(workers.none_ready());
     }
-    let loaded = join_all(clients.iter().map(|client| client.load_adapter(name, path, None))).await;
-    let found: Result<Vec<AdapterId>, CallError> = loaded.iter().cloned().collect();
+    let found = join_all(clients.iter().map(|client| client.check_adapter(name, path))).await;
+    let found: Result<Vec<AdapterId>, CallError> = found.into_iter().collect();
     let refusal = match found.as_deref() {
-        Ok([first, others @ ..]) if others.iter().all(|other| other == first) => {
-            workers.adapter_changes.loaded(name, path.into(), *first);
-            return Ok(*first);
-        }
+        Ok([first, others @ ..]) if others.iter().all(|other| other == first) => return Ok(*first),
         Ok(_) => "the workers have different adapters in this directory".to_owned(),
         Err(error) => error.to_string(),
     };
-    for (client, _) in clients.iter().zip(&loaded).filter(|(_, loaded)| loaded.is_ok()) {
-        if let Err(error) = client.unload_adapter(name).await {
-            tracing::warn!(name, %error, "an adapter that not all workers have stays loaded on one");
-        }
-    }
     Err(Refusal::invalid("lora_path", format!("The adapter cannot be loaded: {refusal}")))
+}
+
+/// Loads an adapter on all connected workers, once all could serve it.
+///
+/// # Errors
+/// If one of them cannot, they find different adapters, or another one has the name. Then nothing has
+/// changed.
+pub(crate) async fn load(workers: &Arc<Workers>, name: &str, path: &str) -> Result<AdapterId, Refusal> {
+    let id = check(workers, name, path).await?;
+    if workers.adapters().by_name.get(name).is_some_and(|other| *other != id) {
+        let message = format!(
+            "The adapter cannot be loaded: an adapter named {name} is loaded already; unload it first, or choose \
+             another name"
+        );
+        return Err(Refusal::invalid("lora_path", message));
+    }
+    let change = AdapterChange::Loaded { path: path.to_owned(), id, stamp: next_stamp(workers) };
+    let record = AdapterRecord { name: name.to_owned(), change };
+    if let Err(error) = apply(workers, record, true).await {
+        let change = AdapterChange::Unloaded { stamp: next_stamp(workers) };
+        if let Err(error) = apply(workers, AdapterRecord { name: name.to_owned(), change }, true).await {
+            tracing::debug!(%error, "no worker can be reached");
+        }
+        return Err(Refusal::invalid("lora_path", format!("The adapter cannot be loaded: {error}")));
+    }
+    // The name is served once this returns.
+    let began = clock::now();
+    while workers.adapters().by_name.get(name) != Some(&id) && clock::now().since(began) < REPORTED_WITHIN {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    Ok(id)
 }
 
 /// Unloads an adapter on all connected workers. Streams that have begun go on.
 ///
 /// # Errors
-/// If no worker has it, or one cannot be reached.
+/// If no worker has it, or none can be reached.
 pub(crate) async fn unload(workers: &Arc<Workers>, name: &str) -> Result<(), Refusal> {
-    let clients = workers.clients();
-    if clients.is_empty() {
+    if workers.clients().is_empty() {
         return Err(workers.none_ready());
     }
-    workers.adapter_changes.unloaded(name);
-    let unloaded = join_all(clients.iter().map(|client| client.unload_adapter(name))).await;
-    let found: Result<Vec<bool>, CallError> = unloaded.into_iter().collect();
-    match found {
-        Ok(found) if found.iter().any(|found| *found) => Ok(()),
-        Ok(_) => {
-            workers.adapter_changes.unknown(name);
-            Err(Refusal::NotFound(format!("No adapter named `{name}` is loaded.")))
-        }
+    let change = AdapterChange::Unloaded { stamp: next_stamp(workers) };
+    match apply(workers, AdapterRecord { name: name.to_owned(), change }, false).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Refusal::NotFound(format!("No adapter named `{name}` is loaded."))),
         Err(error) => Err(Refusal::invalid("lora_name", format!("The adapter cannot be unloaded: {error}."))),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn later_workers_get_the_changes_that_still_count() {
-        let changes = AdapterChanges::default();
-        let load = |name: &str, id: u64| Change::Load {
-            name: name.to_owned(),
-            path: format!("/{id}").into(),
-            id: AdapterId(id),
-        };
-        changes.loaded("a", "/1".into(), AdapterId(1));
-        changes.loaded("b", "/2".into(), AdapterId(2));
-        changes.unloaded("a");
-        assert_eq!(*changes.lock(), [load("", 1), load("b", 2)], "streams of a may still move");
-        changes.loaded("a", "/1".into(), AdapterId(1));
-        assert_eq!(*changes.lock(), [load("b", 2), load("a", 1)]);
-        changes.unloaded("of-flags");
-        changes.unloaded("of-flags");
-        changes.loaded("of-flags", "/3".into(), AdapterId(3));
-        changes.unloaded("nowhere");
-        changes.unknown("nowhere");
-        let unload = Change::Unload { name: "of-flags".to_owned() };
-        assert_eq!(*changes.lock(), [unload, load("b", 2), load("a", 1), load("of-flags", 3)]);
+/// Makes a change on all connected workers, and later on the others. An unloading that is not `is_repeated`
+/// counts only if a worker has the adapter. Returns whether one had it, or now has it.
+///
+/// # Errors
+/// If none could be asked.
+pub(crate) async fn apply(
+    workers: &Arc<Workers>,
+    record: AdapterRecord,
+    is_repeated: bool,
+) -> Result<bool, CallError> {
+    let clients = workers.clients_by_id();
+    let changes = &workers.adapter_changes;
+    if is_repeated {
+        changes.lock().merge(std::slice::from_ref(&record));
     }
+    let send = |(worker, client): &(WorkerId, WorkerClient)| {
+        let (worker, client, record) = (*worker, client.clone(), &record);
+        async move {
+            let done = client.change_adapter(record, is_repeated).await;
+            match &done {
+                Ok(found) if *found || is_repeated => {
+                    changes.lock().saw(worker, std::slice::from_ref(record));
+                }
+                Ok(_) => {}
+                Err(error) => tracing::warn!(?record, %error, "a worker has not changed its adapters"),
+            }
+            done
+        }
+    };
+    let done = join_all(clients.iter().map(send)).await;
+    let is_found = done.iter().any(|done| matches!(done, Ok(true)));
+    if is_found {
+        changes.lock().merge(std::slice::from_ref(&record));
+        changes.lacking.notify_one();
+    }
+    workers.resolve_adapters();
+    let any = done.iter().any(Result::is_ok);
+    match done.into_iter().find_map(Result::err) {
+        Some(error) if !any || (!is_found && !is_repeated) => Err(error),
+        _ => Ok(is_found),
+    }
+}
+
+fn next_stamp(workers: &Workers) -> u64 {
+    let unix_ms = u64::try_from(clock::unix_time().as_millis()).unwrap_or(u64::MAX);
+    workers.adapter_changes.lock().next_stamp(unix_ms)
 }

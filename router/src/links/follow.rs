@@ -131,7 +131,7 @@ async fn session(
     let (backend, version) = (info.backend.clone(), info.version.clone());
     workers.connect(worker, client.clone());
     // Before it gets requests.
-    workers.adapter_changes.repeat(&client).await;
+    workers.adapter_changes.repeat(worker, &client).await;
     workers.handle(Event::Connected(worker, info));
     let mut subscriptions = 0u32;
     'subscribe: loop {

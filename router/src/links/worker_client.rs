@@ -9,7 +9,7 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use skein_node::trace::{Headers, TRACEPARENT, TRACESTATE};
 use skein_proto::TokenId;
-use skein_proto::adapter::AdapterId;
+use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::delta::WorkerDelta;
 use skein_proto::info::WorkerInfo;
 use skein_proto::placement::Placement;
@@ -166,24 +166,33 @@ impl WorkerClient {
         Ok(answer.found)
     }
 
-    /// Has the worker serve the adapter in `path` as `name`; it must have the identity `id`, if given.
-    pub async fn load_adapter(
-        &self,
-        name: &str,
-        path: &str,
-        id: Option<AdapterId>,
-    ) -> Result<AdapterId, CallError> {
-        let id = id.map_or(0, |id| id.0);
-        let request = wire::LoadAdapterRequest { name: name.to_owned(), path: path.to_owned(), id };
+    /// Identity of the adapter in `path`, if the worker could serve it as `name`.
+    pub async fn check_adapter(&self, name: &str, path: &str) -> Result<AdapterId, CallError> {
+        let (name, path) = (name.to_owned(), path.to_owned());
+        self.load(wire::LoadAdapterRequest { name, path, id: 0, stamp: 0, only_check: true }).await
+    }
+
+    /// Makes a change of the worker's adapters. False if it is told to unload one that it does not have; with
+    /// `is_repeated` it remembers that nevertheless.
+    pub async fn change_adapter(&self, record: &AdapterRecord, is_repeated: bool) -> Result<bool, CallError> {
+        let name = record.name.clone();
+        match &record.change {
+            AdapterChange::Loaded { path, id, stamp } => {
+                let (path, id, stamp) = (path.clone(), id.0, *stamp);
+                let request = wire::LoadAdapterRequest { name, path, id, stamp, only_check: false };
+                self.load(request).await.map(|_| true)
+            }
+            AdapterChange::Unloaded { stamp } => {
+                let request = wire::UnloadAdapterRequest { name, stamp: *stamp, is_repeated };
+                Ok(bounded(self.transport.unload_adapter(request)).await?.found)
+            }
+        }
+    }
+
+    async fn load(&self, request: wire::LoadAdapterRequest) -> Result<AdapterId, CallError> {
         let answer = tokio::time::timeout(ADAPTER_TIMEOUT, self.transport.load_adapter(request)).await;
         let answer = answer.map_err(|_| CallError::fault("no answer in time"))?.map_err(call_error)?;
         AdapterId::from_wire(answer.id).ok_or_else(|| CallError::fault("an adapter without identity"))
-    }
-
-    /// Has the worker take no more requests for an adapter; false if it has none of this name.
-    pub async fn unload_adapter(&self, name: &str) -> Result<bool, CallError> {
-        let request = wire::UnloadAdapterRequest { name: name.to_owned() };
-        Ok(bounded(self.transport.unload_adapter(request)).await?.found)
     }
 
     /// Aborts one sample of an attempt.

@@ -149,8 +149,12 @@ impl Workers {
     /// worker may be lost.
     pub(crate) fn handle(&self, event: fleet::Event) -> Vec<Action> {
         let connected = matches!(event, fleet::Event::Connected(..));
-        let is_of_adapters =
-            matches!(&event, fleet::Event::Watched(_, event) if matches!(event.body, WatchBody::Adapters(_)));
+        let is_of_adapters = matches!(&event, fleet::Event::Watched(_, event) if matches!(event.body, WatchBody::Adapters(..)));
+        if let fleet::Event::Watched(worker, event) = &event
+            && let WatchBody::Adapters(_, Some(records)) = &event.body
+        {
+            self.adapter_changes.reported(*worker, records);
+        }
         let actions = self.with_fleet(|fleet| {
             let actions = fleet.handle(clock::now(), event);
             if connected || actions.iter().any(|action| matches!(action, Action::Unfollow(_))) {
@@ -158,7 +162,7 @@ impl Workers {
                     fleet.block_sizes().into();
             }
             if is_of_adapters {
-                *self.adapters.write().unwrap_or_else(PoisonError::into_inner) = fleet.adapters();
+                self.set_adapters(fleet);
             }
             actions
         });
@@ -198,6 +202,16 @@ impl Workers {
         }
     }
 
+    /// Looks up the adapters of all workers again, after a change of which they may know later.
+    pub(crate) fn resolve_adapters(&self) {
+        self.with_fleet(|fleet| self.set_adapters(fleet));
+    }
+
+    fn set_adapters(&self, fleet: &Fleet) {
+        let resolved = self.adapter_changes.lock().resolve(&fleet.adapters());
+        *self.adapters.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(resolved);
+    }
+
     /// Adapters of all workers.
     pub(crate) fn adapters(&self) -> Arc<KnownAdapters> {
         self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -208,12 +222,18 @@ impl Workers {
         self.lock().clients.values().cloned().collect()
     }
 
+    /// The same, with the workers.
+    pub(crate) fn clients_by_id(&self) -> Vec<(WorkerId, WorkerClient)> {
+        self.lock().clients.iter().map(|(worker, client)| (*worker, client.clone())).collect()
+    }
+
     pub(crate) fn has(&self, worker: WorkerId) -> bool {
         self.with_fleet(|fleet| fleet.has(worker))
     }
 
     pub(crate) fn disconnect(&self, worker: WorkerId) {
         self.totals.forget(worker);
+        self.adapter_changes.lock().forget(worker);
         self.lock().clients.remove(&worker);
     }
 

@@ -9,7 +9,7 @@ use futures::Stream;
 use futures::future::BoxFuture;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
-use skein_proto::adapter::AdapterId;
+use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::finish::FinishReason;
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
@@ -78,6 +78,26 @@ impl Generator for Metered {
 
     fn unload_adapter<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
         self.inner.unload_adapter(name)
+    }
+
+    fn adapter_records(&self) -> Vec<AdapterRecord> {
+        self.inner.adapter_records()
+    }
+
+    fn check_adapter<'a>(
+        &'a self,
+        name: &'a str,
+        path: &'a str,
+    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        self.inner.check_adapter(name, path)
+    }
+
+    fn change_adapter(
+        &self,
+        record: AdapterRecord,
+        is_repeated: bool,
+    ) -> BoxFuture<'_, Result<bool, Refusal>> {
+        self.inner.change_adapter(record, is_repeated)
     }
 
     fn ready(&self) -> Result<(), Refusal> {

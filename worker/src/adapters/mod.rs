@@ -10,17 +10,18 @@ mod table;
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use skein_node::signal::{Listener, Signal};
-use skein_proto::adapter::{AdapterId, AdapterInfo};
+use skein_proto::adapter::{AdapterId, AdapterInfo, AdapterRecord};
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use self::table::{Loading, Place, Table};
 use crate::backend::LoadedAdapter;
 use crate::config::{AdapterConfig, AdaptersConfig};
+use crate::group::RankAdapters;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::served_adapter::{self, AdapterForm, HeldAdapter};
@@ -65,8 +66,23 @@ pub enum NotChanged {
     #[error(transparent)]
     Unsuitable(#[from] LoadError),
     /// It is not the expected one.
-    #[error("the adapter in {} is not the expected one; give all workers equal copies", .0.display())]
-    Differs(PathBuf),
+    #[error("{0}; give all workers equal copies")]
+    Differs(Unequal),
+    /// Another rank of the worker has not the same.
+    #[error("{0}")]
+    OnRank(String),
+}
+
+/// A directory with another adapter than expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} has an adapter of the hash {:016x}, and {:016x} is expected", .directory.display(), .found.0, .expected.0)]
+pub struct Unequal {
+    /// The directory.
+    directory: PathBuf,
+    /// Hash of its files.
+    found: AdapterId,
+    /// The hash that it should have.
+    expected: AdapterId,
 }
 
 /// What a worker's adapters are used for now.
@@ -103,6 +119,8 @@ struct Shared {
     freed: Arc<Notify>,
     loads: Semaphore,
     changes: Signal,
+    /// The other ranks of the worker.
+    ranks: OnceLock<RankAdapters>,
 }
 
 impl Adapters {
@@ -120,11 +138,26 @@ impl Adapters {
             freed: Arc::default(),
             loads: Semaphore::new(LOADS_AT_ONCE),
             changes: Signal::default(),
+            ranks: OnceLock::new(),
         }));
         for AdapterConfig { name, directory } in &config.modules {
-            adapters.add(name, directory, None)?;
+            let (id, directory) = adapters.find(name, directory, None)?;
+            adapters.name(name, directory, id, 0)?;
         }
         Ok(adapters)
+    }
+
+    /// Has the other ranks of the worker serve the same adapters from now on.
+    ///
+    /// # Errors
+    /// If a rank's machine does not have one of them.
+    pub fn follow_on(&self, ranks: RankAdapters) -> Result<(), NotChanged> {
+        for (id, directory) in self.table().directories() {
+            ranks.examine(id, &directory).map_err(NotChanged::OnRank)?;
+        }
+        // Only the first call counts, and there is one.
+        let _ = self.0.ranks.set(ranks);
+        Ok(())
     }
 
     /// All adapters, for routers.
@@ -142,40 +175,89 @@ impl Adapters {
         self.0.changes.subscribe()
     }
 
+    /// All changes at run time, for routers.
+    pub fn records(&self) -> Vec<AdapterRecord> {
+        self.table().records()
+    }
+
     /// Serves the adapter in `directory` as `name`; with an empty name only requests that began elsewhere.
-    /// `id` is the identity that it must have.
+    /// `id` is the identity that it must have. `stamp` orders the changes of a name, whose latest one counts;
+    /// without one, a name that another adapter has is refused.
     ///
     /// # Errors
     /// If it cannot be served, or this worker allows no changes. Nothing has changed then.
-    pub fn load(&self, name: &str, directory: &Path, id: Option<AdapterId>) -> Result<AdapterId, NotChanged> {
+    pub fn load(
+        &self,
+        name: &str,
+        directory: &Path,
+        (id, stamp): (Option<AdapterId>, u64),
+    ) -> Result<AdapterId, NotChanged> {
+        let (found, directory) = self.could_load(name, directory, id)?;
+        self.name(name, directory, found, stamp)
+    }
+
+    /// The identity of the adapter in `directory` and its absolute path, if it can be served. `id` is the
+    /// identity that it must have.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn could_load(
+        &self,
+        name: &str,
+        directory: &Path,
+        id: Option<AdapterId>,
+    ) -> Result<(AdapterId, PathBuf), NotChanged> {
         if !self.0.config.may_change {
             return Err(NotChanged::Fixed);
         }
-        self.add(name, directory, id)
+        self.find(name, directory, id)
     }
 
-    fn add(&self, name: &str, directory: &Path, id: Option<AdapterId>) -> Result<AdapterId, NotChanged> {
+    fn find(
+        &self,
+        name: &str,
+        directory: &Path,
+        id: Option<AdapterId>,
+    ) -> Result<(AdapterId, PathBuf), NotChanged> {
         let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
         let found = self.check(name, &directory)?;
-        if id.is_some_and(|id| id != found) {
-            return Err(NotChanged::Differs(directory));
+        if let Some(expected) = id.filter(|expected| *expected != found) {
+            return Err(NotChanged::Differs(Unequal { directory, found, expected }));
         }
-        if !self.table().add(name, directory, found) {
+        if let Some(ranks) = self.0.ranks.get() {
+            ranks.examine(found, &directory).map_err(NotChanged::OnRank)?;
+        }
+        Ok((found, directory))
+    }
+
+    fn name(
+        &self,
+        name: &str,
+        directory: PathBuf,
+        id: AdapterId,
+        stamp: u64,
+    ) -> Result<AdapterId, NotChanged> {
+        if !self.table().add(name, directory, id, stamp) {
             return Err(NotChanged::Taken(name.to_owned()));
         }
         self.0.changes.send();
-        Ok(found)
+        Ok(id)
     }
 
-    /// Takes no more requests by `name`; false if there is no such adapter. Requests that began go on.
+    /// Takes no more requests by `name`; false if there is no such adapter. Requests that began go on. The
+    /// change is remembered under its `stamp`, if it has one and there was such an adapter or the change
+    /// `is_repeated`.
     ///
     /// # Errors
     /// If this worker allows no changes.
-    pub fn unload(&self, name: &str) -> Result<bool, NotChanged> {
+    pub fn unload(&self, name: &str, (stamp, is_repeated): (u64, bool)) -> Result<bool, NotChanged> {
         if !self.0.config.may_change {
             return Err(NotChanged::Fixed);
         }
-        let found = self.table().retire(name);
+        let found = self.table().retire(name, stamp, is_repeated);
+        if found && is_repeated {
+            tracing::info!(name, "the adapter was unloaded before on another worker");
+        }
         self.0.changes.send();
         Ok(found)
     }
@@ -217,8 +299,7 @@ impl Adapters {
             Place::Loading(cell) => Reserved { adapters: self, id, cell },
         };
         let weights = timeout_at(deadline, self.weights(&mut loading)).await.map_err(busy)??;
-        let directory = self.table().directory(id).map(|(_, directory)| directory).unwrap_or_default();
-        let made = LoadedAdapter::new(id, weights, self.0.freed.clone()).in_directory(directory);
+        let made = LoadedAdapter::new(id, weights, self.0.freed.clone());
         let adapter = self.table().loaded(id, made);
         self.0.changes.send();
         Ok(adapter)
@@ -235,12 +316,31 @@ impl Adapters {
         let Some(model) = self.0.model.clone() else { return Ok(None) };
         let _turn = self.0.loads.acquire().await;
         let known = self.table().directory(id).ok_or(NotServed::Unknown(id))?;
-        let (name, max_rank) = (known.0.clone(), self.0.config.max_lora_rank);
-        let read = tokio::task::spawn_blocking(move || read(&known.1, id, &model, max_rank));
+        let (name, directory) = known;
+        let adapters = self.clone();
+        let read = tokio::task::spawn_blocking(move || adapters.read_on_all_ranks(&directory, id, &model));
         let read = read.await.unwrap_or_else(|_| Err("reading it panicked".to_owned()));
         let weights = read.map_err(|reason| NotServed::Unusable { name, reason })?;
         self.table().count_load();
         Ok(Some(Arc::new(weights)))
+    }
+
+    /// Reads this rank's part of an adapter, while the other ranks read theirs.
+    fn read_on_all_ranks(
+        &self,
+        directory: &Path,
+        id: AdapterId,
+        model: &(Spec, AdapterForm),
+    ) -> Result<HeldAdapter, String> {
+        let max_rank = self.0.config.max_lora_rank;
+        let Some(ranks) = self.0.ranks.get() else { return read(directory, id, model, max_rank) };
+        std::thread::scope(|scope| {
+            let keeps = |held| held == id || self.table().has_place(held);
+            let others = scope.spawn(move || ranks.load(id, directory, keeps));
+            let own = read(directory, id, model, max_rank);
+            let others = others.join().unwrap_or_else(|_| Err("waiting for the ranks panicked".to_owned()));
+            others.and(own)
+        })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -248,21 +348,52 @@ impl Adapters {
     }
 }
 
+/// Opens the adapter in `directory`, which must be the one of `id`; otherwise the error ends with `advice`.
+fn open(directory: &Path, id: AdapterId, advice: &str) -> Result<Adapter, String> {
+    let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
+    let found = adapter.id().map_err(|error| error.to_string())?;
+    if found != id {
+        let unequal = Unequal { directory: directory.to_owned(), found, expected: id };
+        return Err(format!("{unequal}; {advice}"));
+    }
+    Ok(adapter)
+}
+
 /// Reads an adapter again, which must still be the same.
-pub(crate) fn read(
+fn read(
     directory: &Path,
     id: AdapterId,
     (spec, form): &(Spec, AdapterForm),
     max_rank: usize,
 ) -> Result<HeldAdapter, String> {
-    let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
-    if adapter.id().map_err(|error| error.to_string())? != id {
-        let directory = directory.display();
-        return Err(format!(
-            "{directory} has changed since it was loaded; unload the adapter and load it again"
-        ));
-    }
+    let advice = "it has changed since it was loaded: unload the adapter and load it again";
+    let adapter = open(directory, id, advice)?;
     form.read(&adapter, spec, max_rank).map_err(|error| error.to_string())
+}
+
+/// What to do if ranks find different files.
+const EQUAL_COPIES: &str = "give all machines of the group equal copies";
+
+/// Reads a rank's part of the adapter that the leader has as `id`.
+pub(crate) fn read_on_rank(
+    directory: &Path,
+    id: AdapterId,
+    (spec, form): &(Spec, AdapterForm),
+    max_rank: usize,
+) -> Result<HeldAdapter, String> {
+    let adapter = open(directory, id, EQUAL_COPIES)?;
+    form.read(&adapter, spec, max_rank).map_err(|error| error.to_string())
+}
+
+/// Checks that a rank could read the adapter that the leader has as `id`.
+pub(crate) fn check_on_rank(
+    directory: &Path,
+    id: AdapterId,
+    spec: &Spec,
+    max_rank: usize,
+) -> Result<(), String> {
+    let adapter = open(directory, id, EQUAL_COPIES)?;
+    served_adapter::check(&adapter, spec, max_rank).map_err(|error| error.to_string())
 }
 
 /// A request that waits for an adapter.

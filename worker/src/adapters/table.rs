@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use skein_proto::adapter::{AdapterId, AdapterInfo};
+use skein_proto::adapter::{AdapterChange, AdapterId, AdapterInfo, AdapterRecord};
 use tokio::sync::OnceCell;
 
 use super::AdapterUse;
 use crate::backend::LoadedAdapter;
 use crate::model::served_adapter::HeldAdapter;
 
-/// Most unloaded adapters that are kept for requests that had begun; then the oldest is forgotten.
+/// Most unloaded adapters that are kept for requests that had begun, and most unloaded names; then the oldest
+/// is forgotten.
 const MOST_RETIRED: usize = 1024;
 
 /// Weights that are being read; shared by all requests that wait for them. `None` = no weights.
@@ -23,6 +24,8 @@ pub(super) struct Table {
     /// In the order of their loading, oldest first.
     known: Vec<Known>,
     places: HashMap<AdapterId, Slot>,
+    /// Names taken away at run time, with the stamps of that.
+    unloaded: BTreeMap<String, u64>,
     /// Requests that have no adapter yet.
     waiting: BTreeMap<AdapterId, usize>,
     max_in_use: usize,
@@ -39,6 +42,8 @@ struct Known {
     name: String,
     directory: PathBuf,
     id: AdapterId,
+    /// Of the change that gave it the name; 0 = at the start, or without a name.
+    stamp: u64,
 }
 
 /// A place in memory.
@@ -71,8 +76,9 @@ impl Table {
     pub fn new(max_in_use: usize, max_places: usize) -> Self {
         let max_places = max_places.max(max_in_use).max(1);
         let max_in_use = max_in_use.clamp(1, max_places);
-        let (known, places, waiting) = (Vec::new(), HashMap::new(), BTreeMap::new());
-        Self { known, places, waiting, max_in_use, max_places, reserved: 0, loads: 0 }
+        let (known, unloaded) = (Vec::new(), BTreeMap::new());
+        let (places, waiting) = (HashMap::new(), BTreeMap::new());
+        Self { known, unloaded, places, waiting, max_in_use, max_places, reserved: 0, loads: 0 }
     }
 
     pub fn list(&self) -> Vec<AdapterInfo> {
@@ -121,27 +127,87 @@ impl Table {
         }
     }
 
-    /// Adds an adapter; false if the name belongs to another one.
-    pub fn add(&mut self, name: &str, directory: PathBuf, id: AdapterId) -> bool {
-        let of_name = self.known.iter().find(|known| !name.is_empty() && known.name == name);
-        if let Some(known) = of_name {
-            return known.id == id;
+    /// All changes at run time.
+    pub fn records(&self) -> Vec<AdapterRecord> {
+        let of_run_time = self.known.iter().filter(|known| known.name.is_empty() || known.stamp > 0);
+        let loaded = of_run_time.map(|Known { name, directory, id, stamp }| {
+            let path = directory.to_string_lossy().into_owned();
+            let change = AdapterChange::Loaded { path, id: *id, stamp: *stamp };
+            AdapterRecord { name: name.clone(), change }
+        });
+        let unloaded = self.unloaded.iter().map(|(name, stamp)| AdapterRecord {
+            name: name.clone(),
+            change: AdapterChange::Unloaded { stamp: *stamp },
+        });
+        loaded.chain(unloaded).collect()
+    }
+
+    /// The change of a name that counts here.
+    fn record(&self, name: &str) -> Option<AdapterRecord> {
+        self.records().into_iter().filter(|record| record.name == name).max_by_key(AdapterRecord::order)
+    }
+
+    /// Adds an adapter by a change with `stamp`. Without one, it is false if the name belongs to another one.
+    /// An earlier change than the one that counts has no effect.
+    pub fn add(&mut self, name: &str, directory: PathBuf, id: AdapterId, stamp: u64) -> bool {
+        if !name.is_empty() {
+            if stamp > 0 {
+                let path = directory.to_string_lossy().into_owned();
+                let change = AdapterChange::Loaded { path, id, stamp };
+                let new = AdapterRecord { name: name.to_owned(), change };
+                if self.record(name).is_some_and(|old| old.order() >= new.order()) {
+                    return true;
+                }
+            }
+            if let Some(known) = self.known.iter_mut().find(|known| known.name == name) {
+                if known.id == id {
+                    known.stamp = known.stamp.max(stamp);
+                    return true;
+                }
+                if stamp == 0 {
+                    return false;
+                }
+                self.take_name(name);
+            }
+            self.unloaded.remove(name);
         }
         self.known.retain(|known| known.id != id || !known.name.is_empty());
         if !name.is_empty() || !self.known.iter().any(|known| known.id == id) {
-            self.known.push(Known { name: name.to_owned(), directory, id });
+            self.known.push(Known { name: name.to_owned(), directory, id, stamp });
         }
         self.forget_retired();
         true
     }
 
-    /// Takes the name off an adapter; false if there is none.
-    pub fn retire(&mut self, name: &str) -> bool {
-        let at = self.known.iter().position(|known| !name.is_empty() && known.name == name);
-        let Some(at) = at else { return false };
+    /// Takes the name off an adapter by a change with `stamp`; false if there is none. With a stamp, that is
+    /// remembered if there was one or `is_repeated`.
+    pub fn retire(&mut self, name: &str, stamp: u64, is_repeated: bool) -> bool {
+        if name.is_empty() {
+            return false;
+        }
+        let (name, change) = (name.to_owned(), AdapterChange::Unloaded { stamp });
+        let new = AdapterRecord { name: name.clone(), change };
+        if stamp > 0 && self.record(&name).is_some_and(|old| old.order() >= new.order()) {
+            return false;
+        }
+        let found = self.take_name(&name);
+        if stamp > 0 && (found || is_repeated) {
+            self.unloaded.insert(name, stamp);
+            while self.unloaded.len() > MOST_RETIRED {
+                let oldest = self.unloaded.iter().min_by_key(|(_, stamp)| **stamp);
+                let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { break };
+                self.unloaded.remove(&oldest);
+            }
+        }
+        found
+    }
+
+    fn take_name(&mut self, name: &str) -> bool {
+        let Some(at) = self.known.iter().position(|known| known.name == name) else { return false };
         let mut known = self.known.remove(at);
         if !self.known.iter().any(|other| other.id == known.id) {
             known.name.clear();
+            known.stamp = 0;
             self.known.push(known);
         }
         self.forget_retired();
@@ -162,6 +228,16 @@ impl Table {
     pub fn directory(&self, id: AdapterId) -> Option<(String, PathBuf)> {
         let known = self.known.iter().find(|known| known.id == id)?;
         Some((known.name.clone(), known.directory.clone()))
+    }
+
+    /// Identities and directories of all adapters.
+    pub fn directories(&self) -> Vec<(AdapterId, PathBuf)> {
+        self.known.iter().map(|known| (known.id, known.directory.clone())).collect()
+    }
+
+    /// Whether an adapter has a place in memory.
+    pub fn has_place(&self, id: AdapterId) -> bool {
+        self.places.contains_key(&id)
     }
 
     /// A place for the adapter `id`; `Some(None)` while all are in use, `None` if it is unknown.

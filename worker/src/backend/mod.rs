@@ -15,7 +15,6 @@ mod sampling;
 mod want;
 
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -36,8 +35,6 @@ use crate::{BlockId, TokenId};
 pub struct LoadedAdapter {
     /// Hash of its files.
     pub id: AdapterId,
-    /// Directory of its files; empty if only this process has it.
-    pub directory: PathBuf,
     /// Its weights; `None` for a backend without a model.
     pub weights: Option<Arc<HeldAdapter>>,
     /// Notified when its last holder drops it.
@@ -47,13 +44,7 @@ pub struct LoadedAdapter {
 impl LoadedAdapter {
     /// An adapter whose place is free, as `freed` is told, when the last holder drops it.
     pub fn new(id: AdapterId, weights: Option<Arc<HeldAdapter>>, freed: Arc<Notify>) -> Self {
-        Self { id, directory: PathBuf::new(), weights, freed }
-    }
-
-    /// With the directory from which other ranks read it.
-    pub fn in_directory(mut self, directory: PathBuf) -> Self {
-        self.directory = directory;
-        self
+        Self { id, weights, freed }
     }
 }
 

@@ -1,86 +1,190 @@
-//! Adapters on the ranks of a group. The leader decides which ranks have them in memory and says so in
-//! frames, before the step that needs one; followers read them beside their steps.
+//! Adapters on the ranks of a group. The leader's table decides which ones are in memory. It tells the other
+//! ranks in frames, which all ranks read in one order: a rank has an adapter before the first step that needs
+//! it, and until after the last. Ranks read files on threads of their own, beside their steps, and answer.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use skein_node::clock;
 use skein_proto::adapter::AdapterId;
 
 use super::frame::Frame;
+use super::heartbeat::HEARTBEAT_INTERVAL;
+use super::processes::Answer;
+use super::sender::FrameSender;
+use super::watch::Watch;
 use crate::backend::{Batch, LoadedAdapter};
 use crate::model::served_adapter::HeldAdapter;
 
-/// Which adapters the followers have, by the leader's frames. Pure.
-#[derive(Debug)]
-pub struct Announced {
-    /// Most adapters in memory; no more are in use at once.
-    most: usize,
-    /// Least recently used first.
-    held: Vec<AdapterId>,
+/// Longest wait for the other ranks to check or read an adapter.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+
+/// The leader's side: has the other ranks check, read and forget adapters.
+pub struct RankAdapters {
+    frames: Arc<FrameSender>,
+    watch: Watch,
+    /// Where each rank is, for errors; the leader first.
+    places: Vec<String>,
+    /// Locked from a frame to its answers, so that there is one order at a time.
+    sent: Mutex<Sent>,
 }
 
-impl Announced {
-    /// None yet, at most `most`.
-    pub fn new(most: usize) -> Self {
-        Self { most, held: Vec::new() }
+struct Sent {
+    answers: Receiver<(usize, Answer)>,
+    /// Adapters that the ranks have.
+    held: BTreeSet<AdapterId>,
+}
+
+impl std::fmt::Debug for RankAdapters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RankAdapters").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+impl RankAdapters {
+    /// Of the ranks in `places`, the leader first, which read `frames` and write `answers` until the failure
+    /// that `watch` detects.
+    pub fn new(
+        frames: Arc<FrameSender>,
+        watch: Watch,
+        places: Vec<String>,
+        answers: Receiver<(usize, Answer)>,
+    ) -> Self {
+        Self { frames, watch, places, sent: Mutex::new(Sent { answers, held: BTreeSet::new() }) }
     }
 
-    /// Frames that must precede a step over `batch`.
-    pub fn before(&mut self, batch: &Batch) -> Vec<Frame> {
-        let mut frames = Vec::new();
-        let used: Vec<&Arc<LoadedAdapter>> =
-            batch.sequences.iter().filter_map(|sequence| sequence.adapter.as_ref()).collect();
-        for adapter in &used {
-            if let Some(at) = self.held.iter().position(|id| *id == adapter.id) {
-                let id = self.held.remove(at);
-                self.held.push(id);
-                continue;
-            }
-            let is_idle = |id: &AdapterId| !used.iter().any(|adapter| adapter.id == *id);
-            while self.held.len() >= self.most {
-                let Some(at) = self.held.iter().position(is_idle) else { break };
-                frames.push(Frame::Unload(self.held.remove(at)));
-            }
-            self.held.push(adapter.id);
-            frames.push(Frame::Load(adapter.id, adapter.directory.clone()));
+    /// Checks that the machine of each rank has the adapter `id` in `directory`. Blocks.
+    ///
+    /// # Errors
+    /// Names the first rank that has not, and what it found.
+    pub fn examine(&self, id: AdapterId, directory: &Path) -> Result<(), String> {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        self.order(&mut sent, &Frame::Examine(id, directory.to_owned()))
+    }
+
+    /// Has all ranks read the adapter `id` in `directory`, and forget those that `keeps` denies. Blocks.
+    ///
+    /// # Errors
+    /// Names the first rank that cannot; then none has it.
+    pub fn load(
+        &self,
+        id: AdapterId,
+        directory: &Path,
+        keeps: impl Fn(AdapterId) -> bool,
+    ) -> Result<(), String> {
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes: Vec<AdapterId> = sent.held.iter().copied().filter(|held| !keeps(*held)).collect();
+        for old in goes {
+            self.frames.write(&Frame::Unload(old))?;
+            sent.held.remove(&old);
         }
-        frames
+        sent.held.insert(id);
+        self.order(&mut sent, &Frame::Load(id, directory.to_owned())).inspect_err(|_| {
+            sent.held.remove(&id);
+            // An error means that the group has ended.
+            let _ = self.frames.write(&Frame::Unload(id));
+        })
+    }
+
+    /// Sends a frame and waits until all ranks have carried it out.
+    fn order(&self, sent: &mut Sent, frame: &Frame) -> Result<(), String> {
+        let number = self.frames.write(frame)?;
+        let (began, mut problems) = (clock::now(), BTreeMap::new());
+        while problems.len() + 1 < self.places.len() {
+            if self.watch.is_over() {
+                return Err(self.watch.failure().unwrap_or_else(|| "the group has stopped".to_owned()));
+            }
+            match sent.answers.recv_timeout(HEARTBEAT_INTERVAL) {
+                // The answer to an earlier order was late.
+                Ok((_, Answer::Adapter { frame, .. })) if frame != number => {}
+                Ok((rank, Answer::Adapter { problem, .. })) => drop(problems.insert(rank, problem)),
+                Ok((rank, other)) => tracing::debug!(rank, ?other, "ignored an unexpected answer"),
+                Err(RecvTimeoutError::Timeout) if clock::now().since(began) < ANSWERS_WITHIN => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let late = (1..self.places.len()).find(|rank| !problems.contains_key(rank));
+                    let late = late.map_or("a rank", |rank| &self.places[rank]);
+                    return Err(format!(
+                        "{late} has not read the adapter within {} s",
+                        ANSWERS_WITHIN.as_secs()
+                    ));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err("the group has ended".to_owned()),
+            }
+        }
+        let first = problems.into_iter().find_map(|(rank, problem)| Some((rank, problem?)));
+        first.map_or(Ok(()), |(rank, problem)| Err(format!("{}: {problem}", self.places[rank])))
     }
 }
 
-/// Reads this rank's part of the adapter in a directory, whose identity must be the given one.
-pub type ReadAdapter = dyn Fn(AdapterId, &Path) -> Result<HeldAdapter, String> + Send + Sync;
+/// Reads or checks an adapter: its identity and directory. The error says what is wrong.
+type OnAdapter<T> = dyn Fn(AdapterId, &Path) -> Result<T, String> + Send + Sync;
+
+/// What a rank can do with adapters.
+pub struct RankReader {
+    /// Reads this rank's part of an adapter.
+    pub read: Box<OnAdapter<HeldAdapter>>,
+    /// Checks that an adapter could be read on this machine.
+    pub check: Box<OnAdapter<()>>,
+    /// Answers the frame of a number; `None` = it has been carried out.
+    pub answer: Box<dyn Fn(u64, Option<String>) + Send + Sync>,
+}
 
 /// The adapters of a follower.
 pub struct Followed {
-    read: Option<Arc<ReadAdapter>>,
+    reader: Option<Arc<RankReader>>,
     held: HashMap<AdapterId, Loading>,
 }
 
 enum Loading {
-    Reading(JoinHandle<Result<HeldAdapter, String>>),
+    Reading(JoinHandle<Option<HeldAdapter>>),
     Ready(Arc<LoadedAdapter>),
 }
 
 impl Followed {
     /// None yet; `None`: the rank serves none.
-    pub fn new(read: Option<Arc<ReadAdapter>>) -> Self {
-        Self { read, held: HashMap::new() }
+    pub fn new(reader: Option<RankReader>) -> Self {
+        Self { reader: reader.map(Arc::new), held: HashMap::new() }
     }
 
-    /// Begins to read an adapter.
+    /// Checks an adapter and answers frame `number`, on a thread.
     ///
     /// # Errors
     /// If the rank serves none, or has no thread for it.
-    pub fn load(&mut self, id: AdapterId, directory: PathBuf) -> Result<(), String> {
-        let read = self.read.clone().ok_or("the leader sent an adapter to a rank that serves none")?;
-        let thread = std::thread::Builder::new().name("skein-adapter".into());
-        let thread = thread.spawn(move || read(id, &directory));
-        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"))?;
+    pub fn examine(&mut self, number: u64, id: AdapterId, directory: PathBuf) -> Result<(), String> {
+        self.begin(move |reader| (reader.answer)(number, (reader.check)(id, &directory).err())).map(drop)
+    }
+
+    /// Begins to read an adapter on a thread, which answers frame `number`.
+    ///
+    /// # Errors
+    /// As [`examine`](Self::examine).
+    pub fn load(&mut self, number: u64, id: AdapterId, directory: PathBuf) -> Result<(), String> {
+        let read = move |reader: &RankReader| match (reader.read)(id, &directory) {
+            Ok(held) => {
+                (reader.answer)(number, None);
+                Some(held)
+            }
+            Err(why) => {
+                (reader.answer)(number, Some(why));
+                None
+            }
+        };
+        let thread = self.begin(read)?;
         self.held.insert(id, Loading::Reading(thread));
         Ok(())
+    }
+
+    fn begin<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&RankReader) -> T + Send + 'static,
+    ) -> Result<JoinHandle<T>, String> {
+        let reader = self.reader.clone().ok_or("the leader sent an adapter to a rank that serves none")?;
+        let thread = std::thread::Builder::new().name("skein-adapter".into());
+        thread.spawn(move || work(&reader)).map_err(|error| format!("cannot start a thread: {error}"))
     }
 
     /// Forgets an adapter; steps in flight keep it.
@@ -88,10 +192,10 @@ impl Followed {
         self.held.remove(&id);
     }
 
-    /// Gives each sequence of `batch` this rank's part of its adapter; waits for those that are being read.
+    /// Gives each sequence of `batch` this rank's part of its adapter.
     ///
     /// # Errors
-    /// If one could not be read, or was never announced.
+    /// If the rank does not have one, which the leader knew.
     pub fn fill(&mut self, batch: &mut Batch) -> Result<(), String> {
         for adapter in batch.sequences.iter_mut().filter_map(|sequence| sequence.adapter.as_mut()) {
             *adapter = self.get(adapter.id)?;
@@ -100,60 +204,15 @@ impl Followed {
     }
 
     fn get(&mut self, id: AdapterId) -> Result<Arc<LoadedAdapter>, String> {
-        let unknown = || format!("the leader sent a step with the adapter {:016x} and not the adapter", id.0);
-        let adapter = match self.held.remove(&id).ok_or_else(unknown)? {
+        let missing = || format!("the leader sent a step with the adapter {:016x}, which is not here", id.0);
+        let adapter = match self.held.remove(&id).ok_or_else(missing)? {
             Loading::Ready(adapter) => adapter,
             Loading::Reading(thread) => {
-                let held = thread.join().unwrap_or_else(|_| Err("reading an adapter panicked".into()))?;
+                let held = thread.join().ok().flatten().ok_or_else(missing)?;
                 Arc::new(LoadedAdapter::new(id, Some(Arc::new(held)), Arc::default()))
             }
         };
         self.held.insert(id, Loading::Ready(adapter.clone()));
         Ok(adapter)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::backend::BatchSequence;
-
-    fn batch(ids: &[u64]) -> Batch {
-        let sequence = |id: &u64| {
-            let adapter = LoadedAdapter::new(AdapterId(*id), None, Arc::default());
-            let adapter = Some(Arc::new(adapter.in_directory(format!("/{id}").into())));
-            BatchSequence { rows: 0..1, context_len: 1, blocks: 0..1, adapter }
-        };
-        Batch { sequences: ids.iter().map(sequence).collect(), ..Batch::default() }
-    }
-
-    #[test]
-    fn the_adapter_unused_for_longest_goes_and_never_one_of_the_step() {
-        let mut announced = Announced::new(2);
-        let mut frames = |ids: &[u64]| -> Vec<String> {
-            let name = |frame: &Frame| match frame {
-                Frame::Load(id, directory) => format!("load {} from {}", id.0, directory.display()),
-                Frame::Unload(id) => format!("unload {}", id.0),
-                other => format!("{other:?}"),
-            };
-            announced.before(&batch(ids)).iter().map(name).collect()
-        };
-        assert_eq!(frames(&[1, 1]), ["load 1 from /1"]);
-        assert_eq!(frames(&[1, 2]), ["load 2 from /2"]);
-        assert_eq!(frames(&[]), [""; 0]);
-        assert_eq!(frames(&[1]), [""; 0]);
-        assert_eq!(frames(&[3]), ["unload 2", "load 3 from /3"]);
-        assert_eq!(frames(&[1, 2]), ["unload 3", "load 2 from /2"], "1 is of the step");
-    }
-
-    #[test]
-    fn an_adapter_that_cannot_be_read_is_an_error_of_the_step_that_needs_it() {
-        let read = |id: AdapterId, directory: &Path| Err(format!("{} has no {}", directory.display(), id.0));
-        let mut followed = Followed::new(Some(Arc::new(read)));
-        followed.load(AdapterId(7), "/a".into()).unwrap();
-        assert_eq!(followed.fill(&mut batch(&[])), Ok(()));
-        assert_eq!(followed.fill(&mut batch(&[7])), Err("/a has no 7".into()));
-        assert!(followed.fill(&mut batch(&[8])).unwrap_err().contains("0000000000000008"));
-        assert!(Followed::new(None).load(AdapterId(7), "/a".into()).is_err());
     }
 }

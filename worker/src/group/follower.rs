@@ -66,7 +66,12 @@ pub fn follow<B: Backend>(
                 let check = check.take().ok_or(FrameError::Unknown(words.len()))?;
                 *backend = Some(check().map_err(RankError::Check)?);
             }
-            (Frame::Load(id, directory), _) => adapters.load(id, directory).map_err(RankError::Adapter)?,
+            (Frame::Examine(id, directory), _) => {
+                adapters.examine(sequence.step, id, directory).map_err(RankError::Adapter)?;
+            }
+            (Frame::Load(id, directory), _) => {
+                adapters.load(sequence.step, id, directory).map_err(RankError::Adapter)?;
+            }
             (Frame::Unload(id), _) => adapters.unload(id),
             (Frame::Run(_), None) => return Err(RankError::Unchecked),
             (Frame::Run(mut batch), Some(backend)) => {

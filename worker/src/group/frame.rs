@@ -18,6 +18,7 @@ const RUN: u32 = 2;
 const STOP: u32 = 3;
 const LOAD: u32 = 4;
 const UNLOAD: u32 = 5;
+const EXAMINE: u32 = 6;
 
 /// The next command for all ranks.
 // Not boxed: a rank holds one frame at a time.
@@ -28,7 +29,9 @@ pub enum Frame {
     Check,
     /// Run a step. Where frames are read, its adapters are identities without weights.
     Run(Batch),
-    /// Read the adapter in a directory.
+    /// Check that an adapter is in a directory, and answer.
+    Examine(AdapterId, PathBuf),
+    /// Read the adapter in a directory, and answer.
     Load(AdapterId, PathBuf),
     /// Forget an adapter.
     Unload(AdapterId),
@@ -83,6 +86,7 @@ impl Sequence {
         let kind = match frame {
             Frame::Check => CHECK,
             Frame::Run(_) => RUN,
+            Frame::Examine(..) => EXAMINE,
             Frame::Load(..) => LOAD,
             Frame::Unload(_) => UNLOAD,
             Frame::Stop => STOP,
@@ -90,7 +94,9 @@ impl Sequence {
         words.extend([kind, low(self.epoch), high(self.epoch), low(self.step), high(self.step), 0, 0]);
         match frame {
             Frame::Run(batch) => words::write(batch, words),
-            Frame::Load(id, directory) => words::write_adapter(*id, directory, words),
+            Frame::Examine(id, directory) | Frame::Load(id, directory) => {
+                words::write_adapter(*id, directory, words);
+            }
             Frame::Unload(id) => words::write_adapter(*id, Path::new(""), words),
             Frame::Check | Frame::Stop => {}
         }
@@ -121,9 +127,9 @@ impl Sequence {
         match kind {
             CHECK => Ok(Frame::Check),
             RUN => Ok(Frame::Run(words::read(content)?)),
-            LOAD => {
+            EXAMINE | LOAD => {
                 let (id, directory) = words::read_adapter(content)?;
-                Ok(Frame::Load(id, directory))
+                Ok(if kind == LOAD { Frame::Load(id, directory) } else { Frame::Examine(id, directory) })
             }
             UNLOAD => Ok(Frame::Unload(words::read_adapter(content)?.0)),
             STOP => Ok(Frame::Stop),
@@ -219,6 +225,9 @@ mod tests {
             let frame = reader.read(&words);
             let is_equal = |id: &AdapterId, path: &Path| id.0 == u64::MAX - 2 && path == Path::new(directory);
             assert!(matches!(&frame, Ok(Frame::Load(id, path)) if is_equal(id, path)), "{frame:?}");
+            writer.write(&Frame::Examine(AdapterId(u64::MAX - 2), directory.into()), &mut words);
+            let frame = reader.read(&words);
+            assert!(matches!(&frame, Ok(Frame::Examine(id, path)) if is_equal(id, path)), "{frame:?}");
         }
         writer.write(&Frame::Unload(AdapterId(5)), &mut words);
         assert!(matches!(reader.read(&words), Ok(Frame::Unload(AdapterId(5)))));

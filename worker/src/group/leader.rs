@@ -6,26 +6,21 @@ use std::sync::Arc;
 
 use skein_kernels::collective::Ranks;
 
-use super::adapters::Announced;
-use super::frame::{Frame, Sequence, agree};
-use super::memory::{FrameWriter, GroupMemory};
+use super::frame::{Frame, agree};
+use super::memory::GroupMemory;
 use super::nodes::Nodes;
+use super::sender::FrameSender;
 use super::watch::Watch;
 use crate::backend::{Alarm, Backend, BackendError, Batch, StepHandle, StepOutput, WindowBlocks};
 
 /// Backend of rank 0, which leads the group.
 pub struct Leader<B> {
     inner: B,
-    frames: FrameWriter,
-    nodes: Option<Arc<Nodes>>,
+    frames: Arc<FrameSender>,
     reports: Box<dyn Ranks>,
-    sequence: Sequence,
     /// Frame numbers of the steps in flight, oldest first.
     in_flight: VecDeque<u64>,
-    words: Vec<u32>,
     watch: Watch,
-    /// Adapters that the other ranks have.
-    adapters: Announced,
 }
 
 impl<B: Backend> Leader<B> {
@@ -41,38 +36,23 @@ impl<B: Backend> Leader<B> {
         (reports, nodes): (Box<dyn Ranks>, Option<Arc<Nodes>>),
         inner: impl FnOnce() -> Result<B, E>,
     ) -> Result<Self, E> {
-        let (mut frames, mut words) = (memory.writer(), Vec::new());
-        let mut sequence = Sequence { epoch, step: 0 };
-        sequence.write(&Frame::Check, &mut words);
-        put(&mut frames, nodes.as_deref(), &words).map_err(|error| stopped(&watch, &error))?;
-        let inner = inner()?;
-        let in_flight = VecDeque::new();
-        let adapters = Announced::new(usize::MAX);
-        Ok(Self { inner, frames, nodes, reports, sequence, in_flight, words, watch, adapters })
+        let frames = Arc::new(FrameSender::new(memory.writer(), nodes, epoch, watch.clone()));
+        frames.write(&Frame::Check).map_err(ended)?;
+        Ok(Self { inner: inner()?, frames, reports, in_flight: VecDeque::new(), watch })
     }
 
-    /// With at most `most` adapters in the memory of each rank.
-    pub fn with_adapters(mut self, most: usize) -> Self {
-        self.adapters = Announced::new(most);
-        self
+    /// Writes frames to the ranks.
+    pub fn frames(&self) -> Arc<FrameSender> {
+        Arc::clone(&self.frames)
     }
-
-    fn write(&mut self, frame: &Frame) -> Result<(), BackendError> {
-        self.sequence.write(frame, &mut self.words);
-        let written = put(&mut self.frames, self.nodes.as_deref(), &self.words);
-        written.map_err(|error| stopped(&self.watch, &error))
-    }
-}
-
-/// Sends a frame to all ranks, first to other nodes, where it arrives later.
-fn put(frames: &mut FrameWriter, nodes: Option<&Nodes>, words: &[u32]) -> Result<(), String> {
-    nodes.map_or(Ok(()), |nodes| nodes.send_words(words))?;
-    frames.write(words).map_err(|error| error.to_string())
 }
 
 /// The failure that `watch` recorded first. If none, `error` becomes the failure and ends the group.
 fn stopped(watch: &Watch, error: &dyn std::fmt::Display) -> BackendError {
-    let reason = watch.fail(error.to_string());
+    ended(watch.fail(error.to_string()))
+}
+
+fn ended(reason: String) -> BackendError {
     BackendError::Stopped { backend: "group", reason }
 }
 
@@ -98,12 +78,8 @@ impl<B: Backend> Backend for Leader<B> {
     }
 
     fn launch(&mut self, batch: Batch) -> Result<StepHandle, BackendError> {
-        for frame in self.adapters.before(&batch) {
-            self.write(&frame)?;
-        }
         let frame = Frame::Run(batch);
-        self.write(&frame)?;
-        self.in_flight.push_back(self.sequence.step);
+        self.in_flight.push_back(self.frames.write(&frame).map_err(ended)?);
         let Frame::Run(batch) = frame else { unreachable!("it is a step") };
         self.inner.launch(batch)
     }
@@ -130,9 +106,8 @@ impl<B: Backend> Backend for Leader<B> {
 
 impl<B> Drop for Leader<B> {
     fn drop(&mut self) {
-        self.sequence.write(&Frame::Stop, &mut self.words);
         self.watch.stop();
         // An error means that the group has already failed.
-        let _ = put(&mut self.frames, self.nodes.as_deref(), &self.words);
+        let _ = self.frames.write(&Frame::Stop);
     }
 }

@@ -1,8 +1,8 @@
 //! Several ranks, one process each, that share a model and act as one [`Backend`](crate::backend::Backend).
 //!
-//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model, read
-//! or forget an adapter, run a step, stop. The other ranks only execute frames. All ranks draw every token,
-//! and a token is used only after all have drawn the same one.
+//! Rank 0, the leader, is the worker itself, with its engine. It writes frames: check the loaded model,
+//! check, read or forget an adapter, run a step, stop. The other ranks only execute frames. All ranks draw
+//! every token, and a token is used only after all have drawn the same one.
 //!
 //! Ranks on other nodes are reached over TCP. Each node has a process that relays the leader's frames and its
 //! ranks' answers (`follower_node`); ranks that exchange data connect directly (`mesh`). The stages of a
@@ -22,6 +22,7 @@ mod mesh;
 mod nodes;
 mod processes;
 mod rendezvous;
+mod sender;
 #[cfg(test)]
 mod tests;
 mod topology;
@@ -29,7 +30,7 @@ mod watch;
 mod wire;
 mod words;
 
-pub use adapters::{Followed, ReadAdapter};
+pub use adapters::{Followed, RankAdapters, RankReader};
 pub use follower::{RankError, follow};
 pub use follower_node::{GroupEnd, NodeSettings, serve_group};
 pub use heartbeat::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
@@ -41,6 +42,7 @@ pub use processes::{
     Answer, CudaWelcome, Processes, RankCommand, RankProcess, Terms, Welcome, join, this_binary,
 };
 pub use rendezvous::{Hello, Joined, Setting, gather, random};
+pub use sender::FrameSender;
 pub use topology::Topology;
 pub use watch::Watch;
 pub use wire::Kind;

@@ -84,6 +84,11 @@ impl Nodes {
         self.nodes.iter().map(|node| node.address)
     }
 
+    /// Name of each node, in order.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.nodes.iter().map(Node::name)
+    }
+
     /// Sends a message to `node`.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use super::memory::{GroupMemory, NodePlan};
 use super::mesh::Peers;
 use super::watch::Watch;
 use crate::backend::WindowBlocks;
-use crate::backend::cuda::{CudaLoadError, Fits};
+use crate::backend::cuda::{CudaLoadError, Fits, ServedAdapters};
 use crate::config::{CudaConfig, Precision, SchedulerConfig};
 
 /// Longest line of a welcome or an answer, in bytes.
@@ -91,6 +91,8 @@ pub struct CudaWelcome {
     pub kv_cache_memory_bytes: Option<u64>,
     /// Whether layers with a window have blocks apart where sequences can give them back.
     pub window_blocks: bool,
+    /// Adapters that are served beside the model.
+    pub served: Option<ServedAdapters>,
 }
 
 /// Properties that ranks must share to draw the same tokens.
@@ -134,6 +136,13 @@ pub enum Answer {
     Fits(Fits),
     /// The rank has loaded its part of the model.
     Loaded,
+    /// The rank has carried out a frame about an adapter, or cannot.
+    Adapter {
+        /// Number of the frame.
+        frame: u64,
+        /// What is wrong; `None` = nothing.
+        problem: Option<String>,
+    },
     /// The rank cannot continue.
     Failed {
         /// Error message of the rank.
@@ -147,7 +156,9 @@ impl Answer {
         match self {
             Self::Failed { reason } => format!("rank {rank} cannot load its part: {reason}"),
             Self::Joined { .. } => format!("rank {rank} joins twice"),
-            Self::Fits(_) | Self::Loaded => format!("rank {rank} answers out of turn: {self:?}"),
+            Self::Fits(_) | Self::Loaded | Self::Adapter { .. } => {
+                format!("rank {rank} answers out of turn: {self:?}")
+            }
         }
     }
 
@@ -272,7 +283,7 @@ impl Processes {
                 terms.differ(rank, &own).map_or(Ok(true), Err)
             }
             Answer::Failed { reason } => Err(format!("rank {rank} cannot join: {reason}")),
-            later @ (Answer::Fits(_) | Answer::Loaded) => {
+            later @ (Answer::Fits(_) | Answer::Loaded | Answer::Adapter { .. }) => {
                 early.push((rank, later));
                 Ok(false)
             }
@@ -299,16 +310,18 @@ impl Processes {
         Fits::all(&all).inspect_err(|why| drop(self.fail(why.to_string())))
     }
 
-    /// Waits until every rank has loaded its part. There is no time limit while the rank is alive.
+    /// Waits until every rank has loaded its part; returns the watch and the answers that follow. There is no
+    /// time limit while the rank is alive.
     ///
     /// # Errors
     /// If a rank is lost or cannot load.
-    pub fn loaded(mut self) -> Result<Watch, String> {
+    pub fn loaded(mut self) -> Result<(Watch, Receiver<(usize, Answer)>), String> {
         self.each(None, |rank, answer| match answer {
             Answer::Loaded => Ok(true),
             other => Err(other.unexpected(rank)),
         })?;
-        Ok(self.watch.clone())
+        let answers = self.answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok((self.watch, answers))
     }
 
     /// Takes answers until every rank has sent one that `take` accepts.
@@ -596,7 +609,7 @@ mod tests {
         );
         let (mut processes, _) = start_ranks(3, &script);
         processes.joined().unwrap();
-        assert!(processes.loaded().unwrap().failure().is_none());
+        assert!(processes.loaded().unwrap().0.failure().is_none());
     }
 
     #[test]

@@ -1,13 +1,20 @@
 //! Groups of threads over fake models.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use skein_node::clock;
+use skein_proto::adapter::AdapterId;
 
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions};
-use crate::backend::{Backend, BackendError, Batch, SampleRow, Sampled, StepHandle, StepOutput, Want};
+use crate::backend::{
+    Backend, BackendError, Batch, LoadedAdapter, SampleRow, Sampled, StepHandle, StepOutput, Want,
+};
+use crate::model::on_cpu::adapter::AdapterWeights;
+use crate::model::served_adapter::HeldAdapter;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const EPOCH: u64 = 5;
@@ -64,6 +71,102 @@ fn group(ranks: usize, lie: u64, timeout: Duration) -> (Leader<FakeBackend>, Gro
     let watch = Watch::new(memory.clone(), || ());
     let leader = lead(&memory, watch);
     (leader.unwrap(), memory, followers)
+}
+
+/// What the ranks were told about adapters: rank, what, identity.
+type Told = Arc<Mutex<Vec<(usize, &'static str, u64)>>>;
+
+/// Group of three ranks, whose rank 2 cannot read the adapter 7 and does not have 8 on its machine.
+fn group_with_adapters() -> (Leader<FakeBackend>, RankAdapters, Told, Vec<Follower>) {
+    let (memory, told) = (memory(3, TIMEOUT), Told::default());
+    let (sender, answers) = std::sync::mpsc::sync_channel(16);
+    let followers = (1..3).map(|rank| {
+        let (memory, reports, sender) = (memory.clone(), Box::new(memory.reports(rank)), sender.clone());
+        let tell = |what| {
+            let told = told.clone();
+            move |id: AdapterId| told.lock().unwrap().push((rank, what, id.0))
+        };
+        let (reads, checks) = (tell("read"), tell("check"));
+        let reader = RankReader {
+            read: Box::new(move |id, directory| {
+                reads(id);
+                let lacks = rank == 2 && id.0 == 7;
+                if lacks {
+                    return Err(format!("{} is not there", directory.display()));
+                }
+                Ok(HeldAdapter::Cpu(AdapterWeights::none()))
+            }),
+            check: Box::new(move |id, directory| {
+                checks(id);
+                let lacks = rank == 2 && id.0 == 8;
+                if lacks { Err(format!("{} is another", directory.display())) } else { Ok(()) }
+            }),
+            answer: Box::new(move |frame, problem| {
+                sender.send((rank, Answer::Adapter { frame, problem })).unwrap();
+            }),
+        };
+        std::thread::spawn(move || {
+            let adapters = (EPOCH, Followed::new(Some(reader)));
+            let start = || Ok(FakeBackend::new(options()));
+            let ended = follow(memory.reader(rank), Some(reports), adapters, start);
+            // As when its process ends.
+            ended.inspect_err(|_| memory.end_because_of(rank))
+        })
+    });
+    let followers = followers.collect();
+    let watch = Watch::new(memory.clone(), || ());
+    let leader = lead(&memory, watch.clone()).unwrap();
+    // An answer to an order that nobody waits for any more.
+    sender.send((1, Answer::Adapter { frame: 1, problem: Some("late".into()) })).unwrap();
+    let places = ["rank 0", "rank 1", "rank 2 on node 1"].map(str::to_owned).to_vec();
+    let adapters = RankAdapters::new(leader.frames(), watch, places, answers);
+    (leader, adapters, told, followers)
+}
+
+#[test]
+fn ranks_have_an_adapter_before_the_step_that_needs_it_and_keep_it_while_the_leader_does() {
+    let (mut leader, adapters, told, followers) = group_with_adapters();
+    let told = || {
+        let mut told = std::mem::take(&mut *told.lock().unwrap());
+        told.sort_unstable();
+        told
+    };
+    let load =
+        |id, keeps: &[u64]| adapters.load(AdapterId(id), Path::new("/a"), |held| keeps.contains(&held.0));
+    let mut run = |number, id| {
+        let mut batch = step(number);
+        let adapter = LoadedAdapter::new(AdapterId(id), None, Arc::default());
+        batch.sequences[0].adapter = Some(Arc::new(adapter));
+        let launched = leader.launch(batch)?;
+        leader.collect(launched).map(drop)
+    };
+    assert_eq!(adapters.examine(AdapterId(5), Path::new("/a")), Ok(()));
+    assert_eq!(told(), [(1, "check", 5), (2, "check", 5)]);
+    let refused = adapters.examine(AdapterId(8), Path::new("/b"));
+    assert_eq!(refused, Err("rank 2 on node 1: /b is another".into()));
+    told();
+    assert_eq!(load(5, &[5]), Ok(()));
+    assert_eq!(told(), [(1, "read", 5), (2, "read", 5)]);
+    run(0, 5).unwrap();
+    run(1, 5).unwrap();
+    assert_eq!(load(6, &[5, 6]), Ok(()));
+    assert_eq!(load(7, &[5, 6, 7]), Err("rank 2 on node 1: /a is not there".into()));
+    run(2, 5).unwrap();
+    run(3, 6).unwrap();
+    assert_eq!(load(9, &[6, 9]), Ok(()));
+    assert_eq!(
+        told(),
+        [(1, "read", 6), (1, "read", 7), (1, "read", 9), (2, "read", 6), (2, "read", 7), (2, "read", 9)]
+    );
+    run(4, 9).unwrap();
+    // The leader would not run these: 7 was refused, and 5 was forgotten for 9.
+    assert!(run(5, 5).is_err());
+    drop(leader);
+    for follower in followers {
+        let error = follower.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("0000000000000005, which is not here") || error.contains("ended"), "{error}");
+    }
+    assert!(load(5, &[]).is_err(), "the group has ended");
 }
 
 fn lead(memory: &GroupMemory, watch: Watch) -> Result<Leader<FakeBackend>, BackendError> {

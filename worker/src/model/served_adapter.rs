@@ -46,22 +46,19 @@ impl AdapterForm {
     }
 }
 
-/// Place of a matrix: its product, which of the product's matrices it is, and its first output in the
-/// product.
+/// Place of a matrix: its product, and which of the product's matrices it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The layer, and the index in [`Product::OF_A_LAYER`]; `None` = the head.
     pub of_layer: Option<(usize, usize)>,
     /// 0 to 2.
     pub nth: usize,
-    /// First output.
-    pub first: usize,
 }
 
 impl Place {
     /// The place of `tensor`, if it is in a product of attention, of a dense network, or the head.
     fn of(tensor: &Tensor) -> Option<Self> {
-        let Kind::Matrix(product, first) = tensor.kind else { return None };
+        let Kind::Matrix(product, _) = tensor.kind else { return None };
         let nth = match tensor.role {
             Role::Query | Role::AttentionOutput | Role::Gate | Role::Down | Role::Head => 0,
             Role::Key | Role::Up => 1,
@@ -69,10 +66,10 @@ impl Place {
             _ => return None,
         };
         if tensor.role == Role::Head {
-            return Some(Self { of_layer: None, nth, first });
+            return Some(Self { of_layer: None, nth });
         }
         let product = Product::OF_A_LAYER.iter().position(|of| *of == product)?;
-        Some(Self { of_layer: Some((tensor.layer?, product)), nth, first })
+        Some(Self { of_layer: Some((tensor.layer?, product)), nth })
     }
 }
 
@@ -84,6 +81,22 @@ pub fn may_change<'a>(spec: &Spec, tensors: &'a [Tensor]) -> impl Iterator<Item 
             !matches!(tensor.role, Role::Gate | Role::Up | Role::Down | Role::Head) && is_latent;
         Some((tensor, Place::of(tensor).filter(|_| !of_attention)?))
     })
+}
+
+/// First output of `tensor` in its product on the rank of `shard`, where the rank's parts of the product's
+/// matrices follow each other.
+pub(super) fn first_on_rank(all: &[Tensor], (spec, shard): (&Spec, &Shard), tensor: &Tensor) -> usize {
+    let product = |tensor: &Tensor| match tensor.kind {
+        Kind::Matrix(product, first) => Some((tensor.layer, tensor.expert, product, first)),
+        _ => None,
+    };
+    let Some((layer, expert, of, own)) = product(tensor) else { return 0 };
+    let before = all.iter().filter(|other| {
+        product(other).is_some_and(|(its_layer, its_expert, its, first)| {
+            (its_layer, its_expert, its) == (layer, expert, of) && first < own
+        })
+    });
+    before.map(|tensor| shard.part(spec, tensor).rows.len()).sum()
 }
 
 /// Calls `found` with each change of `adapter` to the model of `spec`.

@@ -1,5 +1,7 @@
 //! Ranks on GPUs of one machine or several, each with its own process and device.
 
+use std::sync::Arc;
+
 use super::load::{cuda_options, open_cuda};
 use super::ranks::{self, Agree, Work};
 use super::{WorkerError, precision};
@@ -7,20 +9,31 @@ use crate::backend::cpu::{CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
 use crate::backend::{Backend, Connections, KvBlocks};
 use crate::config::WorkerConfig;
-use crate::group::{CudaWelcome, Member, RankProcess, Topology};
+use crate::group::{CudaWelcome, Member, RankAdapters, RankProcess, Topology};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
+use crate::model::on_cuda::adapter::SlotForm;
+use crate::model::served_adapter::AdapterForm;
 use crate::shard::Shard;
 
-/// Leads a group of ranks on GPUs; rank 0 has `opened`. Also returns a description of everything except the
-/// weights that affects the bits of logits.
+/// A group of ranks on GPUs that this process leads.
+pub(super) struct LedOnCuda {
+    pub backend: Box<dyn Backend>,
+    /// Describes everything except the weights that affects the bits of logits.
+    pub arithmetic: String,
+    /// Adapters of the other ranks, and how this one keeps its part of them; the form is `None` if none are
+    /// served.
+    pub adapters: (RankAdapters, Option<SlotForm>),
+}
+
+/// Leads a group of ranks on GPUs; rank 0 has `opened`.
 pub(super) fn lead(
     config: &WorkerConfig,
     model: &ModelConfig,
     opened: OpenDevice,
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Box<dyn Backend>, String), WorkerError> {
+) -> Result<LedOnCuda, WorkerError> {
     check_settings(config, cuda::visible_gpus())?;
     let (topology, shards) = shards(config, model)?;
     let work = Work {
@@ -38,11 +51,13 @@ pub(super) fn lead(
             limits: options.limits.clone(),
             kv_cache_memory_bytes: options.kv_cache_memory_bytes,
             window_blocks: options.window_blocks,
+            served: options.served,
         }),
     };
     let options = CudaOptions { readers: work.cpu.threads, ..options.clone() };
     let group = ranks::lead(config, (&model.spec, topology), work)?;
     let (ended, shard) = (Box::new(group.ended()), shards[0].clone());
+    let form = cuda::slot_form((&config.model, model, &shard), &opened, &options)?;
     let mut arithmetic = String::new();
     let load = |connections: Connections, agree: &mut Agree<'_>| {
         let link = RankLink { shard, connections, agree, ended };
@@ -51,8 +66,8 @@ pub(super) fn lead(
         arithmetic.clone_from(&loaded.arithmetic);
         Ok(loaded)
     };
-    let leader = group.load(load, |loaded: LoadedRank<'_>| loaded.start().map_err(failed))?;
-    Ok((Box::new(leader), arithmetic))
+    let (leader, adapters) = group.load(load, |loaded: LoadedRank<'_>| loaded.start().map_err(failed))?;
+    Ok(LedOnCuda { backend: Box::new(leader), arithmetic, adapters: (adapters, form) })
 }
 
 /// Part of each rank, if the GPU kernels support all of them.
@@ -135,7 +150,7 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
         window_blocks: cuda.window_blocks,
         readers: welcome.threads,
         merged: welcome.merged_adapter.clone(),
-        served: None,
+        served: cuda.served,
     };
     let own = arithmetic(&options).map_err(|error| error.to_string())?;
     let Member { connections, reports, .. } = ranks::join(process, &own)?;
@@ -145,13 +160,17 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
     let opened = cuda::open(ordinal, &model, cuda.limits.block_size);
     let opened = opened.map_err(|error| format!("cannot use GPU {ordinal}: {error}"))?;
     let shard = ranks::shard_of(&model.spec, &topology, rank).map_err(|error| error.to_string())?;
+    let form = cuda::slot_form((&welcome.model, &model, &shard), &opened, &options);
+    let form = form.map_err(|error| error.to_string())?;
     let memory = process.memory.clone();
     let ended = move || memory.cause().map(|rank| format!("rank {rank} has ended"));
     let mut agree = |own| process.agree(own);
     let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(ended) };
     let loaded = cuda::load_rank((&welcome.model, &model), opened, &options, Some(link), &mut |_, _| {});
     let loaded = loaded.map_err(|error| error.to_string())?;
-    ranks::follow(process, reports, None, || loaded.start().map_err(|error| error.to_string()))
+    let reader =
+        form.and_then(|form| ranks::reader(welcome, (model.spec.clone(), AdapterForm::Cuda(Arc::new(form)))));
+    ranks::follow(process, reports, reader, || loaded.start().map_err(|error| error.to_string()))
 }
 
 #[cfg(test)]

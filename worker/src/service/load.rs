@@ -10,6 +10,7 @@ use skein_node::trace::PROCESS;
 use tracing::field::Empty;
 use tracing::info_span;
 
+use super::cuda_ranks::LedOnCuda;
 use super::draft_model::{self, DraftModelPlan};
 use super::memory_plan::Needs;
 use super::sizing::{KvTokenBytes, Room};
@@ -24,7 +25,7 @@ use crate::config::{
     AdaptersConfig, BackendKind, DeviceKind, KvCacheDtype, LoadFormat, Quantization, WorkerConfig,
 };
 use crate::draft_model::DraftModel;
-use crate::group::Topology;
+use crate::group::{RankAdapters, Topology};
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::quantised::Scheme;
@@ -180,9 +181,6 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
                 .into(),
         ));
     }
-    if config.ranks.count() > 1 && config.adapters.is_enabled {
-        return Err(WorkerError::Unsuitable(ranks::NO_SERVED_ADAPTERS_ON_GPUS.into()));
-    }
     let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.clone());
     if merged.is_some() && config.cuda.load_format == LoadFormat::Dummy {
         return Err(WorkerError::Unsuitable(
@@ -247,18 +245,21 @@ fn load_cuda(
         // Dummy weights are determined by their sizes.
         LoadFormat::Dummy => 0,
     };
-    let form = cuda::slot_form((&config.model, &model), &opened, &options)?;
-    let (backend, gaps, mut arithmetic) = if config.ranks.count() > 1 {
-        let (group, arithmetic) = cuda_ranks::lead(config, &model, opened, &options, progress)?;
-        (group, None, arithmetic)
+    let (backend, gaps, mut arithmetic, (ranks, form)) = if config.ranks.count() > 1 {
+        let LedOnCuda { backend, arithmetic, adapters: (ranks, form) } =
+            cuda_ranks::lead(config, &model, opened, &options, progress)?;
+        (backend, None, arithmetic, (Some(ranks), form))
     } else {
+        let whole = Shard::whole(&model.spec);
+        let form = cuda::slot_form((&config.model, &model, &whole), &opened, &options)?;
         let loaded = cuda::load(&config.model, &model, opened, &options, progress);
         let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
         let gaps = backend.gaps();
-        (Box::new(backend) as Box<dyn Backend>, gaps, arithmetic)
+        (Box::new(backend) as Box<dyn Backend>, gaps, arithmetic, (None, form))
     };
     arithmetic += &of_merged(options.merged.as_deref())?;
-    let adapters = form.map(|form| adapters(config, Some((&model.spec, AdapterForm::Cuda(Arc::new(form))))));
+    let of_form = |form| adapters(config, Some((&model.spec, AdapterForm::Cuda(Arc::new(form)))));
+    let adapters = on_ranks(form.map(of_form).transpose()?.flatten(), ranks)?;
     Ok(LoadedBackend {
         cost: StepCost {
             product: Product::Bf16,
@@ -271,7 +272,7 @@ fn load_cuda(
         fingerprint: computed_with(fingerprint, &arithmetic),
         grammars: grammars(&config.model, model.spec.vocab_size),
         gaps,
-        adapters: adapters.transpose()?.flatten(),
+        adapters,
         draft_model: None,
         backend,
         vocab_size: model.spec.vocab_size,
@@ -304,9 +305,6 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     let (topology, shards) = ranks::shards(config, &model.spec)?;
     if config.merged_adapter.is_some() {
         check_adapter(config)?;
-    }
-    if config.adapters.is_enabled {
-        check_served_adapters(&topology)?;
     }
     let blocks = quantised_type(&model.spec, &weights)?;
     if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
@@ -360,15 +358,17 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     tracing::info!(arithmetic, "computing on the CPU");
     let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
     let adapters = adapters(config, Some((&model.spec, form)))?;
-    let (backend, weight_bytes): (Box<dyn Backend>, u64) = if topology.ranks() > 1 {
-        let (group, weight_bytes) = ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
-        (Box::new(group), weight_bytes)
+    let (backend, ranks, weight_bytes): (Box<dyn Backend>, _, u64) = if topology.ranks() > 1 {
+        let (group, adapters, weight_bytes) =
+            ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
+        (Box::new(group), Some(adapters), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
         let backend = CpuBackend::load_with((&config.model, adapter), options, &cache, progress)?;
         let weight_bytes = backend.weight_bytes();
-        (Box::new(backend), weight_bytes)
+        (Box::new(backend), None, weight_bytes)
     };
+    let adapters = on_ranks(adapters, ranks)?;
     let load = |plan: DraftModelPlan| plan.load(config, &options, model.spec.vocab_size);
     let draft_model = draft_model.map(load).transpose()?;
     Ok(LoadedBackend {
@@ -413,6 +413,17 @@ fn adapters(
     adapters.map_err(|error| WorkerError::Load(Box::new(error)))
 }
 
+/// `adapters` on all ranks of a group.
+fn on_ranks(
+    adapters: Option<Adapters>,
+    ranks: Option<RankAdapters>,
+) -> Result<Option<Adapters>, WorkerError> {
+    if let (Some(adapters), Some(ranks)) = (&adapters, ranks) {
+        adapters.follow_on(ranks).map_err(|error| WorkerError::Load(Box::new(error)))?;
+    }
+    Ok(adapters)
+}
+
 /// Bits per weight in memory, including scales.
 pub(super) fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
     numbers.weights.map_or(stored.bits_of_256().div_ceil(256) as u64, |format| u64::from(format.bits()) + 1)
@@ -420,23 +431,12 @@ pub(super) fn bits_per_weight(numbers: &NumberTypes, stored: &Storage) -> u64 {
 
 /// Refuses an adapter where merging is not supported.
 fn check_adapter(config: &WorkerConfig) -> Result<(), WorkerError> {
-    let why = if config.ranks.nodes.count > 1 {
-        ranks::NO_MERGED_ADAPTER
-    } else if ModelFile::open(&config.model)?.is_some() {
-        "--lora-modules needs a model in safetensors, and this one is a GGUF file; merge the adapter before the model \
-         is converted"
-    } else {
+    if ModelFile::open(&config.model)?.is_none() {
         return Ok(());
-    };
-    Err(WorkerError::Unsuitable(why.into()))
-}
-
-/// Refuses adapters beside the model where they are not supported.
-fn check_served_adapters(topology: &Topology) -> Result<(), WorkerError> {
-    if topology.nodes > 1 {
-        return Err(WorkerError::Unsuitable(ranks::NO_SERVED_ADAPTERS.into()));
     }
-    Ok(())
+    let why = "--lora-modules needs a model in safetensors, and this one is a GGUF file; merge the adapter before the \
+         model is converted";
+    Err(WorkerError::Unsuitable(why.into()))
 }
 
 /// Block type of the model's first matrix that is stored in blocks; `None` if there is none.

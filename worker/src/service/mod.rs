@@ -201,8 +201,14 @@ impl wire::worker_server::Worker for WorkerService {
         request: Request<wire::LoadAdapterRequest>,
     ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
         let adapters = self.ready()?.adapters.clone().ok_or_else(no_adapters)?;
-        let wire::LoadAdapterRequest { name, path, id } = request.into_inner();
-        let load = move || adapters.load(&name, Path::new(&path), AdapterId::from_wire(id));
+        let wire::LoadAdapterRequest { name, path, id, stamp, only_check } = request.into_inner();
+        let load = move || {
+            let (path, id) = (Path::new(&path), AdapterId::from_wire(id));
+            if only_check {
+                return adapters.could_load(&name, path, id).map(|(found, _)| found);
+            }
+            adapters.load(&name, path, (id, stamp))
+        };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded.map_err(|_| Status::internal("loading the adapter panicked"))?;
         let id = loaded.map_err(|error| Status::failed_precondition(error.to_string()))?;
@@ -214,7 +220,8 @@ impl wire::worker_server::Worker for WorkerService {
         request: Request<wire::UnloadAdapterRequest>,
     ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
         let adapters = self.ready()?.adapters.as_ref().ok_or_else(no_adapters)?;
-        let found = adapters.unload(&request.into_inner().name);
+        let wire::UnloadAdapterRequest { name, stamp, is_repeated } = request.into_inner();
+        let found = adapters.unload(&name, (stamp, is_repeated));
         let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
         Ok(Response::new(wire::UnloadAdapterResponse { found }))
     }

@@ -17,8 +17,8 @@ use crate::backend::{Backend, BackendError, Connections};
 use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
 use crate::group::{
     self, Answer, CudaWelcome, Followed, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member,
-    NodePlan, NodeSettings, Nodes, Peers, Processes, RankCommand, RankError, RankProcess, ReadAdapter,
-    TOKEN_BYTES, Terms, Topology, Welcome,
+    NodePlan, NodeSettings, Nodes, Peers, Processes, RankAdapters, RankCommand, RankError, RankProcess,
+    RankReader, TOKEN_BYTES, Terms, Topology, Welcome,
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
@@ -33,17 +33,6 @@ use crate::shard::{Indivisible, Shard};
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
-/// Why ranks on several machines serve no adapters beside the model.
-pub(super) const NO_SERVED_ADAPTERS: &str =
-    "--enable-lora needs --nnodes 1: ranks read adapters from the leader's directories";
-/// Why ranks on several GPUs serve no adapters beside the model.
-pub(super) const NO_SERVED_ADAPTERS_ON_GPUS: &str = "--enable-lora on GPUs needs --tensor-parallel-size 1 and \
-    --pipeline-parallel-size 1: ranks on GPUs do not serve adapters yet; one may be merged into the weights at load \
-    (--lora-modules without --enable-lora)";
-/// Why ranks on several machines support no merged adapter.
-pub(super) const NO_MERGED_ADAPTER: &str =
-    "--lora-modules needs --nnodes 1: ranks read adapters from the leader's directories";
-
 /// Part of each rank, in rank order.
 pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {
     let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
@@ -205,12 +194,13 @@ impl Group {
 
     /// Loads the leader's part with `load`, which on GPUs must agree with the other ranks on the KV blocks.
     /// Once all ranks have loaded their parts, they check the model
-    /// together; `check` runs the leader's part of the check and returns its backend.
+    /// together; `check` runs the leader's part of the check and returns its backend. Also returns the
+    /// adapters of the other ranks.
     pub fn load<M, B: Backend>(
         self,
         load: impl FnOnce(Connections, &mut Agree<'_>) -> Result<M, WorkerError>,
         check: impl FnOnce(M) -> Result<B, WorkerError>,
-    ) -> Result<Leader<B>, WorkerError> {
+    ) -> Result<(Leader<B>, RankAdapters), WorkerError> {
         let Self { memory, epoch, mut processes, nodes, connections, reports } = self;
         let mut agree = |own| agree(&mut processes, nodes.as_deref(), own);
         let model = load(connections, &mut agree).map_err(|error| {
@@ -219,11 +209,23 @@ impl Group {
             let why = processes.fail(own.clone());
             if why == own { error } else { stopped(why) }
         })?;
-        let watch = processes.loaded().map_err(stopped)?;
-        let watching = watch.clone();
-        let leader = Leader::start(&memory, (epoch, watch), (reports, nodes), || check(model));
-        leader.inspect_err(|error| drop(watching.fail(error.to_string())))
+        let (watch, answers) = processes.loaded().map_err(stopped)?;
+        let places = places(&memory.plan().topology, nodes.as_deref());
+        let leader = Leader::start(&memory, (epoch, watch.clone()), (reports, nodes), || check(model));
+        let leader = leader.inspect_err(|error| drop(watch.fail(error.to_string())))?;
+        let adapters = RankAdapters::new(leader.frames(), watch, places, answers);
+        Ok((leader, adapters))
     }
+}
+
+/// Where each rank is, for errors.
+fn places(topology: &Topology, nodes: Option<&Nodes>) -> Vec<String> {
+    let names: Vec<String> = nodes.map(|nodes| nodes.names().collect()).unwrap_or_default();
+    let place = |rank| match topology.node_of(rank) {
+        0 => format!("rank {rank}"),
+        node => format!("rank {rank} on {}", names[node - 1]),
+    };
+    (0..topology.ranks()).map(place).collect()
 }
 
 /// Tells the leader what fits a rank on a GPU; returns the KV blocks on which all ranks agree.
@@ -239,13 +241,14 @@ fn agree(processes: &mut Processes, nodes: Option<&Nodes>, own: Fits) -> Result<
     Ok(blocks)
 }
 
-/// Leads a group of CPU ranks; returns it with the bytes of weights that this rank's steps read.
+/// Leads a group of CPU ranks; returns it with the adapters of the other ranks, and the bytes of weights that
+/// this rank's steps read.
 pub(super) fn lead_on_cpu(
     config: &WorkerConfig,
     of_model: (&Spec, Topology),
     options: CpuOptions,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(impl Backend + 'static, u64), WorkerError> {
+) -> Result<(impl Backend + 'static, RankAdapters, u64), WorkerError> {
     let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
     let arithmetic = precision::cpu_arithmetic(&options.numbers) + &super::load::of_merged(merged)?;
     let group = lead(config, of_model, Work { arithmetic, cpu: options, cuda: None })?;
@@ -257,8 +260,8 @@ pub(super) fn lead_on_cpu(
         weight_bytes = model.weight_bytes();
         Ok(model)
     };
-    let leader = group.load(load, |model| checked(model, &config.model))?;
-    Ok((leader.with_adapters(config.adapters.max_cpu_loras), weight_bytes))
+    let (leader, adapters) = group.load(load, |model| checked(model, &config.model))?;
+    Ok((leader, adapters, weight_bytes))
 }
 
 /// Introduction of this node to the leader.
@@ -330,12 +333,6 @@ fn introduce(
 /// Reason for the refusal.
 pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
     let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
-    if config.adapters.is_enabled {
-        return Err(WorkerError::Unsuitable(NO_SERVED_ADAPTERS.into()));
-    }
-    if config.merged_adapter.is_some() {
-        return Err(WorkerError::Unsuitable(NO_MERGED_ADAPTER.into()));
-    }
     let command = config.ranks.command.clone();
     let settings = NodeSettings {
         leader: leader.clone(),
@@ -392,17 +389,17 @@ pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, St
     group::connect(memory, welcome.rank, listener, peers.as_ref())
 }
 
-/// Reports to the leader that this rank has loaded its part, and follows the leader. `read` reads its part of
-/// an adapter. `check` checks the model together with all ranks.
+/// Reports to the leader that this rank has loaded its part, and follows the leader. `reader` reads its part
+/// of adapters. `check` checks the model together with all ranks.
 pub(super) fn follow<B: Backend>(
     process: &RankProcess,
     reports: Option<Box<dyn Ranks>>,
-    read: Option<Arc<ReadAdapter>>,
+    reader: Option<RankReader>,
     check: impl FnOnce() -> Result<B, String>,
 ) -> Result<(), String> {
     let RankProcess { welcome, memory, .. } = process;
     Answer::Loaded.emit();
-    let adapters = (welcome.epoch, Followed::new(read));
+    let adapters = (welcome.epoch, Followed::new(reader));
     let ended = group::follow(memory.reader(welcome.rank), reports, adapters, check);
     ended.map_err(|error: RankError| error.to_string())
 }
@@ -428,16 +425,28 @@ fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let source = (&*welcome.model, merged);
     let model = CpuModel::load_rank(source, options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
-    let read = welcome.max_lora_rank.map(|max_rank| reader(welcome, max_rank)).transpose()?;
-    follow(process, reports, read, || checked(model, &welcome.model).map_err(|error| error.to_string()))
-}
-
-/// Reads the rank's part of adapters of up to `max_rank` components.
-fn reader(welcome: &Welcome, max_rank: usize) -> Result<Arc<ReadAdapter>, String> {
     let spec = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?.spec;
     let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
-    let model = (spec, AdapterForm::Cpu(Box::new(shard)));
-    Ok(Arc::new(move |id, directory: &Path| crate::adapters::read(directory, id, &model, max_rank)))
+    let reader = reader(welcome, (spec, AdapterForm::Cpu(Box::new(shard))));
+    follow(process, reports, reader, || checked(model, &welcome.model).map_err(|error| error.to_string()))
+}
+
+/// Reads the rank's part of adapters, which its backend keeps in a form; `None` if none are served.
+pub(super) fn reader(welcome: &Welcome, model: (Spec, AdapterForm)) -> Option<RankReader> {
+    let max_rank = welcome.max_lora_rank?;
+    let model = Arc::new(model);
+    let to_read = Arc::clone(&model);
+    // Ranks of one machine would all find the same; the leader has looked on its own.
+    let Welcome { rank, plan, .. } = welcome;
+    let looks = plan.node > 0 && rank % plan.topology.on_node() == 0;
+    Some(RankReader {
+        read: Box::new(move |id, directory| crate::adapters::read_on_rank(directory, id, &to_read, max_rank)),
+        check: Box::new(move |id, directory| {
+            let check = || crate::adapters::check_on_rank(directory, id, &model.0, max_rank);
+            if looks { check() } else { Ok(()) }
+        }),
+        answer: Box::new(|frame, problem| Answer::Adapter { frame, problem }.emit()),
+    })
 }
 
 /// Checks the model together with all ranks, and starts its compute thread.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use skein_node::clock::{self, Timestamp};
 use skein_node::signal::Listener;
-use skein_proto::adapter::AdapterInfo;
+use skein_proto::adapter::{AdapterInfo, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::watch::{Snapshot, WatchBody, WatchEvent};
 use skein_proto::worker::v1 as wire;
@@ -80,8 +80,8 @@ struct Follower {
     told_drain: (bool, bool),
     adapters: Option<Adapters>,
     adapter_changes: Option<Listener>,
-    /// The adapters as they were last sent.
-    told_adapters: Option<Vec<AdapterInfo>>,
+    /// The adapters and their changes as they were last sent.
+    told_adapters: Option<(Vec<AdapterInfo>, Vec<AdapterRecord>)>,
 }
 
 impl Follower {
@@ -110,14 +110,16 @@ impl Follower {
         Some(())
     }
 
-    /// Sends all adapters if they have changed.
+    /// Sends all adapters if they have changed, and all changes at run time if there is a new one.
     async fn send_adapters(&mut self) -> Option<()> {
-        let Some(list) = self.adapters.as_ref().map(Adapters::list) else { return Some(()) };
-        if self.told_adapters.as_ref() != Some(&list) {
-            self.told_adapters = Some(list.clone());
-            self.send(WatchBody::Adapters(list)).await?;
+        let Some(adapters) = &self.adapters else { return Some(()) };
+        let now = (adapters.list(), adapters.records());
+        if self.told_adapters.as_ref() == Some(&now) {
+            return Some(());
         }
-        Some(())
+        let told = self.told_adapters.replace(now.clone()).map_or_else(Vec::new, |(_, records)| records);
+        let (list, records) = now;
+        self.send(WatchBody::Adapters(list, (records != told).then_some(records))).await
     }
 
     /// Sends entries from `next` on, or a snapshot if the log does not reach back that far.

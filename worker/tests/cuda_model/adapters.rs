@@ -13,6 +13,7 @@ use skein_worker::kv_cache::CacheScope;
 use skein_worker::model::adapter::Adapter;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::served_adapter::AdapterForm;
+use skein_worker::shard::Shard;
 
 use crate::goldens::{MOST, log_softmax};
 use crate::made_adapters::make;
@@ -41,7 +42,8 @@ fn serving(cuda: CudaConfig, slots: usize) -> CudaOptions {
 fn held(model: &Path, directory: &Path, options: &CudaOptions) -> Result<Loaded, String> {
     let config = ModelConfig::from_dir(model).unwrap();
     let opened = cuda::open(0, &config, options.limits.block_size).unwrap();
-    let form = cuda::slot_form((model, &config), &opened, options).unwrap().unwrap();
+    let whole = Shard::whole(&config.spec);
+    let form = cuda::slot_form((model, &config, &whole), &opened, options).unwrap().unwrap();
     let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     let weights = AdapterForm::Cuda(Arc::new(form)).read(&adapter, &config.spec, 8);
     let weights = weights.map_err(|error| error.to_string())?;

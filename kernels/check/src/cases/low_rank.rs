@@ -1,11 +1,12 @@
-//! Cases of [`skein_kernels::cuda::ops::low_rank`]: against sums in f64, and the same bits in any tiles.
+//! Cases of [`skein_kernels::cuda::ops::low_rank`]: against sums in f64, and the same bits in any tiles and
+//! on any number of ranks.
 
 use super::Scale;
 use super::case::{Bench, Tolerance};
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Message, TileList};
 use skein_kernels::cuda::ops::low_rank::{
-    ChangedRows, LowRankAdd, MATRICES, RECORD_WORDS, SlotProduct, TILE_ROWS,
+    ChangedRows, InnerSums, LowRankAdd, MATRICES, RECORD_WORDS, SlotProduct, TILE_ROWS,
 };
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 use skein_kernels::gate::Gate;
@@ -41,6 +42,8 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
         case::<half::bf16>(bench, shape)?;
         case::<half::f16>(bench, shape)?;
     }
+    ranks::<half::bf16>(bench)?;
+    ranks::<half::f16>(bench)?;
     glu::<half::bf16>(bench)?;
     glu::<half::f16>(bench)
 }
@@ -79,7 +82,7 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
     let firsts = [0, 1, 2].map(|matrix| if matrix < matrices { matrix * each } else { n });
     let (records, a_bytes) = ((INDEX + 1) * RECORD_WORDS * 4, matrices * max_rank * k * 2);
     let (a_at, b_at) = (records, records + a_bytes);
-    let product = SlotProduct { index: INDEX, a_at, b_at, k, n, matrices, firsts };
+    let product = SlotProduct { index: INDEX, a_at, b_at, k, n, leaves: 0, matrices, firsts };
     let n_stride = product.n_stride();
     let slot_bytes = b_at + max_rank * n_stride * 2;
     let rounded = |values: Vec<f32>| -> Vec<T> { values.into_iter().map(T::from_f32).collect() };
@@ -117,12 +120,13 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
         let of = ChangedRows { slots: *slots, slot_bytes, max_rank, packed: *packed, list, tiles: tiles + 2 };
         let inner = bench.output::<f32>(rows * MATRICES * max_rank)?;
         kernel.inner(&bench.stream, &of, &product, *on_device, *inner)?;
+        let inner = InnerSums { values: *inner, ranks: 1 };
         let narrow = bench.upload(&y.iter().map(|y| T::from_f32(*y)).collect::<Vec<T>>())?;
-        kernel.add(&bench.stream, &of, &product, *inner, *narrow)?;
+        kernel.add(&bench.stream, &of, &product, inner, *narrow)?;
         let wide = bench.upload(&y)?;
         for first in (0..rows).step_by(17) {
             let part = wide.slice(first * n..(first + 17).min(rows) * n);
-            kernel.add_wide(&bench.stream, &of, &product, *inner, (part, first))?;
+            kernel.add_wide(&bench.stream, &of, &product, inner, (part, first))?;
         }
         let narrow = narrow.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
         Ok((narrow, wide.read(&bench.stream)?))
@@ -172,6 +176,83 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
     let kept: Vec<usize> = (0..rows * n).filter(|at| change_is_none(shape, firsts, *at)).collect();
     let bits = |values: &[f32]| kept.iter().map(|at| values[*at].to_bits()).collect::<Vec<u32>>();
     bench.compare_exact(&format!("{name}, others"), &bits(&wide), &bits(&y));
+    Ok(())
+}
+
+/// Leaves of the inputs that ranks divide.
+const LEAVES: usize = 8;
+
+/// A change whose inputs are divided: any number of ranks gives the bits of one.
+fn ranks<T: Activation>(bench: &mut Bench) -> Result<(), CudaError> {
+    let name = format!("low_rank ranks_{}", T::SUFFIX);
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let (rows, k, n, max_rank) = (21, 512, 70, 32);
+    let rounded = |values: Vec<f32>| -> Vec<T> { values.into_iter().map(T::from_f32).collect() };
+    let (a, b) = (rounded(bench.normal(SLOTS * max_rank * k)), rounded(bench.normal(SLOTS * max_rank * 72)));
+    let (x, y) = (rounded(bench.normal(rows * k)), bench.normal(rows * n));
+    let (words, tiles) = message(rows, TILE_ROWS);
+    let packed = bench.upload(&words)?;
+    let kernel = LowRankAdd::<T>::new(&bench.kernels)?;
+    // Some columns of rows of `k` values.
+    let columns = |values: &[T], from: usize, count: usize| -> Vec<T> {
+        values.chunks_exact(k).flat_map(|row| row[from..from + count].to_vec()).collect()
+    };
+    let run = |ranks: usize| -> Result<Vec<f32>, CudaError> {
+        let each = k / ranks;
+        let (a_at, b_at) = (RECORD_WORDS * 4, RECORD_WORDS * 4 + max_rank * each * 2);
+        let (leaves, firsts) = (LEAVES / ranks, [0, n, n]);
+        let product = SlotProduct { index: 0, a_at, b_at, k: each, n, leaves, matrices: 1, firsts };
+        let slot_bytes = b_at + max_rank * product.n_stride() * 2;
+        let inner = bench.output::<f32>(ranks * rows * max_rank)?;
+        let out = bench.upload(&y)?;
+        for rank in 0..ranks {
+            let own = columns(&a, rank * each, each);
+            let mut slots = vec![0u8; SLOTS * slot_bytes];
+            for (slot, to) in slots.chunks_exact_mut(slot_bytes).enumerate() {
+                to[..4].copy_from_slice(&(max_rank as u32 - slot as u32 * 5).to_le_bytes());
+                to[16..20].copy_from_slice(&0.5f32.to_le_bytes());
+                let (of_a, of_b) = (max_rank * each, max_rank * product.n_stride());
+                for (at, values) in [(a_at, &own[slot * of_a..][..of_a]), (b_at, &b[slot * of_b..][..of_b])] {
+                    for (to, value) in to[at..].chunks_exact_mut(2).zip(values) {
+                        to.copy_from_slice(&value.to_bits().to_le_bytes());
+                    }
+                }
+            }
+            let (slots, x) = (bench.upload(&slots)?, bench.upload(&columns(&x, rank * each, each))?);
+            let list = TileList::Rows;
+            let of = ChangedRows { slots: *slots, slot_bytes, max_rank, packed: *packed, list, tiles };
+            let part = inner.slice(rank * rows * max_rank..(rank + 1) * rows * max_rank);
+            kernel.inner(&bench.stream, &of, &product, *x, part)?;
+            if rank + 1 == ranks {
+                let sums = InnerSums { values: *inner, ranks };
+                kernel.add_wide(&bench.stream, &of, &product, sums, (*out, 0))?;
+            }
+            bench.stream.synchronize()?;
+        }
+        out.read(&bench.stream)
+    };
+    let whole = run(1)?;
+    let of_ranks = [run(2)?, run(4)?, run(8)?];
+    for (ranks, got) in [2, 4, 8].into_iter().zip(of_ranks) {
+        bench.compare_exact(&format!("{name}, {ranks}"), &got, &whole);
+    }
+    let references: Vec<f32> = (0..rows * n)
+        .map(|at| {
+            let (row, output) = (at / n, at % n);
+            let component = |slot: usize, c: usize| {
+                let (a, x) = (&a[(slot * max_rank + c) * k..][..k], &x[row * k..][..k]);
+                let inner: f64 =
+                    a.iter().zip(x).map(|(a, x)| f64::from(a.to_f32()) * f64::from(x.to_f32())).sum();
+                inner * f64::from(b[(slot * max_rank + c) * 72 + output].to_f32())
+            };
+            let change = slot_of(row)
+                .map_or(0.0, |slot| (0..max_rank - slot * 5).map(|c| component(slot, c)).sum::<f64>());
+            (f64::from(y[at]) + 0.5 * change) as f32
+        })
+        .collect();
+    bench.compare(&name, &whole, &references, Tolerance { absolute: 5e-3, relative: 1e-5 });
     Ok(())
 }
 

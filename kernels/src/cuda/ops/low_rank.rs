@@ -7,6 +7,7 @@ use super::{Activation, kernel_for};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use crate::gate::Gate;
+use crate::leaves::MAX_LEAVES;
 
 /// Most rows of a tile; all have one adapter.
 pub const TILE_ROWS: usize = 16;
@@ -35,6 +36,8 @@ pub struct SlotProduct {
     pub k: usize,
     /// Outputs of all matrices.
     pub n: usize,
+    /// Leaves of the inputs here if ranks may divide them: a power of two. 0: they are never divided.
+    pub leaves: usize,
     /// Number of matrices.
     pub matrices: usize,
     /// First output of each matrix, even; `n` for missing ones.
@@ -65,6 +68,15 @@ pub struct ChangedRows {
     pub tiles: usize,
 }
 
+/// Products of rows with A.
+#[derive(Debug, Clone, Copy)]
+pub struct InnerSums {
+    /// `[ranks, rows, matrices, max_rank]`
+    pub values: DeviceSlice<f32>,
+    /// Ranks that share the inputs, each with whole leaves: a power of two.
+    pub ranks: usize,
+}
+
 /// Queues `inner = x A`, then `out += scale * (inner B)`.
 #[derive(Debug, Clone, Copy)]
 pub struct LowRankAdd<T> {
@@ -87,7 +99,7 @@ impl<T: Activation> LowRankAdd<T> {
         })
     }
 
-    /// Queues the inner sums of the rows of `x`, `[rows, k]`, into `inner`, `[rows, MATRICES, max_rank]`.
+    /// Queues the inner sums of the rows of `x`, `[rows, k]`, into `inner`, `[rows, matrices, max_rank]`.
     pub fn inner(
         &self,
         stream: &Stream,
@@ -96,11 +108,12 @@ impl<T: Activation> LowRankAdd<T> {
         x: DeviceSlice<T>,
         inner: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
-        let SlotProduct { index, a_at, k, matrices, .. } = *product;
+        let SlotProduct { index, a_at, k, leaves, matrices, .. } = *product;
         check(of, product);
-        assert!(k.is_multiple_of(8), "{k} inputs are not a multiple of 8");
+        assert!(k.is_multiple_of(8 * leaves.max(1)), "{k} inputs are not {leaves} leaves of multiples of 8");
+        assert!(leaves <= MAX_LEAVES && (leaves == 0 || leaves.is_power_of_two()), "{leaves} leaves");
         let rows = x.len() / k;
-        assert!(inner.len() >= rows * MATRICES * of.max_rank, "{rows} rows of components do not fit");
+        assert!(inner.len() >= rows * matrices * of.max_rank, "{rows} rows of components do not fit");
         if of.tiles == 0 {
             return Ok(());
         }
@@ -115,6 +128,7 @@ impl<T: Activation> LowRankAdd<T> {
             .u32(index as u32)
             .u64(a_at as u64)
             .size(k)
+            .size(leaves)
             .size(of.max_rank);
         self.inner.launch(stream, Grid::of([of.tiles as u32, strips, 1], THREADS).overlapping(), &args)
     }
@@ -125,7 +139,7 @@ impl<T: Activation> LowRankAdd<T> {
         stream: &Stream,
         of: &ChangedRows,
         product: &SlotProduct,
-        inner: DeviceSlice<f32>,
+        inner: InnerSums,
         out: DeviceSlice<T>,
     ) -> Result<(), CudaError> {
         let rows = out.len() / product.n;
@@ -139,7 +153,7 @@ impl<T: Activation> LowRankAdd<T> {
         stream: &Stream,
         of: &ChangedRows,
         product: &SlotProduct,
-        inner: DeviceSlice<f32>,
+        inner: InnerSums,
         (out, first_row): (DeviceSlice<f32>, usize),
     ) -> Result<(), CudaError> {
         let rows = out.len() / product.n;
@@ -172,12 +186,14 @@ fn add(
     stream: &Stream,
     of: &ChangedRows,
     product: &SlotProduct,
-    inner: DeviceSlice<f32>,
+    InnerSums { values: inner, ranks }: InnerSums,
     (first_row, rows): (usize, usize),
 ) -> Result<(), CudaError> {
-    let SlotProduct { index, b_at, n, firsts, .. } = *product;
+    let SlotProduct { index, b_at, n, matrices, firsts, .. } = *product;
     check(of, product);
-    assert!(inner.len() >= (first_row + rows) * MATRICES * of.max_rank, "rows of components are missing");
+    assert!(ranks.is_power_of_two() && ranks <= MAX_LEAVES, "{ranks} ranks cannot be joined as a tree");
+    let apart = inner.len() / ranks;
+    assert!(apart >= (first_row + rows) * matrices * of.max_rank, "rows of components are missing");
     if of.tiles == 0 || rows == 0 {
         return Ok(());
     }
@@ -193,7 +209,10 @@ fn add(
         .size(product.n_stride())
         .size(firsts[1])
         .size(firsts[2])
+        .size(matrices)
         .size(of.max_rank)
+        .size(ranks)
+        .u64(apart as u64)
         .size(first_row)
         .size(rows);
     let parts = n.div_ceil(OUTPUTS) as u32;

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use skein_node::clock;
+use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::Worker;
 use tonic::metadata::MetadataValue;
@@ -124,8 +125,16 @@ impl Worker for WorkerFace {
         &self,
         request: Request<wire::LoadAdapterRequest>,
     ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
-        let wire::LoadAdapterRequest { name, path, .. } = request.into_inner();
-        let loaded = self.app.generator.load_adapter(&name, &path).await;
+        let wire::LoadAdapterRequest { name, path, id, stamp, only_check } = request.into_inner();
+        let generator = &self.app.generator;
+        let loaded = match AdapterId::from_wire(id) {
+            _ if only_check => generator.check_adapter(&name, &path).await,
+            Some(id) if stamp > 0 || name.is_empty() => {
+                let record = AdapterRecord { name, change: AdapterChange::Loaded { path, id, stamp } };
+                generator.change_adapter(record, true).await.map(|_| id)
+            }
+            _ => generator.load_adapter(&name, &path).await,
+        };
         let id = loaded.map_err(|refusal| status(&refusal))?;
         Ok(Response::new(wire::LoadAdapterResponse { id: id.0 }))
     }
@@ -134,9 +143,15 @@ impl Worker for WorkerFace {
         &self,
         request: Request<wire::UnloadAdapterRequest>,
     ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
-        let unloaded = self.app.generator.unload_adapter(&request.into_inner().name).await;
+        let wire::UnloadAdapterRequest { name, stamp, is_repeated } = request.into_inner();
+        let unloaded = if stamp > 0 {
+            let record = AdapterRecord { name, change: AdapterChange::Unloaded { stamp } };
+            self.app.generator.change_adapter(record, is_repeated).await
+        } else {
+            self.app.generator.unload_adapter(&name).await.map(|()| true)
+        };
         match unloaded {
-            Ok(()) => Ok(Response::new(wire::UnloadAdapterResponse { found: true })),
+            Ok(found) => Ok(Response::new(wire::UnloadAdapterResponse { found })),
             Err(Refusal::NotFound(_)) => Ok(Response::new(wire::UnloadAdapterResponse { found: false })),
             Err(refusal) => Err(status(&refusal)),
         }

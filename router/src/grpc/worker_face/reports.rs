@@ -57,7 +57,7 @@ pub fn follow(
     let event = move |body| WatchEvent { epoch, sequence: NEXT_SEQUENCE, body }.into();
     async_stream::stream! {
         yield event(WatchBody::Snapshot(Snapshot::default()));
-        let mut told_adapters = std::sync::Arc::default();
+        let mut told = (std::sync::Arc::default(), Vec::new());
         for step in 1.. {
             let report = report(&app, step, placements.last(router_id), readers.count());
             let interval = if report.draining && !app.drain.is_draining() {
@@ -68,10 +68,11 @@ pub fn follow(
                 IDLE_INTERVAL
             };
             let draining = report.draining;
-            let adapters = app.generator.adapters();
-            if *adapters != *told_adapters {
-                told_adapters = adapters;
-                yield event(WatchBody::Adapters(told_adapters.list.clone()));
+            let now = (app.generator.adapters(), app.generator.adapter_records());
+            if now != told {
+                let records = (now.1 != told.1).then(|| now.1.clone());
+                told = now;
+                yield event(WatchBody::Adapters(told.0.list.clone(), records));
             }
             // No totals: a gateway would count the same workers once for each of its routers.
             yield event(WatchBody::Load(report, Vec::new()));

@@ -154,7 +154,12 @@ impl Loading<'_> {
                     sizes.rows.max(sizes.pass.rows),
                     self.forms.ordered_inputs(false),
                 )),
-            exchange: Exchange::<T>::bytes(whole, shard, sizes.rows, self.logit_rows(&sizes)),
+            exchange: Exchange::<T>::bytes(
+                whole,
+                shard,
+                (sizes.rows, self.logit_rows(&sizes)),
+                self.slots.as_ref().map_or(0, |slots| slots.max_rank()),
+            ),
             ordered_inputs: self.forms.ordered_inputs(true),
         };
         let block_bytes = cache::plane_block_bytes::<K>(&spec, limits.block_size);
@@ -212,7 +217,8 @@ impl Loading<'_> {
         let CudaOptions { cuda, limits, .. } = self.options;
         let graphs = if cuda.enforce_eager { 0 } else { graphs::sizes(sizes.sequences).len() };
         let nodes = on_cuda::launches(spec, self.shard.ranks) + self.forms.ordered();
-        let changes = self.slots.as_ref().map_or(0, |_| on_cuda::launches_of_adapters(spec));
+        let changes =
+            self.slots.as_ref().map_or(0, |_| on_cuda::launches_of_adapters(spec, self.shard.ranks));
         Ok(Needs {
             weights: plan::count(|memory| {
                 self.place_always::<T>(memory);

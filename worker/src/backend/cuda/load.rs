@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::rope::{Rotation, angles};
@@ -82,7 +83,7 @@ pub struct CudaOptions {
 }
 
 /// Adapters that may be served beside the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedAdapters {
     /// Most different adapters in use at once, each in a slot on the device.
     pub slots: usize,
@@ -90,19 +91,21 @@ pub struct ServedAdapters {
     pub max_rank: usize,
 }
 
-/// How adapters are kept for the device of `opened`, if they are served beside the model in `dir`.
+/// How adapters are kept for the device of `opened`, which has the part of the model in `dir` that `shard`
+/// says, if they are served beside it.
 ///
 /// # Errors
 /// If the model is damaged.
 pub fn slot_form(
-    (dir, config): (&Path, &ModelConfig),
+    (dir, config, shard): (&Path, &ModelConfig, &Shard),
     opened: &OpenDevice,
     options: &CudaOptions,
 ) -> Result<Option<SlotForm>, LoadError> {
     let Some(ServedAdapters { max_rank, .. }) = options.served else { return Ok(None) };
     let (_, dtype) = stored(dir, config, options)?;
-    let layout = Arc::new(SlotLayout::new(&config.spec, max_rank));
-    Ok(Some(SlotForm { layout, is_f16: dtype == Dtype::F16, device: Arc::clone(&opened.device) }))
+    let (spec, shard) = (&config.spec, shard.clone());
+    let layout = Arc::new(SlotLayout::new((spec, &shard), max_rank));
+    Ok(Some(SlotForm { layout, shard, is_f16: dtype == Dtype::F16, device: Arc::clone(&opened.device) }))
 }
 
 impl CudaOptions {
@@ -232,7 +235,8 @@ impl<'a> Loading<'a> {
         inbox: usize,
     ) -> Result<Self, LoadError> {
         let adapter = options.merged.as_deref().map(Adapter::open).transpose()?;
-        let slots = options.served.map(|served| Arc::new(SlotLayout::new(&config.spec, served.max_rank)));
+        let slots =
+            options.served.map(|served| Arc::new(SlotLayout::new((&config.spec, &shard), served.max_rank)));
         let forms = Forms::default();
         Ok(Self { dir, config, shard, weights, opened, options, forms, inbox, adapter, slots })
     }

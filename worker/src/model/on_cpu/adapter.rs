@@ -9,9 +9,9 @@ use skein_kernels::cpu::low_rank::{Changed, LowRank, LowRankShape, add_low_rank,
 use crate::backend::LoadedAdapter;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::served_adapter::{self, HeldAdapter, Place};
+use crate::model::served_adapter::{self, HeldAdapter, Place, first_on_rank};
 use crate::model::spec::Spec;
-use crate::model::tensors::{self, Kind, Tensor};
+use crate::model::tensors::{self, Tensor};
 use crate::shard::Shard;
 
 /// Change to one matrix, with its first output in its product.
@@ -70,6 +70,12 @@ impl AdapterWeights {
         Ok(weights)
     }
 
+    /// An adapter that changes nothing.
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { layers: Vec::new(), head: None, bytes: 0 }
+    }
+
     /// Size in memory.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -98,22 +104,6 @@ impl AdapterWeights {
             ChangedProduct::Logits => [found(&self.head), None, None],
         }
     }
-}
-
-/// First output of `tensor` in its product on the rank of `shard`, where the rank's parts of the product's
-/// matrices follow each other.
-fn first_on_rank(all: &[Tensor], (spec, shard): (&Spec, &Shard), tensor: &Tensor) -> usize {
-    let product = |tensor: &Tensor| match tensor.kind {
-        Kind::Matrix(product, first) => Some((tensor.layer, tensor.expert, product, first)),
-        _ => None,
-    };
-    let Some((layer, expert, of, own)) = product(tensor) else { return 0 };
-    let before = all.iter().filter(|other| {
-        product(other).is_some_and(|(its_layer, its_expert, its, first)| {
-            (its_layer, its_expert, its) == (layer, expert, of) && first < own
-        })
-    });
-    before.map(|tensor| shard.part(spec, tensor).rows.len()).sum()
 }
 
 /// A product that adapters may change.

@@ -2,6 +2,9 @@
 //!
 //! All slots have one layout, for any adapter up to the highest rank. An adapter is kept as the bytes of a
 //! slot in page-locked memory, so that one copy moves it to any slot.
+//!
+//! A rank's slots have its part of each adapter, cut like the matrices that it changes: B by outputs or A by
+//! inputs. For the latter ranks exchange `x A`, and each adds the whole change to the joined sums.
 
 use std::sync::Arc;
 
@@ -11,15 +14,17 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::inputs::TileList;
 use skein_kernels::cuda::ops::linear::GateUpSums;
 use skein_kernels::cuda::ops::low_rank::{
-    ChangedRows, LowRankAdd, MATRICES, RANK_UNIT, RECORD_WORDS, SlotProduct,
+    ChangedRows, InnerSums, LowRankAdd, MATRICES, RANK_UNIT, RECORD_WORDS, SlotProduct,
 };
 use skein_kernels::cuda::{CudaError, Device, DeviceSlice, Kernels, PinnedBuffer, Stream};
 
+use super::exchange::Exchange;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::served_adapter::{for_each_change, may_change};
+use crate::model::served_adapter::{first_on_rank, for_each_change, may_change};
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Product};
+use crate::shard::Shard;
 
 /// Parts of a slot start at multiples of this, in bytes.
 const ALIGNMENT: usize = 256;
@@ -31,32 +36,38 @@ const WIDE_ROWS: usize = 512;
 pub struct SlotLayout {
     /// Most components, a multiple of [`RANK_UNIT`].
     max_rank: usize,
-    /// Four for each layer, in the order of [`Product::OF_A_LAYER`], then the head; `None` = adapters do not
-    /// change it.
+    /// Four for each layer of the stage, in the order of [`Product::OF_A_LAYER`], then the head; `None` =
+    /// adapters do not change it on this rank.
     products: Vec<Option<SlotProduct>>,
     bytes: usize,
 }
 
 impl SlotLayout {
-    /// Layout for adapters of up to `max_rank` components of the model of `spec`.
-    pub fn new(spec: &Spec, max_rank: usize) -> Self {
+    /// Layout for adapters of up to `max_rank` components of the model of `spec`, on the rank of `shard`.
+    pub fn new((spec, shard): (&Spec, &Shard), max_rank: usize) -> Self {
         let max_rank = max_rank.next_multiple_of(RANK_UNIT);
-        let mut products: Vec<Option<SlotProduct>> = vec![None; spec.layers.len() * 4 + 1];
+        let mut products: Vec<Option<SlotProduct>> = vec![None; shard.layers.len() * 4 + 1];
         let all = tensors::all(spec);
         for (tensor, place) in may_change(spec, &all) {
-            let index = index_of(spec, place.of_layer);
+            let part = shard.part(spec, tensor);
+            if part.is_empty() {
+                continue;
+            }
+            let index = index_of(shard, place.of_layer);
             let product = products[index].get_or_insert(SlotProduct {
                 index,
                 a_at: 0,
                 b_at: 0,
-                k: tensor.cols,
+                k: part.cols.len(),
                 n: 0,
+                leaves: if tensor.leaves(spec) > 1 { part.leaves } else { 0 },
                 matrices: 0,
                 firsts: [usize::MAX; MATRICES],
             });
-            product.firsts[place.nth] = place.first;
+            let first = first_on_rank(&all, (spec, shard), tensor);
+            product.firsts[place.nth] = first;
             product.matrices = product.matrices.max(place.nth + 1);
-            product.n = product.n.max(place.first + tensor.rows);
+            product.n = product.n.max(first + part.rows.len());
         }
         let mut bytes = (products.len() * RECORD_WORDS * size_of::<u32>()).next_multiple_of(ALIGNMENT);
         let mut take = |values: usize| {
@@ -90,6 +101,16 @@ impl SlotLayout {
         rows * MATRICES * self.max_rank
     }
 
+    /// Most components of a matrix.
+    pub fn max_rank(&self) -> usize {
+        self.max_rank
+    }
+
+    /// Whether adapters may change a product of a layer of the stage.
+    pub fn changes(&self, layer: usize, product: Product) -> bool {
+        self.product(ChangedProduct::OfLayer(layer, product)).is_some()
+    }
+
     /// Values of the sums of gate and up in steps of `rows` rows.
     fn wide_values(&self, spec: &Spec, rows: usize) -> usize {
         let gated = |layer: usize| {
@@ -102,8 +123,8 @@ impl SlotLayout {
 }
 
 /// Index of a product: the head is the last one.
-fn index_of(spec: &Spec, of_layer: Option<(usize, usize)>) -> usize {
-    of_layer.map_or(spec.layers.len() * 4, |(layer, product)| layer * 4 + product)
+fn index_of(shard: &Shard, of_layer: Option<(usize, usize)>) -> usize {
+    of_layer.map_or(shard.layers.len() * 4, |(layer, product)| (layer - shard.layers.start) * 4 + product)
 }
 
 /// A product that adapters may change.
@@ -120,6 +141,8 @@ pub enum ChangedProduct {
 pub struct SlotForm {
     /// Layout of a slot.
     pub layout: Arc<SlotLayout>,
+    /// The rank's part of the model.
+    pub shard: Shard,
     /// Whether values are IEEE halves; otherwise bfloat16.
     pub is_f16: bool,
     /// Pins the memory of images.
@@ -133,7 +156,7 @@ pub struct SlotImage {
 }
 
 impl SlotForm {
-    /// Reads the weights of `adapter`, rounded to the model's 16-bit type.
+    /// Reads the rank's part of `adapter`, rounded to the model's 16-bit type.
     ///
     /// # Errors
     /// As [`for_each_change`], if a weight is not a finite number in that type, or if no page-locked memory
@@ -149,7 +172,11 @@ impl SlotForm {
         self.device.bind().map_err(no_memory)?;
         let mut bytes = PinnedBuffer::<u8>::new(&self.device, self.layout.bytes).map_err(no_memory)?;
         for_each_change(adapter, spec, max_rank, |tensor, place, delta| {
-            let Some(product) = &self.layout.products[index_of(spec, place.of_layer)] else {
+            let part = self.shard.part(spec, tensor);
+            if part.is_empty() {
+                return Ok(());
+            }
+            let Some(product) = &self.layout.products[index_of(&self.shard, place.of_layer)] else {
                 unreachable!("{} is among the matrices that may change", tensor.name)
             };
             let refused = |value: f32| {
@@ -169,11 +196,11 @@ impl SlotForm {
             for component in 0..rank {
                 let row = product.a_at + (place.nth * max_rank + component) * product.k * 2;
                 for input in 0..product.k {
-                    put(row + input * 2, bits(delta.a(component, input))?);
+                    put(row + input * 2, bits(delta.a(component, part.cols.start + input))?);
                 }
-                let row = product.b_at + (component * product.n_stride() + place.first) * 2;
-                for output in 0..tensor.rows {
-                    put(row + output * 2, bits(delta.b(tensor, output, component))?);
+                let row = product.b_at + (component * product.n_stride() + product.firsts[place.nth]) * 2;
+                for output in 0..part.rows.len() {
+                    put(row + output * 2, bits(delta.b(tensor, part.rows.start + output, component))?);
                 }
             }
             let record = product.index * RECORD_WORDS + place.nth;
@@ -211,7 +238,7 @@ pub struct DeviceAdapters<T> {
     slots: DeviceSlice<u8>,
     layout: Arc<SlotLayout>,
     pub(super) kernel: LowRankAdd<T>,
-    /// `[rows, MATRICES, max_rank]`
+    /// `[rows, up to MATRICES, max_rank]`
     inner: DeviceSlice<f32>,
     /// `[some rows, gate | up]`
     pub(super) wide: DeviceSlice<f32>,
@@ -256,20 +283,38 @@ impl<T: Activation> DeviceAdapters<T> {
         }
     }
 
-    /// Queues the changes to a product of a layer: `out`, `[rows, n]`, from its input `x`.
+    /// Whether steps with adapters change a product of a layer.
+    pub(super) fn changes(&self, layer: usize, product: Product) -> bool {
+        self.layout.changes(layer, product)
+    }
+
+    fn own(&self) -> InnerSums {
+        InnerSums { values: self.inner, ranks: 1 }
+    }
+
+    /// Queues the changes to a product of a layer: `out`, `[rows, n]`, from its input `x`. If ranks divide
+    /// the inputs, they exchange the inner sums over `shared` and its memory, and `out` is joined already.
     pub(super) fn add(
         &self,
         stream: &Stream,
         of: StepTiles,
-        (layer, product): (usize, Product),
+        (layer, product, shared): (usize, Product, Option<(&Exchange<T>, DeviceSlice<u8>)>),
         (x, out, rows): (DeviceSlice<T>, DeviceSlice<T>, usize),
     ) -> Result<(), CudaError> {
         let Some(product) = self.layout.product(ChangedProduct::OfLayer(layer, product)) else {
             return Ok(());
         };
-        let of = self.changed(of, TileList::Rows);
-        self.kernel.inner(stream, &of, product, x.slice(0..rows * product.k), self.inner)?;
-        self.kernel.add(stream, &of, product, self.inner, out.slice(0..rows * product.n))
+        let (of, x) = (self.changed(of, TileList::Rows), x.slice(0..rows * product.k));
+        let inner = match shared.filter(|_| product.leaves > 0) {
+            None => self.kernel.inner(stream, &of, product, x, self.inner).map(|()| self.own())?,
+            Some((exchange, memory)) => {
+                let len = rows * product.matrices * self.layout.max_rank;
+                let compute = |own| self.kernel.inner(stream, &of, product, x, own);
+                let (values, ranks) = exchange.components(stream, memory, len, compute)?;
+                InnerSums { values, ranks }
+            }
+        };
+        self.kernel.add(stream, &of, product, inner, out.slice(0..rows * product.n))
     }
 
     /// Queues the inner sums of gate and up. Returns the addition of their changes, or `None` if there are
@@ -289,7 +334,7 @@ impl<T: Activation> DeviceAdapters<T> {
         Ok(Some(GateUpChange { adapters: self, of, product }))
     }
 
-    /// Queues the changes to the logits, `[rows, vocabulary]`, from the head's input `x`.
+    /// Queues the changes to the rank's logits, `[rows, its vocabulary]`, from the head's input `x`.
     pub(super) fn logits(
         &self,
         stream: &Stream,
@@ -299,7 +344,7 @@ impl<T: Activation> DeviceAdapters<T> {
         let Some(product) = self.layout.product(ChangedProduct::Logits) else { return Ok(()) };
         let of = self.changed(of, TileList::Logits);
         self.kernel.inner(stream, &of, product, x.slice(0..rows * product.k), self.inner)?;
-        self.kernel.add_wide(stream, &of, product, self.inner, (logits.slice(0..rows * product.n), 0))
+        self.kernel.add_wide(stream, &of, product, self.own(), (logits.slice(0..rows * product.n), 0))
     }
 }
 
@@ -313,13 +358,16 @@ pub(super) struct GateUpChange<'a, T> {
 impl<T: Activation> GateUpChange<'_, T> {
     /// Queues the changes to `sums`.
     pub fn add(&self, stream: &Stream, sums: GateUpSums<T>) -> Result<(), CudaError> {
-        let Self { adapters: DeviceAdapters { kernel, inner, .. }, of, product } = self;
+        let Self { adapters, of, product } = self;
+        let (kernel, inner) = (&adapters.kernel, adapters.own());
         match sums {
-            GateUpSums::Rounded(out) => kernel.add(stream, of, product, *inner, out),
-            GateUpSums::Wide(out, first) => kernel.add_wide(stream, of, product, *inner, (out, first)),
+            GateUpSums::Rounded(out) => kernel.add(stream, of, product, inner, out),
+            GateUpSums::Wide(out, first) => kernel.add_wide(stream, of, product, inner, (out, first)),
         }
     }
 }
 
 /// Most kernel launches of a layer's changes: two for each product, and the activation after gate and up.
 pub(super) const LAUNCHES: usize = 2 * 4 + 1;
+/// Exchanges of a layer's changes between ranks: of the two products whose inputs they divide.
+pub(super) const EXCHANGES: usize = 2;

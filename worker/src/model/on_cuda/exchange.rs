@@ -1,6 +1,6 @@
-//! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products, outputs
-//! of experts, and logits. Every value is gathered from all ranks and then selected or added in rank order,
-//! so all ranks have the same bits as a single rank.
+//! Exchanges between ranks during a step, queued on its stream: embeddings, partial sums of products and of
+//! adapters, outputs of experts, and logits. Every value is gathered from all ranks and then selected or
+//! added in rank order, so all ranks have the same bits as a single rank.
 //!
 //! NCCL gathers. If the ranks reach each other's memory, partial sums go through it instead, in one launch
 //! with the sum and, where the model allows, the residual addition and norm that follow; see [`Form`].
@@ -107,15 +107,17 @@ impl<T: Activation> Exchange<T> {
         Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary, sharers, through_memory })
     }
 
-    /// Bytes of memory for steps of up to `rows` rows, `logit_rows` of them with logits; 0 on a single rank.
-    pub fn bytes(spec: &Spec, shard: &Shard, rows: usize, logit_rows: usize) -> usize {
+    /// Bytes of memory for steps of up to `rows` rows, `logit_rows` of them with logits, with adapters of up
+    /// to `components` components; 0 on a single rank.
+    pub fn bytes(spec: &Spec, shard: &Shard, (rows, logit_rows): (usize, usize), components: usize) -> usize {
         if shard.ranks == 1 {
             return 0;
         }
         let (sums, logits) = (rows * spec.hidden_size, logit_rows * shard.widest_vocabulary());
         let squares = rows * (shard.heads.len() + shard.kv_heads.len());
         let of_experts = rows * spec.experts().1 * spec.hidden_size * size_of::<T>();
-        shard.ranks * (sums.max(logits).max(squares) * size_of::<f32>()).max(of_experts)
+        let values = sums.max(logits).max(squares).max(rows * components);
+        shard.ranks * (values * size_of::<f32>()).max(of_experts)
     }
 
     /// Memory of this rank's `len` values, and of all ranks' values, which contains the former.
@@ -208,6 +210,21 @@ impl<T: Activation> Exchange<T> {
         compute(own)?;
         self.communicator.gather(stream, own, sums)?;
         Ok(RowSquares { sums, ranks: self.communicator.ranks(), sharers: self.sharers })
+    }
+
+    /// Queues the exchange of an adapter's inner sums, `len` of which `compute` writes on each rank. Returns
+    /// those of all ranks, in rank order, and the number of ranks.
+    pub(super) fn components(
+        &self,
+        stream: &Stream,
+        memory: DeviceSlice<u8>,
+        len: usize,
+        compute: impl FnOnce(DeviceSlice<f32>) -> Result<(), CudaError>,
+    ) -> Result<(DeviceSlice<f32>, usize), CudaError> {
+        let (own, all) = self.places(memory, len);
+        compute(own)?;
+        self.communicator.gather(stream, own, all)?;
+        Ok((all, self.communicator.ranks()))
     }
 
     /// Queues the exchange of the outputs of experts, `len` values: `compute` writes those of this rank's

@@ -57,9 +57,10 @@ pub fn launches(spec: &Spec, ranks: usize) -> usize {
     spec.layers.len() * (LAUNCHES_PER_LAYER + of_latents + of_exchanges) + mixtures * experts::LAUNCHES
 }
 
-/// Most kernel launches of a forward pass's changes by adapters.
-pub fn launches_of_adapters(spec: &Spec) -> usize {
-    spec.layers.len() * adapter::LAUNCHES
+/// Most kernel launches and exchanges of a forward pass's changes by adapters.
+pub fn launches_of_adapters(spec: &Spec, ranks: usize) -> usize {
+    let exchanges = if ranks > 1 { adapter::EXCHANGES } else { 0 };
+    spec.layers.len() * (adapter::LAUNCHES + exchanges)
 }
 
 /// A model on a device, or one rank's part of it: weights, cache, operations.
@@ -188,16 +189,19 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         let added = Delta { values: delta, ..Delta::NONE };
         self.normalise(stream, residual, added, self.weights.norm, rows, a)?;
         let head = &self.weights.head;
-        let multiply = |out| self.ops.linear.launch_f32(stream, out, a.h, head, rows, a.linear);
+        let multiply = |out: DeviceSlice<f32>| {
+            self.ops.linear.launch_f32(stream, out, a.h, head, rows, a.linear)?;
+            match self.adapters.as_ref().zip(tiles) {
+                None => Ok(()),
+                Some((adapters, tiles)) => adapters.logits(stream, tiles, (a.h, out, rows)),
+            }
+        };
         match &self.exchange {
             None => multiply(logits)?,
             Some(exchange) => exchange.logits(stream, a.exchange, (logits, rows), |own| {
                 // The last ranks may have no rows of a small vocabulary.
                 if head.n == 0 { Ok(()) } else { multiply(own) }
             })?,
-        }
-        if let Some((adapters, tiles)) = self.adapters.as_ref().zip(tiles) {
-            adapters.logits(stream, tiles, (a.h, logits, rows))?;
         }
         match self.spec.logits_softcap {
             None => Ok(()),

@@ -245,7 +245,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         self.model.ops.linear.launch(self.stream, out, x, weight, self.rows(), self.a.linear)
     }
 
-    /// Adds the changes of adapters to a product.
+    /// Adds the changes of adapters to a product. Sums over ranks have been joined.
     fn change(
         &self,
         layer: usize,
@@ -253,12 +253,17 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         out: DeviceSlice<T>,
         x: DeviceSlice<T>,
     ) -> Result<(), CudaError> {
-        match self.model.adapters.as_ref().zip(self.step.adapters) {
-            None => Ok(()),
-            Some((adapters, tiles)) => {
-                adapters.add(self.stream, tiles, (layer, product), (x, out, self.rows()))
-            }
-        }
+        let Some((adapters, tiles)) = self.model.adapters.as_ref().zip(self.step.adapters) else {
+            return Ok(());
+        };
+        let shared = self.model.exchange.as_ref().map(|exchange| (exchange, self.a.exchange));
+        adapters.add(self.stream, tiles, (layer, product, shared), (x, out, self.rows()))
+    }
+
+    /// Whether adapters of this step may change a product.
+    fn is_changed(&self, layer: usize, product: Product) -> bool {
+        let adapters = self.model.adapters.as_ref().filter(|_| self.step.adapters.is_some());
+        adapters.is_some_and(|adapters| adapters.changes(layer, product))
     }
 
     /// Sets `a.gated` to the input of a dense network's down projection.
@@ -288,7 +293,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
     }
 
     /// Multiplies by a matrix whose inputs are split over ranks. If a norm of the same stage follows, the
-    /// output may be left unjoined for it.
+    /// output may be left unjoined for it, unless adapters change it before.
     fn multiply_shared(
         &mut self,
         layer: usize,
@@ -305,7 +310,8 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
         };
         // After the last layer, rows are gathered for logits or sent to the next stage instead.
         let is_last = product == Product::Down && layer + 1 == self.model.spec.layers.len();
-        if !is_last && let Some(unjoined) = exchange.sum_later(self.a.exchange, sum, compute)? {
+        let waits = !is_last && !self.is_changed(layer, product);
+        if waits && let Some(unjoined) = exchange.sum_later(self.a.exchange, sum, compute)? {
             self.unjoined = Some(unjoined);
             return Ok(());
         }

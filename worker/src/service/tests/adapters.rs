@@ -50,12 +50,16 @@ async fn requests_get_their_adapter_and_share_prefixes_with_it_alone() {
 async fn a_stream_ends_on_an_adapter_that_was_unloaded_and_may_continue_elsewhere() {
     let mut served = serve_with(with_adapters(1), slow()).await;
     let mut other = serve_with(with_adapters(0), FakeOptions::default()).await;
-    let load = |name: &str| wire::LoadAdapterRequest { name: name.into(), path: "/a0".into(), id: 0 };
+    let load = |name: &str| wire::LoadAdapterRequest {
+        name: name.into(),
+        path: "/a0".into(),
+        ..wire::LoadAdapterRequest::default()
+    };
     let id = served.client.load_adapter(load("a0")).await.expect("the same").into_inner().id;
     let (expected, _) = tokens(&mut served, "before", id).await.expect("taken");
     let call = wire::GenerateRequest { adapter: id, ..request("during", 20) };
     let mut stream = served.client.generate(call).await.expect("taken").into_inner();
-    let unload = wire::UnloadAdapterRequest { name: "a0".into() };
+    let unload = wire::UnloadAdapterRequest { name: "a0".into(), ..wire::UnloadAdapterRequest::default() };
     assert!(served.client.unload_adapter(unload.clone()).await.expect("allowed").into_inner().found);
     assert!(!served.client.unload_adapter(unload).await.expect("allowed").into_inner().found);
     let mut got = Vec::new();
