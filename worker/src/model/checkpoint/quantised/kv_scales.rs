@@ -1,5 +1,5 @@
-//! Scales for a KV cache in FP8 that a quantiser measured: a factor from stored keys or values to keys or values, for
-//! all heads of a layer.
+//! Scales for a KV cache in FP8 that a quantiser measured: a factor from stored keys or values to keys or
+//! values, for all heads of a layer.
 //!
 //! ```text
 //! self_attn.k_scale         self_attn.v_scale         [] or [1]   compressed-tensors, vLLM
