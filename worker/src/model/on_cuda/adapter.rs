@@ -232,6 +232,9 @@ pub struct StepTiles {
     pub tiles: usize,
 }
 
+/// How the ranks of a stage exchange inner sums: the exchange, and memory for all ranks' sums.
+type Shared<'a, T> = (&'a Exchange<T>, DeviceSlice<u8>);
+
 /// Slots on the device, and what their changes need.
 pub struct DeviceAdapters<T> {
     /// `[slots, slot bytes]`
@@ -298,7 +301,7 @@ impl<T: Activation> DeviceAdapters<T> {
         &self,
         stream: &Stream,
         of: StepTiles,
-        (layer, product, shared): (usize, Product, Option<(&Exchange<T>, DeviceSlice<u8>)>),
+        (layer, product, shared): (usize, Product, Option<Shared<'_, T>>),
         (x, out, rows): (DeviceSlice<T>, DeviceSlice<T>, usize),
     ) -> Result<(), CudaError> {
         let Some(product) = self.layout.product(ChangedProduct::OfLayer(layer, product)) else {
