@@ -2,15 +2,20 @@
 // tiles of packed query rows; instantiated in attention_latent.cu.
 #pragma once
 #include "attention_task.cuh"
+#include "latent_key.cuh"
 
 // A key is the latent, at most RANK values, and a rotated part, at most ROTATED values; a value is the latent
-// again. In shared memory both parts start at fixed places and end with zeros.
-template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
+// again. In shared memory both parts start at fixed places and end with zeros. Keys in 8 bits (K is e4m3) are
+// copied there as they are and then widened to T, once for all warps and rows.
+template <class T, class K, int RANK, int ROTATED, int ROWS> struct LatentAttention {
+  static constexpr bool NARROW = !IsSame<T, K>::value;
   static constexpr u32 LARGE = ROWS > 16, ITEM_ROWS = LARGE ? LARGE_ROWS : SMALL_ROWS;
-  static constexpr u32 WARPS = 4, THREADS = WARPS * 32, TILE = 16, STAGES = 2;
+  static constexpr u32 WARPS = 4, THREADS = WARPS * 32, TILE = 16, STAGES = NARROW ? 1 : 2;
   static constexpr u32 VALUES = RANK + ROTATED, STEPS = VALUES / 16, CHUNKS = VALUES / 8;
   // Rows are padded so that the eight rows that ldmatrix reads together are in different banks.
   static constexpr u32 ROW_BYTES = VALUES * 2 + 16, STAGE_BYTES = TILE * ROW_BYTES;
+  // A copied key in 8 bits: codes, scales, rotated part.
+  static constexpr u32 COPY_BYTES = RANK + NARROW_SCALES_BYTES + ROTATED * 2, COPY_CHUNKS = COPY_BYTES / 16;
   static constexpr int FRAGMENTS = ROWS / 16, OWN = RANK / WARPS;  // rows / 16; values of a warp's outputs
 
   struct Widths {
@@ -18,12 +23,12 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
     __device__ __forceinline__ u32 all() const { return rank + rotated; }
   };
 
-  const Task<T, T>& task;
+  const Task<T, K>& task;
   u8* shared;
   Widths widths;
   u32 warp, lane;
 
-  __device__ __forceinline__ LatentAttention(const Task<T, T>& task, u8* shared, Widths widths)
+  __device__ __forceinline__ LatentAttention(const Task<T, K>& task, u8* shared, Widths widths)
       : task(task), shared(shared), widths(widths) {
     warp = threadIdx.x / 32;
     lane = threadIdx.x % 32;
@@ -32,6 +37,8 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
   __device__ __forceinline__ u8* keys(u32 stage) const { return shared + ROWS * ROW_BYTES + stage * STAGE_BYTES; }
   // [warps, fragments of rows, halves of the tile, lanes]: each warp's part of the scores.
   __device__ __forceinline__ float4* scores() const { return (float4*)keys(STAGES); }
+  // [positions, COPY_BYTES]: the next tile's keys in 8 bits.
+  __device__ __forceinline__ u8* copies() const { return (u8*)(scores() + WARPS * FRAGMENTS * 2 * 32); }
 
   // First value in memory of chunk `chunk` in shared memory; `exists` is false where that has zeros.
   __device__ __forceinline__ u32 value_of(u32 chunk, bool& exists) const {
@@ -67,10 +74,72 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
       size_t slot = (size_t)__shfl_sync(FULL_WARP, block, entry) << task.block_shift;
       bool exists;
       u32 value = value_of(chunk, exists);
-      const T* from = task.keys + (slot + (position & offset)) * widths.all() + (exists ? value : 0);
+      const T* from = (const T*)task.keys + (slot + (position & offset)) * widths.all() + (exists ? value : 0);
       ptx::cp_async16(to + row * ROW_BYTES + chunk * 16, from, exists && position < work.end);
     }
     ptx::cp_async_commit();
+  }
+
+  // Byte in memory of chunk `chunk` of a copied key; `exists` is false where that has zeros.
+  __device__ __forceinline__ u32 byte_of(u32 chunk, bool& exists) const {
+    constexpr u32 CODES = RANK / 16, BEHIND = CODES + NARROW_SCALES_BYTES / 16;
+    bool is_code = chunk < CODES, is_rotated = chunk >= BEHIND;
+    u32 first = (is_code ? chunk : is_rotated ? chunk - BEHIND : 0) * 16;
+    exists = is_code ? first < widths.rank : !is_rotated || first < widths.rotated * 2;
+    return is_code ? first : widths.rank + (is_rotated ? NARROW_SCALES_BYTES : 0) + first;
+  }
+
+  // load_keys for keys in 8 bits.
+  __device__ __forceinline__ void load_copies(const Work& work, u32 first, u32 block) const {
+    u32 offset = (1u << task.block_shift) - 1, bytes = narrow_key_bytes(widths.rank, widths.rotated);
+#pragma unroll 3
+    for (u32 start = 0; start < TILE * COPY_CHUNKS; start += THREADS) {
+      u32 i = start + threadIdx.x, row = i / COPY_CHUNKS, chunk = i % COPY_CHUNKS, position = first + row;
+      u32 entry = (position >> task.block_shift) - (first >> task.block_shift);
+      size_t slot = (size_t)__shfl_sync(FULL_WARP, block, entry) << task.block_shift;  // by all lanes
+      if (i >= TILE * COPY_CHUNKS) break;
+      bool exists;
+      u32 byte = byte_of(chunk, exists);
+      const u8* from = (const u8*)task.keys + (slot + (position & offset)) * bytes + (exists ? byte : 0);
+      ptx::cp_async16(copies() + i * 16, from, exists && position < work.end);
+    }
+    ptx::cp_async_commit();
+  }
+
+  // Writes the copied keys as T. A value is rounded once, so keys have the bits of a cache in 16 bits that
+  // holds the values of the codes.
+  __device__ __forceinline__ void widen_keys() const {
+    for (u32 i = threadIdx.x; i < TILE * (RANK / 16); i += THREADS) {
+      u32 row = i / (RANK / 16), chunk = i % (RANK / 16);
+      const u8* copy = copies() + row * COPY_BYTES;
+      Pack<e4m3, 16> codes = *(const Pack<e4m3, 16>*)(copy + chunk * 16);
+      float scale = *(const float*)(copy + RANK + chunk * 16 / NARROW_GROUP * 4);
+      Pack<u32, 4>* to = (Pack<u32, 4>*)(keys(0) + row * ROW_BYTES + chunk * 32);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        Pack<u32, 4> pairs;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          e4m3 a = codes.v[half * 8 + j * 2], b = codes.v[half * 8 + j * 2 + 1];
+          pairs.v[j] = ptx::round_pair(T{}, __fmul_rn(to_f32(a), scale), __fmul_rn(to_f32(b), scale));
+        }
+        to[half] = pairs;
+      }
+    }
+    for (u32 i = threadIdx.x; i < TILE * (ROTATED / 8); i += THREADS) {
+      u32 row = i / (ROTATED / 8), chunk = i % (ROTATED / 8);
+      const u8* from = copies() + row * COPY_BYTES + RANK + NARROW_SCALES_BYTES + chunk * 16;
+      *(Pack<u32, 4>*)(keys(0) + row * ROW_BYTES + RANK * 2 + chunk * 16) = *(const Pack<u32, 4>*)from;
+    }
+  }
+
+  // Starts copying a tile of keys, in either form.
+  __device__ __forceinline__ void load(const Work& work, u32 first, u32 stage, u32 block) const {
+    if (NARROW) {
+      load_copies(work, first, block);
+    } else {
+      load_keys(work, first, stage, block);
+    }
   }
 
   // Scores of all rows over every fourth 16 values of the keys, from the warp's own on, for the other warps.
@@ -170,7 +239,7 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
   __device__ __forceinline__ void run(const Work& work) const {
     float unit = __fmul_rn(task.scale, LOG2_E);
     load_q(work);
-    load_keys(work, work.begin, 0, block_of<TILE>(task, work, work.begin, lane));
+    load(work, work.begin, 0, block_of<TILE>(task, work, work.begin, lane));
     u32 block = block_of<TILE>(task, work, work.begin + TILE, lane);
     float o[FRAGMENTS][OWN / 8][4];
     Softmax rows[FRAGMENTS];
@@ -184,12 +253,16 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
     u32 seen_by_all = work.span.position(work.first_packed) + 1;
     bool is_first = true;
     u32 stage = 0;
-    for (u32 at = work.begin; at < work.end; at += TILE, stage ^= 1) {
+    for (u32 at = work.begin; at < work.end; at += TILE, stage ^= STAGES - 1) {
       bool is_last = at + TILE >= work.end;
       ptx::cp_async_wait<0>();
       __syncthreads();  // the tile is here, for all; and all have read the one before, whose place is next
+      if (NARROW) {
+        widen_keys();
+        __syncthreads();  // the tile is wide, for all; and its copy has been read
+      }
       if (!is_last) {
-        load_keys(work, at + TILE, stage ^ 1, block);
+        load(work, at + TILE, stage ^ 1, block);
         block = block_of<TILE>(task, work, at + 2 * TILE, lane);
       }
       score(keys(stage));
@@ -252,11 +325,12 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
 //   q       [rows, q_stride]      T: a row starts with its `group` query heads, rank + rotated values each;
 //           16-byte aligned, like the key in `keys`
 //   keys    [blocks, 1 << block_shift, rank + rotated]  T; blocks of 8 to 256 tokens
-//   rank, rotated   multiples of 8, up to RANK and ROTATED
+//           or, in attention_latent_{T}_e4m3_*, e4m3 codes with their scales and T: latent_key.cuh
+//   rank, rotated   multiples of 8, with e4m3 rank of 16, up to RANK and ROTATED
 //   row_starts to items: as in attention_kernel.cuh
 //   sums, partials, folded   workspace, with `rank` values a head
 // Grid: as many blocks as fit the device, in every step; 128 threads. Dynamic shared memory: queries, two
-// tiles of 16 positions, and the warps' parts of the scores.
+// tiles of 16 positions, and the warps' parts of the scores; with e4m3 one tile, and the next one's codes.
 //
 // With 512 values of 576, a warp cannot hold the outputs of 16 rows. So four warps share the rows: each
 // computes the scores over a quarter of the key's values, reads the sum of all quarters, has the same
@@ -271,22 +345,26 @@ template <class T, int RANK, int ROTATED, int ROWS> struct LatentAttention {
 // Bytes, decode: 2 * context * (rank + rotated) a sequence, read once for 16 heads, and from L2 for each
 // further 32. FLOPs: 2 * (2 * rank + rotated) a row and position. A tile of 32 rows reads or writes 111 KB of
 // shared memory for 1.1 MFLOP: at 128 bytes a cycle, 1280 of the 2048 FLOPs that a multiprocessor of sm_80
-// has a cycle. Not yet run on a GPU.
+// has a cycle. With e4m3 a sequence is 656 bytes a position, and widening takes about 80 instructions for 16
+// codes, five to a thread and tile, and 24 KB of shared memory. Not yet run on a GPU.
 // Reference: check/attention, in f64: |diff| <= 4e-3 + 1.6e-2 * |ref| (bf16).
-#define ATTENTION_LATENT(T, RANK, ROTATED, ROWS, NAME)                                                           \
+#define ATTENTION_LATENT(T, K, RANK, ROTATED, ROWS, NAME)                                                        \
   extern "C" __global__ void __launch_bounds__(128, ROWS == 16 ? 3 : 2) NAME(                                    \
-      T* out, const T* q, const T* keys, const u32* row_starts, const u32* context_lens, const u32* block_tables,\
+      T* out, const T* q, const K* keys, const u32* row_starts, const u32* context_lens, const u32* block_tables,\
       Header* header, const Item* items, float* sums, Partial* partials, float* folded, u32 q_stride,            \
       u32 table_stride, u32 group, u32 block_shift, u32 fixed, u32 rank, u32 rotated, float scale) {             \
     DYN_SHARED(u8, shared);                                                                                      \
     ptx::grid_dependency_wait();                                                                                 \
     ptx::grid_dependency_launch();                                                                               \
-    Task<T, T> task{out, q, keys, keys, nullptr, {row_starts, context_lens}, block_tables, header, items, sums,  \
+    Task<T, K> task{out, q, keys, keys, nullptr, {row_starts, context_lens}, block_tables, header, items, sums,  \
                     partials, folded, q_stride, table_stride, 1, group, block_shift, {0, 0}, fixed, scale, 0.f,  \
                     1.f};                                                                                        \
-    LatentAttention<T, RANK, ROTATED, ROWS>(task, shared, {rank, rotated}).run_all();                            \
+    LatentAttention<T, K, RANK, ROTATED, ROWS>(task, shared, {rank, rotated}).run_all();                         \
   }                                                                                                              \
   EXPORT(NAME)
-#define ATTENTION_LATENT_BOTH(T, RANK, ROTATED)                                   \
-  ATTENTION_LATENT(T, RANK, ROTATED, 16, attention_latent_##T##_##RANK##_small)   \
-  ATTENTION_LATENT(T, RANK, ROTATED, 32, attention_latent_##T##_##RANK##_large)
+#define ATTENTION_LATENT_BOTH(T, RANK, ROTATED)                                        \
+  ATTENTION_LATENT(T, T, RANK, ROTATED, 16, attention_latent_##T##_##RANK##_small)     \
+  ATTENTION_LATENT(T, T, RANK, ROTATED, 32, attention_latent_##T##_##RANK##_large)
+#define ATTENTION_LATENT_NARROW(T, RANK, ROTATED)                                            \
+  ATTENTION_LATENT(T, e4m3, RANK, ROTATED, 16, attention_latent_##T##_e4m3_##RANK##_small)   \
+  ATTENTION_LATENT(T, e4m3, RANK, ROTATED, 32, attention_latent_##T##_e4m3_##RANK##_large)

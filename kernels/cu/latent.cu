@@ -1,6 +1,7 @@
 // latent.cu: latent attention (DeepSeek-AI 2024) between its products: norms of the latent and of the vector
 // from which queries are projected, rotation, and writing keys to their slots.
-#include "device.cuh"
+#include "e4m3.cuh"
+#include "latent_key.cuh"
 
 // The cosine and sine table's row of a position; later positions use the last.
 struct Angles {
@@ -20,22 +21,36 @@ __device__ __forceinline__ void rotate_pair(T* to, const T* x, const float* angl
   to[half + i] = from_f32<T>(b * c + a * s);
 }
 
-// to = x / rms(x) * weight, by the whole block.
-template <class T>
-__device__ __forceinline__ void rms_norm(T* to, const T* x, const float* weight, i32 width, float eps) {
+// 1 / rms(x), by the whole block.
+template <class T> __device__ __forceinline__ float rms_scale(const T* x, i32 width, float eps) {
   float squares = 0.f;
   for (int i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
     Pack<T, 8> v = *(const Pack<T, 8>*)(x + i);
 #pragma unroll
     for (int j = 0; j < 8; j++) squares += to_f32(v.v[j]) * to_f32(v.v[j]);
   }
-  float scale = rsqrtf(block_sum(squares) / (float)width + eps);
+  return rsqrtf(block_sum(squares) / (float)width + eps);
+}
+
+// to = x / rms(x) * weight, by the whole block. `to` may be null.
+template <class T>
+__device__ __forceinline__ void rms_norm(T* to, const T* x, const float* weight, i32 width, float eps) {
+  float scale = rms_scale(x, width, eps);
   if (!to) return;
   for (int i = threadIdx.x * 8; i < width; i += blockDim.x * 8) {
     Pack<T, 8> v = *(const Pack<T, 8>*)(x + i), y;
 #pragma unroll
     for (int j = 0; j < 8; j++) y.v[j] = from_f32<T>(to_f32(v.v[j]) * scale * weight[i + j]);
     *(Pack<T, 8>*)(to + i) = y;
+  }
+}
+
+// Normalises the row's vector, if the model has one, by the whole block.
+template <class T>
+__device__ __forceinline__ void write_vector(T* vector, const T* row, const float* vector_norm, i32 rank,
+                                             i32 rotated, i32 query_rank, float eps) {
+  if (query_rank > 0) {
+    rms_norm(vector + (size_t)blockIdx.x * query_rank, row + rank + rotated, vector_norm, query_rank, eps);
   }
 }
 
@@ -68,9 +83,60 @@ __device__ void latent_kv_write(T* vector, const T* projected, T* keys, const fl
     i32 half = rotated / 2;
     for (int i = threadIdx.x; i < half; i += blockDim.x) rotate_pair(key + rank, row + rank, of_row, half, i);
   }
-  if (query_rank > 0) {
-    rms_norm(vector + (size_t)blockIdx.x * query_rank, row + rank + rotated, vector_norm, query_rank, eps);
+  write_vector(vector, row, vector_norm, rank, rotated, query_rank, eps);
+}
+
+// The same to a latent in 8 bits, [width] e4m3 and then four scales, by 128 threads: each has 8 of up to 512
+// values, and 16 threads share a scale. Scales behind the last value are 1, because codes of 0 are multiplied
+// by them.
+template <class T>
+__device__ __forceinline__ void write_narrow(u8* key, const T* x, const float* weight, i32 width, float scale) {
+  i32 first = threadIdx.x * 8;
+  float y[8] = {}, largest = 0.f, sum = 0.f;
+  if (first < width) {
+    Pack<T, 8> v = *(const Pack<T, 8>*)(x + first);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      y[j] = to_f32(v.v[j]) * scale * weight[first + j];
+      largest = fmaxf(largest, fabsf(y[j]));
+      sum += y[j];
+    }
+    if (sum != sum) largest = -NEG_INF;  // fmaxf ignores NaN
   }
+#pragma unroll
+  for (int o = NARROW_GROUP / 16; o; o >>= 1) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, o));
+  float own = scale_of(largest), times = times_of(own);
+  int group = first / NARROW_GROUP;
+  if (first % NARROW_GROUP == 0 && group < NARROW_SCALES_BYTES / 4) *(float*)(key + width + group * 4) = own;
+  if (first >= width) return;
+  Pack<e4m3, 8> codes;
+#pragma unroll
+  for (int j = 0; j < 8; j++) codes.v[j] = from_f32<e4m3>(__fmul_rn(y[j], times));
+  *(Pack<e4m3, 8>*)(key + first) = codes;
+}
+
+// latent_kv_write_{T}_e4m3: latent_kv_write into keys of 8 bits, [blocks, 1 << block_shift] of
+// narrow_key_bytes each (latent_key.cuh). `rank` is a multiple of 16 up to 512. About 3.5 bytes a value.
+// References: as there, and ops::e4m3.
+template <class T>
+__device__ void latent_kv_write_narrow(T* vector, const T* projected, u8* keys, const float* norm,
+                                       const float* vector_norm, Angles angles, const u32* positions,
+                                       const u32* slots, i32 stride, i32 rank, i32 rotated, i32 query_rank,
+                                       u32 slot_count, float eps) {
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+  u32 slot = slots[blockIdx.x];
+  const T* row = projected + (size_t)blockIdx.x * stride;
+  float scale = rms_scale(row, rank, eps);
+  if (slot < slot_count) {
+    u8* key = keys + (size_t)slot * narrow_key_bytes(rank, rotated);
+    write_narrow(key, row, norm, rank, scale);
+    T* rest = (T*)(key + rank + NARROW_SCALES_BYTES);
+    const float* of_row = angles.at(positions[blockIdx.x], rotated);
+    i32 half = rotated / 2;
+    for (int i = threadIdx.x; i < half; i += blockDim.x) rotate_pair(rest, row + rank, of_row, half, i);
+  }
+  write_vector(vector, row, vector_norm, rank, rotated, query_rank, eps);
 }
 
 // latent_rotate_{T}: rotates the last part of each query head and writes it behind the head's query of the
@@ -105,6 +171,14 @@ __device__ void latent_rotate(T* out, const T* queries, Angles angles, const u32
                        slots, stride, rank, rotated, query_rank, slot_count, eps);                          \
   }                                                                                                         \
   EXPORT(latent_kv_write_##T)                                                                               \
+  extern "C" __global__ void __launch_bounds__(128) latent_kv_write_##T##_e4m3(                             \
+      T* vector, const T* projected, u8* keys, const float* norm, const float* vector_norm,                 \
+      const float* angles, const u32* positions, const u32* slots, i32 stride, i32 rank, i32 rotated,       \
+      i32 query_rank, u32 slot_count, u32 angle_rows, float eps) {                                          \
+    latent_kv_write_narrow<T>(vector, projected, keys, norm, vector_norm, Angles{angles, angle_rows},       \
+                              positions, slots, stride, rank, rotated, query_rank, slot_count, eps);        \
+  }                                                                                                         \
+  EXPORT(latent_kv_write_##T##_e4m3)                                                                        \
   extern "C" __global__ void __launch_bounds__(256) latent_rotate_##T(                                      \
       T* out, const T* queries, const float* angles, const u32* positions, i32 stride, i32 heads,           \
       i32 query_dim, i32 rank, i32 rotated, u32 angle_rows) {                                               \

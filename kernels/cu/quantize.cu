@@ -1,9 +1,6 @@
 // quantize.cu: quantises values to FP8 e4m3 with one scale per tensor, row, row group of 128 or 128 x 128
-// block. A value is the stored value times its scale. A scale is the largest magnitude / 448, 1 if all values
-// are zero, or infinite if any is NaN or infinite, so that no product hides that.
-#include "device.cuh"
-
-constexpr float E4M3_MAX = 448.f;
+// block.
+#include "e4m3.cuh"
 
 __device__ __forceinline__ float block_max(float v) {
   __shared__ float part[33];
@@ -19,13 +16,6 @@ __device__ __forceinline__ float block_max(float v) {
   __syncthreads();
   return part[32];
 }
-
-// Correctly rounded operations, so that a host computes the same bits. The smallest scale is 2^-126, whose
-// reciprocal is finite.
-__device__ __forceinline__ float scale_of(float largest) {
-  return largest > 0.f ? fmaxf(__fdiv_rn(largest, E4M3_MAX), 0x1p-126f) : 1.f;
-}
-__device__ __forceinline__ float times_of(float scale) { return __fdiv_rn(1.f, scale); }
 
 // The largest magnitude; infinite if there is a NaN, which fmaxf would ignore.
 template <class T> __device__ __forceinline__ float largest_of(const Pack<T, 4>& p) {

@@ -34,7 +34,8 @@ use skein_worker::model::fingerprint::fingerprint;
 use skein_worker::shard::Shard;
 
 use models::{
-    COHERE2, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE, LLAMA, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2, Tiny,
+    COHERE2, DEEPSEEK_V2, DEEPSEEK_V3_SHARED, GLM4_MOE, LLAMA, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2,
+    Tiny,
 };
 use runs::{eager, limits, prompt, sample, sequence_of};
 
@@ -378,17 +379,6 @@ fn mixtures_of_experts_have_the_same_bits_on_any_number_of_ranks() {
     }
 }
 
-/// Latent attention with eight leaves in both shared products.
-const LATENT: Tiny = Tiny {
-    kv_heads: 8,
-    head_dim: 16,
-    fields: r#"{"q_lora_rank": 48, "kv_lora_rank": 40, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32,
-        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 1,
-        "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": true,
-        "routed_scaling_factor": 1.5}"#,
-    ..shared(DEEPSEEK_V3)
-};
-
 /// Heads are divided, and every rank has all latents: with queries from a vector and from the layer's input,
 /// and with more heads than a small tile of attention has rows on one rank, but not on two. With codes,
 /// heads' matrices are decoded, each on its rank.
@@ -397,9 +387,10 @@ fn latents_have_the_same_bits_on_any_number_of_ranks() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    check_ranks(LATENT, "16 graphs 30000", &[(2, 1), (4, 1), (8, 1), (1, 2), (2, 2)]);
+    check_ranks(DEEPSEEK_V3_SHARED, "16 graphs 30000", &[(2, 1), (4, 1), (8, 1), (1, 2), (2, 2)]);
     check_ranks(DEEPSEEK_V2, "16 eager 30000", &[(2, 1)]);
-    check_ranks(LATENT, "int4 eager 30000", &[(4, 1)]);
+    check_ranks(DEEPSEEK_V3_SHARED, "int4 eager 30000", &[(4, 1)]);
+    check_ranks(DEEPSEEK_V3_SHARED, "fp8 eager 30000", &[(2, 1), (1, 2)]);
     let coded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/fp8-block-latent");
     check_ranks_of(("fp8-block-latent", &coded), "16 eager 30000", &[(2, 1), (4, 1), (1, 2)]);
 }

@@ -167,7 +167,13 @@ pub const FORMATS: &[Format] = &[
     flag(FormatSource::KvCache, "bfloat16", "16 bits", YES, None),
     flag(FormatSource::KvCache, "float16", "16 bits", YES, None),
     flag(FormatSource::KvCache, "int8", "8 bits, a scale for each head and token", YES, None),
-    flag(FormatSource::KvCache, "fp8", "8 bits", Some("yes, with a scale for each head and token"), YES),
+    flag(
+        FormatSource::KvCache,
+        "fp8",
+        "8 bits",
+        Some("yes, with a scale for each head and token"),
+        Some("yes; latents with a scale for each 128 values"),
+    ),
 ];
 
 /// Names of the formats that `device` supports, for messages.

@@ -4,8 +4,8 @@ use skein_worker::backend::cuda::Fp8;
 use skein_worker::config::{CudaConfig, LoadFormat};
 
 use crate::models::{
-    DEEPSEEK_V2, DEEPSEEK_V3, GROUPED, KINDS, LATENTS, LLAMA, LLAMA4, MIXTURES, OLMO2, QWEN2, QWEN2_MOE,
-    QWEN3, STARCODER2, Tiny, WIDE,
+    DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_V3_SHARED, GROUPED, KINDS, LATENTS, LLAMA, LLAMA4, MIXTURES, OLMO2,
+    QWEN2, QWEN2_MOE, QWEN3, STARCODER2, Tiny, WIDE,
 };
 use crate::runs::{eager, on_cpu, on_cuda, on_cuda_in};
 use crate::scores::{TOLERANCE, compare, scores};
@@ -97,14 +97,14 @@ fn latent_attention() {
 }
 
 #[test]
-fn latents_are_not_cached_in_fp8() {
+fn odd_latents_are_not_cached_in_fp8() {
     if !skein_cuda_emulation::load() {
         return;
     }
     let dir = DEEPSEEK_V3.make(7);
     let error = on_cuda_in(dir.path(), eager(), Fp8 { weights: false, kv_cache: true }).err().unwrap();
-    let expected =
-        "latent attention has no kernel for bf16 over a KV cache of e4m3; use --kv-cache-dtype auto";
+    let expected = "latent attention over a KV cache of e4m3 has kernels for latents of a multiple of 16 values, and \
+                    kv_lora_rank is 40; use --kv-cache-dtype auto";
     assert!(error.to_string().contains(expected), "{error}");
 }
 
@@ -155,7 +155,8 @@ fn fp8_weights_and_fp8_cache_stay_near() {
     for (name, tiny) in [("llama", LLAMA), ("qwen2_moe", QWEN2_MOE)] {
         check_fp8(name, tiny, &[("fp8 weights", weights), ("fp8 cache", cache)]);
     }
-    check_fp8("deepseek_v3", DEEPSEEK_V3, &[("fp8 weights", weights)]);
+    check_fp8("deepseek_v3", DEEPSEEK_V3_SHARED, &[("fp8 weights", weights), ("fp8 cache", cache)]);
+    check_fp8("deepseek_v2", DEEPSEEK_V2, &[("fp8 cache", cache)]);
 }
 
 fn check_fp8(model: &str, tiny: Tiny, kinds: &[(&str, Fp8)]) {

@@ -1,11 +1,12 @@
 //! Batch-invariant mode: a row's log-probabilities have the same bits in any batch and any chunks.
 
+use skein_worker::backend::cuda::Fp8;
 use skein_worker::backend::{Backend, Batch, ScoreRow, Want};
 use skein_worker::check::Sequence;
 use skein_worker::config::CudaConfig;
 
-use crate::models::{KINDS, LATENTS, LLAMA, MIXTURES};
-use crate::runs::{eager, on_cuda, prompt, sequence_of, step};
+use crate::models::{DEEPSEEK_V2, DEEPSEEK_V3_SHARED, KINDS, LATENTS, LLAMA, MIXTURES};
+use crate::runs::{eager, on_cuda, on_cuda_in, prompt, sequence_of, step};
 
 const LENGTH: usize = 60;
 
@@ -53,5 +54,22 @@ fn a_row_has_the_same_bits_in_every_batch() {
             assert!(bits(backend, |_| chunks, i as u32) == expected, "{name}, chunks of {chunks}");
         }
         assert!(bits(backend, |turn| turn * 7 % 13 + 1, 5) == expected, "{name}, mixed chunks in company");
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_in_every_batch_over_latents_in_fp8() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    for (name, tiny) in [("deepseek_v3", DEEPSEEK_V3_SHARED), ("deepseek_v2", DEEPSEEK_V2)] {
+        let dir = tiny.make(11);
+        let config = CudaConfig { batch_invariant: true, ..eager() };
+        let fp8 = Fp8 { weights: false, kv_cache: true };
+        let backend = &mut on_cuda_in(dir.path(), config, fp8).unwrap();
+        let expected = bits(backend, |_| 40, 0);
+        for (i, chunks) in [1, 17].into_iter().enumerate() {
+            assert!(bits(backend, |_| chunks, i as u32 + 1) == expected, "{name}, chunks of {chunks}");
+        }
     }
 }

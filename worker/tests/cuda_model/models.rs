@@ -106,6 +106,17 @@ pub const DEEPSEEK_V3: Tiny = Tiny {
         "routed_scaling_factor": 1.5}"#,
     ..LLAMA
 };
+/// The same with a latent that can be cached in 8 bits, and with leaves that eight ranks can share.
+pub const DEEPSEEK_V3_SHARED: Tiny = Tiny {
+    heads: 8,
+    kv_heads: 8,
+    inner: 256,
+    fields: r#"{"q_lora_rank": 48, "kv_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 32,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "n_shared_experts": 1,
+        "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": true,
+        "routed_scaling_factor": 1.5}"#,
+    ..DEEPSEEK_V3
+};
 /// Latent attention with more heads than a small tile has rows, queries from the layer's input, YaRN, and no
 /// experts.
 pub const DEEPSEEK_V2: Tiny = Tiny {

@@ -2,10 +2,10 @@
 
 use skein_worker::backend::Backend;
 use skein_worker::backend::cuda::{CudaOptions, ServedAdapters};
-use skein_worker::config::{AdaptersConfig, BackendKind, WorkerConfig};
+use skein_worker::config::{AdaptersConfig, BackendKind, KvCacheDtype, Precision, WorkerConfig};
 use skein_worker::service::plan;
 
-use crate::models::{COHERE2, DEEPSEEK_V3, LLAMA, MISTRAL};
+use crate::models::{COHERE2, DEEPSEEK_V3, DEEPSEEK_V3_SHARED, LLAMA, MISTRAL};
 use crate::runs::{eager, limits, load, options, try_cuda_with};
 
 const KV_BYTES: u64 = 1 << 20;
@@ -37,6 +37,26 @@ fn the_planned_blocks_are_allocated() {
         assert_eq!(plan.ranks[0].allocated.adapters, 0, "{}", tiny.model_type);
         assert!((KV_BYTES - (16 << 10)..=KV_BYTES).contains(&bytes), "{}: {bytes}", tiny.model_type);
     }
+}
+
+/// 48 codes, four scales, and 16 rotated values in 16 bits, in two layers.
+#[test]
+fn latents_in_8_bits_have_scales_and_a_rotated_part_in_16() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let dir = DEEPSEEK_V3_SHARED.make(13);
+    let token_bytes = [KvCacheDtype::Auto, KvCacheDtype::Fp8].map(|kv_cache_dtype| {
+        let config = WorkerConfig {
+            backend: BackendKind::Cuda,
+            scheduler: limits(),
+            kv_cache_memory_bytes: Some(KV_BYTES),
+            precision: Precision { kv_cache_dtype, ..Precision::default() },
+            ..WorkerConfig::new(dir.path(), "m")
+        };
+        plan(&config).unwrap().ranks[0].token_bytes
+    });
+    assert_eq!(token_bytes, [[2 * 2 * (48 + 16), 0], [2 * (48 + 16 + 2 * 16), 0]]);
 }
 
 /// The slots of adapters, and what their steps need.

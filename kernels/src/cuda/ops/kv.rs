@@ -25,7 +25,8 @@ impl KvElement for E4m3 {
 }
 
 /// One layer's part of the paged KV cache: keys and values, each `[blocks, kv_heads, block_size, head_dim]`.
-/// With latent attention, keys and values are the same memory. A token's slot is `block * block_size +
+/// With latent attention, keys and values are the same memory, and keys of e4m3 have scales and a part in
+/// 16 bits ([`super::latent::key_bytes`]). A token's slot is `block * block_size +
 /// offset`.
 #[derive(Debug, Clone, Copy)]
 pub struct KvLayer<K> {

@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
-use super::kv::KvLayer;
-use super::{Activation, kernel_for};
+use super::Activation;
+use super::kernel_for;
+use super::kv::{KvElement, KvLayer};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 
@@ -14,17 +15,38 @@ const KEY_THREADS: u32 = 128;
 /// Threads per row that rotate queries.
 const QUERY_THREADS: u32 = 256;
 
+/// Values of a latent in 8 bits that share a scale.
+pub const NARROW_GROUP: usize = 128;
+/// Bytes of the scales of a key in 8 bits.
+pub const NARROW_SCALES_BYTES: usize = 16;
+/// Widths of latents in 8 bits are multiples of this.
+pub const NARROW_UNIT: usize = 16;
+
+/// Bytes of a token's key in a cache of `K`: all values, or for e4m3 the latent's codes, their scales, and
+/// the rotated part in 16 bits; `cu/latent_key.cuh`.
+pub fn key_bytes<K: KvElement>(rank: usize, rotated: usize) -> usize {
+    if is_narrow::<K>() {
+        rank + NARROW_SCALES_BYTES + rotated * size_of::<u16>()
+    } else {
+        (rank + rotated) * size_of::<K>()
+    }
+}
+
+fn is_narrow<K: KvElement>() -> bool {
+    size_of::<K>() == 1
+}
+
 /// Normalises latents, rotates the rest of the keys, and writes both to their slots. Also normalises the
 /// vectors from which queries are projected.
 #[derive(Debug, Clone, Copy)]
-pub struct LatentKvWrite<T> {
+pub struct LatentKvWrite<T, K> {
     kernel: Kernel,
-    of: PhantomData<T>,
+    of: PhantomData<(T, K)>,
 }
 
 /// Memory of one [`LatentKvWrite`] launch.
 #[derive(Debug, Clone, Copy)]
-pub struct LatentRows<T> {
+pub struct LatentRows<T, K> {
     /// `[rows, stride]`: latent, rotated part, and vector or queries. Not changed.
     pub projected: DeviceSlice<T>,
     /// Values from one row to the next, a multiple of 8.
@@ -43,20 +65,25 @@ pub struct LatentRows<T> {
     pub positions: DeviceSlice<u32>,
     /// `[rows]` slots; [`super::kv::NO_SLOT`] = write nothing.
     pub slots: DeviceSlice<u32>,
-    /// Destination of the keys; it has one KV head, of `rank + rotated` values.
-    pub layer: KvLayer<T>,
+    /// Destination of the keys; it has one KV head, of `rank + rotated` values in [`key_bytes`].
+    pub layer: KvLayer<K>,
     /// Number of rows.
     pub rows: usize,
 }
 
-impl<T: Activation> LatentKvWrite<T> {
+impl<T: Activation, K: KvElement> LatentKvWrite<T, K> {
     /// Looks up the kernel.
     pub fn new(kernels: &Kernels) -> Result<Self, CudaError> {
-        Ok(Self { kernel: kernel_for!(kernels, T, "latent_kv_write")?, of: PhantomData })
+        let kernel = match (is_narrow::<K>(), <T as Activation>::SUFFIX) {
+            (false, _) => kernel_for!(kernels, T, "latent_kv_write")?,
+            (true, "bf16") => kernels.get("latent_kv_write_bf16_e4m3")?,
+            (true, _) => kernels.get("latent_kv_write_f16_e4m3")?,
+        };
+        Ok(Self { kernel, of: PhantomData })
     }
 
     /// Queues the launch.
-    pub fn launch(&self, stream: &Stream, latents: LatentRows<T>) -> Result<(), CudaError> {
+    pub fn launch(&self, stream: &Stream, latents: LatentRows<T, K>) -> Result<(), CudaError> {
         let LatentRows {
             projected,
             stride,
@@ -84,7 +111,10 @@ impl<T: Activation> LatentKvWrite<T> {
         assert!(vector.len() >= rows * query_rank, "{rows} vectors of {query_rank} do not fit");
         assert!(positions.len() >= rows && slots.len() >= rows, "{rows} rows have no position or slot");
         let (slot_count, angle_rows) = (blocks * block_size, angles.len() / rotated);
-        assert!(layer.keys.len() >= slot_count * head_dim && angle_rows > 0, "a cache and angles");
+        let bytes = slot_count * key_bytes::<K>(rank, rotated);
+        assert!(layer.keys.len() * size_of::<K>() >= bytes && angle_rows > 0, "a cache and angles");
+        let is_possible = rank.is_multiple_of(NARROW_UNIT) && rank <= NARROW_SCALES_BYTES / 4 * NARROW_GROUP;
+        assert!(!is_narrow::<K>() || is_possible, "a latent of {rank} values in 8 bits");
         if rows == 0 {
             return Ok(());
         }

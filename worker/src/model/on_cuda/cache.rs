@@ -4,6 +4,7 @@
 
 use skein_kernels::cuda::ops::block_copy::BlockPlanes;
 use skein_kernels::cuda::ops::kv::{KvElement, KvLayer};
+use skein_kernels::cuda::ops::latent::key_bytes;
 use skein_kernels::cuda::{CudaError, DeviceSlice};
 
 use crate::backend::{KvBlocks, KvTokenBytes};
@@ -11,13 +12,21 @@ use crate::model::spec::Spec;
 
 /// Bytes of a block of `block_size` tokens in one plane.
 pub fn plane_block_bytes<K: KvElement>(spec: &Spec, block_size: u32) -> usize {
-    spec.attention.kv_width() * block_size as usize * size_of::<K>()
+    plane_token_bytes::<K>(spec) * block_size as usize
+}
+
+/// Bytes of a token in one plane.
+fn plane_token_bytes<K: KvElement>(spec: &Spec) -> usize {
+    match spec.attention.latent {
+        None => spec.attention.kv_width() * size_of::<K>(),
+        Some(latent) => key_bytes::<K>(latent.rank, latent.rotated),
+    }
 }
 
 /// Bytes of a token in the planes of all layers.
 pub fn token_bytes<K: KvElement>(spec: &Spec) -> KvTokenBytes {
     let rows = spec.attention.cached_rows();
-    let of = |layers: usize| (rows * layers * spec.attention.kv_width() * size_of::<K>()) as u64;
+    let of = |layers: usize| (rows * layers * plane_token_bytes::<K>(spec)) as u64;
     let windowed = spec.windowed_layers();
     KvTokenBytes { main: of(spec.layers.len() - windowed), windowed: of(windowed) }
 }

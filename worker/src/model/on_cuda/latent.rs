@@ -44,13 +44,13 @@ pub fn size_without_kernel(spec: &Spec) -> Option<(&'static str, usize, String)>
 }
 
 /// Kernels of latent attention besides attention itself.
-pub struct LatentOps<T> {
-    write: LatentKvWrite<T>,
+pub struct LatentOps<T, K> {
+    write: LatentKvWrite<T, K>,
     rotate: RotateQueries<T>,
     heads: HeadProducts<T>,
 }
 
-impl<T: Activation> LatentOps<T> {
+impl<T: Activation, K: KvElement> LatentOps<T, K> {
     /// Looks the kernels up.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         index: usize,
-        (latent, ops): (&LatentSpec, &LatentOps<T>),
+        (latent, ops): (&LatentSpec, &LatentOps<T, K>),
         (step, slots): (&StepRows, DeviceSlice<u32>),
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
@@ -135,7 +135,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             angles,
             positions,
             slots,
-            layer: self.cache[index].cast(),
+            layer: self.cache[index],
             rows,
         };
         ops.write.launch(stream, write)?;
@@ -174,7 +174,7 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         index: usize,
-        (latent, ops): (&LatentSpec, &LatentOps<T>),
+        (latent, ops): (&LatentSpec, &LatentOps<T, K>),
         rows: usize,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {

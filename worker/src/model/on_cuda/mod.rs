@@ -97,7 +97,7 @@ pub struct Ops<T, K> {
     /// Paged attention, for each window size.
     pub attention: Windows<T, K>,
     /// What latent attention needs besides, if the model has it.
-    pub latent: Option<LatentOps<T>>,
+    pub latent: Option<LatentOps<T, K>>,
     /// Matrix products of projections.
     pub linear: Linear<T>,
     /// The same for the shared networks of mixtures, which every rank has: without cuBLASLt on several ranks,

@@ -176,7 +176,7 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
     }
 
     /// The latents of the model, if it has any.
-    fn latent(&self) -> Option<(&'a LatentSpec, &'a LatentOps<T>)> {
+    fn latent(&self) -> Option<(&'a LatentSpec, &'a LatentOps<T, K>)> {
         self.model.spec.attention.latent.as_ref().zip(self.model.ops.latent.as_ref())
     }
 

@@ -1,5 +1,6 @@
 //! Cases of [`skein_kernels::cuda::ops::attention`].
 
+mod narrow;
 pub(super) mod reference;
 mod step;
 
@@ -49,7 +50,31 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     ] {
         rows_do_not_depend_on_their_batch::<f16, f16>(bench, case)?;
     }
+    for case in narrow_latents(bench.scale) {
+        narrow::check::<bf16>(bench, case)?;
+        narrow::check::<f16>(bench, Case { batch_invariant: true, ..case })?;
+    }
     Ok(())
+}
+
+/// Latents in 8 bits: keys of fewer values than the kernel has space for, and of exactly as many.
+fn narrow_latents(scale: Scale) -> Vec<Case> {
+    let small = Case { head_dim: 64, latent: Some(48), ..PLAIN };
+    let mut cases = vec![
+        Case { lengths: &[(1, 1), (1, 16), (1, 17), (0, 0), (1, 300), (0, 0)], ..small },
+        Case { group: 7, block_size: 8, lengths: &[(1, 250), (2, 33), (5, 99)], ..small },
+        Case { head_dim: 80, latent: Some(64), block_size: 64, lengths: &[(1, 1500), (30, 70)], ..small },
+        Case { group: 40, kind: StepKind::Decode, lengths: &[(1, 300), (1, 20), (1, 700)], ..small },
+        Case { lengths: &[(1, 200), (3, 70)], ..DEEPSEEK },
+        Case { group: 2, head_dim: 176, latent: Some(144), lengths: &[(1, 40), (9, 20)], ..DEEPSEEK },
+    ];
+    if scale == Scale::Full {
+        cases.extend([
+            Case { lengths: &[(512, 4000), (1, 900), (37, 37)], ..DEEPSEEK },
+            Case { group: 128, lengths: &[(1, 16_000), (1, 100), (1, 4097)], ..DEEPSEEK },
+        ]);
+    }
+    cases
 }
 
 /// The widths of DeepSeek-V2 and V3.

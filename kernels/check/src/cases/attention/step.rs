@@ -82,10 +82,12 @@ pub(super) trait Stored: KvElement {
     fn poison() -> Self;
     fn round(value: f32) -> Self;
     fn widen(self) -> f32;
+    /// Its bytes in memory.
+    fn bytes(self) -> Vec<u8>;
 }
 
 macro_rules! stored {
-    ($type:ty, $name:literal, $scale:literal, $poison:expr) => {
+    ($type:ty, $name:literal, $scale:literal, $poison:expr, $bytes:expr) => {
         impl Stored for $type {
             const NAME: &'static str = $name;
             const SCALE: f32 = $scale;
@@ -98,12 +100,15 @@ macro_rules! stored {
             fn widen(self) -> f32 {
                 self.to_f32() * $scale
             }
+            fn bytes(self) -> Vec<u8> {
+                ($bytes)(self)
+            }
         }
     };
 }
-stored!(bf16, "bf16", 1.0, bf16::NAN);
-stored!(f16, "f16", 1.0, f16::NAN);
-stored!(E4m3, "e4m3", 0.25, E4m3(0x7e));
+stored!(bf16, "bf16", 1.0, bf16::NAN, |it: Self| it.to_le_bytes().to_vec());
+stored!(f16, "f16", 1.0, f16::NAN, |it: Self| it.to_le_bytes().to_vec());
+stored!(E4m3, "e4m3", 0.25, E4m3(0x7e), |it: Self| vec![it.0]);
 
 /// The inputs, on the host.
 #[derive(Clone)]
@@ -201,6 +206,30 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
         (table[position / case.block_size] as usize, position % case.block_size)
     }
 
+    /// Replaces latents by the values that `narrow` gives for a key and the width of its latent, and returns
+    /// the bytes of all keys that it also gives.
+    pub(super) fn narrow(
+        &mut self,
+        case: &Case,
+        narrow: impl Fn(&[K], usize) -> (Vec<u8>, Vec<K>),
+    ) -> Vec<E4m3> {
+        let rank = case.latent.unwrap_or(case.head_dim);
+        let mut all = Vec::new();
+        let keys = self.keys.chunks_exact_mut(case.head_dim);
+        for (key, value) in keys.zip(self.values.chunks_exact_mut(case.head_dim)) {
+            let (bytes, values) = narrow(key, rank);
+            key.copy_from_slice(&values);
+            value[..rank].copy_from_slice(&values[..rank]);
+            all.extend(bytes.into_iter().map(E4m3));
+        }
+        all
+    }
+
+    /// All queries, in f32.
+    pub(super) fn queries(&self) -> impl Iterator<Item = f32> {
+        self.q.iter().map(|q| q.widen())
+    }
+
     /// The same step with one large number added to every score, so that a different number of rescalings
     /// changes how a sum is rounded.
     pub(super) fn shifted(mut self, case: &Case) -> Self {
@@ -260,25 +289,26 @@ pub(super) fn compute<T: Stored, K: Stored>(
     case: &Case,
     step: &AttentionStep<T, K>,
 ) -> Result<Vec<f32>, CudaError> {
+    let kv = (&step.keys[..], &step.values[..]);
     match T::NAME {
-        "f16" => {
-            launch::<f16, K>(bench, case, step.q.iter().map(|q| f16::from_f32(q.widen())).collect(), step)
-        }
-        _ => launch::<bf16, K>(bench, case, step.q.iter().map(|q| bf16::from_f32(q.widen())).collect(), step),
+        "f16" => launch_over(bench, case, step.queries().map(f16::from_f32).collect(), kv, step),
+        _ => launch_over(bench, case, step.queries().map(bf16::from_f32).collect(), kv, step),
     }
 }
 
-fn launch<A: Activation, K: Stored>(
+/// Runs a step over other keys and values than its own.
+pub(super) fn launch_over<A: Activation, K: Stored>(
     bench: &mut Bench,
     case: &Case,
     queries: Vec<A>,
-    step: &AttentionStep<impl Stored, K>,
+    (keys, values): (&[K], &[K]),
+    step: &AttentionStep<impl Stored, impl Stored>,
 ) -> Result<Vec<f32>, CudaError> {
     let shape = case.shape();
     let attention = Attention::<A, K>::new(&bench.kernels, shape)?;
     let (rows, capacity) = (case.rows(), case.lengths.len());
     let len = rows * shape.heads * shape.value_dim();
-    let (q, keys, values) = (bench.upload(&queries)?, bench.upload(&step.keys)?, bench.upload(&step.values)?);
+    let (q, keys, values) = (bench.upload(&queries)?, bench.upload(keys)?, bench.upload(values)?);
     let (sinks, tables) = (bench.upload(&step.sinks)?, bench.upload(&step.block_tables)?);
     let (row_starts, context_lens) = (bench.upload(&step.row_starts)?, bench.upload(&step.context_lens)?);
     let workspace = bench.output::<u8>(attention.workspace_bytes(rows, capacity, 4096))?;
@@ -298,8 +328,9 @@ fn launch<A: Activation, K: Stored>(
         kv_heads: case.kv_heads,
         block_size: case.block_size,
         head_dim: case.head_dim,
-        key_scale: K::SCALE,
-        value_scale: K::SCALE,
+        // Latents have scales of their own.
+        key_scale: if case.latent.is_some() { 1.0 } else { K::SCALE },
+        value_scale: if case.latent.is_some() { 1.0 } else { K::SCALE },
     };
     layer.check()?;
     attention.plan(&bench.stream, &sequences, 0, *workspace)?;

@@ -2,6 +2,7 @@
 
 use super::super::Activation;
 use super::super::kv::KvElement;
+use super::super::latent::{NARROW_SCALES_BYTES, NARROW_UNIT};
 use super::AttentionShape;
 use crate::cuda::CudaError;
 
@@ -59,13 +60,15 @@ impl Instance {
 
     fn of_latents<T: Activation, K: KvElement>(rank: usize, rotated: usize) -> Result<Self, CudaError> {
         let (activations, cache) = (<T as Activation>::SUFFIX, <K as KvElement>::SUFFIX);
-        if activations != cache {
-            return Err(CudaError::invalid(format!(
-                "latent attention has no kernel for {activations} over a KV cache of {cache}; use --kv-cache-dtype auto"
-            )));
-        }
+        let is_narrow = activations != cache;
         let fits = |(ranks, rest): &&(usize, usize)| rank <= *ranks && rotated <= *rest;
         let is_whole = rank.is_multiple_of(LATENT_UNIT) && rotated.is_multiple_of(LATENT_UNIT);
+        if is_narrow && !rank.is_multiple_of(NARROW_UNIT) {
+            return Err(CudaError::invalid(format!(
+                "latent attention over a KV cache of {cache} has kernels for latents of a multiple of {NARROW_UNIT} \
+                 values, and kv_lora_rank is {rank}; use --kv-cache-dtype auto"
+            )));
+        }
         let Some(&(held_values, rest)) = LATENTS.iter().find(fits).filter(|_| is_whole) else {
             let (ranks, rest) = LATENTS[LATENTS.len() - 1];
             return Err(CudaError::invalid(format!(
@@ -74,17 +77,32 @@ impl Instance {
             )));
         };
         let names = match (activations, held_values) {
+            ("bf16", 64) if is_narrow => {
+                ["attention_latent_bf16_e4m3_64_small", "attention_latent_bf16_e4m3_64_large"]
+            }
+            ("bf16", _) if is_narrow => {
+                ["attention_latent_bf16_e4m3_512_small", "attention_latent_bf16_e4m3_512_large"]
+            }
+            (_, 64) if is_narrow => {
+                ["attention_latent_f16_e4m3_64_small", "attention_latent_f16_e4m3_64_large"]
+            }
+            (_, _) if is_narrow => {
+                ["attention_latent_f16_e4m3_512_small", "attention_latent_f16_e4m3_512_large"]
+            }
             ("bf16", 64) => ["attention_latent_bf16_64_small", "attention_latent_bf16_64_large"],
             ("bf16", _) => ["attention_latent_bf16_512_small", "attention_latent_bf16_512_large"],
             (_, 64) => ["attention_latent_f16_64_small", "attention_latent_f16_64_large"],
             (_, _) => ["attention_latent_f16_512_small", "attention_latent_f16_512_large"],
         };
-        // Queries, two tiles of 16 positions, and the scores of four warps; `cu/attention_latent.cuh`.
+        // Queries, two tiles of 16 positions, or one and the next one's codes, and the scores of four warps;
+        // `cu/attention_latent.cuh`.
         let row_bytes = ((held_values + rest) * 2 + 16) as u32;
+        let copy_bytes = if is_narrow { held_values + NARROW_SCALES_BYTES + rest * 2 } else { 0 };
+        let keys_bytes = 16 * (if is_narrow { row_bytes + copy_bytes as u32 } else { 2 * row_bytes });
         let size = |rows: u32, blocks| Size {
             rows,
             threads: 128,
-            shared_bytes: (rows + 2 * 16) * row_bytes + 4 * rows * 16 * 4,
+            shared_bytes: rows * row_bytes + keys_bytes + 4 * rows * 16 * 4,
             blocks,
         };
         Ok(Self { names, sizes: [size(16, 3), size(32, 2)], held_values })
