@@ -148,11 +148,12 @@ fn ranks_of_two_machines_serve_and_merge_adapters_with_the_tokens_of_one_process
         let expected = undisturbed(&Client::of(&alone.url), &names).await;
         drop(alone);
         let alone = Cluster::serve(SKEIN, &[&fixed[..], &["--workers", "1"], &merged].concat()).await;
-        let of_merged = undisturbed(&Client::of(&alone.url), &["a1"]).await;
+        // The merged adapter is served by the model's name.
+        let of_merged = undisturbed(&Client::of(&alone.url), &["wide"]).await;
         drop(alone);
         for (shape, each) in [(&["-tp", "2"][..], 1), (&["-tp", "2", "-pp", "2"], 2)] {
             for (flags, names, expected) in
-                [(&served[..], &names[..], &expected), (&merged[..], &["a1"], &of_merged)]
+                [(&served[..], &names[..], &expected), (&merged[..], &["wide"], &of_merged)]
             {
                 let leader = lasting_address().to_string();
                 let group = ["--nnodes", "2", "--leader", &leader];

@@ -83,30 +83,42 @@ pub(crate) async fn follow_changes(workers: Arc<Workers>) {
     }
 }
 
-/// The identity of the adapter in a directory, which all connected workers could serve.
+/// The identity of the adapter in a directory, which all workers that can be reached could serve. Another one
+/// gets it when it connects.
 ///
 /// # Errors
-/// If one of them could not, or they find different adapters.
+/// If one of them could not, they find different adapters, or none can be reached.
 pub(crate) async fn check(workers: &Workers, name: &str, path: &str) -> Result<AdapterId, Refusal> {
     let clients = workers.clients();
     if clients.is_empty() {
         return Err(workers.none_ready());
     }
-    let found = join_all(clients.iter().map(|client| client.check_adapter(name, path))).await;
-    let found: Result<Vec<AdapterId>, CallError> = found.into_iter().collect();
-    let refusal = match found.as_deref() {
-        Ok([first, others @ ..]) if others.iter().all(|other| other == first) => return Ok(*first),
-        Ok(_) => "the workers have different adapters in this directory".to_owned(),
-        Err(error) => error.to_string(),
+    let asked = join_all(clients.iter().map(|client| client.check_adapter(name, path))).await;
+    let (mut found, mut unreached): (Option<AdapterId>, Option<CallError>) = (None, None);
+    let refused = |why: &dyn std::fmt::Display| {
+        Refusal::invalid("lora_path", format!("The adapter cannot be loaded: {why}"))
     };
-    Err(Refusal::invalid("lora_path", format!("The adapter cannot be loaded: {refusal}")))
+    for answer in asked {
+        match answer {
+            Ok(id) if found.is_some_and(|other| other != id) => {
+                return Err(refused(&"the workers have different adapters in this directory"));
+            }
+            Ok(id) => found = Some(id),
+            Err(fault @ CallError::Fault(_)) => unreached = Some(fault),
+            Err(why) => return Err(refused(&why)),
+        }
+    }
+    match (found, unreached) {
+        (Some(id), _) => Ok(id),
+        (None, Some(fault)) => Err(refused(&fault)),
+        (None, None) => unreachable!("each worker has answered or not"),
+    }
 }
 
-/// Loads an adapter on all connected workers, once all could serve it.
+/// Loads an adapter on all workers that can be reached, once all of them could serve it.
 ///
 /// # Errors
-/// If one of them cannot, they find different adapters, or another one has the name. Then nothing has
-/// changed.
+/// As [`check`], and if another adapter has the name. Then nothing has changed.
 pub(crate) async fn load(workers: &Arc<Workers>, name: &str, path: &str) -> Result<AdapterId, Refusal> {
     let id = check(workers, name, path).await?;
     if workers.adapters().by_name.get(name).is_some_and(|other| *other != id) {
