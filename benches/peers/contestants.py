@@ -25,17 +25,16 @@ MODULES = {"L": "llama_cpp", "O": "openvino_genai", "H": "transformers"}
 NAMES = {"L": "llama.cpp", "I": "ik_llama.cpp", "O": "OpenVINO GenAI", "H": "transformers"}
 
 
-def build_ik_llama(checkout: str, out: str) -> None:
-    """Compiles ik_llama.cpp's peer against a built checkout."""
-    library, build = os.path.join(out, "libpeer_ik.so"), os.path.join(checkout, "build")
-    places = [os.path.join(build, "src"), os.path.join(build, "ggml/src")]
+def build_ik_llama(prefix: str, out: str) -> None:
+    """Compiles ik_llama.cpp's peer against an installed library."""
+    library = os.path.join(out, "libpeer_ik.so")
+    places = [place for name in ("lib", "lib64") if os.path.isdir(place := os.path.join(prefix, name))]
     flags = [flag for place in places for flag in (f"-L{place}", f"-Wl,-rpath,{place}")]
-    includes = [f"-I{os.path.join(checkout, part)}" for part in ("include", "ggml/include")]
+    source = os.path.join(HERE, "ik_llama.cpp")
     os.makedirs(out, exist_ok=True)
-    subprocess.run(["c++", "-std=c++17", "-O2", "-shared", "-fPIC", *includes, os.path.join(HERE, "ik_llama.cpp"), "-o", library,
-                    *flags, "-lllama", "-lggml"], check=True)
-    revision = subprocess.run(["git", "-C", checkout, "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
-    os.environ |= {"PEER_IK_LIBRARY": library, "PEER_IK_VERSION": revision.stdout.strip() or "?"}
+    subprocess.run(["c++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{prefix}/include", source, "-o", library, *flags,
+                    "-lllama", "-lggml"], check=True)
+    os.environ["PEER_IK_LIBRARY"] = library
 
 
 def installed(python: str, letter: str) -> bool:
