@@ -24,7 +24,7 @@
 //   codes    [octets][blocks of all leaves] of these
 //   scales   [octets][blocks][128 / span][8 rows], or [octets][leaves][8 rows] if a span is a whole leaf
 //            f32, f16, powers of two (u8), factors (i8) of `units`: f16 [octets][blocks][8 rows], or e4m3,
-//            divided by `units`: f32 [octets][8 rows]
+//            divided by `units`: f32 [octets][8 rows], or multiplied by the magnitude of a negative unit
 //   minima   likewise, with units of their own
 //   zeros    u8, likewise
 //   table    [parts][8] words: the low bytes of 16 numbers of T, then their high bytes
@@ -111,7 +111,8 @@ __device__ __forceinline__ float scale_at(const void* scales, const void* units,
   }
   if (kind == SCALE_E4M3) {
     float by = ((const float*)units)[row];
-    return __fdiv_rn(ptx::e4m3_to_f32(((const u8*)scales)[at]), by);
+    float scale = ptx::e4m3_to_f32(((const u8*)scales)[at]);
+    return by < 0.f ? __fmul_rn(scale, -by) : __fdiv_rn(scale, by);
   }
   return ((const float*)scales)[at];
 }

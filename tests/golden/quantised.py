@@ -1,12 +1,13 @@
 """Makes tiny random models in the formats of quantised checkpoints, and the outputs of transformers with
 their weights as dequantised by each format's own library.
 
-compressed-tensors and bitsandbytes pack and dequantise. For GPTQ and AWQ, modules of AutoGPTQ and AutoAWQ do
-so, loaded from their files because those packages can no longer be imported. If a library can only pack or
-only dequantise, this script does the other.
+compressed-tensors, bitsandbytes and ModelOpt pack and dequantise. For GPTQ and AWQ, modules of AutoGPTQ and
+AutoAWQ do so, loaded from their files because those packages can no longer be imported. If a library can only
+pack or only dequantise, this script does the other.
 
     pip install --no-deps compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0
     pip install --no-deps psutil loguru auto-gptq==0.7.1
+    pip install nvidia-modelopt==0.47.0
     pip download --no-deps autoawq==0.2.9 && tar xzf autoawq-0.2.9.tar.gz
     AUTOAWQ=autoawq-0.2.9 python quantised.py [name ...]
 """
@@ -196,6 +197,27 @@ def compressed(form, weights, activations=None, act_order=False, ignore=("lm_hea
     return {"make": make, "config": config, "is_integer": is_integer, "ignore": ignore, "act_order": act_order}
 
 
+def model_opt(own_file=False):
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    def make(weight, name):
+        packed, scale, whole_scale = NVFP4QTensor.quantize(weight.clone(), 16)
+        # The library reads the code of -0 as 0, without the sign: only such bits would differ.
+        codes = [half.masked_fill(half == 8, 0) for half in (packed._quantized_data & 15, packed._quantized_data >> 4)]
+        packed._quantized_data = codes[0] | codes[1] << 4
+        values = {"scale": scale, "double_scale": whole_scale, "block_sizes": {-1: 16}}
+        tensors = {"weight": packed._quantized_data, "weight_scale": scale, "weight_scale_2": whole_scale.reshape(()),
+                   "input_scale": torch.tensor(0.01)}
+        return tensors, packed.dequantize(weight.dtype, **values), packed.dequantize(torch.float32, **values)
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
+              "producer": {"name": "modelopt", "version": "0.47.0"}, "config_groups": {"group_0": {"targets": ["Linear"],
+                  "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+                  "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}}}}
+    file = {"producer": config["producer"], "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None,
+            "group_size": 16, "exclude_modules": ["lm_head"]}}
+    return {"make": make, "config": config, "is_integer": False, "own_file": file if own_file else None}
+
+
 def fp8_block():
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -265,6 +287,9 @@ CASES = {
         {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}), False),
     "nvfp4": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: compressed("nvfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}), False),
+    "nvfp4-modelopt": (LLAMA | BF16 | {"tie_word_embeddings": True}, lambda: model_opt(), False),
+    "nvfp4-modelopt-experts": (MOE | LLAMA | BF16 | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 3,
+        "num_hidden_layers": 1, "tie_word_embeddings": True, "sliding_window": None}, lambda: model_opt(own_file=True), False),
     "fp8-block": (QWEN3 | SIZES | BF16, lambda: fp8_block(), False),
     "fp8-block-latent": (LATENT | BF16, lambda: fp8_block(), False),
     "nf4-nested": (LLAMA | BF16, lambda: bitsandbytes(), False),
@@ -320,7 +345,10 @@ def make_one(name):
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), attn_implementation="eager").float().eval()
-    (path / "config.json").write_text(json.dumps(config | {"quantization_config": how["config"]}, indent=2) + "\n")
+    if how.get("own_file"):
+        (path / "hf_quant_config.json").write_text(json.dumps(how["own_file"], indent=2) + "\n")
+    else:
+        (path / "config.json").write_text(json.dumps(config | {"quantization_config": how["config"]}, indent=2) + "\n")
     dtype = getattr(torch, config["torch_dtype"])
     generator = torch.Generator().manual_seed(sum(name.encode()))
     state, stored, hashes, modules = model.state_dict(), {}, {}, {}

@@ -27,13 +27,15 @@ pub(super) struct Case {
     pub name: &'static str,
     pub form: Form,
     pub table: [f32; 16],
+    /// Whether the units of scales in FP8 are factors, not divisors.
+    pub is_multiplied: bool,
 }
 
 /// The forms of the checkpoint formats.
 pub(super) fn cases() -> Vec<Case> {
     use Meaning::{Integers, Table};
     use ScaleKind::{F16, F32, Factor, Power};
-    let case = |name, form| Case { name, form, table: SHORT };
+    let case = |name, form| Case { name, form, table: SHORT, is_multiplied: false };
     let form = |bits, meaning, scales, span| Form::new(bits, meaning, scales, Span::Inputs(span));
     let with_zeros = |form| Form { zero: None, ..form };
     let with_minima = |form| Form { has_minima: true, ..form };
@@ -53,6 +55,7 @@ pub(super) fn cases() -> Vec<Case> {
         case("W8A16", with_zeros(form(8, Integers, F32, 64))),
         case("MXFP4", form(4, Table, Power, 32)),
         case("NVFP4", form(4, Table, ScaleKind::E4m3, 16)),
+        Case { is_multiplied: true, ..case("NVFP4 by a factor", form(4, Table, ScaleKind::E4m3, 16)) },
         case("FP4 in groups of 16", form(4, Table, F32, 16)),
         Case { table: long, ..case("NF4", form(4, Table, F32, 64)) },
         case("FP8 blocks", form(8, Meaning::E4m3, F32, 128)),
@@ -160,6 +163,7 @@ impl<T: Activation> Matrix<T> {
             ScaleKind::Factor => (20.0 + value * 8.0).round().clamp(-128.0, 127.0),
         } * if form.meaning == Meaning::Table { table.unit } else { 1.0 };
         let unit = |value: f32| match form.scales {
+            ScaleKind::E4m3 if case.is_multiplied => -spread / 40.0 * (1.5 + value / 4.0),
             ScaleKind::E4m3 => 40.0 / spread * (1.5 + value / 4.0),
             _ => f16::from_f32((1.5 + value / 4.0) * spread / 20.0).to_f32(),
         };
@@ -254,6 +258,7 @@ fn dequantise(shape: &Shape, row: &Row, table: &[f32; 16], unit: f32, order: &[u
         // The table's unit only moves the exponent between scale and numbers.
         let scale = if form.meaning == Meaning::Table { row.scales[span] / unit } else { row.scales[span] };
         let scale = match form.scales {
+            ScaleKind::E4m3 if row.units[0] < 0.0 => scale * -row.units[0],
             ScaleKind::E4m3 => scale / row.units[0],
             _ => times * scale,
         };

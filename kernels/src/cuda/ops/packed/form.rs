@@ -36,7 +36,8 @@ pub enum ScaleKind {
     Power,
     /// 8-bit integers, which are factors of a half-precision number for each row and [`BLOCK`] of inputs.
     Factor,
-    /// FP8 numbers (E4M3), which are divided by a single-precision number for each row.
+    /// FP8 numbers (E4M3), which are divided by a single-precision number for each row, or multiplied by its
+    /// magnitude if it is negative.
     E4m3,
 }
 

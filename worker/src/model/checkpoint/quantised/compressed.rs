@@ -14,9 +14,9 @@
 
 use safetensors::tensor::Dtype;
 
-use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, float, order};
+use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
 use super::scheme::{Compressed, Fp8};
-use super::{FLOATS, Module, Raw, fp8, mxfp4};
+use super::{FLOATS, Module, Raw, fp8, mxfp4, nvfp4};
 use crate::model::LoadError;
 
 /// Supported widths of packed codes, in bits.
@@ -95,26 +95,24 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
     })
 }
 
-/// Inputs per group of NVFP4.
-const NV_GROUP: usize = 16;
-
 fn mx_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
     let scale = scales_of_floats(module, packed, mxfp4::GROUP, Dtype::U8)?;
     Ok(mxfp4::codes(module, packed, mxfp4::GROUP, Scales::Grid(Grid::by_output(&scale, 1))))
 }
 
 fn nv_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
-    let scale = scales_of_floats(module, packed, NV_GROUP, Dtype::F8_E4M3)?;
-    let global = module.get("weight_global_scale", &[Dtype::F32], &[1])?;
-    let by = float(&global.bytes, Dtype::F32, 0);
-    if !by.is_finite() || by <= 0.0 {
-        return Err(module.bad(&global.name, format!("it is {by}, expected a positive number")));
-    }
-    Ok(mxfp4::codes(module, packed, NV_GROUP, Scales::Divided(Grid::by_output(&scale, 1), by)))
+    let scale = scales_of_floats(module, packed, nvfp4::GROUP, Dtype::F8_E4M3)?;
+    let by = nvfp4::of_matrix(module, "weight_global_scale")?;
+    Ok(mxfp4::codes(module, packed, nvfp4::GROUP, Scales::Divided(Grid::by_output(&scale, 1), by)))
 }
 
 /// Scales of groups of `group` inputs; checks the shape of the codes, too.
-fn scales_of_floats(module: &Module<'_>, packed: &Raw, group: usize, dtype: Dtype) -> Result<Raw, LoadError> {
+pub(super) fn scales_of_floats(
+    module: &Module<'_>,
+    packed: &Raw,
+    group: usize,
+    dtype: Dtype,
+) -> Result<Raw, LoadError> {
     let (rows, cols) = (module.rows, module.cols);
     if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(group) {
         return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {group}")));

@@ -34,8 +34,12 @@ impl CodedMatrix {
         let scales = match &stored.scales {
             Scales::Grid(grid) if grid.dtype == Dtype::F16 => ScaleKind::F16,
             Scales::Grid(grid) if grid.dtype == Dtype::U8 => ScaleKind::Power,
-            Scales::Divided(grid, _) if grid.dtype == Dtype::F8_E4M3 => ScaleKind::E4m3,
-            Scales::Grid(_) | Scales::Divided(..) | Scales::Nested { .. } => ScaleKind::F32,
+            Scales::Divided(grid, _) | Scales::Multiplied(grid, _) if grid.dtype == Dtype::F8_E4M3 => {
+                ScaleKind::E4m3
+            }
+            Scales::Grid(_) | Scales::Divided(..) | Scales::Multiplied(..) | Scales::Nested { .. } => {
+                ScaleKind::F32
+            }
         };
         let (bits, meaning) = match stored.meaning {
             Meaning::Int4 => (4, packed::Meaning::Integers),
@@ -84,10 +88,14 @@ impl CodedMatrix {
         for (i, (scale, zero)) in places.zip(values.iter().zip(zeros)) {
             (to.scales[i], to.zeros[i]) = (scale * unit, zero);
         }
-        if let (ScaleKind::E4m3, Some((undivided, by))) = (scales, self.undivided(row, &known)) {
-            to.units[0] = by;
+        if let (ScaleKind::E4m3, Some(relative)) = (scales, self.relative_scales(row, &known)) {
+            to.units[0] = match self.stored().scales {
+                Scales::Divided(_, by) => by,
+                Scales::Multiplied(_, by) => -by, // the form's sign of a factor
+                Scales::Grid(_) | Scales::Nested { .. } => unreachable!("scales are relative to a number"),
+            };
             let places = starts.iter().enumerate().filter(|(_, start)| start.is_some()).map(|(i, _)| i);
-            places.zip(undivided).for_each(|(i, scale)| to.scales[i] = scale);
+            places.zip(relative).for_each(|(i, scale)| to.scales[i] = scale);
         }
         Ok(())
     }

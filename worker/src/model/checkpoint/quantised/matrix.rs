@@ -94,6 +94,8 @@ pub(super) enum Scales {
     Grid(Grid),
     /// Values of a grid divided by a number for the whole matrix.
     Divided(Grid, f32),
+    /// Values of a grid multiplied by a number for the whole matrix.
+    Multiplied(Grid, f32),
     /// `nested_table[code] * nested_scale + offset` per group, in bitsandbytes's flat order.
     Nested {
         codes: Bytes,
@@ -110,6 +112,7 @@ impl Scales {
         match self {
             Self::Grid(grid) => grid.at(row, group),
             Self::Divided(grid, by) => grid.at(row, group) / by,
+            Self::Multiplied(grid, by) => grid.at(row, group) * by,
             Self::Nested { codes, table, scales, codes_each, offset, row_groups } => {
                 let at = row * row_groups + group;
                 table[usize::from(codes[at])] * scales[at / codes_each] + offset
@@ -247,13 +250,15 @@ impl CodedMatrix {
         &self.stored
     }
 
-    /// Scales of output `row` at the inputs `starts` before their division, and the divisor, if they are
-    /// divided.
-    pub(super) fn undivided(&self, row: usize, starts: &[usize]) -> Option<(Vec<f32>, f32)> {
-        let Scales::Divided(grid, by) = &self.stored.scales else { return None };
+    /// Scales of output `row` at the inputs `starts` before the number for the whole matrix is applied.
+    /// `None` if there is no such number.
+    pub(super) fn relative_scales(&self, row: usize, starts: &[usize]) -> Option<Vec<f32>> {
+        let (Scales::Divided(grid, _) | Scales::Multiplied(grid, _)) = &self.stored.scales else {
+            return None;
+        };
         let (row, group) = (self.first + row * self.every, self.stored.group);
         let scale = |start: &usize| grid.at(row, (self.cols.start + start) / group);
-        Some((starts.iter().map(scale).collect(), *by))
+        Some(starts.iter().map(scale).collect())
     }
 
     /// Name in the checkpoint.

@@ -12,6 +12,7 @@ mod gptq;
 mod kv_scales;
 mod matrix;
 mod mxfp4;
+mod nvfp4;
 mod scheme;
 
 pub use kv_scales::KvScales;
@@ -94,6 +95,7 @@ pub(super) fn find(
         Scheme::Fp8(fp8) => fp8::find(&module, fp8)?,
         Scheme::BitsAndBytes => bitsandbytes::find(&module)?,
         Scheme::Mxfp4 => mxfp4::find(&module)?,
+        Scheme::Nvfp4 => nvfp4::find(&module)?,
     };
     Ok(codes.map(|codes| CodedMatrix::whole(codes, name)))
 }

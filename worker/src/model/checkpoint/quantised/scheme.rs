@@ -15,6 +15,8 @@ const CONFIG: &str = "config.json";
 const OBJECTS: [&str; 2] = ["quantization_config", "compression_config"];
 /// Separate files in which AutoGPTQ and AutoAWQ also store it.
 const OWN_FILES: [&str; 2] = ["quantize_config.json", "quant_config.json"];
+/// File in which ModelOpt stores it, and the object there.
+const MODEL_OPT: (&str, &str) = ("hf_quant_config.json", "quantization");
 
 /// Quantisation scheme, with the parameters that its tensors do not show.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub enum Scheme {
     BitsAndBytes,
     /// Scheme read by [`super::mxfp4`].
     Mxfp4,
+    /// Scheme read by [`super::nvfp4`].
+    Nvfp4,
 }
 
 /// Parameters of GPTQ.
@@ -92,6 +96,15 @@ impl Scheme {
                 return Self::parse(&Fields { file, object: &object }).map(Some);
             }
         }
+        let (file, name) = MODEL_OPT;
+        let path = dir.join(file);
+        if path.exists() {
+            let outer = read_object(&path)?;
+            let object = outer.get(name).and_then(Value::as_object);
+            let object =
+                object.ok_or_else(|| Fields { file, object: &outer }.wrong(name, "an object".into()))?;
+            return model_opt(&Fields { file, object }).map(Some);
+        }
         Ok(None)
     }
 
@@ -119,10 +132,7 @@ impl Scheme {
             "compressed-tensors" => compressed_tensors(fields).map(Self::Compressed),
             "mxfp4" => Ok(Self::Mxfp4),
             "bitsandbytes" => bits_and_bytes(fields).map(|()| Self::BitsAndBytes),
-            "modelopt" => {
-                fields.one_of("quant_algo", &["FP8"], None).map_err(|_| unlisted(fields, "quant_algo"))?;
-                Ok(Self::Fp8(Fp8 { block: None }))
-            }
+            "modelopt" => model_opt(fields),
             _ => Ok(Self::Fp8(Fp8 { block: block(fields, "weight_block_size")? })),
         }
     }
@@ -131,7 +141,11 @@ impl Scheme {
     pub fn is_of_integers(&self) -> bool {
         !matches!(
             self,
-            Self::Fp8(_) | Self::BitsAndBytes | Self::Mxfp4 | Self::Compressed(Compressed { block: Some(_) })
+            Self::Fp8(_)
+                | Self::BitsAndBytes
+                | Self::Mxfp4
+                | Self::Nvfp4
+                | Self::Compressed(Compressed { block: Some(_) })
         )
     }
 
@@ -144,8 +158,16 @@ impl Scheme {
             Self::Fp8(_) => "FP8",
             Self::BitsAndBytes => "bitsandbytes",
             Self::Mxfp4 => "MXFP4",
+            Self::Nvfp4 => "NVFP4",
         }
     }
+}
+
+fn model_opt(fields: &Fields<'_>) -> Result<Scheme, LoadError> {
+    // The last differs in the activations.
+    let known = ["FP8", "NVFP4", "W4A16_NVFP4"];
+    let algorithm = fields.one_of("quant_algo", &known, None).map_err(|_| unlisted(fields, "quant_algo"))?;
+    Ok(if algorithm == "FP8" { Scheme::Fp8(Fp8 { block: None }) } else { Scheme::Nvfp4 })
 }
 
 fn unknown_method(fields: &Fields<'_>) -> LoadError {
