@@ -12,10 +12,8 @@ use super::generate::{Answer, Unanswered};
 use super::sampling;
 use super::server_events::{ServerEvent, ServerEvents};
 use crate::exit::Failure;
-use crate::run_batch::remote::{base_url, root_cause};
+use crate::run_batch::remote::{base_url, http_client, root_cause};
 
-/// How long to wait for a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a server may send nothing. Skein sends comments while a request waits.
 const READ_TIMEOUT: Duration = Duration::from_secs(600);
 /// Most attempts in a row without a new event before the answer fails.
@@ -46,13 +44,7 @@ impl Remote {
     /// # Errors
     /// If `url` is not an HTTP URL, or the server does not list its models.
     pub async fn connect(url: &str, api_key: Option<String>, model: Option<String>) -> Result<Self, Failure> {
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .tcp_nodelay(true)
-            .build()
-            .map_err(Failure::other)?;
-        let base_url = base_url("--url", url)?;
+        let (http, base_url) = (http_client(READ_TIMEOUT)?, base_url("--url", url)?);
         let mut remote = Self { http, base_url, api_key, model: model.unwrap_or_default() };
         if remote.model.is_empty() {
             remote.model =

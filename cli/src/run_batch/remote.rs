@@ -9,7 +9,7 @@ use skein_router::batch::{Answer, Answerer, Call};
 
 use crate::exit::{Failure, USAGE};
 
-/// How long to wait for a connection.
+/// How long a client waits for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a server may send nothing. An answer is sent as a whole, so this also bounds its generation.
 const READ_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -28,13 +28,7 @@ impl Remote {
     /// If `url` is not an HTTP URL.
     pub fn new(url: &str, api_key: Option<String>) -> Result<Self, Failure> {
         let base_url = base_url("--server", url)?;
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .tcp_nodelay(true)
-            .build()
-            .map_err(Failure::other)?;
-        Ok(Self { http, base_url, api_key })
+        Ok(Self { http: http_client(READ_TIMEOUT)?, base_url, api_key })
     }
 
     async fn send(&self, call: &Call, key: &str) -> reqwest::Result<Answer> {
@@ -62,6 +56,19 @@ impl Answerer for Remote {
         let sent = self.send(call, key);
         async move { sent.await.map_err(|error| root_cause(&error)) }.boxed()
     }
+}
+
+/// HTTP client of a server that may send nothing for `read_timeout`.
+///
+/// # Errors
+/// If the system's resolver cannot be set up.
+pub fn http_client(read_timeout: Duration) -> Result<reqwest::Client, Failure> {
+    reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(read_timeout)
+        .tcp_nodelay(true)
+        .build()
+        .map_err(Failure::other)
 }
 
 /// Removes `/v1` from the end of `url`, the value of `flag`.

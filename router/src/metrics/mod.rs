@@ -24,7 +24,7 @@ use workers::WorkerGauges;
 pub struct Metrics {
     registry: Registry,
     requests: IntCounter,
-    refused: IntCounterVec,
+    refused: Refusals,
     outcomes: IntCounterVec,
     lost: IntCounter,
     picks: IntCounterVec,
@@ -51,6 +51,25 @@ pub struct Metrics {
     engines: EngineSums,
     /// By OTLP, if that is on.
     gen_ai: Option<GenAi>,
+}
+
+/// Requests refused before they began, by error code. A router has it whatever its workers speak.
+#[derive(Debug)]
+pub(crate) struct Refusals(IntCounterVec);
+
+impl Refusals {
+    pub fn new(registry: &Registry) -> Self {
+        Self(registry.counters(
+            "skein_requests_refused_total",
+            "Requests refused before they began, by error code.",
+            "code",
+            &["invalid_request", "queue_full", "no_ready_worker"],
+        ))
+    }
+
+    pub fn count(&self, refusal: &Refusal) {
+        self.0.with_label_values(&[refusal.http().code.unwrap_or("invalid_request")]).inc();
+    }
 }
 
 /// How an accepted request ended.
@@ -114,12 +133,7 @@ impl Metrics {
         let seconds = |name: &str, help: &str, buckets: &[f64]| r.histogram(name, help, buckets);
         Self {
             requests: r.counter("skein_requests_total", "Requests accepted."),
-            refused: r.counters(
-                "skein_requests_refused_total",
-                "Requests refused before they began, by error code.",
-                "code",
-                &["invalid_request", "queue_full", "no_ready_worker"],
-            ),
+            refused: Refusals::new(r),
             outcomes: r.counters(
                 "skein_request_outcomes_total",
                 "Accepted requests by how they ended.",
@@ -211,8 +225,7 @@ impl Metrics {
 
     /// Counts a request that was refused before it began.
     pub fn refused(&self, refusal: &Refusal) {
-        let code = refusal.http().code.unwrap_or("invalid_request");
-        self.refused.with_label_values(&[code]).inc();
+        self.refused.count(refusal);
     }
 
     /// Counts a pick for a proxy.

@@ -10,12 +10,13 @@ use skein_node::metrics::{
 
 use super::fleet::{Health, WorkerState};
 use super::shared::{Link, Shared};
+use crate::metrics::Refusals;
 use crate::refusal::Refusal;
 
 /// The metrics of one process.
 pub(super) struct UpstreamMetrics {
     registry: Registry,
-    refused: IntCounterVec,
+    refused: Refusals,
     outcomes: IntCounterVec,
     moved: IntCounter,
     moves: IntCounter,
@@ -41,12 +42,7 @@ impl UpstreamMetrics {
         r.process();
         let each = |name: &str, help: &str| r.gauges(name, help, &["worker"]);
         Self {
-            refused: r.counters(
-                "skein_requests_refused_total",
-                "Requests refused before they began, by error code.",
-                "code",
-                &["invalid_request", "queue_full", "no_ready_worker"],
-            ),
+            refused: Refusals::new(&r),
             outcomes: r.counters(
                 "skein_request_outcomes_total",
                 "Accepted requests by how they ended.",
@@ -96,7 +92,7 @@ impl UpstreamMetrics {
 
     /// Counts a request that was refused before it began.
     pub fn refused(&self, refusal: &Refusal) {
-        self.refused.with_label_values(&[refusal.http().code.unwrap_or("invalid_request")]).inc();
+        self.refused.count(refusal);
     }
 
     /// Counts an answer to a request of the route `handler`.
