@@ -11,6 +11,7 @@ mod goldens;
 mod groups;
 mod invariance;
 mod latent;
+mod long_context;
 mod made_adapters;
 mod overlap;
 mod quantised;

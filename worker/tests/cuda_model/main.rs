@@ -10,6 +10,8 @@ mod engine;
 mod golden;
 mod goldens;
 mod invariance;
+#[path = "../cpu_model/long_context.rs"]
+mod long_context;
 #[path = "../cpu_model/made_adapters.rs"]
 mod made_adapters;
 mod models;

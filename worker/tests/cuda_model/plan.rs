@@ -2,10 +2,13 @@
 
 use skein_worker::backend::Backend;
 use skein_worker::backend::cuda::{CudaOptions, ServedAdapters};
-use skein_worker::config::{AdaptersConfig, BackendKind, KvCacheDtype, Precision, WorkerConfig};
+use skein_worker::config::{
+    AdaptersConfig, BackendKind, KvCacheDtype, Precision, SchedulerConfig, WorkerConfig,
+};
 use skein_worker::service::plan;
 
-use crate::models::{COHERE2, DEEPSEEK_V3, DEEPSEEK_V3_SHARED, LLAMA, MISTRAL};
+use crate::long_context::check_plan;
+use crate::models::{COHERE2, DEEPSEEK_V3, DEEPSEEK_V3_SHARED, LLAMA, MISTRAL, Tiny};
 use crate::runs::{eager, limits, load, options, try_cuda_with};
 
 const KV_BYTES: u64 = 1 << 20;
@@ -57,6 +60,38 @@ fn latents_in_8_bits_have_scales_and_a_rotated_part_in_16() {
         plan(&config).unwrap().ranks[0].token_bytes
     });
     assert_eq!(token_bytes, [[2 * 2 * (48 + 16), 0], [2 * (48 + 16 + 2 * 16), 0]]);
+}
+
+/// Five layers of six with a window of 1024 tokens, as in Gemma 3. The device allocates what is planned.
+#[test]
+fn a_long_context_holds_the_planned_bytes() {
+    if !skein_cuda_emulation::load() {
+        return;
+    }
+    let tiny = Tiny {
+        model_type: "gemma3_text",
+        tied: true,
+        hidden: 64,
+        layers: 12,
+        inner: 64,
+        head_dim: 32,
+        fields: r#"{"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "sliding_window": 1024,
+            "sliding_window_pattern": 6, "max_position_embeddings": 32768}"#,
+        ..LLAMA
+    };
+    let dir = tiny.make(13);
+    let scheduler = SchedulerConfig { max_num_seqs: 2, ..SchedulerConfig::default() };
+    let kv_bytes = Some(64 << 20);
+    let config = WorkerConfig {
+        backend: BackendKind::Cuda,
+        scheduler: scheduler.clone(),
+        kv_cache_memory_bytes: kv_bytes,
+        ..WorkerConfig::new(dir.path(), "m")
+    };
+    let plan = plan(&config).unwrap();
+    check_plan(&plan, &scheduler);
+    let backend = try_cuda_with((dir.path(), true), eager(), scheduler, kv_bytes).unwrap();
+    assert_eq!((plan.kv_blocks, plan.window_blocks), (backend.kv_blocks(), backend.window_blocks()));
 }
 
 /// The slots of adapters, and what their steps need.
