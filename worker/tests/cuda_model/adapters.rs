@@ -251,7 +251,7 @@ async fn no_token_of_a_request_depends_on_graphs_or_recomputation() {
         requests::serve_with(Box::new(backend), None, with)
     };
     let expected = serve(2048, true).await;
-    assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= 20));
+    assert!(expected.iter().flatten().all(|(tokens, _)| tokens.len() >= requests::SHORTEST as usize));
     let plain = load(dir.path(), of(2048, true)).unwrap();
     assert_ne!(requests::serve(Box::new(plain), None).await, expected, "the adapters matter");
     assert_eq!(serve(2048, false).await, expected, "with graphs");

@@ -19,11 +19,13 @@ pub type Output = (Vec<TokenId>, Vec<TokenLogprobs>);
 
 pub const REQUESTS: u32 = 10;
 const SAMPLES: u32 = 2;
+/// Tokens of the shortest answer. Every answer crosses the end of a block.
+pub const SHORTEST: u32 = 14;
 const MAX_MODEL_LEN: u32 = 128;
 
 pub fn request(index: u32) -> NewRequest {
     let mut params =
-        SamplingParams { max_tokens: 20 + index, seed: u64::from(index), ..SamplingParams::default() };
+        SamplingParams { max_tokens: SHORTEST + index, seed: u64::from(index), ..SamplingParams::default() };
     if index % 2 == 1 {
         (params.temperature, params.top_p) = (1.1, 0.95);
     }
