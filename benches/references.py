@@ -10,7 +10,7 @@ Each package writes its own checkpoint, and one binary scores them all.
 Packages, all on the CPU and each in an environment of its own if they do not agree on transformers:
 
     llm-compressor-*   pip install llmcompressor==0.14.0.1
-    auto-gptq*         pip install --no-deps auto-gptq==0.7.1, beside torch and transformers; its class GPTQ alone
+    auto-gptq*         pip install --no-deps auto-gptq==0.7.1, beside torch and transformers: its class GPTQ
     autoawq            pip download --no-deps autoawq==0.2.9 && tar xzf autoawq-0.2.9.tar.gz
                        pip install transformers==4.51.3 datasets==3.6.0 zstandard; AUTOAWQ=autoawq-0.2.9
 """
@@ -110,8 +110,8 @@ def llm_compressor_awq(tokens, out):
 
 
 def auto_gptq(order, symmetric=True):
-    """The loop of auto_gptq's `quantize` around its class GPTQ: products in turn, each with the inputs that the
-    quantised ones before it give, then its `QuantLinear.pack`."""
+    """The loop of auto_gptq's `quantize` around its class GPTQ: products in turn, each with the inputs that
+    the quantised ones before it give, then its `QuantLinear.pack`."""
     def write(tokens, out):
         import torch
         from safetensors.torch import save_file

@@ -78,20 +78,51 @@ fn families() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Configurations with experts.
+fn mixtures() -> Vec<(&'static str, Value)> {
+    let (_, llama) = families().remove(0);
+    let with = |name: &'static str, over: Value| {
+        let mut config = llama.clone();
+        config["model_type"] = json!(name);
+        config.as_object_mut().unwrap().extend(over.as_object().unwrap().clone());
+        (name, config)
+    };
+    let sizes = json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32});
+    let mut shared = sizes.clone();
+    shared["shared_expert_intermediate_size"] = json!(64);
+    vec![
+        with("mixtral", json!({"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": null})),
+        with("qwen3_moe", sizes),
+        with("qwen2_moe", shared),
+    ]
+}
+
 /// Writes a model with random weights in bfloat16. Some inputs of each layer are much larger than others.
 fn make(dir: &Path, config: &Value) {
+    make_stored(dir, config, false);
+}
+
+/// The same with all experts of a layer in one tensor, if `is_fused`.
+fn make_stored(dir: &Path, config: &Value, is_fused: bool) {
     fs::write(dir.join("config.json"), config.to_string()).unwrap();
     let spec = ModelConfig::from_dir(dir).unwrap().spec;
     let mut stored: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
     for (seed, tensor) in tensors::all(&spec).iter().enumerate() {
         let first = &tensor.stored[0];
         let (count, cols) = (first.shape.iter().product(), *first.shape.last().unwrap());
+        let in_all = tensor.stored.iter().find(|it| is_fused && it.shape.len() == 3);
         let values = noise(count, seed as u64 + 1).enumerate().map(|(i, value)| match tensor.kind {
             Kind::Matrix(..) | Kind::Table => value * (3.0 / cols as f32).sqrt(),
             Kind::Norm => (if i % 17 == 3 { 8.0 } else { 1.0 + 0.3 * value }) - spec.norm.offset,
             _ => 0.1 * value,
         });
-        let bytes = values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect();
+        let bytes: Vec<u8> = values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect();
+        if let Some(all) = in_all {
+            let size = 2 * all.shape.iter().product::<usize>();
+            let (_, to) = stored.entry(all.name.clone()).or_insert((all.shape.clone(), vec![0; size]));
+            to[2 * all.first_row * cols..][..bytes.len()].copy_from_slice(&bytes);
+            continue;
+        }
         stored.entry(first.name.clone()).or_insert((first.shape.clone(), bytes));
     }
     let views = stored
@@ -196,6 +227,49 @@ fn every_method_serves_every_kind_of_model() {
 }
 
 #[test]
+fn every_method_serves_experts_alone_or_in_one_tensor() {
+    let windows = random_windows(24);
+    for (name, config) in mixtures() {
+        let (alone, fused) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        make(alone.path(), &config);
+        make_stored(fused.path(), &config, true);
+        let tokens = &random_windows(30)[29];
+        let exact = logits(alone.path(), tokens);
+        assert_eq!(exact, logits(fused.path(), tokens), "{name}: it is one model");
+        let compressed = Scheme { layout: Layout::CompressedTensors, ..scheme(Method::Gptq, 32) };
+        for (label, scheme) in [
+            ("int8", scheme(Method::Int8, 0)),
+            ("fp8", scheme(Method::Fp8, 0)),
+            ("rtn, 8 bits", Scheme { bits: 8, ..scheme(Method::Rtn, 32) }),
+            ("gptq, 8 bits", Scheme { bits: 8, ..scheme(Method::Gptq, 32) }),
+            ("gptq", scheme(Method::Gptq, 32)),
+            ("gptq, groups in order", Scheme { order: ActOrder::Group, ..scheme(Method::Gptq, 32) }),
+            ("gptq as compressed-tensors", compressed),
+            ("awq", scheme(Method::Awq, 32)),
+        ] {
+            let out = tempfile::tempdir().unwrap();
+            let [of_alone, of_fused] = [alone.path(), fused.path()].map(|model| {
+                let out = out.path().join(if model == alone.path() { "alone" } else { "fused" });
+                let done = run(model, &out, &scheme, &windows);
+                done.unwrap_or_else(|error| panic!("{name}, {label}: {error}"));
+                out
+            });
+            let weights = |dir: &Path| {
+                let mut all = files(dir);
+                all.retain(|name, _| name.ends_with(".safetensors") || name.ends_with("config.json"));
+                all.into_iter().map(|(name, (bytes, _))| (name, bytes)).collect::<BTreeMap<_, _>>()
+            };
+            assert!(weights(&of_alone) == weights(&of_fused), "{name}, {label}: the same files");
+            let of = distance(&exact, &logits(&of_alone, tokens));
+            println!("{name:<12}{label:<36}{of:.4}");
+            // Another choice of experts changes a row at once.
+            let most = if label.contains("8") { 0.6 } else { 1.3 };
+            assert!(of < most, "{name}, {label}: {of}");
+        }
+    }
+}
+
+#[test]
 fn eight_bits_cost_half_a_percent_and_four_less_with_calibration_than_without() {
     let out = tempfile::tempdir().unwrap();
     let held_out = held_out();
@@ -237,10 +311,15 @@ fn files(dir: &Path) -> BTreeMap<String, (Vec<u8>, u64)> {
 
 #[test]
 fn an_interrupted_run_goes_on_and_gives_the_same_bytes() {
+    for (name, mut config) in [families().remove(0), mixtures().remove(0)] {
+        config["num_hidden_layers"] = json!(4);
+        check_interrupted(name, &config);
+    }
+}
+
+fn check_interrupted(name: &str, config: &Value) {
     let dir = tempfile::tempdir().unwrap();
-    let (_, mut config) = families().remove(0);
-    config["num_hidden_layers"] = json!(4);
-    make(dir.path(), &config);
+    make(dir.path(), config);
     let windows = random_windows(6);
     for method in [Method::Gptq, Method::Awq, Method::Rtn] {
         let (scheme, out) = (scheme(method, 32), tempfile::tempdir().unwrap());
@@ -269,7 +348,7 @@ fn an_interrupted_run_goes_on_and_gives_the_same_bytes() {
         let bytes = |of: BTreeMap<String, (Vec<u8>, u64)>| {
             of.into_iter().map(|(name, (bytes, _))| (name, bytes)).collect::<BTreeMap<_, _>>()
         };
-        assert!(bytes(after) == bytes(files(&whole)), "{method:?}");
+        assert!(bytes(after) == bytes(files(&whole)), "{name}, {method:?}");
     }
 }
 

@@ -13,9 +13,11 @@ use skein_kernels::cpu::packed::Order;
 
 use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
+use super::capture::{Capture, Network as Reading, Reader};
 use super::exchange::Shared;
 use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
+use crate::model::tensors::Product;
 
 /// Activations of ungated networks and of experts.
 #[derive(Default)]
@@ -206,13 +208,14 @@ impl Mixture<'_> {
         cpu: &mut Cpu,
         x: &mut [f32],
         inner: &mut Input,
-        buffers: &mut Inner,
+        (buffers, capture): (&mut Inner, &mut Capture),
         (shared, ranks): (&mut Shared, &mut dyn Ranks),
     ) -> Result<(), Lost> {
         let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
         let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
         let layers::Mixture { router, correction, networks, .. } = self.weights;
         self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
+        capture.take(Reader::of_layer(Product::Router), normalised);
         let logits = &mut logits[..x.len() / hidden * count];
         matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
         choices.route(cpu, logits, count, routing, correction.as_deref());
@@ -239,9 +242,12 @@ impl Mixture<'_> {
                 }
             });
             let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
-            let gated = run.iter().map(|(expert, pairs)| (place(pairs), self.gated(*expert)));
+            let places = || run.iter().map(move |(expert, pairs)| (*expert, place(pairs)));
+            capture.take_of_experts(Product::GateUp, input, places());
+            let gated = places().map(|(expert, place)| (place, self.gated(expert)));
             grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
-            let down = run.iter().map(|(expert, pairs)| (place(pairs), self.network(*expert).down.linear()));
+            capture.take_of_experts(Product::Down, inner, places());
+            let down = places().map(|(expert, place)| (place, self.network(expert).down.linear()));
             let outputs = &mut outputs[start * hidden..end * hidden];
             grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
@@ -249,18 +255,26 @@ impl Mixture<'_> {
             shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
         }
         choices.add_outputs(cpu, outputs, hidden, x);
-        self.add_shared(cpu, x, inner, buffers);
+        self.add_shared(cpu, x, inner, (buffers, capture));
         Ok(())
     }
 
     /// Adds the output of the shared network, if there is one.
-    fn add_shared(&self, cpu: &mut Cpu, x: &mut [f32], inner: &mut Input, buffers: &mut Inner) {
+    fn add_shared(
+        &self,
+        cpu: &mut Cpu,
+        x: &mut [f32],
+        inner: &mut Input,
+        (buffers, capture): (&mut Inner, &mut Capture),
+    ) {
         let Some((network, router)) = &self.weights.shared else { return };
         let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
         let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
         let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
         input.set(cpu, encoding, &rows[..x.len()], hidden);
         gate(self.model, cpu, self.spec, network, input, inner);
+        capture.take(Reader { network: Reading::Shared, product: Product::GateUp }, input);
+        capture.take(Reader { network: Reading::Shared, product: Product::Down }, inner);
         let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
         let (logits, outputs) = (&mut logits[..x.len() / hidden], &mut outputs[..x.len()]);
         matmul(cpu, normalised, &[router.linear()], logits, Write::Set);

@@ -13,7 +13,7 @@ use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_pos
 use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::caches::{Caches, Place};
-use super::capture::Capture;
+use super::capture::{Capture, Reader};
 use super::exchange::{Heads, Shared};
 use super::feed_forward::{Inner, Mixture, Network};
 use super::latent::{LatentInput, LatentValues};
@@ -243,7 +243,7 @@ impl Operations for Running<'_> {
         let stack = of_heads.each_ref().map(Projection::linear);
         let encoding = model.encoding(&stack, input);
         model.normalise_into(cpu, x, layer.attention_norm.as_ref(), encoding, input);
-        capture.take(Product::Qkv, input);
+        capture.take(Reader::of_layer(Product::Qkv), input);
         profile.mark(Part::Encode);
         matmul(cpu, input, &stack, qkv, Write::Set);
         let changed = ChangedProduct::OfLayer(index, LayerProduct::Qkv);
@@ -323,7 +323,7 @@ impl Operations for Running<'_> {
                 input.set(cpu, encoding, &attended[..*rows * width], width);
             }
         }
-        capture.take(Product::AttentionOutput, input);
+        capture.take(Reader::of_layer(Product::AttentionOutput), input);
         profile.mark(Part::Encode);
         let x = &mut x[..*rows * spec.hidden_size];
         let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
@@ -346,14 +346,14 @@ impl Operations for Running<'_> {
             if model_spec.is_parallel { &layer.attention_norm } else { &layer.feed_forward_norm }.as_ref();
         if let (FeedForward::Experts(weights), Some(experts)) = (&layer.feed_forward, spec.experts) {
             let mixture = Mixture { model, spec, experts, norm, weights };
-            mixture.add(cpu, x, gated, inner, (shared, &mut **ranks))?;
+            mixture.add(cpu, x, gated, (inner, capture), (shared, &mut **ranks))?;
             profile.mark(Part::Products);
             return Ok(());
         }
         let network = Network { model, spec, norm, x, layer: index, adapters };
         if let Some(down) = network.run_dense(cpu, &layer.feed_forward, (input, exact, inner), gated) {
-            capture.take(Product::GateUp, input);
-            capture.take(Product::Down, gated);
+            capture.take(Reader::of_layer(Product::GateUp), input);
+            capture.take(Reader::of_layer(Product::Down), gated);
             profile.mark(Part::Products);
             let residual = Residual { x, added, shared, ranks: *ranks, eps };
             let changed = ChangedProduct::OfLayer(index, LayerProduct::Down);

@@ -1,6 +1,6 @@
 //! The run over all layers.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -11,17 +11,18 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::encode::{self, Encoded};
 use super::layer::Runner;
 use super::maths::awq;
-use super::maths::gptq::{self, Factored, Settings};
+use super::maths::gptq::{self, ActOrder, Factored, Settings};
 use super::maths::grid::{Quantised, round_to_nearest};
 use super::original::{Original, Target};
 use super::output::{Output, Tensor};
 use super::scheme::{Layout, Method, Scheme};
 use super::smooth::{Scales, Search};
-use super::statistics::Statistics;
+use super::statistics::{Examples, Statistics};
 use super::{Phase, Progress, QuantizeError, Report, Request};
 use crate::model::config::read_object;
 use crate::model::on_cpu::Model;
-use crate::model::tensors::Product;
+use crate::model::on_cpu::capture::{Network, Reader};
+use crate::model::tensors::{Product, Role};
 
 /// A run over all layers of a model.
 pub(super) struct Job<'a> {
@@ -33,8 +34,8 @@ pub(super) struct Job<'a> {
     runner: Option<Runner>,
 }
 
-/// A layer's statistics, by product.
-type OfProducts = HashMap<Product, Statistics>;
+/// A layer's statistics, by what reads the inputs.
+type OfReaders = HashMap<Reader, Statistics>;
 
 /// Quantised matrices of a layer, each with the target's number.
 type Matrices = Vec<Quantised>;
@@ -87,16 +88,17 @@ impl<'a> Job<'a> {
         Ok(Report { layers: layers - found, found, before, after: self.output.bytes() })
     }
 
-    /// Tensors that are copied as they are: those of a layer, or of none, except `without`.
+    /// Tensors that are copied as they are: those of a layer, or of none, except the written names `without`.
     fn stored(
         &self,
         layer: Option<usize>,
         without: &HashSet<&str>,
     ) -> Result<BTreeMap<String, Tensor<'a>>, QuantizeError> {
-        let names = self.source.names_of(layer).into_iter().filter(|name| !without.contains(name.as_str()));
+        let names =
+            self.source.copied(layer).into_iter().filter(|(_, name)| !without.contains(name.as_str()));
         let source = self.source;
-        let tensors = names.filter_map(|name| {
-            let (dtype, shape, bytes) = source.files.slice(&name)?;
+        let tensors = names.filter_map(|(stored, name)| {
+            let (dtype, shape, bytes) = source.files.slice(&stored)?;
             Some((name, (dtype, shape.to_vec(), bytes)))
         });
         Ok(tensors.collect())
@@ -119,6 +121,7 @@ impl<'a> Job<'a> {
             }
             Method::Gptq => {
                 let statistics = self.calibrate(layer, progress)?;
+                report_experts(layer, &targets, &statistics);
                 let matrices = self.gptq(&targets, statistics, progress)?;
                 let scales = Scales::default();
                 self.propagate(layer, &targets, (&matrices, &scales), progress)?;
@@ -126,10 +129,11 @@ impl<'a> Job<'a> {
             }
             Method::Awq => {
                 let statistics = self.calibrate(layer, progress)?;
+                report_experts(layer, &targets, &statistics);
                 let (matrices, scales) = self.awq(layer, &targets, &statistics, progress)?;
                 self.propagate(layer, &targets, (&matrices, &scales), progress)?;
                 encoded.extend(self.encode_all(&targets, matrices));
-                encoded.extend(scales.vectors);
+                encoded.extend(scales.replaced);
             }
         }
         self.write(layer, &targets, &encoded)?;
@@ -182,18 +186,24 @@ impl<'a> Job<'a> {
     fn gptq(
         &self,
         targets: &[Target],
-        mut statistics: OfProducts,
+        mut statistics: OfReaders,
         progress: &mut dyn FnMut(Phase, usize, usize),
     ) -> Result<Matrices, QuantizeError> {
         let mut matrices: Vec<Option<Quantised>> = targets.iter().map(|_| None).collect();
         let mut done = 0;
-        for product in Product::OF_A_LAYER {
-            let Some(Statistics { hessian, .. }) = statistics.remove(&product) else { continue };
-            let reading = targets.iter().enumerate().filter(|(_, target)| target.product == product);
+        let readers: BTreeSet<Reader> = targets.iter().map(|target| target.reader).collect();
+        for reader in readers {
+            let hessian = statistics.remove(&reader).map(|statistics| statistics.hessian);
+            let reading = targets.iter().enumerate().filter(|(_, target)| target.reader == reader);
             let mut factored: Option<Factored> = None;
             for (i, target) in reading {
                 progress(Phase::Quantise, done, targets.len());
+                done += 1;
                 let settings = self.settings(target);
+                let Some(hessian) = &hessian else {
+                    matrices[i] = Some(self.nearest(target)?);
+                    continue;
+                };
                 if factored.is_none() {
                     let bad = |_| {
                         QuantizeError::Refused(format!(
@@ -201,16 +211,25 @@ impl<'a> Job<'a> {
                             target.name
                         ))
                     };
-                    factored = Some(Factored::new(&hessian, target.cols, &settings).map_err(bad)?);
+                    factored = Some(Factored::new(hessian, target.cols, &settings).map_err(bad)?);
                 }
                 let weights = self.source.widen(target)?;
                 let by = factored.as_ref().unwrap_or_else(|| unreachable!("set above"));
                 matrices[i] = Some(gptq::quantise(&weights, target.cols, by, &settings));
-                done += 1;
             }
         }
         let all: Option<Matrices> = matrices.into_iter().collect();
-        Ok(all.unwrap_or_else(|| unreachable!("the inputs of every product were measured")))
+        Ok(all.unwrap_or_else(|| unreachable!("every matrix has a reader")))
+    }
+
+    /// The matrix of an expert that no row chose, rounded to the nearest.
+    fn nearest(&self, target: &Target) -> Result<Quantised, QuantizeError> {
+        let (rule, group) = (self.scheme.rule(self.source.kind), self.group(target));
+        let mut matrix = round_to_nearest(&self.source.widen(target)?, target.cols, rule, group);
+        if self.scheme.order == ActOrder::Group {
+            matrix.group_of = Some((0..target.cols).map(|col| (col / group) as u32).collect());
+        }
+        Ok(matrix)
     }
 
     fn settings(&self, target: &Target) -> Settings {
@@ -222,7 +241,7 @@ impl<'a> Job<'a> {
         &mut self,
         layer: usize,
         targets: &[Target],
-        statistics: &OfProducts,
+        statistics: &OfReaders,
         progress: &mut dyn FnMut(Phase, usize, usize),
     ) -> Result<(Matrices, Scales), QuantizeError> {
         let (source, rule) = (self.source, self.scheme.rule(self.source.kind));
@@ -238,11 +257,11 @@ impl<'a> Job<'a> {
             scales.apply(target, &mut weights);
             let group = group.min(target.cols);
             // Clipping changes the scores of attention too much, so queries and keys keep their outliers.
-            if target.product != Product::Qkv
-                && let Some(statistics) = statistics.get(&target.product)
+            if target.reader.product != Product::Qkv
+                && let Some(statistics) = statistics.get(&target.reader)
             {
                 let mut examples = statistics.examples.clone();
-                if let Some(factors) = scales.of_inputs(target.product) {
+                if let Some(factors) = scales.of_inputs(target.reader) {
                     let inverse: Vec<f32> = factors.iter().map(|factor| 1.0 / factor).collect();
                     awq::multiply_columns(&mut examples, &inverse);
                 }
@@ -258,7 +277,7 @@ impl<'a> Job<'a> {
         &mut self,
         layer: usize,
         progress: &mut dyn FnMut(Phase, usize, usize),
-    ) -> Result<OfProducts, QuantizeError> {
+    ) -> Result<OfReaders, QuantizeError> {
         if layer == 0 && !self.output.rows(0).exists() {
             self.embed()?;
         }
@@ -266,16 +285,20 @@ impl<'a> Job<'a> {
         let runner = runner.as_mut().unwrap_or_else(|| unreachable!("the method is calibrated"));
         let model = runner.stored(source, layer)?;
         let total = windows.iter().map(Vec::len).sum();
-        let mut statistics = OfProducts::new();
+        let mut statistics = OfReaders::new();
         let of = windows.len();
         each_window(output, source, windows, layer, |i, rows| {
             progress(Phase::Calibrate, i, of);
             runner.run(&model, rows)?;
             let (cpu, inputs) = runner.inputs();
-            for (product, inputs) in inputs {
-                let cols = inputs.len() / windows[i].len();
-                let new = || Statistics::new(scheme.method, cols, total);
-                statistics.entry(product).or_insert_with(new).add(cpu, inputs);
+            for (reader, inputs, cols) in inputs {
+                if reader.product == Product::Router && scheme.method == Method::Gptq {
+                    continue; // routers are not quantised
+                }
+                let is_of_expert = matches!(reader.network, Network::Expert(_));
+                let kept = if is_of_expert { Examples::OneIn(1) } else { Examples::Of(total) };
+                let new = || Statistics::new(scheme.method, cols, kept);
+                statistics.entry(reader).or_insert_with(new).add(cpu, inputs);
             }
             Ok(())
         })?;
@@ -316,6 +339,36 @@ impl<'a> Job<'a> {
             put_rows(&draft, rows).map_err(|error| write_error(output, layer + 1, error))
         })?;
         output.keep_rows(layer + 1)
+    }
+}
+
+/// Says how many experts the calibration text has too few rows for.
+fn report_experts(layer: usize, targets: &[Target], statistics: &OfReaders) {
+    let of_expert = |target: &&Target| {
+        matches!(target.reader.network, Network::Expert(_)) && target.role == Role::ExpertGate
+    };
+    let rows = targets.iter().filter(of_expert).map(|target| {
+        let rows = statistics.get(&target.reader).map_or(0, |statistics| statistics.rows);
+        (rows, target.cols)
+    });
+    let rows: Vec<(usize, usize)> = rows.collect();
+    let unread = rows.iter().filter(|(rows, _)| *rows == 0).count();
+    let few = rows.iter().filter(|(rows, cols)| (1..*cols).contains(rows)).count();
+    if unread > 0 {
+        tracing::warn!(
+            layer = layer + 1,
+            experts = rows.len(),
+            unread,
+            "no row of the calibration text chose some experts: their weights are rounded to the nearest; give more text"
+        );
+    }
+    if few > 0 {
+        tracing::info!(
+            layer = layer + 1,
+            experts = rows.len(),
+            few,
+            "fewer rows than inputs chose some experts; more text would measure them better"
+        );
     }
 }
 
@@ -378,3 +431,6 @@ fn hash(windows: &[Vec<u32>]) -> u64 {
     }
     hash.digest()
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,16 +13,15 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Layout, Packed};
 use skein_sys::threads::ThreadPlacement;
 
-use super::original::Original;
+use super::original::{Original, Written};
 use crate::model::LoadError;
 use crate::model::on_cpu::adapter::AdapterRows;
 use crate::model::on_cpu::caches::Caches;
-use crate::model::on_cpu::capture::Capture;
+use crate::model::on_cpu::capture::{Capture, Reader};
 use crate::model::on_cpu::pack::{Matrix, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::{Activations, ForwardStep, Located, Model};
 use crate::model::spec::Spec;
-use crate::model::tensors::{Product, StoredMatrix};
 use crate::shard::Shard;
 
 /// Slots of a block of the cache.
@@ -95,17 +94,16 @@ impl Runner {
         last: &mut Option<(String, Vec<f32>)>,
     ) -> Result<Packed, LoadError> {
         let Matrix { tensor, leaves, .. } = matrix;
-        let StoredMatrix::Numbers(numbers) = &matrix.weights else { unreachable!("it is not quantised") };
-        let stored = source.stored(tensor).unwrap_or(&tensor.stored[0]);
-        let name = source.files.stored_name(&stored.name).unwrap_or(&stored.name);
-        let weights = match replaced.get(name) {
-            None => numbers.clone(),
-            Some(values) => {
+        let written = source.written(tensor);
+        let found = written.as_ref().and_then(|written| Some((written, replaced.get(&written.name)?)));
+        let weights = match found {
+            None => tensor.find_stored(&source.weights)?,
+            Some((Written { name, first_row, .. }, values)) => {
                 if last.as_ref().is_none_or(|(of, _)| of != name) {
-                    *last = Some((name.to_owned(), values()));
+                    *last = Some((name.clone(), values()));
                 }
                 let values = last.as_ref().map_or(&[][..], |(_, values)| values);
-                matrix_of(&values[stored.first_row * tensor.cols..][..tensor.len()], tensor.cols)
+                matrix_of(&values[first_row * tensor.cols..][..tensor.len()], tensor.cols)
             }
         };
         let format = *Format::keeping(weights.storage()).last().unwrap_or(&Format::F32);
@@ -148,11 +146,13 @@ impl Runner {
             wanted: &positions,
         };
         let Self { cpu, caches, activations, .. } = self;
+        activations.capture.clear();
         Ok(model.forward(cpu, &step, caches, activations, &mut Alone)?)
     }
 
-    /// Inputs of the products of the last window, with the threads to compute with them.
-    pub fn inputs(&mut self) -> (&mut Cpu, impl Iterator<Item = (Product, &[f32])>) {
+    /// Inputs of the products of the last window, by reader and with their width, and the threads to compute
+    /// with them.
+    pub fn inputs(&mut self) -> (&mut Cpu, impl Iterator<Item = (Reader, &[f32], usize)>) {
         (&mut self.cpu, self.activations.capture.inputs())
     }
 }

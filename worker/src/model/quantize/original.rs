@@ -12,10 +12,11 @@ use super::scheme::{Layout, Scheme};
 use crate::model::checkpoint::{SafetensorsFiles, Weights};
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint;
+use crate::model::on_cpu::capture::Reader;
 use crate::model::on_cpu::matrices;
 use crate::model::on_cpu::pack::Use;
 use crate::model::spec::Spec;
-use crate::model::tensors::{self, Kind, Place, Product, Role, Stored, Tensor};
+use crate::model::tensors::{self, Kind, Place, Role, Stored, Tensor};
 use crate::shard::Shard;
 
 /// Groups that are chosen among if none is given, best first.
@@ -32,16 +33,28 @@ pub(super) struct Original {
     tensors: Vec<Tensor>,
 }
 
-/// A stored matrix to be quantised; it may hold several matrices of the model.
+/// A matrix to be quantised; it may hold several matrices of the model.
 pub(super) struct Target {
-    /// Name in the files, which ends in `.weight`.
+    /// Name under which it is written, which ends in `.weight`.
     pub name: String,
     pub rows: usize,
     pub cols: usize,
     /// What reads the same inputs.
-    pub product: Product,
-    /// Each matrix of the model with its first row.
-    pub parts: Vec<(Role, usize)>,
+    pub reader: Reader,
+    /// Role of its first matrix of the model.
+    pub role: Role,
+    /// The tensor, if the files hold all experts of a layer in one.
+    fused: Option<Tensor>,
+}
+
+/// Where a tensor of the model is written.
+pub(super) struct Written {
+    /// Name of the written tensor.
+    pub name: String,
+    /// First row there, of a matrix.
+    pub first_row: usize,
+    /// Whether it is cut from a stored tensor that holds all experts.
+    pub is_cut: bool,
 }
 
 impl Target {
@@ -100,10 +113,57 @@ impl Original {
         tensor.stored.iter().find(|stored| self.files.contains(&stored.name))
     }
 
-    /// The tensor of a layer with this role and, if it is a matrix or its bias, of this kind.
-    pub fn tensor(&self, layer: usize, role: Role, is_kind: impl Fn(Kind) -> bool) -> Option<&Tensor> {
+    /// Where a tensor is written: under its stored name, or, for experts that are stored together, the name
+    /// that one expert's matrix has in files with a tensor each. `None` if there is none.
+    pub fn written(&self, tensor: &Tensor) -> Option<Written> {
+        let stored = self.stored(tensor)?;
+        let found = self.files.stored_name(&stored.name).unwrap_or(&stored.name);
+        if stored.place == Place::Rows && stored.shape.len() <= 2 {
+            let is_renamed = tensor.role == Role::Router && self.is_fused(tensor.layer?);
+            let name = if is_renamed { in_style_of(found, &tensor.stored[0].name) } else { found };
+            let name = name.to_owned();
+            return Some(Written { name, first_row: stored.first_row, is_cut: false });
+        }
+        let is_of_one = |it: &&Stored| it.place == Place::Rows && it.shape.len() == 2;
+        let alone = tensor.stored.iter().find(is_of_one)?;
+        let name = in_style_of(found, &alone.name).to_owned();
+        Some(Written { name, first_row: alone.first_row, is_cut: true })
+    }
+
+    /// Whether the files hold all experts of `layer` in one tensor.
+    fn is_fused(&self, layer: usize) -> bool {
+        let mut of_experts = self.tensors.iter().filter(|it| it.layer == Some(layer) && it.expert.is_some());
+        of_experts.any(|tensor| self.stored(tensor).is_some_and(|stored| stored.shape.len() > 2))
+    }
+
+    /// The tensor of a layer or one of its experts with this role and of this kind.
+    pub fn tensor(
+        &self,
+        layer: usize,
+        (role, expert): (Role, Option<usize>),
+        is_kind: impl Fn(Kind) -> bool,
+    ) -> Option<&Tensor> {
         let mut all = self.tensors.iter();
-        all.find(|it| it.layer == Some(layer) && it.role == role && it.expert.is_none() && is_kind(it.kind))
+        all.find(|it| (it.layer, it.role, it.expert) == (Some(layer), role, expert) && is_kind(it.kind))
+    }
+
+    /// Names in the files and as written of the tensors of `layer`, or of all outside the layers, which are
+    /// copied if they are not replaced. Fused experts are not among them.
+    pub fn copied(&self, layer: Option<usize>) -> Vec<(String, String)> {
+        let known: HashMap<&str, &Tensor> = self
+            .tensors
+            .iter()
+            .filter_map(|tensor| Some((self.files.stored_name(&self.stored(tensor)?.name)?, tensor)))
+            .collect();
+        let written = |name: &str| match known.get(name) {
+            Some(tensor) => {
+                let of_layer = Some(tensor).filter(|tensor| tensor.layer == layer)?;
+                self.written(of_layer).filter(|written| !written.is_cut).map(|written| written.name)
+            }
+            None => layer.is_none().then(|| name.to_owned()),
+        };
+        let names = self.files.names().into_iter();
+        names.filter_map(|name| Some((name.to_owned(), written(name)?))).collect()
     }
 
     /// Name in the files and layer of each tensor that the model uses.
@@ -114,32 +174,27 @@ impl Original {
         })
     }
 
-    /// Names in the files of the tensors of `layer`, or of all outside the layers.
-    pub fn names_of(&self, layer: Option<usize>) -> Vec<String> {
-        let layers: HashMap<&str, Option<usize>> = self.names().collect();
-        let names = self.files.names().into_iter();
-        names.filter(|name| layers.get(name).copied().flatten() == layer).map(str::to_owned).collect()
-    }
-
     /// Matrices of `layer` to be quantised.
     pub fn targets(&self, layer: usize) -> Result<Vec<Target>, QuantizeError> {
         let shard = Shard::of_layers(&self.spec, layer..layer + 1);
         let mut targets: Vec<Target> = Vec::new();
         for matrix in matrices(&self.spec, &shard, (&self.weights, None))? {
-            let Kind::Matrix(product, _) = matrix.tensor.kind else { continue };
-            let stored = self.stored(&matrix.tensor).filter(|_| matrix.for_use == Use::Layer);
-            let Some(Stored { name, shape, first_row, place }) = stored else { continue };
-            let (&[rows, cols], Place::Rows) = (&shape[..], place) else {
+            let tensor = matrix.tensor;
+            let stored = self.stored(&tensor).filter(|_| matrix.for_use == Use::Layer);
+            let (Some(reader), Some(stored)) = (Reader::of(&tensor), stored) else { continue };
+            let Some(Written { name, is_cut, .. }) = self.written(&tensor) else {
+                let Stored { name, shape, .. } = stored;
                 return Err(QuantizeError::Refused(format!(
-                    "tensor {name} {shape:?} holds all experts of a layer in one; only experts with a tensor each are quantised"
+                    "tensor {name} {shape:?} holds all experts of a layer in one, and this family's checkpoints \
+                     have no names for the matrices of one expert"
                 )));
             };
-            let name = self.files.stored_name(name).unwrap_or(name).to_owned();
-            let part = (matrix.tensor.role, *first_row);
-            match targets.iter_mut().find(|target| target.name == name) {
-                Some(target) => target.parts.push(part),
-                None => targets.push(Target { name, rows, cols, product, parts: vec![part] }),
+            if targets.iter().any(|target| target.name == name) {
+                continue; // another part of a fused matrix
             }
+            let (role, cols) = (tensor.role, tensor.cols);
+            let rows = if is_cut { tensor.rows } else { stored.shape[0] };
+            targets.push(Target { name, rows, cols, reader, role, fused: is_cut.then_some(tensor) });
         }
         Ok(targets)
     }
@@ -151,11 +206,10 @@ impl Original {
             quantised.extend(self.targets(layer)?.into_iter().map(|target| target.name));
         }
         let is_matrix = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..));
-        let names = self.tensors.iter().filter(is_matrix).filter_map(|tensor| self.stored(tensor));
-        let names = names.filter_map(|stored| self.files.stored_name(&stored.name));
-        let kept = names.filter(|name| !quantised.contains(*name));
+        let written = self.tensors.iter().filter(is_matrix).filter_map(|tensor| self.written(tensor));
+        let kept = written.map(|written| written.name).filter(|name| !quantised.contains(name));
         let mut kept: Vec<String> =
-            kept.filter_map(|name| name.strip_suffix(".weight")).map(str::to_owned).collect();
+            kept.filter_map(|name| name.strip_suffix(".weight").map(str::to_owned)).collect();
         if !kept.iter().any(|name| name == "lm_head") {
             kept.push("lm_head".to_owned()); // other programs make the head of a tied model a module
         }
@@ -170,12 +224,6 @@ impl Original {
                     return Err(QuantizeError::Refused(format!("tensor {}: {why}", target.name)));
                 }
             }
-        }
-        if scheme.method.is_calibrated() && self.spec.experts().0 > 0 {
-            let name = scheme.method.name();
-            return Err(QuantizeError::Refused(format!(
-                "method {name} does not calibrate experts yet; use rtn, int8 or fp8"
-            )));
         }
         Ok(())
     }
@@ -192,7 +240,10 @@ impl Original {
     /// Weights of `target` `[rows, cols]`.
     pub fn widen(&self, target: &Target) -> Result<Vec<f32>, QuantizeError> {
         let Target { ref name, rows, cols, .. } = *target;
-        let matrix = WeightMatrix::new(self.files.rows(name, &[rows, cols], 0..rows)?, rows, cols);
+        let matrix = match &target.fused {
+            None => WeightMatrix::new(self.files.rows(name, &[rows, cols], 0..rows)?, rows, cols),
+            Some(tensor) => tensor.find_stored(&self.weights)?,
+        };
         let mut values = vec![0f32; rows * cols];
         for_each_part(&mut values, cols, |row, to| matrix.widen_row(row, to));
         match values.iter().position(|value| !value.is_finite()) {
@@ -205,6 +256,11 @@ impl Original {
             ))),
         }
     }
+}
+
+/// `name` with or without the prefix `model.`, as the stored name `found` has it.
+fn in_style_of<'a>(found: &str, name: &'a str) -> &'a str {
+    if found.starts_with("model.") { name } else { name.strip_prefix("model.").unwrap_or(name) }
 }
 
 /// Why the scheme cannot store the matrix.

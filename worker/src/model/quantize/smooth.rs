@@ -3,6 +3,10 @@
 //! An input's scale is divided out of what produces it: the norm before query, key and value, or before gate
 //! and up; the rows of the value projection for the output projection; the rows of `up` for `down`. Where
 //! that is not possible, inputs are not scaled.
+//!
+//! The experts of a layer share the scales of their input, as in AutoAWQ, with the network beside them; each
+//! has its own before `down`. Their router reads the same norm: its weights are multiplied, too. So that it
+//! chooses the same experts, those scales are powers of two, which no rounding changes.
 
 use std::collections::HashMap;
 
@@ -12,21 +16,22 @@ use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use super::QuantizeError;
 use super::encode::{Encoded, floats};
 use super::layer::add_product;
-use super::maths::awq;
+use super::maths::awq::{self, Candidate, RelativeWeights};
 use super::maths::grid::{Rule, ScaleType};
-use super::original::{Original, Target};
+use super::original::{Original, Target, Written};
 use super::statistics::Statistics;
+use crate::model::on_cpu::capture::{Network, Reader};
 use crate::model::tensors::{Kind, Product, Role, Tensor};
 
 /// Scales of a layer.
 #[derive(Default)]
 pub(super) struct Scales {
     /// Factors of the inputs of each product.
-    inputs: HashMap<Product, Vec<f32>>,
-    /// Divisors of a matrix's outputs, by stored name, each with its first row.
+    inputs: HashMap<Reader, Vec<f32>>,
+    /// Divisors of a matrix's outputs, by the name under which it is written, each with its first row.
     outputs: HashMap<String, Vec<(usize, Vec<f32>)>>,
-    /// Vectors that replace stored ones.
-    pub vectors: Vec<Encoded>,
+    /// Vectors and routers that replace stored ones.
+    pub replaced: Vec<Encoded>,
 }
 
 impl Scales {
@@ -61,12 +66,12 @@ impl Scales {
         let none = Vec::new();
         let divided = self.outputs.get(&target.name).unwrap_or(&none).iter();
         let rows = divided.flat_map(|(first, by)| by.iter().enumerate().map(move |(i, by)| (first + i, *by)));
-        work(self.inputs.get(&target.product).map(Vec::as_slice), rows.collect());
+        work(self.of_inputs(target.reader), rows.collect());
     }
 
-    /// Factors of the inputs of `product`; `None` = 1.
-    pub fn of_inputs(&self, product: Product) -> Option<&[f32]> {
-        self.inputs.get(&product).map(Vec::as_slice)
+    /// Factors of the inputs of `reader`; `None` = 1.
+    pub fn of_inputs(&self, reader: Reader) -> Option<&[f32]> {
+        self.inputs.get(&reader).map(Vec::as_slice)
     }
 }
 
@@ -77,68 +82,137 @@ pub(super) struct Search<'a> {
     pub rule: Rule,
     pub group: usize,
     pub targets: &'a [Target],
-    pub statistics: &'a HashMap<Product, Statistics>,
+    pub statistics: &'a HashMap<Reader, Statistics>,
 }
 
 impl Search<'_> {
     /// Finds the scales of the layer.
     pub fn run(&self, cpu: &mut Cpu) -> Result<Scales, QuantizeError> {
         let mut scales = Scales::default();
-        let spec = &self.source.spec;
-        for (product, norm) in [(Product::Qkv, Role::AttentionNorm), (Product::GateUp, Role::FeedForwardNorm)]
+        // A norm that both parts of a layer read would need the same scales for both.
+        if !self.source.spec.is_parallel {
+            self.behind_norm(cpu, (Product::Qkv, Role::AttentionNorm), &mut scales)?;
+            self.behind_norm(cpu, (Product::GateUp, Role::FeedForwardNorm), &mut scales)?;
+        }
+        let value = self.source.tensor(self.layer, (Role::Value, None), is_matrix);
+        let reader = Reader::of_layer(Product::AttentionOutput);
+        if let Some(value) = value.filter(|value| value.order.is_none())
+            && let Some(factors) = self.best(cpu, &[reader], reader, |scales| self.share(scales))?
         {
-            let norm = self.source.tensor(self.layer, norm, |kind| kind == Kind::Norm);
-            // A norm that both parts of a layer read would need the same scales for both.
-            if let Some(norm) = norm.filter(|_| !spec.is_parallel) {
-                let factors = self.best(cpu, product, None)?;
-                let factors = self.divide_norm(norm, factors, &mut scales)?;
-                scales.inputs.insert(product, factors);
-            }
+            self.divide_rows(value, self.of_values(&factors), &mut scales)?;
+            scales.inputs.insert(reader, factors);
         }
-        let value = self.source.tensor(self.layer, Role::Value, is_matrix);
-        if let Some(value) = value.filter(|value| value.order.is_none()) {
-            let factors = self.best(cpu, Product::AttentionOutput, Some(spec.attention.head_dim))?;
-            let by = self.of_values(&factors);
-            self.divide_rows(value, by, &mut scales)?;
-            scales.inputs.insert(Product::AttentionOutput, factors);
-        }
-        let up = self.source.tensor(self.layer, Role::Up, is_matrix);
         // Without a gate, an activation lies between `up` and `down`.
-        if let Some(up) = up.filter(|_| spec.layers[self.layer].feed_forward.is_gated) {
-            let factors = self.best(cpu, Product::Down, None)?;
-            self.divide_rows(up, factors.clone(), &mut scales)?;
-            scales.inputs.insert(Product::Down, factors);
+        if self.source.spec.layers[self.layer].feed_forward.is_gated {
+            for reader in self.readers(Product::Down) {
+                let up = match reader.network {
+                    Network::Layer => (Role::Up, None),
+                    Network::Expert(expert) => (Role::ExpertUp, Some(expert)),
+                    Network::Shared => (Role::SharedUp, None),
+                };
+                let up = self.source.tensor(self.layer, up, is_matrix);
+                if let Some(up) = up
+                    && let Some(factors) = self.best(cpu, &[reader], reader, |_| {})?
+                {
+                    self.divide_rows(up, factors.clone(), &mut scales)?;
+                    scales.inputs.insert(reader, factors);
+                }
+            }
         }
         Ok(scales)
     }
 
-    /// The best factors of the inputs of `product`. With `head_dim`, heads that share a value share factors.
+    /// Scales the inputs of `product`, which are the outputs of a norm.
+    fn behind_norm(
+        &self,
+        cpu: &mut Cpu,
+        (product, norm): (Product, Role),
+        scales: &mut Scales,
+    ) -> Result<(), QuantizeError> {
+        let Some(norm) = self.source.tensor(self.layer, (norm, None), |kind| kind == Kind::Norm) else {
+            return Ok(());
+        };
+        let readers = self.readers(product);
+        let is_mixture = readers.iter().any(|reader| reader.network != Network::Layer);
+        let measured = Reader::of_layer(if is_mixture { Product::Router } else { product });
+        let round = |scales: &mut [f32]| {
+            if is_mixture {
+                scales.iter_mut().for_each(|scale| *scale = scale.log2().round().exp2());
+            }
+        };
+        let Some(factors) = self.best(cpu, &readers, measured, round)? else { return Ok(()) };
+        let factors = self.divide_norm(norm, factors, scales)?;
+        if is_mixture {
+            for role in [Role::Router, Role::SharedRouter] {
+                if let Some(router) = self.source.tensor(self.layer, (role, None), is_matrix) {
+                    self.multiply_router(router, &factors, scales)?;
+                }
+            }
+        }
+        for reader in readers {
+            scales.inputs.insert(reader, factors.clone());
+        }
+        Ok(())
+    }
+
+    /// What reads the inputs of `product`, in the order of the targets.
+    fn readers(&self, product: Product) -> Vec<Reader> {
+        let mut readers: Vec<Reader> = self.targets.iter().map(|target| target.reader).collect();
+        readers.dedup();
+        readers.retain(|reader| reader.product == product);
+        readers
+    }
+
+    /// The best factors of the inputs of `readers`; the inputs of `measured` have the mean magnitudes. `None`
+    /// if no row was measured.
     fn best(
         &self,
         cpu: &mut Cpu,
-        product: Product,
-        head_dim: Option<usize>,
-    ) -> Result<Vec<f32>, QuantizeError> {
-        let Some(statistics) = self.statistics.get(&product) else { return Ok(Vec::new()) };
-        let mean = statistics.means();
-        let share = |scales: &mut [f32]| {
-            if let Some(head_dim) = head_dim {
-                let attention = &self.source.spec.attention;
-                share(scales, head_dim, attention.heads / attention.kv_heads);
+        readers: &[Reader],
+        measured: Reader,
+        share: impl Fn(&mut [f32]),
+    ) -> Result<Option<Vec<f32>>, QuantizeError> {
+        let Some(measured) = self.statistics.get(&measured) else { return Ok(None) };
+        let (mean, rule) = (measured.means(), self.rule);
+        let (cols, group) = (mean.len(), self.group.min(mean.len()));
+        let matrices = || self.targets.iter().filter(move |target| readers.contains(&target.reader));
+        let mut relative = RelativeWeights::new(cols, group);
+        for target in matrices() {
+            relative.add(&self.source.widen(target)?);
+        }
+        let mut candidates = awq::candidates(&mean, &relative.means(), share);
+        for target in matrices() {
+            let Some(Statistics { examples, .. }) = self.statistics.get(&target.reader) else { continue };
+            let weights = self.source.widen(target)?;
+            for candidate in &mut candidates {
+                let change = awq::change(&weights, cols, &candidate.scales, (rule, group));
+                let mut errors = vec![0f32; examples.len() / cols * target.rows];
+                add_product(cpu, examples, &change, cols, &mut errors);
+                candidate.error += errors.iter().map(|error| f64::from(*error).powi(2)).sum::<f64>();
             }
-        };
-        let reading = self.targets.iter().filter(|target| target.product == product);
-        let weights = reading.map(|target| self.source.widen(target)).collect::<Result<Vec<_>, _>>()?;
-        let matrices: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
-        let (examples, cols) = (&statistics.examples, mean.len());
-        let (factors, exponent) =
-            awq::scales(&matrices, &mean, (self.rule, self.group), share, |_, change| {
-                let mut errors = vec![0f32; examples.len() / cols * (change.len() / cols)];
-                add_product(cpu, examples, change, cols, &mut errors);
-                errors.iter().map(|error| f64::from(*error).powi(2)).sum()
-            });
-        tracing::debug!(layer = self.layer, ?product, exponent, "scales");
-        Ok(factors)
+        }
+        let Some(Candidate { scales, exponent, .. }) = awq::best(candidates) else { return Ok(None) };
+        tracing::debug!(layer = self.layer, ?readers, exponent, "scales");
+        Ok(Some(scales))
+    }
+
+    /// Multiplies a router's weights by the factors of its inputs.
+    fn multiply_router(
+        &self,
+        router: &Tensor,
+        factors: &[f32],
+        scales: &mut Scales,
+    ) -> Result<(), QuantizeError> {
+        let Some(Written { name, .. }) = self.source.written(router) else { return Ok(()) };
+        let stored = router.find_stored(&self.source.weights)?;
+        let mut values = vec![0f32; router.len()];
+        for (row, to) in values.chunks_exact_mut(router.cols).enumerate() {
+            stored.widen_row(row, to);
+        }
+        awq::multiply_columns(&mut values, factors);
+        let (dtype, bytes) = floats(values.into_iter(), kind_of(stored.storage()));
+        scales.replaced.push(Encoded { name, dtype, shape: vec![router.rows, router.cols], bytes });
+        Ok(())
     }
 
     /// Divides a norm by `factors`. Returns the factors that its rounded weights need.
@@ -158,8 +232,8 @@ impl Search<'_> {
             if exact.is_finite() && exact > 0.0 { exact } else { *by }
         });
         let exact: Vec<f32> = exact.collect();
-        scales.vectors.push(Encoded { name, dtype, shape: vec![after.len()], bytes });
-        if let Some(bias) = self.source.tensor(self.layer, norm.role, |kind| kind == Kind::NormBias) {
+        scales.replaced.push(Encoded { name, dtype, shape: vec![after.len()], bytes });
+        if let Some(bias) = self.source.tensor(self.layer, (norm.role, None), |kind| kind == Kind::NormBias) {
             self.divide_vector(bias, 0, &exact, scales)?;
         }
         Ok(exact)
@@ -168,13 +242,12 @@ impl Search<'_> {
     /// Divides the outputs of `tensor`, and their biases.
     fn divide_rows(&self, tensor: &Tensor, by: Vec<f32>, scales: &mut Scales) -> Result<(), QuantizeError> {
         let is_bias = |kind| matches!(kind, Kind::Bias(..));
-        if let Some(bias) = self.source.tensor(self.layer, tensor.role, is_bias) {
+        if let Some(bias) = self.source.tensor(self.layer, (tensor.role, tensor.expert), is_bias) {
             let first = self.source.stored(bias).map_or(0, |stored| stored.first_row);
             self.divide_vector(bias, first, &by, scales)?;
         }
-        if let Some(stored) = self.source.stored(tensor) {
-            let name = self.source.files.stored_name(&stored.name).unwrap_or(&stored.name);
-            scales.outputs.entry(name.to_owned()).or_default().push((stored.first_row, by));
+        if let Some(Written { name, first_row, .. }) = self.source.written(tensor) {
+            scales.outputs.entry(name).or_default().push((first_row, by));
         }
         Ok(())
     }
@@ -191,7 +264,7 @@ impl Search<'_> {
         values[first..].iter_mut().zip(by).for_each(|(value, by)| *value /= by);
         let shape = vec![values.len()];
         let (dtype, bytes) = floats(values.into_iter(), kind);
-        scales.vectors.push(Encoded { name, dtype, shape, bytes });
+        scales.replaced.push(Encoded { name, dtype, shape, bytes });
         Ok(())
     }
 
@@ -200,15 +273,17 @@ impl Search<'_> {
         let stored = self.source.stored(tensor).unwrap_or(&tensor.stored[0]);
         let len = stored.shape[0];
         let storage = self.source.files.rows(&stored.name, &stored.shape, 0..len)?;
-        let kind = match storage {
-            Storage::F16(_) => ScaleType::F16,
-            Storage::F32(_) => ScaleType::F32,
-            Storage::Bf16(_) | Storage::Blocks(..) => ScaleType::Bf16,
-        };
+        let kind = kind_of(&storage);
         let mut values = vec![0f32; len];
         WeightMatrix::new(storage, 1, len).widen_row(0, &mut values);
         let name = self.source.files.stored_name(&stored.name).unwrap_or(&stored.name);
         Ok((name.to_owned(), values, kind))
+    }
+
+    /// Makes the scales equal of the heads that read the same value.
+    fn share(&self, scales: &mut [f32]) {
+        let attention = &self.source.spec.attention;
+        share(scales, attention.head_dim, attention.heads / attention.kv_heads);
     }
 
     /// Divisors of the value projection's outputs for `factors` of the attention's outputs.
@@ -216,6 +291,14 @@ impl Search<'_> {
         let attention = &self.source.spec.attention;
         let (dim, group) = (attention.head_dim, attention.heads / attention.kv_heads);
         (0..attention.kv_heads * dim).map(|i| factors[i / dim * group * dim + i % dim]).collect()
+    }
+}
+
+fn kind_of(storage: &Storage) -> ScaleType {
+    match storage {
+        Storage::F16(_) => ScaleType::F16,
+        Storage::F32(_) => ScaleType::F32,
+        Storage::Bf16(_) | Storage::Blocks(..) => ScaleType::Bf16,
     }
 }
 

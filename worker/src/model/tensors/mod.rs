@@ -57,7 +57,7 @@ impl Role {
 }
 
 /// Groups of matrices that read the same input. A device may stack them and multiply once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Product {
     /// Query, key, value; with latent attention the latent, and the query or the vector it is projected from.
     Qkv,

@@ -13,50 +13,68 @@ const CLIP_STEP: f32 = 0.05;
 /// Smallest mean activation that counts.
 const LEAST: f32 = 1e-4;
 
-/// Scales of the inputs of `matrices`, each `[rows, cols]`, that minimise the error of their products after
-/// rounding: input `i` is divided by scale `i`, its weights are multiplied. `mean` has the mean magnitude of
-/// each input; `error(matrix, change)` is the squared error of the products if a matrix changes by `change`.
-///
-/// Scales are powers of the activations, or those divided by powers of the weights, as AutoAWQ has them.
-/// `share` makes scales equal that must be. Returns the exponent of the activations, too.
-pub fn scales(
-    matrices: &[&[f32]],
-    mean: &[f32],
-    (rule, group): (Rule, usize),
-    share: impl Fn(&mut [f32]),
-    mut error: impl FnMut(usize, &[f32]) -> f64,
-) -> (Vec<f32>, f32) {
-    let cols = mean.len();
-    let weights = relative_weights(matrices, cols, group);
-    let mut best: Option<(f64, Vec<f32>, f32)> = None;
-    for step in 0..2 * EXPONENTS {
-        let exponent = (step / 2) as f32 / EXPONENTS as f32;
-        let of_weights = (step % 2 == 1).then_some(&weights[..]);
-        let mut scales = of_exponent(mean, of_weights, exponent);
-        share(&mut scales);
-        let mut total = 0.0;
-        for (i, weights) in matrices.iter().enumerate() {
-            total += error(i, &change(weights, cols, &scales, (rule, group)));
-        }
-        if best.as_ref().is_none_or(|(least, ..)| total < *least) {
-            best = Some((total, scales, exponent));
-        }
-    }
-    best.map_or_else(|| (vec![1.0; cols], 0.0), |(_, scales, exponent)| (scales, exponent))
+/// Scales of the inputs of a product, and what they cost: input `i` is divided by scale `i`, its weights are
+/// multiplied.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// A scale for each input.
+    pub scales: Vec<f32>,
+    /// Exponent of the activations.
+    pub exponent: f32,
+    /// Squared error of the products, summed over the matrices so far.
+    pub error: f64,
 }
 
-/// Mean magnitude of each input's weights, relative to the largest of their groups.
-fn relative_weights(matrices: &[&[f32]], cols: usize, group: usize) -> Vec<f32> {
-    let (mut sums, mut rows) = (vec![0f64; cols], 0usize);
-    for row in matrices.iter().flat_map(|weights| weights.chunks_exact(cols)) {
-        for (weights, sums) in row.chunks(group).zip(sums.chunks_mut(group)) {
-            let largest = weights.iter().fold(f32::MIN_POSITIVE, |largest, it| largest.max(it.abs()));
-            let shares = weights.iter().map(|weight| f64::from(weight.abs() / largest));
-            sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
-        }
-        rows += 1;
+/// Scales to choose among. `mean` has the mean magnitude of each input, `weights` that of its
+/// [relative weights](RelativeWeights).
+///
+/// Scales are powers of the activations, or those divided by powers of the weights, as AutoAWQ has them.
+/// `share` makes scales equal that must be. The first candidate has only scales of 1.
+pub fn candidates(mean: &[f32], weights: &[f32], share: impl Fn(&mut [f32])) -> Vec<Candidate> {
+    let candidate = |step: usize| {
+        let exponent = (step / 2) as f32 / EXPONENTS as f32;
+        let of_weights = (step % 2 == 1).then_some(weights);
+        let mut scales = of_exponent(mean, of_weights, exponent);
+        share(&mut scales);
+        Candidate { scales, exponent, error: 0.0 }
+    };
+    (0..2 * EXPONENTS).map(candidate).collect()
+}
+
+/// The first of the candidates with the least error.
+pub fn best(candidates: Vec<Candidate>) -> Option<Candidate> {
+    candidates.into_iter().reduce(|best, next| if next.error < best.error { next } else { best })
+}
+
+/// Mean magnitude of each input's weights over several matrices, relative to the largest of their groups.
+pub struct RelativeWeights {
+    group: usize,
+    sums: Vec<f64>,
+    rows: usize,
+}
+
+impl RelativeWeights {
+    /// For matrices of `cols` inputs in groups of `group`.
+    pub fn new(cols: usize, group: usize) -> Self {
+        Self { group, sums: vec![0.0; cols], rows: 0 }
     }
-    sums.iter().map(|sum| (sum / rows.max(1) as f64) as f32).collect()
+
+    /// Counts a matrix `[rows, cols]`.
+    pub fn add(&mut self, weights: &[f32]) {
+        for row in weights.chunks_exact(self.sums.len()) {
+            for (weights, sums) in row.chunks(self.group).zip(self.sums.chunks_mut(self.group)) {
+                let largest = weights.iter().fold(f32::MIN_POSITIVE, |largest, it| largest.max(it.abs()));
+                let shares = weights.iter().map(|weight| f64::from(weight.abs() / largest));
+                sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
+            }
+            self.rows += 1;
+        }
+    }
+
+    /// The means.
+    pub fn means(&self) -> Vec<f32> {
+        self.sums.iter().map(|sum| (sum / self.rows.max(1) as f64) as f32).collect()
+    }
 }
 
 /// `mean` to the power of `exponent`, divided by `weights` to the power of the rest if given, centred around
@@ -73,7 +91,7 @@ fn of_exponent(mean: &[f32], weights: Option<&[f32]>, exponent: f32) -> Vec<f32>
 }
 
 /// Change of the weights by rounding them after multiplication with `scales`.
-fn change(weights: &[f32], cols: usize, scales: &[f32], (rule, group): (Rule, usize)) -> Vec<f32> {
+pub fn change(weights: &[f32], cols: usize, scales: &[f32], (rule, group): (Rule, usize)) -> Vec<f32> {
     let mut scaled = weights.to_vec();
     multiply_columns(&mut scaled, scales);
     let rounded = round_to_nearest(&scaled, cols, rule, group);

@@ -220,21 +220,18 @@ fn awq_finds_the_best_exponent_and_its_scales_cancel() {
     let mean: Vec<f32> = (0..cols)
         .map(|col| inputs.iter().skip(col).step_by(cols).map(|it| it.abs()).sum::<f32>() / 200.0)
         .collect();
-    let mut errors = Vec::new();
-    let (scales, exponent) = awq::scales(
-        &[&weights],
-        &mean,
-        (rule, group),
-        |_| {},
-        |_, change| {
-            errors.push(product_error(&inputs, cols, change));
-            errors[errors.len() - 1]
-        },
-    );
-    let least = errors.iter().copied().fold(f64::MAX, f64::min);
-    let first = 2 * (exponent * 20.0).round() as usize;
-    assert!(errors[first..first + 2].contains(&least), "{exponent}: {errors:?}");
-    assert!(exponent > 0.0 && least < 0.8 * errors[0], "{exponent}: {errors:?}");
+    let mut relative = awq::RelativeWeights::new(cols, group);
+    relative.add(&weights);
+    let mut candidates = awq::candidates(&mean, &relative.means(), |_| {});
+    assert!(candidates[0].scales.iter().all(|scale| *scale == 1.0), "the first changes nothing");
+    for candidate in &mut candidates {
+        let change = awq::change(&weights, cols, &candidate.scales, (rule, group));
+        candidate.error += product_error(&inputs, cols, &change);
+    }
+    let plain = candidates[0].error;
+    let least = candidates.iter().map(|candidate| candidate.error).fold(f64::MAX, f64::min);
+    let awq::Candidate { scales, exponent, error } = awq::best(candidates).unwrap();
+    assert!(error == least && exponent > 0.0 && least < 0.8 * plain, "{exponent}: {error} {least} {plain}");
     let mut scaled = weights.clone();
     awq::multiply_columns(&mut scaled, &scales);
     let rounded = round_to_nearest(&scaled, cols, rule, group).widen();
