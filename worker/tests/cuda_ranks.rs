@@ -487,7 +487,8 @@ fn adapters_have_the_same_bits_on_any_number_of_ranks() {
             for how in [how.to_owned(), format!("{how} nccl")] {
                 let got = lead(shape, &how);
                 assert!(got == expected, "{} {how}: {shape:?} ranks:\n{got}\n{expected}", tiny.model_type);
-                if shape.0 == 1 || shape == (8, 1) {
+                // Inner sums are exchanged by NCCL either way; the way of the model's sums matters once.
+                if shape.0 == 1 || shape == (8, 1) || tiny.model_type != "llama" {
                     break; // no sums, or many processes
                 }
             }
