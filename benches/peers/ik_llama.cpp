@@ -1,5 +1,5 @@
-// ik_llama.cpp behind a few plain functions, for peer_ik_llama.py: its structures change too often to be written down in
-// Python. Compiled against a built checkout, see README.md. Not thread-safe; one model a process.
+// ik_llama.cpp behind a few plain functions, for peer_ik_llama.py: its structures change too often to be
+// written down in Python. Compiled against an installed library, see README.md. One model a process.
 
 #include "llama.h"
 
@@ -11,7 +11,7 @@ static int vocab_size;
 
 extern "C" {
 
-// Returns the size of the vocabulary, or 0 if the file does not load. `repack`: weights are rearranged at load.
+// Returns the size of the vocabulary, or 0 if the file does not load. `repack` rearranges weights at load.
 int peer_load(const char * path, int threads, int sequences, int context_len, int tokens_a_call, bool repack) {
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     llama_backend_init();

@@ -1,11 +1,11 @@
-"""The steps that llama.cpp and its fork are measured by: batches of several sequences, like llama-batched-bench."""
+"""Steps of llama.cpp and of its fork: batches of several sequences, like llama-batched-bench."""
 
 MOST_TOKENS_A_CALL = 2048  # llama.cpp's own default for n_batch; n_ubatch keeps its default of 512
 
 
 class Generator:
-    """Subclasses give `clear()`, `decode(entries)` of (token, position, sequence, logits wanted), and `greedy()`, the
-    most likely token of the last row."""
+    """Subclasses give `clear()`, `decode(entries)` of (token, position, sequence, logits wanted), and
+    `greedy()`, the most likely token of the last row."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
