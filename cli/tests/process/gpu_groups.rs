@@ -16,6 +16,22 @@ use crate::{SKEIN, block_on, wide_model};
 
 const STREAMS: usize = 4;
 
+/// Flags of a worker on an emulated GPU.
+pub const CUDA: [&str; 12] = [
+    "--device",
+    "cuda",
+    "--batch-invariant",
+    "--enforce-eager",
+    "--max-num-seqs",
+    "4",
+    "--max-num-batched-tokens",
+    "32",
+    "--max-model-len",
+    "128",
+    "--kv-cache-memory-bytes",
+    "8388608",
+];
+
 fn request(index: usize) -> Value {
     json!({
         "model": "wide", "prompt": format!("def function_{index}(self, value):"), "max_tokens": 16, "seed": index,
@@ -42,24 +58,7 @@ fn check(seen: &[History], expected: &[History], cluster: &Cluster) {
 
 /// A cluster that serves the model in the directory `model` on `devices` emulated GPUs.
 async fn serve(libraries: &str, model: &str, more: &[&str], devices: &str) -> Cluster {
-    let common = [
-        "--model",
-        model,
-        "--served-model-name",
-        "wide",
-        "--device",
-        "cuda",
-        "--batch-invariant",
-        "--enforce-eager",
-        "--max-num-seqs",
-        "4",
-        "--max-num-batched-tokens",
-        "32",
-        "--max-model-len",
-        "128",
-        "--kv-cache-memory-bytes",
-        "8388608",
-    ];
+    let common = [&["--model", model, "--served-model-name", "wide"][..], &CUDA].concat();
     let variables = [("LD_LIBRARY_PATH", libraries), ("EMU_DEVICES", devices)];
     Cluster::serve_with(SKEIN, &[&common[..], more].concat(), &variables).await
 }

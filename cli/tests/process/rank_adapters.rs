@@ -12,26 +12,12 @@ use skein_tests::nodes::lasting_address;
 use skein_tests::process::{Cluster, free_port};
 
 use crate::adapters::{Client, adapters_for, module};
+use crate::gpu_groups::CUDA;
 use crate::moves::{Process, wait_for_workers};
 use crate::nodes::{Node, wait_for_group};
 use crate::{SKEIN, block_on, wide_model};
 
 const FLAGS: [&str; 4] = ["--enable-lora", "--allow-runtime-lora-updating", "--max-loras", "2"];
-/// Flags of a worker on an emulated GPU.
-const CUDA: [&str; 12] = [
-    "--device",
-    "cuda",
-    "--batch-invariant",
-    "--enforce-eager",
-    "--max-num-seqs",
-    "4",
-    "--max-num-batched-tokens",
-    "32",
-    "--max-model-len",
-    "128",
-    "--kv-cache-memory-bytes",
-    "8388608",
-];
 /// Tokens of a stream.
 const TOKENS: u32 = 60;
 
