@@ -20,9 +20,10 @@ use skein_router::config::RouterConfig;
 use skein_router::fleet::NewRequests;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use skein_router::text::TextError;
-use skein_router::text::model_text::ModelText;
+use skein_router::text::model_text::{ModelText, TextFiles};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::mpsc;
+use tokio::task;
 use tracing::{Instrument, info_span};
 
 use crate::exit::{ADDRESS, Failure, MODEL, USAGE};
@@ -175,17 +176,22 @@ pub async fn start_with(
 ) -> Result<(App, Cluster), Failure> {
     skein_sys::memory::unmap_large_allocations();
     let loading = info_span!(target: PROCESS, "load tokenizer");
-    try_text(&config.model, &config.text).instrument(loading.clone()).await?;
     let (model, names, sources) =
         (config.model.clone(), config.served_model_names.clone(), config.text.clone());
     let vocab_size = model::vocab_size(&config.model);
-    let load = move || {
-        let _loading = loading.entered();
-        let text = ModelText::load_with(&model, &names, &sources)?;
-        vocab_size.map_or(Ok(()), |vocab_size| text.check_vocabulary(vocab_size)).map(|()| text)
+    let unusable = |error: TextError| bad_model(&config.model, &error);
+    let text = async {
+        let (model_of_files, sources_of_files) = (model.clone(), sources.clone());
+        let read = move || TextFiles::read(&model_of_files, &sources_of_files);
+        let files = task::spawn_blocking(read).await.map_err(Failure::other)?.map_err(unusable)?;
+        try_text(&config.model, &config.text, files.needs_trial()).await?;
+        let build = move || {
+            let text = ModelText::of(files, &model, &names, &sources)?;
+            vocab_size.map_or(Ok(()), |vocab_size| text.check_vocabulary(vocab_size)).map(|()| text)
+        };
+        task::spawn_blocking(build).await.map_err(Failure::other)?.map_err(unusable)
     };
-    let text = tokio::task::spawn_blocking(load).await;
-    let text = text.map_err(Failure::other)?.map_err(|error| bad_model(&config.model, &error))?;
+    let text = text.instrument(loading).await?;
     let text = text.rendered_by(render_processes(&config.model, &config.text));
     let text = ModelText { facts: model::facts(&config.model), ..text };
     let name = text.name();

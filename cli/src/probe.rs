@@ -139,12 +139,14 @@ pub fn start_renderer(
     }
 }
 
-/// Tests the tokenizer and the chat template of `sources`, or else of the model in `directory`.
+/// Tests the chat template of `sources`, or else of the model in `directory`, and if `with_tokenizer` its
+/// tokenizer.
 ///
 /// # Errors
 /// If a trial fails, crashes or does not end; exit code 3.
-pub async fn try_text(directory: &Path, sources: &TextSources) -> Result<(), Failure> {
-    let tokenizer = attempt(&TOKENIZER_TRIAL, directory, sources);
+pub async fn try_text(directory: &Path, sources: &TextSources, with_tokenizer: bool) -> Result<(), Failure> {
+    let tokenizer =
+        async { if with_tokenizer { attempt(&TOKENIZER_TRIAL, directory, sources).await } else { Ok(()) } };
     let template = attempt(&TEMPLATE_TRIAL, directory, sources);
     tokio::try_join!(tokenizer, template).map(|_| ())
 }

@@ -18,7 +18,7 @@ use skein_router::fleet::{NewRequests, Refused};
 use skein_router::metrics::SwapOutcome;
 use skein_router::refusal::Refusal;
 use skein_router::swap::{ModelSwaps, Swapped};
-use skein_router::text::model_text::fingerprint_of;
+use skein_router::text::model_text::TextFiles;
 use skein_worker::config::{LoadFormat, WorkerConfig};
 use skein_worker::model::fingerprint::fingerprint;
 use skein_worker::service;
@@ -268,9 +268,8 @@ impl Swapper {
     /// Refuses a version with another tokenizer or chat template: this process keeps its own.
     async fn check_text(&self, model: &Path) -> Result<(), String> {
         let (directory, sources) = (model.to_owned(), self.app.config.text.clone());
-        let found =
-            blocking(move || fingerprint_of(&directory, &sources).map_err(|error| error.to_string())).await?;
-        if found == self.app.text.fingerprint {
+        let files = move || TextFiles::read(&directory, &sources).map_err(|error| error.to_string());
+        if blocking(files).await?.fingerprint() == self.app.text.fingerprint {
             return Ok(());
         }
         Err(format!(

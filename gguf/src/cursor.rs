@@ -29,8 +29,9 @@ impl<'a> Cursor<'a> {
 
     /// Takes the next `count` bytes. `what` describes them in the error.
     pub fn take(&mut self, count: u64, what: &'static str) -> Result<&'a [u8], Fault> {
-        let truncated = Fault::Truncated { what, at: self.at, needed: count, len: self.bytes.len() };
-        let count = usize::try_from(count).ok().filter(|count| *count <= self.left()).ok_or(truncated)?;
+        let truncated = || Fault::Truncated { what, at: self.at, needed: count, len: self.bytes.len() };
+        let count =
+            usize::try_from(count).ok().filter(|count| *count <= self.left()).ok_or_else(truncated)?;
         let taken = &self.bytes[self.at..self.at + count];
         self.at += count;
         Ok(taken)
@@ -48,10 +49,15 @@ impl<'a> Cursor<'a> {
 
     /// Reads a length-prefixed string of at most `most` bytes.
     pub fn string(&mut self, most: u64, what: &'static str) -> Result<&'a str, Fault> {
+        std::str::from_utf8(self.string_bytes(most, what)?).map_err(|_| Fault::NotUtf8 { what })
+    }
+
+    /// Bytes of such a string, which need not be UTF-8.
+    pub fn string_bytes(&mut self, most: u64, what: &'static str) -> Result<&'a [u8], Fault> {
         let count = self.u64(what)?;
         if count > most {
             return Err(Fault::TooMany { what, count, most });
         }
-        std::str::from_utf8(self.take(count, what)?).map_err(|_| Fault::NotUtf8 { what })
+        self.take(count, what)
     }
 }

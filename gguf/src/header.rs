@@ -75,7 +75,7 @@ impl Header {
     /// Value of a key. `file` must be the parsed file.
     pub fn get<'a>(&self, file: &'a [u8], key: &str) -> Option<Value<'a>> {
         let bytes = file.get(self.entries.get(key)?.clone())?;
-        metadata::Value::read(&mut Cursor::new(bytes), key).ok()
+        metadata::Value::again(bytes, key)
     }
 
     fn alignment(&self, file: &[u8]) -> Result<usize, Fault> {

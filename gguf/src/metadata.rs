@@ -5,6 +5,8 @@ use crate::cursor::Cursor;
 
 /// Longest string, in bytes; chat templates and tokens are far shorter.
 const MAX_STRING: u64 = 64 << 20;
+/// What errors call an element.
+const ELEMENT: &str = "an element of a list";
 /// Type number of a string.
 const STRING: u32 = 8;
 /// Type number of an array.
@@ -63,7 +65,8 @@ fn fixed<'a>(kind: u32, bytes: &[u8]) -> Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// Reads the value of `key`. Array elements are checked but not decoded.
+    /// Reads the value of `key`. Array elements must be complete but are not decoded, because there may be
+    /// hundreds of thousands.
     pub(crate) fn read(cursor: &mut Cursor<'a>, key: &str) -> Result<Self, Fault> {
         let kind = cursor.u32("a value's type")?;
         match kind {
@@ -74,6 +77,17 @@ impl<'a> Value<'a> {
                 Ok(fixed(kind, cursor.take(width as u64, "a value")?))
             }
         }
+    }
+
+    /// The value in `bytes`, which are those of a value that was [read](Self::read) before. Does not check the
+    /// elements of an array again.
+    pub(crate) fn again(bytes: &'a [u8], key: &str) -> Option<Self> {
+        let mut cursor = Cursor::new(bytes);
+        if cursor.u32("a value's type").ok()? != ARRAY {
+            return Self::read(&mut Cursor::new(bytes), key).ok();
+        }
+        let (kind, len) = (cursor.u32("a list").ok()?, cursor.u64("a list").ok()?);
+        Some(Self::List(Array { kind, len: usize::try_from(len).ok()?, bytes: cursor.rest() }))
     }
 
     /// The value as a non-negative integer; `None` for other types.
@@ -139,7 +153,7 @@ impl<'a> Array<'a> {
             STRING => {
                 let mut probe = Cursor::new(cursor.rest());
                 for _ in 0..len {
-                    probe.string(MAX_STRING, "an element of a list")?;
+                    probe.string_bytes(MAX_STRING, ELEMENT)?;
                 }
                 cursor.take(probe.at() as u64, WHAT)?
             }
@@ -161,12 +175,22 @@ impl<'a> Array<'a> {
         self.len == 0
     }
 
-    /// Elements, if they are strings.
-    pub fn texts(self) -> Option<impl Iterator<Item = &'a str>> {
+    /// Elements, if they are strings in UTF-8.
+    pub fn texts(self) -> Option<Vec<&'a str>> {
         let mut cursor = Cursor::new(self.bytes);
-        // The elements were checked when the array was read.
         (self.kind == STRING)
-            .then(|| (0..self.len).map_while(move |_| cursor.string(MAX_STRING, "an element of a list").ok()))
+            .then(|| (0..self.len).map(|_| cursor.string(MAX_STRING, ELEMENT).ok()).collect())
+            .flatten()
+    }
+
+    /// Element `index`, if it is a string in UTF-8.
+    pub fn text(self, index: usize) -> Option<&'a str> {
+        if self.kind != STRING || index >= self.len {
+            return None;
+        }
+        let mut cursor = Cursor::new(self.bytes);
+        (0..index).try_for_each(|_| cursor.string_bytes(MAX_STRING, ELEMENT).map(drop)).ok()?;
+        cursor.string(MAX_STRING, ELEMENT).ok()
     }
 
     /// Elements, if they are numbers or booleans.

@@ -147,11 +147,11 @@ impl GgufModel {
         config::config(self)
     }
 
-    /// Builds tokenizer.json.
+    /// Builds the content of tokenizer.json.
     ///
     /// # Errors
     /// If the kind of tokenizer is unsupported, or a value has the wrong type.
-    pub fn tokenizer(&self) -> Result<Json, GgufError> {
+    pub fn tokenizer(&self) -> Result<Vec<u8>, GgufError> {
         tokenizer::tokenizer(self)
     }
 

@@ -5,8 +5,6 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use serde_json::{Value as Json, json};
-
 /// Most merges of a tokenizer; public models have up to 600,000. In a hostile vocabulary, every split of
 /// every token is a merge.
 pub const MAX_MERGES: usize = 1 << 21;
@@ -21,7 +19,7 @@ struct Merge<'a> {
 }
 
 /// Merges in the order in which they apply; `None` if there are more than [`MAX_MERGES`].
-pub fn merges(tokens: &[&str], scores: &[f64]) -> Option<Vec<Json>> {
+pub fn merges<'a>(tokens: &[&'a str], scores: &[f64]) -> Option<Vec<(&'a str, &'a str)>> {
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
     let mut all = Vec::new();
     for (token, score) in tokens.iter().zip(scores).filter(|(token, _)| token.len() <= MAX_MERGED_BYTES) {
@@ -36,7 +34,7 @@ pub fn merges(tokens: &[&str], scores: &[f64]) -> Option<Vec<Json>> {
         }
     }
     all.sort_by(order);
-    Some(all.into_iter().map(|Merge { left, right, .. }| json!([left, right])).collect())
+    Some(all.into_iter().map(|Merge { left, right, .. }| (left, right)).collect())
 }
 
 /// Higher scores first, then longer parts; equal ones keep their order.
@@ -54,7 +52,7 @@ mod tests {
         let tokens = ["a", "b", "c", "ab", "bc", "abc"];
         let scores = [0.0, 0.0, 0.0, -2.0, -1.0, -3.0];
         let found = merges(&tokens, &scores).unwrap();
-        assert_eq!(found, [json!(["b", "c"]), json!(["a", "b"]), json!(["ab", "c"]), json!(["a", "bc"])]);
+        assert_eq!(found, [("b", "c"), ("a", "b"), ("ab", "c"), ("a", "bc")]);
     }
 
     #[test]

@@ -4,6 +4,9 @@
 //! the rules themselves are defined here. `llama` is SentencePiece BPE, whose merges are derived from the
 //! scores ([`super::spm`]).
 
+use std::collections::HashSet;
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
 
 use crate::GgufError;
@@ -102,12 +105,65 @@ const PRES: [Pre; 9] = [
 ];
 
 /// The model's `tokenizer.json`, as [`GgufModel::tokenizer`] returns it.
-pub fn tokenizer(model: &GgufModel) -> Result<Json, GgufError> {
+pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
     let vocabulary = Vocabulary::read(model)?;
     match model.get(MODEL).and_then(Value::as_str) {
         Some("gpt2") => byte_level(model, &vocabulary),
         Some("llama") => sentence_piece(model, &vocabulary),
         _ => Err(model.wrong(MODEL, "gpt2 (byte-level BPE) or llama (SentencePiece)")),
+    }
+}
+
+/// A tokenizer.json; tokens are borrowed, because there are hundreds of thousands.
+#[derive(serde::Serialize)]
+struct File<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<Json>,
+    normalizer: Json,
+    pre_tokenizer: Json,
+    post_processor: Json,
+    decoder: Json,
+    model: Bpe<'a>,
+}
+
+/// The `model` of a tokenizer.json.
+#[derive(serde::Serialize)]
+struct Bpe<'a> {
+    r#type: &'static str,
+    dropout: (),
+    unk_token: Option<&'a str>,
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: &'a Vocabulary<'a>,
+    merges: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Bpe<'a> {
+    /// A model with these merges and no options.
+    fn new(vocab: &'a Vocabulary<'a>, merges: Vec<(&'a str, &'a str)>) -> Self {
+        Self {
+            r#type: "BPE",
+            dropout: (),
+            unk_token: None,
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges: false,
+            vocab,
+            merges,
+        }
+    }
+}
+
+impl File<'_> {
+    fn bytes(&self, model: &GgufModel) -> Result<Vec<u8>, GgufError> {
+        serde_json::to_vec(self).map_err(|error| model.unsupported(error.to_string()))
     }
 }
 
@@ -120,9 +176,9 @@ struct Vocabulary<'a> {
 impl<'a> Vocabulary<'a> {
     fn read(model: &'a GgufModel) -> Result<Self, GgufError> {
         let list = |key: &str| model.get(key).and_then(Value::as_array);
-        let wrong = || model.wrong(TOKENS, "a list of distinct strings");
+        let wrong = || model.wrong(TOKENS, "a list of strings in UTF-8, at most 1,048,576");
         let tokens = list(TOKENS).filter(|tokens| tokens.len() <= MAX_TOKENS).ok_or_else(wrong)?;
-        let tokens: Vec<&str> = tokens.texts().ok_or_else(wrong)?.collect();
+        let tokens = tokens.texts().ok_or_else(wrong)?;
         let types = match list(TYPES) {
             None => vec![1; tokens.len()],
             Some(types) => {
@@ -134,15 +190,6 @@ impl<'a> Vocabulary<'a> {
             }
         };
         Ok(Self { tokens, types })
-    }
-
-    /// `vocab` of tokenizer.json. Of duplicate tokens, which some files use as padding, the first counts.
-    fn map(&self) -> Map<String, Json> {
-        let mut map = Map::with_capacity(self.tokens.len());
-        for (id, token) in self.tokens.iter().enumerate() {
-            map.entry(*token).or_insert_with(|| json!(id));
-        }
-        map
     }
 
     /// Added tokens, which are matched before text is split into words.
@@ -159,6 +206,18 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
+/// `vocab` of tokenizer.json. Of duplicate tokens, which some files use as padding, the first counts.
+impl Serialize for Vocabulary<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut seen = HashSet::with_capacity(self.tokens.len());
+        let mut map = serializer.serialize_map(None)?;
+        for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| seen.insert(**token)) {
+            map.serialize_entry(token, &id)?;
+        }
+        map.end()
+    }
+}
+
 /// Id in `tokenizer.ggml.<name>_token_id`.
 fn token_id(model: &GgufModel, name: &str) -> Option<u64> {
     model.get(&format!("tokenizer.ggml.{name}_token_id")).and_then(Value::as_u64)
@@ -167,7 +226,7 @@ fn token_id(model: &GgufModel, name: &str) -> Option<u64> {
 /// Text of the token in `tokenizer.ggml.<name>_token_id`.
 fn spelling<'a>(model: &'a GgufModel, name: &str) -> Option<&'a str> {
     let id = usize::try_from(token_id(model, name)?).ok()?;
-    model.get(TOKENS)?.as_array()?.texts()?.nth(id)
+    model.get(TOKENS)?.as_array()?.text(id)
 }
 
 /// Ids of tokens that end an answer, ascending.
@@ -202,7 +261,7 @@ pub fn tokenizer_config(model: &GgufModel) -> Json {
     Json::Object(config)
 }
 
-fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, GgufError> {
+fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>, GgufError> {
     let name = model.get(PRE).and_then(Value::as_str).unwrap_or("default");
     let pre = PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
         let names: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
@@ -213,10 +272,9 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, Gg
         return Err(too_many_merges(model));
     }
     let merges = merges.and_then(|merges| merges.texts());
-    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of strings"))?;
+    let merges = merges.ok_or_else(|| model.wrong(MERGES, "a list of strings in UTF-8"))?;
     // Inside a token, a space is stored in its printable form, so the first space is the separator.
-    let merges: Option<Vec<Json>> =
-        merges.map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
+    let merges: Option<Vec<_>> = merges.into_iter().map(|merge| merge.split_once(' ')).collect();
     let merges = merges.ok_or_else(|| model.wrong(MERGES, "pairs of tokens separated by a space"))?;
     let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
         "use_regex": pre.words.is_empty()});
@@ -225,26 +283,25 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, Gg
     });
     let digits = pre.splits_digits.then(|| json!({"type": "Digits", "individual_digits": true}));
     let steps: Vec<Json> = digits.into_iter().chain(words).chain([bytes]).collect();
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": vocabulary.added(),
-        "normalizer": if pre.is_composed { json!({"type": "NFC"}) } else { Json::Null },
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": template(model, pre.adds_bos),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": pre.ignores_merges, "vocab": vocabulary.map(), "merges": merges},
-    }))
+    File {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: vocabulary.added(),
+        normalizer: if pre.is_composed { json!({"type": "NFC"}) } else { Json::Null },
+        pre_tokenizer: json!({"type": "Sequence", "pretokenizers": steps}),
+        post_processor: template(model, pre.adds_bos),
+        decoder: json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        model: Bpe { ignore_merges: pre.ignores_merges, ..Bpe::new(vocabulary, merges) },
+    }
+    .bytes(model)
 }
 
 fn too_many_merges(model: &GgufModel) -> GgufError {
     model.unsupported(format!("its tokenizer has more than {} merges", spm::MAX_MERGES))
 }
 
-fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json, GgufError> {
+fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>, GgufError> {
     let wrong = || model.wrong(SCORES, "a number for each token");
     let scores = model.get(SCORES).and_then(Value::as_array).and_then(|scores| scores.values());
     let scores: Option<Vec<f64>> = scores.ok_or_else(wrong)?.map(Value::as_f64).collect();
@@ -266,20 +323,23 @@ fn sentence_piece(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Json
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
     let merges = spm::merges(&vocabulary.tokens, &scores).ok_or_else(|| too_many_merges(model))?;
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": vocabulary.added(),
-        "normalizer": normalizer,
-        "pre_tokenizer": null,
-        "post_processor": template(model, true),
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {"type": "BPE", "dropout": null, "unk_token": spelling(model, "unknown"),
-            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
-            "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary.map(),
-            "merges": merges},
-    }))
+    File {
+        version: "1.0",
+        truncation: (),
+        padding: (),
+        added_tokens: vocabulary.added(),
+        normalizer,
+        pre_tokenizer: Json::Null,
+        post_processor: template(model, true),
+        decoder: json!({"type": "Sequence", "decoders": decoders}),
+        model: Bpe {
+            unk_token: spelling(model, "unknown"),
+            fuse_unk: true,
+            byte_fallback: true,
+            ..Bpe::new(vocabulary, merges)
+        },
+    }
+    .bytes(model)
 }
 
 /// Post-processor that adds the BOS and EOS tokens requested by the file's flags.

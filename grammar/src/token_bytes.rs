@@ -113,7 +113,7 @@ pub struct TokenDecoder(Vec<DecoderStep>);
 enum DecoderStep {
     /// Each character encodes a byte in GPT-2's alphabet. A token with any other character is taken
     /// literally.
-    ByteLevel(HashMap<char, u8>),
+    ByteLevel(Box<ByteAlphabet>),
     /// `<0xHH>` encodes the byte HH.
     ByteFallback,
     Replace(String, String),
@@ -134,8 +134,11 @@ impl TokenDecoder {
         for step in &self.0 {
             match step {
                 DecoderStep::ByteLevel(alphabet) => {
-                    let bytes: Option<Vec<u8>> = text.chars().map(|c| alphabet.get(&c).copied()).collect();
-                    out.extend(bytes.unwrap_or_else(|| text.into_bytes()));
+                    let (before, byte) = (out.len(), |c| *alphabet.get(c as usize)?);
+                    if text.chars().try_for_each(|c| byte(c).map(|byte| out.push(byte))).is_none() {
+                        out.truncate(before);
+                        out.extend(text.into_bytes());
+                    }
                     return;
                 }
                 DecoderStep::ByteFallback => {
@@ -204,17 +207,19 @@ fn fallback_byte(token: &str) -> Option<u8> {
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
 }
 
+/// Bytes of the characters of GPT-2's alphabet, by code point.
+type ByteAlphabet = [Option<u8>; 0x144];
+
 /// GPT-2's alphabet: printable Latin-1 maps to itself, the other 68 bytes to U+0100 and up, in order.
-fn byte_alphabet() -> HashMap<char, u8> {
-    let mut next = 0x100_u32;
-    (0..=255_u8)
-        .filter_map(|byte| {
-            let printable = matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
-            let code = if printable { u32::from(byte) } else { next };
-            next += u32::from(!printable);
-            char::from_u32(code).map(|c| (c, byte))
-        })
-        .collect()
+fn byte_alphabet() -> Box<ByteAlphabet> {
+    let mut alphabet = Box::new([None; 0x144]);
+    let mut next = 0x100;
+    for byte in 0..=255_u8 {
+        let printable = matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+        alphabet[if printable { usize::from(byte) } else { next }] = Some(byte);
+        next += usize::from(!printable);
+    }
+    alphabet
 }
 
 #[cfg(test)]

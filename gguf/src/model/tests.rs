@@ -130,7 +130,7 @@ fn tokenizers_are_built_and_bad_ones_named() {
         .number("tokenizer.ggml.bos_token_id", 0)
         .text("tokenizer.chat_template", "{{ messages }}");
     let llama3 = model(&byte_level.clone().text("tokenizer.ggml.pre", "llama-bpe"));
-    let json = llama3.tokenizer().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&llama3.tokenizer().unwrap()).unwrap();
     assert_eq!(json["model"]["merges"], json!([["a", "b"]]));
     assert_eq!(json["added_tokens"][0]["content"], "<s>");
     assert_eq!(json["post_processor"]["single"][0]["SpecialToken"]["id"], "<s>");
@@ -149,6 +149,10 @@ fn tokenizers_are_built_and_bad_ones_named() {
     check(with_tokens("t5", &["a"], &[1]), &["tokenizer.ggml.model", "t5", "SentencePiece"]);
     check(with_tokens("llama", &["a"], &[1]), &["scores"]);
     check(llama(), &["tokenizer.ggml.tokens", "missing"]);
+    let bad = [&1u64.to_le_bytes()[..], &[0xff]].concat();
+    let not_text =
+        llama().text("tokenizer.ggml.model", "gpt2").with("tokenizer.ggml.tokens", list(8, 1, &bad));
+    check(not_text, &["tokenizer.ggml.tokens", "UTF-8"]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod generation_defaults;
 #[cfg(test)]
 mod gguf_tests;
 mod growth;
+mod known_steps;
 pub mod model_text;
 pub mod probe;
 pub mod received;
@@ -23,6 +24,7 @@ pub(crate) mod strftime;
 mod template_env;
 pub mod text_stream;
 pub mod tokenizer;
+mod tokenizer_file;
 mod too_long;
 
 use std::path::PathBuf;

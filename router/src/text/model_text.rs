@@ -14,9 +14,11 @@ use super::TextError;
 use super::chat_template::{ChatTemplate, Forms};
 use super::control::unused_mark;
 pub use super::generation_defaults::GenerationDefaults;
+use super::known_steps;
 use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{Tokenizer, malformed};
+use super::tokenizer_file::TokenizerFile;
 use super::too_long::refuse_far_too_long;
 use crate::formats::{Formats, Opening};
 use crate::refusal::Refusal;
@@ -85,23 +87,28 @@ impl ModelText {
         served_names: &[String],
         sources: &TextSources,
     ) -> Result<Self, TextError> {
-        let files = sources.tokenizer_directory(directory);
-        let tokenizer = tokenizer_json(files)?;
-        let config = tokenizer_config(files)?;
-        let generation = sources.generation(directory)?;
-        let template = sources.template(directory)?;
+        Self::of(TextFiles::read(directory, sources)?, directory, served_names, sources)
+    }
+
+    /// Builds the text of the model in `directory` from its `files`.
+    pub fn of(
+        files: TextFiles,
+        directory: &Path,
+        served_names: &[String],
+        sources: &TextSources,
+    ) -> Result<Self, TextError> {
         let name = directory.file_name().map_or("model".into(), |name| name.to_string_lossy());
         let served_names = match served_names {
             [] => vec![Arc::from(&*name)],
             names => names.iter().map(|name| Arc::from(name.as_str())).collect(),
         };
-        let fingerprint = fingerprint_of_parts(&tokenizer, &config, template.as_deref());
-        let mut text = Self::from_parts(served_names, &tokenizer, &config, template, &generation)?;
-        text.fingerprint = fingerprint;
+        let generation = sources.generation(directory)?;
+        let fingerprint = files.fingerprint();
         // A GGUF file's tokenizer need not equal, byte for byte, the tokenizer.json of the original model.
-        if sources.tokenizer.is_none() && !is_gguf(directory) {
-            text.workers_tokenizer = tokenizer_fingerprint(&tokenizer);
-        }
+        let is_workers = sources.tokenizer.is_none() && !is_gguf(directory);
+        let workers_tokenizer = if is_workers { tokenizer_fingerprint(&files.tokenizer) } else { 0 };
+        let mut text = Self::from_files(served_names, files, &generation)?;
+        (text.fingerprint, text.workers_tokenizer) = (fingerprint, workers_tokenizer);
         text.defaults.sampling.seed = sources.seed;
         text.template_kwargs = sources.template_kwargs.clone();
         let (calls, reasoning) = (sources.call_parser.as_deref(), sources.reasoning_parser.as_deref());
@@ -143,12 +150,20 @@ impl ModelText {
         template: Option<String>,
         generation: &Value,
     ) -> Result<Self, TextError> {
+        let files = TextFiles::new(tokenizer.to_owned(), config.clone(), template)?;
+        Self::from_files(served_names, files, generation)
+    }
+
+    fn from_files(
+        served_names: Vec<Arc<str>>,
+        files: TextFiles,
+        generation: &Value,
+    ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
-        let chat_template = compile(template, config)?;
-        let json = tokenizer;
-        let tokenizer = Tokenizer::from_json(json)?;
+        let chat_template = compile(files.template, &files.config)?;
+        let tokenizer = Tokenizer::new(&files.parsed, files.tokenizer.len())?;
         let bytes = tokenizer.bytes().clone();
-        let grammars = Grammars::new(json, bytes.vocab_size(), move || Ok(bytes.clone()));
+        let grammars = Grammars::new(&files.tokenizer, bytes.vocab_size(), move || Ok(bytes.clone()));
         let formats = chat_template.as_ref().map(|template| Formats::of_template(template.source()));
         let mut text = Self {
             served_names,
@@ -259,45 +274,71 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// Fingerprint of the tokenizer and the chat template of the model in `directory`: versions of a model with
-/// equal ones can replace each other under a running router.
-///
-/// # Errors
-/// If a file cannot be read.
-pub fn fingerprint_of(directory: &Path, sources: &TextSources) -> Result<u64, TextError> {
-    let files = sources.tokenizer_directory(directory);
-    let (tokenizer, config) = (tokenizer_json(files)?, tokenizer_config(files)?);
-    Ok(fingerprint_of_parts(&tokenizer, &config, sources.template(directory)?.as_deref()))
+/// Files of a model's text, read and parsed. Nothing in them has run yet.
+pub struct TextFiles {
+    /// Content of tokenizer.json.
+    tokenizer: Vec<u8>,
+    parsed: TokenizerFile,
+    /// tokenizer_config.json.
+    config: Value,
+    /// Chat template outside of it.
+    template: Option<String>,
 }
 
-/// Covers the tokenizer's whole file, and of its configuration what a chat template sees.
-fn fingerprint_of_parts(tokenizer: &[u8], config: &Value, template: Option<&str>) -> u64 {
-    let own = default_template(&config["chat_template"]);
-    let template = template.or(own.as_deref()).unwrap_or_default();
-    let specials = special_strings(config).into_iter().flat_map(|(name, text)| [name, text]);
-    let parts = [template.to_owned()].into_iter().chain(specials);
-    let mut bytes = tokenizer_fingerprint(tokenizer).to_le_bytes().to_vec();
-    for part in parts {
-        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(part.as_bytes());
+impl TextFiles {
+    /// Reads the files of the model in `directory`; `sources` replace some.
+    ///
+    /// # Errors
+    /// If one cannot be read or parsed.
+    pub fn read(directory: &Path, sources: &TextSources) -> Result<Self, TextError> {
+        let (tokenizer, config) = tokenizer_files(sources.tokenizer_directory(directory))?;
+        Self::new(tokenizer, config, sources.template(directory)?)
     }
-    xxh3_64(&bytes)
+
+    fn new(tokenizer: Vec<u8>, config: Value, template: Option<String>) -> Result<Self, TextError> {
+        let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
+        Ok(Self { tokenizer, parsed, config, template })
+    }
+
+    /// Whether the tokenizer must first be tried in a process of its own.
+    pub fn needs_trial(&self) -> bool {
+        !known_steps::are_known(&self.parsed)
+    }
+
+    /// Fingerprint of tokenizer and chat template: versions of a model with equal ones can replace each other
+    /// under a running router. Covers the tokenizer's whole file, and of its configuration what a template
+    /// sees.
+    pub fn fingerprint(&self) -> u64 {
+        let own = default_template(&self.config["chat_template"]);
+        let template = self.template.clone().or(own).unwrap_or_default();
+        let specials = special_strings(&self.config).into_iter().flat_map(|(name, text)| [name, text]);
+        let parts = [template].into_iter().chain(specials);
+        let mut bytes = tokenizer_fingerprint(&self.tokenizer).to_le_bytes().to_vec();
+        for part in parts {
+            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(part.as_bytes());
+        }
+        xxh3_64(&bytes)
+    }
 }
 
 /// Loads only the tokenizer of the model in `directory`.
 pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<Tokenizer, TextError> {
-    Tokenizer::from_json(&tokenizer_json(sources.tokenizer_directory(directory))?)
+    Tokenizer::from_json(&tokenizer_files(sources.tokenizer_directory(directory))?.0)
 }
 
-fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
+/// Content of tokenizer.json, and of tokenizer_config.json; null if the latter does not exist.
+fn tokenizer_files(directory: &Path) -> Result<(Vec<u8>, Value), TextError> {
     if is_gguf(directory) {
-        return Ok(GgufModel::open(directory)?.tokenizer()?.to_string().into_bytes());
+        let model = GgufModel::open(directory)?;
+        return Ok((model.tokenizer()?, model.tokenizer_config()));
     }
     let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
-    json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
+    let json = json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })?;
+    Ok((json, tokenizer_config(directory)?))
 }
 
-/// Contents of tokenizer_config.json; null if it does not exist.
+/// Content of tokenizer_config.json; null if it does not exist.
 fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
     if is_gguf(directory) {
         return Ok(GgufModel::open(directory)?.tokenizer_config());

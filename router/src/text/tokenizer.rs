@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use skein_proto::TokenId;
 use tokenizers::{
@@ -12,17 +13,14 @@ use tokenizers::{
 use super::TextError;
 use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
 use super::control::ControlTokens;
-use super::fast_bpe::FastBpe;
+use super::fast_bpe::{FastBpe, Merges};
 use super::growth::{self, TooMuchGrowth};
 use super::token_bytes::{TokenBytes, TokenDecoder};
+use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refusal::Refusal;
 
 /// Encloses the stand-in for a control token in [`Tokenizer::encode_shielded`].
 const STAND_IN: char = '\u{FDEF}';
-
-/// Largest token id accepted. Tables have a row for each id up to the largest, so an absurd id would cost
-/// gigabytes; vocabularies of public models end at about 300,000.
-const MAX_TOKEN_ID: u64 = 1 << 24;
 
 /// Most tokens that the post-processor may add to a text.
 const MAX_SPECIAL_TOKENS: usize = 1024;
@@ -57,7 +55,7 @@ const TRIAL_TOKENS: usize = 4;
 const TRIAL_BYTES: usize = 16 * 1024;
 
 /// The library's tokenizer with limits on the growth of text.
-type Bounded =
+pub(super) type Bounded =
     TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 /// A loaded tokenizer. Immutable, shared by all requests.
@@ -73,6 +71,7 @@ pub struct Tokenizer {
     fast: Option<FastBpe>,
     /// Tokens that the post-processor puts before every text; `None` if it does anything else.
     before: Option<Vec<TokenId>>,
+    largest_own_id: Option<TokenId>,
 }
 
 /// Encodes control tokens as plain text, and the stand-in of each as the token itself.
@@ -86,28 +85,35 @@ struct LiteralTokenizer {
 impl Tokenizer {
     /// Reads the contents of a tokenizer.json.
     pub fn from_json(json: &[u8]) -> Result<Self, TextError> {
-        let malformed = |reason: String| TextError::Malformed { file: "tokenizer.json", reason };
-        let tree: serde_json::Value =
-            serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))?;
-        let decoder = TokenDecoder::from_json(&tree["decoder"])?;
-        check_ids(&tree)?;
-        // The library may panic on malformed files; report that like any other error at start.
-        // It normalises the added tokens.
-        let read = || catch_unwind(AssertUnwindSafe(|| Bounded::from_bytes(json)));
-        let mut inner = growth::limited(json.len(), read)
-            .map_err(|error| malformed(error.to_string()))?
-            .map_err(|_| malformed("the tokenizers library cannot read it".to_owned()))?
-            .map_err(|error| malformed(error.to_string()))?;
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
+        Self::new(&TokenizerFile::parse(json).map_err(malformed)?, json.len())
+    }
+
+    /// Built from a file of `size` bytes.
+    pub(super) fn new(file: &TokenizerFile, size: usize) -> Result<Self, TextError> {
+        let decoder = TokenDecoder::from_json(file.member("decoder"))?;
+        // The library normalises the added tokens, hence the limit.
+        let build = || growth::limited(size, || guarded(|| file.build()));
+        let (merges, inner) = thread::scope(|scope| {
+            let merges = scope.spawn(|| Merges::of(&file.model));
+            let inner = build();
+            (merges.join().ok().flatten(), inner)
+        });
+        let inner = inner.map_err(|error| malformed(error.to_string()))?.map_err(malformed)?;
+        let added = inner.get_added_tokens_decoder();
         let mut control_tokens: Vec<(TokenId, AddedToken)> =
-            inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).collect();
+            added.iter().filter(|(_, token)| token.special).map(|(id, token)| (*id, token.clone())).collect();
         control_tokens.sort_by_key(|(id, _)| *id);
         let control =
             ControlTokens::new(control_tokens.iter().map(|(id, token)| (token.content.as_str(), *id)));
+        let largest_own_id = match &file.model {
+            ModelFile::Bpe(bpe) => bpe.vocab.values().copied().max(),
+            ModelFile::Other(..) => inner.get_vocab(false).into_values().max(),
+        };
+        let largest = added.keys().copied().chain(largest_own_id).max();
         let bytes = Arc::new(TokenBytes::new(
             &decoder,
-            vocab_size(&inner),
+            // A vocabulary may have gaps.
+            largest.map_or(0, |largest| largest.saturating_add(1)),
             |id| inner.id_to_token(id),
             |id| control_tokens.binary_search_by_key(&id, |(id, _)| *id).is_ok(),
         ));
@@ -117,9 +123,10 @@ impl Tokenizer {
                 format!("its post_processor adds {special} tokens, at most {MAX_SPECIAL_TOKENS} are allowed");
             return Err(malformed(reason));
         }
-        let fast = FastBpe::from_json(&tree, &|text| inner.token_to_id(text));
+        let fast = merges.and_then(|merges| FastBpe::new(file, merges, &|text| inner.token_to_id(text)));
+        let literal = OnceLock::new();
         let mut new =
-            Self { inner, literal: OnceLock::new(), control, control_tokens, bytes, fast, before: None };
+            Self { inner, literal, control, control_tokens, bytes, fast, before: None, largest_own_id };
         if new.fast.is_some() {
             new.before = new.tokens_before();
         }
@@ -226,7 +233,7 @@ impl Tokenizer {
 
     /// The largest id of the vocabulary, without added tokens.
     pub fn largest_own_id(&self) -> Option<TokenId> {
-        self.inner.get_vocab(false).into_values().max()
+        self.largest_own_id
     }
 
     /// The tokenizer's control tokens.
@@ -284,26 +291,14 @@ fn stand_in(id: TokenId) -> String {
     format!("{STAND_IN}{id}{STAND_IN}")
 }
 
-/// Refuses ids over [`MAX_TOKEN_ID`] before the library reads the file.
-fn check_ids(tree: &serde_json::Value) -> Result<(), TextError> {
-    let vocab = tree["model"]["vocab"].as_object().into_iter().flatten();
-    let added = tree["added_tokens"].as_array().into_iter().flatten();
-    let added = added.map(|token| (token["content"].as_str().unwrap_or_default(), &token["id"]));
-    let mut ids = vocab.map(|(token, id)| (token.as_str(), id)).chain(added);
-    match ids.find(|(_, id)| id.as_u64().is_some_and(|id| id > MAX_TOKEN_ID)) {
-        None => Ok(()),
-        Some((token, id)) => {
-            let token: String = token.chars().take(40).collect();
-            let reason = format!("token {token:?} has the id {id}, over the limit of {MAX_TOKEN_ID}");
-            Err(TextError::Malformed { file: "tokenizer.json", reason })
-        }
-    }
+pub(super) fn malformed(reason: String) -> TextError {
+    TextError::Malformed { file: "tokenizer.json", reason }
 }
 
-/// The largest id plus one: a vocabulary may have gaps.
-fn vocab_size(tokenizer: &Bounded) -> u32 {
-    let largest = tokenizer.get_vocab(true).into_values().max();
-    largest.map_or(0, |largest| largest.saturating_add(1))
+/// Runs `work` of the library, which may panic on malformed files; that is reported like any other error.
+fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let refused = || Err("the tokenizers library cannot read it".to_owned());
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| refused())
 }
 
 #[cfg(test)]

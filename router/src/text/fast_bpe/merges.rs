@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use serde_json::Value;
 use skein_proto::TokenId;
+
+use crate::text::tokenizer_file::{ModelFile, Pair};
 
 /// Longest word encoded here, in bytes; the time is quadratic in its length.
 const MAX_WORD_BYTES: usize = 64;
@@ -19,7 +20,7 @@ const REMEMBERED: usize = 1 << 14;
 
 /// The model: merges by pair, and the token of each plain byte.
 #[derive(Debug)]
-pub(super) struct Merges {
+pub struct Merges {
     by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
     bytes: [TokenId; 128],
     /// Whole words that are tokens, if these take precedence over merges.
@@ -50,31 +51,30 @@ thread_local! {
 
 impl Merges {
     /// `None` if the model uses more than plain byte-level merges.
-    pub fn from_json(model: &Value) -> Option<Self> {
-        let is_off = |name: &str| model[name].is_null() || model[name] == false || model[name] == "";
-        let plain = ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"];
-        if model["type"] != "BPE" || !plain.into_iter().all(is_off) {
+    pub fn of(model: &ModelFile) -> Option<Self> {
+        let ModelFile::Bpe(bpe) = model else { return None };
+        let is_off = |affix: &Option<String>| affix.as_ref().is_none_or(String::is_empty);
+        if bpe.dropout.is_some()
+            || bpe.byte_fallback == Some(true)
+            || !(is_off(&bpe.continuing_subword_prefix) && is_off(&bpe.end_of_word_suffix))
+        {
             return None;
         }
-        let vocab = model["vocab"].as_object()?;
-        let token = |text: &str| vocab.get(text)?.as_u64().and_then(|id| u32::try_from(id).ok());
-        let mut by_pair = HashMap::default();
-        for (rank, merge) in model["merges"].as_array()?.iter().enumerate() {
-            let (one, other) = match merge {
-                Value::String(pair) => pair.split_once(' ')?,
-                _ => (merge[0].as_str()?, merge[1].as_str()?),
-            };
-            let merged = Merge { rank: u32::try_from(rank).ok()?, token: token(&format!("{one}{other}"))? };
+        let token = |text: &str| bpe.vocab.get(text).copied();
+        let mut by_pair = HashMap::with_capacity_and_hasher(bpe.merges.len(), BuildHasherDefault::default());
+        let mut joined = String::new();
+        for (rank, Pair(one, other)) in bpe.merges.iter().enumerate() {
+            joined.clear();
+            joined.extend([one.as_str(), other]);
+            let merged = Merge { rank: u32::try_from(rank).ok()?, token: token(&joined)? };
             by_pair.insert(pair(token(one)?, token(other)?), merged);
         }
         let mut bytes = [0; 128];
         for byte in (0..128).filter(|byte| super::is_plain(*byte)) {
             bytes[usize::from(byte)] = token(&spelling(byte).to_string())?;
         }
-        let whole = if model["ignore_merges"] == true {
-            let word =
-                |(text, id): (&String, &Value)| Some((plain_bytes(text)?, u32::try_from(id.as_u64()?).ok()?));
-            vocab.iter().filter_map(word).collect()
+        let whole = if bpe.ignore_merges == Some(true) {
+            bpe.vocab.iter().filter_map(|(text, id)| Some((plain_bytes(text)?, *id))).collect()
         } else {
             HashMap::new()
         };

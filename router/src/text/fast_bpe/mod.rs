@@ -11,13 +11,13 @@ mod merges;
 mod tests;
 mod words;
 
-use serde_json::Value;
 use skein_proto::TokenId;
 
+use super::tokenizer_file::TokenizerFile;
 use crate::refusal::Refusal;
 use added::AddedTokens;
-use merges::Merges;
-use words::Rule;
+pub use merges::Merges;
+pub use words::Rule;
 
 /// Stretches for the library that are closer than this are joined, because each call has a cost.
 const CLOSE_BYTES: usize = 64;
@@ -34,18 +34,22 @@ pub(super) struct FastBpe {
 pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
 
 impl FastBpe {
-    /// Built from a tokenizer.json; `None` if it uses anything that this path may not reproduce. `id_of` is
-    /// the library's id of a token.
-    pub fn from_json(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
-        let normalizer = &tree["normalizer"];
+    /// Built from a tokenizer.json and its merges; `None` if it uses anything that this path may not
+    /// reproduce. `id_of` is the library's id of a token.
+    pub fn new(
+        file: &TokenizerFile,
+        merges: Merges,
+        id_of: &dyn Fn(&str) -> Option<TokenId>,
+    ) -> Option<Self> {
+        let normalizer = file.member("normalizer");
         // NFC leaves ASCII unchanged, and composes no character with a space or across one.
         let composes = normalizer["type"] == "NFC";
         if !(normalizer.is_null() || composes) {
             return None;
         }
-        let added = AddedTokens::from_json(&tree["added_tokens"], composes, id_of)?;
-        let rule = Rule::from_json(&tree["pre_tokenizer"])?;
-        Some(Self { added, rule, merges: Merges::from_json(&tree["model"])? })
+        let added = AddedTokens::from_json(file.member("added_tokens"), composes, id_of)?;
+        let rule = Rule::from_json(file.member("pre_tokenizer"))?;
+        Some(Self { added, rule, merges })
     }
 
     /// Tokens of `text`, without those of the post-processor.

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::text::tokenizer::Tokenizer;
+use crate::text::tokenizer_file::TokenizerFile;
 
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -63,6 +64,12 @@ fn shipped() -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
+fn fast(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<FastBpe> {
+    let file = TokenizerFile::parse(tree.to_string().as_bytes()).unwrap();
+    let merges = Merges::of(&file.model)?;
+    FastBpe::new(&file, merges, id_of)
+}
+
 fn split(pattern: &str) -> Value {
     json!({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
@@ -114,8 +121,8 @@ fn it_agrees_with_the_library_on_random_texts() {
     for (name, tree) in tokenizers() {
         let json = tree.to_string();
         let tokenizer = Tokenizer::from_json(json.as_bytes()).unwrap();
-        let fast = FastBpe::from_json(&tree, &|text| tokenizer.id_of(text))
-            .unwrap_or_else(|| panic!("{name} is supported"));
+        let fast =
+            fast(&tree, &|text| tokenizer.id_of(text)).unwrap_or_else(|| panic!("{name} is supported"));
         let mut by_library = 0;
         for seed in 0..rounds {
             let text = text(&mut StdRng::seed_from_u64(seed));
@@ -134,7 +141,7 @@ fn it_agrees_with_the_library_on_random_texts() {
 
 #[test]
 fn plain_text_needs_no_library() {
-    let fast = FastBpe::from_json(&shipped(), &|_| Some(0)).unwrap();
+    let fast = fast(&shipped(), &|_| Some(0)).unwrap();
     let text = "Once upon a time, there was a fox.\n\tIt's 42 years old -- isn't it?\r\n".repeat(50);
     fast.encode(&text, &mut |span| panic!("the library was asked for {span:?}")).unwrap();
     let mut spans = Vec::new();
@@ -152,7 +159,7 @@ fn what_it_does_not_know_is_left_to_the_library() {
     let check = |change: fn(&mut Value)| {
         let mut tree = shipped();
         change(&mut tree);
-        assert!(FastBpe::from_json(&tree, &|_| Some(0)).is_none());
+        assert!(fast(&tree, &|_| Some(0)).is_none());
     };
     check(|tree| tree["normalizer"] = json!({"type": "Lowercase"}));
     check(|tree| tree["pre_tokenizer"]["add_prefix_space"] = true.into());

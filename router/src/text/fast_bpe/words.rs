@@ -6,7 +6,7 @@ use serde_json::Value;
 /// GPT-2's expression, which `ByteLevel` has built in:
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rule {
+pub enum Rule {
     /// The expression above.
     Gpt2,
     /// Each digit alone, GPT-2's rule between digits.

@@ -38,7 +38,7 @@ impl ModelFile {
 
     /// Equivalent of tokenizer.json; `None` if the tokenizer is unsupported.
     pub fn tokenizer(&self) -> Option<Vec<u8>> {
-        serde_json::to_vec(&self.0.tokenizer().ok()?).ok()
+        self.0.tokenizer().ok()
     }
 
     /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
