@@ -68,14 +68,6 @@ impl Filling {
         Ok(())
     }
 
-    /// Waits until the disk has the bytes. Does nothing without a file.
-    pub fn sync(&self) -> io::Result<()> {
-        match &self.file {
-            Some(file) => self.map.flush().and_then(|()| file.sync_all()),
-            None => Ok(()),
-        }
-    }
-
     /// Makes the bytes read-only.
     pub fn freeze(self) -> io::Result<MappedFile> {
         Ok(MappedFile::filled(self.map.make_read_only()?, self.file))
@@ -126,7 +118,6 @@ mod tests {
         assert!(filling.iter().all(|byte| *byte == 0));
         filling[9_998] = 7;
         filling.shrink(9_999).unwrap();
-        filling.sync().unwrap();
         let map = filling.freeze().unwrap();
         assert_eq!((map.len(), map[0], map[9_998]), (9_999, 0, 7));
         assert_eq!(&std::fs::read(&path).unwrap()[..], &map[..]);
@@ -142,7 +133,6 @@ mod tests {
         let mut filling = Filling::in_memory(5_000).unwrap();
         filling[4_000] = 9;
         filling.shrink(4_001).unwrap();
-        filling.sync().unwrap();
         let map = filling.freeze().unwrap();
         map.release();
         assert_eq!((map[4_000], map.file().is_none()), (9, true));

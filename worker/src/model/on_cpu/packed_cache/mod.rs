@@ -2,8 +2,8 @@
 //! never changes a result: unreadable or damaged files are rebuilt, and if a file cannot be written the
 //! weights stay in memory.
 //!
-//! A writer fills a file under a temporary name, locks it exclusively, and renames it once it is on disk.
-//! Workers that start meanwhile wait for it and share its memory. If the writer dies, its lock is released
+//! A writer fills a file under a temporary name, locks it exclusively, and renames it once it is whole.
+//! Workers that start in between wait for it and share its memory. If the writer dies, its lock is released
 //! and the next worker starts over. Every user of a file holds a shared lock, and locked files are never
 //! deleted.
 
@@ -212,7 +212,8 @@ impl Blank {
         &mut self.filling[self.at..]
     }
 
-    /// Stores the first `bytes` bytes. If the disk fails, the next start rebuilds them.
+    /// Keeps the first `bytes` bytes. Does not wait for the disk: after a crash of the machine, the checksums
+    /// tell whether it has them.
     ///
     /// # Errors
     /// If the memory cannot be made read-only.
@@ -228,7 +229,7 @@ impl Blank {
         let path = place.directory.join(&place.name);
         file::seal(cpu, &mut self.filling, &place.name, self.at);
         let mib = self.filling.len() >> 20;
-        match self.filling.sync().and_then(|()| std::fs::rename(place.unfinished(), &path)) {
+        match std::fs::rename(place.unfinished(), &path) {
             Ok(()) => {
                 tracing::info!(path = %path.display(), mib, "packed weights are kept for the next start");
                 room::make_room(&place.directory, &place.name, place.most_bytes, 0);
