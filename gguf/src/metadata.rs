@@ -79,8 +79,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value in `bytes`, which are those of a value that was [read](Self::read) before. Does not check the
-    /// elements of an array again.
+    /// The value in `bytes`, which are those of a value that was [read](Self::read) before. Elements of an
+    /// array are not checked again.
     pub(crate) fn again(bytes: &'a [u8], key: &str) -> Option<Self> {
         let mut cursor = Cursor::new(bytes);
         if cursor.u32("a value's type").ok()? != ARRAY {
