@@ -175,23 +175,7 @@ pub async fn start_with(
     connector: Arc<dyn Connector>,
 ) -> Result<(App, Cluster), Failure> {
     skein_sys::memory::unmap_large_allocations();
-    let loading = info_span!(target: PROCESS, "load tokenizer");
-    let (model, names, sources) =
-        (config.model.clone(), config.served_model_names.clone(), config.text.clone());
-    let vocab_size = model::vocab_size(&config.model);
-    let unusable = |error: TextError| bad_model(&config.model, &error);
-    let text = async {
-        let (model_of_files, sources_of_files) = (model.clone(), sources.clone());
-        let read = move || TextFiles::read(&model_of_files, &sources_of_files);
-        let files = task::spawn_blocking(read).await.map_err(Failure::other)?.map_err(unusable)?;
-        try_text(&config.model, &config.text, files.needs_trial()).await?;
-        let build = move || {
-            let text = ModelText::of(files, &model, &names, &sources)?;
-            vocab_size.map_or(Ok(()), |vocab_size| text.check_vocabulary(vocab_size)).map(|()| text)
-        };
-        task::spawn_blocking(build).await.map_err(Failure::other)?.map_err(unusable)
-    };
-    let text = text.instrument(loading).await?;
+    let text = load_text(&config).instrument(info_span!(target: PROCESS, "load tokenizer")).await?;
     let text = text.rendered_by(render_processes(&config.model, &config.text));
     let text = ModelText { facts: model::facts(&config.model), ..text };
     let name = text.name();
@@ -205,6 +189,36 @@ pub async fn start_with(
         tokio::spawn(jobs::work(app.clone(), store));
     }
     Ok((app, cluster))
+}
+
+/// Loads tokenizer and chat template, after their trials.
+async fn load_text(config: &RouterConfig) -> Result<ModelText, Failure> {
+    let RouterConfig { model, served_model_names: names, text: sources, .. } = config.clone();
+    let unusable = |error: TextError| bad_model(&config.model, &error);
+    let vocab_size = model::vocab_size(&model);
+    let files = blocking({
+        let (model, sources) = (model.clone(), sources.clone());
+        move || TextFiles::read(&model, &sources)
+    });
+    let files = files.await?.map_err(unusable)?;
+    let needs_trial = files.needs_trial();
+    let trials = try_text(&config.model, &config.text, needs_trial);
+    let files = if needs_trial {
+        trials.await?;
+        files
+    } else {
+        let (files, ()) = tokio::try_join!(blocking(|| files.build_tokenizer()), trials)?;
+        files.map_err(unusable)?
+    };
+    let text = blocking(move || {
+        let text = ModelText::of(files, &model, &names, &sources)?;
+        vocab_size.map_or(Ok(()), |vocab_size| text.check_vocabulary(vocab_size)).map(|()| text)
+    });
+    text.await?.map_err(unusable)
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    task::spawn_blocking(work).await.map_err(Failure::other)
 }
 
 /// Connects to the workers that this process has started, each with its secret.

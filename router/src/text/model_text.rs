@@ -161,7 +161,10 @@ impl ModelText {
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
         let chat_template = compile(files.template, &files.config)?;
-        let tokenizer = Tokenizer::new(&files.parsed, files.tokenizer.len())?;
+        let tokenizer = match files.built {
+            Some(tokenizer) => tokenizer,
+            None => Tokenizer::new(&files.parsed, files.tokenizer.len())?,
+        };
         let bytes = tokenizer.bytes().clone();
         let grammars = Grammars::new(&files.tokenizer, bytes.vocab_size(), move || Ok(bytes.clone()));
         let formats = chat_template.as_ref().map(|template| Formats::of_template(template.source()));
@@ -279,6 +282,7 @@ pub struct TextFiles {
     /// Content of tokenizer.json.
     tokenizer: Vec<u8>,
     parsed: TokenizerFile,
+    built: Option<Tokenizer>,
     /// tokenizer_config.json.
     config: Value,
     /// Chat template outside of it.
@@ -297,7 +301,16 @@ impl TextFiles {
 
     fn new(tokenizer: Vec<u8>, config: Value, template: Option<String>) -> Result<Self, TextError> {
         let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
-        Ok(Self { tokenizer, parsed, config, template })
+        Ok(Self { tokenizer, parsed, built: None, config, template })
+    }
+
+    /// Builds the tokenizer now, which takes most of the time of [`ModelText::of`].
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub fn build_tokenizer(mut self) -> Result<Self, TextError> {
+        self.built = Some(Tokenizer::new(&self.parsed, self.tokenizer.len())?);
+        Ok(self)
     }
 
     /// Whether the tokenizer must first be tried in a process of its own.

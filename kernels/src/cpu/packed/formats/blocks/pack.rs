@@ -113,13 +113,20 @@ fn put_parameters(section: &Section, block: &Block, first: usize, lane: usize, t
     }
 }
 
-/// Writes 32 codes of an output.
+/// Writes 32 codes of an output. Those of four columns are adjacent bytes.
 fn put_codes(codes: &[u8], bits: usize, lane: usize, to: &mut [u8]) {
-    for (col, code) in codes.iter().enumerate() {
-        let ((low, is_high), (upper, shift)) = code_places(bits, col, lane);
-        to[low] |= if is_high { (code & 15) << 4 } else { code & 15 };
+    const LOW: u32 = 0x0f0f_0f0f;
+    let mut add = |at: usize, four: u32| {
+        let to = &mut to[at..][..4];
+        let sum = u32::from_le_bytes(std::array::from_fn(|i| to[i])) | four;
+        to.copy_from_slice(&sum.to_le_bytes());
+    };
+    for (four, codes) in codes.chunks_exact(4).enumerate() {
+        let codes = u32::from_le_bytes(std::array::from_fn(|i| codes[i]));
+        let ((low, is_high), (upper, shift)) = code_places(bits, 4 * four, lane);
+        add(low, (codes & LOW) << if is_high { 4 } else { 0 });
         if bits > 4 {
-            to[upper] |= code >> 4 << shift;
+            add(upper, (codes >> 4 & LOW) << shift);
         }
     }
 }
