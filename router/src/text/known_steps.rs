@@ -20,7 +20,15 @@ pub fn are_known(file: &TokenizerFile) -> bool {
         && is_known_normalizer(file.member("normalizer"))
         && (pre_tokenizer.is_null() || Rule::from_json(pre_tokenizer).is_some())
         && is_known_post_processor(file.member("post_processor"))
-        && file.member("added_tokens").to_string().len() <= MAX_ADDED_BYTES
+        && are_known_added_tokens(file.member("added_tokens"))
+}
+
+/// Tokens that are found as they are. To strip white space around one, the library searches the whole text
+/// before it.
+fn are_known_added_tokens(tokens: &Value) -> bool {
+    let is_plain =
+        |token: &Value| ["lstrip", "rstrip", "single_word"].into_iter().all(|option| token[option] == false);
+    tokens.as_array().into_iter().flatten().all(is_plain) && tokens.to_string().len() <= MAX_ADDED_BYTES
 }
 
 /// None, composition, or SentencePiece's marks for spaces.
@@ -85,6 +93,7 @@ mod tests {
         check(true, &set("post_processor", json!({"type": "Sequence", "processors": [template(1)]})));
         check(false, &set("post_processor", json!({"type": "Sequence", "processors": [template(2)]})));
         check(false, &|tree| tree["model"]["dropout"] = json!(0.1));
+        check(false, &|tree| tree["added_tokens"][0]["lstrip"] = true.into());
         check(false, &|tree| tree["added_tokens"][0]["content"] = "x".repeat(MAX_ADDED_BYTES).into());
         check(
             false,
