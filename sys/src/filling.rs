@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 
-use memmap2::{Advice, MmapMut};
+use memmap2::MmapMut;
 
-use crate::mapped::MappedFile;
+use crate::mapped::{MappedFile, prefer_huge_pages};
 
 /// Writable bytes, initially zero.
 #[derive(Debug)]
@@ -27,14 +27,16 @@ impl Filling {
         // SAFETY: no one else writes or truncates the file, as documented; readers open it only after a
         // rename.
         let map = unsafe { MmapMut::map_mut(&file)? };
+        // Pages of a file stay as large as they were when first cached. Stores in arbitrary order would make
+        // them small.
+        prefer_huge_pages(&map);
         Ok(Self { map, file: Some(file) })
     }
 
     /// `bytes` bytes of anonymous memory; a page takes memory once it is written.
     pub fn in_memory(bytes: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(bytes.max(1))?;
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(Advice::HugePage); // a hint: fewer TLB misses where the system allows it
+        prefer_huge_pages(&map);
         Ok(Self { map, file: None })
     }
 

@@ -43,6 +43,13 @@ impl MappedFile {
         self.file.as_ref()
     }
 
+    /// Asks the system to read and map the file in huge pages. Only a hint: ext4 (since Linux 6.16), XFS and
+    /// others have them, unless the file is already cached in small pages.
+    pub fn prefer_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise(Advice::HugePage);
+    }
+
     /// Asks the system to read the whole file ahead. Returns at once; a failure costs only speed.
     pub fn will_need(&self) {
         let _ = self.map.advise(Advice::WillNeed);
@@ -65,6 +72,13 @@ impl Deref for MappedFile {
     fn deref(&self) -> &[u8] {
         &self.map
     }
+}
+
+/// Asks the system for huge pages, of memory or of a file's cache. Only a hint; they save TLB misses.
+pub(crate) fn prefer_huge_pages(map: &MmapMut) {
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(Advice::HugePage);
+    let _ = map;
 }
 
 /// A range of a mapped file or of memory. Clones share the bytes.
@@ -117,8 +131,7 @@ impl ZeroedBytes {
     /// Allocates `len` bytes of zero.
     pub fn new(len: usize) -> io::Result<Self> {
         let map = MmapMut::map_anon(len.max(1))?;
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(Advice::HugePage); // a hint: fewer TLB misses where the system allows it
+        prefer_huge_pages(&map);
         Ok(Self { map, len })
     }
 }
@@ -148,6 +161,7 @@ mod tests {
         let bytes: Vec<u8> = (0..10_000u32).map(|i| (i % 251) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         let file = Arc::new(MappedFile::open(&path).unwrap());
+        file.prefer_huge_pages();
         file.will_need();
         assert_eq!(&file[..], &bytes[..]);
         file.release();

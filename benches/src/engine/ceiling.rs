@@ -5,6 +5,7 @@ use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cuda::{self, Device};
 use skein_node::clock;
+use skein_sys::mapped::ZeroedBytes;
 use skein_worker::model::cost::Product;
 
 /// Bytes read per round on the CPU: several times any cache.
@@ -91,7 +92,8 @@ fn cpu(threads: usize) -> Cpu {
 }
 
 fn read_rate(cpu: &mut Cpu, rounds: usize) -> f64 {
-    let bytes = vec![1u8; CPU_READ_BYTES];
+    let mut bytes = ZeroedBytes::new(CPU_READ_BYTES).expect("half a GiB of memory");
+    bytes.fill(1); // gives it pages of its own: huge ones, as packed weights have
     let reads = roofline::READINGS.map(|reading| {
         fastest(rounds, || {
             roofline::read(cpu, &bytes, reading);

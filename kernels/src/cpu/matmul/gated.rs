@@ -37,7 +37,7 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, encoding: Encodi
     [gate, up].iter().for_each(|linear| linear.check(x));
     let (m, rows) = (x.rows(), gate.weights.rows());
     let like_both = [gate];
-    let shares = Shares::new(cpu, m.max(1), &like_both);
+    let shares = Shares::in_long_tasks(cpu, m.max(1), &like_both);
     let tasks = if m == 0 { 0 } else { shares.tasks() };
     let part = GatedRows { x, rows: 0..m, gated, product: ProductId::new(), isa: cpu.isa };
     let scratch_len = part.scratch_len(&shares);

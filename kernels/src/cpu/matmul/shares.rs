@@ -11,6 +11,14 @@ use super::tiles::{MAX_ACCUMULATORS, MAX_TILE_ROWS, Pass, Registers, Streams, fu
 const TASK_BYTES: usize = 256 << 10;
 /// Most multiplications per task, likewise. This takes tens of microseconds, so that threads finish together.
 const TASK_PRODUCTS: usize = 16 << 20;
+/// Tasks per thread, if there are so many panels: they even out differences in speed.
+const TASKS_PER_THREAD: usize = 8;
+/// [`TASK_BYTES`] for a single tile of rows whose streams end with the task. The hardware takes a few
+/// kilobytes of a stream to prefetch at full speed: on Zen 4, streams of 40 kB are read at 85% of the
+/// bandwidth, streams of 80 kB at 95%.
+const LONG_TASK_BYTES: usize = 512 << 10;
+/// [`TASKS_PER_THREAD`], likewise.
+const LONG_TASKS_PER_THREAD: usize = 4;
 /// Below this many multiplications, waking another thread costs more than it gains.
 const MIN_PRODUCTS_TO_SHARE: usize = 64 << 10;
 
@@ -55,6 +63,24 @@ impl<'a> Shares<'a> {
     /// Divides the panels of `stack` for `m` rows of `x`. If there is too little work to divide, one thread
     /// gets all of it.
     pub(super) fn new(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>]) -> Self {
+        Self::limited(cpu, m, stack, (TASK_BYTES, TASKS_PER_THREAD))
+    }
+
+    /// Like [`Shares::new`], for tasks that are never [in streams](Shares::in_streams).
+    pub(super) fn in_long_tasks(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>]) -> Self {
+        let is_single = stack.first().is_some_and(|linear| {
+            let format = linear.weights.layout().format;
+            Registers::of(format, MAX_ACCUMULATORS, true).width_of_single(m).is_some()
+        });
+        if is_single {
+            Self::limited(cpu, m, stack, (LONG_TASK_BYTES, LONG_TASKS_PER_THREAD))
+        } else {
+            Self::new(cpu, m, stack)
+        }
+    }
+
+    /// Limited to tasks of so many bytes, and to at least so many per thread.
+    fn limited(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>], (bytes, tasks): (usize, usize)) -> Self {
         let Some(layout) = stack.first().map(|linear| linear.weights.layout()) else {
             return Self::cut(stack, 1, Cut { multiple: 1, most: 1, passes: 1, streams: None });
         };
@@ -64,8 +90,8 @@ impl<'a> Shares<'a> {
             return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1, streams: None });
         }
         let threads = cpu.threads.count();
-        let by_threads = panels / (threads * 8); // eight tasks per thread even out differences in speed
-        Self::cut(stack, threads, Cut::of(layout, m, multiple, by_threads))
+        let by_threads = panels / (threads * tasks);
+        Self::cut(stack, threads, Cut::of(layout, m, multiple, bytes, by_threads))
     }
 
     /// Divides the panels of one of many matrices multiplied together, for `m` rows of `x`. Tasks are not
@@ -73,7 +99,7 @@ impl<'a> Shares<'a> {
     pub(super) fn of_member(m: usize, matrix: &'a Linear<'a>) -> Self {
         let layout = matrix.weights.layout();
         let multiple = Registers::of(layout.format, MAX_ACCUMULATORS, true).panel_multiple(m);
-        Self::cut(std::slice::from_ref(matrix), 1, Cut::of(layout, m, multiple, usize::MAX))
+        Self::cut(std::slice::from_ref(matrix), 1, Cut::of(layout, m, multiple, TASK_BYTES, usize::MAX))
     }
 
     /// For a single tile of rows, reads in `width` streams that continue from task to task: the streams of a
@@ -139,9 +165,9 @@ impl<'a> Shares<'a> {
 }
 
 impl Cut {
-    /// Tasks of at most `most_panels` panels for `m` rows, limited by [`TASK_BYTES`] and [`TASK_PRODUCTS`].
-    fn of(layout: Layout, m: usize, multiple: usize, most_panels: usize) -> Self {
-        let by_bytes = TASK_BYTES / layout.panel_bytes();
+    /// Tasks of at most `most_panels` panels and `bytes` bytes for `m` rows, limited by [`TASK_PRODUCTS`].
+    fn of(layout: Layout, m: usize, multiple: usize, bytes: usize, most_panels: usize) -> Self {
+        let by_bytes = bytes / layout.panel_bytes();
         let by_products = TASK_PRODUCTS / (m * layout.cols * PANEL);
         let most = (by_bytes.min(most_panels).min(by_products) / multiple).max(1);
         let passes =

@@ -12,6 +12,7 @@ use super::super::scale::{
 };
 use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use super::int8;
+use crate::cpu::aligned::LINE_BYTES;
 use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
@@ -136,8 +137,9 @@ impl<C: Coded> Kind for Grouped<C> {
                     }
                 }
                 if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
+                    let ahead = (bytes / 8).max(LINE_BYTES);
                     for n in 0..NR {
-                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + bytes / 8));
+                        f.prefetch(scales.wrapping_add(n * scales_apart * 2 + ahead));
                     }
                 }
                 prefetch.issue::<_, NR>(f, w, apart, group_bytes);

@@ -51,6 +51,7 @@ pub(super) fn check(cpu: &mut Cpu, file: &MappedFile, name: &str) -> Result<Rang
     else {
         return Err(format!("its {} bytes are not what its header says, or it has none", file.len()));
     };
+    file.prefer_huge_pages(); // products read all of it in every step
     file.will_need();
     let sums = sums(cpu, &file[range.clone()]);
     let expected = header(name, range.clone(), &sums);

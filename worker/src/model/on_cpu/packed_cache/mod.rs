@@ -238,6 +238,7 @@ impl Blank {
         }
         drop(place); // while we still hold the exclusive lock
         let map = self.filling.freeze()?;
+        map.release(); // small pages were mapped when they were written; huge ones come back
         room::note_use(&map);
         Ok(Kept { map: Arc::new(map), range })
     }

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use super::super::super::{Format, PANEL, ZERO};
 use super::{INT4_SPANS, INT8_SPANS};
+use crate::cpu::aligned::LINE_BYTES;
 use crate::cpu::input::GROUP;
 use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
@@ -64,8 +65,9 @@ impl<const BITS: usize> Kind for Spanned<BITS> {
                     }
                 }
                 if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
+                    let ahead = (bytes / 8).max(LINE_BYTES);
                     for n in 0..NR {
-                        f.prefetch(scales.wrapping_add(n * scales_apart * 4 + bytes / 8));
+                        f.prefetch(scales.wrapping_add(n * scales_apart * 4 + ahead));
                     }
                 }
                 for _ in group..next {
