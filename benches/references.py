@@ -8,8 +8,8 @@ Each package writes its own checkpoint, and one binary scores them all.
     python references.py skein SKEIN WORK           # WORK/skein-*
     python references.py score SKEIN WORK [TOKENS]  # the table, in Markdown; reads with the packages
 
-Without TOKENS (models/skein-7m/held_out.bin, say), WORK/held_out.bin is scored. Packages, all on the CPU (on a
-busy one with OMP_NUM_THREADS=1) and each in an environment of its own if they do not agree on transformers:
+Without TOKENS (models/skein-7m/held_out.bin, say), WORK/held_out.bin is scored. Packages, all on the CPU (on
+a busy one with OMP_NUM_THREADS=1) and each in an environment of its own if they do not agree on transformers:
 
     llm-compressor-*   pip install llmcompressor==0.14.0.1
     auto-gptq*         pip install --no-deps auto-gptq==0.7.1, beside torch and transformers: its class GPTQ
