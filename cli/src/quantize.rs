@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 use indicatif::ProgressBar;
 use skein_hub::{Need, Revision};
+use skein_node::config::bytes;
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_worker::model::quantize::maths::gptq::ActOrder;
 use skein_worker::model::quantize::{self, Layout, Method, Phase, Progress, QuantizeError, Request, Scheme};
@@ -40,8 +41,9 @@ const LONG_ABOUT: &str = "Write a quantised copy of a model, in layouts that vLL
   skein serve q4
 
 rtn and gptq write GPTQ's layout, awq AWQ's, int8 (W8A8) and fp8 (a scale for each output) compressed-tensors. gptq and awq \
-measure activations on calibration text, which should be like what the model will read. Memory holds one layer. After a kill, \
-the same command goes on at the layer where it stopped.";
+measure activations on calibration text, which should be like what the model will read. Memory holds one layer: up to five \
+bytes a weight, or two and a square of 32-bit numbers over the inputs of each product and expert (gptq), whichever is more; \
+--hessian-memory-bytes bounds those. After a kill, the same command goes on at the layer where it stopped.";
 
 /// Flags of `quantize`.
 #[derive(Debug, Args)]
@@ -90,6 +92,13 @@ pub struct Quantize {
     calibration_samples: usize,
     #[arg(long, default_value_t = 512, value_name = "TOKENS", help = "Length of a window")]
     calibration_length: usize,
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        help = "Most memory for the Hessians that gptq measures in one pass over the text; a layer with more has several passes, and the same result [default: half of what is free]"
+    )]
+    hessian_memory_bytes: Option<u64>,
     #[arg(long, value_name = "REVISION", help = "Branch, tag or commit of a named model")]
     revision: Option<String>,
     #[arg(long, help = "Print the report as JSON")]
@@ -190,6 +199,10 @@ fn scheme(flags: &Quantize, directory: &Path) -> Result<Scheme, Failure> {
     Ok(scheme)
 }
 
+fn size(given: &str) -> Result<u64, String> {
+    bytes(0..=1 << 50)(given)
+}
+
 fn calibration(flags: &Quantize, directory: &Path) -> Result<Vec<Vec<u32>>, Failure> {
     if flags.calibration_samples == 0 || flags.calibration_length < 2 {
         let message = "--calibration-samples is at least 1, and --calibration-length at least 2";
@@ -208,7 +221,8 @@ fn quantise(
     scheme: &Scheme,
     windows: &[Vec<u32>],
 ) -> Result<(), Failure> {
-    let request = Request { model: directory, out: &flags.out, scheme, calibration: windows };
+    let hessian_bytes = flags.hessian_memory_bytes;
+    let request = Request { model: directory, out: &flags.out, scheme, calibration: windows, hessian_bytes };
     let bar = progress_bar(1000, "  quantising {bar:32} {percent}% {msg} ({eta} left)");
     let mut layer = None;
     let report = quantize::quantise(&request, &mut |progress| show(&bar, &mut layer, progress));
@@ -238,7 +252,8 @@ fn show(bar: &ProgressBar, layer: &mut Option<usize>, progress: Progress) {
         Phase::Propagate => (0.8, "runs as rounded"),
     };
     let within = part + 0.2 * done as f64 / of.max(1) as f64;
-    bar.set_position(((at as f64 + within) * 1000.0 / layers as f64) as u64);
+    let position = ((at as f64 + within) * 1000.0 / layers as f64) as u64;
+    bar.set_position(position.max(bar.position())); // passes over the text and rounding take turns
     bar.set_message(format!("layer {} of {layers} {name}", at + 1));
     if layer.replace(at) != Some(at) {
         tracing::info!(layer = at + 1, layers, "quantising");

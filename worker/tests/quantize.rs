@@ -34,7 +34,7 @@ fn held_out() -> Vec<Vec<u32>> {
 }
 
 fn run(model: &Path, out: &Path, scheme: &Scheme, calibration: &[Vec<u32>]) -> Result<Report, QuantizeError> {
-    quantize::quantise(&Request { model, out, scheme, calibration }, &mut |_| {})
+    quantize::quantise(&Request { model, out, scheme, calibration, hessian_bytes: None }, &mut |_| {})
 }
 
 /// Numbers that look random.
@@ -327,7 +327,13 @@ fn check_interrupted(name: &str, config: &Value) {
         run(dir.path(), &whole, &scheme, &windows).unwrap();
         let cut = out.path().join("cut");
         for stop in 1..4 {
-            let request = Request { model: dir.path(), out: &cut, scheme: &scheme, calibration: &windows };
+            let request = Request {
+                model: dir.path(),
+                out: &cut,
+                scheme: &scheme,
+                calibration: &windows,
+                hessian_bytes: Some(1 << 12), // several passes; the memory given does not count as an option
+            };
             // A panic at any step is the same for the files as a kill.
             let ended = std::panic::catch_unwind(|| {
                 let mut steps = 0;
@@ -384,7 +390,8 @@ fn what_cannot_be_quantised_is_refused_by_name() {
     check(refusal(&to("b"), &to("c"), rtn, &[]), &["already quantised with GPTQ"]);
     assert!(to("b").join("tokenizer.json").exists(), "other files are copied");
     // An unfinished run with other options.
-    let request = Request { model: dir.path(), out: &to("d"), scheme: &rtn, calibration: &[] };
+    let request =
+        Request { model: dir.path(), out: &to("d"), scheme: &rtn, calibration: &[], hessian_bytes: None };
     let ended = std::panic::catch_unwind(|| {
         let _ = quantize::quantise(&request, &mut |progress| assert_eq!(progress.layer, 0));
     });

@@ -12,9 +12,10 @@ use super::encode::{self, Encoded};
 use super::layer::Runner;
 use super::maths::awq;
 use super::maths::gptq::{self, ActOrder, Factored, Settings};
-use super::maths::grid::{Quantised, round_to_nearest};
+use super::maths::grid::{Quantised, ScaleType, round_to_nearest};
 use super::original::{Original, Target};
 use super::output::{Output, Tensor};
+use super::passes;
 use super::scheme::{Layout, Method, Scheme};
 use super::smooth::{Scales, Search};
 use super::statistics::{Examples, Statistics};
@@ -32,6 +33,8 @@ pub(super) struct Job<'a> {
     output: Output,
     /// `None` for methods without calibration.
     runner: Option<Runner>,
+    /// Most bytes of Hessians in one pass.
+    hessian_bytes: u64,
 }
 
 /// A layer's statistics, by what reads the inputs.
@@ -42,7 +45,7 @@ type Matrices = Vec<Quantised>;
 
 impl<'a> Job<'a> {
     pub fn new(request: &Request<'a>, source: &'a Original) -> Result<Self, QuantizeError> {
-        let Request { out, scheme, calibration: windows, .. } = *request;
+        let Request { out, scheme, calibration: windows, hessian_bytes, .. } = *request;
         let is_calibrated = scheme.method.is_calibrated();
         let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
         if is_calibrated && longest == 0 {
@@ -63,7 +66,12 @@ impl<'a> Job<'a> {
         });
         let output = Output::open(out, source.layers() + 1, &plan)?;
         let runner = is_calibrated.then(|| Runner::new(&source.spec, longest)).transpose()?;
-        Ok(Self { source, scheme, windows, output, runner })
+        let free = skein_sys::memory_limit::of_this_process().map_or(u64::MAX, |memory| memory.available);
+        let hessian_bytes = hessian_bytes.unwrap_or(free / 2);
+        if scheme.method == Method::Gptq {
+            warn_of_memory(source, hessian_bytes, free)?;
+        }
+        Ok(Self { source, scheme, windows, output, runner, hessian_bytes })
     }
 
     /// Quantises all layers that are not finished, and completes the directory.
@@ -120,16 +128,14 @@ impl<'a> Job<'a> {
                 }
             }
             Method::Gptq => {
-                let statistics = self.calibrate(layer, progress)?;
-                report_experts(layer, &targets, &statistics);
-                let matrices = self.gptq(&targets, statistics, progress)?;
+                let matrices = self.gptq(layer, &targets, progress)?;
                 let scales = Scales::default();
                 self.propagate(layer, &targets, (&matrices, &scales), progress)?;
                 encoded.extend(self.encode_all(&targets, matrices));
             }
             Method::Awq => {
-                let statistics = self.calibrate(layer, progress)?;
-                report_experts(layer, &targets, &statistics);
+                let statistics = self.calibrate(layer, |_| true, progress)?;
+                report_experts(layer, &targets, &rows_of(&statistics));
                 let (matrices, scales) = self.awq(layer, &targets, &statistics, progress)?;
                 self.propagate(layer, &targets, (&matrices, &scales), progress)?;
                 encoded.extend(self.encode_all(&targets, matrices));
@@ -183,22 +189,43 @@ impl<'a> Job<'a> {
         self.scheme.group.unwrap_or(target.cols)
     }
 
+    /// Measures and quantises the matrices of `layer`, in as many passes as the memory needs.
     fn gptq(
-        &self,
+        &mut self,
+        layer: usize,
         targets: &[Target],
-        mut statistics: OfReaders,
         progress: &mut dyn FnMut(Phase, usize, usize),
     ) -> Result<Matrices, QuantizeError> {
         let mut matrices: Vec<Option<Quantised>> = targets.iter().map(|_| None).collect();
-        let mut done = 0;
-        let readers: BTreeSet<Reader> = targets.iter().map(|target| target.reader).collect();
-        for reader in readers {
-            let hessian = statistics.remove(&reader).map(|statistics| statistics.hessian);
-            let reading = targets.iter().enumerate().filter(|(_, target)| target.reader == reader);
+        let passes = passes::of_layer(targets, self.hessian_bytes);
+        let (count, mut rows) = (passes.len(), HashMap::new());
+        for (i, pass) in passes.into_iter().enumerate() {
+            let statistics = self.calibrate(layer, |reader| pass.contains(&reader), &mut |_, done, of| {
+                progress(Phase::Calibrate, i * of + done, count * of);
+            })?;
+            rows.extend(rows_of(&statistics));
+            self.gptq_of(&pass, targets, statistics, &mut matrices, progress)?;
+        }
+        report_experts(layer, targets, &rows);
+        let all: Option<Matrices> = matrices.into_iter().collect();
+        Ok(all.unwrap_or_else(|| unreachable!("every matrix has a reader, and every reader a pass")))
+    }
+
+    /// Quantises the matrices that the readers in `pass` have.
+    fn gptq_of(
+        &self,
+        pass: &BTreeSet<Reader>,
+        targets: &[Target],
+        mut statistics: OfReaders,
+        matrices: &mut [Option<Quantised>],
+        progress: &mut dyn FnMut(Phase, usize, usize),
+    ) -> Result<(), QuantizeError> {
+        for reader in pass {
+            let hessian = statistics.remove(reader).map(|statistics| statistics.hessian);
+            let reading = targets.iter().enumerate().filter(|(_, target)| target.reader == *reader);
             let mut factored: Option<Factored> = None;
             for (i, target) in reading {
-                progress(Phase::Quantise, done, targets.len());
-                done += 1;
+                progress(Phase::Quantise, matrices.iter().flatten().count(), targets.len());
                 let settings = self.settings(target);
                 let Some(hessian) = &hessian else {
                     matrices[i] = Some(self.nearest(target)?);
@@ -218,8 +245,7 @@ impl<'a> Job<'a> {
                 matrices[i] = Some(gptq::quantise(&weights, target.cols, by, &settings));
             }
         }
-        let all: Option<Matrices> = matrices.into_iter().collect();
-        Ok(all.unwrap_or_else(|| unreachable!("every matrix has a reader")))
+        Ok(())
     }
 
     /// The matrix of an expert that no row chose, rounded to the nearest.
@@ -272,16 +298,18 @@ impl<'a> Job<'a> {
         Ok((matrices, scales))
     }
 
-    /// Runs the layer as stored over the calibration text and measures the inputs of its products.
+    /// Runs the layer as stored over the calibration text and measures the inputs of the readers that are
+    /// wanted.
     fn calibrate(
         &mut self,
         layer: usize,
+        is_wanted: impl Fn(Reader) -> bool,
         progress: &mut dyn FnMut(Phase, usize, usize),
     ) -> Result<OfReaders, QuantizeError> {
         if layer == 0 && !self.output.rows(0).exists() {
             self.embed()?;
         }
-        let Self { source, scheme, windows, output, runner } = self;
+        let Self { source, scheme, windows, output, runner, .. } = self;
         let runner = runner.as_mut().unwrap_or_else(|| unreachable!("the method is calibrated"));
         let model = runner.stored(source, layer)?;
         let total = windows.iter().map(Vec::len).sum();
@@ -292,8 +320,8 @@ impl<'a> Job<'a> {
             runner.run(&model, rows)?;
             let (cpu, inputs) = runner.inputs();
             for (reader, inputs, cols) in inputs {
-                if reader.product == Product::Router && scheme.method == Method::Gptq {
-                    continue; // routers are not quantised
+                if !is_wanted(reader) {
+                    continue;
                 }
                 let is_of_expert = matches!(reader.network, Network::Expert(_));
                 let kept = if is_of_expert { Examples::OneIn(1) } else { Examples::Of(total) };
@@ -342,15 +370,38 @@ impl<'a> Job<'a> {
     }
 }
 
+/// Says before the start that the memory may not suffice.
+fn warn_of_memory(source: &Original, hessian_bytes: u64, free: u64) -> Result<(), QuantizeError> {
+    let stored = if source.kind == ScaleType::F32 { 4 } else { 2 };
+    let mut most = 0;
+    for layer in 0..source.layers() {
+        most = most.max(passes::peak(&source.targets(layer)?, stored, hessian_bytes));
+    }
+    if most > free {
+        tracing::warn!(
+            needed_mb = most / 1_000_000,
+            free_mb = free / 1_000_000,
+            "a layer needs more memory than is free: the system may swap or kill; fewer --hessian-memory-bytes make it \
+             less, down to five bytes a weight of the layer"
+        );
+    }
+    Ok(())
+}
+
+/// Rows that each reader had.
+fn rows_of(statistics: &OfReaders) -> HashMap<Reader, usize> {
+    statistics.iter().map(|(reader, statistics)| (*reader, statistics.rows)).collect()
+}
+
 /// Says how many experts the calibration text has too few rows for.
-fn report_experts(layer: usize, targets: &[Target], statistics: &OfReaders) {
+fn report_experts(layer: usize, targets: &[Target], rows: &HashMap<Reader, usize>) {
     let of_expert = |target: &&Target| {
         matches!(target.reader.network, Network::Expert(_)) && target.role == Role::ExpertGate
     };
-    let rows = targets.iter().filter(of_expert).map(|target| {
-        let rows = statistics.get(&target.reader).map_or(0, |statistics| statistics.rows);
-        (rows, target.cols)
-    });
+    let rows = targets
+        .iter()
+        .filter(of_expert)
+        .map(|target| (rows.get(&target.reader).copied().unwrap_or_default(), target.cols));
     let rows: Vec<(usize, usize)> = rows.collect();
     let unread = rows.iter().filter(|(rows, _)| *rows == 0).count();
     let few = rows.iter().filter(|(rows, cols)| (1..*cols).contains(rows)).count();

@@ -10,6 +10,7 @@ mod layer;
 pub mod maths;
 mod original;
 mod output;
+mod passes;
 mod scheme;
 mod smooth;
 mod statistics;
@@ -90,6 +91,9 @@ pub struct Request<'a> {
     pub scheme: &'a Scheme,
     /// Windows of calibration tokens; unused by methods without calibration.
     pub calibration: &'a [Vec<u32>],
+    /// Most memory for the Hessians that GPTQ measures in one pass over the text, in bytes; a layer with more
+    /// has several passes. `None` = half of what is free. It changes no bit.
+    pub hessian_bytes: Option<u64>,
 }
 
 /// The largest usual group size that divides the inputs of all matrices of `model`: 128, 64 or 32 inputs.

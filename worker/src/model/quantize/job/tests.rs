@@ -68,7 +68,7 @@ fn with_job_on<T>(
     let out = tempfile::tempdir().unwrap();
     let source = Original::open(model).unwrap();
     let calibration = windows(count, &source);
-    let request = Request { model, out: out.path(), scheme, calibration: &calibration };
+    let request = Request { model, out: out.path(), scheme, calibration: &calibration, hessian_bytes: None };
     work(&mut Job::new(&request, &source).unwrap(), &source)
 }
 
@@ -77,10 +77,18 @@ fn nothing(_: Phase, _: usize, _: usize) {}
 /// Statistics of `layer` and what is quantised there; the layers before it stay as they are.
 fn calibrated(job: &mut Job<'_>, layer: usize) -> (Vec<Target>, OfReaders) {
     for before in 0..layer {
-        job.calibrate(before, &mut nothing).unwrap();
+        job.calibrate(before, |_| true, &mut nothing).unwrap();
         job.propagate(before, &[], (&Vec::new(), &Scales::default()), &mut nothing).unwrap();
     }
-    (job.source.targets(layer).unwrap(), job.calibrate(layer, &mut nothing).unwrap())
+    (job.source.targets(layer).unwrap(), job.calibrate(layer, |_| true, &mut nothing).unwrap())
+}
+
+/// All matrices of a layer with these statistics.
+fn gptq_of_all(job: &Job<'_>, targets: &[Target], statistics: OfReaders) -> Matrices {
+    let readers = targets.iter().map(|target| target.reader).collect();
+    let mut matrices = vec![None; targets.len()];
+    job.gptq_of(&readers, targets, statistics, &mut matrices, &mut nothing).unwrap();
+    matrices.into_iter().map(Option::unwrap).collect()
 }
 
 /// Squared error of a product on rows with this Hessian.
@@ -113,7 +121,7 @@ fn gptq_has_a_smaller_error_than_rounding_on_the_rows_of_each_expert() {
             );
             let hessians: HashMap<Reader, Vec<f32>> =
                 statistics.iter().map(|(reader, of)| (*reader, of.hessian.clone())).collect();
-            let matrices = job.gptq(&targets, statistics, &mut nothing).unwrap();
+            let matrices = gptq_of_all(job, &targets, statistics);
             let (mut of_experts, mut nearest_of_experts, mut unread) = (0.0, 0.0, 0);
             for (target, matrix) in targets.iter().zip(&matrices) {
                 let Some(hessian) = hessians.get(&target.reader) else {
@@ -144,8 +152,8 @@ fn an_expert_that_no_row_chose_is_rounded_to_the_nearest() {
             let (targets, mut statistics) = calibrated(job, 0);
             let unread = Network::Expert(3);
             statistics.retain(|reader, _| reader.network != unread);
-            report_experts(0, &targets, &statistics);
-            let matrices = job.gptq(&targets, statistics, &mut nothing).unwrap();
+            report_experts(0, &targets, &rows_of(&statistics));
+            let matrices = gptq_of_all(job, &targets, statistics);
             let mut count = 0;
             for (target, matrix) in targets.iter().zip(&matrices) {
                 let rule = scheme.rule(source.kind);
@@ -160,6 +168,44 @@ fn an_expert_that_no_row_chose_is_rounded_to_the_nearest() {
                 count += usize::from(is_plain);
             }
             assert_eq!(count, 3, "gate, up and down");
+        });
+    }
+}
+
+#[test]
+fn hessians_fit_the_memory_given_and_the_number_of_passes_changes_no_bit() {
+    let scheme = Scheme::of(Method::Gptq, None);
+    for (name, layer) in MIXTURES.into_iter().zip(LAYERS) {
+        with_job(name, &scheme, 8, |job, source| {
+            let (targets, _) = calibrated(job, layer);
+            let size = |reader: &Reader| {
+                4 * targets.iter().find(|it| it.reader == *reader).unwrap().cols.pow(2) as u64
+            };
+            let readers: BTreeSet<Reader> = targets.iter().map(|target| target.reader).collect();
+            let (all, largest): (u64, u64) =
+                (readers.iter().map(size).sum(), readers.iter().map(size).max().unwrap());
+            let mut found: Vec<(usize, Matrices)> = Vec::new();
+            for budget in [u64::MAX, all, all - 1, largest, 0] {
+                let passes = passes::of_layer(&targets, budget);
+                assert!(passes.iter().flatten().eq(&readers), "{name}: each reader once, in order");
+                for pass in &passes {
+                    let sum: u64 = pass.iter().map(size).sum();
+                    assert!(sum <= budget || pass.len() == 1, "{name}: {sum} of {budget}");
+                }
+                job.hessian_bytes = budget;
+                found.push((passes.len(), job.gptq(layer, &targets, &mut nothing).unwrap()));
+            }
+            let counts: Vec<usize> = found.iter().map(|(passes, _)| *passes).collect();
+            assert!(counts[..3] == [1, 1, 2] && counts[3] > 2 && counts[4] == readers.len(), "{counts:?}");
+            let (_, at_once) = &found[0];
+            assert!(
+                found.iter().all(|(_, matrices)| matrices == at_once),
+                "{name}: the same codes and grids"
+            );
+            let need = |budget| passes::peak(&targets, 2, budget);
+            assert!(need(0) <= need(all) && need(all) == need(u64::MAX), "{name}");
+            let weights: u64 = targets.iter().map(|target| (target.rows * target.cols) as u64).sum();
+            assert!(need(0) > 5 * weights && source.layers() > layer, "{name}");
         });
     }
 }

@@ -75,8 +75,8 @@ fn solve(block: &[f32], row: &mut [f32], width: usize) {
 }
 
 /// Inverse of the upper triangular `matrix`, whose lower triangle is not read. The result's lower triangle is
-/// zero.
-pub(super) fn invert(matrix: &[f32], size: usize) -> Vec<f32> {
+/// zero. Takes the memory of one more.
+pub(super) fn invert(mut matrix: Vec<f32>, size: usize) -> Vec<f32> {
     // Columns of the inverse do not depend on each other: each part computes some of them, by rows.
     let mut parts = vec![0f32; size * size];
     for_each_part(&mut parts, BLOCK * size, |part, to| {
@@ -94,11 +94,10 @@ pub(super) fn invert(matrix: &[f32], size: usize) -> Vec<f32> {
             to[i * width..(i + 1) * width].iter_mut().zip(&sums).for_each(|(to, sum)| *to = sum / diagonal);
         }
     });
-    let mut inverse = vec![0f32; size * size];
-    for_each_part(&mut inverse, size, |i, row| {
+    for_each_part(&mut matrix, size, |i, row| {
         for (part, to) in row.chunks_mut(BLOCK).enumerate() {
             to.copy_from_slice(&parts[part * BLOCK * size + i * to.len()..][..to.len()]);
         }
     });
-    inverse
+    matrix
 }

@@ -136,7 +136,7 @@ impl Factored {
             let added = (f64::from(damping) * mean) as f32;
             let mut matrix = ordered(hessian, cols, &order, added);
             if factor::factor(&mut matrix, cols).is_ok() {
-                let inverse = factor::invert(&matrix, cols);
+                let inverse = factor::invert(matrix, cols);
                 return Ok(Self { order, inverse, damping });
             }
             damping = if damping > 0.0 { damping * MORE_DAMPING } else { settings.damping.max(1e-3) };

@@ -111,7 +111,7 @@ fn a_matrix_is_the_product_of_its_factors_and_the_factor_is_inverted() {
         (0..size).for_each(|i| matrix[i * size + i] += 1.0);
         let mut root = matrix.clone();
         factor(&mut root, size).unwrap();
-        let inverted = invert(&root, size);
+        let inverted = invert(root, size);
         let wide: Vec<f64> = matrix.iter().map(|it| f64::from(*it)).collect();
         let exact = inverse(&wide, size);
         let largest = exact.iter().fold(0f64, |largest, it| largest.max(it.abs()));
