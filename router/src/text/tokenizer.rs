@@ -94,9 +94,15 @@ impl Tokenizer {
         // The library normalises the added tokens, hence the limit.
         let build = || growth::limited(size, || guarded(|| file.build()));
         let (merges, inner) = thread::scope(|scope| {
-            let merges = scope.spawn(|| Merges::of(&file.model));
-            let inner = build();
-            (merges.join().ok().flatten(), inner)
+            let merges = || Merges::of(&file.model);
+            match thread::Builder::new().spawn_scoped(scope, merges) {
+                Ok(beside) => {
+                    let inner = build();
+                    (beside.join().ok().flatten(), inner)
+                }
+                // Too little memory for a thread.
+                Err(_) => (merges(), build()),
+            }
         });
         let inner = inner.map_err(|error| malformed(error.to_string()))?.map_err(malformed)?;
         let added = inner.get_added_tokens_decoder();
