@@ -235,6 +235,8 @@ fn hangs_and_errors_end_in_time() {
         assert!(said[0].contains(word), "{said:?}");
         assert!(said[1].contains("did not finish its work within 300ms"), "{said:?}");
     }
+    // The buffers of a queued exchange that can never end are given up, not freed.
+    all_say("work", 2, &[("EMU_NCCL_FAULT", "breaks:0:2")], &["an injected break"]);
     // An abort that never returns blocks no rank.
     all_say("gather", 2, &[("EMU_NCCL_FAULT", "abort:1")], &["done"]);
 }

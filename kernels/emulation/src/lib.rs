@@ -31,6 +31,7 @@
 //! | `EMU_NCCL_FAULT=hang:r:n` | rank r's n-th exchange (from 1) never ends |
 //! | `EMU_NCCL_FAULT=error:r:n`, `remote:r:n` | it ends with an asynchronous error |
 //! | `EMU_NCCL_FAULT=wrong:r:n` | a bit of what rank r receives in it is wrong |
+//! | `EMU_NCCL_FAULT=breaks:r:n` | the group breaks when rank r has queued its n-th exchange |
 //! | `EMU_NCCL_FAULT=absent:r`, `abort:r` | rank r never joins; its abort never returns |
 //! | `EMU_PEER=none` | devices do not reach each other's memory |
 //! | `EMU_PEER=wrong` | they seem to, and what is written is lost |

@@ -277,6 +277,7 @@ API int ncclAllGather(const void* own, void* all, size_t count, int type, Commun
     result = skein_emulation_enqueue_waiting(stream, run, &work, sizeof work) == 0 ? SUCCESS : SYSTEM_ERROR;
     of->polls = count % 3;  // a call that does not block may still be in progress
     if (result == SUCCESS && of->polls > 0) result = IN_PROGRESS;
+    if (has_fault("breaks", of->rank, of->works + 1)) result = break_group(*of, "an injected break");
   }
   of->is_busy = false;
   return result;

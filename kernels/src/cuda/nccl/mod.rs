@@ -74,6 +74,10 @@ impl Communicator {
 
     /// Queues an all-gather: sends `own`, and writes the values of all ranks to `all`, in rank order.
     ///
+    /// # Errors
+    /// If NCCL reports an error. The device is then abandoned, because work that is already queued may never
+    /// end, and freeing its memory would wait for it.
+    ///
     /// # Panics
     /// If the length of `all` does not fit all ranks' values, or they are not whole words of 4 bytes.
     pub fn gather<T: Element>(
@@ -87,10 +91,11 @@ impl Communicator {
         assert_eq!(all.len(), self.ranks * own.len(), "{} ranks give {} values each", self.ranks, own.len());
         // SAFETY: both are device memory of the checked size; like all memory of a step it stays until the
         // device is abandoned or done.
-        unsafe {
-            self.nccl.all_gather((own.address(), all.address()), bytes / 4, self.raw.0, stream.raw())?;
-        }
-        self.settle("ncclAllGather", "the call has not returned")
+        let queued = unsafe {
+            self.nccl.all_gather((own.address(), all.address()), bytes / 4, self.raw.0, stream.raw())
+        };
+        let settled = queued.and_then(|()| self.settle("ncclAllGather", "the call has not returned"));
+        settled.inspect_err(|error| self.device.note(error))
     }
 
     /// Checks that the communicator is intact. Cheap, and allowed from any thread.
