@@ -78,6 +78,14 @@ impl Header {
         metadata::Value::again(bytes, key)
     }
 
+    /// Keys in alphabetical order, and the byte ranges of their values.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, Range<usize>)> {
+        let mut entries: Vec<_> =
+            self.entries.iter().map(|(key, bytes)| (key.as_str(), bytes.clone())).collect();
+        entries.sort_unstable_by_key(|(key, _)| *key);
+        entries.into_iter()
+    }
+
     fn alignment(&self, file: &[u8]) -> Result<usize, Fault> {
         let Some(value) = self.get(file, ALIGNMENT) else { return Ok(DEFAULT_ALIGNMENT) };
         let is_allowed = |size: &u64| size.is_power_of_two() && (8..=MAX_ALIGNMENT).contains(size);

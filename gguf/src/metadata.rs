@@ -185,12 +185,22 @@ impl<'a> Array<'a> {
 
     /// Element `index`, if it is a string in UTF-8.
     pub fn text(self, index: usize) -> Option<&'a str> {
-        if self.kind != STRING || index >= self.len {
-            return None;
-        }
+        self.some_texts([index].into_iter())?.pop().map(|(_, text)| text)
+    }
+
+    /// The elements at `indices`, which must ascend, if these exist and are strings in UTF-8.
+    pub fn some_texts(self, indices: impl Iterator<Item = usize>) -> Option<Vec<(usize, &'a str)>> {
         let mut cursor = Cursor::new(self.bytes);
-        (0..index).try_for_each(|_| cursor.string_bytes(MAX_STRING, ELEMENT).map(drop)).ok()?;
-        cursor.string(MAX_STRING, ELEMENT).ok()
+        let mut next = 0;
+        let mut read = |index: usize| {
+            if self.kind != STRING || index >= self.len {
+                return None;
+            }
+            (next..index).try_for_each(|_| cursor.string_bytes(MAX_STRING, ELEMENT).map(drop)).ok()?;
+            next = index + 1;
+            Some((index, cursor.string(MAX_STRING, ELEMENT).ok()?))
+        };
+        indices.map(&mut read).collect()
     }
 
     /// Elements, if they are numbers or booleans.

@@ -109,6 +109,12 @@ impl GgufModel {
         self.files[0].get(key)
     }
 
+    /// Metadata keys in alphabetical order, and the bytes of their values.
+    pub(crate) fn raw_entries(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let first = &self.files[0];
+        first.header.entries().map(|(key, bytes)| (key, &first.map[bytes]))
+    }
+
     /// Index entries of all tensors, in file order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         self.files.iter().flat_map(|part| &part.header.tensors)
@@ -153,6 +159,12 @@ impl GgufModel {
     /// If the kind of tokenizer is unsupported, or a value has the wrong type.
     pub fn tokenizer(&self) -> Result<Vec<u8>, GgufError> {
         tokenizer::tokenizer(self)
+    }
+
+    /// Digest of the metadata from which [`Self::tokenizer`] is built, far cheaper than that. `None` if the kind of
+    /// tokenizer is unsupported.
+    pub fn tokenizer_digest(&self) -> Option<u64> {
+        tokenizer::digest(self)
     }
 
     /// Builds tokenizer_config.json: special tokens and the chat template.

@@ -4,10 +4,10 @@
 //! the rules themselves are defined here. `llama` is SentencePiece BPE, whose merges are derived from the
 //! scores ([`super::spm`]).
 
-use std::collections::HashSet;
-
+use hashbrown::HashSet;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value as Json, json};
+use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::GgufError;
 use crate::metadata::Value;
@@ -163,7 +163,13 @@ impl<'a> Bpe<'a> {
 
 impl File<'_> {
     fn bytes(&self, model: &GgufModel) -> Result<Vec<u8>, GgufError> {
-        serde_json::to_vec(self).map_err(|error| model.unsupported(error.to_string()))
+        // Tokens twice, in the vocabulary and in merges, with quotes and ids.
+        let tokens = self.model.vocab.tokens.iter().map(|token| token.len() + 16).sum::<usize>();
+        let merges =
+            self.model.merges.iter().map(|(left, right)| left.len() + right.len() + 8).sum::<usize>();
+        let mut bytes = Vec::with_capacity(tokens + merges + (1 << 16));
+        serde_json::to_writer(&mut bytes, self).map_err(|error| model.unsupported(error.to_string()))?;
+        Ok(bytes)
     }
 }
 
@@ -209,7 +215,7 @@ impl<'a> Vocabulary<'a> {
 /// `vocab` of tokenizer.json. Of duplicate tokens, which some files use as padding, the first counts.
 impl Serialize for Vocabulary<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seen = HashSet::with_capacity(self.tokens.len());
+        let mut seen = HashSet::<&str>::with_capacity(self.tokens.len());
         let mut map = serializer.serialize_map(None)?;
         for (id, token) in self.tokens.iter().enumerate().filter(|(_, token)| seen.insert(**token)) {
             map.serialize_entry(token, &id)?;
@@ -232,17 +238,40 @@ fn spelling<'a>(model: &'a GgufModel, name: &str) -> Option<&'a str> {
 /// Ids of tokens that end an answer, ascending.
 pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
     let mut ends: Vec<u64> = ["eos", "eot", "eom"].iter().filter_map(|name| token_id(model, name)).collect();
-    if let Ok(Vocabulary { tokens, types }) = Vocabulary::read(model) {
-        // Models with channels end each message so, and the whole answer with another token.
-        let has_channels = tokens.contains(&"<|return|>");
-        let ends_message = |token: &str| has_channels && token == "<|end|>";
-        let is_end =
-            |id: &usize| types[*id] == CONTROL && ENDS.contains(&tokens[*id]) && !ends_message(tokens[*id]);
-        ends.extend((0..tokens.len()).filter(is_end).map(|id| id as u64));
-    }
+    let control = control_tokens(model).unwrap_or_default();
+    // Models with channels end each message so, and the whole answer with another token.
+    let has_channels = control.iter().any(|(_, token)| *token == "<|return|>");
+    let is_end = |token: &str| ENDS.contains(&token) && !(has_channels && token == "<|end|>");
+    ends.extend(control.iter().filter(|(_, token)| is_end(token)).map(|(id, _)| *id as u64));
     ends.sort_unstable();
     ends.dedup();
     ends
+}
+
+/// Ids and texts of control tokens. Does not decode the others, because this is called for every configuration.
+fn control_tokens(model: &GgufModel) -> Option<Vec<(usize, &str)>> {
+    let list = |key: &str| model.get(key)?.as_array();
+    let (tokens, types) = (list(TOKENS)?, list(TYPES)?.values()?);
+    let ids = types.enumerate().filter(|(_, kind)| kind.as_u64() == Some(CONTROL)).map(|(id, _)| id);
+    tokens.some_texts(ids)
+}
+
+/// Digest of all metadata that determines the tokenizer, as [`GgufModel::tokenizer_digest`] returns it.
+pub fn digest(model: &GgufModel) -> Option<u64> {
+    let text = |key: &str| model.get(key).and_then(Value::as_str);
+    let pre = text(PRE).unwrap_or("default");
+    let is_supported = match text(MODEL)? {
+        "gpt2" => PRES.iter().any(|known| known.names.contains(&pre)),
+        kind => kind == "llama",
+    };
+    let mut hash = Xxh3Default::new();
+    for (key, value) in model.raw_entries().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        for part in [key.as_bytes(), value] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+    }
+    is_supported.then(|| hash.digest())
 }
 
 /// The model's `tokenizer_config.json`, as [`GgufModel::tokenizer_config`] returns it.

@@ -4,6 +4,7 @@
 //! for a space, `<0xHH>` for a single byte). Such a decoder strips the leading space of a whole text; the
 //! table keeps it, because generated text continues a prompt.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -34,16 +35,16 @@ pub struct TokenBytes {
 impl TokenBytes {
     /// Builds the table for ids `0..vocab_size`. `token` maps an id to its token; `special` reports control
     /// tokens.
-    pub fn new(
+    pub fn new<S: AsRef<str>>(
         decoder: &TokenDecoder,
         vocab_size: u32,
-        token: impl Fn(TokenId) -> Option<String>,
+        token: impl Fn(TokenId) -> Option<S>,
         special: impl Fn(TokenId) -> bool,
     ) -> Self {
         let mut table = Self { bytes: Vec::new(), starts: vec![0], special: Vec::new() };
         for id in 0..vocab_size {
             if let Some(token) = token(id) {
-                decoder.append(&token, &mut table.bytes);
+                decoder.append(token.as_ref(), &mut table.bytes);
             }
             table.starts.push(u32::try_from(table.bytes.len()).unwrap_or(u32::MAX));
             table.special.push(special(id));
@@ -71,7 +72,7 @@ impl TokenBytes {
             tokens.extend(id(&added["id"]).zip(added["content"].as_str().map(|token| (token, special))));
         }
         let vocab_size = tokens.keys().max().map_or(0, |largest| largest + 1);
-        let spelling = |id| tokens.get(&id).map(|(token, _)| (*token).to_owned());
+        let spelling = |id| tokens.get(&id).map(|(token, _)| *token);
         Ok(Self::new(&decoder, vocab_size, spelling, |id| {
             tokens.get(&id).is_some_and(|(_, special)| *special)
         }))
@@ -130,14 +131,14 @@ impl TokenDecoder {
 
     /// Appends the bytes of `token` to `out`.
     fn append(&self, token: &str, out: &mut Vec<u8>) {
-        let mut text = token.to_owned();
+        let mut text = Cow::Borrowed(token);
         for step in &self.0 {
             match step {
                 DecoderStep::ByteLevel(alphabet) => {
                     let (before, byte) = (out.len(), |c| *alphabet.get(c as usize)?);
                     if text.chars().try_for_each(|c| byte(c).map(|byte| out.push(byte))).is_none() {
                         out.truncate(before);
-                        out.extend(text.into_bytes());
+                        out.extend_from_slice(text.as_bytes());
                     }
                     return;
                 }
@@ -147,10 +148,13 @@ impl TokenDecoder {
                         return;
                     }
                 }
-                DecoderStep::Replace(from, to) => text = text.replace(from.as_str(), to),
+                DecoderStep::Replace(from, to) if text.contains(from.as_str()) => {
+                    text = Cow::Owned(text.replace(from.as_str(), to));
+                }
+                DecoderStep::Replace(..) => {}
             }
         }
-        out.extend(text.into_bytes());
+        out.extend_from_slice(text.as_bytes());
     }
 }
 

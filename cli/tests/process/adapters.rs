@@ -6,13 +6,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use futures::future::join_all;
 use serde_json::{Value, json};
+use skein_node::clock;
 use skein_tests::check::compare;
 use skein_tests::client::{self, History};
 use skein_tests::process::{Cluster, send_signal, shipped_model};
 use skein_tests::scenario::{self, Plan};
 
 use crate::{SKEIN, block_on};
+
+const RESTARTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Writes `count` adapters for the shipped model, `a0` and so on.
 pub fn adapters(count: usize) -> tempfile::TempDir {
@@ -136,22 +140,29 @@ fn adapters_are_loaded_and_unloaded_under_load_and_no_stream_is_lost() {
             assert_ne!(one.choices[&0].token_ids, other.choices[&0].token_ids, "each has its own answer");
         }
 
-        // Both are unloaded while they are in use, then one worker after another is killed and comes back.
-        let streams =
-            async { tokio::join!(client.stream("a0"), client.stream("a1"), client.stream("skein-7m")) };
+        // Both are unloaded while they are in use, then one worker after another is killed and comes back, the
+        // second early enough to have streams still.
+        let answers = [("a0", &of_a0), ("a1", &of_a1), ("skein-7m", &plain)].repeat(4);
+        let streams = join_all(answers.iter().map(|(model, _)| client.stream(model)));
+        let connected = || cluster.log().matches("worker connected").count();
         let strikes = async {
-            tokio::time::sleep(Duration::from_millis(150)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
             for name in ["a0", "a1"] {
                 let (status, told) = client.post("/v1/unload_lora_adapter", json!({"lora_name": name})).await;
                 assert!(status == 200 && told.contains("removed successfully"), "{status} {told}");
             }
             for worker in cluster.worker_pids() {
+                let before = connected();
                 send_signal(worker, "KILL");
-                tokio::time::sleep(Duration::from_millis(1500)).await;
+                let start = clock::now();
+                while connected() == before {
+                    assert!(clock::now().since(start) < RESTARTED_WITHIN, "{}", cluster.log());
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
             }
         };
         let (seen, ()) = tokio::join!(streams, strikes);
-        for (seen, expected) in [(&seen.0, &of_a0), (&seen.1, &of_a1), (&seen.2, &plain)] {
+        for (seen, (_, expected)) in seen.iter().zip(&answers) {
             let verdict = compare(seen, expected);
             assert!(verdict.is_clean(), "{verdict:?}\n{}", cluster.log());
         }

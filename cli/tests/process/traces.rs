@@ -258,11 +258,13 @@ fn errors_are_kept_and_the_rest_is_not_when_nothing_is_sampled() {
     block_on(async {
         let receiver = Receiver::start(Mood::Willing).await;
         let endpoint = format!("--otlp-traces-endpoint={}", receiver.grpc);
-        let flags = ["--workers=1", "--device=fake", "--trace-ratio=0", &endpoint];
-        let cluster = Cluster::serve(SKEIN, &flags).await;
-        load(&cluster.url, 20, 4).await;
+        let flags = ["--trace-ratio=0", &endpoint];
+        let slow = [&flags[..], &["--device=fake", "--fake-step-time=5ms"]].concat();
+        let worker = Worker::start(SKEIN, &Extras::flags(&slow)).await;
+        let router = Front::router(SKEIN, &[worker.address], &Extras::flags(&flags)).await;
+        load(&router.url, 20, 4).await;
         let late = json!({"prompt": [1, 2, 3], "max_tokens": 200, "ignore_eos": true});
-        let sent = reqwest::Client::new().post(format!("{}/v1/completions", cluster.url));
+        let sent = reqwest::Client::new().post(format!("{}/v1/completions", router.url));
         let sent = sent.header("traceparent", format!("00-{TRACE_ID}-{CLIENT_SPAN}-00"));
         let answer = sent.header("x-request-timeout-ms", "1").json(&late).send().await.expect("an answer");
         assert_eq!(answer.status(), 504);

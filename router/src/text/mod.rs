@@ -4,6 +4,7 @@
 
 mod bounded_filters;
 mod bounded_steps;
+mod bpe;
 pub mod chat_template;
 pub mod control;
 mod deep_stack;
@@ -14,6 +15,7 @@ mod generation_defaults;
 mod gguf_tests;
 mod growth;
 mod known_steps;
+mod model;
 pub mod model_text;
 pub mod probe;
 pub mod received;

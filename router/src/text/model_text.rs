@@ -160,13 +160,15 @@ impl ModelText {
         generation: &Value,
     ) -> Result<Self, TextError> {
         let defaults = GenerationDefaults::from_json(generation)?;
-        let chat_template = compile(files.template, &files.config)?;
-        let tokenizer = match files.built {
+        let TextFiles { tokenizer: json, digest, parsed, built, config, template } = files;
+        let chat_template = compile(template, &config)?;
+        let tokenizer = match built {
             Some(tokenizer) => tokenizer,
-            None => Tokenizer::new(&files.parsed, files.tokenizer.len())?,
+            None => Tokenizer::new(&parsed, json.len())?,
         };
         let bytes = tokenizer.bytes().clone();
-        let grammars = Grammars::new(&files.tokenizer, bytes.vocab_size(), move || Ok(bytes.clone()));
+        let identity = digest.as_ref().map_or(&json[..], |digest| &digest[..]);
+        let grammars = Grammars::new(identity, bytes.vocab_size(), move || Ok(bytes.clone()));
         let formats = chat_template.as_ref().map(|template| Formats::of_template(template.source()));
         let mut text = Self {
             served_names,
@@ -281,6 +283,8 @@ impl<'a> ChatPrompt<'a> {
 pub struct TextFiles {
     /// Content of tokenizer.json.
     tokenizer: Vec<u8>,
+    /// Of a GGUF file, the digest of its tokenizer.
+    digest: Option<[u8; 8]>,
     parsed: TokenizerFile,
     built: Option<Tokenizer>,
     /// tokenizer_config.json.
@@ -295,13 +299,19 @@ impl TextFiles {
     /// # Errors
     /// If one cannot be read or parsed.
     pub fn read(directory: &Path, sources: &TextSources) -> Result<Self, TextError> {
-        let (tokenizer, config) = tokenizer_files(sources.tokenizer_directory(directory))?;
-        Self::new(tokenizer, config, sources.template(directory)?)
+        let source = sources.tokenizer_directory(directory);
+        let template = sources.template(directory)?;
+        if !is_gguf(source) {
+            return Self::new(tokenizer_json(source)?, tokenizer_config(source)?, template);
+        }
+        let model = GgufModel::open(source)?;
+        let files = Self::new(model.tokenizer()?, model.tokenizer_config(), template)?;
+        Ok(Self { digest: model.tokenizer_digest().map(u64::to_le_bytes), ..files })
     }
 
     fn new(tokenizer: Vec<u8>, config: Value, template: Option<String>) -> Result<Self, TextError> {
         let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
-        Ok(Self { tokenizer, parsed, built: None, config, template })
+        Ok(Self { tokenizer, digest: None, parsed, built: None, config, template })
     }
 
     /// Builds the tokenizer now, which takes most of the time of [`ModelText::of`].
@@ -337,18 +347,16 @@ impl TextFiles {
 
 /// Loads only the tokenizer of the model in `directory`.
 pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<Tokenizer, TextError> {
-    Tokenizer::from_json(&tokenizer_files(sources.tokenizer_directory(directory))?.0)
+    Tokenizer::from_json(&tokenizer_json(sources.tokenizer_directory(directory))?)
 }
 
-/// Content of tokenizer.json, and of tokenizer_config.json; null if the latter does not exist.
-fn tokenizer_files(directory: &Path) -> Result<(Vec<u8>, Value), TextError> {
+/// Content of tokenizer.json.
+fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
     if is_gguf(directory) {
-        let model = GgufModel::open(directory)?;
-        return Ok((model.tokenizer()?, model.tokenizer_config()));
+        return Ok(GgufModel::open(directory)?.tokenizer()?);
     }
     let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
-    let json = json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })?;
-    Ok((json, tokenizer_config(directory)?))
+    json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
 }
 
 /// Content of tokenizer_config.json; null if it does not exist.

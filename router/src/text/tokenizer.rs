@@ -1,20 +1,19 @@
-//! tokenizer.json: converts text to token ids with Hugging Face's library, and token ids to bytes with our
-//! table.
+//! tokenizer.json: converts text to token ids with the steps of Hugging Face's library and, in most files, our
+//! own BPE model ([`bpe`](super::bpe)), and token ids to bytes with our table.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use skein_proto::TokenId;
-use tokenizers::{
-    AddedToken, DecoderWrapper, ModelWrapper, PostProcessor, PostProcessorWrapper, TokenizerImpl,
-};
+use tokenizers::{AddedToken, DecoderWrapper, PostProcessor, PostProcessorWrapper, TokenizerImpl};
 
 use super::TextError;
 use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
 use super::control::ControlTokens;
-use super::fast_bpe::{FastBpe, Merges};
+use super::fast_bpe::FastBpe;
 use super::growth::{self, TooMuchGrowth};
+use super::model::WordModel;
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refusal::Refusal;
@@ -56,7 +55,7 @@ const TRIAL_BYTES: usize = 16 * 1024;
 
 /// The library's tokenizer with limits on the growth of text.
 pub(super) type Bounded =
-    TokenizerImpl<ModelWrapper, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
+    TokenizerImpl<WordModel, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
 
 /// A loaded tokenizer. Immutable, shared by all requests.
 #[derive(Debug)]
@@ -92,18 +91,7 @@ impl Tokenizer {
     pub(super) fn new(file: &TokenizerFile, size: usize) -> Result<Self, TextError> {
         let decoder = TokenDecoder::from_json(file.member("decoder"))?;
         // The library normalises the added tokens, hence the limit.
-        let build = || growth::limited(size, || guarded(|| file.build()));
-        let (merges, inner) = thread::scope(|scope| {
-            let merges = || Merges::of(&file.model);
-            match thread::Builder::new().spawn_scoped(scope, merges) {
-                Ok(beside) => {
-                    let inner = build();
-                    (beside.join().ok().flatten(), inner)
-                }
-                // Too little memory for a thread.
-                Err(_) => (merges(), build()),
-            }
-        });
+        let inner = growth::limited(size, || guarded(|| file.build()));
         let inner = inner.map_err(|error| malformed(error.to_string()))?.map_err(malformed)?;
         let added = inner.get_added_tokens_decoder();
         let mut control_tokens: Vec<(TokenId, AddedToken)> =
@@ -112,7 +100,7 @@ impl Tokenizer {
         let control =
             ControlTokens::new(control_tokens.iter().map(|(id, token)| (token.content.as_str(), *id)));
         let largest_own_id = match &file.model {
-            ModelFile::Bpe(bpe) => bpe.vocab.values().copied().max(),
+            ModelFile::Bpe(bpe) => bpe.largest_id(),
             ModelFile::Other(..) => inner.get_vocab(false).into_values().max(),
         };
         let largest = added.keys().copied().chain(largest_own_id).max();
@@ -120,7 +108,11 @@ impl Tokenizer {
             &decoder,
             // A vocabulary may have gaps.
             largest.map_or(0, |largest| largest.saturating_add(1)),
-            |id| inner.id_to_token(id),
+            |id| match (added.get(&id), &file.model) {
+                (Some(token), _) => Some(Cow::Borrowed(token.content.as_str())),
+                (None, ModelFile::Bpe(bpe)) => bpe.text_of(id).map(Cow::Borrowed),
+                (None, ModelFile::Other(..)) => inner.id_to_token(id).map(Cow::Owned),
+            },
             |id| control_tokens.binary_search_by_key(&id, |(id, _)| *id).is_ok(),
         ));
         let special = inner.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
@@ -129,7 +121,7 @@ impl Tokenizer {
                 format!("its post_processor adds {special} tokens, at most {MAX_SPECIAL_TOKENS} are allowed");
             return Err(malformed(reason));
         }
-        let fast = merges.and_then(|merges| FastBpe::new(file, merges, &|text| inner.token_to_id(text)));
+        let fast = FastBpe::new(file, &|text| inner.token_to_id(text));
         let literal = OnceLock::new();
         let mut new =
             Self { inner, literal, control, control_tokens, bytes, fast, before: None, largest_own_id };

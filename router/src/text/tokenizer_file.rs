@@ -1,24 +1,27 @@
 //! Contents of a tokenizer.json.
 //!
 //! Nearly all of a large file is the vocabulary and the merges of a BPE model. The library's own parser
-//! copies those several times, which takes a second for 128,000 tokens. Here they are parsed once.
+//! copies those several times, which takes a second for 128,000 tokens. Here they are read once, into tables
+//! that encode ([`Bpe`]).
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::sync::Arc;
 
-use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tokenizers::models::bpe::BPE;
+use skein_proto::TokenId;
 use tokenizers::{AddedToken, DecoderWrapper, ModelWrapper, PostProcessorWrapper};
 
 use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
+use super::bpe::{Bpe, BpeSeed};
+use super::model::WordModel;
 use super::tokenizer::Bounded;
 
 /// Largest token id accepted. Tables have a row for each id up to the largest, so an absurd id would cost
 /// gigabytes; vocabularies of public models end at about 300,000.
-const MAX_TOKEN_ID: u64 = 1 << 24;
+const MAX_TOKEN_ID: TokenId = 1 << 24;
 /// Only supported version of the file format.
 const VERSION: &str = "1.0";
 
@@ -31,63 +34,9 @@ pub(super) struct TokenizerFile {
 
 /// The file's model.
 pub(super) enum ModelFile {
-    Bpe(BpeFile),
+    Bpe(Arc<Bpe>),
     /// Another model, or one with unusual fields; the library parses it. Also why it is not the first.
-    Other(Value, Option<serde_json::Error>),
-}
-
-/// A BPE model.
-#[derive(Debug, Deserialize)]
-pub(super) struct BpeFile {
-    r#type: String,
-    pub dropout: Option<f32>,
-    unk_token: Option<String>,
-    pub continuing_subword_prefix: Option<String>,
-    pub end_of_word_suffix: Option<String>,
-    fuse_unk: Option<bool>,
-    pub byte_fallback: Option<bool>,
-    pub ignore_merges: Option<bool>,
-    /// Ids of tokens.
-    pub vocab: Vocab,
-    /// Pairs that are merged, the first one first.
-    pub merges: Vec<Pair>,
-}
-
-/// The library's type of a vocabulary.
-pub(super) type Vocab = tokenizers::models::bpe::Vocab;
-
-/// Two tokens that are merged: in the file a list, or a string with a space between them.
-#[derive(Debug, Clone)]
-pub(super) struct Pair(pub String, pub String);
-
-impl<'de> Deserialize<'de> for Pair {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PairVisitor;
-        impl<'de> Visitor<'de> for PairVisitor {
-            type Value = Pair;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("two tokens")
-            }
-
-            fn visit_str<E: serde::de::Error>(self, pair: &str) -> Result<Pair, E> {
-                let tokens = pair.split_once(' ').filter(|(_, right)| !right.contains(' '));
-                let (left, right) =
-                    tokens.ok_or_else(|| E::custom(format!("merge {pair:?} is not two tokens")))?;
-                Ok(Pair(left.to_owned(), right.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut tokens: A) -> Result<Pair, A::Error> {
-                let mut next = || tokens.next_element::<String>();
-                let pair = (next()?, next()?, next()?);
-                let (Some(left), Some(right), None) = pair else {
-                    return Err(A::Error::custom("a merge has other than two tokens"));
-                };
-                Ok(Pair(left, right))
-            }
-        }
-        deserializer.deserialize_any(PairVisitor)
-    }
+    Other(Value, serde_json::Error),
 }
 
 impl TokenizerFile {
@@ -131,11 +80,13 @@ impl TokenizerFile {
     /// The library's tokenizer, without truncation and padding.
     pub fn build(&self) -> Result<Bounded, String> {
         let model = match &self.model {
-            ModelFile::Bpe(bpe) => ModelWrapper::BPE(bpe.build()?),
+            ModelFile::Bpe(bpe) => WordModel::Bpe(bpe.clone()),
             ModelFile::Other(tree, unusual) => {
-                let unusual = unusual.as_ref().filter(|_| tree["type"] == "BPE");
                 let model = ModelWrapper::deserialize(tree);
-                model.map_err(|error| format!("model: {}", unusual.unwrap_or(&error)))?
+                let model = model.map_err(|error| {
+                    if tree["type"] == "BPE" { unusual.to_string() } else { error.to_string() }
+                });
+                WordModel::Library(model.map_err(|reason| format!("model: {reason}"))?)
             }
         };
         let mut tokenizer = Bounded::new(model);
@@ -152,48 +103,23 @@ impl TokenizerFile {
 
 impl ModelFile {
     fn parse(json: &str) -> Result<Self, String> {
-        match serde_json::from_str::<BpeFile>(json) {
-            Ok(bpe) if bpe.r#type == "BPE" => {
-                check_ids(bpe.vocab.iter().map(|(token, id)| (token.as_str(), Some(u64::from(*id)))))?;
-                Ok(Self::Bpe(bpe))
-            }
-            other => {
+        let mut parser = serde_json::Deserializer::from_str(json);
+        match (BpeSeed { max_id: MAX_TOKEN_ID }).deserialize(&mut parser) {
+            Ok(bpe) => Ok(Self::Bpe(Arc::new(bpe))),
+            Err(unusual) => {
                 let tree: Value = serde_json::from_str(json).map_err(|error| format!("model: {error}"))?;
                 let vocab = tree["vocab"].as_object().into_iter().flatten();
                 check_ids(vocab.map(|(token, id)| (token.as_str(), id.as_u64())))?;
-                Ok(Self::Other(tree, other.err()))
+                Ok(Self::Other(tree, unusual))
             }
         }
-    }
-}
-
-impl BpeFile {
-    fn build(&self) -> Result<BPE, String> {
-        let merges = self.merges.iter().map(|Pair(left, right)| (left.clone(), right.clone()));
-        let mut builder = BPE::builder()
-            .vocab_and_merges(self.vocab.clone(), merges.collect())
-            .fuse_unk(self.fuse_unk == Some(true))
-            .byte_fallback(self.byte_fallback == Some(true))
-            .ignore_merges(self.ignore_merges == Some(true));
-        if let Some(dropout) = self.dropout {
-            builder = builder.dropout(dropout);
-        }
-        if let Some(token) = &self.unk_token {
-            builder = builder.unk_token(token.clone());
-        }
-        if let Some(prefix) = &self.continuing_subword_prefix {
-            builder = builder.continuing_subword_prefix(prefix.clone());
-        }
-        if let Some(suffix) = &self.end_of_word_suffix {
-            builder = builder.end_of_word_suffix(suffix.clone());
-        }
-        builder.build().map_err(|error| format!("model: {error}"))
     }
 }
 
 /// Refuses ids over [`MAX_TOKEN_ID`].
 fn check_ids<'a>(mut ids: impl Iterator<Item = (&'a str, Option<u64>)>) -> Result<(), String> {
-    let Some((token, Some(id))) = ids.find(|(_, id)| id.is_some_and(|id| id > MAX_TOKEN_ID)) else {
+    let Some((token, Some(id))) = ids.find(|(_, id)| id.is_some_and(|id| id > u64::from(MAX_TOKEN_ID)))
+    else {
         return Ok(());
     };
     let token: String = token.chars().take(40).collect();
@@ -202,6 +128,8 @@ fn check_ids<'a>(mut ids: impl Iterator<Item = (&'a str, Option<u64>)>) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use tokenizers::{Model as _, Token};
+
     use super::*;
 
     fn shipped() -> Value {
@@ -215,41 +143,64 @@ mod tests {
 
     #[test]
     fn models_are_those_that_the_library_reads() {
-        let lists = shipped();
-        let mut strings = shipped();
-        for merge in strings["model"]["merges"].as_array_mut().unwrap() {
-            *merge = format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
-        }
-        let mut options = shipped();
-        for (name, value) in [
-            ("unk_token", "a".into()),
-            ("fuse_unk", true.into()),
-            ("byte_fallback", true.into()),
-            ("ignore_merges", true.into()),
-            ("dropout", 0.5.into()),
-            ("end_of_word_suffix", "b".into()),
-        ] {
-            options["model"][name] = value;
-        }
+        let with = |name: &str, value: Value| {
+            let mut tree = shipped();
+            tree["model"][name] = value;
+            tree
+        };
+        let merges = shipped()["model"]["merges"].clone();
+        let strings = merges.as_array().unwrap().iter().map(|merge| {
+            Value::from(format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()))
+        });
         let mut old = shipped();
         old["model"].as_object_mut().unwrap().remove("type");
         let mut words = shipped();
         words["model"] =
             serde_json::json!({"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1}});
-        for (name, tree, is_bpe) in [
-            ("merges as lists", lists, true),
-            ("merges as strings", strings, true),
-            ("options", options, true),
+        for (name, tree, is_ours) in [
+            ("merges as lists", shipped(), true),
+            ("merges as strings", with("merges", strings.collect()), true),
+            ("an unknown token", with("unk_token", "a".into()), true),
+            ("an unknown token that is none", with("unk_token", "no such".into()), false),
+            ("bytes", with("byte_fallback", true.into()), true),
+            ("whole words", with("ignore_merges", true.into()), true),
+            ("dropout", with("dropout", 0.0.into()), false),
+            ("a prefix", with("continuing_subword_prefix", "b".into()), false),
+            ("no prefix", with("continuing_subword_prefix", "".into()), true),
+            ("a suffix", with("end_of_word_suffix", "b".into()), false),
             ("without a type", old, false),
             ("another kind", words, false),
         ] {
             let file = parse(&tree).unwrap();
-            assert_eq!(matches!(file.model, ModelFile::Bpe(_)), is_bpe, "{name}");
-            let theirs: ModelWrapper = serde_json::from_value(tree["model"].clone()).unwrap();
+            assert_eq!(matches!(file.model, ModelFile::Bpe(_)), is_ours, "{name}");
+            let Ok(theirs) = serde_json::from_value::<ModelWrapper>(tree["model"].clone()) else {
+                assert!(file.build().is_err(), "{name}");
+                continue;
+            };
             let ours = file.build().unwrap();
-            let value = |model: &ModelWrapper| serde_json::to_value(model).unwrap();
-            assert!(value(ours.get_model()) == value(&theirs), "{name}");
+            assert_eq!(ours.get_model().get_vocab(), theirs.get_vocab(), "{name}");
+            assert_eq!(ours.get_model().get_vocab_size(), theirs.get_vocab_size(), "{name}");
+            for word in ["a", "Once", "Ġtime", "Ġunbelievably"] {
+                let ids = |model: &dyn Fn(&str) -> Vec<Token>| {
+                    model(word).iter().map(|token| token.id).collect::<Vec<_>>()
+                };
+                let expected = ids(&|word| theirs.tokenize(word).unwrap());
+                assert_eq!(ids(&|word| ours.get_model().tokenize(word).unwrap()), expected, "{name}: {word}");
+            }
         }
+    }
+
+    #[test]
+    fn merges_may_stand_before_the_vocabulary() {
+        let model = shipped()["model"].clone();
+        let json = format!(
+            r#"{{"model": {{"merges": {}, "type": "BPE", "vocab": {}}}}}"#,
+            model["merges"], model["vocab"]
+        );
+        let ModelFile::Bpe(bpe) = TokenizerFile::parse(json.as_bytes()).unwrap().model else {
+            panic!("it is a BPE model")
+        };
+        assert_eq!(bpe.encode("the"), [bpe.id_of("the").unwrap()]);
     }
 
     #[test]

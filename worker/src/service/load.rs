@@ -510,17 +510,20 @@ fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerError> {
 /// Grammars of the model in `directory`; its tokens are read on first use. `None` without a tokenizer.json,
 /// because token ids alone do not determine text.
 pub fn grammars(directory: &Path, vocab_size: u32) -> Option<Arc<Grammars>> {
-    let path = match ModelFile::open(directory) {
-        Ok(None) => directory.join("tokenizer.json"),
-        Ok(Some(_)) | Err(_) => directory.to_owned(),
+    let (path, identity) = match ModelFile::open(directory) {
+        Ok(Some(file)) => (directory.to_owned(), file.tokenizer_digest()?.to_le_bytes().to_vec()),
+        Ok(None) | Err(_) => {
+            let path = directory.join("tokenizer.json");
+            let json = tokenizer_json(&path).ok()?;
+            (path, json)
+        }
     };
-    let json = tokenizer_json(&path).ok()?;
     let load = move || {
         let json = tokenizer_json(&path)?;
         let tree = serde_json::from_slice(&json).map_err(|error| format!("{}: {error}", path.display()))?;
         TokenBytes::from_tokenizer_json(&tree).map(Arc::new).map_err(|error| error.to_string())
     };
-    Some(Arc::new(Grammars::new(&json, vocab_size, load)))
+    Some(Arc::new(Grammars::new(&identity, vocab_size, load)))
 }
 
 /// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window,

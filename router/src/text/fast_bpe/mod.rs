@@ -1,22 +1,23 @@
-//! Fast path of byte-level BPE for the plain ASCII parts of a text. Hugging Face's library tokenizes the
-//! rest, and every text if the two paths might produce different tokens.
+//! Fast path of byte-level BPE for the plain ASCII parts of a text, past the steps of Hugging Face's library.
+//! These handle the rest, and every text if the two paths might produce different tokens.
 //!
 //! A text may be cut where the library cuts: around added tokens, and between the pre-tokenizer's words.
 //! Under every supported rule, a space between two ASCII letters starts a word, whatever surrounds it. So a
 //! stretch with other characters is cut out at such spaces and tokenized by the library on its own.
 
 mod added;
-mod merges;
 #[cfg(test)]
 mod tests;
 mod words;
 
 use skein_proto::TokenId;
 
-use super::tokenizer_file::TokenizerFile;
+use std::sync::Arc;
+
+use super::bpe::{Bpe, PlainWords, is_plain};
+use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refusal::Refusal;
 use added::AddedTokens;
-pub use merges::Merges;
 pub use words::Rule;
 
 /// Stretches for the library that are closer than this are joined, because each call has a cost.
@@ -27,20 +28,18 @@ const CLOSE_BYTES: usize = 64;
 pub(super) struct FastBpe {
     added: AddedTokens,
     rule: Rule,
-    merges: Merges,
+    words: PlainWords,
+    bpe: Arc<Bpe>,
 }
 
 /// Calls the library on a stretch of text.
 pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
 
 impl FastBpe {
-    /// Built from a tokenizer.json and its merges; `None` if it uses anything that this path may not
-    /// reproduce. `id_of` is the library's id of a token.
-    pub fn new(
-        file: &TokenizerFile,
-        merges: Merges,
-        id_of: &dyn Fn(&str) -> Option<TokenId>,
-    ) -> Option<Self> {
+    /// Built from a tokenizer.json; `None` if it uses anything that this path may not reproduce. `id_of` is the
+    /// library's id of a token.
+    pub fn new(file: &TokenizerFile, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
+        let ModelFile::Bpe(bpe) = &file.model else { return None };
         let normalizer = file.member("normalizer");
         // NFC leaves ASCII unchanged, and composes no character with a space or across one.
         let composes = normalizer["type"] == "NFC";
@@ -49,7 +48,7 @@ impl FastBpe {
         }
         let added = AddedTokens::from_json(file.member("added_tokens"), composes, id_of)?;
         let rule = Rule::from_json(file.member("pre_tokenizer"))?;
-        Some(Self { added, rule, merges })
+        Some(Self { added, rule, words: PlainWords::of(bpe)?, bpe: bpe.clone() })
     }
 
     /// Tokens of `text`, without those of the post-processor.
@@ -71,9 +70,10 @@ impl FastBpe {
         let mut done = 0;
         while done < bytes.len() {
             let Some((start, end)) = stretch(bytes, done) else {
-                return self.plain(&text[done..], ids, library);
+                self.plain(&text[done..], ids);
+                return Ok(());
             };
-            self.plain(&text[done..start], ids, library)?;
+            self.plain(&text[done..start], ids);
             ids.extend(library(&text[start..end])?);
             done = end;
         }
@@ -81,16 +81,13 @@ impl FastBpe {
     }
 
     /// Tokenizes plain ASCII.
-    fn plain(&self, text: &str, ids: &mut Vec<TokenId>, library: Library<'_>) -> Result<(), Refusal> {
+    fn plain(&self, text: &str, ids: &mut Vec<TokenId>) {
         let mut at = 0;
         while at < text.len() {
             let end = self.rule.end_of_word(text.as_bytes(), at);
-            if !self.merges.push_word(&text.as_bytes()[at..end], ids) {
-                ids.extend(library(&text[at..end])?);
-            }
+            self.words.push(&self.bpe, &text.as_bytes()[at..end], ids);
             at = end;
         }
-        Ok(())
     }
 }
 
@@ -109,12 +106,6 @@ fn stretch(bytes: &[u8], from: usize) -> Option<(usize, usize)> {
             None => return Some((start, end)),
         }
     }
-}
-
-/// Whether `byte` is printable ASCII or common white space, for which the character classes of all rules are
-/// known.
-fn is_plain(byte: u8) -> bool {
-    matches!(byte, b' '..=b'~' | b'\t' | b'\n' | b'\r')
 }
 
 /// Whether a word certainly starts here: at a single space between two letters.

@@ -66,8 +66,7 @@ fn shipped() -> Value {
 
 fn fast(tree: &Value, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<FastBpe> {
     let file = TokenizerFile::parse(tree.to_string().as_bytes()).unwrap();
-    let merges = Merges::of(&file.model)?;
-    FastBpe::new(&file, merges, id_of)
+    FastBpe::new(&file, id_of)
 }
 
 fn split(pattern: &str) -> Value {

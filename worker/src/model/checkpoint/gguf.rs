@@ -41,6 +41,11 @@ impl ModelFile {
         self.0.tokenizer().ok()
     }
 
+    /// Digest of the tokenizer; `None` if it is unsupported.
+    pub fn tokenizer_digest(&self) -> Option<u64> {
+        self.0.tokenizer_digest()
+    }
+
     /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
     pub fn adapt(&self, spec: &mut Spec) {
         let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
