@@ -161,8 +161,8 @@ impl GgufModel {
         tokenizer::tokenizer(self)
     }
 
-    /// Digest of the metadata from which [`Self::tokenizer`] is built, far cheaper than that. `None` if the kind of
-    /// tokenizer is unsupported.
+    /// Digest of the metadata from which [`Self::tokenizer`] is built, far cheaper than that. `None` if the
+    /// kind of tokenizer is unsupported.
     pub fn tokenizer_digest(&self) -> Option<u64> {
         tokenizer::digest(self)
     }

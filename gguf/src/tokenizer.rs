@@ -248,7 +248,8 @@ pub fn end_tokens(model: &GgufModel) -> Vec<u64> {
     ends
 }
 
-/// Ids and texts of control tokens. Does not decode the others, because this is called for every configuration.
+/// Ids and texts of control tokens. Does not decode the others, because this is called for every
+/// configuration.
 fn control_tokens(model: &GgufModel) -> Option<Vec<(usize, &str)>> {
     let list = |key: &str| model.get(key)?.as_array();
     let (tokens, types) = (list(TOKENS)?, list(TYPES)?.values()?);

@@ -36,7 +36,8 @@ impl std::fmt::Debug for Grammars {
 
 impl Grammars {
     /// Compiler for a model with `vocab_size` tokens, whose bytes `load` returns. `tokenizer` is part of the
-    /// [fingerprint](Self::fingerprint): the content of tokenizer.json, or a digest of a GGUF file's tokenizer.
+    /// [fingerprint](Self::fingerprint): the content of tokenizer.json, or a digest of a GGUF file's
+    /// tokenizer.
     pub fn new(
         tokenizer: &[u8],
         vocab_size: u32,

@@ -140,8 +140,8 @@ fn adapters_are_loaded_and_unloaded_under_load_and_no_stream_is_lost() {
             assert_ne!(one.choices[&0].token_ids, other.choices[&0].token_ids, "each has its own answer");
         }
 
-        // Both are unloaded while they are in use, then one worker after another is killed and comes back, the
-        // second early enough to have streams still.
+        // Both are unloaded while they are in use, then one worker after another is killed and comes back,
+        // the second early enough to have streams still.
         let answers = [("a0", &of_a0), ("a1", &of_a1), ("skein-7m", &plain)].repeat(4);
         let streams = join_all(answers.iter().map(|(model, _)| client.stream(model)));
         let connected = || cluster.log().matches("worker connected").count();

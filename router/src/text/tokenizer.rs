@@ -1,5 +1,5 @@
-//! tokenizer.json: converts text to token ids with the steps of Hugging Face's library and, in most files, our
-//! own BPE model ([`bpe`](super::bpe)), and token ids to bytes with our table.
+//! tokenizer.json: converts text to token ids with the steps of Hugging Face's library and, in most files,
+//! our own BPE model ([`bpe`](super::bpe)), and token ids to bytes with our table.
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};

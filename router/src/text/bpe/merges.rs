@@ -11,8 +11,8 @@ use skein_proto::TokenId;
 
 use super::vocabulary::Vocabulary;
 
-/// Most tokens merged by a search for the lowest rank in each step. Its time is quadratic, but it beats a queue
-/// for words.
+/// Most tokens merged by a search for the lowest rank in each step. Its time is quadratic, but it beats a
+/// queue for words.
 const FEW: usize = 64;
 /// Marks a token that was merged into the one before it.
 const GONE: TokenId = TokenId::MAX;
@@ -135,8 +135,8 @@ impl Hasher for PairHasher {
     }
 }
 
-/// Reads a list of merges, the first one first. Each is a list of two tokens, or a string with a space between
-/// them.
+/// Reads a list of merges, the first one first. Each is a list of two tokens, or a string with a space
+/// between them.
 pub struct MergesSeed<'a>(pub &'a Vocabulary);
 
 impl<'de> DeserializeSeed<'de> for MergesSeed<'_> {

@@ -1,6 +1,6 @@
 //! Byte pair encoding, the model of nearly all tokenizers of large language models. Reads the same files as
-//! Hugging Face's library and finds the same tokens (`tests.rs`), from tables that are built while the file is
-//! read: with 128,000 tokens and 280,000 merges, building the library's takes half a second.
+//! Hugging Face's library and finds the same tokens (`tests.rs`), from tables that are built while the file
+//! is read: with 128,000 tokens and 280,000 merges, building the library's takes half a second.
 
 mod merges;
 mod remembered;

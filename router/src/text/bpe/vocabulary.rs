@@ -67,8 +67,8 @@ impl Vocabulary {
         u32::try_from(self.by_id.len()).ok()?.checked_sub(1)
     }
 
-    /// Adds the token whose text was appended to `texts` from `start` on. Of tokens with the same text the last
-    /// one counts, as in any JSON object.
+    /// Adds the token whose text was appended to `texts` from `start` on. Of tokens with the same text the
+    /// last one counts, as in any JSON object.
     fn add(&mut self, start: usize, id: TokenId) {
         let hash = xxh3_64(&self.texts.as_bytes()[start..]);
         let (before, new) = self.texts.split_at(start);

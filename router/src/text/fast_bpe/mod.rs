@@ -36,8 +36,8 @@ pub(super) struct FastBpe {
 pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
 
 impl FastBpe {
-    /// Built from a tokenizer.json; `None` if it uses anything that this path may not reproduce. `id_of` is the
-    /// library's id of a token.
+    /// Built from a tokenizer.json; `None` if it uses anything that this path may not reproduce. `id_of` is
+    /// the library's id of a token.
     pub fn new(file: &TokenizerFile, id_of: &dyn Fn(&str) -> Option<TokenId>) -> Option<Self> {
         let ModelFile::Bpe(bpe) = &file.model else { return None };
         let normalizer = file.member("normalizer");
