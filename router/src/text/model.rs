@@ -11,13 +11,13 @@ use tokenizers::{Model, ModelWrapper, Token};
 
 use super::bpe::Bpe;
 
-/// A model, for the library's other steps.
+/// A model, for the library's other steps. Clones share its tables.
 #[derive(Debug, Clone)]
 pub enum WordModel {
     /// Our own.
     Bpe(Arc<Bpe>),
     /// The library's.
-    Library(ModelWrapper),
+    Library(Arc<ModelWrapper>),
 }
 
 impl Model for WordModel {

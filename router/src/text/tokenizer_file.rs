@@ -82,11 +82,11 @@ impl TokenizerFile {
         let model = match &self.model {
             ModelFile::Bpe(bpe) => WordModel::Bpe(bpe.clone()),
             ModelFile::Other(tree, unusual) => {
-                let model = ModelWrapper::deserialize(tree);
-                let model = model.map_err(|error| {
-                    if tree["type"] == "BPE" { unusual.to_string() } else { error.to_string() }
+                let model = ModelWrapper::deserialize(tree).map_err(|error| match &tree["type"] {
+                    kind if kind == "BPE" => format!("model: {unusual} (the library: {error})"),
+                    _ => format!("model: {error}"),
                 });
-                WordModel::Library(model.map_err(|reason| format!("model: {reason}"))?)
+                WordModel::Library(Arc::new(model?))
             }
         };
         let mut tokenizer = Bounded::new(model);

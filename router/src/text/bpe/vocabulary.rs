@@ -131,6 +131,9 @@ impl<'de> Visitor<'de> for VocabularySeed {
                     "token {text:?} has the id {id}, over the limit of {max}"
                 )));
             }
+            if u32::try_from(vocabulary.texts.len()).is_err() {
+                return Err(A::Error::custom("a vocabulary of more than 4 GiB"));
+            }
             vocabulary.add(start, id);
         }
         Ok(vocabulary)
