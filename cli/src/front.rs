@@ -182,7 +182,7 @@ pub async fn start_with(
     let batches = config.batch_dir.as_deref().map(Store::open).transpose();
     let batches = batches.map_err(|error| Failure::new(USAGE, error.to_string()))?;
     let cluster = Cluster::start_with(&config, changes, &name, Tuning::default(), connector);
-    cluster.expect_tokenizer(text.workers_tokenizer);
+    cluster.expect_tokenizer(text.workers_tokenizer, text.grammars.fingerprint());
     let mut app = App::new(Arc::new(text), Arc::new(cluster.clone()), config);
     if let Some(store) = batches.map(Arc::new) {
         app.batches = Some(store.clone());
@@ -241,9 +241,11 @@ impl Connector for SupervisedWorkers {
 /// Adds the model's directory to an error that names no path.
 fn bad_model(model: &Path, error: &TextError) -> Failure {
     let message = match error {
-        TextError::Unreadable { .. } | TextError::TooLarge { .. } | TextError::NoTokenizer { .. } => {
-            error.to_string()
-        }
+        // These name the file.
+        TextError::Unreadable { .. }
+        | TextError::TooLarge { .. }
+        | TextError::NoTokenizer { .. }
+        | TextError::Gguf(_) => error.to_string(),
         _ => format!("{}: {error}", model.display()),
     };
     Failure::new(MODEL, message)

@@ -171,7 +171,11 @@ async fn attempt(trial: &Trial, directory: &Path, sources: &TextSources) -> Resu
             Ok(())
         }
         Ok(Ok(Output { status, stderr, .. })) if status.code() == Some(i32::from(MODEL)) => {
-            unusable(String::from_utf8_lossy(&stderr).lines().last().unwrap_or("the trial failed"))
+            let stderr = String::from_utf8_lossy(&stderr);
+            let reason = stderr.lines().last().unwrap_or("the trial failed");
+            let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+            let message = format!("{}: the {what} failed its trial: {reason}; {fix}", directory.display());
+            Err(Failure::new(MODEL, message))
         }
         Ok(Ok(Output { status, .. })) => unusable(&format!("the trial ended with {status}")),
         Err(_) => unusable(&format!("the trial took over {} s", timeout.as_secs())),

@@ -130,7 +130,9 @@ enum OrderName {
 
 /// The command for clap.
 pub fn command() -> Command {
-    Quantize::augment_args(Command::new(QUANTIZE).about("Write a quantised copy of a model"))
+    // The flags' own comment would replace an earlier description.
+    Quantize::augment_args(Command::new(QUANTIZE))
+        .about("Write a quantised copy of a model")
         .long_about(LONG_ABOUT)
 }
 

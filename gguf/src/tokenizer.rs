@@ -110,8 +110,14 @@ pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
     match model.get(MODEL).and_then(Value::as_str) {
         Some("gpt2") => byte_level(model, &vocabulary),
         Some("llama") => sentence_piece(model, &vocabulary),
-        _ => Err(model.wrong(MODEL, "gpt2 (byte-level BPE) or llama (SentencePiece)")),
+        kind => Err(unsupported(model, MODEL, kind, "gpt2 (byte-level BPE), llama (SentencePiece)")),
     }
+}
+
+/// A tokenizer of a kind that other programs may know.
+fn unsupported(model: &GgufModel, key: &str, value: Option<&str>, supported: &str) -> GgufError {
+    let shown: String = value.unwrap_or("missing").chars().take(80).collect();
+    model.unsupported(format!("{key} is {shown:?}; supported: {supported}"))
 }
 
 /// A tokenizer.json; tokens are borrowed, because there are hundreds of thousands.
@@ -295,7 +301,7 @@ fn byte_level(model: &GgufModel, vocabulary: &Vocabulary<'_>) -> Result<Vec<u8>,
     let name = model.get(PRE).and_then(Value::as_str).unwrap_or("default");
     let pre = PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
         let names: Vec<&str> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
-        model.wrong(PRE, &names.join(", "))
+        unsupported(model, PRE, Some(name), &names.join(", "))
     })?;
     let merges = model.get(MERGES).and_then(Value::as_array);
     if merges.is_some_and(|merges| merges.len() > spm::MAX_MERGES) {

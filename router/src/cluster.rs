@@ -128,8 +128,8 @@ impl Cluster {
         if !self.workers.with_fleet(|fleet| lacking(fleet)) {
             return Ok(());
         }
-        let message = "No worker can constrain this answer: GPU workers do not support it yet, and others need \
-                       this router's release and tokenizer.json.";
+        let message = "No worker can constrain this answer: that needs workers with this router's release and \
+                       tokenizer. The router's log names those that have another.";
         Err(Refusal::invalid("response_format", message))
     }
 
@@ -158,10 +158,10 @@ impl Cluster {
         if ready { Ok(()) } else { Err(self.workers.none_ready()) }
     }
 
-    /// Sets the fingerprint of the router's own tokenizer.json: workers with another are not used. 0 =
-    /// unknown.
-    pub fn expect_tokenizer(&self, fingerprint: u64) {
-        self.workers.with_fleet(|fleet| fleet.expect_tokenizer(fingerprint));
+    /// Sets the fingerprints of the router's own tokenizer.json and of its grammars: workers with another
+    /// tokenizer are not used, and those with other grammars are reported. 0 = unknown.
+    pub fn expect_tokenizer(&self, fingerprint: u64, grammars: u64) {
+        self.workers.with_fleet(|fleet| fleet.expect_tokenizer(fingerprint, grammars));
     }
 
     /// Sets which version of the model gets new requests.

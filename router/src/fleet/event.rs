@@ -80,6 +80,8 @@ pub enum Notice {
     NotUsed(String, Refused),
     /// The named worker serves a version of the model that no other worker of the fleet serves.
     Version(String, Version),
+    /// The named worker cannot constrain answers: its tokenizer or its release is not the router's.
+    OtherGrammars(String),
     /// The named worker is silent, or its engine makes no progress.
     Lost(String),
     /// The named worker has drained and is gone.

@@ -110,7 +110,7 @@ impl Fleet {
     /// A fleet without workers. Workers that serve another model are not used.
     pub fn new(model: &str, router_id: u64, limits: HealthLimits, index: PrefixIndex) -> Self {
         let (members, workers) = (HashMap::new(), BTreeMap::new());
-        let model = Model { name: model.to_owned(), tokenizer: 0 };
+        let model = Model { name: model.to_owned(), tokenizer: 0, grammars: 0 };
         let streams = StreamDirectory::default();
         Self {
             model,
@@ -137,9 +137,10 @@ impl Fleet {
         Self { picker: Picker::new(policy), ..self }
     }
 
-    /// Sets the fingerprint of the router's own tokenizer.json; 0 = unknown.
-    pub fn expect_tokenizer(&mut self, fingerprint: u64) {
+    /// Sets the fingerprints of the router's own tokenizer.json and of its grammars; 0 = unknown.
+    pub fn expect_tokenizer(&mut self, fingerprint: u64, grammars: u64) {
         self.model.tokenizer = fingerprint;
+        self.model.grammars = grammars;
         self.workers.values_mut().for_each(|worker| worker.compare(&self.model));
         let all: Vec<WorkerId> = self.workers.keys().copied().collect();
         all.into_iter().for_each(|id| self.refresh(id));
@@ -523,11 +524,15 @@ impl Fleet {
             self.model.tokenizer = info.tokenizer_fingerprint;
         }
         let version = info.model_version();
+        let has_other_grammars = self.model.has_other_grammars(&info);
         worker.connected(now, info, &self.model);
         let name = worker.member.id.clone();
         if let Some(mismatch) = worker.mismatch() {
             actions.push(Action::Log(Notice::NotUsed(name, mismatch)));
             return actions;
+        }
+        if has_other_grammars {
+            actions.push(Action::Log(Notice::OtherGrammars(name.clone())));
         }
         if self.new_requests == NewRequests::First {
             self.new_requests = NewRequests::Only(version);

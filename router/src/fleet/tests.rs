@@ -416,8 +416,22 @@ fn the_first_version_is_that_of_a_worker_that_has_already_connected() {
     assert_eq!(scene.fleet.current_version(at(1)), Version(1));
     assert_eq!(scene.choice(1, &[1, 2, 3]).expect("a worker").worker, scene.ids[0]);
     // The same for the router's own tokenizer.
-    scene.fleet.expect_tokenizer(6);
+    scene.fleet.expect_tokenizer(6, 0);
     assert!(!scene.is_ready(1, 0) && scene.choice(1, &[1, 2, 3]).is_none());
+}
+
+#[test]
+fn a_worker_that_cannot_constrain_answers_is_reported_and_used() {
+    let mut scene = Scene::new(1);
+    scene.fleet.expect_tokenizer(0, 9);
+    for (epoch, grammar_fingerprint, is_reported) in [(2, 9, false), (3, 8, true), (4, 0, false)] {
+        let info = WorkerInfo { grammar_fingerprint, ..info(epoch) };
+        let said = scene.fleet.handle(at(0), Event::Connected(scene.ids[0], info));
+        let reported = said.iter().any(|said| matches!(said, Action::Log(Notice::OtherGrammars(_))));
+        assert_eq!(reported, is_reported, "{said:?}");
+        scene.watch(0, 0, epoch, (1, snapshot(Vec::new())));
+        assert!(scene.is_ready(1, 0));
+    }
 }
 
 #[test]

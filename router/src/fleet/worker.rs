@@ -127,9 +127,16 @@ pub struct Model {
     pub name: String,
     /// Fingerprint of its tokenizer.json; 0 = unknown until a worker says it.
     pub tokenizer: u64,
+    /// Fingerprint of the router's grammars; 0 = unknown.
+    pub grammars: u64,
 }
 
 impl Model {
+    /// Whether the worker allows other tokens for a grammar than this router, as far as both are known.
+    pub fn has_other_grammars(&self, info: &WorkerInfo) -> bool {
+        self.grammars != 0 && ![0, self.grammars].contains(&info.grammar_fingerprint)
+    }
+
     /// Why this worker cannot be used; `None` = it can.
     fn differs_from(&self, info: &WorkerInfo) -> Option<Arc<str>> {
         let (name, served) = (&self.name, &info.model);

@@ -387,6 +387,11 @@ fn log(notice: &Notice) {
             );
         }
         Notice::NotUsed(worker, reason) => tracing::warn!(worker, "worker not used: {reason}"),
+        Notice::OtherGrammars(worker) => tracing::warn!(
+            worker,
+            "this worker cannot constrain answers (response_format, tools, guided_*): its release or its tokenizer is not \
+             this router's; give both the same tokenizer.json byte for byte, or the same GGUF file"
+        ),
         Notice::Lost(worker) => {
             tracing::warn!(worker, "worker is lost: silent, or its engine makes no progress");
         }

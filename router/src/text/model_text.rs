@@ -1,6 +1,7 @@
 //! Text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -506,11 +507,18 @@ fn special_strings(config: &Value) -> Vec<(String, String)> {
 
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
     let unreadable = |reason| TextError::Unreadable { path: path.to_owned(), reason };
-    let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
+    let file = File::open(path).map_err(unreadable)?;
+    let mut bytes = file.metadata().map_err(unreadable)?.len();
+    let mut content = Vec::with_capacity(bytes.min(limit) as usize);
+    if bytes <= limit {
+        // A pipe says no length, and a device may have no end.
+        file.take(limit + 1).read_to_end(&mut content).map_err(unreadable)?;
+        bytes = content.len() as u64;
+    }
     if bytes > limit {
         return Err(TextError::TooLarge { path: path.to_owned(), bytes, limit });
     }
-    std::fs::read(path).map_err(unreadable)
+    Ok(content)
 }
 
 pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {

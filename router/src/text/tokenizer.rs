@@ -53,6 +53,9 @@ const TRIAL_TOKENS: usize = 4;
 /// Length of a trial text, in bytes.
 const TRIAL_BYTES: usize = 16 * 1024;
 
+/// Most characters of a reason why a file cannot be used.
+const MAX_REASON: usize = 600;
+
 /// The library's tokenizer with limits on the growth of text.
 pub(super) type Bounded =
     TokenizerImpl<WordModel, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
@@ -253,10 +256,22 @@ impl Tokenizer {
             let text = unit.repeat(TRIAL_BYTES.div_ceil(unit.len()));
             self.encode(&text, true).map_err(|refusal| {
                 let shown: String = unit.chars().take(20).collect();
-                format!("a text of {} bytes of {shown:?}: {refusal}", text.len())
+                let reason = match refusal {
+                    Refusal::Internal => self.librarys_error(&text),
+                    refusal => refusal.to_string(),
+                };
+                format!("a text of {} bytes of {shown:?}: {reason}", text.len())
             })?;
         }
         Ok(())
+    }
+
+    /// Why the library fails on `text`.
+    fn librarys_error(&self, text: &str) -> String {
+        match catch_unwind(AssertUnwindSafe(|| self.inner.encode_fast(text, true))) {
+            Ok(Err(error)) => error.to_string(),
+            Ok(Ok(_)) | Err(_) => "the tokenizers library panics".to_owned(),
+        }
     }
 
     /// The token's form in the vocabulary (`Ġhello`); `None` for an unknown id.
@@ -290,7 +305,17 @@ fn stand_in(id: TokenId) -> String {
 }
 
 pub(super) fn malformed(reason: String) -> TextError {
-    TextError::Malformed { file: "tokenizer.json", reason }
+    TextError::Malformed { file: "tokenizer.json", reason: shortened(reason) }
+}
+
+/// Without the middle of a long reason, which contains a value of the file.
+fn shortened(reason: String) -> String {
+    let letters: Vec<char> = reason.chars().collect();
+    if letters.len() <= MAX_REASON {
+        return reason;
+    }
+    let (start, end) = (&letters[..MAX_REASON / 2], &letters[letters.len() - MAX_REASON / 2..]);
+    format!("{} […] {}", start.iter().collect::<String>(), end.iter().collect::<String>())
 }
 
 /// Runs `work` of the library, which may panic on malformed files; that is reported like any other error.

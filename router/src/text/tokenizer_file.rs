@@ -36,7 +36,7 @@ pub(super) struct TokenizerFile {
 pub(super) enum ModelFile {
     Bpe(Arc<Bpe>),
     /// Another model, or one with unusual fields; the library parses it. Also why it is not the first.
-    Other(Value, serde_json::Error),
+    Other(Value, String),
 }
 
 impl TokenizerFile {
@@ -50,10 +50,12 @@ impl TokenizerFile {
         let mut members = BTreeMap::new();
         let mut model = Err("it has no model".to_owned());
         for (name, text) in raw {
+            let said = |error: serde_json::Error| said(&error, json, text.get());
             if name == "model" {
-                model = ModelFile::parse(text.get());
+                model = ModelFile::parse(text.get(), &said);
             } else {
-                let value = serde_json::from_str(text.get()).map_err(|error| format!("{name}: {error}"))?;
+                let value =
+                    serde_json::from_str(text.get()).map_err(|error| format!("{name}: {}", said(error)))?;
                 members.insert(name, value);
             }
         }
@@ -82,6 +84,7 @@ impl TokenizerFile {
         let model = match &self.model {
             ModelFile::Bpe(bpe) => WordModel::Bpe(bpe.clone()),
             ModelFile::Other(tree, unusual) => {
+                check_prefix(tree)?;
                 let model = ModelWrapper::deserialize(tree).map_err(|error| match &tree["type"] {
                     kind if kind == "BPE" => format!("model: {unusual} (the library: {error})"),
                     _ => format!("model: {error}"),
@@ -102,18 +105,49 @@ impl TokenizerFile {
 }
 
 impl ModelFile {
-    fn parse(json: &str) -> Result<Self, String> {
+    /// `said` puts an error into words.
+    fn parse(json: &str, said: &dyn Fn(serde_json::Error) -> String) -> Result<Self, String> {
         let mut parser = serde_json::Deserializer::from_str(json);
         match (BpeSeed { max_id: MAX_TOKEN_ID }).deserialize(&mut parser) {
             Ok(bpe) => Ok(Self::Bpe(Arc::new(bpe))),
             Err(unusual) => {
-                let tree: Value = serde_json::from_str(json).map_err(|error| format!("model: {error}"))?;
+                let tree: Value =
+                    serde_json::from_str(json).map_err(|error| format!("model: {}", said(error)))?;
                 let vocab = tree["vocab"].as_object().into_iter().flatten();
                 check_ids(vocab.map(|(token, id)| (token.as_str(), id.as_u64())))?;
-                Ok(Self::Other(tree, unusual))
+                Ok(Self::Other(tree, said(unusual)))
             }
         }
     }
+}
+
+/// Message of an error in `part` of `json`, with its line and column in the latter.
+fn said(error: &serde_json::Error, json: &[u8], part: &str) -> String {
+    let message = error.to_string();
+    let relative = format!(" at line {} column {}", error.line(), error.column());
+    let Some(message) = message.strip_suffix(&relative) else { return message };
+    let start = (part.as_ptr() as usize).saturating_sub(json.as_ptr() as usize).min(json.len());
+    let before = &json[..start];
+    let line = error.line() + before.iter().filter(|byte| **byte == b'\n').count();
+    let own = before.iter().rev().take_while(|byte| **byte != b'\n').count();
+    let column = error.column() + if error.line() == 1 { own } else { 0 };
+    format!("{message} at line {line} column {column}")
+}
+
+/// Refuses merges that the library would panic on: it removes the prefix of each second token.
+fn check_prefix(model: &Value) -> Result<(), String> {
+    let prefix = model["continuing_subword_prefix"].as_str().unwrap_or_default();
+    for merge in model["merges"].as_array().into_iter().flatten() {
+        let second = merge[1].as_str().or_else(|| merge.as_str()?.split_once(' ').map(|(_, second)| second));
+        if let Some(second) = second.filter(|second| !second.starts_with(prefix)) {
+            let shown: String = second.chars().take(40).collect();
+            return Err(format!(
+                "model: continuing_subword_prefix is {prefix:?}, with which the second token of a merge, {shown:?}, does \
+                 not start"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses ids over [`MAX_TOKEN_ID`].
@@ -191,6 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn errors_count_lines_from_the_start_of_the_file() {
+        let json = "{\n \"version\": \"1.0\",\n \"model\": {\"type\": \"BPE\",\n  \"vocab\": {\"a\": \"x\"}, \"merges\": []}}";
+        let said = TokenizerFile::parse(json.as_bytes()).and_then(|file| file.build().map(drop)).unwrap_err();
+        assert!(said.contains("at line 4 column 20"), "{said}");
+        let one_line = json.replace('\n', "");
+        let built = TokenizerFile::parse(one_line.as_bytes()).and_then(|file| file.build().map(drop));
+        let said = built.unwrap_err();
+        let column = one_line.find("\"x\"").unwrap() + 3;
+        assert!(said.contains(&format!("at line 1 column {column}")), "{said}");
+    }
+
+    #[test]
+    fn of_members_with_the_same_name_the_last_one_counts() {
+        let model = shipped()["model"].clone();
+        for members in [
+            format!(r#""merges": [], "vocab": {}, "merges": {}"#, model["vocab"], model["merges"]),
+            format!(r#""vocab": {{"a": 1}}, "merges": {}, "vocab": {}"#, model["merges"], model["vocab"]),
+        ] {
+            let json = format!(r#"{{"model": {{"type": "BPE", {members}}}}}"#);
+            let file = TokenizerFile::parse(json.as_bytes()).unwrap();
+            let tokens = file.build().unwrap().get_model().tokenize("the").unwrap();
+            assert_eq!(
+                tokens.iter().map(|token| u64::from(token.id)).collect::<Vec<_>>(),
+                [model["vocab"]["the"].as_u64().unwrap()]
+            );
+        }
+    }
+
+    #[test]
     fn merges_may_stand_before_the_vocabulary() {
         let model = shipped()["model"].clone();
         let json = format!(
@@ -218,6 +281,10 @@ mod tests {
         check(|tree| tree["model"]["merges"][0] = "a b c".into(), &["model", "a b c", "two tokens"]);
         check(|tree| tree["model"]["merges"][0] = serde_json::json!(["a", "no such"]), &["model", "no such"]);
         check(|tree| tree["model"]["vocab"]["a"] = (-1).into(), &["model", "-1"]);
+        check(
+            |tree| tree["model"]["continuing_subword_prefix"] = "##".into(),
+            &["continuing_subword_prefix", "##", "second token"],
+        );
         check(|tree| tree["pre_tokenizer"] = 7.into(), &["pre_tokenizer"]);
         check(|tree| tree["added_tokens"] = serde_json::json!([{"id": 1}]), &["added_tokens", "content"]);
     }

@@ -408,6 +408,12 @@ fn adapters(
     config: &WorkerConfig,
     model: Option<(&Spec, AdapterForm)>,
 ) -> Result<Option<Adapters>, WorkerError> {
+    let name = &config.served_model_name;
+    if config.adapters.modules.iter().any(|module| module.name == *name) {
+        let what =
+            format!("--lora-modules names an adapter `{name}`, which is the model's name; choose another");
+        return Err(WorkerError::Unsuitable(what));
+    }
     let of_config = || Adapters::new(&config.adapters, model);
     let adapters = config.adapters.is_enabled.then(of_config).transpose();
     adapters.map_err(|error| WorkerError::Load(Box::new(error)))

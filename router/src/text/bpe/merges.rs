@@ -192,7 +192,8 @@ impl<'de> Visitor<'de> for PairSeed<'_> {
 
     fn visit_str<E: Error>(self, pair: &str) -> Result<Self::Value, E> {
         let tokens = pair.split_once(' ').filter(|(_, right)| !right.contains(' '));
-        let (left, right) = tokens.ok_or_else(|| E::custom(format!("merge {pair:?} is not two tokens")))?;
+        let (left, right) =
+            tokens.ok_or_else(|| E::custom(format!("merge {:?} is not two tokens", head(pair))))?;
         self.1.clear();
         self.1.extend([left, right]);
         Ok((known(self.0, left)?, known(self.0, right)?))
@@ -233,5 +234,11 @@ impl Visitor<'_> for TokenSeed<'_> {
 }
 
 fn known<E: Error>(vocabulary: &Vocabulary, text: &str) -> Result<TokenId, E> {
-    vocabulary.id_of(text).ok_or_else(|| E::custom(format!("merge token {text:?} is not in the vocabulary")))
+    let unknown = || E::custom(format!("merge token {:?} is not in the vocabulary", head(text)));
+    vocabulary.id_of(text).ok_or_else(unknown)
+}
+
+/// What errors show of a text.
+fn head(text: &str) -> String {
+    text.chars().take(40).collect()
 }

@@ -168,6 +168,13 @@ impl<'de> Visitor<'de> for BpeSeed {
         let mut options = Options::default();
         let (mut vocabulary, mut merges, mut early, mut is_bpe) = (None, None, None, false);
         while let Some(name) = map.next_key::<String>()? {
+            // Of members with the same name the last one counts.
+            let is_again = match name.as_str() {
+                "vocab" => vocabulary.is_some(),
+                "merges" => merges.is_some() || early.is_some(),
+                _ => false,
+            };
+            refuse(&name, is_again)?;
             match name.as_str() {
                 "type" => is_bpe = map.next_value::<String>()? == "BPE",
                 "dropout" => refuse(&name, map.next_value::<Option<f32>>()?.is_some())?,
