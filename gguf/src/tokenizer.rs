@@ -116,8 +116,9 @@ pub fn tokenizer(model: &GgufModel) -> Result<Vec<u8>, GgufError> {
 
 /// A tokenizer of a kind that other programs may know.
 fn unsupported(model: &GgufModel, key: &str, value: Option<&str>, supported: &str) -> GgufError {
-    let shown: String = value.unwrap_or("missing").chars().take(80).collect();
-    model.unsupported(format!("{key} is {shown:?}; supported: {supported}"))
+    let shown = |value: &str| format!("{:?}", value.chars().take(80).collect::<String>());
+    let shown = value.map_or_else(|| "missing".to_owned(), shown);
+    model.unsupported(format!("{key} is {shown}; supported: {supported}"))
 }
 
 /// A tokenizer.json; tokens are borrowed, because there are hundreds of thousands.

@@ -168,7 +168,7 @@ impl<'de> Visitor<'de> for BpeSeed {
         let mut options = Options::default();
         let (mut vocabulary, mut merges, mut early, mut is_bpe) = (None, None, None, false);
         while let Some(name) = map.next_key::<String>()? {
-            // Of members with the same name the last one counts.
+            // Of members with the same name the last one counts, which is left to the library.
             let is_again = match name.as_str() {
                 "vocab" => vocabulary.is_some(),
                 "merges" => merges.is_some() || early.is_some(),
