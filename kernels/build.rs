@@ -2,42 +2,58 @@
 //!
 //! nvcc is looked for in `NVCC`, then on `PATH`, then in the Python environment `VIRTUAL_ENV` (NVIDIA's
 //! wheels). Without it nothing is lost but time: the binary compiles the sources with NVRTC when it first
-//! starts.
+//! starts. `SKEIN_CUDA_TARGETS=90a` compiles for some targets only, which takes a fraction of the time.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Architectures in a fatbin. A cubin runs on later minor versions of its own major version, an `a` one only
-/// on its exact version: sm_80 serves 8.0, 8.6 and 8.7, sm_89 has FP8 conversions, sm_90a has wgmma, sm_100a
-/// is Blackwell in data centres. PTX for 8.0 is left out, because every device it could serve has a cubin.
-/// The driver compiles the PTX for 9.0 on later devices (10.3, 12.0).
-const TARGETS: &[&str] = &[
-    "arch=compute_80,code=sm_80",
-    "arch=compute_89,code=sm_89",
-    "arch=compute_90a,code=sm_90a",
-    "arch=compute_100a,code=sm_100a",
-    "arch=compute_90,code=compute_90",
+/// Architectures in a fatbin: a name for `SKEIN_CUDA_TARGETS`, and nvcc's. A cubin runs on later minor
+/// versions of its own major version, an `a` one only on its exact version: sm_80 serves 8.0, 8.6 and 8.7,
+/// sm_89 has FP8 conversions, sm_90a has wgmma, sm_100a is Blackwell in data centres. PTX for 8.0 is left
+/// out, because every device it could serve has a cubin. The driver compiles the PTX for 9.0 on later devices
+/// (10.3, 12.0).
+const TARGETS: [(&str, &str); 5] = [
+    ("80", "arch=compute_80,code=sm_80"),
+    ("89", "arch=compute_89,code=sm_89"),
+    ("90a", "arch=compute_90a,code=sm_90a"),
+    ("100a", "arch=compute_100a,code=sm_100a"),
+    ("90-ptx", "arch=compute_90,code=compute_90"),
 ];
+/// Names of targets, separated by commas; all if unset.
+const TARGETS_VARIABLE: &str = "SKEIN_CUDA_TARGETS";
 /// fatbinary's compression requires a driver version that the kernels require anyway.
 const FLAGS: &[&str] = &["-std=c++17", "-O3", "--compress-mode=size", "--fatbin"];
 const MIN_NVCC: (u32, u32) = (13, 0);
 
 fn main() {
-    for variable in ["NVCC", "VIRTUAL_ENV"] {
+    for variable in ["NVCC", "VIRTUAL_ENV", TARGETS_VARIABLE] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     println!("cargo:rerun-if-changed=cu");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR"));
     let sources = Sources::read(&root.join("cu"));
+    let targets = targets().unwrap_or_else(|why| fail(&why));
     let nvcc = find_nvcc().unwrap_or_else(|why| fail(&why));
     match &nvcc {
-        Some(nvcc) => compile_all(nvcc, &sources, &out).unwrap_or_else(|why| fail(&why)),
+        Some(nvcc) => compile_all(nvcc, &targets, &sources, &out).unwrap_or_else(|why| fail(&why)),
         None => sources.kernels.iter().for_each(|kernel| write(&fatbin(&out, kernel), b"")),
     }
-    write(&out.join("images.rs"), table(&sources).as_bytes());
+    write(&out.join("images.rs"), table(&sources, &targets).as_bytes());
+}
+
+/// The targets that `SKEIN_CUDA_TARGETS` names, in the table's order.
+fn targets() -> Result<Vec<(&'static str, &'static str)>, String> {
+    let named = std::env::var(TARGETS_VARIABLE).unwrap_or_default();
+    let names: Vec<&str> = named.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if let Some(unknown) = names.iter().find(|name| TARGETS.iter().all(|target| target.0 != **name)) {
+        let known = TARGETS.map(|target| target.0).join(", ");
+        return Err(format!("{TARGETS_VARIABLE}={named}: there is no target {unknown}, only {known}"));
+    }
+    let chosen = TARGETS.into_iter().filter(|target| names.is_empty() || names.contains(&target.0));
+    Ok(chosen.collect())
 }
 
 /// Ends the build with one line instead of a panic's backtrace.
@@ -81,9 +97,11 @@ fn fatbin(out: &Path, kernel: &Path) -> PathBuf {
 
 /// Rust source of the two tables included by `src/cuda/images.rs`. Folders are named by variables, which
 /// rustc tracks, so that a target directory can be used from another checkout.
-fn table(sources: &Sources) -> String {
+fn table(sources: &Sources, targets: &[(&str, &str)]) -> String {
     let source = |name: &str| format!(r#"include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cu/{name}"))"#);
-    let mut text = String::from("pub(super) const HEADERS: &[Header] = &[\n");
+    let names = targets.iter().map(|target| target.0).collect::<Vec<_>>().join(", ");
+    let mut text = format!("pub(super) const TARGETS: &str = {names:?};\n");
+    text += "pub(super) const HEADERS: &[Header] = &[\n";
     for header in &sources.headers {
         let name = format!("{}.cuh", stem(header));
         let _ = writeln!(text, "    Header {{ name: {name:?}, source: {} }},", source(&name));
@@ -91,8 +109,10 @@ fn table(sources: &Sources) -> String {
     text += "];\npub(super) const KERNELS: &[Image] = &[\n";
     for kernel in &sources.kernels {
         let name = format!("{}.cu", stem(kernel));
-        let image = format!(r#"include_bytes!(concat!(env!("OUT_DIR"), "/{}.fatbin"))"#, stem(kernel));
-        let _ = writeln!(text, "    Image {{ name: {name:?}, source: {}, fatbin: {image} }},", source(&name));
+        let image = format!(r#"*include_bytes!(concat!(env!("OUT_DIR"), "/{}.fatbin"))"#, stem(kernel));
+        let fatbin = format!("&Aligned({image})");
+        let _ =
+            writeln!(text, "    Image {{ name: {name:?}, source: {}, fatbin: {fatbin} }},", source(&name));
     }
     text + "];\n"
 }
@@ -143,9 +163,9 @@ impl Nvcc {
         Some((major.trim().parse().ok()?, minor.trim().parse().ok()?))
     }
 
-    fn compile(&self, kernel: &Path, to: &Path) -> Result<(), String> {
+    fn compile(&self, targets: &[(&str, &str)], kernel: &Path, to: &Path) -> Result<(), String> {
         let mut command = Command::new(&self.path);
-        command.args(FLAGS).args(TARGETS.iter().map(|target| format!("-gencode={target}")));
+        command.args(FLAGS).args(targets.iter().map(|target| format!("-gencode={}", target.1)));
         let output = command.arg("-o").arg(to).arg(kernel).output().map_err(|error| error.to_string())?;
         if output.status.success() {
             return Ok(());
@@ -155,13 +175,13 @@ impl Nvcc {
 }
 
 /// Compiles kernels whose inputs changed, as many at once as cargo allows.
-fn compile_all(nvcc: &Nvcc, sources: &Sources, out: &Path) -> Result<(), String> {
+fn compile_all(nvcc: &Nvcc, targets: &[(&str, &str)], sources: &Sources, out: &Path) -> Result<(), String> {
     let headers: String = sources.headers.iter().map(|path| read(path)).collect();
     let jobs = std::env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(kernel) = sources.kernels.get(next.fetch_add(1, Ordering::Relaxed)) {
-            compile_if_stale(nvcc, kernel, &headers, out)?;
+            compile_if_stale(nvcc, targets, kernel, &headers, out)?;
         }
         Ok(())
     };
@@ -172,15 +192,22 @@ fn compile_all(nvcc: &Nvcc, sources: &Sources, out: &Path) -> Result<(), String>
 }
 
 /// Recompiles a kernel if any of its inputs changed; they are stored beside the fatbin.
-fn compile_if_stale(nvcc: &Nvcc, kernel: &Path, headers: &str, out: &Path) -> Result<(), String> {
+fn compile_if_stale(
+    nvcc: &Nvcc,
+    targets: &[(&str, &str)],
+    kernel: &Path,
+    headers: &str,
+    out: &Path,
+) -> Result<(), String> {
     let (to, note) = (fatbin(out, kernel), out.join(stem(kernel)).with_extension("inputs"));
-    let made_from = [&nvcc.version, &FLAGS.join(" "), &TARGETS.join(" "), headers, &read(kernel)].join("\n");
+    let codes = targets.iter().map(|target| target.1).collect::<Vec<_>>().join(" ");
+    let made_from = [&nvcc.version, &FLAGS.join(" "), &codes, headers, &read(kernel)].join("\n");
     if to.metadata().is_ok_and(|it| it.len() > 0)
         && std::fs::read_to_string(&note).is_ok_and(|it| it == made_from)
     {
         return Ok(());
     }
-    nvcc.compile(kernel, &to)?;
+    nvcc.compile(targets, kernel, &to)?;
     write(&note, made_from.as_bytes());
     Ok(())
 }

@@ -14,8 +14,8 @@
 namespace ptx {
 
 // A tensor map as written by the driver's cuTensorMapEncodeTiled; a `const __grid_constant__` parameter of a
-// kernel.
-struct alignas(64) TensorMap {
+// kernel. CUDA 13.0 asks for an alignment of 128 bytes, 12.8 and earlier for 64 (cuda.h, CUtensorMap).
+struct alignas(128) TensorMap {
   u64 words[16];
 };
 
@@ -109,8 +109,8 @@ template <int N> __device__ __forceinline__ void take_registers() {
 //   not used.
 //   MN-major (rows along K, each with W bytes of M or N): `stride` is from 8 rows to the next 8 along K,
 //   `leading` from W bytes of M or N to the next.
-// Without a swizzle, the unit is 8 rows of 16 bytes: K-major has `stride` along M or N and `leading` along K,
-// MN-major the reverse. Adding b >> 4 to a descriptor moves it by b bytes.
+// Without a swizzle, the unit is 8 rows of 16 bytes, and both have `stride` along M or N and `leading` along
+// K. Adding b >> 4 to a descriptor moves it by b bytes.
 __device__ __forceinline__ u64 matrix_descriptor(const void* p, u32 leading, u32 stride, Swizzle swizzle) {
   return (u64)((shared_address(p) & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
          (u64)swizzle << 62;

@@ -437,3 +437,44 @@ fn without_nvcc_and_nvrtc_the_error_says_what_to_install() {
     }
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+#[test]
+#[ignore = "a child process of `kernels_without_waits_never_overlap`"]
+fn overlaps() {
+    let device = Device::open(0).unwrap();
+    let kernels = Kernels::load(&device).unwrap();
+    let kernel = kernels.get("attention_plan").unwrap();
+    println!("overlaps: {}", kernel.may_overlap());
+}
+
+/// Before compute capability 9.0, kernels have no `griddepcontrol.wait`.
+#[test]
+fn kernels_without_waits_never_overlap() {
+    let Some(emulation) = skein_cuda_emulation::directory() else { return };
+    for (capability, overlaps) in [("80", false), ("89", false), ("90", true), ("120", true)] {
+        let text = child("overlaps", Some(&emulation), &[("EMU_CAPABILITY", capability)]);
+        assert!(text.contains(&format!("overlaps: {overlaps}")), "{capability}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "a child process of `a_search_that_fails_is_a_product_that_there_is_not`"]
+fn search() {
+    let device = Device::open(0).unwrap();
+    let blas = BlasLt::open(&device).unwrap().unwrap();
+    for rows in [32, 48] {
+        let key = GemmKey::new::<bf16, bf16>(rows, 64, 64, Scaling::None, false);
+        println!("{rows} rows: {}", blas.supports(key).unwrap());
+    }
+    println!("{:?}", blas.refusals());
+}
+
+/// The library returns `CUBLAS_STATUS_INTERNAL_ERROR` where it should say "not supported".
+#[test]
+fn a_search_that_fails_is_a_product_that_there_is_not() {
+    let Some(emulation) = skein_cuda_emulation::directory() else { return };
+    let text = child("search", Some(&emulation), &[("EMU_BLAS_SEARCH_FAULT", "32")]);
+    for said in ["32 rows: false", "48 rows: true", "cublasLtMatmulAlgoGetHeuristic", "INTERNAL_ERROR"] {
+        assert!(text.contains(said), "{text:?} does not say {said:?}");
+    }
+}

@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use skein_cuda_emulation::{Fault, inject, reset};
 use skein_kernels::cuda::Device;
+use skein_node::clock;
+use skein_worker::backend::cuda::CudaBackend;
 use skein_worker::backend::{Backend, BackendError, Batch};
 use skein_worker::check::Sequence;
 use skein_worker::config::{CudaConfig, SchedulerConfig};
@@ -49,6 +51,7 @@ fn what_a_device_can_do_to_a_backend() {
         check(dir.path(), fault, words);
         fails_between_steps(dir.path(), fault);
     }
+    a_refused_capture_costs_speed_only(dir.path());
     for at in [1, 2, 3, 5, 20] {
         a_start_ends(dir.path(), Fault::Hang(at), &["did not end", "300ms", "--step-timeout"]);
         a_start_ends(dir.path(), Fault::IllegalAddress(at), &["CUDA_ERROR_ILLEGAL_ADDRESS"]);
@@ -83,6 +86,36 @@ fn fails_between_steps(dir: &std::path::Path, fault: Fault) {
     assert!(matches!(error, BackendError::Stopped { backend: "cuda", .. }), "{error}");
     within_timeout(move || drop(backend));
     reset();
+}
+
+/// A driver that captures no overlapping launches, captures nothing, or launches no graph: steps have the
+/// results of eager ones, and the backend says what was refused.
+fn a_refused_capture_costs_speed_only(dir: &std::path::Path) {
+    let drawn = |backend: &mut CudaBackend| {
+        let mut sequence = sequence_of(prompt(1, 32), 0);
+        let counts = [29, 1, 1, 1];
+        counts.map(|count| format!("{:?}", step(backend, batch(&mut sequence, count)))).concat()
+    };
+    let expected = drawn(&mut on_cuda(dir, eager()));
+    for (fault, captures, code) in [
+        (Fault::NoOverlapInCapture, true, "CUDA_ERROR_INVALID_HANDLE"),
+        (Fault::NoCapture, false, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),
+        (Fault::NoGraphLaunch, false, "CUDA_ERROR_INVALID_VALUE"),
+    ] {
+        let mut backend = on_cuda(dir, CudaConfig { enforce_eager: false, ..eager() });
+        inject(fault);
+        let until = clock::now() + TIMEOUT;
+        while backend.capture_refusal().is_none() || captures && backend.captured_graphs() == 0 {
+            assert!(clock::now() < until, "{fault:?}: {} graphs", backend.captured_graphs());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(backend.capture_refusal().unwrap().contains(code), "{:?}", backend.capture_refusal());
+        assert_eq!(drawn(&mut backend), expected, "{fault:?}");
+        assert_eq!(backend.captured_graphs() > 0, captures, "{fault:?}");
+        backend.health().unwrap();
+        drop(backend);
+        reset();
+    }
 }
 
 /// Result of `work`, which must not hang.

@@ -49,7 +49,7 @@ const SECTIONS: [(&str, u8); 7] = [
 ];
 /// Variables with our prefix that are not settings; workers inherit them. Test variables have other prefixes:
 /// `TEST_`, and `EMU_` for the emulated GPU.
-pub const FOREIGN_VARIABLES: [&str; 1] = ["SKEIN_KERNEL_CACHE"];
+pub const FOREIGN_VARIABLES: [&str; 2] = ["SKEIN_KERNEL_CACHE", "SKEIN_CUDA_TARGETS"];
 /// Largest configuration file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 

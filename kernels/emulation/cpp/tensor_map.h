@@ -10,7 +10,7 @@ constexpr uint32_t TENSOR_MAP_MAGIC = 0x54534b53;
 
 enum Swizzle : uint8_t { SWIZZLE_NONE = 0, SWIZZLE_32B = 1, SWIZZLE_64B = 2, SWIZZLE_128B = 3 };
 
-struct alignas(64) TensorMap {
+struct alignas(128) TensorMap {
   uint32_t magic;              // TENSOR_MAP_MAGIC, or this is no tensor map
   uint8_t rank;                // 1 to 5
   uint8_t element_type;        // CUtensorMapDataType

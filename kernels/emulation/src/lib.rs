@@ -38,6 +38,9 @@
 //! | `EMU_PEER=silent:d:n` | stores of device d to others are lost, from the n-th such kernel on (from 1) |
 //! | `EMU_HOST=n` | the process stands for one on machine n, whose GPUs have numbers of their own |
 //! | `EMU_NCCL_VERSION` | NCCL's version, 22803 if unset |
+//! | `EMU_BLAS_SEARCH_FAULT=n` | cuBLASLt's search for algorithms fails for products of n rows |
+//! | `EMU_NO_OVERLAP_IN_CAPTURE=1` | captures of launches that may overlap are refused |
+//! | `EMU_NO_CAPTURE=1`, `EMU_NO_GRAPH_LAUNCH=1` | all captures, or all launches of graphs, are refused |
 //! | `EMU_LIBRARIES` | the libraries of another build |
 
 use std::ffi::CStr;
@@ -116,6 +119,12 @@ pub enum Fault {
     EccUncorrectable(u32),
     /// The `n`-th device allocation from now on, counted from 1, fails.
     NoMemory(u32),
+    /// Captures of launches that may overlap are refused.
+    NoOverlapInCapture,
+    /// All captures are refused.
+    NoCapture,
+    /// All launches of graphs are refused.
+    NoGraphLaunch,
 }
 
 /// Arms `fault`. Requires that the driver is loaded.
@@ -125,6 +134,9 @@ pub fn inject(fault: Fault) {
         Fault::IllegalAddress(at) => (1, at),
         Fault::EccUncorrectable(at) => (2, at),
         Fault::NoMemory(at) => (3, at),
+        Fault::NoOverlapInCapture => (4, 1),
+        Fault::NoCapture => (5, 1),
+        Fault::NoGraphLaunch => (6, 1),
     };
     // SAFETY: the symbol has this type.
     unsafe { call::<unsafe extern "C" fn(i32, u32), _>(b"skein_emulation_inject", |inject| inject(kind, at)) }

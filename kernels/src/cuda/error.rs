@@ -2,6 +2,8 @@
 
 use cudarc::driver::sys;
 
+/// The only call of cuBLASLt that queues work.
+pub(super) const BLAS_LAUNCH: &str = "cublasLtMatmul";
 /// CUDA version of the libraries to look for.
 const MAJOR: u32 = 13;
 
@@ -92,6 +94,20 @@ pub enum CudaError {
         /// What is wrong with NVRTC, as a verb phrase.
         why: String,
     },
+    /// The embedded kernels are for other devices.
+    #[error(
+        "{device} has compute capability {}.{}, and this binary's kernels were built for {targets} only; build it with \
+         another SKEIN_CUDA_TARGETS, or without",
+        capability.0, capability.1
+    )]
+    NotBuiltFor {
+        /// Name of the device.
+        device: String,
+        /// Its compute capability (major, minor).
+        capability: (u32, u32),
+        /// Names of the targets, as in `SKEIN_CUDA_TARGETS`.
+        targets: &'static str,
+    },
     /// The plan does not fit the device.
     #[error("{what}")]
     OutOfMemory {
@@ -147,13 +163,17 @@ impl CudaError {
             Self::Driver { code, .. } if MISSING.contains(code) => ErrorKind::Unavailable,
             // CUBLAS_STATUS_ALLOC_FAILED
             Self::Blas { code: 3, .. } => ErrorKind::OutOfMemory,
-            // EXECUTION_FAILED and INTERNAL_ERROR: the next driver call returns the driver's own error.
-            Self::Blas { code: 13 | 14, .. } => ErrorKind::DeviceFault,
+            // EXECUTION_FAILED and INTERNAL_ERROR of a launch: the next driver call returns the driver's own error.
+            // The other calls launch nothing. Of those, the search for algorithms returns INTERNAL_ERROR for some
+            // shapes that it should call unsupported.
+            Self::Blas { code: 13 | 14, call: BLAS_LAUNCH, .. } => ErrorKind::DeviceFault,
             Self::Stuck { .. } | Self::Nccl { .. } | Self::Ended { .. } | Self::Missing { .. } => {
                 ErrorKind::DeviceFault
             }
             Self::OutOfMemory { .. } => ErrorKind::OutOfMemory,
-            Self::NoCompiler { .. } | Self::NoNccl { .. } => ErrorKind::Unavailable,
+            Self::NoCompiler { .. } | Self::NoNccl { .. } | Self::NotBuiltFor { .. } => {
+                ErrorKind::Unavailable
+            }
             Self::Driver { .. }
             | Self::Blas { .. }
             | Self::Invalid { .. }

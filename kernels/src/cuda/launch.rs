@@ -11,6 +11,8 @@ use super::{CudaError, DeviceSlice, Stream};
 
 /// Most parameters of a kernel.
 const MAX_ARGS: usize = 32;
+/// Oldest PTX target (major * 10 + minor) in which kernels wait for the previous grid: `griddepcontrol.wait`.
+const MIN_TARGET_WITH_WAITS: i32 = 90;
 
 /// A kernel of a loaded module. Valid as long as [`super::Kernels`] is alive.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +21,9 @@ pub struct Kernel {
     name: &'static str,
     sizes: [u32; MAX_ARGS],
     count: usize,
+    /// Whether it was compiled for a target with waits. Launched with the attribute, a kernel without them
+    /// would read what the previous grid has not written yet.
+    waits: bool,
 }
 
 // SAFETY: a handle that any thread bound to the device may use.
@@ -36,7 +41,7 @@ pub struct Grid {
     /// Bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
     /// The kernel may start before the previous one ends (programmatic dependent launch); it waits itself
-    /// before it accesses memory.
+    /// before it accesses memory. Without effect before compute capability 9.0, where kernels have no wait.
     pub overlaps: bool,
 }
 
@@ -135,20 +140,32 @@ impl<'a> Args<'a> {
 }
 
 impl Kernel {
-    /// Wraps `function` and queries the sizes of its parameters.
+    /// Wraps `function` and queries its target and the sizes of its parameters.
     pub(crate) fn new(function: sys::CUfunction, name: &'static str) -> Result<Self, CudaError> {
-        let (mut sizes, mut count) = ([0; MAX_ARGS], 0);
+        let (mut sizes, mut count, mut target) = ([0; MAX_ARGS], 0, 0);
+        // The target of the PTX, also of a cubin: what the driver compiles from older PTX has no waits either.
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PTX_VERSION;
+        // SAFETY: the out-pointer is valid for the call, and the function is alive.
+        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut target, attribute, function) })?;
+        let waits = target >= MIN_TARGET_WITH_WAITS;
         loop {
             let (mut offset, mut size) = (0, 0);
             // SAFETY: the out-pointers are valid for the call, and the function is alive.
             match unsafe { sys::cuFuncGetParamInfo(function, count, &mut offset, &mut size) } {
-                sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(Self { function, name, sizes, count }),
+                sys::CUresult::CUDA_ERROR_INVALID_VALUE => {
+                    return Ok(Self { function, name, sizes, count, waits });
+                }
                 code => check("cuFuncGetParamInfo", code)?,
             }
             assert!(count < MAX_ARGS, "{name} has more than {MAX_ARGS} parameters");
             sizes[count] = size as u32;
             count += 1;
         }
+    }
+
+    /// Whether its launches may overlap with the previous grid's end.
+    pub fn may_overlap(&self) -> bool {
+        self.waits
     }
 
     /// Name of the kernel.
@@ -185,7 +202,7 @@ impl Kernel {
             sharedMemBytes: grid.shared_bytes,
             hStream: stream.raw(),
             attrs: &mut overlap,
-            numAttrs: u32::from(grid.overlaps),
+            numAttrs: u32::from(grid.overlaps && self.waits && stream.overlaps()),
         };
         // SAFETY: there are as many pointers as the kernel has parameters, to values of the right sizes, read
         // before the call returns. The kernel's use of device addresses cannot affect the host's memory.
@@ -199,12 +216,24 @@ impl Kernel {
         &self.sizes[..self.count]
     }
 
-    /// Allows up to `bytes` of dynamic shared memory, beyond the default limit of 48 KiB.
+    /// Allows up to `bytes` of dynamic shared memory, beyond the default limit of 48 KiB, and prefers as much
+    /// shared memory as a multiprocessor has.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        self.set(attribute, bytes as i32)?;
+        self.prefer_shared()
+    }
+
+    /// Prefers as much shared memory as a multiprocessor has, and the rest as L1. By default the driver
+    /// chooses for each launch. A multiprocessor changes the division only when it is idle, so a kernel that
+    /// follows one with much shared memory should ask for the same, or the two cannot overlap.
+    pub fn prefer_shared(&self) -> Result<(), CudaError> {
+        let most = sys::CUshared_carveout_enum::CU_SHAREDMEM_CARVEOUT_MAX_SHARED as i32;
+        self.set(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, most)
+    }
+
+    fn set(&self, attribute: sys::CUfunction_attribute, value: i32) -> Result<(), CudaError> {
         // SAFETY: the function is alive.
-        check("cuFuncSetAttribute", unsafe {
-            sys::cuFuncSetAttribute(self.function, attribute, bytes as i32)
-        })
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.function, attribute, value) })
     }
 }

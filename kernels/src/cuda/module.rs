@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 
 use super::cache::Cache;
 use super::error::check;
-use super::images::KERNELS;
+use super::images::{KERNELS, TARGETS};
 use super::launch::Kernel;
 use super::nvrtc::Compiler;
 use super::{CudaError, Device};
@@ -35,7 +35,7 @@ pub enum KernelSource {
 impl fmt::Display for KernelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Compiled { version: (major, minor), files, cached, directory } = self else {
-            return write!(f, "built into this binary");
+            return write!(f, "built into this binary for {TARGETS}");
         };
         write!(f, "compiled by NVRTC {major}.{minor}: {} files now, {cached} earlier", files - cached)?;
         match directory {
@@ -59,10 +59,10 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Loads the kernels on `device`: those embedded in the binary, or else compiled here, which takes
-    /// seconds at the first start.
+    /// Loads the kernels on `device`: those embedded in the binary, or else compiled here, which takes a minute
+    /// or more at the first start: `gemv_packed.cu` alone is a minute of one processor.
     pub fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
-        let (source, compiled) = if KERNELS.iter().all(|kernel| !kernel.fatbin.is_empty()) {
+        let (source, compiled) = if KERNELS.iter().all(|kernel| !kernel.fatbin.0.is_empty()) {
             (KernelSource::Embedded, None)
         } else {
             let (source, images) = compile(device)?;
@@ -70,7 +70,10 @@ impl Kernels {
         };
         let mut kernels = Self { modules: Vec::with_capacity(KERNELS.len()), source, device: device.clone() };
         match compiled {
-            None => KERNELS.iter().try_for_each(|kernel| kernels.load_image(kernel.fatbin))?,
+            None => KERNELS
+                .iter()
+                .try_for_each(|kernel| kernels.load_image(&kernel.fatbin.0))
+                .map_err(|error| not_built_for(device, error))?,
             Some(images) => images.iter().try_for_each(|image| kernels.load_image(image))?,
         }
         Ok(kernels)
@@ -108,6 +111,19 @@ impl Kernels {
     /// The device of the kernels.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+}
+
+/// `error`, or a clearer one if the embedded images are for other devices.
+fn not_built_for(device: &Device, error: CudaError) -> CudaError {
+    const NO_BINARY_FOR_GPU: u32 = 209;
+    match error {
+        CudaError::Driver { code: NO_BINARY_FOR_GPU, .. } => CudaError::NotBuiltFor {
+            device: device.name.clone(),
+            capability: device.capability,
+            targets: TARGETS,
+        },
+        other => other,
     }
 }
 

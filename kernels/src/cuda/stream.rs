@@ -1,5 +1,6 @@
 //! Streams of device work, and events in them.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use super::{CudaError, Device};
 pub struct Stream {
     raw: sys::CUstream,
     device: Arc<Device>,
+    overlaps: Cell<bool>,
 }
 
 // SAFETY: streams may be used from any thread that is bound to their device.
@@ -25,7 +27,18 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the out-pointer is valid for the call.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, device: device.clone() })
+        Ok(Self { raw, device: device.clone(), overlaps: Cell::new(true) })
+    }
+
+    /// Launches kernels from now on only after the end of the previous one (no programmatic dependent
+    /// launch), for drivers that do not capture such launches.
+    pub fn forbid_overlaps(&self) {
+        self.overlaps.set(false);
+    }
+
+    /// Whether kernels may be launched before the end of the previous one.
+    pub fn overlaps(&self) -> bool {
+        self.overlaps.get()
     }
 
     /// Waits for all work of the stream, as long as [`Device::limit_waits`] allows.

@@ -74,6 +74,9 @@ fn graphs(subject: &Subject<'_>) -> Results {
     let start = clock::now();
     // Sizes 1, 2, 4 and 8.
     while backend.captured_graphs() < 4 {
+        if let Some(why) = backend.capture_refusal() {
+            return Err(format!("a decode graph was refused: {why}"));
+        }
         if clock::now().since(start) > CAPTURE_WITHIN {
             return Err(format!("{} decode graphs after {CAPTURE_WITHIN:?}", backend.captured_graphs()));
         }

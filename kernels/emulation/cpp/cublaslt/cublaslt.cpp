@@ -1,6 +1,7 @@
 // cublaslt.cpp: the calls of libcublasLt.so.13 that Skein makes. Products run on the emulated driver's
 // streams.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -66,6 +67,7 @@ extern "C" __attribute__((visibility("default"))) const char* cublasLtGetStatusN
     case INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
     case ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
     case EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
     case NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     default: return "CUBLAS_STATUS unknown";
   }
@@ -179,6 +181,9 @@ API cublasLtMatmulAlgoGetHeuristic(void*, const Operation* operation, const Matr
   *count = 0;
   Product product = product_of(operation, a, b, c, d);
   if (Status status = check(product)) return status;
+  if (const char* fault = getenv("EMU_BLAS_SEARCH_FAULT")) {
+    if (d->columns == strtoull(fault, nullptr, 10)) return INTERNAL_ERROR;
+  }
   for (uint64_t number = 0; number < ALGORITHMS && *count < asked; number++) {
     size_t workspace = workspace_bytes(product, number);
     if (workspace > preference->workspace_bytes) continue;

@@ -11,6 +11,7 @@ enum Status {
   INVALID_VALUE = 7,
   ARCH_MISMATCH = 8,
   EXECUTION_FAILED = 13,
+  INTERNAL_ERROR = 14,
   NOT_SUPPORTED = 15,
 };
 enum Type : int { F32 = 0, F16 = 2, BF16 = 14, E4M3 = 28 };

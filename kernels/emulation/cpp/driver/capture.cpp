@@ -98,6 +98,7 @@ API cuStreamEndCapture(void* handle, void** graph) {
   leave(capture);
   capture->origin = nullptr;
   if (!capture->is_valid) return CAPTURE_INVALIDATED;
+  if (is_armed(NO_CAPTURE)) return complain(CAPTURE_UNSUPPORTED, "injected: no captures");
   before.resize(capture->nodes->size());
   for (bool is_before : before) {
     if (!is_before)
@@ -156,6 +157,7 @@ API cuGraphLaunch(void* executable, void* handle) {
   std::shared_ptr<Stream> stream = find_stream(handle);
   if (found == executables.end()) return complain(INVALID_VALUE, "an instantiated graph that does not exist");
   if (!stream) return INVALID_HANDLE;
+  if (is_armed(NO_GRAPH_LAUNCH)) return complain(INVALID_VALUE, "injected: no launches of graphs");
   std::shared_ptr<const Nodes> nodes = found->second->nodes;
   auto at = std::make_shared<size_t>(0);
   auto run = [nodes, at] { return run_nodes(*nodes, *at); };

@@ -10,7 +10,7 @@ namespace driver {
 
 namespace {
 
-// Launches or allocations until the fault occurs; 0: not armed.
+// Launches or allocations until the fault occurs; 0: not armed. Refusals stay armed.
 unsigned countdown[INJECTIONS];
 
 }  // namespace
@@ -18,7 +18,10 @@ unsigned countdown[INJECTIONS];
 void arm_from_environment() {
   const char* names[INJECTIONS] = {"EMU_HANG_AT_LAUNCH",
                                    "EMU_ILLEGAL_ADDRESS_AT_LAUNCH", "EMU_ECC_AT_LAUNCH",
-                                   "EMU_NO_MEMORY_AT_ALLOCATION"};
+                                   "EMU_NO_MEMORY_AT_ALLOCATION",
+                                   "EMU_NO_OVERLAP_IN_CAPTURE",
+                                   "EMU_NO_CAPTURE",
+                                   "EMU_NO_GRAPH_LAUNCH"};
   for (int i = 0; i < INJECTIONS; i++) countdown[i] = (unsigned)setting(names[i], 0);
 }
 
@@ -28,6 +31,8 @@ bool is_silent(int grid) {
   return fault && sscanf(fault, "silent:%d:%d", &device, &from) == 2 && grid >= from &&
          skein_emulation_current_device() == device;
 }
+
+bool is_armed(Injection injection) { return countdown[injection] != 0; }
 
 bool strikes(Injection injection) { return countdown[injection] != 0 && --countdown[injection] == 0; }
 

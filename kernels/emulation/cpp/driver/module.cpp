@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned MAX_THREADS = 1024, MAX_BLOCKS_YZ = 65535, MAX_BLOCKS_X = 0x7fffffff;
 constexpr int SHARED_WITHOUT_ASKING = 48 << 10, SHARED_LIMIT = 227 << 10;
 constexpr int DYNAMIC_SHARED_ATTRIBUTE = 8;
-constexpr size_t ARGUMENT_ALIGNMENT = 64, MAX_ARGUMENT_BYTES = 32764;
+constexpr size_t ARGUMENT_ALIGNMENT = 128, MAX_ARGUMENT_BYTES = 32764;
 
 std::set<void*> modules;
 // The launch that waits for another device.
@@ -22,6 +22,9 @@ const void* suspended = nullptr;
 // Grids that have stored to other devices.
 int grids_to_peers = 0;
 std::unordered_map<const void*, int> allowed_shared;
+
+// Whether the device has griddepcontrol.wait, and so do its images.
+bool has_waits() { return setting("EMU_CAPABILITY", 90) >= 90; }
 
 int shared_allowed(const void* kernel) {
   auto found = allowed_shared.find(kernel);
@@ -130,7 +133,11 @@ enum AttributeId { IGNORE = 0, CLUSTER = 4, OVERLAP = 6, PRIORITY = 8 };
 Result read_attributes(const Config& config, Launch& launch) {
   for (unsigned i = 0; i < config.attribute_count; i++) {
     const Config::Attribute& attribute = config.attributes[i];
-    if (attribute.id == OVERLAP) launch.overlaps = attribute.number != 0;
+    if (attribute.id == OVERLAP) {
+      // No document says what a driver does with it on an older device.
+      if (!has_waits()) return complain(NOT_SUPPORTED, "overlapping launches before capability 9.0");
+      launch.overlaps = attribute.number != 0;
+    }
     else if (attribute.id == CLUSTER && attribute.dims[0] * attribute.dims[1] * attribute.dims[2] == 1)
       continue;
     else if (attribute.id != IGNORE && attribute.id != PRIORITY) {
@@ -212,7 +219,8 @@ API cuFuncGetAttribute(int* value, int attribute, void* function) {
     case THREADS: *value = MAX_THREADS; break;
     case SHARED: case CONSTANT: case LOCAL: case CACHED: *value = 0; break;
     case REGISTERS: *value = 32; break;
-    case PTX: case BINARY: *value = 90; break;
+    // Like an image for 8.0 before capability 9.0, else like one for 9.0.
+    case PTX: case BINARY: *value = has_waits() ? 90 : 80; break;
     case DYNAMIC_SHARED_ATTRIBUTE: *value = shared_allowed(function); break;
     default: return INVALID_VALUE;
   }
@@ -255,6 +263,10 @@ API cuLaunchKernelEx(const Config* config, void* function, void** args, void**) 
   launch->block = dim3(block[0], block[1], block[2]);
   launch->shared_bytes = config->shared_bytes;
   if (Result result = read_attributes(*config, *launch)) return result;
+  if (stream->capture && launch->overlaps && is_armed(NO_OVERLAP_IN_CAPTURE)) {
+    stream->capture->is_valid = false;
+    return complain(INVALID_HANDLE, "injected: no overlapping launches in captures");
+  }
   launch->copy_arguments(args);
   auto run = [launch] { return launch->run(); };
   return enqueue(*stream, Operation{Operation::KERNEL, run, kernel, nullptr, 0});

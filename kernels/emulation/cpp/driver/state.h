@@ -145,7 +145,17 @@ bool is_pinned(uintptr_t address, size_t bytes);
 Result check_guards(const char* kernel);
 
 // ---- injection.cpp --------------------------------------------------------------------------
-enum Injection { HANG, FAULT_ADDRESS, FAULT_ECC, NO_MEMORY, INJECTIONS };
+enum Injection {
+  HANG,
+  FAULT_ADDRESS,
+  FAULT_ECC,
+  NO_MEMORY,
+  NO_OVERLAP_IN_CAPTURE,
+  NO_CAPTURE,
+  NO_GRAPH_LAUNCH,
+  INJECTIONS
+};
+bool is_armed(Injection injection);
 void arm_from_environment();
 // Whether stores to other devices of this grid, counted from 1 among those with such stores, never land.
 bool is_silent(int grid);

@@ -44,7 +44,7 @@ API cuTensorMapEncodeTiled(void* to, int type, unsigned rank, void* base, const 
   auto refuse = [](const char* why) {
     return complain(INVALID_VALUE, std::string("cuTensorMapEncodeTiled: ") + why);
   };
-  if (!to || (uintptr_t)to % 64) return refuse("the map is not aligned to 64 bytes");
+  if (!to || (uintptr_t)to % 128) return refuse("the map is not aligned to 128 bytes");
   if (type < 0 || type >= (int)sizeof ELEMENT_BYTES) return refuse("the element type is not emulated");
   if (rank < 1 || rank > 5) return refuse("the rank is not within 1 to 5");
   if (interleave != 0 || swizzle < 0 || swizzle > 3)

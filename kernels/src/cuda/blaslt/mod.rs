@@ -20,9 +20,9 @@ pub use tune::Tuned;
 
 use call::Handle;
 use pinned::Pinned;
-use plan::{ALIGNMENT, Operands, Plan};
+use plan::{ALIGNMENT, Algorithm, Operands, Plan};
 
-use super::{CudaError, Device, DeviceSlice, Stream};
+use super::{CudaError, Device, DeviceSlice, ErrorKind, Stream};
 
 /// Size of the workspace that a product may use: NVIDIA's recommendation for Hopper (cuBLAS documentation,
 /// "cublasSetWorkspace").
@@ -54,6 +54,8 @@ unsafe impl Sync for BlasLt {}
 struct State {
     plans: HashMap<GemmKey, Option<Plan>>,
     pinned: Pinned,
+    /// Errors of searches for algorithms.
+    refusals: Vec<CudaError>,
 }
 
 /// A product `out[rows, n] = x[rows, k] * weight[n, k]^T (+ bias)`, summed in f32 and rounded once to `O`.
@@ -156,7 +158,8 @@ impl BlasLt {
         if version < MIN_VERSION {
             return Ok(None);
         }
-        let state = State { plans: HashMap::new(), pinned: Pinned::of_user(device, version) };
+        let pinned = Pinned::of_user(device, version);
+        let state = State { plans: HashMap::new(), pinned, refusals: Vec::new() };
         Ok(Some(Self { handle: Handle::new()?, version, device: device.clone(), state: Mutex::new(state) }))
     }
 
@@ -168,6 +171,12 @@ impl BlasLt {
     /// The device that products run on.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// Errors that the library returned when it was asked for algorithms. A kind of product with such an error
+    /// counts as unsupported, so that our own kernels compute it.
+    pub fn refusals(&self) -> Vec<CudaError> {
+        self.state().refusals.clone()
     }
 
     /// Whether the library supports this kind of product on this device. Also chooses its algorithm: call it
@@ -247,11 +256,22 @@ impl State {
             plan.algorithm = algorithm;
             return Ok(Some(plan));
         }
-        let Some(first) = plan.algorithms(&blas.handle, 1, WORKSPACE_BYTES)?.first().copied() else {
+        let Some(first) = self.algorithms(blas, &plan, 1)?.first().copied() else {
             return Ok(None);
         };
         plan.algorithm = first;
         self.pinned.put(key, first);
         Ok(Some(plan))
+    }
+
+    /// Up to `most` algorithms for `plan`; none if the search fails and the device still works.
+    fn algorithms(&mut self, blas: &BlasLt, plan: &Plan, most: usize) -> Result<Vec<Algorithm>, CudaError> {
+        match plan.algorithms(&blas.handle, most, WORKSPACE_BYTES) {
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                self.refusals.push(error);
+                Ok(Vec::new())
+            }
+            result => result,
+        }
     }
 }

@@ -7,6 +7,7 @@ use cudarc::cublaslt::sys::{self, cublasLtMatmulDescAttributes_t as Attribute};
 use super::call::{Handle, Layout, Operation, Preference, check};
 use super::key::{GemmKey, Scaling};
 use crate::cuda::CudaError;
+use crate::cuda::error::BLAS_LAUNCH;
 
 /// Alignment of operands and results in bytes, which wide loads and TMA require. (The library's default, 256,
 /// does not hold for a row inside a matrix.)
@@ -178,7 +179,7 @@ impl Plan {
                 stream,
             )
         };
-        check("cublasLtMatmul", status, || format!("{} rows of {}", operands.rows, self.key))
+        check(BLAS_LAUNCH, status, || format!("{} rows of {}", operands.rows, self.key))
     }
 
     fn set_pointers(&self, operands: &Operands) -> Result<(), CudaError> {

@@ -40,7 +40,7 @@ impl BlasLt {
             return Ok(None);
         }
         let mut plan = Plan::new(key)?;
-        let candidates = plan.algorithms(&self.handle, CANDIDATES, WORKSPACE_BYTES)?;
+        let candidates = self.state().algorithms(self, &plan, CANDIDATES)?;
         let operands = Operands::inside(&key, scratch);
         let mut timed: Vec<(f32, Algorithm)> = Vec::with_capacity(candidates.len());
         for algorithm in candidates {

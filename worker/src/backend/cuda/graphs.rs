@@ -1,7 +1,7 @@
 //! The sizes that decode steps are padded to, and their captured CUDA graphs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use skein_kernels::cuda::Graph;
 
@@ -25,8 +25,30 @@ pub(super) struct Graphs {
     captured: Vec<Graph>,
     /// Number of sizes, smallest first, that get a graph.
     wanted: usize,
-    /// Number of captured graphs, shared with readers.
-    count: Arc<AtomicUsize>,
+    progress: Arc<CaptureProgress>,
+}
+
+/// How far the captures are, for readers on other threads.
+#[derive(Debug, Default)]
+pub(super) struct CaptureProgress {
+    captured: AtomicUsize,
+    refusal: OnceLock<String>,
+}
+
+impl CaptureProgress {
+    /// Number of captured graphs.
+    pub fn captured(&self) -> usize {
+        self.captured.load(Ordering::Acquire)
+    }
+
+    /// The first error of a capture, after which graphs are captured in a simpler form or no more.
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.get().map(String::as_str)
+    }
+
+    pub(super) fn refuse(&self, why: String) {
+        let _ = self.refusal.set(why); // the first one stays
+    }
 }
 
 impl Graphs {
@@ -34,7 +56,7 @@ impl Graphs {
     pub fn new(max_num_seqs: usize, enforce_eager: bool) -> Self {
         let sizes = sizes(max_num_seqs);
         let wanted = if enforce_eager { 0 } else { sizes.len() };
-        Self { sizes, captured: Vec::with_capacity(wanted), wanted, count: Arc::default() }
+        Self { sizes, captured: Vec::with_capacity(wanted), wanted, progress: Arc::default() }
     }
 
     /// The size to which `rows` rows are padded.
@@ -48,6 +70,11 @@ impl Graphs {
         self.captured.get(self.sizes.binary_search(&size).ok()?)
     }
 
+    /// Whether none is captured yet.
+    pub fn is_empty(&self) -> bool {
+        self.captured.is_empty()
+    }
+
     /// The next size to capture, the smallest without a graph.
     pub fn next_size(&self) -> Option<usize> {
         (self.captured.len() < self.wanted).then(|| self.sizes[self.captured.len()])
@@ -57,12 +84,17 @@ impl Graphs {
     pub fn put(&mut self, size: usize, graph: Graph) {
         assert_eq!(self.next_size(), Some(size), "graphs come in the order of their sizes");
         self.captured.push(graph);
-        self.count.store(self.captured.len(), Ordering::Release);
+        self.progress.captured.store(self.captured.len(), Ordering::Release);
     }
 
-    /// A shared counter of captured graphs.
-    pub fn count(&self) -> Arc<AtomicUsize> {
-        Arc::clone(&self.count)
+    /// Captures no more graphs; the sizes without one run kernel by kernel.
+    pub fn give_up(&mut self) {
+        self.wanted = self.captured.len();
+    }
+
+    /// The progress, shared with readers.
+    pub fn progress(&self) -> Arc<CaptureProgress> {
+        Arc::clone(&self.progress)
     }
 }
 

@@ -257,7 +257,7 @@ impl<'a> Loading<'a> {
         let start = move || {
             self.noting_faults(|| self.begin(&mut model))?;
             self.report(&model, &of_log, kv_blocks)?;
-            let (graphs, gaps) = (model.graphs.count(), model.gaps.clone());
+            let (graphs, gaps) = (model.graphs.progress(), model.gaps.clone());
             let of_group = (kv_blocks, self.shard.stages);
             let backend = CudaBackend::start(model, of_group, self.options.cuda.step_timeout, graphs);
             Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps).verifying(self.options.verifies()))
@@ -350,6 +350,9 @@ impl<'a> Loading<'a> {
             %usage,
             "the model is on the device"
         );
+        for error in ops.linear.blas().map(|blas| blas.refusals()).unwrap_or_default() {
+            tracing::warn!(%error, "our own kernels compute this product");
+        }
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy};
 use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS, Message, TileList};
 use skein_kernels::cuda::ops::kv::KvElement;
-use skein_kernels::cuda::{CudaError, Device, Kernels, PinnedBuffer, Stream};
+use skein_kernels::cuda::{CudaError, Device, ErrorKind, Graph, Kernels, PinnedBuffer, Stream};
 
 use super::adapters::{AdapterSlots, SlotRows, unsupported};
 use super::draw::Draw;
@@ -329,20 +329,16 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(())
     }
 
-    /// Captures the graph of the next size; false if none is left. Before the capture, the same work runs
-    /// eagerly over zero rows, to do what a capture must not contain (loading code, choosing algorithms).
+    /// Captures the graph of the next size; false if none is left.
     fn capture_next(&mut self) -> Result<bool, CudaError> {
         // Steps without an adapter come first.
         let of_plain = self.graphs.next_size().map(|size| (size, false));
         let next = of_plain.or_else(|| self.adapter_graphs.next_size().map(|size| (size, true)));
         let Some((size, has_adapters)) = next else { return Ok(false) };
-        self.memory.packed.upload(&self.stream, &self.empty, 0..HEADER_WORDS)?;
-        self.decode_eagerly(&self.stream, size, has_adapters)?;
-        let graph = skein_kernels::cuda::Graph::capture(&self.capture_stream, || {
-            self.decode_eagerly(&self.capture_stream, size, has_adapters)
-        })?;
-        // On the stream that launches it, because nothing else orders an upload before a launch.
-        graph.upload(&self.stream)?;
+        let graph = match self.capture(size, has_adapters) {
+            Ok(graph) => graph,
+            Err(error) => return self.after_refused_capture(error),
+        };
         let graphs = if has_adapters { &mut self.adapter_graphs } else { &mut self.graphs };
         graphs.put(size, graph);
         if graphs.next_size().is_none() {
@@ -352,6 +348,48 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             tracing::info!(largest = size, %usage, "decode graphs captured");
         }
         Ok(true)
+    }
+
+    /// Captures one graph. Before, the same work runs eagerly over zero rows, to do what a capture must not
+    /// contain (loading code, choosing algorithms).
+    fn capture(&self, size: usize, has_adapters: bool) -> Result<Graph, CudaError> {
+        self.memory.packed.upload(&self.stream, &self.empty, 0..HEADER_WORDS)?;
+        self.decode_eagerly(&self.stream, size, has_adapters)?;
+        let graph = Graph::capture(&self.capture_stream, || {
+            self.decode_eagerly(&self.capture_stream, size, has_adapters)
+        })?;
+        // On the stream that launches it, because nothing else orders an upload before a launch.
+        graph.upload(&self.stream)?;
+        if self.graphs.is_empty() {
+            // Some drivers capture what they then refuse to launch. Rows are still zero.
+            graph.launch(&self.stream)?;
+        }
+        Ok(graph)
+    }
+
+    /// Goes on after a capture that failed on a device that still works: first without overlapping launches,
+    /// which not every driver captures, then without graphs. Returns whether there is more to capture.
+    fn after_refused_capture(&mut self, error: CudaError) -> Result<bool, CudaError> {
+        let is_memory = error.kind() == ErrorKind::OutOfMemory;
+        if !is_memory && error.kind() != ErrorKind::Invalid {
+            return Err(error);
+        }
+        if self.model.exchange.is_some() {
+            // The other ranks have captured, and a group's exchanges are in graphs on all ranks or on none.
+            return Err(CudaError::invalid(format!(
+                "capturing decode graphs failed: {error}; --enforce-eager serves without them"
+            )));
+        }
+        self.graphs.progress().refuse(error.to_string());
+        if !is_memory && self.capture_stream.overlaps() {
+            self.capture_stream.forbid_overlaps();
+            tracing::warn!(%error, "a decode graph was refused; trying without overlapping launches");
+            return Ok(true);
+        }
+        self.graphs.give_up();
+        self.adapter_graphs.give_up();
+        tracing::warn!(%error, "decode graphs are refused; decode steps run kernel by kernel, which is slower");
+        Ok(false)
     }
 }
 

@@ -2,13 +2,13 @@
 //! so if the driver hangs, the engine notices and ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::gaps::StepGaps;
+use super::graphs::CaptureProgress;
 use super::stage::steps_in_flight;
 use super::stopped;
 use crate::backend::{Alarm, Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
@@ -55,7 +55,7 @@ pub struct CudaBackend {
     threads: Vec<JoinHandle<()>>,
     failed: bool,
     bell: Arc<Bell>,
-    graphs: Arc<AtomicUsize>,
+    graphs: Arc<CaptureProgress>,
     gaps: Option<Arc<StepGaps>>,
     verifies: bool,
 }
@@ -63,7 +63,12 @@ pub struct CudaBackend {
 impl CudaBackend {
     /// Decode sizes that replay a captured graph so far; the others run kernel by kernel.
     pub fn captured_graphs(&self) -> usize {
-        self.graphs.load(Ordering::Acquire)
+        self.graphs.captured()
+    }
+
+    /// The first error of a capture: since then graphs are captured without overlapping launches, or no more.
+    pub fn capture_refusal(&self) -> Option<&str> {
+        self.graphs.refusal()
     }
 
     /// Idle times of the device between steps, if [`crate::config::CudaConfig::times_gaps`].
@@ -87,7 +92,7 @@ impl CudaBackend {
         launcher: L,
         (kv_blocks, stages): (KvBlocks, usize),
         step_timeout: Duration,
-        graphs: Arc<AtomicUsize>,
+        graphs: Arc<CaptureProgress>,
     ) -> std::io::Result<Self> {
         let most = steps_in_flight(stages);
         let (steps, inbox) = sync_channel(most);

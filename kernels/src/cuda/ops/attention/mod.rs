@@ -138,9 +138,11 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
         shape.check()?;
         let instance = Instance::of::<T, K>(&shape)?;
         let multiprocessors = kernels.device().multiprocessors;
+        let merge = kernel_for!(kernels, T, "attention_merge")?;
+        merge.prefer_shared()?; // as the attention before it
         Ok(Self {
             plan: kernels.get("attention_plan")?,
-            merge: kernel_for!(kernels, T, "attention_merge")?,
+            merge,
             small: Family::new(kernels, &instance, 0)?,
             large: Family::new(kernels, &instance, 1)?,
             held_values: instance.held_values,
