@@ -53,10 +53,11 @@ has_cublaslt() {
 }
 
 # step NAME SECONDS COMMAND...: runs the command within the time and records the result. The last lines that
-# say something go into the table.
+# say something go into the table. With ONLY, a regular expression, steps with other names are left out.
 step() {
   local name=$1 limit=$2 started=$SECONDS status
   shift 2
+  [[ $name =~ ${ONLY:-} ]] || return 0
   timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1
   status=$?
   record "$name" "$status" "$limit" $((SECONDS - started))

@@ -163,9 +163,9 @@ impl CudaError {
             Self::Driver { code, .. } if MISSING.contains(code) => ErrorKind::Unavailable,
             // CUBLAS_STATUS_ALLOC_FAILED
             Self::Blas { code: 3, .. } => ErrorKind::OutOfMemory,
-            // EXECUTION_FAILED and INTERNAL_ERROR of a launch: the next driver call returns the driver's own error.
-            // The other calls launch nothing. Of those, the search for algorithms returns INTERNAL_ERROR for some
-            // shapes that it should call unsupported.
+            // EXECUTION_FAILED and INTERNAL_ERROR of a launch: the next driver call returns the driver's own
+            // error. The other calls launch nothing. Of those, the search for algorithms has returned
+            // INTERNAL_ERROR for shapes that it should call unsupported.
             Self::Blas { code: 13 | 14, call: BLAS_LAUNCH, .. } => ErrorKind::DeviceFault,
             Self::Stuck { .. } | Self::Nccl { .. } | Self::Ended { .. } | Self::Missing { .. } => {
                 ErrorKind::DeviceFault

@@ -143,7 +143,7 @@ impl Kernel {
     /// Wraps `function` and queries its target and the sizes of its parameters.
     pub(crate) fn new(function: sys::CUfunction, name: &'static str) -> Result<Self, CudaError> {
         let (mut sizes, mut count, mut target) = ([0; MAX_ARGS], 0, 0);
-        // The target of the PTX, also of a cubin: what the driver compiles from older PTX has no waits either.
+        // The target of the PTX, also of a cubin: what the driver compiles from older PTX has no waits.
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PTX_VERSION;
         // SAFETY: the out-pointer is valid for the call, and the function is alive.
         check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut target, attribute, function) })?;

@@ -173,8 +173,8 @@ impl BlasLt {
         &self.device
     }
 
-    /// Errors that the library returned when it was asked for algorithms. A kind of product with such an error
-    /// counts as unsupported, so that our own kernels compute it.
+    /// Errors that the library returned when it was asked for algorithms. A kind of product with such an
+    /// error counts as unsupported, so that our own kernels compute it.
     pub fn refusals(&self) -> Vec<CudaError> {
         self.state().refusals.clone()
     }
