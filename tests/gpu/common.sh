@@ -1,8 +1,8 @@
 # Common parts of the scripts that check a machine with a GPU. Source it, then call `begin BINARY OUT`.
 #
-# Every step has its own time limit. Its output and its row of the table are written as soon as it ends, so that
-# a run that is cut off still reports what it measured. OUT holds three files, since lent machines return few:
-# log.txt (all output), report.md (device, table, the end of each step's output), clocks.txt.
+# Every step has its own time limit. Its output and its row of the table are written as soon as it ends, so
+# that a run that is cut off still reports what it measured. OUT holds three files, since lent machines
+# return few: log.txt (all output), report.md (device, table, the end of each step's output), clocks.txt.
 
 # begin BINARY OUT: checks the arguments, finds the device and NVIDIA's libraries, starts the report. Ends the
 # script with success if there is no GPU.

@@ -59,8 +59,8 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Loads the kernels on `device`: those embedded in the binary, or else compiled here, which takes minutes
-    /// of processor time at the first start, and at least as long as `gemv_packed.cu`: a minute.
+    /// Loads the kernels on `device`: those embedded in the binary, or else compiled here, which takes
+    /// minutes of processor time at the first start, and at least as long as `gemv_packed.cu`: a minute.
     pub fn load(device: &Arc<Device>) -> Result<Self, CudaError> {
         let (source, compiled) = if KERNELS.iter().all(|kernel| !kernel.fatbin.0.is_empty()) {
             (KernelSource::Embedded, None)
