@@ -59,7 +59,7 @@ fn main() {
 fn arguments() -> (Option<String>, usize, NumberTypes, Isa) {
     let mut isa = Isa::best();
     let (mut model, mut threads, mut numbers) =
-        (None, ThreadPlacement::of_this_machine(0).threads, NumberTypes::EXACT);
+        (None, ThreadPlacement::of_this_machine(0).threads, NumberTypes::STORED);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {

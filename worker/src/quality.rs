@@ -13,6 +13,7 @@ use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::spec::Spec;
 use crate::model::tensors;
 use crate::service::WorkerError;
+use crate::service::load::stored_form;
 use crate::service::precision;
 
 /// Slots of a block of the cache.
@@ -99,11 +100,13 @@ impl Scored {
         let spec = ModelConfig::from_dir(dir)?.spec;
         let weights = Weights::open(dir)?;
         let embedding = tensors::embedding(&spec).find(&weights)?;
-        let numbers = precision::on_cpu(precision, embedding.storage(), weights.scheme())?;
+        let quantised = stored_form(&spec, &weights)?;
+        let numbers = precision::on_cpu(precision, embedding.storage(), quantised)?;
         Ok(load(dir, &spec, numbers, (window, threads))?)
     }
 
-    /// Loads the model in `dir` so that nothing is rounded beyond what it stores.
+    /// Loads the model in `dir` so that nothing is rounded: codes are decoded, and everything is computed in
+    /// 32 bits.
     ///
     /// # Errors
     /// If it cannot be loaded.

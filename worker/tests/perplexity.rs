@@ -87,7 +87,7 @@ fn chunk(window: &[u32], first: usize, end: usize, blocks: u32) -> Batch {
 fn exact() -> f64 {
     static EXACT: OnceLock<f64> = OnceLock::new();
     *EXACT.get_or_init(|| {
-        let exact = perplexity(NumberTypes::EXACT);
+        let exact = perplexity(NumberTypes::STORED);
         println!("{:<24}{exact:.4}", "exact");
         exact
     })
@@ -111,12 +111,12 @@ fn check(cases: &[(&str, NumberTypes, f64)]) {
 fn the_text_is_the_models_kind_and_bf16_activations_cost_nearly_nothing() {
     let exact = exact();
     assert!((11.0..16.0).contains(&exact), "{exact}: README.md of the model says 12.96 to 15.01");
-    check(&[("bf16 activations", NumberTypes { bf16: true, ..NumberTypes::EXACT }, BF16_PERCENT)]);
+    check(&[("bf16 activations", NumberTypes { bf16: true, ..NumberTypes::STORED }, BF16_PERCENT)]);
 }
 
 #[test]
 fn rounded_weights_cost_little() {
-    let weights = |format| NumberTypes { weights: Some(format), ..NumberTypes::EXACT };
+    let weights = |format| NumberTypes { weights: Some(format), ..NumberTypes::STORED };
     check(&[
         ("int8", weights(Format::INT8), INT8_PERCENT),
         ("int8 by groups", weights(Format::INT8_GROUP), INT8_PERCENT),
@@ -127,7 +127,7 @@ fn rounded_weights_cost_little() {
 
 #[test]
 fn rounded_keys_and_values_cost_little() {
-    let cached = |kv| NumberTypes { kv, ..NumberTypes::EXACT };
+    let cached = |kv| NumberTypes { kv, ..NumberTypes::STORED };
     check(&[
         ("bf16 KV", cached(KvType::Bf16), KV_BF16_PERCENT),
         ("f16 KV", cached(KvType::F16), KV_F16_PERCENT),

@@ -145,7 +145,7 @@ fn logits(dir: &Path, tokens: &[u32]) -> Vec<f32> {
         window_blocks: None,
         block_size: 16,
         max_rows: 64,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     let mut model = CpuModel::load(dir, options, &PackedCache::none(), &mut |_, _| {}).unwrap();
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();

@@ -63,7 +63,7 @@ pub fn on_cpu(subject: &Subject<'_>) -> Result<CpuBackend, String> {
         window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: STEP_ROWS as u32,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     CpuBackend::load(subject.dir, options, &mut |_, _| {}).map_err(|error| error.to_string())
 }

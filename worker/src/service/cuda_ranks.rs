@@ -44,7 +44,7 @@ pub(super) fn lead(
             window_blocks: None,
             block_size: options.limits.block_size,
             max_rows: cuda::most_rows(&options.limits),
-            numbers: NumberTypes::EXACT,
+            numbers: NumberTypes::STORED,
         },
         cuda: Some(CudaWelcome {
             config: options.cuda.clone(),

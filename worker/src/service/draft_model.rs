@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use skein_grammar::token_bytes::TokenBytes;
 
-use super::load::{bits_per_weight, quantised_type, tokenizer_json};
+use super::load::{bits_per_weight, stored_form, tokenizer_json};
 use super::{WorkerError, precision};
 use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use crate::config::{Precision, WorkerConfig};
@@ -50,13 +50,13 @@ pub(super) fn plan(
     let weights = Weights::open(path)?;
     let embedding = tensors::embedding(&draft.spec).find(&weights)?;
     // Weights that are quantised already stay as they are.
-    let is_quantised = weights.scheme().is_some() || quantised_type(&draft.spec, &weights)?.is_some();
-    let quantization = config.precision.quantization.filter(|_| !is_quantised);
+    let quantised = stored_form(&draft.spec, &weights)?;
+    let quantization = config.precision.quantization.filter(|_| quantised.is_none());
     let asked = Precision { quantization, ..config.precision };
-    let numbers = precision::on_cpu(asked, embedding.storage(), weights.scheme())?;
+    let numbers = precision::on_cpu(asked, embedding.storage(), quantised)?;
     let weight_bytes = match weights.scheme() {
-        Some(_) => weights.file_bytes() / 10 * 11,
-        None => draft.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+        Some(_) if !numbers.decodes() => weights.file_bytes() / 10 * 11,
+        _ => draft.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
     };
     let kv_bytes_per_token = draft.spec.kv_bytes_per_token(numbers.kv);
     tracing::info!(draft_model = %path.display(), "a draft model speculates");

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use skein_grammar::Grammars;
 use skein_grammar::token_bytes::TokenBytes;
 use skein_kernels::cpu::matrix::Storage;
+use skein_kernels::cpu::packed::Format;
 use skein_node::trace::PROCESS;
 use tracing::field::Empty;
 use tracing::info_span;
@@ -301,22 +302,18 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
     let model = ModelConfig::from_dir(&config.model)?;
     let weights = Weights::open(&config.model)?;
     let embedding = tensors::embedding(&model.spec).find(&weights)?;
-    let numbers = precision::on_cpu(config.precision, embedding.storage(), weights.scheme())?;
+    let quantised = stored_form(&model.spec, &weights)?;
+    let numbers = precision::on_cpu(config.precision, embedding.storage(), quantised)?;
     let (topology, shards) = ranks::shards(config, &model.spec)?;
     if config.merged_adapter.is_some() {
         check_adapter(config)?;
     }
-    let blocks = quantised_type(&model.spec, &weights)?;
-    if let (Some(_), Some(kind)) = (numbers.weights, blocks) {
-        return Err(WorkerError::Unsuitable(format!(
-            "--quantization needs 16- or 32-bit weights, but this model's are already {kind}; leave it out"
-        )));
-    }
-    let multiplies_codes = blocks.is_some() || weights.scheme().is_some_and(Scheme::is_of_integers);
+    let is_in_integers = weights.scheme().map_or(quantised.is_some(), Scheme::is_of_integers);
+    let multiplies_codes = is_in_integers && !numbers.decodes();
     let weight_bytes = match weights.scheme() {
         // Codes keep their size; their scales grow to single precision.
-        Some(_) => weights.file_bytes() / 10 * 11,
-        None => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+        Some(_) if !numbers.decodes() => weights.file_bytes() / 10 * 11,
+        _ => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
     };
     let draft_model = config.cpu.draft_model.as_deref();
     let draft_model = draft_model.map(|path| draft_model::plan(config, path, &topology)).transpose()?;
@@ -373,7 +370,10 @@ fn load_cpu(config: &WorkerConfig, progress: &mut dyn FnMut(u64, u64)) -> Result
     let draft_model = draft_model.map(load).transpose()?;
     Ok(LoadedBackend {
         cost: StepCost {
-            product: Product::on_cpu(numbers.bf16, numbers.weights.is_some() || multiplies_codes),
+            product: Product::on_cpu(
+                numbers.bf16,
+                numbers.weights.is_some_and(Format::is_integer) || multiplies_codes,
+            ),
             ..model.spec.cpu_cost(weight_bytes, numbers.kv)
         },
         fingerprint,
@@ -445,10 +445,11 @@ fn check_adapter(config: &WorkerConfig) -> Result<(), WorkerError> {
     Err(WorkerError::Unsuitable(why.into()))
 }
 
-/// Block type of the model's first matrix that is stored in blocks; `None` if there is none.
-pub(super) fn quantised_type(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>, WorkerError> {
-    if weights.scheme().is_some() {
-        return Ok(None); // quantised matrices have other names
+/// Name of the scheme of the model's codes, or the type of its first matrix in blocks; `None` if its weights
+/// are numbers.
+pub(crate) fn stored_form(spec: &Spec, weights: &Weights) -> Result<Option<&'static str>, LoadError> {
+    if let Some(scheme) = weights.scheme() {
+        return Ok(Some(scheme.name()));
     }
     for tensor in tensors::all(spec).iter().filter(|tensor| matches!(tensor.kind, Kind::Matrix(..))) {
         if let Some(kind) = tensor.find_stored(weights)?.storage().blocks() {
@@ -467,7 +468,7 @@ fn quantised_form(config: &WorkerConfig, spec: &Spec) -> Result<Option<&'static 
     if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_none() {
         return Ok(None);
     }
-    quantised_type(spec, &Weights::open(&config.model)?)
+    Ok(stored_form(spec, &Weights::open(&config.model)?)?)
 }
 
 /// Content of a tokenizer.json, or its equivalent from a GGUF file.

@@ -7,7 +7,7 @@ mod cuda_ranks;
 mod detached;
 mod draft_model;
 mod drain;
-mod load;
+pub(crate) mod load;
 mod local;
 mod memory_plan;
 mod plan;

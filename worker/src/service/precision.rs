@@ -9,29 +9,31 @@ use super::WorkerError;
 use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
-use crate::model::checkpoint::quantised::Scheme;
 use crate::model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
 const CPU_ARITHMETIC: u32 = 6;
 
-/// Number types on the CPU for a model with weights stored like `weights`, and others quantised by `scheme`.
+/// Number types on the CPU for a model whose embedding is stored like `weights`. `quantised` names the scheme
+/// or the blocks of its other weights, if they are codes.
 ///
 /// # Errors
 /// For types that need a GPU, bfloat16 for a model without it, and weights that would be quantised twice.
 pub(crate) fn on_cpu(
     asked: Precision,
     weights: &Storage,
-    scheme: Option<&Scheme>,
+    quantised: Option<&str>,
 ) -> Result<NumberTypes, WorkerError> {
-    if let (Some(scheme), Some(_)) = (scheme, asked.quantization) {
-        let name = scheme.name();
+    if let (Some(name), Some(_)) = (quantised, asked.quantization) {
         return Err(unsuitable(&format!(
-            "--quantization needs 16-bit weights, but this model's are already quantised with {name}; leave it out"
+            "--quantization needs 16- or 32-bit weights, but this model's are already quantised with {name}; leave \
+             it out"
         )));
     }
     let packed = match asked.quantization {
+        // Codes are multiplied by activations in 8 bits, numbers by activations in 32.
+        None if asked.dtype == Dtype::Float32 && quantised.is_some() => Some(Format::F32),
         None => None,
         Some(Quantization::Int8) => Some(Format::INT8),
         Some(Quantization::Int4) => Some(Format::INT4),
@@ -142,6 +144,15 @@ mod tests {
     }
 
     #[test]
+    fn float32_decodes_codes() {
+        let wide = Precision { dtype: Dtype::Float32, ..Precision::default() };
+        let of = |asked, quantised| on_cpu(asked, &stored("f16"), quantised).unwrap().weights;
+        assert_eq!(of(wide, Some("Q8_0")), Some(Format::F32));
+        assert_eq!(of(wide, None), None, "there are no codes");
+        assert_eq!(of(Precision::default(), Some("Q8_0")), None);
+    }
+
+    #[test]
     fn unsupported_types_are_refused_with_the_flag_and_a_way_out() {
         let fp8 = Precision { quantization: Some(Quantization::Fp8), ..Precision::default() };
         let fp8_cache = Precision { kv_cache_dtype: KvCacheDtype::Fp8, ..Precision::default() };
@@ -154,7 +165,7 @@ mod tests {
             assert!(said.contains(expected), "{said}");
         }
         let int8 = Precision { quantization: Some(Quantization::Int8), ..Precision::default() };
-        let said = on_cpu(int8, &stored("bf16"), Some(&Scheme::BitsAndBytes)).unwrap_err().to_string();
+        let said = on_cpu(int8, &stored("bf16"), Some("bitsandbytes")).unwrap_err().to_string();
         assert!(said.contains("already quantised with bitsandbytes"), "{said}");
         assert_eq!(on_cuda(fp8).unwrap(), Fp8 { weights: true, kv_cache: false });
         assert_eq!(on_cuda(fp8_cache).unwrap(), Fp8 { weights: false, kv_cache: true });
@@ -172,13 +183,13 @@ mod tests {
     #[test]
     fn everything_that_changes_bits_changes_the_arithmetic() {
         let mut texts: Vec<String> = [
-            NumberTypes::EXACT,
-            NumberTypes { bf16: true, ..NumberTypes::EXACT },
-            NumberTypes { kv: KvType::Bf16, ..NumberTypes::EXACT },
-            NumberTypes { kv: KvType::Int8, ..NumberTypes::EXACT },
-            NumberTypes { kv: KvType::Fp8, ..NumberTypes::EXACT },
-            NumberTypes { weights: Some(Format::INT8), ..NumberTypes::EXACT },
-            NumberTypes { weights: Some(Format::INT4), ..NumberTypes::EXACT },
+            NumberTypes::STORED,
+            NumberTypes { bf16: true, ..NumberTypes::STORED },
+            NumberTypes { kv: KvType::Bf16, ..NumberTypes::STORED },
+            NumberTypes { kv: KvType::Int8, ..NumberTypes::STORED },
+            NumberTypes { kv: KvType::Fp8, ..NumberTypes::STORED },
+            NumberTypes { weights: Some(Format::INT8), ..NumberTypes::STORED },
+            NumberTypes { weights: Some(Format::INT4), ..NumberTypes::STORED },
         ]
         .iter()
         .map(cpu_arithmetic)

@@ -22,7 +22,6 @@ use crate::group::{
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
-use crate::model::checkpoint::quantised::Scheme;
 use crate::model::config::ModelConfig;
 use crate::model::fingerprint::fingerprint;
 use crate::model::on_cpu::packed_cache::PackedCache;
@@ -406,8 +405,8 @@ pub(super) fn follow<B: Backend>(
 
 fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let welcome = &process.welcome;
-    let (stored, scheme) = stored(&welcome.model)?;
-    let numbers = precision::on_cpu(welcome.precision, &stored, scheme.as_ref());
+    let (stored, quantised) = stored(&welcome.model)?;
+    let numbers = precision::on_cpu(welcome.precision, &stored, quantised);
     let numbers = numbers.map_err(|error| error.to_string())?;
     let merged = welcome.merged_adapter.as_deref();
     let of_merged = super::load::of_merged(merged).map_err(|error| error.to_string())?;
@@ -471,13 +470,13 @@ fn terms(model: &Path, is_dummy: bool, arithmetic: &str) -> Result<Terms, Worker
     })
 }
 
-/// Storage of the model's weights.
-fn stored(model: &Path) -> Result<(Storage, Option<Scheme>), String> {
+/// Storage of the model's embedding, and the name of the codes of its other weights.
+fn stored(model: &Path) -> Result<(Storage, Option<&'static str>), String> {
     let read = || {
         let config = ModelConfig::from_dir(model)?;
         let weights = Weights::open(model)?;
         let embedding = tensors::embedding(&config.spec).find(&weights)?;
-        Ok((embedding.storage().clone(), weights.scheme().cloned()))
+        Ok((embedding.storage().clone(), super::load::stored_form(&config.spec, &weights)?))
     };
     read().map_err(|error: LoadError| error.to_string())
 }

@@ -43,7 +43,7 @@ pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
         window_blocks: None,
         block_size,
         max_rows: 64,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     CpuModel::load(&golden(name), options, &PackedCache::none(), &mut |_, _| {}).unwrap()
 }
@@ -75,7 +75,7 @@ pub fn backend_of(model: &str, kv_blocks: u32, window_blocks: Option<WindowBlock
         window_blocks,
         block_size: SMALL_BLOCK,
         max_rows: 64,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     CpuBackend::load(&golden(model), options, &mut |_, _| {}).unwrap()
 }

@@ -94,10 +94,10 @@ fn nan_and_infinite_weights_are_refused_at_load() {
     let data = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     bytes[data..].fill(0xff); // NaN in f32
     std::fs::write(&path, bytes).unwrap();
-    let rounded = NumberTypes { weights: Some(Format::INT8), ..NumberTypes::EXACT };
+    let rounded = NumberTypes { weights: Some(Format::INT8), ..NumberTypes::STORED };
     // Unusable weights are refused before quantisation, with the name of their tensor.
     for (numbers, expected) in [
-        (NumberTypes::EXACT, "not finite"),
+        (NumberTypes::STORED, "not finite"),
         (rounded, "tensor model.layers.0.self_attn.q_proj.weight: the weight of output 0"),
     ] {
         let options = CpuOptions {

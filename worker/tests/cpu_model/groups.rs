@@ -36,7 +36,7 @@ pub fn group_of(directory: &Path, (tensor, stages): (usize, usize), blocks: KvBl
         window_blocks: blocks.window,
         block_size: SMALL_BLOCK,
         max_rows: 64,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     let load = move |memory: &GroupMemory, directory: &Path, rank| {
         let Member { connections, reports, .. } = group::connect(memory, rank, None, None).unwrap();

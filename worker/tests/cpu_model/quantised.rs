@@ -54,7 +54,7 @@ fn options(threads: usize) -> CpuOptions {
         window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     }
 }
 
@@ -227,6 +227,18 @@ fn logits_agree_with_transformers_on_the_dequantised_weights() {
             assert!(first <= TOLERANCE, "{name}: off by {first} with 8-bit inputs");
             assert!(all <= FLIPS * rms(&got, &exact), "{name}: off by {all} with 8-bit inputs");
         }
+    }
+}
+
+/// `--dtype float32` and the reference of `bench perplexity`: no activation is rounded.
+#[test]
+fn decoded_codes_give_the_logits_of_transformers() {
+    for name in goldens() {
+        let options = CpuOptions { numbers: NumberTypes::EXACT, ..options(2) };
+        let model = CpuModel::load(&golden(&name), options, &PackedCache::none(), &mut |_, _| {});
+        let off =
+            worst(&logits(&mut model.unwrap(), &json(&name)), &expected(&name, "exact_logits").unwrap());
+        assert!(off <= TOLERANCE, "{name}: off by {off}");
     }
 }
 

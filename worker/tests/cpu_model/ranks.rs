@@ -198,7 +198,7 @@ fn every_family_gives_the_same_bits_on_any_number_of_ranks() {
         ("gemma2", Dtype::BF16, json!({})),
     ] {
         let model = make(name, stored, changes);
-        check(model.path(), NumberTypes::EXACT, name, &wide(&[2, 4, 8]));
+        check(model.path(), NumberTypes::STORED, name, &wide(&[2, 4, 8]));
     }
 }
 
@@ -232,7 +232,7 @@ fn later_families_give_the_same_bits_too() {
         let mut changes = changes;
         changes["hidden_size"] = json!(256); // some families derive head_dim from it
         let model = make(name, Dtype::BF16, changes);
-        check(model.path(), NumberTypes::EXACT, name, &[(2, 1), (4, 1), (1, 2), (2, 2)]);
+        check(model.path(), NumberTypes::STORED, name, &[(2, 1), (4, 1), (1, 2), (2, 2)]);
     }
 }
 
@@ -244,11 +244,11 @@ fn stages_give_the_bits_of_one() {
         let shapes: Vec<_> =
             [1, 2, 4].into_iter().flat_map(|tensor| (1..=4).map(move |stages| (tensor, stages))).collect();
         let bf16 = NumberTypes { bf16: true, kv: KvType::Bf16, weights: None };
-        let numbers = if name == "gemma2" { NumberTypes::EXACT } else { bf16 };
+        let numbers = if name == "gemma2" { NumberTypes::STORED } else { bf16 };
         check(model.path(), numbers, name, &shapes[1..]);
     }
     let model = make("qwen2", Dtype::BF16, json!({"num_hidden_layers": 4}));
-    let int8 = NumberTypes { weights: Some(Format::INT8), kv: KvType::Int8, ..NumberTypes::EXACT };
+    let int8 = NumberTypes { weights: Some(Format::INT8), kv: KvType::Int8, ..NumberTypes::STORED };
     check(model.path(), int8, "int8", &[(1, 4), (2, 2)]);
 }
 
@@ -258,7 +258,7 @@ fn every_number_type_and_format_gives_the_same_bits_on_any_number_of_ranks() {
     let kv = [KvType::F32, KvType::Bf16, KvType::F16, KvType::Int8];
     let numbers = kv.map(|kv| NumberTypes { kv, bf16: kv != KvType::F32, weights: None });
     let formats = [Format::INT8, Format::INT8_GROUP, Format::INT4, Format::INT4_ZERO];
-    let rounded = formats.map(|format| NumberTypes { weights: Some(format), ..NumberTypes::EXACT });
+    let rounded = formats.map(|format| NumberTypes { weights: Some(format), ..NumberTypes::STORED });
     for numbers in numbers.into_iter().chain(rounded) {
         check(model.path(), numbers, "qwen2", &wide(&[2, 8]));
     }
@@ -272,21 +272,21 @@ fn quantised(name: &str) -> std::path::PathBuf {
 #[test]
 fn quantised_checkpoints_give_the_same_bits_on_several_ranks_and_stages() {
     for name in ["w8a8", "w4a16", "nf4", "fp8-channel", "gptq-4", "awq"] {
-        check(&quantised(name), NumberTypes::EXACT, name, &[(2, 1), (1, 2), (2, 2)]);
+        check(&quantised(name), NumberTypes::STORED, name, &[(2, 1), (1, 2), (2, 2)]);
     }
-    check(&quantised("gptq-4-experts"), NumberTypes::EXACT, "experts", &[(2, 1)]);
+    check(&quantised("gptq-4-experts"), NumberTypes::STORED, "experts", &[(2, 1)]);
 }
 
 #[test]
 fn inputs_in_activation_order_are_not_divided_among_ranks() {
     let model = (&*quantised("gptq-4-act-order"), None);
     for rank in connected(2, 1) {
-        let options = options(NumberTypes::EXACT);
+        let options = options(NumberTypes::STORED);
         let loaded = CpuModel::load_rank(model, options, &PackedCache::none(), rank, &mut |_, _| {});
         let said = loaded.err().expect("it is refused").to_string();
         assert!(said.contains("o_proj") && said.contains("activation order"), "{said}");
     }
-    check(model.0, NumberTypes::EXACT, "stages", &[(1, 2)]);
+    check(model.0, NumberTypes::STORED, "stages", &[(1, 2)]);
 }
 
 #[test]
@@ -303,9 +303,9 @@ fn the_shipped_model_gives_the_same_bits_on_two_ranks() {
 #[test]
 fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
     let model = make("llama-gqa", Dtype::F32, json!({"num_key_value_heads": 8}));
-    let whole = on_ranks(model.path(), NumberTypes::EXACT, (1, 1), |model| model.kv_bytes()).remove(0);
+    let whole = on_ranks(model.path(), NumberTypes::STORED, (1, 1), |model| model.kv_bytes()).remove(0);
     for count in [2, 4, 8] {
-        let own = on_ranks(model.path(), NumberTypes::EXACT, (count, 1), |model| model.kv_bytes());
+        let own = on_ranks(model.path(), NumberTypes::STORED, (count, 1), |model| model.kv_bytes());
         assert_eq!(own, vec![whole / count as u64; count], "{count} ranks");
     }
 }
@@ -313,7 +313,7 @@ fn a_rank_has_the_keys_and_values_of_its_own_heads_only() {
 #[test]
 fn a_lost_rank_ends_the_others_steps_with_its_number() {
     let model = make("llama-gqa", Dtype::F32, json!({}));
-    let options = options(NumberTypes::EXACT);
+    let options = options(NumberTypes::STORED);
     let [first, second] = <[_; 2]>::try_from(Threads::new(2, TIMEOUT)).unwrap();
     let load = |rank: Threads| {
         let (none, model) = (PackedCache::none(), (model.path(), None));

@@ -18,7 +18,7 @@ fn backend() -> CpuBackend {
         window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 64,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     let mut last = None;
     let backend =

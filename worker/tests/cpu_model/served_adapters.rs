@@ -109,9 +109,9 @@ fn merged_and_served_adapters_give_the_same_tokens() {
 #[test]
 fn no_bit_of_a_sequence_depends_on_the_adapters_of_others() {
     let models = [("llama-gqa", "llama-all"), ("phi3-v5", "phi3-fused"), ("glm", "glm-rotated")];
-    let rounded = |format| NumberTypes { weights: Some(format), ..NumberTypes::EXACT };
-    let bf16 = NumberTypes { bf16: true, ..NumberTypes::EXACT };
-    let kinds = [NumberTypes::EXACT, bf16, rounded(Format::INT8), rounded(Format::INT4)];
+    let rounded = |format| NumberTypes { weights: Some(format), ..NumberTypes::STORED };
+    let bf16 = NumberTypes { bf16: true, ..NumberTypes::STORED };
+    let kinds = [NumberTypes::STORED, bf16, rounded(Format::INT8), rounded(Format::INT4)];
     for (name, of) in models {
         for numbers in kinds {
             let base = model(name);
@@ -181,7 +181,7 @@ fn quantised_checkpoints_are_served_with_adapters() {
     let json = read("llama-all", "logits").0;
     let prompt: Vec<u32> = serde_json::from_value(json["prompt"].clone()).unwrap();
     let last = |base: &Path, adapter: Option<&Arc<LoadedAdapter>>| {
-        let mut model = load_with(base, NumberTypes::EXACT);
+        let mut model = load_with(base, NumberTypes::STORED);
         let (mut sequence, mut batch) = (sequence_of(prompt.clone(), 3, BLOCK_SIZE), Batch::default());
         put(&mut sequence, &mut batch, prompt.len(), adapter);
         model.logits(&batch, &[39]).remove(0)

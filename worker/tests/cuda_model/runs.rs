@@ -107,7 +107,7 @@ pub fn on_cpu(dir: &Path) -> CpuBackend {
         window_blocks: None,
         block_size: BLOCK_SIZE,
         max_rows: 48,
-        numbers: NumberTypes::EXACT,
+        numbers: NumberTypes::STORED,
     };
     CpuBackend::load(dir, options, &mut |_, _| {}).unwrap()
 }

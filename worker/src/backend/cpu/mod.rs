@@ -64,13 +64,23 @@ pub struct NumberTypes {
     pub bf16: bool,
     /// Type of cached keys and values.
     pub kv: KvType,
-    /// Format to which the layers' weights are converted at load.
+    /// Format to which the layers' weights are converted at load; `None` = as stored, and codes are
+    /// multiplied by activations that are rounded to 8 bits. [`Format::F32`] decodes codes and rounds
+    /// nothing.
     pub weights: Option<Format>,
 }
 
 impl NumberTypes {
-    /// Nothing is rounded beyond what the model stores: the specification.
-    pub const EXACT: Self = Self { bf16: false, kv: KvType::F32, weights: None };
+    /// Weights as they are stored, activations and cache in 32 bits.
+    pub const STORED: Self = Self { bf16: false, kv: KvType::F32, weights: None };
+    /// Nothing is rounded: codes are decoded to 32 bits, in which everything is computed. What other number
+    /// types are compared with.
+    pub const EXACT: Self = Self { weights: Some(Format::F32), ..Self::STORED };
+
+    /// Whether codes are decoded.
+    pub fn decodes(&self) -> bool {
+        self.weights == Some(Format::F32)
+    }
 }
 
 type Outcome = Result<StepOutput, BackendError>;

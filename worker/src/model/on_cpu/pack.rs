@@ -97,10 +97,14 @@ impl Matrix {
         Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
     }
 
-    /// Candidate layouts when weights are quantised to `rounded`, best first. The best one may be unable to
-    /// represent the matrix.
+    /// Candidate layouts when weights are converted to `rounded`, best first. The best one may be unable to
+    /// represent the matrix. [`Format::F32`] decodes codes and blocks, and keeps 16-bit numbers, which
+    /// lose nothing.
     fn layouts(&self, rounded: Option<Format>) -> Vec<Layout> {
+        let decodes = rounded == Some(Format::F32);
+        let rounded = rounded.filter(|_| !decodes);
         let formats = match (&self.weights, rounded, self.for_use) {
+            _ if decodes && self.weights.is_quantised() => vec![Format::F32],
             (StoredMatrix::Codes(_), ..) => self.codes.into_iter().collect(),
             (StoredMatrix::Numbers(numbers), _, Use::Router) if numbers.storage().blocks().is_some() => {
                 vec![Format::F32]
@@ -179,9 +183,9 @@ fn part_after(end: usize, bytes: usize) -> Range<usize> {
     start..start + bytes
 }
 
-/// Packs `matrices` of `weights`, or takes them from `cache`. The layers' weights are quantised to `rounded`;
-/// `None` keeps their values. `source` identifies the model's weights. `progress` receives (bytes done, total
-/// bytes) of the stored weights.
+/// Packs `matrices` of `weights`, or takes them from `cache`. The layers' weights are converted to `rounded`;
+/// `None` keeps their values and codes. `source` identifies the model's weights. `progress` receives (bytes
+/// done, total bytes) of the stored weights.
 ///
 /// # Errors
 /// Fails if a weight to be quantised is not finite, or if memory runs out.
@@ -266,6 +270,9 @@ fn pack_one(
             let (row, col) = matrix.part_at.unwrap_or_default();
             let merged = matrix.delta.as_ref().map(|delta| delta.merged(numbers, row, col));
             matrix.tensor.in_order(merged.unwrap_or_else(|| numbers.clone()))
+        }
+        StoredMatrix::Codes(_) if layouts[0].format == Format::F32 => {
+            matrix.tensor.in_order(matrix.weights.numbers(cpu)?)
         }
         StoredMatrix::Columns(_) => matrix.tensor.in_order(matrix.weights.numbers(cpu)?),
         StoredMatrix::Codes(codes) => {

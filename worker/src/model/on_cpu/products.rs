@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use skein_kernels::cpu::packed::{Order, Packed};
+use skein_kernels::cpu::packed::{Format, Order, Packed};
 
 use super::pack::{Matrix, Use};
 use crate::model::LoadError;
@@ -55,7 +55,7 @@ fn form(matrix: &Matrix) -> String {
     if order(matrix).is_some() { format!("{name} in activation order") } else { name.to_owned() }
 }
 
-/// Packed `matrices` with the order of their inputs. Equal orders are shared.
+/// Packed `matrices` with the order of their inputs, which decoded ones do not have. Equal orders are shared.
 pub(super) fn in_order(matrices: &[Matrix], packed: Vec<Packed>) -> Vec<Packed> {
     let mut orders: HashSet<Order> = HashSet::new();
     let mut shared = |order: &Order| match orders.get(order) {
@@ -65,6 +65,9 @@ pub(super) fn in_order(matrices: &[Matrix], packed: Vec<Packed>) -> Vec<Packed> 
             order.clone()
         }
     };
-    let with_order = |(matrix, packed): (&Matrix, Packed)| packed.with_order(order(matrix).map(&mut shared));
+    let with_order = |(matrix, packed): (&Matrix, Packed)| {
+        let order = order(matrix).filter(|_| packed.layout().format != Format::F32);
+        packed.with_order(order.map(&mut shared))
+    };
     matrices.iter().zip(packed).map(with_order).collect()
 }
