@@ -1,6 +1,7 @@
 // cublaslt.cpp: the calls of libcublasLt.so.13 that Skein makes. Products run on the emulated driver's
 // streams.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -57,7 +58,10 @@ bool is_algorithm(const Product& product, const Algorithm& algorithm) {
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() { return 130000; }
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() {
+  const char* version = getenv("EMU_CUBLASLT_VERSION");
+  return version ? strtoul(version, nullptr, 10) : 130000;
+}
 extern "C" __attribute__((visibility("default"))) size_t cublasLtGetCudartVersion() { return 13000; }
 extern "C" __attribute__((visibility("default"))) const char* cublasLtGetStatusName(int status) {
   switch (status) {

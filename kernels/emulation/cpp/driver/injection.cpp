@@ -1,6 +1,7 @@
 // injection.cpp: faults on demand, from the environment or from a test in the same process.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "state.h"
 
@@ -27,6 +28,18 @@ bool is_silent(int grid) {
   int device = 0, from = 0;
   return fault && sscanf(fault, "silent:%d:%d", &device, &from) == 2 && grid >= from &&
          skein_emulation_current_device() == device;
+}
+
+bool strikes_by_name(const char* fault, const char* kernel) {
+  static const char* asked = getenv("EMU_FAULT");
+  size_t length = strlen(fault);
+  return asked && strncmp(asked, fault, length) == 0 && asked[length] == ':' &&
+         strcmp(asked + length + 1, kernel) == 0;
+}
+
+bool launches_nothing() {
+  static const char* asked = getenv("EMU_LAUNCH");
+  return asked && strcmp(asked, "nothing") == 0;
 }
 
 bool strikes(Injection injection) { return countdown[injection] != 0 && --countdown[injection] == 0; }
