@@ -143,7 +143,7 @@ impl<T: Activation> PrefillInputs<T> {
         }
         let rows: usize = lengths.iter().map(|(rows, _)| rows).sum();
         let draw =
-            |bench: &mut Bench, len| bench.normal(len).into_iter().map(T::from_f32).collect::<Vec<T>>();
+            |bench: &mut Bench, len| bench.normal_as(len, T::from_f32);
         let mut step = Self {
             q: draw(bench, rows * stride(case)),
             keys: draw(bench, blocks * kv_heads * block_size * head_dim),
