@@ -157,7 +157,8 @@ fn a_missing_cublaslt_fails_unless_it_is_left_out() {
 fn a_check_that_is_stopped_says_what_it_did_not_reach() {
     let flags = ["gpu-check", "kernels", "--group", "mma,softcap,quantize", "--jobs", "1"];
     let Some(mut command) = on_emulation(&[&flags[..], &FAR].concat()) else { return };
-    let mut check = command.env("EMU_FAULT", "hang:softcap").stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut check =
+        command.env("EMU_FAULT", "hang:softcap").stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(check.stdout.take().expect("it is piped")).lines();
     assert!(lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("group mma: 9 of 9")));
     let ended = Command::new("kill").args(["-TERM", &check.id().to_string()]).status();

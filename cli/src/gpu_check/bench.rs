@@ -8,17 +8,17 @@ use skein_kernels::cuda::{CudaError, Device};
 
 use super::CheckOptions;
 
-/// Measures the kernels and prints a table, row by row. Efficiencies are relative to the device's limits, measured in the
-/// same run.
+/// Measures the kernels and prints a table, row by row. Efficiencies are relative to the device's limits,
+/// measured in the same run.
 pub(super) fn run(
     device: &Arc<Device>,
     options: &CheckOptions,
     report: &mut Map<String, Value>,
 ) -> Result<(), CudaError> {
     // Printed as they are measured: a run that is stopped has said what it knows.
-    let (on_ceilings, on_measured): (fn(Ceilings), fn(Ceilings, &Measured)) =
-        if options.as_json { (|_| {}, |_, _| {}) } else { (|it| out!("{}", head(it)), print_row) };
-    let (ceilings, measured) = bench::run(device, options.scale, &options.only, on_ceilings, on_measured)?;
+    let print_head: fn(Ceilings) = if options.as_json { |_| {} } else { |it| out!("{}", head(it)) };
+    let print_row = if options.as_json { |_: Ceilings, _: &Measured| {} } else { print_row };
+    let (ceilings, measured) = bench::run(device, options.scale, &options.only, print_head, print_row)?;
     let rows = measured.iter().map(|it| {
         json!({"name": it.name, "us": it.seconds * 1e6, "bytes": it.bytes, "operations": it.operations,
             "of_reading": it.bytes / it.seconds / ceilings.read_bytes_per_second,

@@ -69,7 +69,9 @@ impl Progress {
     }
 
     fn is_failed(&self) -> bool {
-        !self.is_complete() || self.found().any(|part| part.broken.is_some()) || self.passed() < self.compared()
+        !self.is_complete()
+            || self.found().any(|part| part.broken.is_some())
+            || self.passed() < self.compared()
     }
 
     fn passed(&self) -> usize {
@@ -141,10 +143,8 @@ pub(super) fn run(
 /// Runs the processes of all groups, some at a time.
 fn run_groups(plan: &Plan, options: &CheckOptions, stop: &Stop) -> Vec<Progress> {
     let parts = |group: &Group| group.processes.min(plan.jobs).max(1);
-    let progress = plan.groups.iter().map(|group| Progress {
-        group,
-        parts: (0..parts(group)).map(|_| None).collect(),
-    });
+    let progress =
+        plan.groups.iter().map(|group| Progress { group, parts: (0..parts(group)).map(|_| None).collect() });
     let groups: Mutex<Vec<Progress>> = Mutex::new(progress.collect());
     let processes: Vec<(usize, Part)> = plan
         .groups

@@ -140,7 +140,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
             return Err(Failure::new(USAGE, message));
         }
     }
-    let mut groups = kernels::groups_named(matches.get_one("group")).map_err(|why| Failure::new(USAGE, why))?;
+    let mut groups =
+        kernels::groups_named(matches.get_one("group")).map_err(|why| Failure::new(USAGE, why))?;
     if let (Some(&part), Some(&parent), [group]) =
         (matches.get_one("part"), matches.get_one("parent"), &groups[..])
     {
@@ -184,7 +185,11 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let mut failures = Vec::new();
     if !failed_groups.is_empty() {
-        failures.push(format!("{} groups of kernels failed: {}", failed_groups.len(), failed_groups.join(", ")));
+        failures.push(format!(
+            "{} groups of kernels failed: {}",
+            failed_groups.len(),
+            failed_groups.join(", ")
+        ));
     }
     if failed > 0 {
         failures.push(format!("{failed} cases failed"));

@@ -100,11 +100,7 @@ pub struct Bench {
 impl Bench {
     /// A bench on `device` with inputs drawn from the seed. Calls `on_event` before each case and after each
     /// comparison.
-    pub fn new(
-        device: &Arc<Device>,
-        options: &Options,
-        on_event: fn(Event<'_>),
-    ) -> Result<Self, CudaError> {
+    pub fn new(device: &Arc<Device>, options: &Options, on_event: fn(Event<'_>)) -> Result<Self, CudaError> {
         Ok(Self {
             on_event,
             kernels: Kernels::load(device)?,
@@ -256,6 +252,21 @@ impl Bench {
     }
 }
 
+/// The sum of products, in f64. Partial sums, so that the compiler can compute several at once.
+pub fn dot(x: &[f32], weight: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0.0; LANES];
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (weight, weight_rest) = weight.as_chunks::<LANES>();
+    for (x, weight) in x.iter().zip(weight) {
+        for lane in 0..LANES {
+            sums[lane] += f64::from(x[lane]) * f64::from(weight[lane]);
+        }
+    }
+    let rest = x_rest.iter().zip(weight_rest).map(|(x, w)| f64::from(*x) * f64::from(*w));
+    sums.iter().sum::<f64>() + rest.sum::<f64>()
+}
+
 /// `len` values: those of `distinct`, again and again.
 fn repeated<T: Copy>(mut distinct: Vec<T>, len: usize) -> Vec<T> {
     let count = distinct.len();
@@ -268,9 +279,8 @@ fn repeated<T: Copy>(mut distinct: Vec<T>, len: usize) -> Vec<T> {
 
 /// FNV-1a: differs between names, and is the same on every machine.
 fn hash(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// `of(0)` to `of(len - 1)`, computed on all processors in parts of at least `grain` values.

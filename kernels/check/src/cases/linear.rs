@@ -5,7 +5,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, DEAR, Tolerance, each};
+use super::case::{Bench, DEAR, Tolerance, dot, each};
 use skein_kernels::cuda::blaslt::{BlasElement, BlasLt};
 use skein_kernels::cuda::memory::{E4m3, Element};
 use skein_kernels::cuda::ops::Activation;
@@ -51,7 +51,14 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let many: &[ProductShape] = if small {
         &[(33, 40, 208)]
     } else {
-        &[(17, 37, 208), (33, 4096, 4096), (150, 6144, 4096), (512, 2048, 14336), (2049, 4096, 512), (300, 28672, 1024)]
+        &[
+            (17, 37, 208),
+            (33, 4096, 4096),
+            (150, 6144, 4096),
+            (512, 2048, 14336),
+            (2049, 4096, 512),
+            (300, 28672, 1024),
+        ]
     };
     for granularity in granularities {
         for by in BY_ALL {
@@ -90,6 +97,8 @@ type ProductShape = (usize, usize, usize);
 struct Stored<T> {
     same: Vec<T>,
     codes: Vec<E4m3>,
+    /// The number that each of the 256 codes stands for.
+    of_codes: Vec<f32>,
     scales: Vec<f32>,
     stride: usize,
     granularity: Option<Granularity>,
@@ -97,23 +106,27 @@ struct Stored<T> {
 
 impl<T: Activation> Stored<T> {
     /// Row `row` of `[n, k]`. Few rows of a large matrix are compared, so that the others are never widened.
-    fn row(&self, row: usize, k: usize) -> impl Iterator<Item = f32> {
+    fn row(&self, row: usize, k: usize) -> Vec<f32> {
         let at = row * k..(row + 1) * k;
-        let scale = move |column: usize| match self.granularity {
-            Some(Granularity::Channel) => self.scales[row],
-            Some(Granularity::Block128) => self.scales[row / 128 * self.stride + column / 128],
-            _ => self.scales[0],
-        };
-        let (same, codes) = if self.granularity.is_none() { (at, 0..0) } else { (0..0, at) };
-        let codes = self.codes[codes].iter().enumerate();
-        let codes = codes.map(move |(column, code)| code.to_f32() * scale(column));
-        self.same[same].iter().map(|value| value.to_f32()).chain(codes)
+        if self.granularity.is_none() {
+            return self.same[at].iter().map(|value| value.to_f32()).collect();
+        }
+        let mut weights = Vec::with_capacity(k);
+        for (block, codes) in self.codes[at].chunks(128).enumerate() {
+            let scale = match self.granularity {
+                Some(Granularity::Channel) => self.scales[row],
+                Some(Granularity::Block128) => self.scales[row / 128 * self.stride + block],
+                _ => self.scales[0],
+            };
+            weights.extend(codes.iter().map(|code| self.of_codes[usize::from(code.0)] * scale));
+        }
+        weights
     }
 }
 
 /// Operands on host and device.
 struct Operands<T: Element> {
-    x: Vec<T>,
+    x: Vec<f32>,
     stored: Stored<T>,
     bias: Vec<T>,
     x_device: DeviceBuffer<T>,
@@ -146,6 +159,7 @@ impl<T: Activation> Operands<T> {
         let scales: Vec<f32> =
             bench.normal(count).into_iter().map(|value| (1.5 + value / 4.0) * spread / 64.0).collect();
         let x_device = bench.upload(&x)?;
+        let x = x.into_iter().map(T::to_f32).collect();
         let (bias_device, same_device) = (bench.upload(&bias)?, bench.upload(&same)?);
         let (codes_device, scales_device) = (bench.upload(&codes)?, bench.upload(&scales)?);
         let values = match granularity {
@@ -156,7 +170,14 @@ impl<T: Activation> Operands<T> {
         };
         Ok(Self {
             x,
-            stored: Stored { same, codes, scales, stride, granularity },
+            stored: Stored {
+                same,
+                codes,
+                of_codes: (0..=u8::MAX).map(|code| E4m3(code).to_f32()).collect(),
+                scales,
+                stride,
+                granularity,
+            },
             bias,
             x_device,
             linear: LinearWeight {
@@ -176,22 +197,21 @@ impl<T: Activation> Operands<T> {
     /// The result at `row` and `column`, in f64.
     fn exact(&self, row: usize, column: usize, output: Output) -> f64 {
         let k = self.linear.k;
-        let dot = |column: usize| -> f64 {
-            let (x, weight) = (&self.x[row * k..][..k], self.stored.row(column, k));
-            let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(x.to_f32()) * f64::from(w)).sum();
+        let result = |column: usize| -> f64 {
+            let sum = dot(&self.x[row * k..][..k], &self.stored.row(column, k));
             sum + f64::from(self.bias[column].to_f32())
         };
         match output {
             Output::Gated(by) => {
-                let gate = dot(column);
+                let gate = result(column);
                 let logit = match by {
                     Gate::Silu => gate,
                     Gate::GeluTanh => (8.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3)),
                     Gate::Clamped { .. } => unreachable!("it has no kernel"),
                 };
-                gate / (1.0 + (-logit).exp()) * dot(self.linear.n / 2 + column)
+                gate / (1.0 + (-logit).exp()) * result(self.linear.n / 2 + column)
             }
-            Output::Plain | Output::F32 => dot(column),
+            Output::Plain | Output::F32 => result(column),
         }
     }
 }

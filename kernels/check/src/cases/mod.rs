@@ -46,7 +46,11 @@ const fn group(name: &'static str, run: fn(&mut Bench) -> Result<(), CudaError>)
     Group { name, processes: 1, run }
 }
 
-const fn divided(name: &'static str, processes: usize, run: fn(&mut Bench) -> Result<(), CudaError>) -> Group {
+const fn divided(
+    name: &'static str,
+    processes: usize,
+    run: fn(&mut Bench) -> Result<(), CudaError>,
+) -> Group {
     Group { name, processes, run }
 }
 

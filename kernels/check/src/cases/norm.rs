@@ -71,8 +71,7 @@ fn case<T: Activation>(
         return Ok(());
     }
     let mut residual: Vec<f32> = bench.normal_as(rows * hidden, |x| x + MEAN);
-    let [delta, beside] =
-        [(); 2].map(|()| -> Vec<T> { bench.normal_as(rows * hidden, T::from_f32) });
+    let [delta, beside] = [(); 2].map(|()| -> Vec<T> { bench.normal_as(rows * hidden, T::from_f32) });
     let [weight, delta_weight, bias] = [(); 3].map(|()| bench.normal(hidden));
     let out = bench.output::<T>(rows * hidden)?;
     let on_device = bench.upload(&residual)?;

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, DEAR, Tolerance, each};
+use super::case::{Bench, DEAR, Tolerance, dot, each};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::{E4m3, Element};
 use skein_kernels::cuda::ops::Activation;
@@ -31,10 +31,10 @@ pub(super) struct Case {
     pub is_multiplied: bool,
 }
 
-/// Forms that are checked at the sizes of real models. The three between them have all that the kernels
-/// compute: zero points and 16-bit scales over wide spans, integer factors with units and minima, a table with
-/// FP8 scales over the narrowest spans; and most quantised models are in one of them. The other forms differ
-/// in what one code means, which does not depend on the size.
+/// Forms that are checked at the sizes of real models. Most quantised models are in one of them. They have
+/// zero points and 16-bit scales over wide spans; integer factors with units and minima; a table with FP8
+/// scales over the narrowest spans. The other forms differ in what a code or a scale means, which does not
+/// depend on the size: they have rows of 1024 inputs.
 const COMMON: [&str; 3] = ["AWQ", "Q4_K", "NVFP4"];
 
 impl Case {
@@ -273,7 +273,8 @@ impl Runs {
         let last_before = |ends: usize, start_of: &dyn Fn(usize) -> usize, input: usize| {
             (0..ends).take_while(|i| start_of(*i) <= input).count() - 1
         };
-        let mut starts: Vec<usize> = spans.iter().map(|(start, _)| *start).chain(blocks.iter().copied()).collect();
+        let mut starts: Vec<usize> =
+            spans.iter().map(|(start, _)| *start).chain(blocks.iter().copied()).collect();
         starts.retain(|start| *start < shape.k);
         starts.sort_unstable();
         starts.dedup();
@@ -387,21 +388,21 @@ fn accuracy<T: Activation>(
     let got = multiply(bench, tile, &matrix.linear, (&x, rows), output)?;
     let written = got.iter().filter(|value| value.is_finite()).count();
     bench.compare_exact(&format!("{name}, written"), &[written], &[got.len()]);
-    let dot = |row: usize, column: usize| -> f64 {
-        let (x, weight) = (&x[row * k..][..k], &matrix.weight[column * k..][..k]);
-        let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(x.to_f32()) * f64::from(*w)).sum();
+    let x: Vec<f32> = x.into_iter().map(T::to_f32).collect();
+    let result = |row: usize, column: usize| -> f64 {
+        let sum = dot(&x[row * k..][..k], &matrix.weight[column * k..][..k]);
         sum + f64::from(matrix.bias[column].to_f32())
     };
     let exact = |row: usize, column: usize| match output {
         Output::Gated(by) => {
-            let gate = dot(row, column);
+            let gate = result(row, column);
             let logit = match by {
                 Gate::GeluTanh => (8.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3)),
                 _ => gate,
             };
-            gate / (1.0 + (-logit).exp()) * dot(row, n + column)
+            gate / (1.0 + (-logit).exp()) * result(row, n + column)
         }
-        Output::Plain | Output::F32 => dot(row, column),
+        Output::Plain | Output::F32 => result(row, column),
     };
     let compared = bench.compared(got.len());
     let reference: Vec<f32> = each(compared.len(), DEAR, |i| exact(compared[i] / n, compared[i] % n) as f32);

@@ -14,7 +14,7 @@ use skein_kernels::gate::Gate;
 
 use super::{draw_choice, sorted};
 use crate::cases::Scale;
-use crate::cases::case::{Bench, DEAR, Tolerance, each};
+use crate::cases::case::{Bench, DEAR, Tolerance, dot, each};
 use crate::cases::packed::{Case, Matrix, cases};
 
 const CLAMPED: Gate = Gate::Clamped { alpha: 1.702, limit: 0.75 };
@@ -85,7 +85,7 @@ impl Stored {
 
 /// Operands on host and device.
 struct Operands<T: Activation> {
-    x: Vec<T>,
+    x: Vec<f32>,
     // The weight as it is stored: in one of three ways.
     same: Vec<T>,
     codes: Vec<E4m3>,
@@ -129,6 +129,7 @@ impl<T: Activation> Operands<T> {
         let scales: Vec<f32> =
             bench.normal(experts * n).into_iter().map(|value| (1.5 + value / 4.0) * spread / 64.0).collect();
         let (x_device, bias_device) = (bench.upload(&x)?, bench.upload(&bias)?);
+        let x = x.into_iter().map(T::to_f32).collect();
         let (same_device, codes_device, scales_device) =
             (bench.upload(&same)?, bench.upload(&codes)?, bench.upload(&scales)?);
         let values = if is_e4m3 {
@@ -162,28 +163,24 @@ impl<T: Activation> Operands<T> {
     /// The product of row `row` of `x` and of row `at` of all experts' weights.
     fn dot(&self, row: usize, at: usize) -> f64 {
         let k = self.expert.stacked.k;
-        let x = self.x[row * k..][..k].iter().map(|x| f64::from(x.to_f32()));
-        let of = at * k..(at + 1) * k;
-        match &self.packed {
-            Some(packed) => x.zip(&packed.weight[of]).map(|(x, w)| x * f64::from(*w)).sum(),
-            None if self.codes.is_empty() => {
-                x.zip(&self.same[of]).map(|(x, w)| x * f64::from(w.to_f32())).sum()
-            }
-            None => {
-                x.zip(&self.codes[of]).map(|(x, w)| x * f64::from(w.to_f32() * self.scales[at])).sum()
-            }
-        }
+        let (x, of) = (&self.x[row * k..][..k], at * k..(at + 1) * k);
+        let widened: Vec<f32> = match &self.packed {
+            Some(packed) => return dot(x, &packed.weight[of]),
+            None if self.codes.is_empty() => self.same[of].iter().map(|value| value.to_f32()).collect(),
+            None => self.codes[of].iter().map(|code| code.to_f32() * self.scales[at]).collect(),
+        };
+        dot(x, &widened)
     }
 
     /// The result in a row of `x` and an expert's `column`, in f64.
     fn exact(&self, row: usize, expert: usize, column: usize, stage: Stage) -> f64 {
         let n = self.expert.n();
-        let dot = |column: usize| -> f64 {
+        let result = |column: usize| -> f64 {
             let at = expert * n + column;
             self.dot(row, at) + f64::from(self.bias[at].to_f32())
         };
-        let Stage::GateUp { by, .. } = stage else { return dot(column) };
-        let (gate, up) = (dot(column), dot(n / 2 + column));
+        let Stage::GateUp { by, .. } = stage else { return result(column) };
+        let (gate, up) = (result(column), result(n / 2 + column));
         match by {
             Gate::Silu => gate / (1.0 + (-gate).exp()) * up,
             Gate::GeluTanh => {
