@@ -70,6 +70,129 @@ fn kernels_are_checked_and_the_table_says_so() {
     assert_eq!(output.status.code(), Some(1), "a run without cases has not passed");
 }
 
+/// Groups of a few short cases each, in their order.
+const SHORT_GROUPS: &str = "mma,cublaslt,embed,softcap,quantize";
+/// Limits in seconds that no machine reaches without a fault.
+const FAR: [&str; 4] = ["--wait-limit", "600", "--group-timeout", "600"];
+
+/// Exit code, JSON report and standard error of `gpu-check kernels` with a variable of the emulation.
+fn check_kernels(flags: &[&str], variable: (&str, &str)) -> Option<(Option<i32>, serde_json::Value, String)> {
+    let mut command = on_emulation(&[&["gpu-check", "kernels", "--json"], flags].concat())?;
+    let output = command.env(variable.0, variable.1).output().expect("it ends");
+    let report = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    Some((output.status.code(), report, text(&output.stderr)))
+}
+
+/// Requires that of [`SHORT_GROUPS`] only `name` failed; returns its entry in the report.
+fn only_failed<'a>(report: &'a serde_json::Value, name: &str) -> &'a serde_json::Value {
+    let groups = report["groups"].as_array().expect("a list");
+    assert_eq!(groups.len(), SHORT_GROUPS.split(',').count(), "{report:#}");
+    for group in groups {
+        assert_eq!(group["passed"] == true, group["name"] != name, "{group:#}");
+        assert!(group["name"] == name || group["comparisons"].as_u64() > Some(0), "{group:#}");
+    }
+    groups.iter().find(|group| group["name"] == name).expect("the group was run")
+}
+
+#[test]
+fn an_illegal_address_ends_its_group_and_names_the_case() {
+    let flags = [&["--group", SHORT_GROUPS, "--jobs", "2"], &FAR[..]].concat();
+    let fault = ("EMU_FAULT", "illegal:softcap");
+    let Some((code, report, said)) = check_kernels(&flags, fault) else { return };
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("1 groups of kernels failed: softcap"), "{said}");
+    let softcap = only_failed(&report, "softcap");
+    let broken = softcap["broken"][0].as_str().expect("it says why");
+    assert!(broken.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{broken}");
+    assert!(broken.ends_with("in case `softcap 1 cap 1.5`; nothing was compared before"), "{broken}");
+    assert_eq!(softcap["not_reached"].as_array().map(Vec::len), Some(5), "{softcap:#}");
+    assert!(softcap["stderr"].to_string().contains("illegal address in softcap"), "{softcap:#}");
+
+    // In words.
+    let mut command = on_emulation(&[&["gpu-check", "kernels"], &flags[..]].concat()).expect("as above");
+    let said = text(&command.env(fault.0, fault.1).output().expect("it ends").stdout);
+    assert!(said.contains(" 4 of 5 groups, seed 1"), "{said}");
+    assert!(said.contains(&format!("FAILED group softcap\n  {broken}\n")), "{said}");
+    assert!(said.contains("  not reached: 5 cases: `softcap 1 cap 30`, "), "{said}");
+}
+
+#[test]
+fn a_kernel_that_never_ends_costs_its_group() {
+    let flags = ["--group", SHORT_GROUPS, "--wait-limit", "5", "--group-timeout", "600"];
+    let Some((code, report, said)) = check_kernels(&flags, ("EMU_FAULT", "hang:softcap")) else { return };
+    assert_eq!(code, Some(1), "{said}");
+    let broken = only_failed(&report, "softcap")["broken"][0].as_str().expect("it says why").to_owned();
+    assert!(broken.contains("did not finish its work within 5s"), "{broken}");
+    assert!(broken.contains("in case `softcap 1 cap 1.5`"), "{broken}");
+}
+
+#[test]
+fn a_group_that_does_not_end_is_stopped() {
+    let flags = ["--group", "softcap", "--wait-limit", "600", "--group-timeout", "10"];
+    let Some((code, report, said)) = check_kernels(&flags, ("EMU_FAULT", "hang:softcap")) else { return };
+    assert_eq!(code, Some(1), "{said}");
+    let broken = report["groups"][0]["broken"][0].as_str().expect("it says why");
+    assert!(broken.contains("did not end within 10 s (--group-timeout) in case `softcap 1"), "{broken}");
+}
+
+#[test]
+fn a_missing_cublaslt_fails_unless_it_is_left_out() {
+    let flags = [&["--group", SHORT_GROUPS], &FAR[..]].concat();
+    let missing = ("EMU_CUBLASLT_VERSION", "0");
+    let Some((code, report, said)) = check_kernels(&flags, missing) else { return };
+    assert_eq!(code, Some(1), "{said}");
+    only_failed(&report, "cublaslt");
+    let cases = report["kernels"].as_array().expect("a list");
+    let of_group = cases.iter().find(|case| case["group"] == "cublaslt").expect("its cases failed");
+    let why = of_group["why"].as_str().expect("it says why");
+    assert!(why.starts_with("cuBLASLt was not found") && why.contains("--without-cublaslt"), "{why}");
+
+    let without = [&flags[..], &["--without-cublaslt"]].concat();
+    let (code, report, said) = check_kernels(&without, missing).expect("as above");
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(report["groups"].as_array().map(Vec::len), Some(4), "{report:#}");
+}
+
+#[test]
+fn a_check_that_is_stopped_says_what_it_did_not_reach() {
+    let flags = ["gpu-check", "kernels", "--group", "mma,softcap,quantize", "--jobs", "1"];
+    let Some(mut command) = on_emulation(&[&flags[..], &FAR].concat()) else { return };
+    let mut check =
+        command.env("EMU_FAULT", "hang:softcap").stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(check.stdout.take().expect("it is piped")).lines();
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("group mma: 9 of 9")));
+    let ended = Command::new("kill").args(["-TERM", &check.id().to_string()]).status();
+    assert!(ended.is_ok_and(|status| status.success()));
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(check.wait().expect("it ends").code(), Some(1), "{rest:#?}");
+    let of_quantize = rest.iter().position(|line| line == "FAILED group quantize").expect("it is named");
+    assert!(rest[of_quantize + 1].contains("not reached: 1 of its 1 processes"), "{rest:#?}");
+    assert!(rest.iter().any(|line| line == "FAILED group softcap"), "{rest:#?}");
+}
+
+#[test]
+fn the_cost_of_a_check_is_never_a_result() {
+    let flags = ["gpu-check", "kernels", "--group", "mma,softcap"];
+    let skipping = |flags: &[&str]| {
+        let output = on_emulation(flags)?.env("EMU_LAUNCH", "nothing").output().expect("it ends");
+        Some((output.status.code(), text(&output.stdout)))
+    };
+    let Some((code, said)) = skipping(&[&flags[..], &["--dry-run"], &FAR].concat()) else { return };
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("cost only") && said.contains("CPU s") && !said.contains("passed"), "{said}");
+    let (code, said) = skipping(&[&flags[..], &FAR].concat()).expect("as above");
+    assert_eq!(code, Some(1), "{said}");
+
+    let refused = |flags: &[&str]| {
+        let output = skein(&[&["gpu-check"], flags].concat()).output().expect("it ends");
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let said = refused(&["kernels", "--group", "softcap,gemm"]);
+    assert!(said.contains("no group is called `gemm`; there are mma, sm90, attention, "), "{said}");
+    assert!(refused(&["--dry-run"]).contains("--dry-run belongs to the stage kernels"));
+}
+
 #[test]
 fn models_are_those_of_the_cpu() {
     let arguments = ["gpu-check", "models", "--only", "tiny-llama", "--json"];

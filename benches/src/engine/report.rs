@@ -1,6 +1,5 @@
 //! Totals of engine runs, compared with the device's limits.
 
-use std::fmt::Write;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -177,18 +176,11 @@ pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
     format!("measured in this run: reading {read:.1} GB/s, {multiplied}")
 }
 
-/// Table of reports for several batch sizes.
-pub fn latency_table(
-    title: &str,
-    (input_len, output_len): (u32, u32),
-    ceiling_line: &str,
-    results: &[(usize, LatencyReport)],
-) -> String {
-    let mut out = format!("{title}, {input_len} tokens in, {output_len} out\n{ceiling_line}\n\n");
-    // Writing to a String cannot fail; here and below.
-    let _ = writeln!(
-        out,
-        "{:>6}{:>12}{:>12}{:>14}{:>12}{:>13}{:>15}{:>12}",
+/// Title and head of the table of batch sizes; a [`latency_row`] for each follows.
+pub fn latency_head(title: &str, (input_len, output_len): (u32, u32), ceiling_line: &str) -> String {
+    format!(
+        "{title}, {input_len} tokens in, {output_len} out\n{ceiling_line}\n\n\
+         {:>6}{:>12}{:>12}{:>14}{:>12}{:>13}{:>15}{:>12}\n",
         "batch",
         "batch p50 s",
         "step ms",
@@ -197,21 +189,21 @@ pub fn latency_table(
         "of roofline",
         "prefill tok/s",
         "of multiply",
-    );
-    for (batch, report) in results {
-        let _ = writeln!(
-            out,
-            "{batch:>6}{:>12.3}{:>12.3}{:>14.1}{:>11.1}%{:>12.1}%{:>15.1}{:>11.1}%",
-            report.latency.p50 / 1e3,
-            report.decode_step.as_secs_f64() * 1e3,
-            report.decode_tokens_per_second,
-            report.decode.reading * 100.0,
-            report.decode.roofline() * 100.0,
-            report.prefill_tokens_per_second,
-            report.prefill.multiplying * 100.0,
-        );
-    }
-    out
+    )
+}
+
+/// Report of one batch size.
+pub fn latency_row(batch: usize, report: &LatencyReport) -> String {
+    format!(
+        "{batch:>6}{:>12.3}{:>12.3}{:>14.1}{:>11.1}%{:>12.1}%{:>15.1}{:>11.1}%\n",
+        report.latency.p50 / 1e3,
+        report.decode_step.as_secs_f64() * 1e3,
+        report.decode_tokens_per_second,
+        report.decode.reading * 100.0,
+        report.decode.roofline() * 100.0,
+        report.prefill_tokens_per_second,
+        report.prefill.multiplying * 100.0,
+    )
 }
 
 #[cfg(test)]
@@ -258,7 +250,7 @@ mod tests {
         assert_eq!(Iteration::of(&[failed], 50, 10), Err("stopped".into()));
         let line = ceiling_line(&ceiling, cost.product);
         assert_eq!(line, "measured in this run: reading 0.0 GB/s, multiplying bf16 0.000 Top/s");
-        let table = latency_table("m", (50, 10), &line, &[(2, report)]);
+        let table = latency_head("m", (50, 10), &line) + &latency_row(2, &report);
         assert!(
             table.contains("     2       0.190      10.000         200.0       50.0%        50.0%"),
             "{table}"

@@ -5,7 +5,9 @@ use std::time::Duration;
 use clap::{Arg, ArgMatches, Args};
 use serde_json::{Map, Value, json};
 use skein_bench::engine::ceiling::{Ceiling, On, measure, measure_again};
-use skein_bench::engine::report::{Iteration, LatencyReport, ceiling_json, ceiling_line, latency_table};
+use skein_bench::engine::report::{
+    Iteration, LatencyReport, ceiling_json, ceiling_line, latency_head, latency_row,
+};
 use skein_bench::engine::shares::Least;
 use skein_bench::engine::{self, Job};
 use skein_bench::load::metrics::{Record, Report, Summary, Targets};
@@ -82,6 +84,11 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     let Started { config, worker, on, mut ceiling, .. } =
         start(matches, most, Some(flags.input_len), Some(flags.output_len)).await?;
     let cost = worker.cost;
+    let name = format!("{} on {}", config.served_model_name, worker.device.name());
+    if !flags.json {
+        let line = ceiling_line(&ceiling, cost.product);
+        out!("{}", latency_head(&name, (flags.input_len, flags.output_len), &line));
+    }
     let mut reads = Vec::new();
     let (mut results, mut gaps) = (Vec::new(), Vec::new());
     let mut seed = 0;
@@ -110,13 +117,17 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
                 gaps.take(); // discard those of the warm-up
             }
         }
-        results.push((batch, LatencyReport::of(&iterations, cost)));
-        gaps.push((batch, worker.gaps.as_ref().map(|seen| Summary::of(seen.take().into_iter()))));
+        let report = LatencyReport::of(&iterations, cost);
+        let gap = worker.gaps.as_ref().map(|seen| Summary::of(seen.take().into_iter()));
+        if !flags.json {
+            print_batch(batch, &report, gap.as_ref());
+        }
+        results.push((batch, report));
+        gaps.push((batch, gap));
     }
     reads.sort_unstable_by(f64::total_cmp);
     let range = (reads[0], reads[reads.len() - 1]);
     ceiling.read_bytes_per_second = reads[reads.len() / 2];
-    let name = format!("{} on {}", config.served_model_name, worker.device.name());
     if flags.json {
         let entries = results.iter().map(|(batch, report)| {
             let mut entry: Map<String, Value> = report.to_json();
@@ -136,17 +147,20 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
         outln!("{:#}", Value::Object(all));
     } else {
         let (least, most) = (range.0 / 1e9, range.1 / 1e9);
-        let line = ceiling_line(&ceiling, cost.product);
-        let line = format!(
-            "{line} (read bandwidth {least:.1} to {most:.1}; shares are of the measurements before and after)"
+        outln!(
+            "read bandwidth {least:.1} to {most:.1} GB/s; shares are of the measurements before and after a batch"
         );
-        out!("{}", latency_table(&name, (flags.input_len, flags.output_len), &line, &results));
-        for (batch, gap) in gaps.iter().filter_map(|(batch, gap)| Some((batch, gap.as_ref()?))) {
-            let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
-            outln!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
-        }
     }
     worker.stop().await.map_err(Failure::other)
+}
+
+/// Prints a batch size as soon as it is measured: a run that is stopped has said what it knows.
+fn print_batch(batch: usize, report: &LatencyReport, gap: Option<&Summary>) {
+    out!("{}", latency_row(batch, report));
+    if let Some(gap) = gap {
+        let (median, most) = (gap.p50 * 1e3, gap.p99 * 1e3);
+        outln!("device gap per step, batch {batch}: p50 {median:.1} us, p99 {most:.1} us");
+    }
 }
 
 /// Runs `bench throughput`.

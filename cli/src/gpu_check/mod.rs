@@ -4,21 +4,31 @@
 mod bench;
 mod kernels;
 mod models;
+mod part;
 mod ranks;
+mod stop;
+mod supervise;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
-use skein_kernel_check::cases::Scale;
+use skein_kernel_check::cases::{self, CUBLASLT, Part, Scale};
 use skein_kernels::cuda::{BlasLt, CudaError, Device, Kernels};
 
 use crate::exit::{DEVICE, Failure, USAGE};
 
 /// Name of the command.
 pub const GPU_CHECK: &str = "gpu-check";
+const KERNELS: &str = "kernels";
 const RANKS: &str = "ranks";
-const STAGES: [&str; 4] = ["kernels", "models", "bench", RANKS];
+const STAGES: [&str; 4] = [KERNELS, "models", "bench", RANKS];
+/// Default of `--group-timeout`, in seconds.
+const GROUP_TIMEOUT: &str = "120";
+/// Default of `--wait-limit`, in seconds. No launch of a check takes a second.
+const WAIT_LIMIT: &str = "10";
 
 /// The command's flags.
 struct CheckOptions {
@@ -32,6 +42,10 @@ struct CheckOptions {
 impl CheckOptions {
     fn scale_name(&self) -> &'static str {
         if self.scale == Scale::Full { "full" } else { "small" }
+    }
+
+    fn of_cases(&self, part: Part) -> cases::Options {
+        cases::Options { scale: self.scale, seed: self.seed, filter: self.only.clone(), part }
     }
 }
 
@@ -65,6 +79,33 @@ pub fn command() -> Command {
                 "Check exchanges between this many GPUs [default of the stage ranks: all visible ones]",
             ),
         )
+        .arg(Arg::new("group").long("group").value_name("NAME[,NAME]").help(
+            "Run only these groups of cases of the kernels: mma, attention, ... (an unknown name lists all)",
+        ))
+        .arg(Arg::new("jobs").long("jobs").value_name("N").value_parser(value_parser!(u32).range(1..=64)).help(
+            "Processes with kernels at a time [default: 1 for each 16 GiB of device memory, up to 4]; with several, \
+             times of cases are longer",
+        ))
+        .arg(
+            value("group-timeout", GROUP_TIMEOUT)
+                .value_name("SECONDS")
+                .value_parser(value_parser!(u64).range(1..))
+                .help("Longest time of a process with kernels; its group then fails, and the others go on"),
+        )
+        .arg(
+            Arg::new("without-cublaslt").long("without-cublaslt").action(ArgAction::SetTrue).help(
+                "Leave out the products of cuBLASLt; without this flag a machine that lacks it fails",
+            ),
+        )
+        .arg(Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help(
+            "Print the processor time of each group of kernels and judge no result; on the emulated device, \
+             EMU_LAUNCH=nothing leaves the host's part",
+        ))
+        .arg(
+            value("wait-limit", WAIT_LIMIT).hide(true).value_parser(value_parser!(u64).range(1..)),
+        )
+        .arg(Arg::new("part").long("part").hide(true).value_parser(parse_part))
+        .arg(Arg::new("parent").long("parent").hide(true).value_parser(value_parser!(u32)))
         .arg(Arg::new("rank").long("rank").hide(true).value_parser(value_parser!(u32)))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of tables"))
 }
@@ -92,13 +133,41 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         let message = "--ranks belongs to the stage ranks; give that stage, or none for all".to_owned();
         return Err(Failure::new(USAGE, message));
     }
+    for only_kernels in ["group", "dry-run"] {
+        let is_given = matches.value_source(only_kernels) == Some(ValueSource::CommandLine);
+        if is_given && stage != Some(KERNELS) {
+            let message = format!("--{only_kernels} belongs to the stage {KERNELS}; give that stage");
+            return Err(Failure::new(USAGE, message));
+        }
+    }
+    let mut groups =
+        kernels::groups_named(matches.get_one("group")).map_err(|why| Failure::new(USAGE, why))?;
+    if let (Some(&part), Some(&parent), [group]) =
+        (matches.get_one("part"), matches.get_one("parent"), &groups[..])
+    {
+        let is_dry = matches.get_flag("dry-run");
+        let asked = part::Asked { group, part, parent, wait_limit: seconds(matches, "wait-limit"), is_dry };
+        return part::run(&asked, &options);
+    }
+    if matches.get_flag("without-cublaslt") {
+        groups.retain(|group| group.name != CUBLASLT);
+    }
     let exchanges = stage == Some(RANKS) || asked.is_some();
     let ranks = exchanges.then(|| ranks::count(asked, options.ordinal)).transpose()?;
     let device = Device::open(options.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
     let mut report = describe(&device, options.as_json).map_err(|error| failure(&error))?;
-    let mut failed = 0;
-    if wants("kernels") {
-        failed += kernels::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
+    let (mut failed, mut failed_groups) = (0, Vec::new());
+    if wants(KERNELS) {
+        let jobs = matches.get_one::<u32>("jobs").map(|jobs| *jobs as usize);
+        let plan = kernels::Plan {
+            groups,
+            jobs: jobs.unwrap_or_else(|| kernels::default_jobs(device.memory_bytes)),
+            timeout: seconds(matches, "group-timeout"),
+            wait_limit: seconds(matches, "wait-limit"),
+            is_dry: matches.get_flag("dry-run"),
+        };
+        // The device stays open here meanwhile: its driver then starts faster in the groups' processes.
+        failed_groups = kernels::run(&plan, &options, &mut report)?;
     }
     if wants("models") {
         failed += models::run(&options, &mut report)?;
@@ -114,11 +183,34 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if options.as_json {
         outln!("{:#}", Value::Object(report));
     }
-    if failed > 0 {
-        let message = format!("{failed} cases failed; --seed {} replays them", options.seed);
-        return Err(Failure::other(message));
+    let mut failures = Vec::new();
+    if !failed_groups.is_empty() {
+        failures.push(format!(
+            "{} groups of kernels failed: {}",
+            failed_groups.len(),
+            failed_groups.join(", ")
+        ));
     }
-    Ok(())
+    if failed > 0 {
+        failures.push(format!("{failed} cases failed"));
+    }
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::other(format!("{}; --seed {} replays them", failures.join("; "), options.seed)))
+}
+
+fn seconds(matches: &ArgMatches, flag: &str) -> Duration {
+    Duration::from_secs(matches.get_one(flag).copied().unwrap_or(1))
+}
+
+/// `INDEX/OF`.
+fn parse_part(text: &str) -> Result<Part, String> {
+    let parts = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
+    match parts {
+        Some((index, of)) if index < of => Ok(Part { index, of }),
+        _ => Err("must be INDEX/OF with INDEX below OF".to_owned()),
+    }
 }
 
 /// Prints one line about the device and its kernels; returns the same as JSON.

@@ -27,6 +27,8 @@
 //! | `EMU_HANG_AT_LAUNCH=n` | the n-th kernel that runs (from 1) never ends |
 //! | `EMU_ILLEGAL_ADDRESS_AT_LAUNCH=n` | it ends with error 700, and so does every later call |
 //! | `EMU_ECC_AT_LAUNCH=n` | the same with error 214, as after an uncorrectable memory error (an Xid) |
+//! | `EMU_FAULT=hang:k`, `illegal:k` | each launch of the kernel named k never ends, or ends with error 700 |
+//! | `EMU_LAUNCH=nothing` | kernels and matrix products do not run; shows what the host's work costs |
 //! | `EMU_NO_MEMORY_AT_ALLOCATION=n` | the n-th device allocation fails |
 //! | `EMU_NCCL_FAULT=hang:r:n` | rank r's n-th exchange (from 1) never ends |
 //! | `EMU_NCCL_FAULT=error:r:n`, `remote:r:n` | it ends with an asynchronous error |
@@ -37,6 +39,7 @@
 //! | `EMU_PEER=wrong` | they seem to, and what is written is lost |
 //! | `EMU_PEER=silent:d:n` | stores of device d to others are lost, from the n-th such kernel on (from 1) |
 //! | `EMU_HOST=n` | the process stands for one on machine n, whose GPUs have numbers of their own |
+//! | `EMU_CUBLASLT_VERSION` | cuBLASLt's version, 130000 if unset; 0 counts as missing |
 //! | `EMU_NCCL_VERSION` | NCCL's version, 22803 if unset |
 //! | `EMU_BLAS_SEARCH_FAULT=n` | cuBLASLt's search for algorithms fails for products of n rows |
 //! | `EMU_NO_OVERLAP_IN_CAPTURE=1` | captures of launches that may overlap are refused |

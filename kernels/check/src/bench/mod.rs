@@ -14,7 +14,7 @@ mod time;
 
 use std::sync::Arc;
 
-use skein_kernels::cuda::{CudaError, Device, Kernels, roofline};
+use skein_kernels::cuda::{CudaError, Device, Kernels, Stream, roofline};
 
 use crate::cases::Scale;
 
@@ -113,16 +113,17 @@ pub fn run(
     scale: Scale,
     filter: &str,
     on_ceilings: fn(Ceilings),
-    on_measured: fn(&Measured),
+    on_measured: fn(Ceilings, &Measured),
 ) -> Result<(Ceilings, Vec<Measured>), CudaError> {
     let sizes = if scale == Scale::Small { &SMALL } else { &FULL };
     let kernels = Kernels::load(device)?;
-    let mut rig = Rig::new(&kernels, scale, filter, on_measured)?;
+    let stream = Stream::new(device)?;
     let ceilings = Ceilings {
-        read_bytes_per_second: roofline::read_bandwidth(&kernels, rig.stream(), sizes.read_bytes)?,
-        flops_per_second: roofline::matmul_rate(&kernels, rig.stream(), sizes.matmul)?,
+        read_bytes_per_second: roofline::read_bandwidth(&kernels, &stream, sizes.read_bytes)?,
+        flops_per_second: roofline::matmul_rate(&kernels, &stream, sizes.matmul)?,
     };
     on_ceilings(ceilings);
+    let mut rig = Rig::new(&kernels, stream, (scale, ceilings), filter, on_measured);
     for model in sizes.models {
         for &rows in sizes.decode_rows {
             decode::step(&mut rig, model, rows, sizes.context)?;

@@ -1,5 +1,6 @@
 //! Timing of launches over memory that is not in the L2 cache.
 
+use super::Ceilings;
 use crate::cases::Scale;
 use skein_kernels::cuda::memory::Element;
 use skein_kernels::cuda::ops::random::{FillNormal, Randomised};
@@ -50,19 +51,20 @@ pub struct Rig<'a> {
     filter: String,
     drawn: u64,
     measured: Vec<Measured>,
-    on_measured: fn(&Measured),
+    ceilings: Ceilings,
+    on_measured: fn(Ceilings, &Measured),
 }
 
 impl<'a> Rig<'a> {
     pub(super) fn new(
         kernels: &'a Kernels,
-        scale: Scale,
+        stream: Stream,
+        (scale, ceilings): (Scale, Ceilings),
         filter: &str,
-        on_measured: fn(&Measured),
-    ) -> Result<Self, CudaError> {
-        let stream = Stream::new(kernels.device())?;
+        on_measured: fn(Ceilings, &Measured),
+    ) -> Self {
         let (filter, measured) = (filter.to_owned(), Vec::new());
-        Ok(Self { kernels, stream, scale, filter, drawn: 0, measured, on_measured })
+        Self { kernels, stream, scale, filter, drawn: 0, measured, ceilings, on_measured }
     }
 
     /// The kernels of the device.
@@ -123,7 +125,7 @@ impl<'a> Rig<'a> {
         let seconds = self.seconds(copies, launch)?;
         let Work { bytes, operations } = work;
         let measured = Measured { name: name.to_owned(), seconds, bytes: bytes as f64, operations };
-        (self.on_measured)(&measured);
+        (self.on_measured)(self.ceilings, &measured);
         self.measured.push(measured);
         Ok(())
     }

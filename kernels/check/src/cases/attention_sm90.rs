@@ -142,8 +142,7 @@ impl<T: Activation> PrefillInputs<T> {
             order.swap(i, bench.below(i as u32 + 1) as usize);
         }
         let rows: usize = lengths.iter().map(|(rows, _)| rows).sum();
-        let draw =
-            |bench: &mut Bench, len| bench.normal(len).into_iter().map(T::from_f32).collect::<Vec<T>>();
+        let draw = |bench: &mut Bench, len| bench.normal_as(len, T::from_f32);
         let mut step = Self {
             q: draw(bench, rows * stride(case)),
             keys: draw(bench, blocks * kv_heads * block_size * head_dim),

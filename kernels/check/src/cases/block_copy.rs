@@ -11,7 +11,7 @@ type CopyShape = (usize, usize, usize, usize, usize);
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[CopyShape] = match bench.scale {
         Scale::Small => &[(4, 13, 48, 5, 8), (2, 70, 1024, 33, 33), (3, 6, 5008, 0, 4)],
-        Scale::Full => &[(4, 13, 48, 5, 8), (64, 300, 32_768, 130, 256), (3, 6, 5008, 0, 4)],
+        Scale::Full => &[(4, 13, 48, 5, 8), (16, 300, 32_768, 130, 256), (3, 6, 5008, 0, 4)],
     };
     for &shape in shapes {
         within_a_cache(bench, shape)?;

@@ -1,7 +1,7 @@
 //! Cases of [`skein_kernels::cuda::ops::embed`].
 
 use super::Scale;
-use super::case::{Bench, CHEAP, each};
+use super::case::Bench;
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::embed::{Embed, EmbedRows};
@@ -28,8 +28,7 @@ fn case<T: Activation>(
     if !bench.wants(&name) {
         return Ok(());
     }
-    let drawn = bench.normal(vocab * hidden);
-    let table: Vec<T> = each(drawn.len(), CHEAP, |i| T::from_f32(drawn[i]));
+    let table: Vec<T> = bench.normal_as(vocab * hidden, T::from_f32);
     let mut tokens: Vec<u32> = (0..rows).map(|_| bench.below(vocab as u32)).collect();
     tokens[rows - 1] = [vocab as u32 - 1, vocab as u32, u32::MAX][bench.below(3) as usize];
     let out = bench.output::<f32>(rows * hidden)?;

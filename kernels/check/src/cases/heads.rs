@@ -44,8 +44,7 @@ fn case<T: Activation>(bench: &mut Bench, sizes: Sizes) -> Result<(), CudaError>
     let (x_each, out_each) = (k + gap, n + gap);
     // Rows begin behind other values, and end before others.
     let (x_stride, out_stride) = (heads * x_each + 16, heads * out_each + if gap == 0 { 0 } else { 8 });
-    let draw =
-        |bench: &mut Bench, len| -> Vec<T> { bench.normal(len).into_iter().map(T::from_f32).collect() };
+    let draw = |bench: &mut Bench, len| -> Vec<T> { bench.normal_as(len, T::from_f32) };
     let (x, weight) = (draw(bench, rows * x_stride), draw(bench, heads * n * k));
     let (on_device, weights) = (bench.upload(&x)?, bench.upload(&weight)?);
     let products = HeadProducts::<T>::new(&bench.kernels)?;

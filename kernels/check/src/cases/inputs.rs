@@ -13,6 +13,9 @@ use skein_kernels::cuda::{CudaError, DeviceSlice};
 /// Initial value of every output, kept where nothing is written.
 const POISON: u32 = u32::MAX;
 
+/// Room for the longest message: two tables of 256 sequences with 8192 blocks each, and more.
+const MESSAGE_WORDS: usize = 1 << 23;
+
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[InputsShape] = match bench.scale {
         Scale::Small => &[
@@ -110,7 +113,7 @@ fn case(bench: &mut Bench, shape: &InputsShape, has_windows: bool) -> Result<(),
         return Ok(());
     }
     let step = draw(bench, shape);
-    let mut words = vec![POISON; 1 << 20];
+    let mut words = vec![POISON; MESSAGE_WORDS];
     let used = pack(&step, has_windows, &mut words);
     let packed = bench.upload(&words[..used])?;
     let sampled = bench.upload(&step.sampled)?;

@@ -43,7 +43,7 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let mut all = vec![small, Sizes { query_rank: None, ..small }, narrow, two_scales, deepseek];
     if bench.scale == Scale::Full {
         all.extend([
-            Sizes { rows: 700, heads: 128, ..deepseek },
+            Sizes { rows: 70, heads: 128, ..deepseek },
             Sizes { query_rank: None, rows: 400, ..deepseek },
         ]);
     }
@@ -104,7 +104,7 @@ fn case<T: Activation + KvElement>(bench: &mut Bench, sizes: Sizes) -> Result<()
 }
 
 fn normal<T: Activation>(bench: &mut Bench, len: usize) -> (Vec<T>, Vec<f32>) {
-    let values: Vec<T> = bench.normal(len).into_iter().map(T::from_f32).collect();
+    let values: Vec<T> = bench.normal_as(len, T::from_f32);
     let wide = values.iter().map(|value| value.to_f32()).collect();
     (values, wide)
 }

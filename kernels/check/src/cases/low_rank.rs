@@ -2,7 +2,7 @@
 //! on any number of ranks.
 
 use super::Scale;
-use super::case::{Bench, Tolerance};
+use super::case::{Bench, DEAR, Tolerance};
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::inputs::{HEADER_WORDS, Message, TileList};
 use skein_kernels::cuda::ops::low_rank::{
@@ -85,10 +85,9 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
     let product = SlotProduct { index: INDEX, a_at, b_at, k, n, leaves: 0, matrices, firsts };
     let n_stride = product.n_stride();
     let slot_bytes = b_at + max_rank * n_stride * 2;
-    let rounded = |values: Vec<f32>| -> Vec<T> { values.into_iter().map(T::from_f32).collect() };
-    let a = rounded(bench.normal(SLOTS * matrices * max_rank * k));
-    let b = rounded(bench.normal(SLOTS * max_rank * n_stride));
-    let x = rounded(bench.normal(rows * k));
+    let a: Vec<T> = bench.normal_as(SLOTS * matrices * max_rank * k, T::from_f32);
+    let b: Vec<T> = bench.normal_as(SLOTS * max_rank * n_stride, T::from_f32);
+    let x: Vec<T> = bench.normal_as(rows * k, T::from_f32);
     let y = bench.normal(rows * n);
     let mut slots = vec![0u8; SLOTS * slot_bytes];
     for (slot, to) in slots.chunks_exact_mut(slot_bytes).enumerate() {
@@ -140,16 +139,21 @@ fn case<T: Activation>(bench: &mut Bench, shape: Shape) -> Result<(), CudaError>
     );
 
     let compared = bench.compared(rows * n);
+    // Of each row and matrix, which all of its outputs share: the sums over `k`, which cost the most.
+    let inner = super::case::each(rows * matrices * max_rank, DEAR, |at| {
+        let (row, matrix, c) = (at / max_rank / matrices, at / max_rank % matrices, at % max_rank);
+        let slot = slot_of(row).unwrap_or_default();
+        let a = &a[((slot * matrices + matrix) * max_rank + c) * k..][..k];
+        let products = a.iter().zip(&x[row * k..][..k]);
+        products.map(|(a, x)| f64::from(a.to_f32()) * f64::from(x.to_f32())).sum::<f64>()
+    });
     let change = |at: usize| -> Option<f64> {
         let (row, output) = (at / n, at % n);
         let slot = slot_of(row)?;
         let matrix = firsts.iter().rposition(|first| *first <= output).unwrap_or_default();
         let (rank, scale) = of_slot(shape, slot, matrix);
         let component = |c: usize| {
-            let a = &a[((slot * matrices + matrix) * max_rank + c) * k..][..k];
-            let x = &x[row * k..][..k];
-            let inner: f64 =
-                a.iter().zip(x).map(|(a, x)| f64::from(a.to_f32()) * f64::from(x.to_f32())).sum();
+            let inner = inner[(row * matrices + matrix) * max_rank + c];
             inner * f64::from(b[(slot * max_rank + c) * n_stride + output].to_f32())
         };
         (rank > 0).then(|| (0..rank).map(component).sum::<f64>() * f64::from(scale))

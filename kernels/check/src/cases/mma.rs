@@ -44,7 +44,7 @@ fn mma<T: Activation>(bench: &mut Bench, bits: impl Fn(T) -> u16) -> Result<(), 
         return Ok(());
     }
     let (rows, columns, depth) = SHAPE;
-    let mut values = |len| bench.normal(len).into_iter().map(T::from_f32).collect::<Vec<T>>();
+    let mut values = |len| bench.normal_as(len, T::from_f32);
     let (a, b) = (values(rows * depth), values(depth * columns));
     let c = bench.normal(rows * columns);
     let pack = |low: T, high: T| u32::from(bits(low)) | u32::from(bits(high)) << 16;

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, DEAR, Tolerance, each};
+use super::case::{Bench, DEAR, Tolerance, dot, each};
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::memory::{E4m3, Element};
 use skein_kernels::cuda::ops::Activation;
@@ -29,6 +29,19 @@ pub(super) struct Case {
     pub table: [f32; 16],
     /// Whether the units of scales in FP8 are factors, not divisors.
     pub is_multiplied: bool,
+}
+
+/// Forms that are checked at the sizes of real models. Most quantised models are in one of them. They have
+/// zero points and 16-bit scales over wide spans; integer factors with units and minima; a table with FP8
+/// scales over the narrowest spans. The other forms differ in what a code or a scale means, which does not
+/// depend on the size: they have rows of 1024 inputs.
+const COMMON: [&str; 3] = ["AWQ", "Q4_K", "NVFP4"];
+
+impl Case {
+    /// Whether the form is one of [`COMMON`].
+    pub fn is_common(&self) -> bool {
+        COMMON.contains(&self.name)
+    }
 }
 
 /// The forms of the checkpoint formats.
@@ -70,17 +83,18 @@ struct Size(usize, usize, usize, usize);
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let small = bench.scale == Scale::Small;
     // Odd n; k that ends inside a block and a slice; leaves that end inside a block; more than eight slices.
-    let few: &[Size] = if small {
-        &[Size(1, 37, 64, 0), Size(9, 24, 1360, 0), Size(3, 40, 640, 160)]
-    } else {
-        &[Size(1, 4096, 4096, 0), Size(8, 14336, 4096, 0), Size(16, 4096, 14336, 1792)]
-    };
-    let many: &[Size] = if small {
-        &[Size(33, 40, 208, 0), Size(35, 72, 384, 96)]
-    } else {
-        &[Size(33, 4096, 4096, 0), Size(300, 4096, 14336, 1792), Size(2049, 14336, 4096, 0)]
-    };
+    let few_small = [Size(1, 37, 64, 0), Size(9, 24, 1360, 0), Size(3, 40, 640, 160)];
+    let few_full = [Size(1, 4096, 4096, 0), Size(8, 14336, 4096, 0), Size(16, 4096, 14336, 1792)];
+    let few_short = [Size(1, 4096, 1024, 0), Size(8, 1536, 1024, 0), Size(16, 1024, 1024, 128)];
+    let many_small = [Size(33, 40, 208, 0), Size(35, 72, 384, 96)];
+    let many_full = [Size(33, 4096, 4096, 0), Size(300, 1024, 14336, 1792), Size(2049, 4096, 4096, 0)];
+    let many_short = [Size(33, 1536, 1024, 0), Size(300, 1024, 1024, 128), Size(2049, 1024, 1024, 0)];
     for (i, case) in cases().iter().enumerate() {
+        let (few, many) = match (small, case.is_common()) {
+            (true, _) => (&few_small[..], &many_small[..]),
+            (false, true) => (&few_full[..], &many_full[..]),
+            (false, false) => (&few_short[..], &many_short[..]),
+        };
         let leaf = if case.form.orders > 0 { 0 } else { 96 };
         dequantised::<bf16>(bench, case, Size(0, 20, 384, leaf))?;
         dequantised::<f16>(bench, case, Size(0, 16, 272, 0))?;
@@ -96,8 +110,14 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
                     &[Output::Plain, Output::F32]
                 };
                 let output = outputs[(i + j) % outputs.len()];
-                accuracy::<bf16>(bench, case, tile, *size, output)?;
-                accuracy::<f16>(bench, case, tile, *size, outputs[(i + j + 1) % outputs.len()])?;
+                // Of large sizes, each tile has one type and the other tile the other.
+                let is_both = small || tile.is_none();
+                if is_both || (tile == Some(PackedTile::Small)) == (j % 2 == 0) {
+                    accuracy::<bf16>(bench, case, tile, *size, output)?;
+                }
+                if is_both || (tile == Some(PackedTile::Small)) != (j % 2 == 0) {
+                    accuracy::<f16>(bench, case, tile, *size, outputs[(i + j + 1) % outputs.len()])?;
+                }
             }
         }
         let leaf = if case.form.orders > 0 || i % 2 == 0 { 0 } else { 160 };
@@ -193,8 +213,9 @@ impl<T: Activation> Matrix<T> {
             (1..k).rev().for_each(|i| order.swap(i, bench.below(i as u32 + 1) as usize));
         }
         let order = |at: usize| &orders[at / n.div_ceil(orders.len())];
-        let weight =
-            each(n, DEAR, |at| dequantise(&shape, &row(at), &case.table, table.unit, order(at))).concat();
+        let runs = Runs::of(&shape);
+        let of_row = |at| dequantise(form, &runs, &row(at), &case.table, table.unit, order(at));
+        let weight = each(n, DEAR, of_row).concat();
         let memory = bench.output::<u8>(shape.bytes())?;
         let packed = PackedValues { form, memory: *memory };
         // In two pieces, as large matrices are uploaded.
@@ -213,7 +234,7 @@ impl<T: Activation> Matrix<T> {
         for (index, order) in orders.iter().enumerate().take(form.orders) {
             packed.write_order(&bench.stream, &shape, index, order)?;
         }
-        let bias: Vec<T> = bench.normal(n).into_iter().map(T::from_f32).collect();
+        let bias: Vec<T> = bench.normal_as(n, T::from_f32);
         let bias_device = bench.upload(&bias)?;
         let values = WeightValues::Packed(packed);
         Ok(Self {
@@ -232,28 +253,49 @@ impl<T: Activation> Matrix<T> {
     }
 }
 
+/// Runs of a row's inputs that share a scale, and a block of 256 inputs with its unit.
+///
+/// Computed once for a matrix: looking for the scale of each input takes hours at the sizes of real models.
+struct Runs(Vec<Run>);
+
+/// Inputs from the end of the run before up to `end`.
+struct Run {
+    end: usize,
+    span: usize,
+    block: usize,
+}
+
+impl Runs {
+    fn of(shape: &Shape) -> Self {
+        let spans = shape.span_starts().into_iter().enumerate().filter_map(|(i, start)| Some((start?, i)));
+        let (spans, blocks) = (spans.collect::<Vec<_>>(), shape.block_starts());
+        // The last of two spans that start at one input has it, as for all inputs that follow.
+        let last_before = |ends: usize, start_of: &dyn Fn(usize) -> usize, input: usize| {
+            (0..ends).take_while(|i| start_of(*i) <= input).count() - 1
+        };
+        let mut starts: Vec<usize> =
+            spans.iter().map(|(start, _)| *start).chain(blocks.iter().copied()).collect();
+        starts.retain(|start| *start < shape.k);
+        starts.sort_unstable();
+        starts.dedup();
+        let ends = starts.iter().skip(1).copied().chain([shape.k]);
+        let run = |(start, end): (&usize, usize)| Run {
+            end,
+            span: spans[last_before(spans.len(), &|i| spans[i].0, *start)].1,
+            block: last_before(blocks.len(), &|i| blocks[i], *start),
+        };
+        Self(starts.iter().zip(ends).map(run).collect())
+    }
+}
+
 /// The weights of a row, from the definition of its form.
-fn dequantise(shape: &Shape, row: &Row, table: &[f32; 16], unit: f32, order: &[u32]) -> Vec<f32> {
-    let (form, starts, blocks) = (shape.form, shape.span_starts(), shape.block_starts());
-    let last_before = |starts: &mut dyn Iterator<Item = usize>, col: usize| {
-        starts.take_while(|start| *start <= col).count() - 1
-    };
-    let mut weights = vec![0.0; shape.k];
-    for (col, code) in row.codes.iter().enumerate() {
-        let known: Vec<(usize, usize)> =
-            starts.iter().enumerate().filter_map(|(i, start)| Some((i, (*start)?))).collect();
-        let (span, _) = known[last_before(&mut known.iter().map(|(_, start)| *start), col)];
-        let block = last_before(&mut blocks.iter().copied(), col);
+fn dequantise(form: Form, runs: &Runs, row: &Row, table: &[f32; 16], unit: f32, order: &[u32]) -> Vec<f32> {
+    let mut weights = vec![0.0; row.codes.len()];
+    let mut start = 0;
+    for &Run { end, span, block } in &runs.0 {
         let [times, minimum_times] = match form.scales {
             ScaleKind::Factor => [row.units[block], row.minimum_units[block]],
             _ => [1.0; 2],
-        };
-        let number = match form.meaning {
-            Meaning::Integers => {
-                f32::from(i16::from(*code) - i16::from(form.zero.unwrap_or(row.zeros[span])))
-            }
-            Meaning::Table => table[usize::from(*code)],
-            Meaning::E4m3 => E4m3(*code).to_f32(),
         };
         // The table's unit only moves the exponent between scale and numbers.
         let scale = if form.meaning == Meaning::Table { row.scales[span] / unit } else { row.scales[span] };
@@ -262,11 +304,18 @@ fn dequantise(shape: &Shape, row: &Row, table: &[f32; 16], unit: f32, order: &[u
             ScaleKind::E4m3 => scale / row.units[0],
             _ => times * scale,
         };
-        let mut weight = scale * number;
-        if form.has_minima {
-            weight += minimum_times * row.minima[span];
+        let zero = i16::from(form.zero.unwrap_or(row.zeros[span]));
+        let minimum = if form.has_minima { minimum_times * row.minima[span] } else { 0.0 };
+        for (code, to) in row.codes[start..end].iter().zip(&order[start..end]) {
+            let number = match form.meaning {
+                Meaning::Integers => f32::from(i16::from(*code) - zero),
+                Meaning::Table => table[usize::from(*code)],
+                Meaning::E4m3 => E4m3(*code).to_f32(),
+            };
+            let weight = scale * number;
+            weights[*to as usize] = if form.has_minima { weight + minimum } else { weight };
         }
-        weights[order[col] as usize] = weight;
+        start = end;
     }
     weights
 }
@@ -316,7 +365,7 @@ fn dequantised<T: Activation>(
 
 /// `rows` random rows, followed by some of NaN.
 fn activations<T: Activation>(bench: &mut Bench, rows: usize, k: usize) -> Vec<T> {
-    let mut x: Vec<T> = bench.normal(rows * k).into_iter().map(T::from_f32).collect();
+    let mut x: Vec<T> = bench.normal_as(rows * k, T::from_f32);
     x.extend(vec![T::from_f32(f32::NAN); 3 * k]);
     x
 }
@@ -339,21 +388,21 @@ fn accuracy<T: Activation>(
     let got = multiply(bench, tile, &matrix.linear, (&x, rows), output)?;
     let written = got.iter().filter(|value| value.is_finite()).count();
     bench.compare_exact(&format!("{name}, written"), &[written], &[got.len()]);
-    let dot = |row: usize, column: usize| -> f64 {
-        let (x, weight) = (&x[row * k..][..k], &matrix.weight[column * k..][..k]);
-        let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(x.to_f32()) * f64::from(*w)).sum();
+    let x: Vec<f32> = x.into_iter().map(T::to_f32).collect();
+    let result = |row: usize, column: usize| -> f64 {
+        let sum = dot(&x[row * k..][..k], &matrix.weight[column * k..][..k]);
         sum + f64::from(matrix.bias[column].to_f32())
     };
     let exact = |row: usize, column: usize| match output {
         Output::Gated(by) => {
-            let gate = dot(row, column);
+            let gate = result(row, column);
             let logit = match by {
                 Gate::GeluTanh => (8.0 / std::f64::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3)),
                 _ => gate,
             };
-            gate / (1.0 + (-logit).exp()) * dot(row, n + column)
+            gate / (1.0 + (-logit).exp()) * result(row, n + column)
         }
-        Output::Plain | Output::F32 => dot(row, column),
+        Output::Plain | Output::F32 => result(row, column),
     };
     let compared = bench.compared(got.len());
     let reference: Vec<f32> = each(compared.len(), DEAR, |i| exact(compared[i] / n, compared[i] % n) as f32);

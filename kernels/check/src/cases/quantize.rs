@@ -77,7 +77,7 @@ fn case<T: Quantized>(
     if !bench.wants(&name) {
         return Ok(());
     }
-    let mut x: Vec<T> = bench.normal(rows * cols).into_iter().map(narrow).collect();
+    let mut x: Vec<T> = bench.normal_as(rows * cols, narrow);
     // A row of zeros needs a scale, too.
     x[(rows / 2) * cols..][..cols].fill(narrow(0.0));
     let (got, got_scales) = quantized(bench, &x, rows, cols, granularity)?;

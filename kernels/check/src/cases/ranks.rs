@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::Scale;
-use super::case::{Bench, CHEAP, Tolerance, each};
+use super::case::{Bench, DEAR, Tolerance, each};
 use skein_kernels::cuda::memory::{E4m3, Element};
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::gemm::{Gemm, Tile};
@@ -21,9 +21,9 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[Shape] = match bench.scale {
         Scale::Small => &[Shape(3, 40, 8 * 96, 8), Shape(19, 72, 4 * 160, 4), Shape(9, 24, 208, 1)],
         Scale::Full => &[
-            Shape(1, 4096, 14336, 8),
-            Shape(16, 8192, 8192, 8),
-            Shape(300, 3584, 18944, 8),
+            Shape(1, 2048, 14336, 8),
+            Shape(16, 4096, 8192, 8),
+            Shape(300, 1024, 18944, 8),
             Shape(70, 896, 896, 2),
         ],
     };
@@ -63,14 +63,15 @@ fn columns<T: Copy>(all: &[T], k: usize, part: &std::ops::Range<usize>) -> Vec<T
 impl<T: Activation> Operands<T> {
     fn new(bench: &mut Bench, Shape(rows, n, k, leaves): Shape, e4m3: bool) -> Self {
         let spread = 1.0 / (k as f32).sqrt();
-        let (x, weight) = (bench.normal(rows * k), bench.normal(n * k));
+        let x = bench.normal_as(rows * k, T::from_f32);
+        let (same, codes) = if e4m3 { (0, n * k) } else { (n * k, 0) };
         let scales = bench.normal(if e4m3 { n * leaves } else { 0 });
         Self {
-            x: x.into_iter().map(T::from_f32).collect(),
-            same: each(if e4m3 { 0 } else { n * k }, CHEAP, |i| T::from_f32(weight[i] * spread)),
-            codes: each(if e4m3 { n * k } else { 0 }, CHEAP, |i| E4m3::from_f32(weight[i] * 64.0)),
+            x,
+            same: bench.normal_as(same, |value| T::from_f32(value * spread)),
+            codes: bench.normal_as(codes, |value| E4m3::from_f32(value * 64.0)),
             scales: scales.into_iter().map(|scale| (1.5 + scale / 4.0) * spread / 64.0).collect(),
-            bias: bench.normal(n).into_iter().map(T::from_f32).collect(),
+            bias: bench.normal_as(n, T::from_f32),
         }
     }
 
@@ -132,7 +133,7 @@ fn products<T: Activation>(bench: &mut Bench, shape: Shape, e4m3: bool) -> Resul
     let whole: Vec<f32> = whole.read(&bench.stream)?.into_iter().map(T::to_f32).collect();
     let compared = bench.compared(whole.len());
     let exact: Vec<f32> =
-        each(compared.len(), CHEAP, |i| operands.exact(shape, compared[i] / n, compared[i] % n) as f32);
+        each(compared.len(), DEAR, |i| operands.exact(shape, compared[i] / n, compared[i] % n) as f32);
     let got: Vec<f32> = compared.iter().map(|i| whole[*i]).collect();
     let relative = if T::SUFFIX == "bf16" { 4e-3 } else { 6e-4 };
     bench.compare(&name, &got, &exact, Tolerance { absolute: 1e-4, relative });
@@ -159,7 +160,7 @@ fn joins<T: Activation>(bench: &mut Bench, ranks: usize) -> Result<(), CudaError
     }
     let (rows, n) = (3, 420);
     let mut sums: Vec<Vec<f32>> = (0..ranks).map(|_| bench.normal(rows * n)).collect();
-    let bias: Vec<T> = bench.normal(n).into_iter().map(T::from_f32).collect();
+    let bias: Vec<T> = bench.normal_as(n, T::from_f32);
     let (on_device, given) = (bench.upload(&sums.concat())?, bench.upload(&bias)?);
     let mut views: Vec<&mut [f32]> = sums.iter_mut().map(Vec::as_mut_slice).collect();
     skein_kernels::leaves::join(&mut views);
@@ -187,7 +188,7 @@ fn vocabularies<T: Activation>(bench: &mut Bench, ranks: usize, size: usize) -> 
     }
     let kernels = RankKernels::<T>::new(&bench.kernels)?;
     let vocabulary = Vocabulary { size, each };
-    let table: Vec<T> = bench.normal(size * hidden).into_iter().map(T::from_f32).collect();
+    let table: Vec<T> = bench.normal_as(size * hidden, T::from_f32);
     let logits = bench.normal(rows * size);
     let mut tokens: Vec<u32> = (0..rows).map(|_| bench.below(size as u32)).collect();
     (tokens[0], tokens[rows - 1]) = (size as u32 - 1, size as u32);

@@ -132,7 +132,7 @@ fn wgmma<T: Activation>(bench: &mut Bench, layout: Layout) -> Result<(), CudaErr
     if !bench.wants(&name) {
         return Ok(());
     }
-    let draw = |bench: &mut Bench, len| bench.normal(len).into_iter().map(T::from_f32).collect::<Vec<T>>();
+    let draw = |bench: &mut Bench, len| bench.normal_as(len, T::from_f32);
     let (a, b) = (draw(bench, ROWS * DEPTH), draw(bench, columns * DEPTH));
     let mut image = vec![T::from_f32(f32::NAN); IMAGE / 2];
     for (i, value) in a.iter().enumerate() {

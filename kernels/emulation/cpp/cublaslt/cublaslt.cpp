@@ -58,7 +58,10 @@ bool is_algorithm(const Product& product, const Algorithm& algorithm) {
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() { return 130000; }
+extern "C" __attribute__((visibility("default"))) size_t cublasLtGetVersion() {
+  const char* version = getenv("EMU_CUBLASLT_VERSION");
+  return version ? strtoul(version, nullptr, 10) : 130000;
+}
 extern "C" __attribute__((visibility("default"))) size_t cublasLtGetCudartVersion() { return 13000; }
 extern "C" __attribute__((visibility("default"))) const char* cublasLtGetStatusName(int status) {
   switch (status) {

@@ -1,6 +1,7 @@
 // injection.cpp: faults on demand, from the environment or from a test in the same process.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "state.h"
 
@@ -33,6 +34,18 @@ bool is_silent(int grid) {
 }
 
 bool is_armed(Injection injection) { return countdown[injection] != 0; }
+
+bool strikes_by_name(const char* fault, const char* kernel) {
+  static const char* asked = getenv("EMU_FAULT");
+  size_t length = strlen(fault);
+  return asked && strncmp(asked, fault, length) == 0 && asked[length] == ':' &&
+         strcmp(asked + length + 1, kernel) == 0;
+}
+
+bool launches_nothing() {
+  static const char* asked = getenv("EMU_LAUNCH");
+  return asked && strcmp(asked, "nothing") == 0;
+}
 
 bool strikes(Injection injection) { return countdown[injection] != 0 && --countdown[injection] == 0; }
 

@@ -62,6 +62,7 @@ struct Launch {
   }
 
   Result run() {
+    if (launches_nothing()) return SUCCESS;
     if (suspended && suspended != this) return NOT_READY;
     if (!suspended) {
       if (Result result = strike()) return result;
@@ -86,11 +87,11 @@ struct Launch {
 
   // Injected faults.
   Result strike() {
-    if (strikes(HANG)) {
+    if (strikes(HANG) || strikes_by_name("hang", kernel->name)) {
       state().hangs = true;
       return SUCCESS;
     }
-    if (strikes(FAULT_ADDRESS))
+    if (strikes(FAULT_ADDRESS) || strikes_by_name("illegal", kernel->name))
       return fail(ILLEGAL_ADDRESS, std::string("injected: illegal address in ") + kernel->name);
     if (strikes(FAULT_ECC))
       return fail(ECC_UNCORRECTABLE, std::string("injected: memory error in ") + kernel->name);
@@ -280,6 +281,7 @@ API skein_emulation_enqueue(void* handle, int (*run)(void*), const void* data, s
   if (!stream) return INVALID_HANDLE;
   auto copied = std::make_shared<std::vector<char>>((const char*)data, (const char*)data + bytes);
   auto work = [=]() -> Result {
+    if (launches_nothing()) return SUCCESS;
     if (run(copied->data())) return fail(ILLEGAL_ADDRESS, "illegal address in a matrix product");
     return check_guards("a matrix product");
   };

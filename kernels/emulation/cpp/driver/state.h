@@ -161,6 +161,10 @@ void arm_from_environment();
 bool is_silent(int grid);
 // Counts one launch or allocation; returns whether the fault occurs at it.
 bool strikes(Injection injection);
+// Whether EMU_FAULT asks for `fault` in this kernel.
+bool strikes_by_name(const char* fault, const char* kernel);
+// Whether kernels and products are skipped, so that only the host's work takes time.
+bool launches_nothing();
 
 }  // namespace driver
 

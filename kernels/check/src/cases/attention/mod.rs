@@ -100,7 +100,7 @@ fn latents(scale: Scale) -> Vec<Case> {
     if scale == Scale::Full {
         cases.extend([
             Case { lengths: &[(1, 32_000), (1, 100)], ..DEEPSEEK },
-            Case { lengths: &[(512, 4000), (1, 900), (37, 37)], ..DEEPSEEK },
+            Case { lengths: &[(130, 4000), (1, 900), (37, 37)], ..DEEPSEEK },
             Case { group: 128, lengths: &[(1, 16_000), (1, 100), (1, 4097)], ..DEEPSEEK },
             Case { group: 128, lengths: &[(100, 2000), (1, 31)], ..DEEPSEEK },
         ]);

@@ -138,9 +138,9 @@ impl<T: Stored, K: Stored> AttentionStep<T, K> {
         order.truncate(lengths.len() * table_stride);
         let len = blocks * kv_heads * block_size * head_dim;
         let mut step = Self {
-            q: bench.normal(case.rows() * case.stride()).into_iter().map(T::round).collect(),
-            keys: bench.normal(len).into_iter().map(K::round).collect(),
-            values: bench.normal(len).into_iter().map(K::round).collect(),
+            q: bench.normal_as(case.rows() * case.stride(), T::round),
+            keys: bench.normal_as(len, K::round),
+            values: bench.normal_as(len, K::round),
             sinks: bench.normal(kv_heads * group),
             row_starts: Vec::new(),
             context_lens: Vec::new(),

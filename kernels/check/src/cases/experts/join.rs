@@ -19,7 +19,7 @@ enum Shared {
 pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let shapes: &[(usize, usize, usize)] = match bench.scale {
         Scale::Small => &[(1, 2, 8), (5, 3, 136), (3, 8, 2120)],
-        Scale::Full => &[(8, 8, 2048), (4096, 2, 4096), (2000, 8, 7168)],
+        Scale::Full => &[(8, 8, 2048), (4096, 2, 512), (150, 8, 7168)],
     };
     for (i, &(rows, per_token, hidden)) in shapes.iter().enumerate() {
         let pairs = Pairs { rows, per_token, experts: 8 };
@@ -126,7 +126,7 @@ fn weigh<T: Activation>(bench: &mut Bench, pairs: Pairs, hidden: usize) -> Resul
     if !bench.wants(&name) {
         return Ok(());
     }
-    let x: Vec<T> = bench.normal(pairs.rows * hidden).into_iter().map(T::from_f32).collect();
+    let x: Vec<T> = bench.normal_as(pairs.rows * hidden, T::from_f32);
     let weights = bench.normal(pairs.count());
     let (x_on, weights_on) = (bench.upload(&x)?, bench.upload(&weights)?);
     let out = bench.output::<T>(pairs.count() * hidden)?;

@@ -14,7 +14,7 @@ use skein_kernels::gate::Gate;
 
 use super::{draw_choice, sorted};
 use crate::cases::Scale;
-use crate::cases::case::{Bench, CHEAP, DEAR, Tolerance, each};
+use crate::cases::case::{Bench, DEAR, Tolerance, dot, each};
 use crate::cases::packed::{Case, Matrix, cases};
 
 const CLAMPED: Gate = Gate::Clamped { alpha: 1.702, limit: 0.75 };
@@ -28,9 +28,10 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
             (Pairs { rows: 50, per_token: 2, experts: 5 }, 16, 1168),
         ],
         Scale::Full => &[
-            (Pairs { rows: 1, per_token: 8, experts: 128 }, 768, 2048),
-            (Pairs { rows: 100, per_token: 2, experts: 8 }, 4096, 14_336),
-            (Pairs { rows: 3000, per_token: 8, experts: 64 }, 1024, 2048),
+            // A rank's share of real experts. The number of experts only moves the address of a matrix.
+            (Pairs { rows: 1, per_token: 8, experts: 128 }, 192, 2048),
+            (Pairs { rows: 100, per_token: 2, experts: 8 }, 512, 14_336),
+            (Pairs { rows: 600, per_token: 8, experts: 64 }, 256, 2048),
         ],
     };
     let gates = [Gate::Silu, CLAMPED, Gate::GeluTanh];
@@ -46,7 +47,12 @@ pub fn run(bench: &mut Bench) -> Result<(), CudaError> {
         }
     }
     for (i, codes) in cases().into_iter().enumerate() {
-        let (shape, stored) = (shapes[i % shapes.len()], Stored::Codes(codes));
+        let stored = Stored::Codes(codes);
+        let shape = match bench.scale {
+            Scale::Small => shapes[i % shapes.len()],
+            Scale::Full if codes.is_common() => (Pairs { rows: 100, per_token: 2, experts: 8 }, 1024, 4096),
+            Scale::Full => (Pairs { rows: 100, per_token: 2, experts: 8 }, 512, 1024),
+        };
         let gate_up = Stage::GateUp { by: gates[i % gates.len()], per_row: shape.0.per_token };
         if i % 2 == 0 {
             case::<bf16>(bench, shape, gate_up, stored)?;
@@ -79,8 +85,12 @@ impl Stored {
 
 /// Operands on host and device.
 struct Operands<T: Activation> {
-    x: Vec<T>,
-    weight: Vec<f32>,
+    x: Vec<f32>,
+    // The weight as it is stored: in one of three ways.
+    same: Vec<T>,
+    codes: Vec<E4m3>,
+    scales: Vec<f32>,
+    packed: Option<Matrix<T>>,
     bias: Vec<T>,
     x_device: DeviceBuffer<T>,
     expert: ExpertWeight<T>,
@@ -89,7 +99,6 @@ struct Operands<T: Activation> {
     _same: DeviceBuffer<T>,
     _codes: DeviceBuffer<E4m3>,
     _scales: DeviceBuffer<f32>,
-    _packed: Option<Matrix<T>>,
 }
 
 impl<T: Activation> Operands<T> {
@@ -109,57 +118,69 @@ impl<T: Activation> Operands<T> {
                 Some(Matrix::<T>::new(bench, &Case { form, ..case }, (experts * n, k, 0), true)?)
             }
         };
-        let mut x: Vec<T> = bench.normal(rows * k).into_iter().map(T::from_f32).collect();
+        let mut x: Vec<T> = bench.normal_as(rows * k, T::from_f32);
         x.extend(vec![T::from_f32(f32::NAN); 3 * k]);
-        let bias: Vec<T> = bench.normal(experts * n).into_iter().map(T::from_f32).collect();
+        let bias: Vec<T> = bench.normal_as(experts * n, T::from_f32);
         let values = if packed.is_some() { 0 } else { experts * n * k };
-        let (raw, spread) = (bench.normal(values), 1.0 / (k as f32).sqrt());
-        let (same_len, codes_len) = if is_e4m3 { (0, raw.len()) } else { (raw.len(), 0) };
-        let same: Vec<T> = each(same_len, CHEAP, |i| T::from_f32(raw[i] * spread));
-        let codes: Vec<E4m3> = each(codes_len, CHEAP, |i| E4m3::from_f32(raw[i] * 64.0));
+        let spread = 1.0 / (k as f32).sqrt();
+        let (same_len, codes_len) = if is_e4m3 { (0, values) } else { (values, 0) };
+        let same: Vec<T> = bench.normal_as(same_len, |value| T::from_f32(value * spread));
+        let codes: Vec<E4m3> = bench.normal_as(codes_len, |value| E4m3::from_f32(value * 64.0));
         let scales: Vec<f32> =
             bench.normal(experts * n).into_iter().map(|value| (1.5 + value / 4.0) * spread / 64.0).collect();
-        let weight = each(raw.len(), CHEAP, |i| {
-            if is_e4m3 { codes[i].to_f32() * scales[i / k] } else { same[i].to_f32() }
-        });
         let (x_device, bias_device) = (bench.upload(&x)?, bench.upload(&bias)?);
-        let (same, codes, scales) = (bench.upload(&same)?, bench.upload(&codes)?, bench.upload(&scales)?);
+        let x = x.into_iter().map(T::to_f32).collect();
+        let (same_device, codes_device, scales_device) =
+            (bench.upload(&same)?, bench.upload(&codes)?, bench.upload(&scales)?);
         let values = if is_e4m3 {
-            WeightValues::E4m3 { values: *codes, scales: *scales, granularity: Granularity::Channel }
+            let granularity = Granularity::Channel;
+            WeightValues::E4m3 { values: *codes_device, scales: *scales_device, granularity }
         } else {
-            WeightValues::Same(*same)
+            WeightValues::Same(*same_device)
         };
         let stacked = LinearWeight { n: experts * n, k, bias: *bias_device, values, leaf: 0 };
-        let (weight, bias, stacked) = match &packed {
-            None => (weight, bias, stacked),
-            Some(packed) => (packed.weight.clone(), packed.bias.clone(), packed.linear),
+        let (bias, stacked) = match &packed {
+            None => (bias, stacked),
+            Some(packed) => (packed.bias.clone(), packed.linear),
         };
         let expert = ExpertWeight { experts, stacked };
         Ok(Self {
             x,
-            weight,
+            same,
+            codes,
+            scales,
+            packed,
             bias,
             x_device,
             expert,
             _bias: bias_device,
-            _same: same,
-            _codes: codes,
-            _scales: scales,
-            _packed: packed,
+            _same: same_device,
+            _codes: codes_device,
+            _scales: scales_device,
         })
+    }
+
+    /// The product of row `row` of `x` and of row `at` of all experts' weights.
+    fn dot(&self, row: usize, at: usize) -> f64 {
+        let k = self.expert.stacked.k;
+        let (x, of) = (&self.x[row * k..][..k], at * k..(at + 1) * k);
+        let widened: Vec<f32> = match &self.packed {
+            Some(packed) => return dot(x, &packed.weight[of]),
+            None if self.codes.is_empty() => self.same[of].iter().map(|value| value.to_f32()).collect(),
+            None => self.codes[of].iter().map(|code| code.to_f32() * self.scales[at]).collect(),
+        };
+        dot(x, &widened)
     }
 
     /// The result in a row of `x` and an expert's `column`, in f64.
     fn exact(&self, row: usize, expert: usize, column: usize, stage: Stage) -> f64 {
-        let (n, k) = (self.expert.n(), self.expert.stacked.k);
-        let dot = |column: usize| -> f64 {
+        let n = self.expert.n();
+        let result = |column: usize| -> f64 {
             let at = expert * n + column;
-            let (x, weight) = (&self.x[row * k..][..k], &self.weight[at * k..][..k]);
-            let sum: f64 = x.iter().zip(weight).map(|(x, w)| f64::from(x.to_f32()) * f64::from(*w)).sum();
-            sum + f64::from(self.bias[at].to_f32())
+            self.dot(row, at) + f64::from(self.bias[at].to_f32())
         };
-        let Stage::GateUp { by, .. } = stage else { return dot(column) };
-        let (gate, up) = (dot(column), dot(n / 2 + column));
+        let Stage::GateUp { by, .. } = stage else { return result(column) };
+        let (gate, up) = (result(column), result(n / 2 + column));
         match by {
             Gate::Silu => gate / (1.0 + (-gate).exp()) * up,
             Gate::GeluTanh => {
@@ -259,10 +280,9 @@ fn case<T: Activation>(
         let part = &chosen[..alone.count()];
         let (own, _) = sorted(part, pairs.experts, 1);
         let got = bits(&multiply(bench, &operands, (alone, part, columns), stage, Tile::Few)?);
-        let of = |pair: &u32| {
-            let position = order.iter().position(|other| other == pair).unwrap_or_default();
-            &first[position * columns..][..columns]
-        };
+        let mut position = vec![0; pairs.count()];
+        order.iter().enumerate().for_each(|(at, pair)| position[*pair as usize] = at);
+        let of = |pair: &u32| &first[position[*pair as usize] * columns..][..columns];
         let expected: Vec<u32> = own.iter().flat_map(of).copied().collect();
         bench.compare_exact(&format!("{name} bits of half of the rows"), &got, &expected);
     }
