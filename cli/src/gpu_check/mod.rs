@@ -24,7 +24,9 @@ use crate::exit::{DEVICE, Failure, USAGE};
 pub const GPU_CHECK: &str = "gpu-check";
 const KERNELS: &str = "kernels";
 const RANKS: &str = "ranks";
-const STAGES: [&str; 4] = [KERNELS, "models", "bench", RANKS];
+/// Prints what every stage prints first, and nothing else.
+const DEVICE_ONLY: &str = "device";
+const STAGES: [&str; 5] = [DEVICE_ONLY, KERNELS, "models", "bench", RANKS];
 /// Default of `--group-timeout`, in seconds.
 const GROUP_TIMEOUT: &str = "120";
 /// Default of `--wait-limit`, in seconds. No launch of a check takes a second.
@@ -59,7 +61,7 @@ pub fn command() -> Command {
         .arg(
             Arg::new("STAGE")
                 .value_parser(STAGES)
-                .help("Run only this stage [default: all; ranks only with --ranks]"),
+                .help("Run only this stage; device prints one line [default: all; ranks only with --ranks]"),
         )
         .arg(
             value("scale", "small")
@@ -215,23 +217,26 @@ fn parse_part(text: &str) -> Result<Part, String> {
 
 /// Prints one line about the device and its kernels; returns the same as JSON.
 fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, CudaError> {
-    let source = Kernels::load(device)?.kernel_source().to_string();
+    let kernels = Kernels::load(device)?;
+    let source = kernels.kernel_source().to_string();
+    let overlaps = kernels.get("attention_plan")?.may_overlap();
     let blas = BlasLt::open(device)?.map(|blas| blas.version());
     let (major, minor) = device.capability;
     let driver = format!("{}.{}", device.driver / 1000, device.driver % 1000 / 10);
     if !as_json {
         outln!(
             "{}: compute capability {major}.{minor}, {} multiprocessors, {:.1} GiB, driver for CUDA {driver}, kernels \
-             {source}, cuBLASLt {}\n",
+             {source}{}, cuBLASLt {}\n",
             device.name,
             device.multiprocessors,
             device.memory_bytes as f64 / f64::from(1 << 30),
+            if overlaps { " (launches overlap)" } else { "" },
             blas.map_or("absent".to_owned(), |version| version.to_string()),
         );
     }
     let description = json!({
         "name": device.name, "capability": format!("{major}.{minor}"), "multiprocessors": device.multiprocessors,
-        "memory_bytes": device.memory_bytes, "driver": driver, "kernels": source, "cublaslt": blas,
+        "memory_bytes": device.memory_bytes, "driver": driver, "kernels": source, "overlaps": overlaps, "cublaslt": blas,
     });
     Ok(Map::from_iter([("device".to_owned(), description)]))
 }
@@ -239,7 +244,7 @@ fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, C
 /// Without kernels that it can run, a device counts as missing.
 fn failure(error: &CudaError) -> Failure {
     match error {
-        CudaError::NoCompiler { .. } => Failure::new(DEVICE, error.to_string()),
+        CudaError::NoCompiler { .. } | CudaError::NotBuiltFor { .. } => Failure::new(DEVICE, error.to_string()),
         _ => Failure::other(error),
     }
 }
