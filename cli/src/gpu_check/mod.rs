@@ -244,7 +244,9 @@ fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, C
 /// Without kernels that it can run, a device counts as missing.
 fn failure(error: &CudaError) -> Failure {
     match error {
-        CudaError::NoCompiler { .. } | CudaError::NotBuiltFor { .. } => Failure::new(DEVICE, error.to_string()),
+        CudaError::NoCompiler { .. } | CudaError::NotBuiltFor { .. } => {
+            Failure::new(DEVICE, error.to_string())
+        }
         _ => Failure::other(error),
     }
 }
