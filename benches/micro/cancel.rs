@@ -74,6 +74,6 @@ async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
 }
 
 fn config() -> WorkerConfig {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let model = skein_golden::shipped();
     WorkerConfig { backend: BackendKind::Cpu, ..WorkerConfig::new(model, "bench") }
 }

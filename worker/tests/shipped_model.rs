@@ -22,7 +22,7 @@ struct Served {
 }
 
 async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let model = skein_golden::shipped();
     let config = WorkerConfig {
         backend: BackendKind::Cpu,
         threads: 2,

@@ -31,13 +31,11 @@ const FLIPS: f32 = 0.25;
 const ROUNDING: f32 = 0.4;
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised").join(name)
+    skein_golden::path(&format!("quantised/{name}"))
 }
 
 fn goldens() -> Vec<String> {
-    let entries = std::fs::read_dir(golden("")).unwrap();
-    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort_unstable();
+    let names = skein_golden::names("quantised");
     assert!(names.len() >= 20, "{names:?}");
     names
 }

@@ -186,8 +186,9 @@ fn quantised_checkpoints_are_served_with_adapters() {
         put(&mut sequence, &mut batch, prompt.len(), adapter);
         model.logits(&batch, &[39]).remove(0)
     };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised");
-    for base in [root.join("w8a16"), root.join("gptq-4-act-order"), root.join("fp8-block"), dense] {
+    let coded = ["w8a16", "gptq-4-act-order", "fp8-block"];
+    let coded = coded.map(|name| skein_golden::path(&format!("quantised/{name}")));
+    for base in coded.into_iter().chain([dense]) {
         let attention = ModelConfig::from_dir(&base).unwrap().spec;
         let directory = attention_adapter(attention.hidden_size, attention.attention.q_width());
         let adapter = served(&base, directory.path()).unwrap();
