@@ -4,7 +4,6 @@
 //! `cargo bench -p skein-bench --bench cancel [-- RELEASES]`. A release takes effect between two steps, so
 //! the duration of a step, measured in the same run, is the lower bound.
 
-use std::path::Path;
 use std::time::Duration;
 
 use skein_node::clock;

@@ -21,6 +21,9 @@ import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
 PROMPT_TOKENS, GREEDY_TOKENS, MIN_MARGIN, MIN_DISTINCT = 40, 64, 0.02, 24
+# Largest difference of a logit from that in float64: other implementations round, too, and must stay within
+# 1e-4. Few networks of deepseek-v2's kind amplify rounding so little.
+MAX_ROUNDING, ROUNDING = 5e-5, {"deepseek-v2": 7.5e-5}
 PROMPT_POSITIONS = [0, 1, 2, 15, 16, 17, 31, 39]  # whose logits are kept, and
 GREEDY_STEPS = list(range(0, GREEDY_TOKENS, 4)) + [GREEDY_TOKENS - 1]
 BASE = {
@@ -337,7 +340,7 @@ def save(tensors, path: pathlib.Path):
 @torch.no_grad()
 def compute(path: pathlib.Path, seed: int, vocab: int):
     """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy, whether
-    the logits are the same without a KV cache)."""
+    rounding changes logits little, also those without a KV cache)."""
     if "quantization_config" in json.loads((path / "config.json").read_text()):
         model = without_codes(path)
     else:
@@ -352,22 +355,27 @@ def compute(path: pathlib.Path, seed: int, vocab: int):
                          return_dict_in_generate=True, output_logits=True)
     steps = torch.cat(run.logits)
     whole = model(run.sequences[:, :-1]).logits[0]  # the same without a KV cache
-    # A choice of experts that rounding changes makes the seed unusable.
-    is_stable = (whole[PROMPT_TOKENS - 1:] - steps).abs().max() < 5e-5
+    # A choice of experts that rounding changes makes the seed unusable, and so does a network that amplifies
+    # rounding.
+    model.set_experts_implementation("eager")
+    exact = model.double()(run.sequences[:, :-1]).logits[0]
+    is_stable = ((whole[PROMPT_TOKENS - 1:] - steps).abs().max() < 5e-5
+                 and (whole - exact).abs().max() < ROUNDING.get(path.name, MAX_ROUNDING))
     return prompt[0], out.logits[0], run.sequences[0, PROMPT_TOKENS:], steps, (entropy / flat).item(), is_stable
 
 
 def make_one(name: str, dtype: str, files: int, over: dict):
     config = {key: value for key, value in (BASE | over).items() if value is not ABSENT}
     path = HERE / "models" / name
-    for seed in range(200):
+    for seed in range(1000):
         drawn = write_model(path, config, dtype, files, seed)
         prompt, prompt_logits, greedy, greedy_logits, entropy, is_stable = compute(path, seed, config["vocab_size"])
         best = greedy_logits.topk(2).values
         margin, spread = (best[:, 0] - best[:, 1]).min().item(), prompt_logits.std().item()
-        if is_stable and margin >= MIN_MARGIN and len(set(greedy.tolist())) >= MIN_DISTINCT:
+        if is_stable and margin >= MIN_MARGIN and len(set(greedy.tolist())) >= MIN_DISTINCT and spread > 1:
             break
-    assert is_stable and margin >= MIN_MARGIN and spread > 1, name
+    else:
+        raise RuntimeError(f"{name}: no seed will do")
     recipes = [weights.of_safetensors(file, drawn)[0] for file in sorted(path.glob("model*.safetensors"))]
     weights.write(path, seed, recipes, b"")
     kept = {"prompt_logits": prompt_logits[PROMPT_POSITIONS], "greedy_logits": greedy_logits[GREEDY_STEPS]}

@@ -261,7 +261,7 @@ BF16 = {"torch_dtype": "bfloat16"}
 # Keys and values of four heads are products of latents. Ranks can share it.
 LATENT = V3 | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "q_lora_rank": 64, "kv_lora_rank": 64,
     "qk_nope_head_dim": 32, "v_head_dim": 32, "moe_intermediate_size": 64, "n_routed_experts": 4, "n_shared_experts": 1,
-    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 140, "rope_theta": 10000.0}
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "vocab_size": 300, "rope_theta": 10000.0}
 PHI = PHI3 | SIZES | WIDE | BF16 | {"partial_rotary_factor": 1.0, "sliding_window": None}
 
 ONE, TIED = {"num_hidden_layers": 1}, {"tie_word_embeddings": True}
@@ -272,13 +272,13 @@ MIXTRAL = MOE | LLAMA | ONE | TIED | {"architectures": ["MixtralForCausalLM"], "
 # among stages, else one; wide where a group or block needs it. Codes are stored, so every size counts.
 CASES = {
     "gptq-4": (LLAMA, lambda: gptq(), False),
-    "gptq-4-act-order": (QWEN2 | LLAMA | TIED, lambda: gptq(group=64, symmetric=False, act_order=True), False),
-    "gptq-4-v2-head": (LLAMA | WIDE | ONE, lambda: gptq(group=128, symmetric=False, v2=True), True),
+    "gptq-4-act-order": (QWEN2 | LLAMA | TIED, lambda: gptq(symmetric=False, act_order=True), False),
+    "gptq-4-v2-head": (LLAMA | WIDE | ONE, lambda: gptq(group=64, symmetric=False, v2=True), True),
     "gptq-8": (LLAMA | TIED | ONE, lambda: gptq(bits=8, group=-1), False),
     "gptq-3": (LLAMA | TIED | ONE, lambda: gptq(bits=3, group=32, symmetric=False), False),
     "gptq-2": (LLAMA | TIED | ONE, lambda: gptq(bits=2, group=32, symmetric=False), False),
-    "gptq-4-experts": (MIXTRAL, lambda: gptq(group=64), False),
-    "awq": (QWEN2 | LLAMA, lambda: awq(), False),
+    "gptq-4-experts": (MIXTRAL, lambda: gptq(), False),
+    "awq": (QWEN2 | LLAMA, lambda: awq(32), False),
     "w4a16": (PHI, lambda: compressed("pack-quantized", W4 | {"group_size": 128}), False),
     "w4a16-asymmetric": (COHERE | SIZES | BF16 | ONE | TIED | {"architectures": ["CohereForCausalLM"], "model_type": "cohere",
         "use_qk_norm": False}, lambda: compressed("pack-quantized", W4 | {"symmetric": False}), False),

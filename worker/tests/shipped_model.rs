@@ -2,7 +2,6 @@
 //! at any position continues exactly, for all sampling parameters.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use skein_proto::worker::v1 as wire;

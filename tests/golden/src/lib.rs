@@ -39,7 +39,7 @@ const REMAKE: &str = "restore the directory (git checkout), or remake it as test
 ///
 /// # Panics
 /// If it has a recipe that does not give the recorded bytes.
-pub fn path(name: &str) -> PathBuf {
+pub fn path(name: impl AsRef<Path>) -> PathBuf {
     complete(&root().join(name)).unwrap_or_else(|error| panic!("golden files: {error}"))
 }
 

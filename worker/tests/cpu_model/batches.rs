@@ -22,9 +22,9 @@ const MAX_MODEL_LEN: u32 = 64;
 /// The thread of an engine.
 pub type Running = JoinHandle<Result<(), BackendError>>;
 
-/// A model directory among the repository's goldens.
+/// A model directory among the repository's goldens, or the one at an absolute path.
 pub fn golden(name: &str) -> PathBuf {
-    skein_golden::path(&format!("models/{name}"))
+    skein_golden::path(Path::new("models").join(name))
 }
 
 /// Names of all golden models.

@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// none.
 const VOCAB: u32 = 300;
 /// Upper bound of prompt tokens, which all models here have.
-const IDS: u32 = 256;
+const IDS: u32 = 128;
 
 /// Model like the golden `name`, large enough for eight ranks, with random weights.
 pub fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {

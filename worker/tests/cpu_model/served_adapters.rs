@@ -54,13 +54,13 @@ fn served_adapters_agree_with_peft() {
     // GGUF files name tensors differently, and may order the rows of heads differently.
     for (name, base) in [
         ("llama-all", None),
-        ("llama-all", Some("../gguf/models/llama-gqa.gguf")),
+        ("llama-all", Some("llama-gqa")),
         ("phi3-fused", None),
         ("glm-rotated", None),
-        ("glm-rotated", Some("../gguf/models/glm.gguf")),
+        ("glm-rotated", Some("glm")),
     ] {
         let (json, expected) = read(name, "logits");
-        let base = model(base.unwrap_or(json["model"].as_str().unwrap()));
+        let base = base.map_or_else(|| model(json["model"].as_str().unwrap()), skein_golden::gguf);
         let adapter = served(&base, &golden(name)).unwrap();
         let list = |key: &str| -> Vec<u32> { serde_json::from_value(json[key].clone()).unwrap() };
         let prompt = list("prompt");
@@ -180,6 +180,8 @@ fn quantised_checkpoints_are_served_with_adapters() {
     let dense = model("llama-gqa");
     let json = read("llama-all", "logits").0;
     let prompt: Vec<u32> = serde_json::from_value(json["prompt"].clone()).unwrap();
+    // Ids that the smallest of the vocabularies has.
+    let prompt: Vec<u32> = prompt.into_iter().map(|id| id % 128).collect();
     let last = |base: &Path, adapter: Option<&Arc<LoadedAdapter>>| {
         let mut model = load_with(base, NumberTypes::EXACT);
         let (mut sequence, mut batch) = (sequence_of(prompt.clone(), 3, BLOCK_SIZE), Batch::default());

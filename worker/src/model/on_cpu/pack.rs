@@ -297,7 +297,6 @@ const STORED: &str = "stored";
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::DirEntryExt;
-    use std::path::Path;
 
     use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 
