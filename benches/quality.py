@@ -67,6 +67,8 @@ def main():
     parser.add_argument("--window", type=int, default=513)
     options = parser.parse_args()
     skein, model = options.skein.resolve(), options.model
+    if model == SHIPPED:
+        subprocess.run([sys.executable, SHIPPED / "packed.py", "unpack"], check=True)
     source = ["--text", options.text] if options.text else ["--tokens", SHIPPED / "held_out.bin"]
 
     def row(label, directory, flags):

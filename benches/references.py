@@ -29,6 +29,7 @@ import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "models" / "skein-7m"
+subprocess.run([sys.executable, SHIPPED / "packed.py", "unpack"], check=True)
 # Inputs of each product that `outliers` makes larger, as shares, and by what.
 OUTLIERS, FACTORS = 1 / 64, (16, 32, 64)
 BITS, GROUP, DAMPING, SAMPLES, LENGTH = 4, 64, 0.01, 128, 512
@@ -85,7 +86,7 @@ def outliers(work):
     from safetensors.torch import load_file, save_file
     out = work / "model"
     shutil.rmtree(out, ignore_errors=True)
-    shutil.copytree(SHIPPED, out, ignore=lambda _, names: [name for name in names if name.endswith((".py", ".bin", ".md"))])
+    shutil.copytree(SHIPPED, out, ignore=lambda _, names: [name for name in names if name.endswith((".py", ".bin", ".md", ".packed"))])
     state, config = load_file(SHIPPED / "model.safetensors"), json.loads((SHIPPED / "config.json").read_text())
     draw = random.Random(1)
     pick = lambda width: {channel: draw.choice(FACTORS) for channel in draw.sample(range(width), round(width * OUTLIERS))}

@@ -4,7 +4,6 @@
 //! `cargo bench -p skein-bench --bench cancel [-- RELEASES]`. A release takes effect between two steps, so
 //! the duration of a step, measured in the same run, is the lower bound.
 
-use std::path::Path;
 use std::time::Duration;
 
 use skein_node::clock;
@@ -74,6 +73,6 @@ async fn start(engine: &EngineHandle, number: usize) -> (String, TokenStream) {
 }
 
 fn config() -> WorkerConfig {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let model = skein_golden::shipped();
     WorkerConfig { backend: BackendKind::Cpu, ..WorkerConfig::new(model, "bench") }
 }

@@ -86,7 +86,7 @@ async fn main() {
         println!("name a file of texts; benches/speculation/texts.py writes one");
         return;
     }
-    let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let tokenizer = skein_golden::shipped();
     let texts = texts(&options.texts, &tokenizer.join("tokenizer.json"));
     let counts = Arc::new(Counts::default());
     let draft = options.draft.as_ref().map(|shape| {

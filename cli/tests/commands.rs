@@ -184,7 +184,7 @@ fn a_damaged_model_is_one_clear_error() {
 #[test]
 fn a_chat_template_that_eats_memory_or_stack_is_refused_at_start() {
     let made = tempfile::tempdir().expect("a temporary directory");
-    let shipped = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let shipped = skein_golden::shipped();
     for file in std::fs::read_dir(shipped).expect("it ships").map(|file| file.expect("it is readable").path())
     {
         std::fs::copy(&file, made.path().join(file.file_name().expect("it has a name"))).expect("it is ours");

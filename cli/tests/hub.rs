@@ -14,7 +14,7 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The shipped model as the fake hub publishes it.
 fn model() -> Model {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let directory = skein_golden::shipped();
     let read = |name: &str| std::fs::read(directory.join(name)).expect("it ships with the source");
     let mut files: Vec<File> = ["config.json", "generation_config.json", "tokenizer_config.json"]
         .map(|name| File::small(name, read(name)))

@@ -15,7 +15,7 @@ const LAYERS: usize = 8;
 const WITHIN: Duration = Duration::from_secs(300);
 
 fn quantize(out: &Path) -> Command {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let model = skein_golden::shipped();
     let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
     command.arg("quantize").args([&model, out]).args(["--method", "gptq", "--calibration-samples", "6"]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

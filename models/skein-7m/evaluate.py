@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+import packed
 import train
 
 PROMPTS = ["def read_config(path):\n", "class Stack:\n    \"\"\"A last-in, first-out queue.\"\"\"\n\n    def __init__(self):\n",
@@ -50,6 +51,8 @@ def main():
     flags.add_argument("--limit-tokens", type=int, default=65536, help="of each kind and length")
     flags.add_argument("--samples", action="store_true")
     args = flags.parse_args()
+    if args.model == train.HERE:
+        packed.unpack()
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     data = train.streams(tokenizer) if args.lengths else {}

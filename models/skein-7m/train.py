@@ -2,6 +2,7 @@
 
     pip install -r requirements.txt
     python train.py --minutes 90
+    python packed.py pack               # makes the form of the weights that is committed
 
 The schedule is a fraction of the wall clock, not a step count: learning rate, context length and end depend
 on the minutes passed, so a run on a busy machine still ends on time with its learning rate at the bottom. So

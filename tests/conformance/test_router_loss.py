@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -14,6 +15,7 @@ import pytest
 from conftest import free_port
 
 MODEL = str(pathlib.Path(__file__).parents[2] / "models" / "skein-7m")
+subprocess.run([sys.executable, pathlib.Path(MODEL, "packed.py"), "unpack"], check=True)
 TEMPLATE = str(pathlib.Path(__file__).with_name("hermes.jinja"))
 STREAMS = 12
 # Many arguments make long calls, so that a kill is in the middle of one.

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+import weights
 from models import HERE, MODELS, one_line_per_key, quiet, save
 
 POSITIONS = [0, 1, 16, 31, 39]
@@ -31,7 +32,7 @@ def make_one(name):
     stored = MODELS[base][0]
     path = HERE / "adapters" / name
     shutil.rmtree(path, ignore_errors=True)
-    model = AutoModelForCausalLM.from_pretrained(HERE / "models" / base, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(weights.complete(HERE / "models" / base), dtype=torch.float32, attn_implementation="eager").eval()
     torch.manual_seed(sum(name.encode()))
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **config)).eval()
     for key, value in model.named_parameters():

@@ -102,6 +102,7 @@ def perplexity(state, windows):
 def main():
     skein, text = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
     windows = torch.from_numpy(np.fromfile(MODEL / "held_out.bin", dtype="<u2").astype(np.int64)).reshape(-1, WINDOW)
+    subprocess.run([sys.executable, MODEL / "packed.py", "unpack"], check=True)
     plain = perplexity({k: v.float() for k, v in load_file(MODEL / "model.safetensors").items()}, windows)
     print(f"unquantised: {plain:.4f}")
     failed = []

@@ -1,5 +1,5 @@
-"""Makes test vectors of pure functions: the block hash (proto/testdata/block_hash.json) and Philox4x32-10
-(philox.json)."""
+"""Makes test vectors of pure functions: the block hash (proto/testdata/block_hash.json), Philox4x32-10
+(philox.json), and the draws of weights (draws.json), whose two implementations must agree."""
 
 import json
 import pathlib
@@ -7,6 +7,8 @@ import random
 import struct
 
 import xxhash
+
+import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
 BLOCK_HASH = HERE.parents[1] / "proto" / "testdata" / "block_hash.json"
@@ -79,6 +81,19 @@ def make_block_hash():
     write(BLOCK_HASH, {"block_size": BLOCK_SIZE}, vectors)
 
 
+def make_draws():
+    vectors = []
+    for seed, name, dtype, source in [
+        (0, "lm_head.weight", "F32", {"normal": 0.375}), (4, "model.embed_tokens.weight", "BF16", {"normal": 0.35}),
+        (4000000000, "ü", "F16", {"normal": 1e-06}), (7, "", "F16", {"uniform": [-0.5, 0.5]}),
+        (7, "model.norm.weight", "BF16", {"uniform": [3, 11]}), (1, "scales", "U8", {"uniform": [121, 125]}),
+        (2, "blocks", "U8", {"bytes": ["00ffff", "18000f"]}),
+    ]:
+        piece = {"name": name, "dtype": dtype, "shape": [3, 7], "from": source}
+        vectors.append({"seed": seed, "piece": piece, "bytes": weights.draw(seed, name, dtype, [3, 7], source).hex()})
+    write(HERE / "draws.json", {}, vectors)
+
+
 def write(path: pathlib.Path, head: dict, vectors):
     """JSON with one vector per line, for readable diffs."""
     lines = ",\n".join("  " + json.dumps(v, ensure_ascii=False) for v in vectors)
@@ -90,3 +105,4 @@ def write(path: pathlib.Path, head: dict, vectors):
 def make():
     make_philox()
     make_block_hash()
+    make_draws()

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct Cluster {
 
 /// The directory of the shipped model.
 pub fn shipped_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
+    skein_golden::shipped()
 }
 
 /// A loopback port that is currently free.

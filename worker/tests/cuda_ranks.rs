@@ -452,7 +452,7 @@ fn latents_have_the_same_bits_on_any_number_of_ranks() {
     check_ranks(DEEPSEEK_V2, "16 eager 30000", &[(2, 1)]);
     check_ranks(DEEPSEEK_V3_SHARED, "int4 eager 30000", &[(4, 1)]);
     check_ranks(DEEPSEEK_V3_SHARED, "fp8 eager 30000", &[(2, 1), (1, 2)]);
-    let coded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/fp8-block-latent");
+    let coded = skein_golden::path("quantised/fp8-block-latent");
     check_ranks_of(("fp8-block-latent", &coded), "16 eager 30000", &[(2, 1), (4, 1), (1, 2)]);
 }
 

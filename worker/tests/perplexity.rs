@@ -27,7 +27,7 @@ const KV_F16_PERCENT: f64 = 0.05;
 const KV_INT8_PERCENT: f64 = 0.25;
 
 fn shipped() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
+    skein_golden::shipped()
 }
 
 fn windows() -> Vec<Vec<u32>> {

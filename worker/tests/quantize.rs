@@ -24,7 +24,7 @@ use skein_worker::quality::{Scored, measure};
 const WINDOW: usize = 513;
 
 fn shipped() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
+    skein_golden::shipped()
 }
 
 fn held_out() -> Vec<Vec<u32>> {

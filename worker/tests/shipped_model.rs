@@ -2,7 +2,6 @@
 //! at any position continues exactly, for all sampling parameters.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use skein_proto::worker::v1 as wire;
@@ -22,7 +21,7 @@ struct Served {
 }
 
 async fn serve_shipped_model(scheduler: SchedulerConfig) -> Served {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let model = skein_golden::shipped();
     let config = WorkerConfig {
         backend: BackendKind::Cpu,
         threads: 2,

@@ -5,12 +5,15 @@ use skein_tests::process::Cluster;
 
 use crate::{SKEIN, block_on};
 
-const CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/models/chat.gguf");
+/// A small model in one file.
+fn chat() -> String {
+    skein_golden::gguf("chat").display().to_string()
+}
 
 #[test]
 fn a_gguf_file_is_served_with_its_tokenizer_and_template() {
     block_on(async {
-        let cluster = Cluster::serve(SKEIN, &[CHAT, "--device", "cpu", "--workers", "1"]).await;
+        let cluster = Cluster::serve(SKEIN, &[&chat(), "--device", "cpu", "--workers", "1"]).await;
         let client = reqwest::Client::new();
         let post = async |path: &str, body: Value| -> Value {
             let request = client.post(format!("{}{path}", cluster.url)).json(&body);
@@ -39,7 +42,7 @@ fn a_gguf_file_is_served_with_its_tokenizer_and_template() {
 fn what_cannot_be_served_is_said_at_once() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name).display().to_string();
-    let whole = std::fs::read(CHAT).expect("the file is there");
+    let whole = std::fs::read(chat()).expect("the file is there");
     std::fs::write(path("cut.gguf"), &whole[..whole.len() / 2]).expect("a file");
     std::fs::write(path("no.gguf"), "hello").expect("a file");
     // Replace the architecture by an unknown one with a name of the same length.
@@ -57,6 +60,7 @@ fn what_cannot_be_served_is_said_at_once() {
     check(&["serve", &path("no.gguf")], &["no.gguf is damaged", "does not start with GGUF"]);
     check(&["serve", &path("mamba.gguf")], &["mamba.gguf cannot be served", "\"mamba\"", "supported: llama"]);
     check(&["serve", &path("none.gguf")], &["does not exist", "GGUF file"]);
-    let quantised = ["worker", CHAT, "--device", "cpu", "--quantization", "int8", "--listen", "127.0.0.1:0"];
+    let quantised =
+        ["worker", &chat(), "--device", "cpu", "--quantization", "int8", "--listen", "127.0.0.1:0"];
     check(&quantised, &["--quantization", "already Q4_0"]);
 }

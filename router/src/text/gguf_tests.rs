@@ -10,8 +10,8 @@ fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-fn load(path: &str) -> ModelText {
-    ModelText::load(&root(path), &[]).unwrap_or_else(|error| panic!("{path}: {error}"))
+fn load(path: &Path) -> ModelText {
+    ModelText::load(path, &[]).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Texts mixed from `parts` by a generator with the seed `seed`.
@@ -35,7 +35,7 @@ fn mixtures(parts: &[String], count: usize, seed: u64) -> Vec<String> {
 
 #[test]
 fn byte_level_ids_are_those_of_the_tokenizer_json_that_the_file_was_made_from() {
-    let (ours, theirs) = (load("tests/golden/gguf/models/chat.gguf"), load("models/skein-7m"));
+    let (ours, theirs) = (load(&skein_golden::gguf("chat")), load(&root("models/skein-7m")));
     let golden: Value =
         serde_json::from_str(include_str!("../../../tests/golden/tokenization.json")).unwrap();
     let mut texts: Vec<String> = golden["strings"]
@@ -65,7 +65,7 @@ fn byte_level_ids_are_those_of_the_tokenizer_json_that_the_file_was_made_from() 
 
 #[test]
 fn the_chat_template_is_the_files() {
-    let (ours, theirs) = (load("tests/golden/gguf/models/chat.gguf"), load("models/skein-7m"));
+    let (ours, theirs) = (load(&skein_golden::gguf("chat")), load(&root("models/skein-7m")));
     let messages = json!([{"role": "user", "content": "Hi"}]);
     let kwargs = Map::new();
     let prompt = ChatPrompt {
@@ -81,7 +81,7 @@ fn the_chat_template_is_the_files() {
 
 #[test]
 fn sentence_piece_ids_are_those_of_the_sentencepiece_package() {
-    let model = load("tests/golden/gguf/models/spm-vocab.gguf");
+    let model = load(&root("tests/golden/gguf/models/spm-vocab.gguf"));
     let golden: Value =
         serde_json::from_slice(&std::fs::read(root("tests/golden/gguf/models/spm.json")).unwrap()).unwrap();
     let golden = golden.as_array().unwrap();

@@ -181,7 +181,7 @@ fn schema() -> Value {
 }
 
 fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m")
+    skein_golden::shipped()
 }
 
 /// Constrains answers to `source`, as a router of the shipped model does.

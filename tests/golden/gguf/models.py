@@ -2,19 +2,23 @@
 
 Usage: models.py   (pip install gguf==0.19.0 safetensors torch transformers)
 
-- models/NAME.gguf has the weights of ../models/NAME in their type, so the logits in its golden files hold.
-- models/mixed.gguf is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
+- models/NAME has the weights of ../models/NAME in their type, so the logits in its golden files hold.
+- models/mixed is a Llama of random quantised blocks, split in two files; mixed.json has the logits that
   transformers computes in float32 with the weights as the `gguf` package dequantises them, and those with
   activations rounded to 8 bits.
-- models/latent-q8.gguf is a model with latent attention in Q8_0, models/latent-old.gguf the same in the form
-  of old converters, models/latent-f32.gguf has the same values in F32.
-- models/chat.gguf has the shipped model's vocabulary and template and a small random network, so it can be
-  served.
+- models/latent has latent-q8.gguf, a model with latent attention in Q8_0, latent-old.gguf, the same in the
+  form of old converters, and latent-f32.gguf, the same values in F32.
+- models/chat has the shipped model's vocabulary and template and a small random network, so it can be served.
+
+The package writes whole files. What is kept of them is a recipe (`../weights.py`): what the package wrote
+itself is literal, the weights of ../models/NAME are views of its files, and random blocks are drawn.
 """
 
+import hashlib
 import json
 import pathlib
 import re
+import shutil
 import sys
 
 import gguf
@@ -22,6 +26,10 @@ import numpy as np
 from safetensors import safe_open
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import weights
+
 GOLDEN = HERE.parent / "models"
 OUT = HERE / "models"
 ARCHITECTURES = {
@@ -55,6 +63,76 @@ def read_tensors(directory: pathlib.Path):
             for name in file.keys():
                 tensor = file.get_tensor(name)
                 yield name, str(tensor.dtype).removeprefix("torch."), (tensor if tensor.dtype == torch.uint8 else tensor.to(torch.float32)).numpy()
+
+
+FILE = 1 << 40  # more than a file has bytes: an address is a file's number and a place in it
+
+
+def read_addresses(directory: pathlib.Path):
+    """Yields the same with addresses instead of values."""
+    dtypes = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
+    for number, path in enumerate(sorted(directory.glob("model*.safetensors"))):
+        content = path.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        table = json.loads(content[8:start])
+        with safe_open(path, "np") as file:
+            for name in file.keys():
+                entry = table[name]
+                size, shape = weights.BYTES[entry["dtype"]], entry["shape"]
+                addresses = number * FILE + start + entry["data_offsets"][0] + size * np.arange(np.prod(shape, dtype=int))
+                yield name, dtypes[entry["dtype"]], addresses.reshape(shape)
+
+
+def steps_of(addresses: np.ndarray):
+    """Shape and steps of a view that has these addresses in order, or None."""
+    shape, steps = [], []
+    while len(addresses) > 1:
+        differences = np.diff(addresses)
+        breaks = np.flatnonzero(differences != differences[0]) + 1
+        count = int(np.gcd.reduce([*breaks, len(addresses)]))
+        if count == 1 or differences[0] < 0:
+            return None
+        shape.insert(0, count)
+        steps.insert(0, int(differences[0]))
+        addresses = addresses[::count]
+    return shape, steps
+
+
+def views_of(addresses: np.ndarray, dtype: str, files: list):
+    """Pieces of a recipe that copy the elements at these addresses, or None."""
+    number, found = int(addresses.flat[0] // FILE), steps_of(addresses.reshape(-1))
+    if found and (addresses // FILE == number).all():
+        view = {"file": files[number], "at": int(addresses.flat[0] % FILE), "steps": found[1]}
+        return [{"dtype": dtype, "shape": found[0], "from": {"view": view}}]
+    if addresses.ndim == 1:
+        return None
+    parts = [views_of(part, dtype, files) for part in addresses]
+    return None if None in parts else sum(parts, [])
+
+
+def write_recipe(directory: pathlib.Path, known: dict) -> None:
+    """Replaces the GGUF files in `directory` by their recipe. `known` has the pieces of tensors that are not
+    literal, by file and tensor."""
+    files, literals = [], b""
+    for path in sorted(directory.glob("*.gguf"), key=lambda path: (path.name != "latent-q8.gguf", path.name)):
+        content, at, pieces = path.read_bytes(), 0, []
+
+        def literal(end: int) -> None:
+            nonlocal at, literals
+            if end > at:
+                pieces.append({"dtype": "U8", "shape": [end - at], "from": "literal"})
+                literals += content[at:end]
+                at = end
+
+        for tensor in sorted(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset):
+            found = known.get((path.name, tensor.name))
+            if found:
+                literal(int(tensor.data_offset))
+                pieces += found
+                at += int(tensor.n_bytes)
+        literal(len(content))
+        files.append({"name": path.name, "format": "gguf", "sha256": hashlib.sha256(content).hexdigest(), "pieces": pieces})
+    weights.write(directory, 0, files, literals)
 
 
 def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
@@ -213,7 +291,9 @@ def split_experts(matrix: str, values: np.ndarray, is_oss: bool) -> dict[str, np
 
 
 def add(writer: gguf.GGUFWriter, name: str, dtype: str, values: np.ndarray) -> None:
-    if values.ndim == 1 or dtype == "float32":
+    if dtype == "mxfp4":
+        writer.add_tensor(name, values, raw_dtype=Q.MXFP4)
+    elif values.ndim == 1 or dtype == "float32":
         writer.add_tensor(name, values.astype(np.float32))
     elif dtype == "float16":
         writer.add_tensor(name, values.astype(np.float16))
@@ -222,16 +302,44 @@ def add(writer: gguf.GGUFWriter, name: str, dtype: str, values: np.ndarray) -> N
 
 
 def convert(name: str) -> None:
-    directory = GOLDEN / name
-    config = json.loads((directory / "config.json").read_text())
-    architecture = ARCHITECTURES[config["model_type"]]
-    writer = gguf.GGUFWriter(OUT / f"{name}.gguf", architecture)
+    directory = fresh(name)
+    model = weights.complete(GOLDEN / name)
+    config = json.loads((model / "config.json").read_text())
+    path = directory / f"{name}.gguf"
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[config["model_type"]])
     write_sizes(writer, config)
     write_rest(writer, config)
+    for tensor, dtype, values in converted(config, read_tensors(model)):
+        add(writer, tensor, dtype, values)
+    finish(writer)
+    content, written = path.read_bytes(), {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    files = [f"models/{name}/{file.name}" for file in sorted(model.glob("model*.safetensors"))]
+    sizes, known = {"F32": ("float32", "F32"), "BF16": ("bfloat16", "BF16"), "F16": ("float16", "F16")}, {}
+    for tensor, dtype, addresses in converted(config, read_addresses(model)):
+        found, pieces = written[tensor], None
+        kept, letters = sizes.get(found.tensor_type.name, ("", ""))
+        if kept == dtype:
+            pieces = views_of(addresses, letters, files)
+        if pieces and b"".join(weights.build_piece(piece, weights.read_file) for piece in pieces) == content[
+                found.data_offset:found.data_offset + found.n_bytes]:
+            known[path.name, tensor] = pieces
+    write_recipe(directory, known)
+
+
+def fresh(name: str) -> pathlib.Path:
+    directory = OUT / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def converted(config: dict, tensors):
+    """Yields (name, dtype, values) of the GGUF file's tensors; `values` may also be addresses of values."""
+    architecture = ARCHITECTURES[config["model_type"]]
     key = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     names, experts = gguf.get_tensor_name_map(key, config["num_hidden_layers"]), {}
     coded, scales = {}, {}
-    for tensor, dtype, values in read_tensors(directory):
+    for tensor, dtype, values in tensors:
         if "norm" in tensor and config["model_type"].startswith("gemma"):
             values = values + 1
         for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
@@ -248,7 +356,7 @@ def convert(name: str) -> None:
                 end = "bias" if matrix.endswith("_bias") else "weight"
                 for part, stacked in split_experts(matrix, values, architecture == "gpt-oss").items():
                     kind = "float32" if end == "bias" else dtype
-                    add(writer, f"blk.{layer}.ffn_{part}_exps.{end}", kind, stacked)
+                    yield f"blk.{layer}.ffn_{part}_exps.{end}", kind, stacked
             continue
         if ".experts." in tensor:
             before, after = tensor.split(".experts.")
@@ -259,27 +367,25 @@ def convert(name: str) -> None:
             per_head = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
             keys, of_values = np.split(per_head, [config["qk_nope_head_dim"]], axis=1)
             layer = tensor.split(".")[2]
-            add(writer, f"blk.{layer}.attn_k_b.weight", dtype, keys.swapaxes(1, 2))
-            add(writer, f"blk.{layer}.attn_v_b.weight", dtype, of_values)
+            yield f"blk.{layer}.attn_k_b.weight", dtype, keys.swapaxes(1, 2)
+            yield f"blk.{layer}.attn_v_b.weight", dtype, of_values
             continue
         tensor = tensor.replace("e_score_correction_bias", "e_score_correction.bias")
         tensor += ".weight" if tensor.endswith("sinks") else ""
         values = values.squeeze()  # the gate of a shared expert is a vector there
         # Command R's files have no head. Ours is not tied.
         found = names.get_name(tensor, try_suffixes=(".weight", ".bias"))
-        add(writer, found or {"lm_head.weight": "output.weight"}[tensor], dtype, values)
+        yield found or {"lm_head.weight": "output.weight"}[tensor], dtype, values
     for (layer, matrix), blocks in coded.items():
         parts = split_experts(f"{matrix}_blocks", blocks, True)
         of_scales = split_experts(f"{matrix}_blocks", scales[layer, matrix], True)
         for part, stacked in parts.items():
-            raw = mxfp4(stacked, of_scales[part])
-            writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", raw, raw_dtype=Q.MXFP4)
+            yield f"blk.{layer}.ffn_{part}_exps.weight", "mxfp4", mxfp4(stacked, of_scales[part])
     for (before, matrix), found in experts.items():
         stacked = np.stack([found[number][1] for number in range(len(found))])
         mixtral = {"w1.weight": "gate", "w2.weight": "down", "w3.weight": "up"}
         part = mixtral.get(matrix) or matrix.removesuffix("_proj.weight")
-        add(writer, f"blk.{before.split('.')[2]}.ffn_{part}_exps.weight", found[0][0], stacked)
-    finish(writer)
+        yield f"blk.{before.split('.')[2]}.ffn_{part}_exps.weight", found[0][0], stacked
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -308,24 +414,40 @@ MIXED = {
 }
 
 
-def blocks(random: np.random.Generator, kind: str, rows: int, cols: int) -> np.ndarray:
-    """Random blocks whose values have a standard deviation of about 0.06 and a small mean."""
+def block_source(kind: str, deviation: float) -> dict:
+    """How to draw blocks whose values have about this standard deviation and a small mean: all bits are
+    random except the upper bytes of half-precision fields, or of MXFP4 those of the scale."""
     values, size = gguf.GGML_QUANT_SIZES[Q[kind]]
-    raw = random.integers(0, 256, (rows * cols // values, size), np.uint8)
-    scales = random.uniform(0.5, 1.5, (len(raw), 1))
-    for at, halves in enumerate(HALVES[kind]):
-        raw[:, halves : halves + 2] = (scales * 1e-3).astype(np.float16).view(np.uint8)
-        if kind in ("Q4_1", "Q5_1") and at == 1:
-            codes = 15 if kind == "Q4_1" else 31
-            raw[:, halves : halves + 2] = (scales * -5e-4 * codes).astype(np.float16).view(np.uint8)
-    if kind == "MXFP4":
-        raw[:, 0] = random.integers(117, 120, len(raw), np.uint8)
-    # One factor for all scales brings the values to their deviation.
-    found = gguf.quants.dequantize(raw, Q[kind])
-    for halves in HALVES[kind]:
-        half = raw[:, halves : halves + 2].copy().view(np.float16).astype(np.float32)
-        raw[:, halves : halves + 2] = (half * (0.06 / found.std())).astype(np.float16).view(np.uint8)
-    return raw.reshape(rows, -1)
+
+    def source(upper: int) -> dict:
+        kept, fixed = np.full(size, 255, np.uint8), np.zeros(size, np.uint8)
+        if kind == "MXFP4":
+            kept[0], fixed[0] = 1, 2 * upper
+        for number, at in enumerate(HALVES[kind]):
+            kept[at + 1], fixed[at + 1] = 0, upper
+            if kind in ("Q4_1", "Q5_1") and number == 1:  # the least value
+                scale = np.array([upper << 8 | 128], np.uint16).view(np.float16).astype(np.float32)
+                least = (scale * -(7.5 if kind == "Q4_1" else 15.5)).astype(np.float16)
+                fixed[at + 1] = least.view(np.uint16)[0] >> 8
+        return {"bytes": [kept.tobytes().hex(), fixed.tobytes().hex()]}
+
+    def off(upper: int) -> float:
+        raw = np.frombuffer(weights.draw(0, kind, "U8", [100, size], source(upper)), np.uint8).reshape(100, size)
+        return abs(gguf.quants.dequantize(raw, Q[kind]).std() - deviation)
+
+    return source(min(range(1, 0x40), key=off))
+
+
+def drawn_blocks(name: str, kind: str, shape, deviation: float) -> tuple[dict, np.ndarray]:
+    """Random blocks [rows, bytes], and their piece of a recipe."""
+    values, size = gguf.GGML_QUANT_SIZES[Q[kind]]
+    return drawn(name, "U8", [*shape[:-1], shape[-1] // values * size], block_source(kind, deviation))
+
+
+def drawn(name: str, dtype: str, shape, source: dict) -> tuple[dict, np.ndarray]:
+    piece = {"name": name, "dtype": dtype, "shape": list(shape), "from": source}
+    kind = {"U8": np.uint8, "F32": np.float32}[dtype]
+    return piece, np.frombuffer(weights.draw(0, name, dtype, shape, source), kind).reshape(shape)
 
 
 def rounded(x, leaves: int):
@@ -347,12 +469,13 @@ def write_mixed() -> None:
               "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
               "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
     # The model has more tensors than fit one part, so that it is really split.
-    writer = gguf.GGUFWriter(OUT / "mixed.gguf", "llama", split_max_tensors=20)
+    directory = fresh("mixed")
+    writer = gguf.GGUFWriter(directory / "mixed.gguf", "llama", split_max_tensors=20)
     write_sizes(writer, config)
-    state = {}
+    state, pieces = {}, {}
 
     def put(name: str, theirs: str, kind: str, rows: int, cols: int) -> None:
-        raw = blocks(random, kind, rows, cols)
+        pieces[name], raw = drawn_blocks(name, kind, (rows, cols), 0.06)
         writer.add_tensor(name, raw, raw_dtype=Q[kind])
         values = gguf.quants.dequantize(raw, Q[kind])
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(theirs.split(".")[-1])
@@ -361,9 +484,9 @@ def write_mixed() -> None:
         state[f"{theirs}.weight"] = torch.from_numpy(values.copy())
 
     def norm(name: str, theirs: str) -> None:
-        values = random.uniform(0.5, 1.5, hidden).astype(np.float32)
+        pieces[name], values = drawn(name, "F32", [hidden], {"uniform": [0.5, 1.5]})
         writer.add_tensor(name, values)
-        state[f"{theirs}.weight"] = torch.from_numpy(values)
+        state[f"{theirs}.weight"] = torch.from_numpy(values.copy())
 
     put("token_embd.weight", "model.embed_tokens", "Q6_K", config["vocab_size"], hidden)
     norm("output_norm.weight", "model.norm")
@@ -386,7 +509,8 @@ def write_mixed() -> None:
                 leaves = 8 if name.endswith(("o_proj", "down_proj")) else 1
                 module.register_forward_pre_hook(lambda _, inputs, leaves=leaves: (rounded(inputs[0], leaves),))
         golden["rounded_logits"] = rows()
-    (OUT / "mixed.json").write_text(json.dumps(golden) + "\n")
+    (directory / "mixed.json").write_text(json.dumps(golden) + "\n")
+    write_recipe(directory, {(path.name, name): [piece] for path in directory.glob("*.gguf") for name, piece in pieces.items()})
 
 
 LATENT = {
@@ -400,7 +524,7 @@ LATENT = {
 
 def write_latent_blocks() -> None:
     """A model with latent attention in Q8_0, also in the form of old converters, and its values in F32."""
-    random, hidden, heads, experts = np.random.default_rng(7), 64, 4, 4
+    hidden, heads, experts = 64, 4, 4
     shapes = {"token_embd": (128, hidden), "output": (128, hidden)}
     for layer in ("blk.0.", "blk.1."):
         shapes |= {layer + name: shape for name, shape in {
@@ -413,31 +537,42 @@ def write_latent_blocks() -> None:
     for layer in ("blk.0.", "blk.1."):
         norms |= {layer + "attn_norm": hidden, layer + "ffn_norm": hidden, layer + "attn_q_a_norm": 32,
                   layer + "attn_kv_a_norm": 64}
-    writers = {kind: gguf.GGUFWriter(OUT / f"latent-{kind}.gguf", "deepseek2") for kind in ("q8", "old", "f32")}
+    directory = fresh("latent")
+    writers = {kind: gguf.GGUFWriter(directory / f"latent-{kind}.gguf", "deepseek2") for kind in ("q8", "old", "f32")}
+    pieces, coded = {}, {}
     for kind, writer in writers.items():
         write_sizes(writer, LATENT)
         write_rest(writer, LATENT, is_old=kind == "old")
     for name, shape in shapes.items():
-        values = random.standard_normal(shape).astype(np.float32) * 0.15
-        blocks = gguf.quants.quantize(values, Q.Q8_0)
-        writers["q8"].add_tensor(f"{name}.weight", blocks, raw_dtype=Q.Q8_0)
-        if name.endswith("attn_k_b"):
+        name = f"{name}.weight"
+        pieces["latent-q8.gguf", name], blocks = drawn_blocks(name, "Q8_0", shape, 0.15)
+        coded[name] = shape
+        writers["q8"].add_tensor(name, blocks, raw_dtype=Q.Q8_0)
+        if name.endswith("attn_k_b.weight"):
             keys = gguf.quants.dequantize(blocks, Q.Q8_0).swapaxes(1, 2)
-        elif name.endswith("attn_v_b"):
+        elif name.endswith("attn_v_b.weight"):
             both = np.concatenate((keys, gguf.quants.dequantize(blocks, Q.Q8_0)), axis=1).reshape(-1, 64)
             together = gguf.quants.quantize(both, Q.Q8_0)
-            writers["old"].add_tensor(f"{name.replace('v_b', 'kv_b')}.weight", together, raw_dtype=Q.Q8_0)
+            writers["old"].add_tensor(name.replace("v_b", "kv_b"), together, raw_dtype=Q.Q8_0)
         else:
-            writers["old"].add_tensor(f"{name}.weight", blocks, raw_dtype=Q.Q8_0)
-        writers["f32"].add_tensor(f"{name}.weight", gguf.quants.dequantize(blocks, Q.Q8_0))
-    for name, size in norms.items():
-        values = random.uniform(0.5, 1.5, size).astype(np.float32)
-        for writer in writers.values():
-            writer.add_tensor(f"{name}.weight", values)
-    router = random.standard_normal((experts, hidden)).astype(np.float32)
+            writers["old"].add_tensor(name, blocks, raw_dtype=Q.Q8_0)
+        writers["f32"].add_tensor(name, gguf.quants.dequantize(blocks, Q.Q8_0))
+    numbers = {f"{name}.weight": ([size], {"uniform": [0.5, 1.5]}) for name, size in norms.items()}
+    numbers["blk.1.ffn_gate_inp.weight"] = [experts, hidden], {"normal": 1.0}
+    for name, (shape, source) in numbers.items():
+        piece, values = drawn(name, "F32", shape, source)
+        for kind, writer in writers.items():
+            pieces[f"latent-{kind}.gguf", name] = piece
+            writer.add_tensor(name, values)
     for writer in writers.values():
-        writer.add_tensor("blk.1.ffn_gate_inp.weight", router)
         finish(writer)
+    for tensor in gguf.GGUFReader(directory / "latent-q8.gguf").tensors:
+        if tensor.name in coded:
+            at = {"file": "latent-q8.gguf", "at": int(tensor.data_offset)}
+            copy = {"dtype": "U8", "shape": [int(tensor.n_bytes)], "from": {"view": at | {"steps": [1]}}}
+            pieces["latent-old.gguf", tensor.name] = copy
+            pieces["latent-f32.gguf", tensor.name] = {"dtype": "F32", "shape": list(coded[tensor.name]), "from": {"q8_0": at}}
+    write_recipe(directory, {place: [piece] for place, piece in pieces.items()})
 
 
 def write_chat() -> None:
@@ -448,7 +583,8 @@ def write_chat() -> None:
     tokens = {id: token for token, id in tokenizer["model"]["vocab"].items()} | {
         id: token["content"] for id, token in added.items()}
     kinds = [gguf.TokenType.CONTROL if id in added else gguf.TokenType.NORMAL for id in range(len(tokens))]
-    writer = gguf.GGUFWriter(OUT / "chat.gguf", "llama")
+    directory = fresh("chat")
+    writer, pieces = gguf.GGUFWriter(directory / "chat.gguf", "llama"), {}
     config = json.loads((model / "config.json").read_text()) | {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16}
@@ -464,15 +600,16 @@ def write_chat() -> None:
     writer.add_pad_token_id(config["pad_token_id"])
     writer.add_add_bos_token(True)
     writer.add_chat_template(settings["chat_template"])
-    random = np.random.default_rng(11)
     shapes = {"token_embd": (len(tokens), 64), "blk.0.attn_q": (64, 64), "blk.0.attn_k": (32, 64), "blk.0.attn_v": (32, 64),
               "blk.0.attn_output": (64, 64), "blk.0.ffn_gate": (96, 64), "blk.0.ffn_up": (96, 64), "blk.0.ffn_down": (64, 96)}
     for name, shape in shapes.items():
-        values = random.standard_normal(shape).astype(np.float32) * 0.1
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, Q.Q4_0), raw_dtype=Q.Q4_0)
+        piece, blocks = drawn_blocks(f"{name}.weight", "Q4_0", shape, 0.1)
+        pieces["chat.gguf", f"{name}.weight"] = [piece]
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=Q.Q4_0)
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(64, np.float32))
     finish(writer)
+    write_recipe(directory, pieces)
 
 
 if __name__ == "__main__":

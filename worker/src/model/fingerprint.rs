@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     fn model(name: &str) -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
+        skein_golden::path(&format!("models/{name}"))
     }
 
     #[test]

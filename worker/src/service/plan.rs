@@ -259,14 +259,14 @@ mod tests {
 
     #[test]
     fn the_plan_has_the_draft_model_and_one_for_other_tokens_is_refused() {
-        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m");
+        let shipped = skein_golden::shipped().display().to_string();
         let of = |draft: Option<&str>| {
             let cpu = CpuConfig { draft_model: draft.map(Into::into), ..CpuConfig::default() };
             let kv_cache_memory_bytes = Some(2 << 20);
-            let new = WorkerConfig::new(shipped, "m");
+            let new = WorkerConfig::new(&shipped, "m");
             plan(&WorkerConfig { backend: BackendKind::Cpu, cpu, kv_cache_memory_bytes, ..new })
         };
-        let (without, with) = (of(None).unwrap(), of(Some(shipped)).unwrap());
+        let (without, with) = (of(None).unwrap(), of(Some(&shipped)).unwrap());
         assert_eq!(without.ranks[0].allocated.draft_model, 0);
         assert_eq!(without.kv_blocks / 2, with.kv_blocks, "blocks hold the keys and values of both");
         let Allocated { weights, kv_cache, draft_model, .. } = with.ranks[0].allocated;
@@ -292,13 +292,13 @@ mod tests {
 
     #[test]
     fn the_plan_is_what_ranks_allocate() {
-        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m");
-        let golden = |name| format!("{}/../tests/golden/models/{name}", env!("CARGO_MANIFEST_DIR"));
+        let shipped = skein_golden::shipped().display().to_string();
+        let golden = |name| skein_golden::path(&format!("models/{name}")).display().to_string();
         for (model, tensor_parallel, pipeline_parallel, quantization) in [
-            (shipped.to_owned(), 1, 1, None),
-            (shipped.to_owned(), 2, 1, None),
-            (shipped.to_owned(), 2, 2, Some(Quantization::Int8)),
-            (shipped.to_owned(), 1, 3, Some(Quantization::Int4)),
+            (shipped.clone(), 1, 1, None),
+            (shipped.clone(), 2, 1, None),
+            (shipped.clone(), 2, 2, Some(Quantization::Int8)),
+            (shipped.clone(), 1, 3, Some(Quantization::Int4)),
             (golden("olmoe"), 1, 2, None),
             (golden("gemma2"), 1, 1, None),
             (golden("starcoder2"), 1, 2, None),

@@ -13,7 +13,7 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
 
 pub fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/adapters").join(name)
+    skein_golden::path(&format!("adapters/{name}"))
 }
 
 pub fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {
@@ -102,7 +102,7 @@ fn adapters_that_cannot_be_merged_are_refused_by_name() {
     check(&model("mistral"), &golden("llama-all"), &["lora_B", "expected F16, BF16 or F32"]);
     check(&base, &golden("phi3-fused"), &["gate_up_proj", "is the adapter for a different model?"]);
     check(&model("llama-mha-tied"), &golden("llama-all"), &["lora_"]);
-    let quantised = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised/w8a16");
+    let quantised = skein_golden::path("quantised/w8a16");
     check(&quantised, &golden("llama-all"), &["lora_A"]);
     check(&base, Path::new("/nowhere"), &["adapter_config.json", "cannot read"]);
 }

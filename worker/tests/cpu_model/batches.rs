@@ -1,6 +1,6 @@
 //! Hand-made batches over one pool of blocks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -22,21 +22,24 @@ const MAX_MODEL_LEN: u32 = 64;
 /// The thread of an engine.
 pub type Running = JoinHandle<Result<(), BackendError>>;
 
-/// A model directory among the repository's goldens.
+/// A model directory among the repository's goldens, or the one at an absolute path.
 pub fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name)
+    skein_golden::path(Path::new("models").join(name))
 }
 
 /// Names of all golden models.
 pub fn goldens() -> Vec<String> {
-    let entries = std::fs::read_dir(golden("")).unwrap();
-    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort_unstable();
+    let names = skein_golden::names("models");
     assert!(names.len() >= 20, "{names:?}");
     names
 }
 
 pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
+    load_from(&golden(name), threads, block_size)
+}
+
+/// [`load`] from a directory.
+pub fn load_from(directory: &Path, threads: usize, block_size: u32) -> CpuModel {
     let options = CpuOptions {
         threads,
         kv_blocks: 4096 / block_size,
@@ -45,7 +48,7 @@ pub fn load(name: &str, threads: usize, block_size: u32) -> CpuModel {
         max_rows: 64,
         numbers: NumberTypes::STORED,
     };
-    CpuModel::load(&golden(name), options, &PackedCache::none(), &mut |_, _| {}).unwrap()
+    CpuModel::load(directory, options, &PackedCache::none(), &mut |_, _| {}).unwrap()
 }
 
 /// The `index`-th sequence of up to 128 tokens.

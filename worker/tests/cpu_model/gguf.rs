@@ -42,7 +42,7 @@ const NAMES: [&str; 26] = [
     "cohere2-v5",
 ];
 /// Part of the mixed model that the test opens.
-const MIXED: &str = "mixed-00001-of-00002.gguf";
+const MIXED: &str = "mixed/mixed-00001-of-00002.gguf";
 /// Largest difference from transformers with activations rounded the same way: root mean square, relative to
 /// the logits'. A code rounded differently would exceed it.
 const SAME_ROUNDING: f64 = 1e-3;
@@ -52,7 +52,7 @@ const NOT_ROUNDED: f64 = 1e-5;
 const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
 
 fn file(name: &str) -> PathBuf {
-    golden("../gguf/models").join(name)
+    skein_golden::path(&format!("gguf/models/{name}"))
 }
 
 fn try_load(name: &str, threads: usize) -> Result<CpuModel, LoadError> {
@@ -80,7 +80,7 @@ fn load(name: &str, threads: usize) -> CpuModel {
 #[test]
 fn the_golden_models_in_gguf_agree_with_transformers() {
     for name in NAMES {
-        check_model(name, &Golden::read(&golden(name)), load(&format!("{name}.gguf"), 2));
+        check_model(name, &Golden::read(&golden(name)), load(&format!("{name}/{name}.gguf"), 2));
     }
 }
 
@@ -116,7 +116,7 @@ fn logits_with(mut model: CpuModel, prompt: &[u32], positions: &[u32], chunks: &
 
 #[test]
 fn quantised_types_agree_with_transformers_with_activations_in_8_bits() {
-    let json: Value = serde_json::from_slice(&std::fs::read(file("mixed.json")).unwrap()).unwrap();
+    let json: Value = serde_json::from_slice(&std::fs::read(file("mixed/mixed.json")).unwrap()).unwrap();
     let list = |key: &str| -> Vec<u32> {
         json[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
     };
@@ -151,9 +151,9 @@ fn latents_in_blocks_agree_with_their_values() {
     let prompt: Vec<u32> = (0..24).map(|at| at * 37 % 128).collect();
     let (positions, chunks) = ([0, 7, 15, 23], [24]);
     let logits = |file: &str| logits_of(file, 2, &prompt, &positions, &chunks).concat();
-    let values = logits("latent-f32.gguf");
+    let values = logits("latent/latent-f32.gguf");
     let square = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
-    for file in ["latent-q8.gguf", "latent-old.gguf"] {
+    for file in ["latent/latent-q8.gguf", "latent/latent-old.gguf"] {
         let off = square(&mut logits(file).iter().zip(&values).map(|(got, expected)| got - expected));
         let off = (off / square(&mut values.iter().copied())).sqrt();
         println!("{file} is off by {off:.4} of the logits' size");
@@ -164,7 +164,7 @@ fn latents_in_blocks_agree_with_their_values() {
 #[test]
 fn a_missing_part_and_a_damaged_file_are_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let copy = directory.path().join(MIXED);
+    let copy = directory.path().join("mixed-00001-of-00002.gguf");
     std::fs::copy(file(MIXED), &copy).unwrap();
     let refused = |path: &std::path::Path| {
         let numbers = NumberTypes::STORED;
@@ -182,7 +182,7 @@ fn a_missing_part_and_a_damaged_file_are_refused() {
         }
     };
     assert!(refused(&copy).contains("mixed-00002-of-00002.gguf"));
-    let whole = std::fs::read(file("qwen2.gguf")).unwrap();
+    let whole = std::fs::read(file("qwen2/qwen2.gguf")).unwrap();
     let cut = directory.path().join("cut.gguf");
     for len in [0, 3, 24, 1000, whole.len() / 2, whole.len() - 64] {
         std::fs::write(&cut, &whole[..len]).unwrap();

@@ -5,7 +5,7 @@ use skein_kernels::cpu::packed::Format;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 
-use crate::batches::{BLOCK_SIZE, golden, goldens, load, sequence_of};
+use crate::batches::{BLOCK_SIZE, golden, goldens, load, load_from, sequence_of};
 use crate::golden::Golden;
 
 /// Largest difference of a logit; the logits of these models range over several units.
@@ -52,7 +52,8 @@ fn every_model_agrees_with_transformers() {
 /// The shipped model against `tests/golden/skein-7m.json`. Regenerate that file when the model changes.
 #[test]
 fn the_shipped_model() {
-    let json: Value = serde_json::from_slice(&std::fs::read(golden("../skein-7m.json")).unwrap()).unwrap();
+    let json: Value =
+        serde_json::from_slice(&std::fs::read(skein_golden::path("skein-7m.json")).unwrap()).unwrap();
     let list = |value: &Value| -> Vec<u32> {
         value.as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
     };
@@ -60,7 +61,7 @@ fn the_shipped_model() {
     assert!(cases.len() >= 5);
     for case in cases {
         let ids = list(&case["ids"]);
-        let mut model = load("../../../models/skein-7m", 2, BLOCK_SIZE);
+        let mut model = load_from(&skein_golden::shipped(), 2, BLOCK_SIZE);
         let mut sequence = sequence_of(ids.clone(), 3, BLOCK_SIZE);
         let mut rows = ids.len();
         let greedy = list(&case["greedy"]);

@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// none.
 const VOCAB: u32 = 300;
 /// Upper bound of prompt tokens, which all models here have.
-const IDS: u32 = 256;
+const IDS: u32 = 128;
 
 /// Model like the golden `name`, large enough for eight ranks, with random weights.
 pub fn make(name: &str, stored: Dtype, changes: Value) -> tempfile::TempDir {
@@ -266,7 +266,7 @@ fn every_number_type_and_format_gives_the_same_bits_on_any_number_of_ranks() {
 
 /// A quantised golden model.
 fn quantised(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/quantised").join(name)
+    skein_golden::path(&format!("quantised/{name}"))
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn inputs_in_activation_order_are_not_divided_among_ranks() {
 
 #[test]
 fn the_shipped_model_gives_the_same_bits_on_two_ranks() {
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+    let shipped = skein_golden::shipped();
     check(
         &shipped,
         NumberTypes { bf16: true, kv: KvType::Bf16, weights: None },

@@ -25,7 +25,7 @@ use crate::scores::TOLERANCE;
 type Loaded = Arc<LoadedAdapter>;
 
 fn golden(kind: &str, name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(kind).join(name)
+    skein_golden::path(&format!("{kind}/{name}"))
 }
 
 fn invariant() -> CudaConfig {

@@ -69,7 +69,7 @@ fn check(name: &str, has_experts: bool) -> Option<String> {
     if !skein_cuda_emulation::load() {
         return None;
     }
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name);
+    let dir = skein_golden::path(&format!("models/{name}"));
     let golden = Golden::read(&dir);
     let tokens = [&golden.prompt[..], &golden.greedy].concat();
     let copy = has_experts.then(|| in_half_precision(&dir));
@@ -109,11 +109,9 @@ pub fn log_softmax(logits: &[f32], token: usize) -> f32 {
 
 #[test]
 fn every_model_agrees() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
     let mut different = Vec::new();
-    for entry in std::fs::read_dir(&models).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        let config = ModelConfig::from_dir(&models.join(&name)).unwrap();
+    for name in skein_golden::names("models") {
+        let config = ModelConfig::from_dir(&skein_golden::path(&format!("models/{name}"))).unwrap();
         check_model(&config, 16).unwrap_or_else(|error| panic!("{name}: {error}"));
         different.extend(check(&name, config.spec.experts().0 > 0));
     }
@@ -122,7 +120,7 @@ fn every_model_agrees() {
 
 #[test]
 fn latents_without_a_kernel_are_refused_by_name() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/deepseek-v2");
+    let dir = skein_golden::path("models/deepseek-v2");
     let check = |change: fn(&mut LatentSpec), size: &str| {
         let mut config = ModelConfig::from_dir(&dir).unwrap();
         config.spec.attention.latent.iter_mut().for_each(change);
@@ -141,7 +139,7 @@ fn latents_without_a_kernel_are_refused_by_name() {
 #[test]
 fn mixtures_without_a_kernel_are_refused_by_name() {
     const GROUPS: Groups = Groups { count: 33, kept: 1, by_best: 1 };
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/mixtral");
+    let dir = skein_golden::path("models/mixtral");
     let check = |change: fn(&mut ExpertsSpec), part: &str| {
         let mut config = ModelConfig::from_dir(&dir).unwrap();
         config

@@ -11,6 +11,7 @@ use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::Value;
+use skein_golden::{gguf, path};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::packed::{Format, Layout, Packed, pack_rows};
 use skein_kernels::cuda::arena::Carver;
@@ -40,16 +41,13 @@ use crate::scores::{TOLERANCE, compare, scores, scores_of};
 /// Limit for the mean difference of log-probabilities in half precision, which has three bits more than
 /// bfloat16 and thus an eighth of its error; the mean is that of few positions.
 const IN_HALF: f32 = TOLERANCE / 3.0;
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
-}
+/// The first part of a model of mixed types.
+const MIXED: &str = "gguf/models/mixed/mixed-00001-of-00002.gguf";
 
 /// The quantised checkpoints that the kernels can run, and those that they refuse.
 fn goldens() -> (Vec<PathBuf>, Vec<String>) {
-    let entries = std::fs::read_dir(golden("quantised")).unwrap();
-    let mut all: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    all.sort_unstable();
+    let names = skein_golden::names("quantised").into_iter();
+    let mut all: Vec<_> = names.map(|name| path(&format!("quantised/{name}"))).collect();
     assert!(all.len() >= 20, "{all:?}");
     let mut refused = Vec::new();
     all.retain(|path| {
@@ -215,11 +213,11 @@ fn dequantised_weights_have_the_bits_of_the_cpus() {
         return;
     }
     let device = Emulated::new();
-    let mixed = golden("gguf/models/mixed-00001-of-00002.gguf");
+    let mixed = path(MIXED);
     let (run, _) = goldens();
     // Its matrices are like others', though its family has a part without a kernel.
-    let asymmetric = golden("quantised/w4a16-asymmetric");
-    let oss = [golden("models/gpt-oss-mxfp4"), golden("gguf/models/gpt-oss-mxfp4.gguf")];
+    let asymmetric = path("quantised/w4a16-asymmetric");
+    let oss = [path("models/gpt-oss-mxfp4"), gguf("gpt-oss-mxfp4")];
     for path in run.iter().filter(|path| **path != asymmetric).chain([&asymmetric, &mixed]).chain(&oss) {
         let (in_bf16, in_f16) = (device.check::<bf16>(path), device.check::<f16>(path));
         assert!(in_bf16 >= 7 && in_bf16 == in_f16, "{}: {in_bf16} {in_f16}", path.display());
@@ -280,33 +278,33 @@ fn gguf_files_agree_with_transformers() {
         return;
     }
     for name in ["llama-gqa", "llama3-rope", "qwen2-tied-v5", "qwen3", "gemma2", "phi3-long"] {
-        let golden_of = Golden::read(&golden("models").join(name));
+        let golden_of = Golden::read(&path(&format!("models/{name}")));
         let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
         let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
-        let model = golden(&format!("gguf/models/{name}.gguf"));
+        let model = gguf(name);
         check_scores(name, &model, &golden_of.prompt, &logits, TOLERANCE);
     }
     // With tensors of turned keys and of values, without blocks.
     for name in ["deepseek-v2-lite", "deepseek-v2"] {
-        let golden_of = Golden::read(&golden("models").join(name));
+        let golden_of = Golden::read(&path(&format!("models/{name}")));
         let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
         let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
-        let model = golden(&format!("gguf/models/{name}.gguf"));
+        let model = gguf(name);
         check_scores(name, &model, &golden_of.prompt, &logits, MOST);
     }
     // Experts in blocks.
-    let golden_of = Golden::read(&golden("models/gpt-oss-mxfp4"));
+    let golden_of = Golden::read(&path("models/gpt-oss-mxfp4"));
     let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
     let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
-    let model = golden("gguf/models/gpt-oss-mxfp4.gguf");
+    let model = gguf("gpt-oss-mxfp4");
     check_scores("gpt-oss-mxfp4", &model, &golden_of.prompt, &logits, TOLERANCE);
     // Blocks of every type, also mixed within a product, and a table in blocks.
-    let mixed = json(&golden("gguf/models/mixed.json"));
+    let mixed = json(&path("gguf/models/mixed/mixed.json"));
     let rows = mixed["logits"].as_array().unwrap().iter();
     let row = |row: &Value| row.as_array().unwrap().iter().map(|it| it.as_f64().unwrap() as f32).collect();
     let positions = list(&mixed, "positions").into_iter().map(|position| position as usize);
     let logits: Vec<(usize, Vec<f32>)> = positions.zip(rows.map(row)).collect();
-    let model = golden("gguf/models/mixed-00001-of-00002.gguf");
+    let model = path(MIXED);
     check_scores("mixed", &model, &list(&mixed, "prompt"), &logits, TOLERANCE);
 }
 
@@ -318,10 +316,10 @@ fn latents_in_blocks_agree_with_their_values() {
         return;
     }
     let tokens: Vec<u32> = (0..40).map(|at| at * 37 % 128).collect();
-    let path = |name: &str| golden(&format!("gguf/models/latent-{name}.gguf"));
-    let expected = scores_of(&mut on_cpu(&path("f32")), &tokens, &[39], false);
+    let file = |name: &str| path(&format!("gguf/models/latent/latent-{name}.gguf"));
+    let expected = scores_of(&mut on_cpu(&file("f32")), &tokens, &[39], false);
     for name in ["f32", "q8", "old"] {
-        let got = scores_of(&mut on_cuda(&path(name), eager()), &tokens, &[7, 1, 20, 1, 10], false);
+        let got = scores_of(&mut on_cuda(&file(name), eager()), &tokens, &[7, 1, 20, 1, 10], false);
         compare(&format!("latent-{name}"), &got, &expected, TOLERANCE);
     }
 }
@@ -482,7 +480,7 @@ fn each_expert_may_have_its_inputs_in_an_order_of_its_own() {
     if !skein_cuda_emulation::load() {
         return;
     }
-    let model = golden("quantised/gptq-4-experts");
+    let model = path("quantised/gptq-4-experts");
     let copy = with_orders(&model);
     let tokens = list(&json(&model.join("goldens.json")), "prompt");
     let chunks = [tokens.len() / 2, 1, tokens.len() - tokens.len() / 2 - 1];

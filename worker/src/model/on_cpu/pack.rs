@@ -304,7 +304,6 @@ const STORED: &str = "stored";
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::DirEntryExt;
-    use std::path::Path;
 
     use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 
@@ -372,7 +371,7 @@ mod tests {
         let folds = |i: usize| 0x3c00 | (i * 7 % 0x1ff) as u16;
         let spread = |i: usize| 0x0100 + (i * 0x311 % 0x7000) as u16;
         let matrices = [bf16(&folds), bf16(&spread), bf16(&folds)];
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let shipped = skein_golden::shipped();
         let (weights, cpu) = (Weights::open(&shipped).expect("it is there"), &mut Cpu::new(2));
         let mut progress = Vec::new();
         let packed = pack(cpu, &matrices, None, &weights, (&PackedCache::none(), 0), &mut |done, all| {
@@ -394,7 +393,7 @@ mod tests {
 
     #[test]
     fn unquantised_weights_are_cached_if_large_and_read_back_unchanged() {
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/skein-7m");
+        let shipped = skein_golden::shipped();
         let weights = Weights::open(&shipped).expect("the shipped model is there");
         let (directory, cpu) = (tempfile::tempdir().unwrap(), &mut Cpu::new(2));
         let cache = PackedCache::at(directory.path().to_owned());
