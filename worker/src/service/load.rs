@@ -194,25 +194,13 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
     }
     let model = ModelConfig::from_dir(&config.model)?;
     if let Some(kind) = quantised_form(config, &model.spec)? {
-        let is_dummy = config.cuda.load_format == LoadFormat::Dummy;
-        let flag = match config.precision.quantization {
-            _ if is_dummy => Some("--load-format dummy makes"),
-            Some(_) => Some("--quantization needs"),
-            None => None,
-        };
-        if let Some(flag) = flag {
+        if config.precision.quantization.is_some() {
             return Err(WorkerError::Unsuitable(format!(
-                "{flag} 16-bit weights, but this model's are quantised with {kind}; leave it out"
+                "--quantization needs 16-bit weights, but this model's are quantised with {kind}; leave it out"
             )));
         }
     }
     let rounded = precision::rounded_on_cuda(config.precision);
-    if rounded.is_some() && config.cuda.load_format == LoadFormat::Dummy {
-        return Err(WorkerError::Unsuitable(
-            "--load-format dummy makes weights in 16 bits or, with --quantization fp8, in FP8; leave out int8 or int4"
-                .into(),
-        ));
-    }
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
     let options = CudaOptions {
