@@ -192,6 +192,13 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
     if merged.is_some() {
         check_adapter(config)?;
     }
+    if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_some() {
+        return Err(WorkerError::Unsuitable(
+            "--load-format dummy takes a directory with config.json, and this model is a GGUF file; leave it out, or make a \
+             directory with skein bench make-model --no-weights --quantization q4_k or another type"
+                .into(),
+        ));
+    }
     let model = ModelConfig::from_dir(&config.model)?;
     if let Some(kind) = quantised_form(config, &model.spec)? {
         if config.precision.quantization.is_some() {
@@ -452,7 +459,7 @@ fn quantised_form(config: &WorkerConfig, spec: &Spec) -> Result<Option<&'static 
         return Ok(Some(scheme.name()));
     }
     // Dummy weights need no files.
-    if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_none() {
+    if config.cuda.load_format == LoadFormat::Dummy {
         return Ok(None);
     }
     quantised_type(spec, &Weights::open(&config.model)?)

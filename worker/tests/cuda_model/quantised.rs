@@ -41,12 +41,12 @@ use crate::scores::{TOLERANCE, compare, scores, scores_of};
 /// bfloat16 and thus an eighth of its error; the mean is that of few positions.
 const IN_HALF: f32 = TOLERANCE / 3.0;
 
-fn golden(name: &str) -> PathBuf {
+pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
 }
 
 /// The quantised checkpoints that the kernels can run, and those that they refuse.
-fn goldens() -> (Vec<PathBuf>, Vec<String>) {
+pub fn goldens() -> (Vec<PathBuf>, Vec<String>) {
     let entries = std::fs::read_dir(golden("quantised")).unwrap();
     let mut all: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     all.sort_unstable();

@@ -134,9 +134,13 @@ impl FillBits {
     ) -> Result<(), CudaError> {
         assert!(out.address().is_multiple_of(16) && out.len().is_multiple_of(4), "words in fours");
         let is_one = out.len() <= run;
-        assert!(stride >= run && (is_one || (run % 16, stride % 16) == (0, 0)), "{run} of every {stride} bytes");
+        assert!(
+            stride >= run && (is_one || (run % 16, stride % 16) == (0, 0)),
+            "{run} of every {stride} bytes"
+        );
         let run = if is_one { stride } else { run };
-        let words = if is_one { out.len() } else { out.len() / stride * run + run.min(out.len() % stride) } / 4;
+        let words =
+            if is_one { out.len() } else { out.len() / stride * run + run.min(out.len() % stride) } / 4;
         let Some(grid) = grid(stream, words.div_ceil(4)) else { return Ok(()) };
         let args = Args::new().slice(out).u64(words as u64).u64(run as u64 / 4).u64(stride as u64 / 4);
         self.kernel.launch(stream, grid, &args.u64(seed).u32(keep).u32(set))

@@ -35,11 +35,7 @@ pub(super) struct PackedFill<'a> {
 }
 
 impl<'a> PackedFill<'a> {
-    pub fn new(
-        kernels: &Kernels,
-        stream: &'a Stream,
-        table: Option<[f32; 16]>,
-    ) -> Result<Self, CudaError> {
+    pub fn new(kernels: &Kernels, stream: &'a Stream, table: Option<[f32; 16]>) -> Result<Self, CudaError> {
         Ok(Self { bits: FillBits::new(kernels)?, floats: FillNormal::new(kernels)?, stream, table })
     }
 

@@ -121,7 +121,10 @@ impl Described {
             return Ok(None);
         }
         let refused = |reason: String| {
-            Err(LoadError::CodedTensor { tensor: tensor.name.clone(), reason: format!("{reason} ({})", self.name()) })
+            Err(LoadError::CodedTensor {
+                tensor: tensor.name.clone(),
+                reason: format!("{reason} ({})", self.name()),
+            })
         };
         let Some(parameters) = self.parameters(tensor)? else { return Ok(None) };
         if matches!(tensor.stored[0].place, Place::Columns { .. }) && tensor.expert.is_none() {
