@@ -10,7 +10,7 @@ use skein_kernels::cpu::blocks::BlockType;
 use skein_kernels::cuda::ops::packed::{Meaning, ScaleKind};
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::{CudaBackend, CudaOptions, Fp8};
-use skein_worker::backend::{Backend, Batch};
+use skein_worker::backend::Batch;
 use skein_worker::config::{BackendKind, CudaConfig, LoadFormat, Precision, Quantization, WorkerConfig};
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cuda::dummy::DummyCodes;
