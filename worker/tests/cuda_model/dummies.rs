@@ -1,5 +1,5 @@
-//! Dummy weights in codes (`--load-format dummy`): of every form that checkpoints have, from their config.json
-//! alone, and of the flags that quantise.
+//! Dummy weights in codes (`--load-format dummy`): of every form that checkpoints have, from their
+//! config.json alone, and of the flags that quantise.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use skein_kernels::cpu::blocks::BlockType;
 use skein_kernels::cuda::ops::packed::{Meaning, ScaleKind};
 use skein_proto::sampling::SamplingParams;
-use skein_worker::backend::cuda::{CudaBackend, CudaOptions, Fp8};
 use skein_worker::backend::Batch;
+use skein_worker::backend::cuda::{CudaBackend, CudaOptions, Fp8};
 use skein_worker::config::{BackendKind, CudaConfig, LoadFormat, Precision, Quantization, WorkerConfig};
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cuda::dummy::DummyCodes;

@@ -39,7 +39,8 @@ impl<'a> PackedFill<'a> {
         Ok(Self { bits: FillBits::new(kernels)?, floats: FillNormal::new(kernels)?, stream, table })
     }
 
-    /// Queues kernels that fill a matrix so that its weights have `deviation`. `seeds` gives each part its own.
+    /// Queues kernels that fill a matrix so that its weights have `deviation`. Each part has its own of the
+    /// `seeds`.
     pub fn fill<T: Activation>(
         &self,
         weight: &LinearWeight<T>,

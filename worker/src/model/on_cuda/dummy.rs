@@ -22,8 +22,8 @@ pub enum DummyCodes {
 }
 
 impl DummyCodes {
-    /// Codes of the model in `dir`, whose layers' weights are quantised to `rounded` if the directory describes
-    /// no codes. `is_f16`: whether the others are in half precision.
+    /// Codes of the model in `dir`, whose layers' weights are quantised to `rounded` if the directory
+    /// describes no codes. `is_f16`: whether the others are in half precision.
     ///
     /// # Errors
     /// If the directory describes codes that are not supported.

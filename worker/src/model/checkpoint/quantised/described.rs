@@ -1,8 +1,8 @@
-//! Matrices as config.json describes them, without files: codes that have a form but no values, in whose place
-//! dummy weights are made.
+//! Matrices as config.json describes them, without files: codes that have a form but no values. Dummy weights
+//! are made in their place.
 //!
-//! The files of a checkpoint decide which matrices are quantised; here the lists of names have to. Parameters
-//! that no field holds are those that the format's library writes by default.
+//! If there are files, they decide which matrices are quantised; here the lists of names do. Parameters that
+//! no field holds are those that the format's library writes by default.
 
 use std::path::Path;
 
@@ -58,8 +58,8 @@ impl Parameters {
 }
 
 impl Described {
-    /// The scheme of the model in `dir`; `None` if its weights are not quantised. `is_f16`: whether the others
-    /// are in half precision.
+    /// The scheme of the model in `dir`; `None` if its weights are not quantised. `is_f16`: whether the
+    /// others are in half precision.
     ///
     /// # Errors
     /// If the scheme is unsupported, or has parameters that only files show.
@@ -191,8 +191,8 @@ impl Described {
         }))
     }
 
-    /// The same for compressed-tensors: those of the first group whose targets are names of the matrix, or else
-    /// its class.
+    /// The same for compressed-tensors: those of the first group whose targets are names of the matrix, or
+    /// else its class.
     fn compressed(&self, tensor: &Tensor) -> Result<Option<Parameters>, LoadError> {
         let fields = self.fields();
         let groups = fields.get("config_groups").and_then(Value::as_object);

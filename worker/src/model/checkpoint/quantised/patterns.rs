@@ -26,8 +26,8 @@ pub(super) enum Part {
 }
 
 impl Pattern {
-    /// Reads a name, a text with `*`, or `re:` before a regular expression of literal characters, `.` and `.*`,
-    /// which are all that published checkpoints have. `None` for other expressions.
+    /// Reads a name, a text with `*`, or `re:` before a regular expression of literal characters, `.` and
+    /// `.*`, which most published checkpoints get by with. `None` for other expressions.
     pub fn parse(text: &str) -> Option<Self> {
         let Some(expression) = text.strip_prefix("re:") else {
             if !text.contains('*') {
@@ -74,8 +74,8 @@ impl Pattern {
     }
 }
 
-/// Whether `parts` are a text, or its start unless `is_whole`. Takes time for parts times characters, whatever
-/// the parts are.
+/// Whether `parts` are a text, or its start unless `is_whole`. Takes time for parts times characters,
+/// whatever the parts are, because a hostile config.json may have any.
 fn matches(parts: &[Part], text: &[char], is_whole: bool) -> bool {
     // Whether the parts so far match the text up to here.
     let mut ends = vec![false; text.len() + 1];
