@@ -9,6 +9,7 @@ pub mod make_adapters;
 pub mod make_model;
 pub mod plot;
 pub mod policy;
+pub mod quantised_form;
 
 use skein_node::clock;
 

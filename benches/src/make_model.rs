@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use crate::quantised_form::QuantisedForm;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use skein_node::random::SplitMix64;
@@ -291,23 +292,24 @@ pub fn make_model(
     let tensors = tensors(shape, dtype)?;
     let weights = out.join("model.safetensors");
     replace(&weights, |to| write_weights(to, &tensors, dtype, seed, &mut progress))?;
-    make_configuration(shape, dtype, out)?;
+    make_configuration(shape, dtype, None, out)?;
     let parameters = parameters(&tensors);
     Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
 }
 
 /// The same without weights, for workers that generate their own (`--load-format dummy`): a few kilobytes.
+/// `form`: the codes that they generate, if not 16 bits.
 ///
 /// # Errors
 /// As for [`make_model`].
 pub fn make_without_weights(
     shape: &ModelShape,
-    dtype: Dtype,
+    (dtype, form): (Dtype, Option<&QuantisedForm>),
     tokenizer_from: &Path,
     out: &Path,
 ) -> Result<Made, MakeModelError> {
     make_tokenizer(tokenizer_from, out)?;
-    make_configuration(shape, dtype, out)?;
+    make_configuration(shape, dtype, form, out)?;
     let parameters = parameters(&tensors(shape, dtype)?);
     Ok(Made { parameters, bytes: 0 })
 }
@@ -326,10 +328,17 @@ fn make_tokenizer(tokenizer_from: &Path, out: &Path) -> Result<(), MakeModelErro
     Ok(())
 }
 
-fn make_configuration(shape: &ModelShape, dtype: Dtype, out: &Path) -> Result<(), MakeModelError> {
-    for (name, value) in
-        [("generation_config.json", generation_config()), ("config.json", config(shape, dtype))]
-    {
+fn make_configuration(
+    shape: &ModelShape,
+    dtype: Dtype,
+    form: Option<&QuantisedForm>,
+    out: &Path,
+) -> Result<(), MakeModelError> {
+    let mut config = config(shape, dtype);
+    if let Some(form) = form {
+        config["quantization_config"] = form.config();
+    }
+    for (name, value) in [("generation_config.json", generation_config()), ("config.json", config)] {
         replace(&out.join(name), |to| std::fs::write(to, format!("{value:#}\n")))?;
     }
     Ok(())

@@ -44,12 +44,12 @@ fn passed(output: &Output) -> String {
     said
 }
 
-/// A directory with the config of a tiny model, without weights.
-fn without_weights(dir: &tempfile::TempDir) -> PathBuf {
-    let model = dir.path().join("tiny");
+/// A directory with the config of a tiny model, without weights. `form`: flags for the form of its codes.
+fn without_weights(dir: &tempfile::TempDir, form: &[&str]) -> PathBuf {
+    let model = dir.path().join(format!("tiny{}", form.concat()));
     let out = model.to_str().expect("a plain path");
-    let made =
-        skein(&["bench", "make-model", "--shape", "tiny-llama", "--no-weights", "--out", out]).output();
+    let make = ["bench", "make-model", "--shape", "tiny-llama", "--no-weights", "--out", out];
+    let made = skein(&[&make, form].concat()).output();
     passed(&made.expect("the binary starts"));
     model
 }
@@ -260,9 +260,12 @@ fn the_kernel_table_has_every_operation() {
 #[test]
 fn latency_with_made_up_weights_says_how_long_the_device_waits() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let model = without_weights(&dir);
-    let model = model.to_str().expect("a plain path");
-    for flags in [&[][..], &["--quantization", "fp8", "--batch-invariant"]] {
+    let of = |form: &[&str]| without_weights(&dir, form).to_str().expect("a plain path").to_owned();
+    let model = &of(&[]);
+    let codes = ["gptq_act_order", "AWQ", "nvfp4"].map(|form| of(&["--quantization", form]));
+    let flags = [&[][..], &["--quantization", "fp8", "--batch-invariant"], &["--quantization", "int4"]];
+    let plain = flags.map(|flags| (model, flags)).into_iter();
+    for (model, flags) in plain.chain(codes.iter().map(|model| (model, &[][..]))) {
         let arguments =
             [
                 &[
@@ -283,12 +286,28 @@ fn latency_with_made_up_weights_says_how_long_the_device_waits() {
             .concat();
         let Some(mut command) = on_emulation(&arguments) else { return };
         let said = passed(&command.output().expect("it ends"));
-        assert!(said.contains("device gap per step, batch 2: p50 "), "{said}");
+        assert!(said.contains("device gap per step, batch 2: p50 "), "{model} {flags:?}: {said}");
     }
     let output = skein(&["serve", model, "--device", "cpu", "--load-format", "dummy"]).output();
     let output = output.expect("it ends");
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("skein bench make-model"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn forms_of_codes_that_do_not_exist_are_refused_with_those_that_do() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let out = dir.path().to_str().expect("a plain path");
+    let make = |flags: &[&str]| {
+        let arguments = ["bench", "make-model", "--shape", "tiny-llama", "--out", out];
+        let output = skein(&[&arguments[..], flags].concat()).output().expect("it ends");
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let said = make(&["--no-weights", "--quantization", "q9"]);
+    assert!(["q9", "gptq", "nvfp4", "q4_k"].iter().all(|name| said.contains(name)), "{said}");
+    let said = make(&["--quantization", "q4_k"]);
+    assert!(said.contains("--no-weights"), "{said}");
 }
 
 #[test]

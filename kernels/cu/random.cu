@@ -31,3 +31,30 @@ FILL_NORMAL(fill_normal_bf16, bf16)
 FILL_NORMAL(fill_normal_f16, f16)
 FILL_NORMAL(fill_normal_f32, float)
 FILL_NORMAL(fill_normal_e4m3, e4m3)
+
+// fill_bits: word i = (random & keep) | set, a function of (seed, i): word i % 4 of Philox at counter
+// (i / 4, 0, 0, 2). With `keep` all ones it is uniform; a mask that keeps low bits of a number's significand
+// gives numbers in a narrow range, none of them NaN or infinite. Codes and scales of benchmark weights.
+//   out  u32, aligned to 16 bytes; word i is at i / run * stride + i % run, so that a part of each of many
+//        equal pieces can be filled; run and stride are multiples of 4
+// Any grid and block. 24 integer operations and 4 bytes a word. Reference: ops::random::bits, exact.
+extern "C" __global__ void __launch_bounds__(256)
+    fill_bits(u32* out, u64 words, u64 run, u64 stride, u64 seed, u32 keep, u32 set) {
+  ptx::grid_dependency_wait();
+  ptx::grid_dependency_launch();
+  uint2 key = make_uint2((u32)seed, (u32)(seed >> 32));
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i * 4 < words; i += (u64)gridDim.x * blockDim.x) {
+    uint4 r = philox(make_uint4((u32)i, (u32)(i >> 32), 0, 2), key);
+    r = make_uint4((r.x & keep) | set, (r.y & keep) | set, (r.z & keep) | set, (r.w & keep) | set);
+    u32* to = out + (i * 4 / run * stride + i * 4 % run);
+    u64 left = words - i * 4;
+    if (left >= 4) {
+      *(uint4*)to = r;
+    } else {
+      to[0] = r.x;
+      if (left > 1) to[1] = r.y;
+      if (left > 2) to[2] = r.z;
+    }
+  }
+}
+EXPORT(fill_bits)

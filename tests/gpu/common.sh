@@ -98,10 +98,11 @@ built_in() {
   return 1
 }
 
-# shape NAME: directory of a model of that shape without weights.
+# shape NAME [FORM]: directory of a model of that shape without weights, and of a form of codes if one is named.
 shape() {
-  [ -d "$work/shape-$1" ] || "$binary" bench make-model --shape "$1" --no-weights --out "$work/shape-$1" >/dev/null || return 1
-  echo "$work/shape-$1"
+  local folder=$work/shape-$1${2:+-$2}
+  [ -d "$folder" ] || "$binary" bench make-model --shape "$1" --no-weights ${2:+--quantization "$2"} --out "$folder" >/dev/null || return 1
+  echo "$folder"
 }
 
 # Writes report.md; called at the end, whatever the end.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use skein_bench::make_model::{self, Dtype, ModelShape, SHAPES};
+use skein_bench::quantised_form::{FORMS, QuantisedForm};
 
 use super::{progress_bar, shown};
 use crate::exit::{Failure, USAGE};
@@ -27,6 +28,15 @@ pub struct MakeModel {
     layers: Option<usize>,
     #[arg(long, help = "Write only configuration and tokenizer, for --load-format dummy")]
     no_weights: bool,
+    #[arg(
+        long,
+        value_name = "FORM",
+        value_parser = form_names(),
+        ignore_case = true,
+        requires = "no_weights",
+        help = "With --no-weights: codes that --load-format dummy makes instead of 16 bits"
+    )]
+    quantization: Option<String>,
     #[arg(long, help = "Replace an existing model")]
     force: bool,
 }
@@ -59,9 +69,11 @@ pub fn run(flags: &MakeModel) -> Result<(), Failure> {
         make_model::check_free(&flags.out).map_err(|error| Failure::new(USAGE, error.to_string()))?;
     }
     if flags.no_weights {
-        let made =
-            make_model::make_without_weights(shape, dtype, &tokenizer, &flags.out).map_err(Failure::other)?;
-        outln!("{}: {:.1}M parameters, no weights", flags.out.display(), made.parameters as f64 / 1e6);
+        let form = flags.quantization.as_deref().and_then(QuantisedForm::of);
+        let made = make_model::make_without_weights(shape, (dtype, form), &tokenizer, &flags.out);
+        let millions = made.map_err(Failure::other)?.parameters as f64 / 1e6;
+        let codes = form.map_or(String::new(), |form| format!(" (to be made as {})", form.name));
+        outln!("{}: {millions:.1}M parameters, no weights{codes}", flags.out.display());
         outln!("serve it: skein serve {} --device cuda --load-format dummy", shown(&flags.out));
         return Ok(());
     }
@@ -78,4 +90,8 @@ pub fn run(flags: &MakeModel) -> Result<(), Failure> {
 
 fn shape_names() -> clap::builder::PossibleValuesParser {
     SHAPES.iter().map(|shape| shape.name).collect::<Vec<_>>().into()
+}
+
+fn form_names() -> clap::builder::PossibleValuesParser {
+    FORMS.iter().map(|form| form.name).collect::<Vec<_>>().into()
 }

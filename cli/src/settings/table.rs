@@ -541,7 +541,7 @@ pub const FLAGS: &[Flag] = &[
         "FORMAT",
         GPU,
         COMPUTE | RUN,
-        "Weights: auto (the model's) or dummy (random, generated on the GPU; for benchmarks)",
+        "Weights: auto (the model's) or dummy (random, generated on the GPU in the codes that config.json describes; for benchmarks)",
     ),
     switch(
         "batch-invariant",

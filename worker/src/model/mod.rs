@@ -122,6 +122,15 @@ pub enum LoadError {
         /// End of the rank's part.
         end: usize,
     },
+    /// A directory that describes weights which only GGUF files store.
+    #[error("{} describes weights in {form}, which only GGUF files store; serve it with --device cuda --load-format dummy, or \
+             give a .gguf file", dir.display())]
+    NoFiles {
+        /// Directory of the model.
+        dir: PathBuf,
+        /// Name of the form.
+        form: &'static str,
+    },
     /// A tensor of a quantised matrix is unusable.
     #[error("tensor {tensor}: {reason}")]
     CodedTensor {

@@ -193,27 +193,22 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
     if merged.is_some() {
         check_adapter(config)?;
     }
-    let model = ModelConfig::from_dir(&config.model)?;
-    if let Some(kind) = quantised_form(config, &model.spec)? {
-        let is_dummy = config.cuda.load_format == LoadFormat::Dummy;
-        let flag = match config.precision.quantization {
-            _ if is_dummy => Some("--load-format dummy makes"),
-            Some(_) => Some("--quantization needs"),
-            None => None,
-        };
-        if let Some(flag) = flag {
-            return Err(WorkerError::Unsuitable(format!(
-                "{flag} 16-bit weights, but this model's are quantised with {kind}; leave it out"
-            )));
-        }
-    }
-    let rounded = precision::rounded_on_cuda(config.precision);
-    if rounded.is_some() && config.cuda.load_format == LoadFormat::Dummy {
+    if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_some() {
         return Err(WorkerError::Unsuitable(
-            "--load-format dummy makes weights in 16 bits or, with --quantization fp8, in FP8; leave out int8 or int4"
+            "--load-format dummy takes a directory with config.json, and this model is a GGUF file; leave it out, or make a \
+             directory with skein bench make-model --no-weights --quantization q4_k or another type"
                 .into(),
         ));
     }
+    let model = ModelConfig::from_dir(&config.model)?;
+    if let Some(kind) = quantised_form(config, &model.spec)?
+        && config.precision.quantization.is_some()
+    {
+        return Err(WorkerError::Unsuitable(format!(
+            "--quantization needs 16-bit weights, but this model's are quantised with {kind}; leave it out"
+        )));
+    }
+    let rounded = precision::rounded_on_cuda(config.precision);
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;
     let options = CudaOptions {
@@ -465,7 +460,7 @@ fn quantised_form(config: &WorkerConfig, spec: &Spec) -> Result<Option<&'static 
         return Ok(Some(scheme.name()));
     }
     // Dummy weights need no files.
-    if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_none() {
+    if config.cuda.load_format == LoadFormat::Dummy {
         return Ok(None);
     }
     Ok(stored_form(spec, &Weights::open(&config.model)?)?)

@@ -5,6 +5,7 @@ mod adapters;
 mod agreement;
 mod attention;
 mod draws;
+mod dummies;
 mod engine;
 #[path = "../cpu_model/golden.rs"]
 mod golden;

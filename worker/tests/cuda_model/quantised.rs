@@ -45,7 +45,7 @@ const IN_HALF: f32 = TOLERANCE / 3.0;
 const MIXED: &str = "gguf/models/mixed/mixed-00001-of-00002.gguf";
 
 /// The quantised checkpoints that the kernels can run, and those that they refuse.
-fn goldens() -> (Vec<PathBuf>, Vec<String>) {
+pub fn goldens() -> (Vec<PathBuf>, Vec<String>) {
     let names = skein_golden::names("quantised").into_iter();
     let mut all: Vec<_> = names.map(|name| path(&format!("quantised/{name}"))).collect();
     assert!(all.len() >= 20, "{all:?}");

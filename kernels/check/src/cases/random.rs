@@ -6,7 +6,7 @@ use skein_kernels::cpu::math::exp;
 use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::launch::{Args, Grid};
 use skein_kernels::cuda::memory::E4m3;
-use skein_kernels::cuda::ops::random::{FillNormal, Randomised, normal};
+use skein_kernels::cuda::ops::random::{Bits, FillBits, FillNormal, Randomised, bits, normal};
 
 pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     let len = if bench.scale == Scale::Small { 9_001 } else { 10_000_001 };
@@ -24,6 +24,10 @@ pub(super) fn run(bench: &mut Bench) -> Result<(), CudaError> {
     )?;
     fill::<f32>(bench, len, f32::to_bits, f32::to_bits)?;
     fill::<E4m3>(bench, len, |value| E4m3::from_f32(value).0.into(), |it| it.0.into())?;
+    for words in len..len + 4 {
+        fill_bits(bench, words)?;
+    }
+    fill_pieces(bench, len / 100)?;
     exact_math(bench)
 }
 
@@ -43,6 +47,44 @@ fn fill<T: Randomised>(
     let values: Vec<f32> = (0..len as u64).map(|i| normal(seed, i, 0.7)).collect();
     let got: Vec<u32> = out.read(&bench.stream)?.into_iter().map(bits).collect();
     let reference: Vec<u32> = values.iter().map(|value| expected(*value)).collect();
+    bench.compare_exact(&name, &got, &reference);
+    Ok(())
+}
+
+/// Whole and partial vectors of four words, all bits and some.
+fn fill_bits(bench: &mut Bench, words: usize) -> Result<(), CudaError> {
+    let name = format!("fill_bits {words}");
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let seed = u64::from(bench.bits()) << 32 | u64::from(bench.bits());
+    let of = if words.is_multiple_of(2) { Bits::UNIFORM } else { Bits::of_halves(0x00ff, 0x1c00) };
+    let out = bench.output::<u32>(words)?;
+    FillBits::new(&bench.kernels)?.launch(&bench.stream, out.cast(), seed, of)?;
+    let reference: Vec<u32> = (0..words as u64).map(|i| bits(seed, i, of)).collect();
+    let got = out.read(&bench.stream)?;
+    bench.compare_exact(&name, &got, &reference);
+    Ok(())
+}
+
+/// A part of each piece; the rest keeps what is there.
+fn fill_pieces(bench: &mut Bench, pieces: usize) -> Result<(), CudaError> {
+    let name = format!("fill_bits {pieces} pieces");
+    if !bench.wants(&name) {
+        return Ok(());
+    }
+    let (run, stride) = (16, 48);
+    let (first, second) = (Bits::UNIFORM, Bits::of_bytes(0x55, 0));
+    let out = bench.output::<u32>(pieces * stride)?;
+    let fill = FillBits::new(&bench.kernels)?;
+    fill.launch(&bench.stream, out.cast(), 5, first)?;
+    fill.launch_pieces(&bench.stream, out.cast(), (run * 4, stride * 4), 6, second)?;
+    let word = |i: usize| match i % stride {
+        at if at < run => bits(6, (i / stride * run + at) as u64, second),
+        _ => bits(5, i as u64, first),
+    };
+    let reference: Vec<u32> = (0..pieces * stride).map(word).collect();
+    let got = out.read(&bench.stream)?;
     bench.compare_exact(&name, &got, &reference);
     Ok(())
 }

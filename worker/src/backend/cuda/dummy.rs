@@ -9,7 +9,9 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
 use skein_kernels::cuda::ops::random::FillNormal;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+use skein_node::random::SplitMix64;
 
+use super::dummy_packed::{CODE_DEVIATION, PackedFill};
 use super::upload::Dtype;
 use crate::model::LoadError;
 use crate::model::config::read_object;
@@ -17,8 +19,6 @@ use crate::model::on_cuda::weights::{DeviceWeights, NormWeights};
 
 /// Standard deviation, as in freshly initialised models.
 const DEVIATION: f32 = 0.02;
-/// Standard deviation of e4m3 codes, which uses most of their range without saturating.
-const CODE_DEVIATION: f32 = 64.0;
 
 /// The type in config.json; bfloat16 if that is single precision, as for a checkpoint.
 pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
@@ -27,15 +27,21 @@ pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
     Ok(if named == Some("float16") { Dtype::F16 } else { Dtype::Bf16 })
 }
 
-/// Queues kernels that fill all weights: matrices normally distributed, vectors 1, biases 0.
+/// Queues kernels that fill all weights: matrices normally distributed or of uniform codes, vectors 1, biases
+/// 0. `table`: values of the codes that are looked up.
 pub(super) fn fill<T: Activation>(
-    weights: &DeviceWeights<T>,
-    is_tied: bool,
+    (weights, is_tied): (&DeviceWeights<T>, bool),
+    table: Option<[f32; 16]>,
     kernels: &Kernels,
     stream: &Stream,
 ) -> Result<(), CudaError> {
-    let mut dummy =
-        Dummy { values: FillNormal::new(kernels)?, codes: FillNormal::new(kernels)?, stream, seed: 0 };
+    let mut dummy = Dummy {
+        values: FillNormal::new(kernels)?,
+        codes: FillNormal::new(kernels)?,
+        packed: PackedFill::new(kernels, stream, table)?,
+        stream,
+        seed: 0,
+    };
     dummy.matrix(&weights.embedding)?;
     if !is_tied {
         dummy.matrix(&weights.head)?;
@@ -57,6 +63,7 @@ pub(super) fn fill<T: Activation>(
 struct Dummy<'a, T> {
     values: FillNormal<T>,
     codes: FillNormal<E4m3>,
+    packed: PackedFill<'a>,
     stream: &'a Stream,
     /// Incremented for each matrix.
     seed: u64,
@@ -71,7 +78,11 @@ impl<T: Activation> Dummy<'_, T> {
     fn matrix(&mut self, weight: &LinearWeight<T>) -> Result<(), CudaError> {
         match weight.values {
             WeightValues::Same(values) => self.values(values)?,
-            WeightValues::Packed(_) => unreachable!("dummy weights have no codes of a checkpoint"),
+            WeightValues::Packed(values) => {
+                self.seed += 1;
+                // The parts' seeds are 64 random bits, so that none is another matrix's.
+                self.packed.fill(weight, values, DEVIATION, &mut SplitMix64::new(self.seed))?;
+            }
             WeightValues::E4m3 { values, scales, .. } => {
                 self.seed += 1;
                 self.codes.launch(self.stream, values, self.seed, CODE_DEVIATION)?;

@@ -36,6 +36,7 @@ use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::adapter::{DeviceAdapters, SlotLayout};
 use crate::model::on_cuda::attention::Windows;
+use crate::model::on_cuda::dummy::DummyCodes;
 use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::experts::{self, ExpertOps};
 use crate::model::on_cuda::latent::LatentOps;
@@ -114,15 +115,23 @@ impl Loading<'_> {
         self.options.limits.max_model_len.unwrap_or(self.config.max_position_embeddings) as usize
     }
 
-    /// The same load with the forms of packed matrices, from the checkpoint's headers. Dummy weights have
-    /// none.
+    /// The same load with the forms of packed matrices, from the checkpoint's headers, or for dummy weights
+    /// from its description.
     pub fn with_forms<T: Activation>(mut self) -> Result<Self, LoadError> {
-        if let Some(weights) = &self.weights {
-            let rounded = self.options.rounded;
-            let sources = (weights, self.adapter.as_ref());
-            self.forms = weights::forms::<T>(&self.config.spec, &self.shard, sources, rounded)?;
-        }
+        let (spec, shard) = (&self.config.spec, &self.shard);
+        self.forms = match &self.weights {
+            Some(weights) => {
+                let sources = (weights, self.adapter.as_ref());
+                weights::forms::<T>(spec, shard, sources, self.options.rounded)?
+            }
+            None => weights::forms_of_dummies::<T>(spec, shard, &self.dummy_codes::<T>()?)?,
+        };
         Ok(self)
+    }
+
+    /// Codes of dummy weights.
+    pub fn dummy_codes<T: Activation>(&self) -> Result<DummyCodes, LoadError> {
+        DummyCodes::of(self.dir, T::SUFFIX == "f16", self.options.rounded)
     }
 
     /// How the layers' matrices are quantised.

@@ -476,7 +476,8 @@ impl<'a> Loading<'a> {
         K: KvElement,
     {
         let is_tied = self.config.spec.is_tied;
-        dummy::fill(&model.model.weights, is_tied, &self.opened.kernels, &model.stream)?;
+        let table = self.dummy_codes::<T>()?.table();
+        dummy::fill((&model.model.weights, is_tied), table, &self.opened.kernels, &model.stream)?;
         model.stream.synchronize()?;
         let bytes = model.arena.slice::<u8>(plan::WEIGHTS).len() as u64;
         progress(bytes, bytes);

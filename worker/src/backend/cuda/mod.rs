@@ -11,6 +11,7 @@
 mod adapters;
 mod draw;
 mod dummy;
+mod dummy_packed;
 mod error;
 mod gaps;
 mod graphs;

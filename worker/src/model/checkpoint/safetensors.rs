@@ -45,6 +45,9 @@ impl Weights {
     /// Maps the weight files in `dir` and reads their headers.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
         let (files, places, scheme) = (Vec::new(), HashMap::new(), Scheme::of(dir)?);
+        if let Some(Scheme::Gguf(kind)) = scheme {
+            return Err(LoadError::NoFiles { dir: dir.to_owned(), form: kind.name() });
+        }
         let mut weights = Self { dir: dir.to_owned(), files, places, scheme };
         if dir.join(SINGLE).exists() || !dir.join(INDEX).exists() {
             let file = WeightFile::open(dir.join(SINGLE))?;

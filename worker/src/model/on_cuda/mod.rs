@@ -6,6 +6,7 @@
 pub mod adapter;
 pub mod attention;
 pub mod cache;
+pub mod dummy;
 pub mod exchange;
 pub mod experts;
 pub mod latent;

@@ -83,39 +83,96 @@ impl Forms {
     }
 }
 
+/// How the codes of a matrix are stored.
+#[derive(Clone)]
+pub(super) struct Coded {
+    /// Form that preserves them.
+    pub form: Form,
+    /// Values of the codes, if they are looked up.
+    pub table: Option<[f32; 16]>,
+    /// Input of each column, if columns are not in the inputs' order.
+    pub order: Option<Vec<u32>>,
+    /// Name for messages.
+    pub name: &'static str,
+}
+
 /// What is known of a matrix from those stacked in it so far.
 struct Stack {
-    /// Name and source of its first part.
+    /// Name and codes of its first part.
     name: String,
-    first: Option<Source>,
-    /// Source of the first part of the last expert, whose parts have one order of inputs; without experts,
+    first: Option<Coded>,
+    /// Order of the first part of the last expert, whose parts have one order of inputs; without experts, of
     /// the first one.
-    of_expert: (Option<usize>, Option<Source>),
+    of_expert: (Option<usize>, Option<Vec<u32>>),
     experts: usize,
     form: Option<Form>,
 }
 
 impl Stack {
+    fn new(name: String, expert: Option<usize>, first: Option<Coded>) -> Self {
+        let order = first.as_ref().and_then(|coded| coded.order.clone());
+        let form = first.as_ref().map(|coded| coded.form);
+        Self { name, first, of_expert: (expert, order), experts: 1, form }
+    }
+
     /// Adds another part. `None` if there is no form for all.
-    fn add(&mut self, expert: Option<usize>, source: Option<Source>, form: Option<Form>) -> Option<()> {
-        self.form = match (&source, &self.first, form, self.form) {
-            (None, None, ..) => None,
-            (Some(source), Some(first), Some(form), Some(joined)) if source.has_values_of(first) => {
-                Some(join(form, joined)?)
+    fn add(&mut self, expert: Option<usize>, coded: Option<&Coded>) -> Option<()> {
+        self.form = match (coded, &self.first, self.form) {
+            (None, None, _) => None,
+            (Some(coded), Some(first), Some(joined)) if has_same_values(coded.table, first.table) => {
+                Some(join(coded.form, joined)?)
             }
             _ => return None,
         };
+        let order = coded.and_then(|coded| coded.order.as_ref());
         if self.of_expert.0 != expert {
-            self.of_expert = (expert, source);
+            self.of_expert = (expert, order.cloned());
             self.experts += 1;
             return Some(());
         }
-        let order = |source: &Option<Source>| source.as_ref().and_then(|it| it.order().map(<[u32]>::to_vec));
-        (order(&source) == order(&self.of_expert.1)).then_some(())
+        (order == self.of_expert.1.as_ref()).then_some(())
     }
 }
 
-/// The forms of a rank's matrices. Those of layers in 16 or 32 bits are quantised to `rounded`.
+/// Whether codes mean the same in both tables; without a table they are integers.
+fn has_same_values(a: Option<[f32; 16]>, b: Option<[f32; 16]>) -> bool {
+    a.is_none() || b.is_none() || a == b
+}
+
+/// The codes in the place of a part of a matrix, from files or without them.
+pub(super) trait FindCoded {
+    /// Codes of a matrix of layers or of a table; `None` if it has 16 bits on the device.
+    ///
+    /// # Errors
+    /// If it is missing or unusable.
+    fn coded<T: Activation>(&self, held: &Held) -> Result<Option<Coded>, LoadError>;
+
+    /// Whether a router is in codes.
+    ///
+    /// # Errors
+    /// If it is missing or unusable.
+    fn has_coded_router(&self, held: &Held) -> Result<bool, LoadError>;
+}
+
+/// Codes of a checkpoint.
+pub(super) struct FromFiles<'a> {
+    pub weights: (&'a Weights, Option<&'a Adapter>),
+    /// Format to which matrices of layers in 16 or 32 bits are quantised.
+    pub rounded: Option<Format>,
+}
+
+impl FindCoded for FromFiles<'_> {
+    fn coded<T: Activation>(&self, held: &Held) -> Result<Option<Coded>, LoadError> {
+        let source = Source::find(held, self.weights, self.rounded)?;
+        source.map(|source| source.coded::<T>(held.leaf)).transpose()
+    }
+
+    fn has_coded_router(&self, held: &Held) -> Result<bool, LoadError> {
+        Ok(Source::find(held, self.weights, None)?.is_some())
+    }
+}
+
+/// The forms of a rank's matrices.
 ///
 /// # Errors
 /// If a tensor is missing or unusable, if the matrices of a product have no common form, or if the rank
@@ -123,36 +180,30 @@ impl Stack {
 pub(super) fn forms<T: Activation>(
     held: &[Held],
     ranks: usize,
-    weights: (&Weights, Option<&Adapter>),
-    rounded: Option<Format>,
+    codes: &impl FindCoded,
 ) -> Result<Forms, LoadError> {
     let mut stacks: HashMap<Matrix, Stack> = HashMap::new();
     for held in held.iter().filter(|held| !held.part.is_empty()) {
         let Some(matrix) = Matrix::of(&held.own) else {
             let is_router = Network::of(&held.own) == Network::Router;
-            if matches!(held.own.kind, Kind::Matrix(..))
-                && is_router
-                && Source::find(held, weights, None)?.is_some()
-            {
+            if matches!(held.own.kind, Kind::Matrix(..)) && is_router && codes.has_coded_router(held)? {
                 return Err(refused(&held.whole.name, ROUTER.into()));
             }
             continue;
         };
-        let source = Source::find(held, weights, rounded)?;
-        let form = source.as_ref().map(|source| source.form::<T>(held.leaf)).transpose()?;
-        if let (Matrix::Table, Some(_), 2..) = (matrix, form, ranks) {
+        let coded = codes.coded::<T>(held)?;
+        if let (Matrix::Table, Some(_), 2..) = (matrix, &coded, ranks) {
             let reason = "the embedding table is quantised, and ranks on GPUs have none in codes; serve the model with \
                           --tensor-parallel-size 1";
             return Err(refused(&held.whole.name, reason.into()));
         }
         let (name, expert) = (held.whole.name.clone(), held.whole.expert);
         let Some(stack) = stacks.get_mut(&matrix) else {
-            let of_expert = (expert, source.clone());
-            stacks.insert(matrix, Stack { name, first: source, of_expert, experts: 1, form });
+            stacks.insert(matrix, Stack::new(name, expert, coded));
             continue;
         };
-        let (first_form, second_form) = (described(stack.first.as_ref()), described(source.as_ref()));
-        if stack.add(expert, source, form).is_none() {
+        let (first_form, second_form) = (described(stack.first.as_ref()), described(coded.as_ref()));
+        if stack.add(expert, coded.as_ref()).is_none() {
             let first = stack.name.clone();
             return Err(LoadError::MixedProduct { first, first_form, second: name, second_form });
         }
@@ -184,13 +235,8 @@ fn join(a: Form, b: Form) -> Option<Form> {
     if a.meaning == b.meaning { a.join(b) } else { as_integers(a).join(as_integers(b)) }
 }
 
-fn described(source: Option<&Source>) -> String {
-    match source.map(|source| &source.rows) {
-        None => "16 or 32 bits".into(),
-        Some(Rows::Codes(_)) => "codes".into(),
-        Some(Rows::Blocks(kind, _)) => kind.name().into(),
-        Some(Rows::Rounded(format, _)) => format.name().into(),
-    }
+fn described(coded: Option<&Coded>) -> String {
+    coded.map_or("16 or 32 bits", |coded| coded.name).to_owned()
 }
 
 pub(super) fn refused(tensor: &str, reason: String) -> LoadError {
@@ -303,20 +349,11 @@ impl Source {
         Ok(Some(Self { tensor: whole.clone(), first: part.rows.start, rows, change }))
     }
 
-    /// Whether codes mean the same table's values in `other`.
-    fn has_values_of(&self, other: &Self) -> bool {
-        let (own, others) = (self.table(), other.table());
-        own.is_none() || others.is_none() || own == others
-    }
-
     /// Values of the codes, if they are looked up.
     pub fn table(&self) -> Option<[f32; 16]> {
         match &self.rows {
             Rows::Codes(codes) => codes.table().copied(),
-            Rows::Blocks(kind, _) => {
-                let half = table_scale(*kind);
-                kind.table().map(|table| table.map(|value| f32::from(value) * half))
-            }
+            Rows::Blocks(kind, _) => table_of_blocks(*kind),
             Rows::Rounded(..) => None,
         }
     }
@@ -329,13 +366,12 @@ impl Source {
         }
     }
 
-    /// Form that preserves the matrix, for leaves of `leaf` inputs.
-    fn form<T: Activation>(&self, leaf: usize) -> Result<Form, LoadError> {
-        let leaf = if self.order().is_some() { 0 } else { leaf };
+    /// How the codes are stored, for leaves of `leaf` inputs.
+    fn coded<T: Activation>(&self, leaf: usize) -> Result<Coded, LoadError> {
         match &self.rows {
-            Rows::Codes(codes) => codes.device_form::<T>(leaf),
-            Rows::Blocks(kind, _) => Ok(form_of_blocks(*kind, leaf)),
-            Rows::Rounded(format, _) => Ok(form_of_rounded(*format)),
+            Rows::Codes(codes) => Coded::of_codes::<T>(codes, leaf),
+            Rows::Blocks(kind, _) => Ok(Coded::of_blocks(*kind, leaf)),
+            Rows::Rounded(format, _) => Ok(Coded::of_rounded(*format)),
         }
     }
 
@@ -466,6 +502,36 @@ impl Reader<'_> {
 /// represent.
 fn table_scale(kind: BlockType) -> f32 {
     if kind == BlockType::Mxfp4 { 0.5 } else { 1.0 }
+}
+
+/// Values of the codes of blocks, if they are looked up.
+pub(super) fn table_of_blocks(kind: BlockType) -> Option<[f32; 16]> {
+    let half = table_scale(kind);
+    kind.table().map(|table| table.map(|value| f32::from(value) * half))
+}
+
+impl Coded {
+    /// Codes of another library, for leaves of `leaf` inputs.
+    ///
+    /// # Errors
+    /// If no form preserves them.
+    pub fn of_codes<T: Activation>(codes: &CodedMatrix, leaf: usize) -> Result<Self, LoadError> {
+        let order = codes.order().map(|order| order.to_vec());
+        let leaf = if order.is_some() { 0 } else { leaf };
+        let (form, table) = (codes.device_form::<T>(leaf)?, codes.table().copied());
+        Ok(Self { form, table, order, name: "codes" })
+    }
+
+    /// Blocks of GGUF.
+    pub fn of_blocks(kind: BlockType, leaf: usize) -> Self {
+        let table = table_of_blocks(kind);
+        Self { form: form_of_blocks(kind, leaf), table, order: None, name: kind.name() }
+    }
+
+    /// Codes to which numbers are quantised.
+    pub fn of_rounded(format: Format) -> Self {
+        Self { form: form_of_rounded(format), table: None, order: None, name: format.name() }
+    }
 }
 
 fn form_of_blocks(kind: BlockType, leaf: usize) -> Form {

@@ -13,9 +13,10 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
 use skein_kernels::cuda::ops::packed::{Form, PackedValues, Shape};
 
+use super::dummy::DummyCodes;
 use super::experts::{ExpertWeights, Network};
 use super::origin::Origin;
-use super::packed::{self, Forms, Matrix, PackedCopy, Source};
+use super::packed::{self, Forms, FromFiles, Matrix, PackedCopy, Source};
 use crate::model::LoadError;
 use crate::model::adapter::{Adapter, Delta, changeable};
 use crate::model::checkpoint::Weights;
@@ -245,7 +246,20 @@ pub fn forms<T: Activation>(
     if let Some(adapter) = adapter {
         adapter.check_is_used(&changeable(&tensors::all(spec)))?;
     }
-    packed::forms::<T>(&held(spec, shard), shard.ranks, (weights, adapter), rounded)
+    let codes = FromFiles { weights: (weights, adapter), rounded };
+    packed::forms::<T>(&held(spec, shard), shard.ranks, &codes)
+}
+
+/// The same for weights without files.
+///
+/// # Errors
+/// If a matrix cannot have `codes`, or the rank cannot have its part.
+pub fn forms_of_dummies<T: Activation>(
+    spec: &Spec,
+    shard: &Shard,
+    codes: &DummyCodes,
+) -> Result<Forms, LoadError> {
+    packed::forms::<T>(&held(spec, shard), shard.ranks, codes)
 }
 
 impl<T: Activation> DeviceWeights<T> {

@@ -17,6 +17,47 @@ use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, float};
 use super::{Module, Raw};
 use crate::model::LoadError;
 
+/// Values of NF4's codes.
+pub(super) const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+/// Values of FP4's codes.
+pub(super) const FP4: [f32; 16] = [
+    0.0,
+    0.005_208_333_5,
+    0.666_666_7,
+    1.0,
+    0.333_333_34,
+    0.5,
+    0.166_666_67,
+    0.25,
+    0.0,
+    -0.005_208_333_5,
+    -0.666_666_7,
+    -1.0,
+    -0.333_333_34,
+    -0.5,
+    -0.166_666_67,
+    -0.25,
+];
+/// Weights per scale unless a file says otherwise.
+pub(super) const BLOCK: usize = 64;
+
 /// Quantisation state in the JSON object.
 struct State {
     block: usize,

@@ -6,6 +6,7 @@
 mod awq;
 mod bitsandbytes;
 mod compressed;
+mod described;
 mod device;
 mod fp8;
 mod gptq;
@@ -13,8 +14,10 @@ mod kv_scales;
 mod matrix;
 mod mxfp4;
 mod nvfp4;
+mod patterns;
 mod scheme;
 
+pub use described::Described;
 pub use kv_scales::KvScales;
 pub(in crate::model) use kv_scales::kv_scales;
 pub use matrix::{CodedMatrix, CodedRows};
@@ -96,6 +99,7 @@ pub(super) fn find(
         Scheme::BitsAndBytes => bitsandbytes::find(&module)?,
         Scheme::Mxfp4 => mxfp4::find(&module)?,
         Scheme::Nvfp4 => nvfp4::find(&module)?,
+        Scheme::Gguf(_) => unreachable!("a directory with weights in its scheme was refused"),
     };
     Ok(codes.map(|codes| CodedMatrix::whole(codes, name)))
 }

@@ -57,6 +57,11 @@ pub(super) fn codes(module: &Module<'_>, packed: &Raw, group: usize, scales: Sca
         zeros: Zeros::All(0),
         group,
         order: None,
-        table: std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] }),
+        table: table(),
     }
+}
+
+/// Values of the sixteen codes.
+pub(super) fn table() -> [f32; 16] {
+    std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] })
 }

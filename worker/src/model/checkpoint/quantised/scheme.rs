@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use skein_kernels::cpu::blocks::BlockType;
 
 use super::compressed;
 use crate::model::LoadError;
@@ -35,6 +36,8 @@ pub enum Scheme {
     Mxfp4,
     /// Scheme read by [`super::nvfp4`].
     Nvfp4,
+    /// Blocks of GGUF. Only directories without weights have it, for dummy weights.
+    Gguf(BlockType),
 }
 
 /// Parameters of GPTQ.
@@ -72,8 +75,16 @@ pub struct Fp8 {
 }
 
 /// Supported values of `quant_method`.
-const METHODS: [&str; 8] =
-    ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt", "mxfp4"];
+const METHODS: [&str; 9] =
+    ["gptq", "awq", "compressed-tensors", "fp8", "fbgemm_fp8", "bitsandbytes", "modelopt", "mxfp4", "gguf"];
+
+/// A scheme with the object that describes it.
+pub(super) struct Found {
+    pub scheme: Scheme,
+    /// Name of the file.
+    pub file: &'static str,
+    pub object: Map<String, Value>,
+}
 
 impl Scheme {
     /// Scheme of the model in `dir`; `None` if its weights are not quantised.
@@ -81,11 +92,19 @@ impl Scheme {
     /// # Errors
     /// If the scheme is unsupported; names alternatives.
     pub fn of(dir: &Path) -> Result<Option<Self>, LoadError> {
+        Ok(Self::find(dir)?.map(|found| found.scheme))
+    }
+
+    /// Scheme of the model in `dir`, and what describes it.
+    ///
+    /// # Errors
+    /// As for [`Scheme::of`].
+    pub(super) fn find(dir: &Path) -> Result<Option<Found>, LoadError> {
         let config = dir.join(CONFIG);
         if config.exists()
-            && let Some(scheme) = Self::in_config(&read_object(&config)?)?
+            && let Some(found) = Self::find_in_config(&read_object(&config)?)?
         {
-            return Ok(Some(scheme));
+            return Ok(Some(found));
         }
         for file in OWN_FILES {
             let path = dir.join(file);
@@ -93,7 +112,8 @@ impl Scheme {
                 let mut object = read_object(&path)?;
                 let method = if object.contains_key("zero_point") { "awq" } else { "gptq" };
                 object.entry("quant_method").or_insert_with(|| method.into());
-                return Self::parse(&Fields { file, object: &object }).map(Some);
+                let scheme = Self::parse(&Fields { file, object: &object })?;
+                return Ok(Some(Found { scheme, file, object }));
             }
         }
         let (file, name) = MODEL_OPT;
@@ -103,7 +123,8 @@ impl Scheme {
             let object = outer.get(name).and_then(Value::as_object);
             let object =
                 object.ok_or_else(|| Fields { file, object: &outer }.wrong(name, "an object".into()))?;
-            return model_opt(&Fields { file, object }).map(Some);
+            let scheme = model_opt(&Fields { file, object })?;
+            return Ok(Some(Found { scheme, file, object: object.clone() }));
         }
         Ok(None)
     }
@@ -113,6 +134,10 @@ impl Scheme {
     /// # Errors
     /// As for [`Scheme::of`].
     pub fn in_config(config: &Map<String, Value>) -> Result<Option<Self>, LoadError> {
+        Ok(Self::find_in_config(config)?.map(|found| found.scheme))
+    }
+
+    fn find_in_config(config: &Map<String, Value>) -> Result<Option<Found>, LoadError> {
         let text = config.get("text_config").and_then(Value::as_object);
         let mut objects = OBJECTS.iter().flat_map(|name| {
             [Some(config), text].into_iter().flatten().filter_map(move |of| Some((of, *name, of.get(*name)?)))
@@ -122,7 +147,8 @@ impl Scheme {
         };
         let outer = Fields { file: CONFIG, object: of };
         let object = value.as_object().ok_or_else(|| outer.wrong(name, "an object".into()))?;
-        Self::parse(&Fields { file: CONFIG, object }).map(Some)
+        let scheme = Self::parse(&Fields { file: CONFIG, object })?;
+        Ok(Some(Found { scheme, file: CONFIG, object: object.clone() }))
     }
 
     fn parse(fields: &Fields<'_>) -> Result<Self, LoadError> {
@@ -133,6 +159,7 @@ impl Scheme {
             "mxfp4" => Ok(Self::Mxfp4),
             "bitsandbytes" => bits_and_bytes(fields).map(|()| Self::BitsAndBytes),
             "modelopt" => model_opt(fields),
+            "gguf" => gguf(fields).map(Self::Gguf),
             _ => Ok(Self::Fp8(Fp8 { block: block(fields, "weight_block_size")? })),
         }
     }
@@ -159,8 +186,16 @@ impl Scheme {
             Self::BitsAndBytes => "bitsandbytes",
             Self::Mxfp4 => "MXFP4",
             Self::Nvfp4 => "NVFP4",
+            Self::Gguf(kind) => kind.name(),
         }
     }
+}
+
+fn gguf(fields: &Fields<'_>) -> Result<BlockType, LoadError> {
+    let names = BlockType::ALL.map(BlockType::name);
+    let name = fields.one_of("type", &names, None)?;
+    let found = BlockType::ALL.into_iter().find(|kind| kind.name() == name);
+    Ok(found.unwrap_or_else(|| unreachable!("{name} is one of {names:?}")))
 }
 
 fn model_opt(fields: &Fields<'_>) -> Result<Scheme, LoadError> {
