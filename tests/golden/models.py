@@ -25,7 +25,7 @@ PROMPT_TOKENS, GREEDY_TOKENS, MIN_MARGIN, MIN_DISTINCT = 40, 64, 0.02, 24
 # 1e-4. Few networks of deepseek-v2's kind amplify rounding so little.
 MAX_ROUNDING, ROUNDING = 5e-5, {"deepseek-v2": 7.5e-5}
 PROMPT_POSITIONS = [0, 1, 2, 15, 16, 17, 31, 39]  # whose logits are kept, and
-GREEDY_STEPS = list(range(0, GREEDY_TOKENS, 4)) + [GREEDY_TOKENS - 1]
+GREEDY_STEPS = list(range(0, GREEDY_TOKENS, 8)) + [GREEDY_TOKENS - 1]
 BASE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
     "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

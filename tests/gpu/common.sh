@@ -98,7 +98,8 @@ built_in() {
   return 1
 }
 
-# shape NAME [FORM]: directory of a model of that shape without weights, and of a form of codes if one is named.
+# shape NAME [FORM]: directory of a model of that shape without weights, and of a form of codes if one is
+# named.
 shape() {
   local folder=$work/shape-$1${2:+-$2}
   [ -d "$folder" ] || "$binary" bench make-model --shape "$1" --no-weights ${2:+--quantization "$2"} --out "$folder" >/dev/null || return 1
