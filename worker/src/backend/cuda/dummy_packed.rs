@@ -155,7 +155,11 @@ impl Numbers {
 fn around(kind: ScaleKind, value: f32) -> Bits {
     match kind {
         ScaleKind::F32 => Bits { keep: LOW_F32, set: value.to_bits() & !LOW_F32 },
-        ScaleKind::F16 => Bits::of_halves(LOW_F16, f16::from_f32(value).to_bits() & !LOW_F16),
+        ScaleKind::F16 => match f16::from_f32(value) {
+            // Its low bits may be all that it has.
+            small if value.abs() < f16::MIN_POSITIVE.to_f32() => Bits::of_halves(0, small.to_bits()),
+            normal => Bits::of_halves(LOW_F16, normal.to_bits() & !LOW_F16),
+        },
         // The nearest power of two; the next one would be twice as large.
         ScaleKind::Power => Bits::of_bytes(0, (value.log2().round() + 127.0) as u8),
         ScaleKind::E4m3 => SCALES_E4M3.0,
@@ -228,7 +232,8 @@ mod tests {
         assert!(all.iter().all(|value| value.is_finite()), "{form:?}");
         // Powers of two are up to the root of two away, others up to an eighth.
         assert!((0.013..0.029).contains(&deviation), "{form:?}: deviation {deviation}");
-        assert!(mean.abs() < 0.004, "{form:?}: mean {mean}");
+        // An even number of codes has its zero half a code from the middle.
+        assert!(mean.abs() < 0.006, "{form:?}: mean {mean}");
         let mut different: Vec<u32> = all.iter().map(|value| value.to_bits()).collect();
         different.sort_unstable();
         different.dedup();
