@@ -47,8 +47,8 @@ const SECTIONS: [(&str, u8); 7] = [
     ("gateway", GATEWAY),
     ("run-batch", RUN_BATCH),
 ];
-/// Variables with our prefix that are not settings; workers inherit them. Test variables have other prefixes:
-/// `TEST_`, and `EMU_` for the emulated GPU.
+/// Variables with our prefix that are not settings, of a running worker and of a build; workers inherit them.
+/// Test variables have other prefixes: `TEST_`, and `EMU_` for the emulated GPU.
 pub const FOREIGN_VARIABLES: [&str; 2] = ["SKEIN_KERNEL_CACHE", "SKEIN_CUDA_TARGETS"];
 /// Largest configuration file, which is read whole.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_kernels_own_variable_is_known() {
-        assert_eq!(FOREIGN_VARIABLES, [skein_kernels::cuda::KERNEL_CACHE_VARIABLE]);
+        assert_eq!(FOREIGN_VARIABLES[0], skein_kernels::cuda::KERNEL_CACHE_VARIABLE);
     }
 
     #[test]
