@@ -62,5 +62,5 @@ fn what_cannot_be_served_is_said_at_once() {
     check(&["serve", &path("none.gguf")], &["does not exist", "GGUF file"]);
     let quantised =
         ["worker", &chat(), "--device", "cpu", "--quantization", "int8", "--listen", "127.0.0.1:0"];
-    check(&quantised, &["--quantization", "already Q4_0"]);
+    check(&quantised, &["--quantization", "already quantised with Q4_0"]);
 }
