@@ -50,7 +50,7 @@ const SAME_ROUNDING: f64 = 1e-3;
 const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
 
 fn file(name: &str) -> PathBuf {
-    skein_golden::path(&format!("gguf/models/{name}"))
+    skein_golden::path(format!("gguf/models/{name}"))
 }
 
 fn try_load(name: &str, threads: usize) -> Result<CpuModel, LoadError> {
