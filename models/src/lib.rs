@@ -35,7 +35,7 @@ const PACKED: &[u8] = include_bytes!("../skein-7m/model.safetensors.packed");
 pub fn unpack(directory: &Path) -> io::Result<()> {
     fs::create_dir_all(directory)?;
     for (name, content) in FILES {
-        if !read_if_long(&directory.join(name), content.len()).is_some_and(|found| found == content) {
+        if read_if_long(&directory.join(name), content.len()).is_none_or(|found| found != content) {
             write(directory, name, content)?;
         }
     }

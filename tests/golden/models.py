@@ -24,6 +24,11 @@ PROMPT_TOKENS, GREEDY_TOKENS, MIN_MARGIN, MIN_DISTINCT = 40, 64, 0.02, 24
 # Largest difference of a logit from that in float64: other implementations round, too, and must stay within
 # 1e-4. Few networks of deepseek-v2's kind amplify rounding so little.
 MAX_ROUNDING, ROUNDING = 5e-5, {"deepseek-v2": 7.5e-5}
+# Models whose log-probabilities in bfloat16 tests compare, and the largest mean difference by transformers in
+# bfloat16, which rounds more often than the kernels. Of models with experts, the largest difference at
+# PROMPT_POSITIONS: rounding may choose other experts.
+IN_BF16, MAX_IN_BF16 = ("llama-gqa", "llama3-rope", "qwen2-tied-v5", "qwen3", "gemma2", "phi3-long"), 0.1
+EXPERTS_IN_BF16, MAX_OF_EXPERTS = ("deepseek-v2-lite", "deepseek-v2"), 0.2
 PROMPT_POSITIONS = [0, 1, 2, 15, 16, 17, 31, 39]  # whose logits are kept, and
 GREEDY_STEPS = list(range(0, GREEDY_TOKENS, 8)) + [GREEDY_TOKENS - 1]
 BASE = {
@@ -339,8 +344,8 @@ def save(tensors, path: pathlib.Path):
 
 @torch.no_grad()
 def compute(path: pathlib.Path, seed: int, vocab: int):
-    """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy, whether
-    rounding changes logits little, also those without a KV cache)."""
+    """Runs the model in float32: (prompt, its logits, greedy tokens, their logits, attention entropy). None
+    if the seed will not do."""
     if "quantization_config" in json.loads((path / "config.json").read_text()):
         model = without_codes(path)
     else:
@@ -353,15 +358,32 @@ def compute(path: pathlib.Path, seed: int, vocab: int):
     flat = torch.arange(2, PROMPT_TOKENS + 1).float().log().mean()
     run = model.generate(prompt, max_new_tokens=GREEDY_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
                          return_dict_in_generate=True, output_logits=True)
-    steps = torch.cat(run.logits)
+    steps, greedy = torch.cat(run.logits), run.sequences[0, PROMPT_TOKENS:]
+    if margin_of(steps) < MIN_MARGIN or len(set(greedy.tolist())) < MIN_DISTINCT or out.logits[0].std() <= 1:
+        return None
     whole = model(run.sequences[:, :-1]).logits[0]  # the same without a KV cache
     # A choice of experts that rounding changes makes the seed unusable, and so does a network that amplifies
     # rounding.
     model.set_experts_implementation("eager")
     exact = model.double()(run.sequences[:, :-1]).logits[0]
-    is_stable = ((whole[PROMPT_TOKENS - 1:] - steps).abs().max() < 5e-5
-                 and (whole - exact).abs().max() < ROUNDING.get(path.name, MAX_ROUNDING))
-    return prompt[0], out.logits[0], run.sequences[0, PROMPT_TOKENS:], steps, (entropy / flat).item(), is_stable
+    if ((whole[PROMPT_TOKENS - 1:] - steps).abs().max() >= 5e-5
+            or (whole - exact).abs().max() >= ROUNDING.get(path.name, MAX_ROUNDING)):
+        return None
+    if path.name in IN_BF16 + EXPERTS_IN_BF16:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+        scores = [logits[0, :-1].float().log_softmax(-1).gather(1, prompt[0, 1:, None]) for logits in (out.logits, model(prompt).logits)]
+        off = (scores[0] - scores[1]).abs()
+        if path.name in IN_BF16 and off.mean() >= MAX_IN_BF16:
+            return None
+        if path.name in EXPERTS_IN_BF16 and off[PROMPT_POSITIONS[:-1]].max() >= MAX_OF_EXPERTS:
+            return None
+    return prompt[0], out.logits[0], greedy, steps, (entropy / flat).item()
+
+
+def margin_of(logits) -> float:
+    """By how much the best token beats the second at least."""
+    best = logits.topk(2).values
+    return (best[:, 0] - best[:, 1]).min().item()
 
 
 def make_one(name: str, dtype: str, files: int, over: dict):
@@ -369,13 +391,12 @@ def make_one(name: str, dtype: str, files: int, over: dict):
     path = HERE / "models" / name
     for seed in range(1000):
         drawn = write_model(path, config, dtype, files, seed)
-        prompt, prompt_logits, greedy, greedy_logits, entropy, is_stable = compute(path, seed, config["vocab_size"])
-        best = greedy_logits.topk(2).values
-        margin, spread = (best[:, 0] - best[:, 1]).min().item(), prompt_logits.std().item()
-        if is_stable and margin >= MIN_MARGIN and len(set(greedy.tolist())) >= MIN_DISTINCT and spread > 1:
+        if found := compute(path, seed, config["vocab_size"]):
             break
     else:
         raise RuntimeError(f"{name}: no seed will do")
+    prompt, prompt_logits, greedy, greedy_logits, entropy = found
+    margin, spread = margin_of(greedy_logits), prompt_logits.std().item()
     recipes = [weights.of_safetensors(file, drawn)[0] for file in sorted(path.glob("model*.safetensors"))]
     weights.write(path, seed, recipes, b"")
     kept = {"prompt_logits": prompt_logits[PROMPT_POSITIONS], "greedy_logits": greedy_logits[GREEDY_STEPS]}

@@ -198,7 +198,7 @@ fn models_that_normalise_outputs_or_cache_latents_have_the_same_bits_in_stages()
     // Sequences run by hand have no window blocks.
     let options = CudaOptions { window_blocks: false, ..options(cuda, 4 << 20) };
     for (name, in_stages) in [("gemma2", &[2, 4][..]), ("deepseek-v3", &[2, 3])] {
-        let dir = skein_golden::path(&format!("models/{name}"));
+        let dir = skein_golden::path(format!("models/{name}"));
         let golden = golden::Golden::read(&dir);
         let tokens = [&golden.prompt[..], &golden.greedy].concat();
         let scores =

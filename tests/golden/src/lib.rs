@@ -48,7 +48,7 @@ pub fn path(name: impl AsRef<Path>) -> PathBuf {
 /// # Panics
 /// As [`path`].
 pub fn gguf(name: &str) -> PathBuf {
-    path(&format!("gguf/models/{name}/{name}.gguf"))
+    path(format!("gguf/models/{name}/{name}.gguf"))
 }
 
 /// The directory of the model that ships with Skein, complete.

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     fn model(name: &str) -> std::path::PathBuf {
-        skein_golden::path(&format!("models/{name}"))
+        skein_golden::path(format!("models/{name}"))
     }
 
     #[test]

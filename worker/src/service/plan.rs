@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn the_plan_is_what_ranks_allocate() {
         let shipped = skein_golden::shipped().display().to_string();
-        let golden = |name| skein_golden::path(&format!("models/{name}")).display().to_string();
+        let golden = |name| skein_golden::path(format!("models/{name}")).display().to_string();
         for (model, tensor_parallel, pipeline_parallel, quantization) in [
             (shipped.clone(), 1, 1, None),
             (shipped.clone(), 2, 1, None),

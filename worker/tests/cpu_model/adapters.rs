@@ -13,7 +13,7 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
 
 pub fn golden(name: &str) -> PathBuf {
-    skein_golden::path(&format!("adapters/{name}"))
+    skein_golden::path(format!("adapters/{name}"))
 }
 
 pub fn load(base: &Path, adapter: Option<&Path>) -> Result<CpuModel, String> {

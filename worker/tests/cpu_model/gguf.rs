@@ -52,7 +52,7 @@ const NOT_ROUNDED: f64 = 1e-5;
 const ROUNDING: std::ops::Range<f64> = 0.02..0.1;
 
 fn file(name: &str) -> PathBuf {
-    skein_golden::path(&format!("gguf/models/{name}"))
+    skein_golden::path(format!("gguf/models/{name}"))
 }
 
 fn try_load(name: &str, threads: usize) -> Result<CpuModel, LoadError> {

@@ -31,7 +31,7 @@ const FLIPS: f32 = 0.25;
 const ROUNDING: f32 = 0.4;
 
 fn golden(name: &str) -> PathBuf {
-    skein_golden::path(&format!("quantised/{name}"))
+    skein_golden::path(format!("quantised/{name}"))
 }
 
 fn goldens() -> Vec<String> {

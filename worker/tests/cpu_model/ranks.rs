@@ -266,7 +266,7 @@ fn every_number_type_and_format_gives_the_same_bits_on_any_number_of_ranks() {
 
 /// A quantised golden model.
 fn quantised(name: &str) -> std::path::PathBuf {
-    skein_golden::path(&format!("quantised/{name}"))
+    skein_golden::path(format!("quantised/{name}"))
 }
 
 #[test]

@@ -189,7 +189,7 @@ fn quantised_checkpoints_are_served_with_adapters() {
         model.logits(&batch, &[39]).remove(0)
     };
     let coded = ["w8a16", "gptq-4-act-order", "fp8-block"];
-    let coded = coded.map(|name| skein_golden::path(&format!("quantised/{name}")));
+    let coded = coded.map(|name| skein_golden::path(format!("quantised/{name}")));
     for base in coded.into_iter().chain([dense]) {
         let attention = ModelConfig::from_dir(&base).unwrap().spec;
         let directory = attention_adapter(attention.hidden_size, attention.attention.q_width());

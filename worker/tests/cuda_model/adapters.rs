@@ -25,7 +25,7 @@ use crate::scores::TOLERANCE;
 type Loaded = Arc<LoadedAdapter>;
 
 fn golden(kind: &str, name: &str) -> PathBuf {
-    skein_golden::path(&format!("{kind}/{name}"))
+    skein_golden::path(format!("{kind}/{name}"))
 }
 
 fn invariant() -> CudaConfig {

@@ -69,7 +69,7 @@ fn check(name: &str, has_experts: bool) -> Option<String> {
     if !skein_cuda_emulation::load() {
         return None;
     }
-    let dir = skein_golden::path(&format!("models/{name}"));
+    let dir = skein_golden::path(format!("models/{name}"));
     let golden = Golden::read(&dir);
     let tokens = [&golden.prompt[..], &golden.greedy].concat();
     let copy = has_experts.then(|| in_half_precision(&dir));
@@ -111,7 +111,7 @@ pub fn log_softmax(logits: &[f32], token: usize) -> f32 {
 fn every_model_agrees() {
     let mut different = Vec::new();
     for name in skein_golden::names("models") {
-        let config = ModelConfig::from_dir(&skein_golden::path(&format!("models/{name}"))).unwrap();
+        let config = ModelConfig::from_dir(&skein_golden::path(format!("models/{name}"))).unwrap();
         check_model(&config, 16).unwrap_or_else(|error| panic!("{name}: {error}"));
         different.extend(check(&name, config.spec.experts().0 > 0));
     }

@@ -47,7 +47,7 @@ const MIXED: &str = "gguf/models/mixed/mixed-00001-of-00002.gguf";
 /// The quantised checkpoints that the kernels can run, and those that they refuse.
 pub fn goldens() -> (Vec<PathBuf>, Vec<String>) {
     let names = skein_golden::names("quantised").into_iter();
-    let mut all: Vec<_> = names.map(|name| path(&format!("quantised/{name}"))).collect();
+    let mut all: Vec<_> = names.map(|name| path(format!("quantised/{name}"))).collect();
     assert!(all.len() >= 20, "{all:?}");
     let mut refused = Vec::new();
     all.retain(|path| {
@@ -278,7 +278,7 @@ fn gguf_files_agree_with_transformers() {
         return;
     }
     for name in ["llama-gqa", "llama3-rope", "qwen2-tied-v5", "qwen3", "gemma2", "phi3-long"] {
-        let golden_of = Golden::read(&path(&format!("models/{name}")));
+        let golden_of = Golden::read(&path(format!("models/{name}")));
         let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
         let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
         let model = gguf(name);
@@ -286,7 +286,7 @@ fn gguf_files_agree_with_transformers() {
     }
     // With tensors of turned keys and of values, without blocks.
     for name in ["deepseek-v2-lite", "deepseek-v2"] {
-        let golden_of = Golden::read(&path(&format!("models/{name}")));
+        let golden_of = Golden::read(&path(format!("models/{name}")));
         let positions = golden_of.prompt_positions.iter().map(|position| *position as usize);
         let logits: Vec<_> = positions.zip(golden_of.prompt_logits).collect();
         let model = gguf(name);
@@ -316,7 +316,7 @@ fn latents_in_blocks_agree_with_their_values() {
         return;
     }
     let tokens: Vec<u32> = (0..40).map(|at| at * 37 % 128).collect();
-    let file = |name: &str| path(&format!("gguf/models/latent/latent-{name}.gguf"));
+    let file = |name: &str| path(format!("gguf/models/latent/latent-{name}.gguf"));
     let expected = scores_of(&mut on_cpu(&file("f32")), &tokens, &[39], false);
     for name in ["f32", "q8", "old"] {
         let got = scores_of(&mut on_cuda(&file(name), eager()), &tokens, &[7, 1, 20, 1, 10], false);

@@ -12,7 +12,7 @@ const MIXTURES: [&str; 6] = ["qwen3-moe", "olmoe", "mixtral", "mixtral-v5", "qwe
 const LAYERS: [usize; 6] = [0, 0, 0, 0, 0, 1];
 
 fn golden(name: &str) -> PathBuf {
-    skein_golden::path(&format!("models/{name}"))
+    skein_golden::path(format!("models/{name}"))
 }
 
 /// Windows of 64 tokens that look random.
