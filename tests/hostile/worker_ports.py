@@ -9,6 +9,7 @@ Needs a curl with HTTP/2.
 import re
 import subprocess
 import sys
+import time
 
 from server import Server, skip
 
@@ -16,6 +17,7 @@ METHODS = ["Info", "Generate", "Attach", "Release", "Abort", "Watch"]
 KEY = "sk-hostile-1"
 UNAUTHENTICATED = "16"
 TRIES = 30
+PORTS_WITHIN_S = 120
 # gRPC frame of an empty message: no compression, length 0.
 EMPTY = b"\0" * 5
 
@@ -27,6 +29,18 @@ def ports_of(pid):
     with open(f"/proc/{pid}/net/tcp") as table:
         rows = [line.split() for line in table.readlines()[1:]]
     return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes]
+
+
+def ports_of_all(server):
+    """The workers of `serve` and their ports, once each of them listens: the server is ready with its first."""
+    deadline = time.monotonic() + PORTS_WITHIN_S
+    while True:
+        ports = {pid: ports_of(pid) for pid in server.workers()}
+        if len(ports) == 2 and all(ports.values()):
+            return ports
+        if time.monotonic() > deadline:
+            sys.exit(f"after {PORTS_WITHIN_S} s, not all workers listen: {ports}")
+        time.sleep(0.05)
 
 
 def call(port, method, authorization):
@@ -51,9 +65,8 @@ def main(skein):
     tried, open_calls, shown = 0, [], []
     with Server(skein, "--workers", "2", "--api-key", KEY) as server:
         assert server.call("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, key=KEY)[0] == 200
-        workers = server.workers()
-        ports = [port for pid in workers for port in ports_of(pid)]
-        assert len(ports) >= len(workers) == 2, (workers, ports)
+        of_workers = ports_of_all(server)
+        workers, ports = list(of_workers), sum(of_workers.values(), [])
         for port in ports:
             for method in METHODS:
                 for authorization in (None, f"Bearer {KEY}", f"Bearer {'0' * 64}", "Basic eDp5"):
