@@ -204,7 +204,7 @@ fn one_shape(cpu: &mut Cpu, from: &WeightMatrix, format: Format, rows: &[usize],
     for m in rows.iter().copied() {
         let mut x = Input::default();
         let values: Vec<f32> = (0..m * layout.cols).map(|i| (i % 37) as f32 - 18.0).collect();
-        x.set(cpu, Encoding::INT8, &values, layout.cols);
+        x.set(cpu, Encoding::Int8, &values, layout.cols);
         let mut y = vec![0.0; m * layout.rows];
         let operations = 2.0 * (m * layout.rows * layout.cols) as f64;
         // All copies if reading dominates, else as many as take about a tenth of a second.

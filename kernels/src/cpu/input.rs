@@ -5,13 +5,30 @@ use std::ops::Range;
 
 use super::aligned::{Aligned, LINE_BYTES};
 use super::disjoint::DisjointMut;
-use super::packed::Order;
+use super::packed::{Order, ZERO};
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
-use crate::leaves::UNIT;
 
-/// Columns that share a scale in grouped formats. Inputs keep a sum of codes for each group.
+/// Columns that share a scale of weights in grouped formats.
 pub const GROUP: usize = 32;
+/// Columns that share a scale of inputs that are codes.
+pub const INPUT_GROUP: usize = 16;
+/// Parts of a group that have scales of inputs.
+pub(super) const PARTS: usize = GROUP / INPUT_GROUP;
+
+/// Some columns of a row as codes, with all that products need to know of them, in half a cache line.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[repr(C, align(32))]
+pub(super) struct CodeGroup {
+    pub(super) codes: [i8; INPUT_GROUP],
+    pub(super) scale: f32,
+    /// Sum of the codes.
+    pub(super) sum: i32,
+    /// `-ZERO * sum`, for weights with that zero point.
+    pub(super) offset: i32,
+    /// `scale * sum`: sum of the values.
+    pub(super) value: f32,
+}
 
 /// How activations are encoded for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,23 +39,15 @@ pub enum Encoding {
     /// Rounded to bfloat16, ties to even; subnormals become zero.
     Bf16,
     /// Codes `x / scale` from -127 to 127, ties to even, with one `f32` scale `max|x| / 127` per row and
-    /// leaf.
-    Int8 {
-        /// Leaves of the product's sums; see [`leaves`](crate::leaves).
-        leaves: usize,
-    },
+    /// [`INPUT_GROUP`] columns. A scale for a whole row would be ruled by a few outliers, which every trained
+    /// model has.
+    Int8,
 }
 
 impl Encoding {
-    /// 8-bit encoding for a product with one leaf.
-    pub const INT8: Self = Self::Int8 { leaves: 1 };
-
-    /// Number of leaves with a scale; `None` without scales.
-    const fn scaled_leaves(self) -> Option<usize> {
-        match self {
-            Self::Int8 { leaves } => Some(leaves),
-            Self::F32 | Self::Bf16 => None,
-        }
+    /// Whether values are codes.
+    fn is_codes(self) -> bool {
+        self == Self::Int8
     }
 }
 
@@ -61,15 +70,7 @@ pub struct Input {
     /// `[rows, padded]` bfloat16 bits, for [`Encoding::Bf16`] if `has_halves`.
     halves: Aligned<u16>,
     /// `[rows, padded]`, for [`Encoding::Int8`].
-    codes: Aligned<i8>,
-    /// `[rows, leaves]`, for [`Encoding::Int8`].
-    scales: Aligned<f32>,
-    /// `[rows, padded / GROUP]`: sum of each group's codes.
-    sums: Aligned<i32>,
-    /// `[rows, padded / GROUP * 2]`: sum of the codes of each half of a group.
-    half_sums: Aligned<i32>,
-    /// `[rows, leaves]`: sum of the codes of a row's leaf.
-    totals: Aligned<i32>,
+    codes: Aligned<CodeGroup>,
     /// Source column of each encoded value, if reordered.
     order: Option<Order>,
 }
@@ -131,8 +132,8 @@ impl Input {
         (tasks, scratch_len): (usize, usize),
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
-        // A row's scale is known only after its last value.
-        let is_scaled = encoding.scaled_leaves().is_some();
+        // A group's scale is known only after its last value.
+        let is_scaled = encoding.is_codes();
         let whole = if is_scaled { (rows * width).next_multiple_of(LANES) } else { 0 };
         let scratch_len = if is_scaled { scratch_len.max(width) } else { scratch_len };
         self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
@@ -173,24 +174,16 @@ impl Input {
             .as_ref()
             .is_none_or(|order| order.len() == width && order.iter().all(|from| (*from as usize) < width));
         assert!(fits, "an order has an entry for each value of a row");
-        assert!(self.order.is_none() || encoding.scaled_leaves() == Some(1), "only codes are reordered");
+        assert!(self.order.is_none() || encoding.is_codes(), "only codes are reordered");
         self.has_halves = encoding == Encoding::Bf16 && isa.has_dot();
         (self.encoding, self.rows, self.width) = (encoding, rows, width);
         let stride = match encoding {
-            Encoding::Int8 { .. } => padded::<i8>(width),
+            Encoding::Int8 => padded::<CodeGroup>(width.div_ceil(INPUT_GROUP)),
             Encoding::Bf16 if self.has_halves => padded::<u16>(width),
             Encoding::F32 | Encoding::Bf16 => padded::<f32>(width),
         };
         match encoding {
-            Encoding::Int8 { leaves } => {
-                let is_cut = leaves == 1 || (leaves > 0 && width.is_multiple_of(leaves * UNIT));
-                assert!(is_cut, "{width} values are cut into {leaves} leaves of whole units");
-                self.codes.grow(rows * stride);
-                self.scales.grow(rows * leaves);
-                self.sums.grow(rows * stride / GROUP);
-                self.half_sums.grow(2 * rows * stride / GROUP);
-                self.totals.grow(rows * leaves);
-            }
+            Encoding::Int8 => self.codes.grow(rows * stride),
             Encoding::Bf16 if self.has_halves => self.halves.grow(rows * stride),
             Encoding::F32 | Encoding::Bf16 => self.values.grow(rows * stride),
         }
@@ -202,10 +195,6 @@ impl Input {
             values: DisjointMut::new(&mut self.values),
             halves: DisjointMut::new(&mut self.halves),
             codes: DisjointMut::new(&mut self.codes),
-            scales: DisjointMut::new(&mut self.scales),
-            sums: DisjointMut::new(&mut self.sums),
-            half_sums: DisjointMut::new(&mut self.half_sums),
-            totals: DisjointMut::new(&mut self.totals),
         };
         (&mut self.unencoded, encoded)
     }
@@ -278,7 +267,7 @@ impl Input {
     /// # Panics
     /// If the rows are stored differently.
     pub(super) fn values(&self) -> (&[f32], usize) {
-        assert!(self.encoding.scaled_leaves().is_none() && !self.has_halves, "rows are f32");
+        assert!(!self.encoding.is_codes() && !self.has_halves, "rows are f32");
         let stride = padded::<f32>(self.width);
         (&self.values[..self.rows * stride], stride)
     }
@@ -293,35 +282,14 @@ impl Input {
         (&self.halves[..self.rows * stride], stride)
     }
 
-    /// Codes per row including padding.
-    pub(super) fn code_stride(&self) -> usize {
-        padded::<i8>(self.width)
-    }
-
-    /// Sum of the codes of each leaf of a row, `[rows, leaves]`, for [`Encoding::Int8`].
-    pub(super) fn totals(&self) -> &[i32] {
-        &self.totals[..self.rows * self.encoding.scaled_leaves().unwrap_or_default()]
-    }
-
-    /// Sums of half groups, `[rows, 2 * sum_stride]`, for [`Encoding::Int8`].
-    pub(super) fn half_sums(&self) -> &[i32] {
-        &self.half_sums[..2 * self.rows * self.sum_stride()]
-    }
-
-    /// Group sums per row.
-    pub(super) fn sum_stride(&self) -> usize {
-        self.code_stride() / GROUP
-    }
-
-    /// Codes `[rows, code_stride]`, scales `[rows, leaves]` and group sums `[rows, code_stride / GROUP]`, for
-    /// [`Encoding::Int8`].
-    pub(super) fn codes(&self) -> (&[i8], &[f32], &[i32]) {
-        let stride = self.code_stride();
-        (
-            &self.codes[..self.rows * stride],
-            &self.scales[..self.rows * self.encoding.scaled_leaves().unwrap_or_default()],
-            &self.sums[..self.rows * stride / GROUP],
-        )
+    /// Rows of codes, and the groups from one row to the next.
+    ///
+    /// # Panics
+    /// If the rows are no codes.
+    pub(super) fn codes(&self) -> (&[CodeGroup], usize) {
+        assert!(self.encoding.is_codes(), "rows are codes");
+        let stride = padded::<CodeGroup>(self.width.div_ceil(INPUT_GROUP));
+        (&self.codes[..self.rows * stride], stride)
     }
 }
 
@@ -334,11 +302,7 @@ struct EncodedRows<'a> {
     stride: usize,
     values: DisjointMut<'a, f32>,
     halves: DisjointMut<'a, u16>,
-    codes: DisjointMut<'a, i8>,
-    scales: DisjointMut<'a, f32>,
-    sums: DisjointMut<'a, i32>,
-    half_sums: DisjointMut<'a, i32>,
-    totals: DisjointMut<'a, i32>,
+    codes: DisjointMut<'a, CodeGroup>,
 }
 
 impl EncodedRows<'_> {
@@ -412,7 +376,7 @@ impl Columns<'_> {
                     s.store(rounded, self.encoded.values.pointer(row * stride + at, LANES));
                 }
                 Encoding::F32 => s.store(vector, self.encoded.values.pointer(row * stride + at, LANES)),
-                Encoding::Int8 { .. } => s.store(vector, self.whole.pointer(row * width + at, LANES)),
+                Encoding::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
             }
         }
     }
@@ -425,7 +389,7 @@ impl Columns<'_> {
     pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.encoded.encoding.scaled_leaves().is_some() {
+            if self.encoded.encoding.is_codes() {
                 self.whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
             } else {
                 self.encoded.put(s, row, at, values);
@@ -439,7 +403,7 @@ impl Columns<'_> {
     /// Only the task that puts the last column calls this.
     #[inline(always)]
     pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
-        if columns_end == self.encoded.width && self.encoded.encoding.scaled_leaves().is_none() {
+        if columns_end == self.encoded.width && !self.encoded.encoding.is_codes() {
             // SAFETY: guaranteed by the caller.
             rows.for_each(|row| unsafe { self.encoded.pad(row) });
         }
@@ -462,23 +426,11 @@ impl Kernel for EncodeRow<'_> {
         let Self { to, row, values } = self;
         // SAFETY: no other task accesses the row.
         unsafe {
-            let Some(leaves) = to.encoding.scaled_leaves() else {
+            if !to.encoding.is_codes() {
                 to.put(s, row, 0, values);
                 return to.pad(row);
-            };
-            let width = to.width / leaves;
-            for leaf in 0..leaves {
-                // The padding of a row belongs to its last leaf.
-                let end = if leaf + 1 == leaves { to.stride } else { (leaf + 1) * width };
-                let (at, count) = (row * to.stride + leaf * width, end - leaf * width);
-                let codes = to.codes.part(at, count);
-                let sums = to.sums.part(at / GROUP, count / GROUP);
-                let half_sums = to.half_sums.part(2 * at / GROUP, 2 * count / GROUP);
-                let values = &values[leaf * width..][..width];
-                let (scale, total) = ToInt8 { values, codes, sums, half_sums }.run(s);
-                to.scales.part(row * leaves + leaf, 1)[0] = scale;
-                to.totals.part(row * leaves + leaf, 1)[0] = total;
             }
+            ToInt8 { values, groups: to.codes.part(row * to.stride, to.stride) }.run(s);
         }
     }
 }
@@ -497,52 +449,53 @@ fn to_bf16<S: Simd>(s: S, values: &[f32], halves: &mut [u16]) {
     }
 }
 
+/// Encodes a row to groups of codes. If a value is NaN or infinite, so is its group's scale, which makes the
+/// row's results NaN.
 struct ToInt8<'a> {
     values: &'a [f32],
-    codes: &'a mut [i8],
-    sums: &'a mut [i32],
-    half_sums: &'a mut [i32],
+    groups: &'a mut [CodeGroup],
 }
 
 impl Kernel for ToInt8<'_> {
-    type Output = (f32, i32);
+    type Output = ();
 
-    /// Returns the scale and the sum of all codes. If a value is NaN or infinite, so is the scale, which
-    /// makes the row's results NaN.
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> (f32, i32) {
-        let mut bits = 0u32; // non-negative floats sort like their bits, NaN highest
-        for value in self.values {
-            bits = bits.max(value.to_bits() & 0x7fff_ffff);
+    fn run<S: Simd>(self, _: S) {
+        let Self { values, groups } = self;
+        let (whole, rest) = values.as_chunks::<INPUT_GROUP>();
+        // The end of the last group is zeros, as are groups past the end.
+        let mut last = [0.0; INPUT_GROUP];
+        last[..rest.len()].copy_from_slice(rest);
+        let zeros = [0.0; INPUT_GROUP];
+        let all = whole.iter().chain([&last]).chain(std::iter::repeat(&zeros));
+        for (group, values) in groups.iter_mut().zip(all) {
+            *group = encode_group(values);
         }
-        let highest = f32::from_bits(bits);
-        let (codes, padding) = self.codes.split_at_mut(self.values.len());
-        padding.fill(0);
-        if highest > 0.0 && highest.is_finite() {
-            encode(self.values, 127.0 / highest, codes);
-        } else {
-            codes.fill(0);
-        }
-        let mut total = 0;
-        let groups = self.codes.as_chunks::<GROUP>().0;
-        let halves = self.half_sums.as_chunks_mut::<2>().0;
-        for ((sum, halves), codes) in self.sums.iter_mut().zip(halves).zip(groups) {
-            let mut lanes = [0i32; GROUP];
-            for (lane, code) in lanes.iter_mut().zip(codes) {
-                *lane = i32::from(*code);
-            }
-            let (low, high) = lanes.split_at(GROUP / 2);
-            *halves = [low.iter().sum(), high.iter().sum()];
-            *sum = halves[0] + halves[1];
-            total += *sum;
-        }
-        (highest / 127.0, total)
     }
+}
+
+#[inline(always)]
+fn encode_group(values: &[f32; INPUT_GROUP]) -> CodeGroup {
+    let mut bits = 0u32; // non-negative floats sort like their bits, NaN highest
+    for value in values {
+        bits = bits.max(value.to_bits() & 0x7fff_ffff);
+    }
+    let highest = f32::from_bits(bits);
+    let mut codes = [0; INPUT_GROUP];
+    if highest > 0.0 && highest.is_finite() {
+        encode(values, 127.0 / highest, &mut codes);
+    }
+    let mut sum = 0;
+    for code in codes {
+        sum += i32::from(code);
+    }
+    let scale = highest / 127.0;
+    CodeGroup { codes, scale, sum, offset: -i32::from(ZERO) * sum, value: scale * sum as f32 }
 }
 
 /// `values * per_unit` as integers from -127 to 127, ties to even.
 #[inline(always)]
-fn encode(values: &[f32], per_unit: f32, codes: &mut [i8]) {
+fn encode(values: &[f32; INPUT_GROUP], per_unit: f32, codes: &mut [i8; INPUT_GROUP]) {
     // 1.5 * 2^23: adding it rounds a small value to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     for (code, value) in codes.iter_mut().zip(values) {
@@ -563,19 +516,19 @@ mod tests {
     fn every_encoding_is_within_its_rounding_and_the_same_on_every_instruction_set() {
         let (rows, width) = (11, 77);
         let x: Vec<f32> = (0..rows * width).map(|i| ((i * 71 % 997) as f32 - 498.0) * 0.013).collect();
-        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::INT8] {
+        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::Int8] {
             let mut first = None;
             for isa in Isa::available() {
                 let mut input = Input::default();
                 input.set(&mut Cpu::with_isa(2, isa), encoding, &x, width);
                 assert_eq!((input.rows(), input.width(), input.encoding()), (rows, width, encoding));
-                let (codes, scales, sums) = match encoding {
-                    Encoding::Int8 { .. } => input.codes(),
+                let (groups, stride) = match encoding {
+                    Encoding::Int8 => input.codes(),
                     _ => Default::default(),
                 };
                 // The encoded floats as bits of `f32`.
                 let (floats, float_stride) = match encoding {
-                    Encoding::Int8 { .. } => (Vec::new(), width),
+                    Encoding::Int8 => (Vec::new(), width),
                     Encoding::Bf16 if isa.has_dot() => {
                         let (halves, stride) = input.halves();
                         (halves.iter().map(|half| u32::from(*half) << 16).collect(), stride)
@@ -597,17 +550,21 @@ mod tests {
                     let expected = if encoding == Encoding::Bf16 { round(*x) } else { *x };
                     assert_eq!(*got, expected.to_bits(), "{x}");
                 }
-                let stride = input.code_stride();
-                for (row, scale) in scales.iter().enumerate() {
-                    let codes = &codes[row * stride..][..stride];
-                    for (code, x) in codes.iter().zip(&x[row * width..][..width]) {
-                        assert!((f32::from(*code) * scale - x).abs() <= scale * 0.5001);
+                for (i, group) in groups.iter().enumerate() {
+                    let (row, col) = (i / stride, i % stride * INPUT_GROUP);
+                    let end = width.min(col + INPUT_GROUP);
+                    let values = x[row * width..][..width].get(col..end).unwrap_or_default();
+                    let largest = values.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+                    assert_eq!(group.scale, largest / 127.0);
+                    for (code, x) in group.codes.iter().zip(values) {
+                        assert!((f32::from(*code) * group.scale - x).abs() <= group.scale * 0.5001);
                     }
-                    assert!(codes[width..].iter().all(|code| *code == 0));
-                    let sum: i32 = sums[row * stride / GROUP..][..stride / GROUP].iter().sum();
-                    assert_eq!(sum, codes.iter().map(|code| i32::from(*code)).sum::<i32>());
+                    assert!(group.codes[values.len()..].iter().all(|code| *code == 0));
+                    let sum = group.codes.iter().map(|code| i32::from(*code)).sum::<i32>();
+                    assert_eq!((group.sum, group.offset), (sum, -128 * sum));
+                    assert_eq!(group.value, group.scale * sum as f32);
                 }
-                let all = (codes.to_vec(), scales.to_vec(), sums.to_vec(), floats);
+                let all = (groups.to_vec(), floats);
                 assert_eq!(*first.get_or_insert_with(|| all.clone()), all, "{}", isa.name());
             }
         }
@@ -615,14 +572,15 @@ mod tests {
 
     #[test]
     fn codes_are_rounded_to_even() {
-        // The largest value is 127, so that codes equal values.
-        let x: Vec<f32> = (-254..=254).map(|i| i as f32 / 2.0).collect();
+        // The largest value of each group is 127, so that codes equal values.
+        let small = (-254..=254).map(|i| i as f32 / 2.0).collect::<Vec<_>>();
+        let x: Vec<f32> = small.chunks(INPUT_GROUP - 1).flat_map(|part| [&[127.0], part].concat()).collect();
         for isa in Isa::available() {
             let mut input = Input::default();
-            input.set(&mut Cpu::with_isa(1, isa), Encoding::INT8, &x, x.len());
-            let (codes, _, _) = input.codes();
-            for (code, x) in codes.iter().zip(&x) {
-                assert_eq!(f32::from(*code), x.round_ties_even(), "{}", isa.name());
+            input.set(&mut Cpu::with_isa(1, isa), Encoding::Int8, &x, x.len());
+            let codes = input.codes().0.iter().flat_map(|group| group.codes);
+            for (code, x) in codes.zip(&x) {
+                assert_eq!(f32::from(code), x.round_ties_even(), "{}", isa.name());
             }
         }
     }
@@ -635,13 +593,14 @@ mod tests {
         let mut input = Input::default();
         input.set(
             &mut Cpu::new(1),
-            Encoding::INT8,
+            Encoding::Int8,
             &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0, f32::NEG_INFINITY, 1.0],
             2,
         );
-        let (codes, scales, _) = input.codes();
-        assert!(scales[0] == 0.0 && scales[1].is_nan() && scales[2] >= 0.0);
+        let (groups, stride) = input.codes();
+        let scale = |row: usize| groups[row * stride].scale;
+        assert!(scale(0) == 0.0 && scale(1).is_nan() && scale(2) >= 0.0);
         // Zero codes times an infinite scale give NaN, too.
-        assert!(scales[3] == f32::INFINITY && codes[3 * input.code_stride()..].iter().all(|code| *code == 0));
+        assert!(scale(3) == f32::INFINITY && groups[3 * stride].codes == [0; INPUT_GROUP]);
     }
 }

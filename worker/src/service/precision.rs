@@ -13,7 +13,7 @@ use crate::model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
-const CPU_ARITHMETIC: u32 = 6;
+const CPU_ARITHMETIC: u32 = 7;
 
 /// Number types on the CPU for a model whose embedding is stored like `weights`. `quantised` names the scheme
 /// or the blocks of its other weights, if they are codes.

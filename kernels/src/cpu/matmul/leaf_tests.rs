@@ -69,10 +69,6 @@ fn leaf_by_leaf(
             let part = matrix.part(0..layout.rows, cols.clone());
             let packed =
                 Packed::in_layout(cpu, &part, Layout::new(layout.format, layout.rows, width)).unwrap();
-            let encoding = match encoding {
-                Encoding::Int8 { .. } => Encoding::INT8,
-                other => other,
-            };
             let mut y = vec![0.0; m * layout.rows];
             let x = columns(x, layout.cols, cols);
             product(cpu, encoding, &x, (&packed).into(), &mut y, Write::Set);

@@ -5,7 +5,7 @@ use super::super::simd::Isa;
 use super::shares::Cut;
 use super::tiles::Streams;
 use super::*;
-use crate::cpu::input::Encoding;
+use crate::cpu::input::{CodeGroup, Encoding};
 use crate::cpu::matrix::{Storage, WeightMatrix};
 use crate::cpu::mlp::glu;
 use crate::gate::Gate;
@@ -204,10 +204,17 @@ fn folded_weights_give_the_same_bits() {
 fn encoded(input: &Input) -> Vec<u32> {
     let halves = |(halves, _): (&[u16], usize)| halves.iter().map(|half| u32::from(*half) << 16).collect();
     match input.encoding() {
-        Encoding::Int8 { .. } => {
-            let (codes, scales, sums) = input.codes();
-            let integers = sums.iter().chain(input.totals()).map(|sum| *sum as u32);
-            codes.iter().map(|code| *code as u32).chain(bits(scales)).chain(integers).collect()
+        Encoding::Int8 => {
+            let group = |group: &CodeGroup| {
+                let CodeGroup { codes, scale, sum, offset, value } = *group;
+                codes.map(|code| code as u32).into_iter().chain([
+                    scale.to_bits(),
+                    value.to_bits(),
+                    sum as u32,
+                    offset as u32,
+                ])
+            };
+            input.codes().0.iter().flat_map(group).collect()
         }
         Encoding::Bf16 if input.has_halves() => halves(input.halves()),
         Encoding::Bf16 | Encoding::F32 => bits(input.values().0),
@@ -220,12 +227,12 @@ fn a_gated_product_is_the_gate_of_two_products() {
     for (m, n, k) in [(0, 40, 64), (1, 7, 33), (1, 700, 96), (9, 150, 32), (70, 333, 65)] {
         let (x, w) = (values(m * k, 1), values(2 * n * k, 2));
         let biases = [values(n, 3), values(n, 4)];
-        for (encoding, to) in [Encoding::F32, Encoding::Bf16, Encoding::INT8]
+        for (encoding, to) in [Encoding::F32, Encoding::Bf16, Encoding::Int8]
             .into_iter()
-            .flat_map(|encoding| [Encoding::F32, Encoding::Bf16, Encoding::INT8].map(|to| (encoding, to)))
+            .flat_map(|encoding| [Encoding::F32, Encoding::Bf16, Encoding::Int8].map(|to| (encoding, to)))
         {
             let format = match encoding {
-                Encoding::Int8 { .. } => Format::INT4_ZERO,
+                Encoding::Int8 => Format::INT4_ZERO,
                 Encoding::F32 | Encoding::Bf16 => Format::BF16,
             };
             let [gate, up] = [&w[..n * k], &w[n * k..]].map(|w| {

@@ -189,9 +189,9 @@ impl Format {
     }
 
     /// Encoding of the activations that these weights are multiplied by.
-    const fn encoding(self, bf16: bool, leaves: usize) -> Encoding {
+    const fn encoding(self, bf16: bool) -> Encoding {
         match self.0.weights {
-            Weights::Codes { .. } | Weights::Blocks(_) => Encoding::Int8 { leaves },
+            Weights::Codes { .. } | Weights::Blocks(_) => Encoding::Int8,
             Weights::Values { is_bf16: true, .. } if bf16 => Encoding::Bf16,
             Weights::Values { .. } | Weights::Numbers { .. } => Encoding::F32,
         }
@@ -261,7 +261,7 @@ impl Layout {
     /// Encoding of activations for a product with these weights. For bfloat16 weights, `bf16` selects whether
     /// activations are rounded to bfloat16 as well.
     pub fn encoding(&self, bf16: bool) -> Encoding {
-        self.format.encoding(bf16, self.leaves)
+        self.format.encoding(bf16)
     }
 
     /// Inputs per leaf.

@@ -314,17 +314,18 @@ fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_
             assert_eq!(got, weights, "{format:?} [{rows}, {cols}]");
             for isa in Isa::available() {
                 let (cpu, mut x) = (&mut Cpu::with_isa(2, isa), Input::default());
-                x.set(cpu, Encoding::INT8, &super::tests::weights(m * cols), cols);
+                x.set(cpu, Encoding::Int8, &super::tests::weights(m * cols), cols);
                 let mut y = vec![0.0; m * rows];
                 matmul(cpu, &x, &[(&packed).into()], &mut y, Write::Set);
-                let (codes, scales, _) = x.codes();
+                let (groups, stride) = x.codes();
                 for (i, got) in y.iter().enumerate() {
                     let (row, output) = (i / rows, i % rows);
-                    let codes = &codes[row * x.code_stride()..][..cols];
-                    let products = codes
+                    let values = groups[row * stride..][..stride]
                         .iter()
-                        .zip(&weights[output * cols..])
-                        .map(|(code, weight)| f64::from(*code) * f64::from(scales[row]) * f64::from(*weight));
+                        .flat_map(|group| group.codes.map(|code| f64::from(code) * f64::from(group.scale)));
+                    let products = values
+                        .zip(&weights[output * cols..][..cols])
+                        .map(|(x, weight)| x * f64::from(*weight));
                     let (exact, size) =
                         products.fold((0.0, 0.0), |(sum, size), it| (sum + it, size + it.abs()));
                     assert!(

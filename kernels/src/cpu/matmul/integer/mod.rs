@@ -1,28 +1,30 @@
 //! Products of packed small-integer weights ([`super::super::packed`]) with activations that are also codes.
 //!
-//! The products `(code - zero) * activation code` are summed exactly, as integers, over a group of 32
-//! columns, or over up to [`SEGMENT`] columns of a [leaf](crate::leaves) if an output has one scale per leaf.
-//! In ascending order of groups, each sum, as f32, times its scale is added to the leaf's result by fused
-//! multiply-add. The result is multiplied by the scale of the row's leaf, and leaves are joined as a tree.
+//! The products `(code - zero) * activation code` are summed exactly, as integers, over each group of
+//! [`INPUT_GROUP`](super::super::input::INPUT_GROUP) columns, whose activations share a scale. Everything else
+//! is f32, in ascending order of columns, by fused multiply-add:
+//!
+//! ```text
+//! span = fma(sum of a group, scale of its activations, span)   from zero, for groups whose weights share a scale
+//! leaf = fma(span, scale of its weights, leaf)                 from zero
+//! leaf = span * scale of its weights                           if an output has one scale per leaf
+//! ```
+//!
+//! [Leaves](crate::leaves) are joined as a tree.
 //!
 //! Zero points cost nothing in the inner loop: a sum starts at `-zero * sum of the activations' codes`.
-
-#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
 pub(in crate::cpu) mod tile;
 
 use std::marker::PhantomData;
 
 use super::super::packed::{Format, PANEL};
+use super::super::simd::LANES;
 use super::super::simd::integer::{IntegerKernel, Integers};
-use super::super::simd::{LANES, Simd};
 use super::part::Part;
 use super::tiles::{Registers, Tile};
 use super::tree::Tree;
 use tile::{IntegerTileInputs, Kind};
-
-/// Columns whose products fit 32 bits when summed: `255 * 127 * SEGMENT < 2^31`.
-pub(in crate::cpu) const SEGMENT: usize = 32 << 10;
 
 /// Returns the register budget of the instruction set that runs it, for weights in this format.
 pub(super) struct RegistersFor(pub(super) Format);
@@ -97,20 +99,13 @@ impl<K: Kind, const MR: usize, const NR: usize> IntegerKernel for Block<'_, K, M
         let (part, f) = (self.part, s.floats());
         part.prefetch_results::<S::Floats, MR, NR>(f, self.tile);
         self.from.check(MR, NR);
-        let (layout, (_, scales, _)) = (self.from.layout, part.x.codes());
-        let scales = &scales[(part.rows.start + self.tile.first) * layout.leaves..];
+        let layout = self.from.layout;
         let mut prefetch = self.from.prefetch.cursor(layout.groups());
         let mut tree = Tree::<S::Floats, MR, NR>::new(layout.leaves);
         let sums = loop {
             let leaf = tree.leaf();
             // SAFETY: checked above; the tree counts the layout's leaves.
-            let mut sums = unsafe { K::sums::<S, MR, NR>(s, self.from, leaf, &mut prefetch) };
-            for m in 0..MR {
-                let scale = f.splat(scales[m * layout.leaves + leaf]);
-                for n in 0..NR {
-                    sums[m][n] = f.mul(sums[m][n], scale);
-                }
-            }
+            let sums = unsafe { K::sums::<S, MR, NR>(s, self.from, leaf, &mut prefetch) };
             if let Some(sums) = tree.put(f, sums) {
                 break sums;
             }

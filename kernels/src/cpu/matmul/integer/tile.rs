@@ -5,10 +5,8 @@
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
-use std::ops::Range;
-
-use super::super::super::input::GROUP;
-use super::super::super::packed::{Format, Layout, PANEL, ZERO};
+use super::super::super::input::{CodeGroup, INPUT_GROUP, PARTS};
+use super::super::super::packed::{Format, Layout, PANEL};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
 use super::super::part::Part;
@@ -20,16 +18,9 @@ pub(in crate::cpu) const VECTOR: usize = 4 * PANEL;
 /// Rows of `x` and panels of weights, each from the tile's first one on.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct IntegerTileInputs<'a> {
-    /// Codes of activations; rows are `code_stride` apart.
-    pub(in crate::cpu) codes: &'a [i8],
-    pub(in crate::cpu) code_stride: usize,
-    /// Sums of groups; rows are `sum_stride` apart.
-    pub(in crate::cpu) sums: &'a [i32],
-    pub(in crate::cpu) sum_stride: usize,
-    /// Sums of half groups; rows are `2 * sum_stride` apart.
-    pub(in crate::cpu) half_sums: &'a [i32],
-    /// Sums of the rows' leaves, `[rows][leaves]`.
-    pub(in crate::cpu) totals: &'a [i32],
+    /// Activations; rows are `stride` groups apart.
+    pub(in crate::cpu) x: &'a [CodeGroup],
+    pub(in crate::cpu) stride: usize,
     pub(in crate::cpu) weights: &'a [u8],
     pub(in crate::cpu) scales: &'a [u8],
     pub(in crate::cpu) zeros: &'a [u8],
@@ -47,7 +38,7 @@ pub(in crate::cpu) type Floats<S, const MR: usize, const NR: usize> =
 pub(in crate::cpu) trait Kind {
     const FORMAT: Format;
 
-    /// Sums over one leaf of `MR` rows and `NR` panels, without the rows' scales.
+    /// Sums over one leaf of `MR` rows and `NR` panels.
     ///
     /// # Safety
     /// [`IntegerTileInputs::check`] has passed for `MR` rows and `NR` panels, and the leaf exists.
@@ -64,15 +55,11 @@ impl<'a> IntegerTileInputs<'a> {
     #[inline(always)]
     pub(in crate::cpu) fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
         let (x, packed) = (part.x, part.linear.weights);
-        let (layout, (codes, _, sums)) = (packed.layout(), x.codes());
+        let (layout, (x, stride)) = (packed.layout(), x.codes());
         let (panel, row) = (part.first / PANEL + tile.panel, part.rows.start + tile.first);
         Self {
-            codes: &codes[row * x.code_stride()..],
-            sums: &sums[row * x.sum_stride()..],
-            half_sums: &x.half_sums()[2 * row * x.sum_stride()..],
-            totals: &x.totals()[row * layout.leaves..],
-            code_stride: x.code_stride(),
-            sum_stride: x.sum_stride(),
+            x: &x[row * stride..],
+            stride,
             weights: &packed.values()[panel * layout.panel_bytes()..],
             scales: &packed.scales()[panel * layout.panel_scales() * layout.scale_bytes()..],
             zeros: packed.zeros().get(panel * layout.panel_zeros()..).unwrap_or_default(),
@@ -86,50 +73,68 @@ impl<'a> IntegerTileInputs<'a> {
     #[inline(always)]
     pub(in crate::cpu) fn check(&self, rows: usize, panels: usize) {
         let last = (panels - 1) * self.apart + 1;
-        let columns = self.layout.groups() * GROUP;
-        assert!(columns <= self.code_stride && columns / GROUP <= self.sum_stride, "rows have all columns");
-        assert!(self.codes.len() >= rows * self.code_stride, "codes of all rows");
-        assert!(self.sums.len() >= rows * self.sum_stride, "sums of all rows");
-        assert!(self.half_sums.len() >= 2 * rows * self.sum_stride, "sums of all rows");
-        assert!(self.totals.len() >= rows * self.layout.leaves, "sums of all leaves");
+        assert!(self.layout.groups() * PARTS <= self.stride, "rows have all columns");
+        assert!(self.x.len() >= rows * self.stride, "all rows");
         assert!(self.weights.len() >= last * self.layout.panel_bytes(), "codes of all panels");
         let scales = last * self.layout.panel_scales();
         assert!(self.scales.len() >= scales * self.layout.scale_bytes(), "scales of all panels");
         assert!(self.zeros.len() >= last * self.layout.panel_zeros(), "zero points of all panels");
     }
 
-    /// Initial sums of products with 8-bit codes, for the columns of some groups of a leaf.
+    /// Group `group` of row `m` of the inputs.
+    ///
+    /// # Safety
+    /// The row and group exist.
     #[inline(always)]
-    pub(in crate::cpu) fn bytes_begin<S: Integers, const MR: usize, const NR: usize>(
-        &self,
-        s: S,
-        leaf: usize,
-        groups: Range<usize>,
-    ) -> [[S::Sums; NR]; MR] {
-        let mut sums = [[s.splat(0); NR]; MR];
-        for m in 0..MR {
-            let sum: i32 = if groups.len() == self.layout.leaf_groups() {
-                self.totals[m * self.layout.leaves + leaf]
-            } else {
-                self.sums[m * self.sum_stride..][groups.clone()].iter().sum()
-            };
-            sums[m] = [s.splat(-i32::from(ZERO) * sum); NR];
-        }
-        sums
+    pub(in crate::cpu) unsafe fn inputs(&self, m: usize, group: usize) -> &CodeGroup {
+        // SAFETY: guaranteed by the caller.
+        unsafe { &*self.x.as_ptr().add(m * self.stride + group) }
     }
 
-    /// Adds the integer sums of a leaf, times the outputs' scales.
+    /// Codes of a group of inputs of row `m`, from column `at` of the group on.
+    ///
+    /// # Safety
+    /// The row and group exist.
+    #[inline(always)]
+    pub(in crate::cpu) unsafe fn codes(&self, m: usize, group: usize, at: usize) -> *const i8 {
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.inputs(m, group).codes.as_ptr().wrapping_add(at) }
+    }
+
+    /// Adds the integer sums of a group of inputs, times its scales.
+    ///
+    /// # Safety
+    /// The group exists, and [`IntegerTileInputs::check`] has passed for `MR` rows.
+    #[inline(always)]
+    pub(in crate::cpu) unsafe fn add_inputs<S: Integers, const MR: usize, const NR: usize>(
+        &self,
+        s: S,
+        group: usize,
+        sums: [[S::Sums; NR]; MR],
+        mut results: Floats<S, MR, NR>,
+    ) -> Floats<S, MR, NR> {
+        let f = s.floats();
+        for m in 0..MR {
+            // SAFETY: guaranteed by the caller.
+            let scale = f.splat(unsafe { self.inputs(m, group) }.scale);
+            for n in 0..NR {
+                results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+            }
+        }
+        results
+    }
+
+    /// A leaf's results times the outputs' scales.
     ///
     /// # Safety
     /// [`IntegerTileInputs::check`] has passed for `NR` panels, the leaf exists, and the format has one scale
     /// per output and leaf.
     #[inline(always)]
-    pub(in crate::cpu) unsafe fn add_scaled<S: Integers, const MR: usize, const NR: usize>(
+    pub(in crate::cpu) unsafe fn times_scales<S: Integers, const MR: usize, const NR: usize>(
         &self,
         s: S,
         leaf: usize,
         mut results: Floats<S, MR, NR>,
-        sums: [[S::Sums; NR]; MR],
     ) -> Floats<S, MR, NR> {
         let f = s.floats();
         for n in 0..NR {
@@ -137,27 +142,27 @@ impl<'a> IntegerTileInputs<'a> {
             // SAFETY: guaranteed by the caller.
             let scale = unsafe { f.load(self.scales.as_ptr().add(scale).cast()) };
             for m in 0..MR {
-                results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                results[m][n] = f.mul(results[m][n], scale);
             }
         }
         results
     }
 }
 
-/// Adds the products of a group of 8-bit codes.
+/// Adds the products of a group of inputs with 8-bit codes.
 ///
 /// # Safety
-/// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
+/// A group of inputs of `MR` rows of `x` and `NR` panels of `w` is readable.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn eight_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
     t: &IntegerTileInputs<'_>,
-    x: *const i8,
+    group: usize,
     w: *const u8,
     apart: usize,
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
-    for step in 0..GROUP / 4 {
+    for step in 0..INPUT_GROUP / 4 {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let mut codes = [s.load(w.add(step * VECTOR)); NR];
@@ -165,7 +170,7 @@ pub(in crate::cpu) unsafe fn eight_bits<S: Integers, const MR: usize, const NR: 
                 codes[n] = s.load(w.add(n * apart + step * VECTOR));
             }
             for m in 0..MR {
-                let four = s.four(x.add(m * t.code_stride + step * 4));
+                let four = s.four(t.codes(m, group, step * 4));
                 for n in 0..NR {
                     sums[m][n] = s.dot(sums[m][n], codes[n], four);
                 }
@@ -175,20 +180,20 @@ pub(in crate::cpu) unsafe fn eight_bits<S: Integers, const MR: usize, const NR: 
     sums
 }
 
-/// Adds the products of a group of 4-bit codes.
+/// Adds the products of a group of inputs with 4-bit codes.
 ///
 /// # Safety
-/// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
+/// A group of inputs of `MR` rows of `x` and `NR` panels of `w` is readable.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: usize>(
     s: S,
     t: &IntegerTileInputs<'_>,
-    x: *const i8,
+    group: usize,
     w: *const u8,
     apart: usize,
     mut small: [[S::Small; NR]; MR],
 ) -> [[S::Small; NR]; MR] {
-    for step in 0..GROUP / 8 {
+    for step in 0..INPUT_GROUP / 8 {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let mut low = [s.load(w.add(step * VECTOR)); NR];
@@ -198,12 +203,11 @@ pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: u
                 (low[n], high[n]) = (s.low(both), s.high(both));
             }
             for m in 0..MR {
-                let at = x.add(m * t.code_stride + step * 8);
-                let four = s.four(at);
+                let four = s.four(t.codes(m, group, step * 8));
                 for n in 0..NR {
                     small[m][n] = s.dot_small(small[m][n], low[n], four);
                 }
-                let four = s.four(at.add(4));
+                let four = s.four(t.codes(m, group, step * 8 + 4));
                 for n in 0..NR {
                     small[m][n] = s.dot_small(small[m][n], high[n], four);
                 }
@@ -213,23 +217,62 @@ pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: u
     small
 }
 
-/// Adds the products of a group of codes of 4 or 8 bits. `bits` must be a constant.
+/// Adds the products of a group of codes of 4 or 8 bits, without the weights' scales. `bits` must be a constant.
+/// `zeros` are the panels' zero points; `None` = [`ZERO`](super::super::super::packed::ZERO).
 ///
 /// # Safety
-/// A group of `MR` rows of `x` and `NR` panels of `w` is readable.
+/// [`IntegerTileInputs::check`] has passed for `MR` rows, and a group of `NR` panels of `w` is readable.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn add_group<S: Integers, const MR: usize, const NR: usize>(
     s: S,
     bits: usize,
     t: &IntegerTileInputs<'_>,
-    x: *const i8,
+    group: usize,
+    (w, apart): (*const u8, usize),
+    zeros: Option<&[S::Sums; NR]>,
+    mut results: Floats<S, MR, NR>,
+) -> Floats<S, MR, NR> {
+    for part in 0..PARTS {
+        let group = group * PARTS + part;
+        let mut sums = [[s.splat(0); NR]; MR];
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            for m in 0..MR {
+                let inputs = t.inputs(m, group);
+                match zeros {
+                    None => sums[m] = [s.splat(inputs.offset); NR],
+                    Some(zeros) => {
+                        for n in 0..NR {
+                            sums[m][n] = s.minus_times(zeros[n], inputs.sum);
+                        }
+                    }
+                }
+            }
+            let w = w.add(part * INPUT_GROUP * PANEL * bits / 8);
+            sums = add_part::<S, MR, NR>(s, bits, t, group, (w, apart), sums);
+            results = t.add_inputs::<S, MR, NR>(s, group, sums, results);
+        }
+    }
+    results
+}
+
+/// Adds the products of a group of inputs with codes of 4 or 8 bits. `bits` must be a constant.
+///
+/// # Safety
+/// A group of inputs of `MR` rows of `x` and `NR` panels of `w` is readable.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn add_part<S: Integers, const MR: usize, const NR: usize>(
+    s: S,
+    bits: usize,
+    t: &IntegerTileInputs<'_>,
+    group: usize,
     (w, apart): (*const u8, usize),
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
     // SAFETY: guaranteed by the caller.
     unsafe {
         if bits == 8 {
-            return eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
+            return eight_bits::<S, MR, NR>(s, t, group, w, apart, sums);
         }
         let mut small = [[s.begin_small(sums[0][0]); NR]; MR];
         for m in 0..MR {
@@ -237,7 +280,7 @@ pub(in crate::cpu) unsafe fn add_group<S: Integers, const MR: usize, const NR: u
                 small[m][n] = s.begin_small(sums[m][n]);
             }
         }
-        small = four_bits::<S, MR, NR>(s, t, x, w, apart, small);
+        small = four_bits::<S, MR, NR>(s, t, group, w, apart, small);
         for m in 0..MR {
             for n in 0..NR {
                 sums[m][n] = s.end_small(small[m][n], sums[m][n]);

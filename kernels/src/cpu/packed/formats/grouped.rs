@@ -108,32 +108,25 @@ impl<C: Coded> Kind for Grouped<C> {
         let scales_apart = t.apart * t.layout.panel_scales();
         let (first, group_bytes) = (leaf * groups, GROUP * PANEL * C::BITS as usize / 8);
         let mut results = [[f.zero(); NR]; MR];
-        let mut zeros = [s.splat_zeros(ZERO); NR];
+        let mut zeros = [s.splat(0); NR];
         // SAFETY: checked above; a group of all rows and panels is inside.
         unsafe {
-            let (mut x, mut w) =
-                (t.codes.as_ptr().add(first * GROUP), t.weights.as_ptr().add(first * group_bytes));
+            let mut w = t.weights.as_ptr().add(first * group_bytes);
             let mut scales = t.scales.as_ptr().add(first * PANEL * 2);
             let mut zero_points = t.zeros.as_ptr().wrapping_add(first * PANEL);
             for group in first..first + groups {
-                let row_sums = t.sums.as_ptr().add(group);
                 if C::HAS_ZEROS {
                     for n in 0..NR {
                         zeros[n] = s.load_zeros(zero_points.add(n * scales_apart));
                     }
                 }
-                let mut starts = [[s.splat(0); NR]; MR];
-                for m in 0..MR {
-                    let sum = *row_sums.add(m * t.sum_stride);
-                    for n in 0..NR {
-                        starts[m][n] = s.minus_times(zeros[n], sum);
-                    }
-                }
-                let sums = add_group::<S, MR, NR>(s, C::BITS as usize, t, x, (w, apart), starts);
+                let (bits, zeros) = (C::BITS as usize, if C::HAS_ZEROS { Some(&zeros) } else { None });
+                let none = [[f.zero(); NR]; MR];
+                let sums = add_group::<S, MR, NR>(s, bits, t, group, (w, apart), zeros, none);
                 for n in 0..NR {
                     let scale = f.load_f16(scales.add(n * scales_apart * 2));
                     for m in 0..MR {
-                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                        results[m][n] = f.fma(sums[m][n], scale, results[m][n]);
                     }
                 }
                 if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
@@ -143,7 +136,7 @@ impl<C: Coded> Kind for Grouped<C> {
                     }
                 }
                 prefetch.issue::<_, NR>(f, w, apart, group_bytes);
-                (x, w) = (x.add(GROUP), w.add(group_bytes));
+                w = w.add(group_bytes);
                 (scales, zero_points) = (scales.add(PANEL * 2), zero_points.wrapping_add(PANEL));
             }
         }

@@ -1,15 +1,13 @@
 //! 8 bits with one scale per output: the scale is the largest weight's magnitude / 127.
 
-#![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
-
 use std::marker::PhantomData;
 
 use super::super::rounding::{self, Codes, Panel, Rounding, encode};
 use super::super::scale::{Lanes, Weights as GroupWeights};
 use super::super::{Format, PANEL, Packed, Scales, Spec, Weights, ZERO};
 use crate::cpu::input::GROUP;
-use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, eight_bits};
-use crate::cpu::matmul::integer::{Product, SEGMENT};
+use crate::cpu::matmul::integer::Product;
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::PrefetchCursor;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -17,7 +15,11 @@ use crate::cpu::simd::{Isa, LANES, Simd};
 
 pub(super) const FORMAT: Format = Format(&SPEC);
 
-static SPEC: Spec = Spec::new(["Int8", "int8"], 8, GROUP, WEIGHTS, rounding::pack::<Int8>);
+static SPEC: Spec = Spec {
+    // A group's sums are kept besides those of all columns.
+    sums: [2, 2],
+    ..Spec::new(["Int8", "int8"], 8, GROUP, WEIGHTS, rounding::pack::<Int8>)
+};
 
 const WEIGHTS: Weights =
     Weights::Codes { code: Packed::stored_code, scales: Scales::Outputs, has_zeros: false };
@@ -47,26 +49,17 @@ impl Kind for Int8 {
         prefetch: &mut PrefetchCursor,
     ) -> Floats<S, MR, NR> {
         let f = s.floats();
-        let (columns, apart) = (t.layout.leaf_groups() * GROUP, t.apart * t.layout.panel_bytes());
+        let (groups, apart) = (t.layout.leaf_groups(), t.apart * t.layout.panel_bytes());
         let mut results = [[f.zero(); NR]; MR];
-        let (mut from, end) = (leaf * columns, (leaf + 1) * columns);
-        while from < end {
-            let to = end.min(from + SEGMENT);
-            let mut sums = t.bytes_begin::<S, MR, NR>(s, leaf, from / GROUP..to / GROUP);
-            // SAFETY: checked above; a group of columns of all rows and panels is inside.
-            unsafe {
-                let mut x = t.codes.as_ptr().add(from);
-                let mut w = t.weights.as_ptr().add(from * PANEL);
-                let end = x.add(to - from);
-                while x < end {
-                    prefetch.issue::<_, NR>(f, w, apart, GROUP * PANEL);
-                    sums = eight_bits::<S, MR, NR>(s, t, x, w, apart, sums);
-                    (x, w) = (x.add(GROUP), w.add(GROUP * PANEL));
-                }
-                results = t.add_scaled(s, leaf, results, sums);
+        // SAFETY: checked above; a group of columns of all rows and panels is inside.
+        unsafe {
+            let mut w = t.weights.as_ptr().add(leaf * groups * GROUP * PANEL);
+            for group in leaf * groups..(leaf + 1) * groups {
+                prefetch.issue::<_, NR>(f, w, apart, GROUP * PANEL);
+                results = add_group::<S, MR, NR>(s, 8, t, group, (w, apart), None, results);
+                w = w.add(GROUP * PANEL);
             }
-            from = to;
+            t.times_scales::<S, MR, NR>(s, leaf, results)
         }
-        results
     }
 }

@@ -65,6 +65,19 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        unsafe fn load_steps(self, from: *const u8) -> ([__m256; 2], Self::Sums) {
+            // SAFETY: the token and the contract.
+            unsafe {
+                let ([low, high], mask) = (sixteen(from), _mm256_set1_epi32(15));
+                let multipliers = [_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)];
+                let (zeros, none) =
+                    ([_mm256_srli_epi32::<4>(low), _mm256_srli_epi32::<4>(high)], _mm256_setzero_si256());
+                let zeros = [_mm256_sub_epi16(none, zeros[0]), _mm256_sub_epi16(none, zeros[1])];
+                (self.to_floats(multipliers), zeros)
+            }
+        }
+
+        #[inline(always)]
         unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2] {
             // Multipliers in 16 bits; zero points times multipliers, minus 128, in bytes.
             // SAFETY: the token and the contract.
@@ -134,11 +147,6 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        fn splat_zeros(self, zero: u8) -> Self::Sums {
-            self.splat(i32::from(i16::from(zero).wrapping_neg() as u16))
-        }
-
-        #[inline(always)]
         unsafe fn load_zeros(self, from: *const u8) -> Self::Sums {
             // Halves of 16 bits: (-zero, 0).
             // SAFETY: the token and the contract.
@@ -170,8 +178,6 @@ impl Integers for AvxVnni {
     common!("avx2,fma,f16c,avxvnni");
     type Four = __m256i;
     type Small = [__m256i; 2];
-    /// Multipliers, and zero points as [`Integers::minus_times`] takes them.
-    type Steps = [[__m256i; 2]; 2];
     const ACCUMULATORS: usize = 4;
     const HAS_DOT: bool = true;
 
@@ -188,42 +194,6 @@ impl Integers for AvxVnni {
     }
 
     small_as_sums!();
-
-    #[inline(always)]
-    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
-        // SAFETY: the token and the contract.
-        unsafe {
-            let [low, high] = sixteen(from);
-            let (mask, none) = (_mm256_set1_epi32(15), _mm256_setzero_si256());
-            let zeros = [
-                _mm256_sub_epi16(none, _mm256_srli_epi32::<4>(low)),
-                _mm256_sub_epi16(none, _mm256_srli_epi32::<4>(high)),
-            ];
-            [[_mm256_and_si256(low, mask), _mm256_and_si256(high, mask)], zeros]
-        }
-    }
-
-    #[inline(always)]
-    fn begin_stepped(self, [_, zeros]: Self::Steps, sum: i32) -> Self::Small {
-        self.minus_times(zeros, sum)
-    }
-
-    #[inline(always)]
-    fn end_stepped(
-        self,
-        group: Self::Small,
-        sums: Self::Sums,
-        [multipliers, _]: Self::Steps,
-        _: i32,
-    ) -> Self::Sums {
-        // SAFETY: the token.
-        unsafe {
-            [
-                _mm256_add_epi32(sums[0], _mm256_mullo_epi32(group[0], multipliers[0])),
-                _mm256_add_epi32(sums[1], _mm256_mullo_epi32(group[1], multipliers[1])),
-            ]
-        }
-    }
 }
 
 impl Integers for Avx2Madd {
@@ -232,9 +202,6 @@ impl Integers for Avx2Madd {
     type Four = [__m256i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
     type Small = [__m256i; 2];
-    /// Multipliers, repeated for both columns of a pair; zero points times multipliers, as
-    /// [`Integers::minus_times`] takes them.
-    type Steps = [[__m256i; 2]; 2];
     const ACCUMULATORS: usize = 4;
     const HAS_DOT: bool = false;
 
@@ -279,43 +246,6 @@ impl Integers for Avx2Madd {
                 _mm256_add_epi32(start[0], _mm256_madd_epi16(a, ones)),
                 _mm256_add_epi32(start[1], _mm256_madd_epi16(b, ones)),
             ]
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
-        // SAFETY: the token and the contract.
-        unsafe {
-            let [low, high] = sixteen(from);
-            let (mask, none) = (_mm256_set1_epi32(15), _mm256_setzero_si256());
-            let (a, b) = (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask));
-            let low = _mm256_mullo_epi16(_mm256_srli_epi32::<4>(low), a);
-            let high = _mm256_mullo_epi16(_mm256_srli_epi32::<4>(high), b);
-            let a = _mm256_or_si256(a, _mm256_slli_epi32::<16>(a));
-            let b = _mm256_or_si256(b, _mm256_slli_epi32::<16>(b));
-            [[a, b], [_mm256_sub_epi16(none, low), _mm256_sub_epi16(none, high)]]
-        }
-    }
-
-    #[inline(always)]
-    fn begin_stepped(self, _: Self::Steps, _: i32) -> Self::Small {
-        self.splat(0)
-    }
-
-    #[inline(always)]
-    fn end_stepped(
-        self,
-        group: Self::Small,
-        sums: Self::Sums,
-        [multipliers, zeros]: Self::Steps,
-        sum: i32,
-    ) -> Self::Sums {
-        let [low, high] = self.minus_times(zeros, sum);
-        // SAFETY: the token.
-        unsafe {
-            let low = _mm256_add_epi32(low, _mm256_madd_epi16(group[0], multipliers[0]));
-            let high = _mm256_add_epi32(high, _mm256_madd_epi16(group[1], multipliers[1]));
-            [_mm256_add_epi32(sums[0], low), _mm256_add_epi32(sums[1], high)]
         }
     }
 }

@@ -62,6 +62,17 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        unsafe fn load_steps(self, from: *const u8) -> (__m512, __m512i) {
+            // SAFETY: the token and the contract.
+            unsafe {
+                let both = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+                let multipliers = _mm512_and_si512(both, _mm512_set1_epi32(15));
+                let zeros = _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_srli_epi32::<4>(both));
+                (_mm512_cvtepi32_ps(multipliers), zeros)
+            }
+        }
+
+        #[inline(always)]
         unsafe fn load_byte_steps(self, from: *const u8) -> [__m512i; 2] {
             // Multipliers in 16 bits; zero points times multipliers, minus 128, in bytes.
             // SAFETY: the token and the contract.
@@ -113,11 +124,6 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        fn splat_zeros(self, zero: u8) -> __m512i {
-            self.splat(i32::from(i16::from(zero).wrapping_neg() as u16))
-        }
-
-        #[inline(always)]
         unsafe fn load_zeros(self, from: *const u8) -> __m512i {
             // Halves of 16 bits: (-zero, 0).
             // SAFETY: the token and the contract.
@@ -146,8 +152,6 @@ impl Integers for Avx512Vnni {
     common!("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
     type Four = __m512i;
     type Small = __m512i;
-    /// Multipliers, and zero points as [`Integers::minus_times`] takes them.
-    type Steps = [__m512i; 2];
     const ACCUMULATORS: usize = 24;
     const HAS_DOT: bool = true;
 
@@ -164,27 +168,6 @@ impl Integers for Avx512Vnni {
     }
 
     small_as_sums!();
-
-    #[inline(always)]
-    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
-        // SAFETY: the token and the contract.
-        unsafe {
-            let both = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-            let zeros = _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_srli_epi32::<4>(both));
-            [_mm512_and_si512(both, _mm512_set1_epi32(15)), zeros]
-        }
-    }
-
-    #[inline(always)]
-    fn begin_stepped(self, [_, zeros]: Self::Steps, sum: i32) -> __m512i {
-        self.minus_times(zeros, sum)
-    }
-
-    #[inline(always)]
-    fn end_stepped(self, group: __m512i, sums: __m512i, [multipliers, _]: Self::Steps, _: i32) -> __m512i {
-        // SAFETY: the token.
-        unsafe { _mm512_add_epi32(sums, _mm512_mullo_epi32(group, multipliers)) }
-    }
 }
 
 impl Integers for Avx512Madd {
@@ -193,9 +176,6 @@ impl Integers for Avx512Madd {
     type Four = [__m512i; 3];
     /// Pairs of columns in 16 bits: `15 * 127 * 2 * 8 < 2^15`.
     type Small = __m512i;
-    /// Multipliers, repeated for both columns of a pair; zero points times multipliers, as
-    /// [`Integers::minus_times`] takes them.
-    type Steps = [__m512i; 2];
     const ACCUMULATORS: usize = 8;
     const HAS_DOT: bool = false;
 
@@ -233,37 +213,5 @@ impl Integers for Avx512Madd {
     fn end_small(self, sums: __m512i, start: __m512i) -> __m512i {
         // SAFETY: the token.
         unsafe { _mm512_add_epi32(start, _mm512_madd_epi16(sums, _mm512_set1_epi16(1))) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
-        // SAFETY: the token and the contract.
-        unsafe {
-            let both = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-            let multipliers = _mm512_and_si512(both, _mm512_set1_epi32(15));
-            let zeros = _mm512_mullo_epi16(_mm512_srli_epi32::<4>(both), multipliers);
-            let pairs = _mm512_or_si512(multipliers, _mm512_slli_epi32::<16>(multipliers));
-            [pairs, _mm512_sub_epi16(_mm512_setzero_si512(), zeros)]
-        }
-    }
-
-    #[inline(always)]
-    fn begin_stepped(self, _: Self::Steps, _: i32) -> __m512i {
-        self.splat(0)
-    }
-
-    #[inline(always)]
-    fn end_stepped(
-        self,
-        group: __m512i,
-        sums: __m512i,
-        [multipliers, zeros]: Self::Steps,
-        sum: i32,
-    ) -> __m512i {
-        // SAFETY: the token.
-        unsafe {
-            let products = _mm512_madd_epi16(group, multipliers);
-            _mm512_add_epi32(sums, _mm512_add_epi32(products, self.minus_times(zeros, sum)))
-        }
     }
 }

@@ -51,8 +51,6 @@ pub trait Integers: Copy + Send + Sync {
     type Sums: Copy;
     /// Sums of products of 4-bit codes over at most [`SMALL_COLUMNS`] columns.
     type Small: Copy;
-    /// Multipliers and zero points of a group, for sixteen outputs, applied to sums of 4-bit codes.
-    type Steps: Copy;
     /// Sums that fit the register file besides the operands.
     const ACCUMULATORS: usize;
     /// Whether products of 8-bit codes are as fast as those of 4-bit ones.
@@ -94,17 +92,12 @@ pub trait Integers: Copy + Send + Sync {
     fn dot_small(self, sums: Self::Small, codes: Self::Codes, four: Self::Four) -> Self::Small;
     /// `start` plus the sums.
     fn end_small(self, sums: Self::Small, start: Self::Sums) -> Self::Sums;
-    /// Loads the steps of sixteen outputs: multipliers in the low halves of bytes, zero points in the high
-    /// ones.
+    /// Loads the steps of sixteen outputs: multipliers from the low halves of bytes, and zero points from the
+    /// high ones, as [`Integers::minus_times`] takes them.
     ///
     /// # Safety
     /// `from` is readable for 16 bytes.
-    unsafe fn load_steps(self, from: *const u8) -> Self::Steps;
-    /// Starts sums for a group's 4-bit codes with these steps; `sum` is the sum of the activations' codes.
-    fn begin_stepped(self, steps: Self::Steps, sum: i32) -> Self::Small;
-    /// Adds `multiplier * (code - zero point)`, times the activations, to `sums`. `group` holds the products
-    /// of the codes.
-    fn end_stepped(self, group: Self::Small, sums: Self::Sums, steps: Self::Steps, sum: i32) -> Self::Sums;
+    unsafe fn load_steps(self, from: *const u8) -> (<Self::Floats as Simd>::V, Self::Sums);
     /// Loads steps in the form that [`Integers::stepped`] takes.
     ///
     /// # Safety
@@ -112,8 +105,6 @@ pub trait Integers: Copy + Send + Sync {
     unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2];
     /// `multiplier * (code - zero point) + 128` for 4-bit codes, modulo 256.
     fn stepped(self, codes: Self::Codes, steps: [Self::Codes; 2]) -> Self::Codes;
-    /// The same zero point in all lanes, as [`Integers::minus_times`] takes it.
-    fn splat_zeros(self, zero: u8) -> Self::Sums;
     /// Loads sixteen zero points, as [`Integers::minus_times`] takes them.
     ///
     /// # Safety
@@ -227,17 +218,18 @@ mod tests {
         type Output = Vec<f32>;
         #[inline(always)]
         fn run<S: Integers>(self, s: S) -> Vec<f32> {
-            let mut out = vec![0.0; 7 * LANES];
-            // SAFETY: 64 codes, 32 activations and seven vectors of results, as many as there are.
+            let mut out = vec![0.0; 8 * LANES];
+            // SAFETY: 64 codes, 32 activations and eight vectors of results, as many as there are.
             unsafe {
                 let (codes, zeros) = (s.load(self.0.as_ptr()), s.load_zeros(self.0.as_ptr()));
-                let steps = s.load_steps(self.0.as_ptr());
+                let (multipliers, step_zeros) = s.load_steps(self.0.as_ptr());
                 let byte_steps = s.load_byte_steps(self.0.as_ptr());
                 let start = s.minus_times(zeros, -4064);
                 let mut wide = s.splat(-7);
                 let (mut low, mut high) = (s.begin_small(start), s.begin_small(s.splat(3)));
                 let total = self.1.iter().map(|code| i32::from(*code)).sum();
-                let mut stepped = s.begin_stepped(steps, total);
+                let begin = s.minus_times(step_zeros, total);
+                let mut stepped = s.begin_small(begin);
                 for i in 0..SMALL_COLUMNS / 4 {
                     let four = s.four(self.1[4 * i..].as_ptr());
                     wide = s.dot(wide, codes, four);
@@ -246,11 +238,12 @@ mod tests {
                     stepped = s.dot_small(stepped, s.low(codes), four);
                 }
                 let ends = [s.end_small(low, start), s.end_small(high, s.splat(3))];
-                let stepped = s.end_stepped(stepped, start, steps, total);
+                let stepped = s.end_small(stepped, begin);
                 let mut bytes = [0; 64];
                 s.store(s.stepped(s.high(codes), byte_steps), bytes.as_mut_ptr());
                 let bytes = s.dot(start, s.load(bytes.as_ptr()), s.four([1, 2, 4, 8].as_ptr()));
                 let sums = [start, wide, ends[0], ends[1], s.splat(-9), stepped, bytes];
+                s.floats().store(multipliers, out[7 * LANES..].as_mut_ptr());
                 for (i, sums) in sums.into_iter().enumerate() {
                     s.floats().store(s.to_floats(sums), out[i * LANES..].as_mut_ptr());
                 }
@@ -270,7 +263,7 @@ mod tests {
                     assert_eq!(expected[16], (255 * total - 7) as f32);
                     assert_eq!(expected[32], (15 * total + 255 * 4064) as f32);
                     // Multiplier and zero point are 15, too.
-                    assert_eq!(expected[5 * LANES], (255 * 4064) as f32);
+                    assert_eq!((expected[5 * LANES], expected[7 * LANES]), (0.0, 15.0));
                     assert_eq!(expected[6 * LANES], (128 * 15 + 255 * 4064) as f32);
                 }
                 for isa in IntegerIsa::available() {

@@ -14,7 +14,6 @@ impl Integers for PlainIntegers {
     type Four = [i8; 4];
     type Sums = [i32; LANES];
     type Small = [i32; LANES];
-    type Steps = [u8; LANES];
     const ACCUMULATORS: usize = 4;
     const HAS_DOT: bool = true;
 
@@ -78,25 +77,16 @@ impl Integers for PlainIntegers {
     small_as_sums!();
 
     #[inline(always)]
-    unsafe fn load_steps(self, from: *const u8) -> Self::Steps {
+    unsafe fn load_steps(self, from: *const u8) -> (<Plain as Simd>::V, Self::Sums) {
         // SAFETY: the caller guarantees 16 readable bytes.
-        unsafe { from.cast::<Self::Steps>().read_unaligned() }
-    }
-
-    #[inline(always)]
-    fn begin_stepped(self, steps: Self::Steps, sum: i32) -> Self::Small {
-        steps.map(|step| -i32::from(step >> 4) * sum)
-    }
-
-    #[inline(always)]
-    fn end_stepped(self, group: Self::Small, sums: Self::Sums, steps: Self::Steps, _: i32) -> Self::Sums {
-        std::array::from_fn(|i| sums[i] + i32::from(steps[i] & 15) * group[i])
+        let steps = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
+        (steps.map(|step| f32::from(step & 15)), steps.map(|step| i32::from(step >> 4)))
     }
 
     #[inline(always)]
     unsafe fn load_byte_steps(self, from: *const u8) -> [Self::Codes; 2] {
         // SAFETY: the caller guarantees 16 readable bytes.
-        let steps = unsafe { self.load_steps(from) };
+        let steps = unsafe { from.cast::<[u8; LANES]>().read_unaligned() };
         [steps.map(|step| [step & 15; 4]), steps.map(|step| [step >> 4; 4])]
     }
 
@@ -106,11 +96,6 @@ impl Integers for PlainIntegers {
             let (multiplier, zero) = (multipliers[i][0], zeros[i][0]);
             codes[i].map(|code| multiplier.wrapping_mul(code.wrapping_sub(zero)).wrapping_add(128))
         })
-    }
-
-    #[inline(always)]
-    fn splat_zeros(self, zero: u8) -> Self::Sums {
-        [i32::from(zero); LANES]
     }
 
     #[inline(always)]

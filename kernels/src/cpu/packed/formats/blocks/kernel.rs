@@ -1,9 +1,9 @@
-//! Products with blocks. The sum of a group's codes is exact, as an integer; it is then added to the leaf's
-//! result in `f32`, group by group in ascending order:
+//! Products with blocks, summed as [other codes](crate::cpu::matmul::integer) are; types with minima add, after
+//! each span of columns whose weights share them:
 //!
 //! ```text
-//! result = fma(sum of (code - zero) * x, scale, result)
-//! result = fma(sum of x, minimum, result)        in types with minima
+//! sum  = sum + scale of a group of activations * sum of its codes     from zero
+//! leaf = fma(sum, minimum, leaf)
 //! ```
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
@@ -12,9 +12,9 @@ use std::marker::PhantomData;
 
 use super::super::super::Format;
 use super::{HALVES, LOW_BYTES, Q4_0, Section, group_bytes};
-use crate::cpu::input::GROUP;
+use crate::cpu::input::{GROUP, INPUT_GROUP, PARTS};
 use crate::cpu::matmul::integer::Product;
-use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, add_part};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::PrefetchCursor;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
@@ -65,16 +65,8 @@ impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
                 for part in 0..GROUP / COLUMNS {
                     let number = group * (GROUP / COLUMNS) + part;
                     let sums = Self::group::<S, MR, NR>(s, t, (w, apart), number, section.form.zero);
-                    let index = number % section.scales();
-                    results = Self::add::<S, MR, NR>(
-                        s,
-                        t,
-                        &section,
-                        (header, apart),
-                        (number, index),
-                        sums,
-                        results,
-                    );
+                    let at = (number, number % section.scales());
+                    results = Self::add::<S, MR, NR>(s, t, &section, (header, apart), at, sums, results);
                 }
             }
         }
@@ -83,23 +75,25 @@ impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
 }
 
 impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
-    /// Sum of row `m`'s codes in group `number` of `COLUMNS` columns.
+    /// Groups of inputs per scale.
+    const PARTS: usize = COLUMNS / INPUT_GROUP;
+
+    /// Sum of row `m`'s values in group `number` of `COLUMNS` columns.
     ///
     /// # Safety
     /// The row and group exist.
     #[inline(always)]
-    unsafe fn row_sum(t: &IntegerTileInputs<'_>, m: usize, number: usize) -> i32 {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match COLUMNS {
-                16 => *t.half_sums.as_ptr().add(2 * m * t.sum_stride + number),
-                _ => *t.sums.as_ptr().add(m * t.sum_stride + number),
-            }
+    unsafe fn row_sum(t: &IntegerTileInputs<'_>, m: usize, number: usize) -> f32 {
+        let mut sum = 0f32;
+        for group in number * Self::PARTS..(number + 1) * Self::PARTS {
+            // SAFETY: guaranteed by the caller.
+            sum += unsafe { t.inputs(m, group) }.value;
         }
+        sum
     }
 
-    /// Exact sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32 columns
-    /// that contain the group, in panels `apart` bytes apart.
+    /// Sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32 columns that
+    /// contain the group, in panels `apart` bytes apart.
     ///
     /// # Safety
     /// These columns of `MR` rows and `NR` panels are readable.
@@ -110,57 +104,66 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         (w, apart): (*const u8, usize),
         number: usize,
         zero: u8,
+    ) -> Floats<S, MR, NR> {
+        let mut results = [[s.floats().zero(); NR]; MR];
+        for part in 0..Self::PARTS {
+            let group = number * Self::PARTS + part;
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let mut sums = [[s.splat(0); NR]; MR];
+                for m in 0..MR {
+                    sums[m] = [s.splat(-i32::from(zero) * t.inputs(m, group).sum); NR];
+                }
+                sums = Self::add_codes::<S, MR, NR>(s, t, (w, apart), group, sums);
+                results = t.add_inputs::<S, MR, NR>(s, group, sums, results);
+            }
+        }
+        results
+    }
+
+    /// Adds the products of group `group` of the inputs. `w` is as in [`Self::group`].
+    ///
+    /// # Safety
+    /// As for [`Self::group`].
+    #[inline(always)]
+    unsafe fn add_codes<S: Integers, const MR: usize, const NR: usize>(
+        s: S,
+        t: &IntegerTileInputs<'_>,
+        (w, apart): (*const u8, usize),
+        group: usize,
+        mut sums: [[S::Sums; NR]; MR],
     ) -> [[S::Sums; NR]; MR] {
-        let part = number % (GROUP / COLUMNS);
+        let part = group % PARTS;
+        let first = part * INPUT_GROUP / 8;
+        // Upper bits are together for each scale's columns.
+        let (upper_at, first_upper) = if COLUMNS == GROUP { (0, first) } else { (part * VECTOR, 0) };
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let x = t.codes.as_ptr().add(number * COLUMNS);
-            let mut starts = [[s.splat(0); NR]; MR];
-            for m in 0..MR {
-                starts[m] = [s.splat(-i32::from(zero) * Self::row_sum(t, m, number)); NR];
+            let (w, upper) = (w.add(first * VECTOR), w.add(LOW_BYTES + upper_at));
+            if BITS == 4 {
+                return add_part::<S, MR, NR>(s, 4, t, group, (w, apart), sums);
             }
-            let mut small = [[s.begin_small(starts[0][0]); NR]; MR];
-            for m in 0..MR {
-                small[m] = [s.begin_small(starts[m][0]); NR];
-            }
-            let upper = w.add(LOW_BYTES + if COLUMNS == 16 { part * VECTOR } else { 0 });
-            let w = w.add(part * COLUMNS / 8 * VECTOR);
-            for step in 0..COLUMNS / 8 {
+            for step in 0..INPUT_GROUP / 8 {
                 let mut low = [s.load(w); NR];
                 let mut high = low;
                 for n in 0..NR {
                     let both = s.load(w.add(n * apart + step * VECTOR));
-                    (low[n], high[n]) = (s.low(both), s.high(both));
-                    if BITS > 4 {
-                        let (upper, width) = (s.load(upper.add(n * apart)), BITS as i32 - 4);
-                        let (mask, at) = (((1i8 << width) - 1) << 4, 4 - 2 * step as i32 * width);
-                        low[n] = s.with_upper(low[n], upper, at, mask);
-                        high[n] = s.with_upper(high[n], upper, at - width, mask);
-                    }
+                    let (upper, width) = (s.load(upper.add(n * apart)), BITS as i32 - 4);
+                    let mask = ((1i8 << width) - 1) << 4;
+                    let at = 4 - 2 * (first_upper + step) as i32 * width;
+                    low[n] = s.with_upper(s.low(both), upper, at, mask);
+                    high[n] = s.with_upper(s.high(both), upper, at - width, mask);
                 }
                 for m in 0..MR {
-                    let at = x.add(m * t.code_stride + step * 8);
-                    let fours = [s.four(at), s.four(at.add(4))];
+                    let fours = [0, 4].map(|at| s.four(t.codes(m, group, step * 8 + at)));
                     for n in 0..NR {
-                        if BITS == 4 {
-                            small[m][n] = s.dot_small(small[m][n], low[n], fours[0]);
-                            small[m][n] = s.dot_small(small[m][n], high[n], fours[1]);
-                        } else {
-                            starts[m][n] = s.dot(starts[m][n], low[n], fours[0]);
-                            starts[m][n] = s.dot(starts[m][n], high[n], fours[1]);
-                        }
+                        sums[m][n] = s.dot(sums[m][n], low[n], fours[0]);
+                        sums[m][n] = s.dot(sums[m][n], high[n], fours[1]);
                     }
                 }
             }
-            if BITS == 4 {
-                for m in 0..MR {
-                    for n in 0..NR {
-                        starts[m][n] = s.end_small(small[m][n], starts[m][n]);
-                    }
-                }
-            }
-            starts
         }
+        sums
     }
 
     /// Adds a group's sums times their scales, and its minima times the rows' sums. `header` points to the
@@ -175,7 +178,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         section: &Section,
         (header, apart): (*const u8, usize),
         (number, index): (usize, usize),
-        sums: [[S::Sums; NR]; MR],
+        sums: Floats<S, MR, NR>,
         mut results: Floats<S, MR, NR>,
     ) -> Floats<S, MR, NR> {
         let (f, form) = (s.floats(), &section.form);
@@ -190,19 +193,19 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
                     f.load_f16(header.add(scale_at))
                 };
                 for m in 0..MR {
-                    results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                    results[m][n] = f.fma(sums[m][n], scale, results[m][n]);
                 }
                 if !form.has_minimum {
                     continue;
                 }
                 // Types with factors subtract their minima.
                 let (minimum, sign) = if form.has_factors {
-                    (f.mul(f.load_f16(header.add(HALVES)), f.load_i8(header.add(minimum_at))), -1)
+                    (f.mul(f.load_f16(header.add(HALVES)), f.load_i8(header.add(minimum_at))), -1.0)
                 } else {
-                    (f.load_f16(header.add(minimum_at)), 1)
+                    (f.load_f16(header.add(minimum_at)), 1.0)
                 };
                 for m in 0..MR {
-                    let sum = f.splat((sign * Self::row_sum(t, m, number)) as f32);
+                    let sum = f.splat(sign * Self::row_sum(t, m, number));
                     results[m][n] = f.fma(sum, minimum, results[m][n]);
                 }
             }

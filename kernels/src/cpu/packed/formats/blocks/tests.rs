@@ -1,7 +1,7 @@
 use super::super::super::formats;
 use super::*;
 use crate::cpu::blocks::Block;
-use crate::cpu::input::{Encoding, Input};
+use crate::cpu::input::{CodeGroup, Encoding, INPUT_GROUP, Input};
 use crate::cpu::matmul::{Linear, Write, matmul};
 use crate::cpu::matrix::Storage;
 use crate::cpu::simd::Isa;
@@ -80,24 +80,26 @@ fn nothing_grows_by_more_than_a_sixteenth() {
     }
 }
 
-/// The formula at the top of the kernel, for one row of codes and one output, over one leaf.
-fn leaf_sum(matrix: &WeightMatrix, kind: BlockType, row: usize, first: usize, codes: &[i8]) -> f32 {
+/// The formula at the top of the kernel, for one row of inputs and one output, over one leaf.
+fn leaf_sum(matrix: &WeightMatrix, kind: BlockType, row: usize, first: usize, inputs: &[CodeGroup]) -> f32 {
     let (form, mut block, mut result) = (kind.form(), Block::default(), 0f32);
-    for (i, codes) in codes.chunks(form.group).enumerate() {
+    for (i, inputs) in inputs.chunks(form.group / INPUT_GROUP).enumerate() {
         let col = first + i * form.group;
         let bytes = &matrix.row(row)[col / form.values * form.bytes..][..form.bytes];
         kind.decode(bytes, &mut block);
         let (at, group) = (col % form.values, col % form.values / form.group);
-        let terms = codes
-            .iter()
-            .enumerate()
-            .map(|(j, x)| (i32::from(block.codes[at + j]) - i32::from(form.zero)) * i32::from(*x));
+        let (mut sum, mut sum_of_x) = (0f32, 0f32);
+        for (j, input) in inputs.iter().enumerate() {
+            let (terms, zero) = (input.codes.iter().zip(&block.codes[at + j * INPUT_GROUP..]), form.zero);
+            let term = |(x, code): (&i8, &u8)| (i32::from(*code) - i32::from(zero)) * i32::from(*x);
+            sum = (terms.map(term).sum::<i32>() as f32).mul_add(input.scale, sum);
+            sum_of_x += input.scale * input.codes.map(i32::from).iter().sum::<i32>() as f32;
+        }
         let scale = if form.has_factors { f32::from(block.factors[group]) } else { 1.0 } * block.scale;
-        result = (terms.sum::<i32>() as f32).mul_add(scale, result);
+        result = sum.mul_add(scale, result);
         if form.has_minimum {
             let factor = if form.has_factors { -f32::from(block.minimum_factors[group]) } else { 1.0 };
-            let sum: i32 = codes.iter().map(|x| i32::from(*x)).sum();
-            result = (sum as f32).mul_add(factor * block.minimum, result);
+            result = sum_of_x.mul_add(factor * block.minimum, result);
         }
     }
     result
@@ -119,20 +121,23 @@ fn check(kind: BlockType, (m, rows, cols, leaves): (usize, usize, usize, usize))
     let weights = packed(&mut Cpu::new(2), &matrix, leaves);
     let x: Vec<f32> = (0..m * cols).map(|i| hash(i, 9) as f32 / 1e9 - 2.1).collect();
     let mut input = Input::default();
-    input.set(&mut Cpu::new(1), Encoding::Int8 { leaves }, &x, cols);
-    let ((codes, scales, _), stride, leaf) = (input.codes(), input.code_stride(), cols / leaves);
+    input.set(&mut Cpu::new(1), Encoding::Int8, &x, cols);
+    let ((groups, stride), leaf) = (input.codes(), cols / leaves);
     let mut expected = Vec::new();
     for (i, row) in (0..m).flat_map(|i| (0..rows).map(move |row| (i, row))) {
         let sum = |at: usize| {
-            let codes = &codes[i * stride + at * leaf..][..leaf];
-            leaf_sum(&matrix, kind, row, at * leaf, codes) * scales[i * leaves + at]
+            let groups = &groups[i * stride + at * leaf / INPUT_GROUP..][..leaf / INPUT_GROUP];
+            leaf_sum(&matrix, kind, row, at * leaf, groups)
         };
         expected.push(tree(&(0..leaves).map(sum).collect::<Vec<_>>()));
     }
     let mut values = vec![0.0; cols];
     for (row, got) in expected.iter().take(rows).enumerate() {
         matrix.widen_row(row, &mut values);
-        let code = |col: usize| f64::from(codes[col]) * f64::from(scales[col / leaf]);
+        let code = |col: usize| {
+            let group = groups[col / INPUT_GROUP];
+            f64::from(group.codes[col % INPUT_GROUP]) * f64::from(group.scale)
+        };
         let exact: f64 = values.iter().enumerate().map(|(col, w)| f64::from(*w) * code(col)).sum();
         let size: f64 = values.iter().enumerate().map(|(col, w)| (f64::from(*w) * code(col)).abs()).sum();
         let got = f64::from(*got);
@@ -170,7 +175,7 @@ fn stacks_may_mix_types() {
     for m in [1, 4, 30] {
         let x: Vec<f32> = (0..m * cols).map(|i| hash(i, 9) as f32 / 1e9 - 2.1).collect();
         let mut input = Input::default();
-        input.set(cpu, Encoding::INT8, &x, cols);
+        input.set(cpu, Encoding::Int8, &x, cols);
         let stack: Vec<Linear<'_>> = parts.iter().map(Linear::from).collect();
         let mut together = vec![0.0; m * 130 * kinds.len()];
         matmul(cpu, &input, &stack, &mut together, Write::Set);

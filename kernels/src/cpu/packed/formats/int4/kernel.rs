@@ -1,4 +1,4 @@
-//! Computes the same integers as 8-bit codes would give. For few rows of `x`, a group's sum of 4-bit codes is
+//! Computes the same sums as 8-bit codes would give. For few rows of `x`, a group's sum of 4-bit codes is
 //! multiplied. For more rows, each tile expands the codes it reads, and for many rows the codes are expanded
 //! once for all tiles.
 
@@ -8,9 +8,9 @@ use std::mem::MaybeUninit;
 
 use super::super::int8::{self, Int8};
 use super::{FORMAT, Format, Layout, PANEL, STEP_BYTES, STEP_GROUPS, STEP_LINE_BYTES};
-use crate::cpu::input::GROUP;
-use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, eight_bits, four_bits};
-use crate::cpu::matmul::integer::{SEGMENT, all_tiles, one_tile, registers};
+use crate::cpu::input::{GROUP, PARTS};
+use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, add_group, add_part};
+use crate::cpu::matmul::integer::{all_tiles, one_tile, registers};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::PrefetchCursor;
 use crate::cpu::matmul::unpacked::with_unpack_buffers;
@@ -115,37 +115,27 @@ impl Kind for Int4 {
         let mut results = [[f.zero(); NR]; MR];
         let widens = S::HAS_DOT && MR > MAX_ROWS_IN_4_BITS;
         let mut unpacked = [const { UnpackedGroup(MaybeUninit::uninit()) }; NR];
-        let (mut from, end) = (leaf * groups, (leaf + 1) * groups);
-        while from < end {
-            let to = end.min(from + SEGMENT / GROUP);
-            let mut sums = [[s.splat(0); NR]; MR];
-            if widens {
-                sums = t.bytes_begin::<S, MR, NR>(s, leaf, from..to);
-            }
-            // SAFETY: checked above; a group of all rows and panels is inside.
-            unsafe {
-                let mut x = t.codes.as_ptr().add(from * GROUP);
-                let (mut w, mut steps) = before_group(t.weights.as_ptr(), from);
-                for group in from..to {
-                    (w, steps) = next_group(group, w, steps);
-                    prefetch.issue::<_, NR>(f, w, apart, GROUP_BYTES);
-                    if widens {
-                        for n in 0..NR {
-                            let (w, steps) = (w.add(n * apart), steps.add(n * apart));
-                            widen(s, w, steps, unpacked[n].0.as_mut_ptr().cast());
-                        }
-                        let unpacked = unpacked.as_ptr().cast();
-                        sums = eight_bits::<S, MR, NR>(s, t, x, unpacked, size_of::<UnpackedGroup>(), sums);
-                    } else {
-                        sums = stepped::<S, MR, NR>(s, t, x, w, (steps, group), sums);
+        let first = leaf * groups;
+        // SAFETY: checked above; a group of all rows and panels is inside.
+        unsafe {
+            let (mut w, mut steps) = before_group(t.weights.as_ptr(), first);
+            for group in first..first + groups {
+                (w, steps) = next_group(group, w, steps);
+                prefetch.issue::<_, NR>(f, w, apart, GROUP_BYTES);
+                if widens {
+                    for n in 0..NR {
+                        let (w, steps) = (w.add(n * apart), steps.add(n * apart));
+                        widen(s, w, steps, unpacked[n].0.as_mut_ptr().cast());
                     }
-                    (x, w) = (x.add(GROUP), w.add(GROUP_BYTES));
+                    let unpacked = (unpacked.as_ptr().cast(), size_of::<UnpackedGroup>());
+                    results = add_group::<S, MR, NR>(s, 8, t, group, unpacked, None, results);
+                } else {
+                    results = stepped::<S, MR, NR>(s, t, group, (w, steps), results);
                 }
-                results = t.add_scaled(s, leaf, results, sums);
+                w = w.add(GROUP_BYTES);
             }
-            from = to;
+            t.times_scales::<S, MR, NR>(s, leaf, results)
         }
-        results
     }
 }
 
@@ -190,42 +180,46 @@ unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, to: *mut u8) 
     }
 }
 
-/// Adds the products of a group of 4-bit codes, applying its steps to the sum. `from` points to the first
-/// panel's steps.
+/// Adds the products of a group of 4-bit codes, applying its steps to the sums. `w` and `steps` point to those
+/// of the first panel. A sum times its multiplier is below 2^24, so it is the sum of the 8-bit codes in `f32`,
+/// too.
 ///
 /// # Safety
-/// A group of `MR` rows of `x` and `NR` panels of `w` and steps is readable.
+/// The group of `MR` rows of `x` exists, and one of `NR` panels of `w` and steps is readable.
 #[inline(always)]
 unsafe fn stepped<S: Integers, const MR: usize, const NR: usize>(
     s: S,
     t: &IntegerTileInputs<'_>,
-    x: *const i8,
-    w: *const u8,
-    (from, index): (*const u8, usize),
-    mut sums: [[S::Sums; NR]; MR],
-) -> [[S::Sums; NR]; MR] {
-    let apart = t.apart * t.layout.panel_bytes();
+    group: usize,
+    (w, steps): (*const u8, *const u8),
+    mut results: Floats<S, MR, NR>,
+) -> Floats<S, MR, NR> {
+    let (f, apart) = (s.floats(), t.apart * t.layout.panel_bytes());
     // SAFETY: guaranteed by the caller.
     unsafe {
-        let row_sums = t.sums.as_ptr().add(index);
-        let mut steps = [s.load_steps(from); NR];
+        let mut both = [s.load_steps(steps); NR];
         for n in 1..NR {
-            steps[n] = s.load_steps(from.add(n * apart));
+            both[n] = s.load_steps(steps.add(n * apart));
         }
-        let mut group = [[s.begin_small(s.splat(0)); NR]; MR];
-        for m in 0..MR {
-            let sum = *row_sums.add(m * t.sum_stride);
-            for n in 0..NR {
-                group[m][n] = s.begin_stepped(steps[n], sum);
+        for part in 0..PARTS {
+            let group = group * PARTS + part;
+            let mut sums = [[s.splat(0); NR]; MR];
+            for m in 0..MR {
+                let sum = t.inputs(m, group).sum;
+                for n in 0..NR {
+                    sums[m][n] = s.minus_times(both[n].1, sum);
+                }
             }
-        }
-        group = four_bits::<S, MR, NR>(s, t, x, w, apart, group);
-        for m in 0..MR {
-            let sum = *row_sums.add(m * t.sum_stride);
-            for n in 0..NR {
-                sums[m][n] = s.end_stepped(group[m][n], sums[m][n], steps[n], sum);
+            let w = w.add(part * GROUP_BYTES / PARTS);
+            sums = add_part::<S, MR, NR>(s, 4, t, group, (w, apart), sums);
+            for m in 0..MR {
+                let scale = f.splat(t.inputs(m, group).scale);
+                for n in 0..NR {
+                    let sum = f.mul(s.to_floats(sums[m][n]), both[n].0);
+                    results[m][n] = f.fma(sum, scale, results[m][n]);
+                }
             }
         }
     }
-    sums
+    results
 }

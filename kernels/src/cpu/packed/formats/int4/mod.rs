@@ -24,8 +24,8 @@ pub(super) const FORMAT: Format = Format(&SPEC);
 
 static SPEC: Spec = Spec {
     inserted: Inserted { columns: STEP_GROUPS * GROUP, bytes: STEP_BYTES },
-    // Sums of 4-bit codes are kept besides the others if they are multiplied afterwards.
-    sums: [1, 2],
+    // A group's sums are kept besides those of all columns.
+    sums: [2, 2],
     head: Some(int8::FORMAT),
     ..Spec::new(["Int4", "int4"], 4, GROUP, WEIGHTS, rounding::pack::<Stepped>)
 };

@@ -1,10 +1,10 @@
-//! Integer codes: the products of a span are summed exactly, then added in `f32`, times the span's scale.
+//! Integer codes: the sum of a span's products is added times the span's scale.
 
 #![allow(clippy::needless_range_loop)] // m and n index several arrays, as in the formula
 
 use std::marker::PhantomData;
 
-use super::super::super::{Format, PANEL, ZERO};
+use super::super::super::{Format, PANEL};
 use super::{INT4_SPANS, INT8_SPANS};
 use crate::cpu::aligned::LINE_BYTES;
 use crate::cpu::input::GROUP;
@@ -41,12 +41,11 @@ impl<const BITS: usize> Kind for Spanned<BITS> {
         let (apart, scales_apart) = (t.apart * t.layout.panel_bytes(), t.apart * t.layout.panel_scales());
         let (span_groups, group_bytes) = (t.layout.scale_cols() / GROUP, GROUP * PANEL * BITS / 8);
         let mut results = [[f.zero(); NR]; MR];
-        let mut zeros = [s.splat_zeros(ZERO); NR];
+        let mut zeros = [s.splat(0); NR];
         let (mut group, end) = (leaf * groups, (leaf + 1) * groups);
         // SAFETY: checked above; all spans and groups of all rows and panels are in bounds.
         unsafe {
-            let (mut x, mut w) =
-                (t.codes.as_ptr().add(group * GROUP), t.weights.as_ptr().add(group * group_bytes));
+            let mut w = t.weights.as_ptr().add(group * group_bytes);
             let mut scales = t.scales.as_ptr().add(leaf * spans * PANEL * 4);
             let mut zero_points = t.zeros.as_ptr().add(leaf * spans * PANEL);
             while group < end {
@@ -54,31 +53,22 @@ impl<const BITS: usize> Kind for Spanned<BITS> {
                 for n in 0..NR {
                     zeros[n] = s.load_zeros(zero_points.add(n * scales_apart));
                 }
-                let mut sums = [[s.splat(0); NR]; MR];
-                for m in 0..MR {
-                    let mut sum = 0;
-                    for group in group..next {
-                        sum += *t.sums.as_ptr().add(m * t.sum_stride + group);
-                    }
-                    for n in 0..NR {
-                        sums[m][n] = s.minus_times(zeros[n], sum);
-                    }
-                }
                 if let Prefetch::Near(bytes @ 1..) = *t.prefetch {
                     let ahead = (bytes / 8).max(LINE_BYTES);
                     for n in 0..NR {
                         f.prefetch(scales.wrapping_add(n * scales_apart * 4 + ahead));
                     }
                 }
-                for _ in group..next {
+                let mut sums = [[f.zero(); NR]; MR];
+                for group in group..next {
                     prefetch.issue::<_, NR>(f, w, apart, group_bytes);
-                    sums = add_group::<S, MR, NR>(s, BITS, t, x, (w, apart), sums);
-                    (x, w) = (x.add(GROUP), w.add(group_bytes));
+                    sums = add_group::<S, MR, NR>(s, BITS, t, group, (w, apart), Some(&zeros), sums);
+                    w = w.add(group_bytes);
                 }
                 for n in 0..NR {
                     let scale = f.load(scales.add(n * scales_apart * 4).cast());
                     for m in 0..MR {
-                        results[m][n] = f.fma(s.to_floats(sums[m][n]), scale, results[m][n]);
+                        results[m][n] = f.fma(sums[m][n], scale, results[m][n]);
                     }
                 }
                 group = next;

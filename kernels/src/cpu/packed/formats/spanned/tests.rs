@@ -125,8 +125,8 @@ fn columns_in_another_order_meet_their_own_inputs() {
         let (packed, x) = (random(Layout::new(format, n, k)), x(m * k));
         let sorted: Vec<f32> =
             x.chunks(k).flat_map(|row| order.iter().map(|from| row[*from as usize])).collect();
-        let expected = product(&mut Cpu::new(2), Encoding::INT8, &sorted, &packed);
-        let got = product(&mut Cpu::new(2), Encoding::INT8, &x, &packed.with_order(Some(order.clone())));
+        let expected = product(&mut Cpu::new(2), Encoding::Int8, &sorted, &packed);
+        let got = product(&mut Cpu::new(2), Encoding::Int8, &x, &packed.with_order(Some(order.clone())));
         assert!(got == expected, "{format:?}");
     }
 }
@@ -137,7 +137,7 @@ fn an_input_in_another_order_is_refused() {
     let order: Order = (0..64u32).rev().collect();
     let (packed, mut input) = (random(Layout::new(INT4_SPANS[0], 16, 64)), Input::default());
     let packed = packed.with_order(Some(order));
-    input.set(&mut Cpu::new(1), Encoding::INT8, &x(64), 64);
+    input.set(&mut Cpu::new(1), Encoding::Int8, &x(64), 64);
     matmul(&mut Cpu::new(1), &input, &[(&packed).into()], &mut [0.0; 16], Write::Set);
 }
 
