@@ -14,7 +14,6 @@ pack or only dequantise, this script does the other.
 
 import importlib.util
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -26,6 +25,7 @@ import xxhash
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import weights
+from rounding import in_8_bits
 from models import BASE, COHERE, HERE, MOE, PHI3, QWEN2, QWEN3, V3, ABSENT, draw, one_line_per_key, quiet, save, source_of
 
 PROMPT_TOKENS, POSITIONS = 40, [0, 1, 2, 15, 16, 31, 39]
@@ -44,12 +44,6 @@ def module_of(path: pathlib.Path):
 
 def of_package(name: str, *parts: str):
     return module_of(pathlib.Path(importlib.util.find_spec(name).submodule_search_locations[0]).joinpath(*parts))
-
-
-def leaves(inputs: int, unit: int) -> int:
-    """Leaves of the CPU's sums over `inputs` inputs: `kernels/src/leaves.rs`."""
-    unit = math.lcm(unit, 32)
-    return next((count for count in (8, 4, 2) if inputs % (count * unit) == 0), 1)
 
 
 # From `weight` [N, K], each function makes the module's tensors by suffix, the weight as the library
@@ -308,14 +302,14 @@ class Encoded(torch.nn.Linear):
     """A linear layer that rounds its inputs as the CPU does for integer weights."""
 
     @classmethod
-    def of(cls, linear, count):
-        linear.__class__, linear.leaves = cls, count
+    def of(cls, linear, order):
+        linear.__class__, linear.order = cls, order
 
     def forward(self, x):
-        parts = x.reshape(*x.shape[:-1], self.leaves, -1)
-        most = parts.abs().amax(-1, keepdim=True)
-        codes = (parts * (127.0 / most)).round().clamp(-127, 127)
-        return super().forward((codes * (most / 127.0)).reshape(x.shape))
+        # Inputs in activation order are sorted by the groups of their weights.
+        rounded = torch.empty_like(x)
+        rounded[..., self.order] = in_8_bits(x[..., self.order])
+        return super().forward(rounded)
 
 
 # As `models.APART`, by the type of the model.
@@ -363,7 +357,7 @@ def is_made(name, seed):
         (path / "hf_quant_config.json").write_text(json.dumps(how["own_file"], indent=2) + "\n")
     else:
         (path / "config.json").write_text(json.dumps(config | {"quantization_config": how["config"]}, indent=2) + "\n")
-    state, stored, drawn, hashes, modules = model.state_dict(), {}, {}, {}, {}
+    state, stored, drawn, hashes, modules, orders = model.state_dict(), {}, {}, {}, {}, {}
     for key in sorted(state):
         if key == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
@@ -379,6 +373,8 @@ def is_made(name, seed):
                 hashes[base] = [str(whole.dtype).removeprefix("torch."),
                                 xxhash.xxh3_64(whole.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()]
                 modules[base] = whole
+                groups = tensors.get("g_idx", tensors.get("weight_g_idx", torch.zeros(shape[1])))
+                orders[base] = torch.argsort(groups, stable=True)
                 assert exact.dtype == torch.float32 and (exact.to(whole.dtype) == whole).all(), base
                 values.append(exact)
             else:
@@ -395,8 +391,7 @@ def is_made(name, seed):
     if how["is_integer"] and not has_experts:
         for base, module in model.named_modules():
             if base in modules:
-                unit = {"o_proj": config["head_dim"], "down_proj": 1}.get(base.split(".")[-1])
-                Encoded.of(module, leaves(module.in_features, unit) if unit and not how.get("act_order") else 1)
+                Encoded.of(module, orders[base])
         logits["encoded_logits"] = model(prompt).logits[0][POSITIONS]
     exact = logits["exact_logits"]
     error = (logits["encoded_logits"] - exact).abs().max().item() if "encoded_logits" in logits else 0.0

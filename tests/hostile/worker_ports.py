@@ -29,7 +29,7 @@ def ports_of(pid):
 
 
 def ports_of_all(server):
-    """The workers of `serve` and their ports, once each of them listens: the server is ready with its first."""
+    """The workers of `serve` and their ports, once each listens: the server is ready with its first."""
     deadline = time.monotonic() + PORTS_WITHIN_S
     while True:
         ports = {pid: ports_of(pid) for pid in server.workers()}

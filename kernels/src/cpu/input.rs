@@ -123,7 +123,8 @@ impl Input {
     }
 
     /// As [`Self::fill`], but each of `tasks` computes some columns of all rows. `task(i, scratch, columns)`
-    /// [puts](Columns::put) each of its values once; `scratch` has `scratch_len` values.
+    /// [puts](Columns::put) each of its values once, in whole groups of sixteen columns but at a row's end;
+    /// `scratch` has `scratch_len` values.
     pub(super) fn fill_columns(
         &mut self,
         cpu: &mut Cpu,
@@ -132,22 +133,20 @@ impl Input {
         (tasks, scratch_len): (usize, usize),
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
-        // A group's scale is known only after its last value.
-        let is_scaled = encoding.is_codes();
-        let whole = if is_scaled { (rows * width).next_multiple_of(LANES) } else { 0 };
-        let scratch_len = if is_scaled { scratch_len.max(width) } else { scratch_len };
-        self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
+        // The values of a group are apart if columns have another order.
         let (isa, order) = (cpu.isa, self.order.clone());
+        let whole = if order.is_some() { (rows * width).next_multiple_of(LANES) } else { 0 };
+        let scratch_len = if order.is_some() { scratch_len.max(width) } else { scratch_len };
+        self.unencoded.grow(whole + cpu.threads.count() * scratch_len);
         let (unencoded, encoded) = self.reshape(isa, encoding, rows, width);
         let (whole, scratch) = unencoded.split_at_mut(whole);
-        let (columns, scratch) =
-            (Columns { whole: DisjointMut::new(whole), encoded }, DisjointMut::new(scratch));
+        let whole = order.as_ref().map(|_| DisjointMut::new(whole));
+        let (columns, scratch) = (Columns { whole, encoded }, DisjointMut::new(scratch));
         cpu.threads.run(tasks, |i, participant| {
             // SAFETY: participants are distinct among concurrent calls.
             task(i, unsafe { scratch.part(participant * scratch_len, scratch_len) }, &columns);
         });
-        if is_scaled {
-            let Columns { whole, encoded } = &columns;
+        if let Columns { whole: Some(whole), encoded } = &columns {
             for_each_row_of(cpu, rows, width, |row, participant| {
                 // SAFETY: all columns are written, each row belongs to one task, and a participant encodes
                 // one row at a time.
@@ -306,13 +305,21 @@ struct EncodedRows<'a> {
 }
 
 impl EncodedRows<'_> {
-    /// Encodes columns `at..` of a row. Not for [`Encoding::Int8`].
+    /// Encodes columns `at..` of a row: whole groups, from the start of one, but at the row's end.
     ///
     /// # Safety
     /// No other task accesses these columns at the same time.
     #[inline(always)]
     unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         assert!(at + values.len() <= self.width, "columns of a row");
+        if self.encoding == Encoding::Int8 {
+            assert!(at.is_multiple_of(INPUT_GROUP), "columns start at a group");
+            let from = row * self.stride + at / INPUT_GROUP;
+            // SAFETY: guaranteed by the caller.
+            return encode_groups(values, unsafe {
+                self.codes.part(from, values.len().div_ceil(INPUT_GROUP))
+            });
+        }
         let from = row * self.stride + at;
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -330,19 +337,20 @@ impl EncodedRows<'_> {
         }
     }
 
-    /// Writes the zeros after a row's last column. Not for [`Encoding::Int8`].
+    /// Writes the zeros after a row's last column, or after its group.
     ///
     /// # Safety
     /// No other task accesses the padding at the same time.
     #[inline(never)]
     unsafe fn pad(&self, row: usize) {
-        let (from, count) = (row * self.stride + self.width, self.stride - self.width);
+        let end = if self.encoding == Encoding::Int8 { self.width.div_ceil(INPUT_GROUP) } else { self.width };
+        let (from, count) = (row * self.stride + end, self.stride - end);
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.has_halves {
-                self.halves.part(from, count).fill(0)
-            } else {
-                self.values.part(from, count).fill(0.0)
+            match self.encoding {
+                Encoding::Int8 => self.codes.part(from, count).fill(CodeGroup::default()),
+                Encoding::Bf16 if self.has_halves => self.halves.part(from, count).fill(0),
+                Encoding::F32 | Encoding::Bf16 => self.values.part(from, count).fill(0.0),
             }
         }
     }
@@ -350,8 +358,8 @@ impl EncodedRows<'_> {
 
 /// Rows to which each task adds its own columns.
 pub(super) struct Columns<'a> {
-    /// Unencoded rows `[rows, width]`, for [`Encoding::Int8`].
-    whole: DisjointMut<'a, f32>,
+    /// Unencoded rows `[rows, width]`, if columns have another order.
+    whole: Option<DisjointMut<'a, f32>>,
     encoded: EncodedRows<'a>,
 }
 
@@ -363,6 +371,10 @@ impl Columns<'_> {
     #[inline(always)]
     pub(super) unsafe fn put_vector<S: Simd>(&self, s: S, row: usize, at: usize, values: [f32; LANES]) {
         let EncodedRows { encoding, has_halves, width, stride, .. } = self.encoded;
+        if encoding == Encoding::Int8 {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { self.put(s, row, at, &values) };
+        }
         assert!(at + LANES <= width, "columns of a row");
         // SAFETY: guaranteed by the caller; the pointers' ranges are checked.
         unsafe {
@@ -375,8 +387,9 @@ impl Columns<'_> {
                     let rounded = s.store_bf16(vector, [0; LANES].as_mut_ptr());
                     s.store(rounded, self.encoded.values.pointer(row * stride + at, LANES));
                 }
-                Encoding::F32 => s.store(vector, self.encoded.values.pointer(row * stride + at, LANES)),
-                Encoding::Int8 => s.store(vector, self.whole.pointer(row * width + at, LANES)),
+                Encoding::F32 | Encoding::Int8 => {
+                    s.store(vector, self.encoded.values.pointer(row * stride + at, LANES));
+                }
             }
         }
     }
@@ -389,10 +402,11 @@ impl Columns<'_> {
     pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            if self.encoded.encoding.is_codes() {
-                self.whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
-            } else {
-                self.encoded.put(s, row, at, values);
+            match &self.whole {
+                Some(whole) => {
+                    whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
+                }
+                None => self.encoded.put(s, row, at, values),
             }
         }
     }
@@ -403,7 +417,7 @@ impl Columns<'_> {
     /// Only the task that puts the last column calls this.
     #[inline(always)]
     pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
-        if columns_end == self.encoded.width && !self.encoded.encoding.is_codes() {
+        if columns_end == self.encoded.width && self.whole.is_none() {
             // SAFETY: guaranteed by the caller.
             rows.for_each(|row| unsafe { self.encoded.pad(row) });
         }
@@ -426,11 +440,8 @@ impl Kernel for EncodeRow<'_> {
         let Self { to, row, values } = self;
         // SAFETY: no other task accesses the row.
         unsafe {
-            if !to.encoding.is_codes() {
-                to.put(s, row, 0, values);
-                return to.pad(row);
-            }
-            ToInt8 { values, groups: to.codes.part(row * to.stride, to.stride) }.run(s);
+            to.put(s, row, 0, values);
+            to.pad(row);
         }
     }
 }
@@ -449,28 +460,18 @@ fn to_bf16<S: Simd>(s: S, values: &[f32], halves: &mut [u16]) {
     }
 }
 
-/// Encodes a row to groups of codes. If a value is NaN or infinite, so is its group's scale, which makes the
-/// row's results NaN.
-struct ToInt8<'a> {
-    values: &'a [f32],
-    groups: &'a mut [CodeGroup],
-}
-
-impl Kernel for ToInt8<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let Self { values, groups } = self;
-        let (whole, rest) = values.as_chunks::<INPUT_GROUP>();
-        // The end of the last group is zeros, as are groups past the end.
+/// Encodes values to groups of codes; the last group ends with zeros. If a value is NaN or infinite, so is
+/// its group's scale, which makes the row's results NaN.
+#[inline(always)]
+fn encode_groups(values: &[f32], groups: &mut [CodeGroup]) {
+    let (whole, rest) = values.as_chunks::<INPUT_GROUP>();
+    for (group, values) in groups.iter_mut().zip(whole) {
+        *group = encode_group(values);
+    }
+    if let (false, Some(group)) = (rest.is_empty(), groups.last_mut()) {
         let mut last = [0.0; INPUT_GROUP];
         last[..rest.len()].copy_from_slice(rest);
-        let zeros = [0.0; INPUT_GROUP];
-        let all = whole.iter().chain([&last]).chain(std::iter::repeat(&zeros));
-        for (group, values) in groups.iter_mut().zip(all) {
-            *group = encode_group(values);
-        }
+        *group = encode_group(&last);
     }
 }
 

@@ -29,6 +29,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import weights
+from rounding import in_8_bits
 
 GOLDEN = HERE.parent / "models"
 OUT = HERE / "models"
@@ -450,13 +451,6 @@ def drawn(name: str, dtype: str, shape, source: dict, seed: int = 0) -> tuple[di
     return piece, np.frombuffer(weights.draw(seed, name, dtype, shape, source), kind).reshape(shape)
 
 
-def rounded(x, leaves: int):
-    """Activations as 8-bit codes with one scale for each row and leaf, as Skein rounds them."""
-    parts = x.reshape(*x.shape[:-1], leaves, -1)
-    scale = parts.abs().amax(-1, keepdim=True) / 127
-    return ((parts / scale).round() * scale).reshape(x.shape)
-
-
 def write_mixed() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -503,11 +497,9 @@ def write_mixed() -> None:
     rows = lambda: [[round(float(logit), 5) for logit in row] for row in model(torch.tensor([prompt])).logits[0][::4]]
     with torch.no_grad():
         golden = {"prompt": prompt, "positions": list(range(0, 24, 4)), "logits": rows()}
-        for name, module in model.named_modules():
+        for module in model.modules():
             if isinstance(module, torch.nn.Linear):
-                # Skein's products that ranks may share have a scale for each eighth of their inputs.
-                leaves = 8 if name.endswith(("o_proj", "down_proj")) else 1
-                module.register_forward_pre_hook(lambda _, inputs, leaves=leaves: (rounded(inputs[0], leaves),))
+                module.register_forward_pre_hook(lambda _, inputs: (in_8_bits(inputs[0]),))
         golden["rounded_logits"] = rows()
     (directory / "mixed.json").write_text(json.dumps(golden) + "\n")
     write_recipe(directory, {(path.name, name): [piece] for path in directory.glob("*.gguf") for name, piece in pieces.items()})

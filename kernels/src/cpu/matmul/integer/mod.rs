@@ -1,13 +1,14 @@
 //! Products of packed small-integer weights ([`super::super::packed`]) with activations that are also codes.
 //!
 //! The products `(code - zero) * activation code` are summed exactly, as integers, over each group of
-//! [`INPUT_GROUP`](super::super::input::INPUT_GROUP) columns, whose activations share a scale. Everything else
-//! is f32, in ascending order of columns, by fused multiply-add:
+//! [`INPUT_GROUP`](super::super::input::INPUT_GROUP) columns, whose activations share a scale. Everything
+//! else is f32, in ascending order of columns, by fused multiply-add. A span has groups whose weights share
+//! a scale:
 //!
 //! ```text
-//! span = fma(sum of a group, scale of its activations, span)   from zero, for groups whose weights share a scale
-//! leaf = fma(span, scale of its weights, leaf)                 from zero
-//! leaf = span * scale of its weights                           if an output has one scale per leaf
+//! span = fma(sum of a group, scale of its activations, span)     from zero
+//! leaf = fma(span, scale of its weights, leaf)                   from zero
+//! leaf = span * scale of its weights                             if an output has one scale per leaf
 //! ```
 //!
 //! [Leaves](crate::leaves) are joined as a tree.

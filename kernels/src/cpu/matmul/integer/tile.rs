@@ -217,8 +217,8 @@ pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: u
     small
 }
 
-/// Adds the products of a group of codes of 4 or 8 bits, without the weights' scales. `bits` must be a constant.
-/// `zeros` are the panels' zero points; `None` = [`ZERO`](super::super::super::packed::ZERO).
+/// Adds the products of a group of codes of 4 or 8 bits, without the weights' scales. `bits` must be a
+/// constant. `zeros` are the panels' zero points; `None` = [`ZERO`](super::super::super::packed::ZERO).
 ///
 /// # Safety
 /// [`IntegerTileInputs::check`] has passed for `MR` rows, and a group of `NR` panels of `w` is readable.

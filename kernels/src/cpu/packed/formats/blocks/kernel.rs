@@ -1,5 +1,5 @@
-//! Products with blocks, summed as [other codes](crate::cpu::matmul::integer) are; types with minima add, after
-//! each span of columns whose weights share them:
+//! Products with blocks, summed as [other codes](crate::cpu::matmul::integer) are; types with minima add,
+//! after each span of columns whose weights share them:
 //!
 //! ```text
 //! sum  = sum + scale of a group of activations * sum of its codes     from zero

@@ -180,9 +180,9 @@ unsafe fn widen<S: Integers>(s: S, w: *const u8, steps: *const u8, to: *mut u8) 
     }
 }
 
-/// Adds the products of a group of 4-bit codes, applying its steps to the sums. `w` and `steps` point to those
-/// of the first panel. A sum times its multiplier is below 2^24, so it is the sum of the 8-bit codes in `f32`,
-/// too.
+/// Adds the products of a group of 4-bit codes, applying its steps to the sums. `w` and `steps` point to
+/// those of the first panel. A sum times its multiplier is below 2^24, so it is the sum of the 8-bit codes in
+/// `f32`, too.
 ///
 /// # Safety
 /// The group of `MR` rows of `x` exists, and one of `NR` panels of `w` and steps is readable.
