@@ -151,6 +151,12 @@ fn a_missing_cublaslt_fails_unless_it_is_left_out() {
     let (code, report, said) = check_kernels(&without, missing).expect("as above");
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(report["groups"].as_array().map(Vec::len), Some(4), "{report:#}");
+
+    let mut nothing = on_emulation(&["gpu-check", "kernels", "--group", "cublaslt", "--without-cublaslt"])
+        .expect("as above");
+    let refused = nothing.output().expect("it ends");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("leaves out the only group"), "{said}");
 }
 
 #[test]
@@ -168,6 +174,26 @@ fn a_check_that_is_stopped_says_what_it_did_not_reach() {
     let of_quantize = rest.iter().position(|line| line == "FAILED group quantize").expect("it is named");
     assert!(rest[of_quantize + 1].contains("not reached: 1 of its 1 processes"), "{rest:#?}");
     assert!(rest.iter().any(|line| line == "FAILED group softcap"), "{rest:#?}");
+}
+
+#[test]
+fn a_signal_ends_the_stages_after_the_kernels_too() {
+    let Some(mut command) = on_emulation(&["gpu-check", "--only", "softcap"]) else { return };
+    let mut check = command
+        .env("EMU_FAULT", "hang:softcap")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = BufReader::new(check.stdout.take().expect("it is piped")).lines();
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("group mma")));
+    let ended = Command::new("kill").args(["-TERM", &check.id().to_string()]).status();
+    assert!(ended.is_ok_and(|status| status.success()));
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    let output = check.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("a signal ended the check"), "{said}");
+    assert!(!rest.iter().any(|line| line.starts_with("models:")), "{rest:#?}");
 }
 
 #[test]

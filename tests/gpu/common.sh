@@ -5,15 +5,21 @@
 # return few: log.txt (all output), report.md (device, table, the end of each step's output), clocks.txt.
 
 # begin BINARY OUT: checks the arguments, finds the device and NVIDIA's libraries, starts the report. Ends the
-# script with success if there is no GPU.
+# script with success if there is no GPU. Paths are relative to the caller's directory, which the scripts left.
 begin() {
-  binary=$(realpath "${1:?usage: $0 path/to/skein OUT}")
-  out=$(mkdir -p "${2:?usage: $0 path/to/skein OUT}" && realpath "$2")
+  local from=${OLDPWD:-$PWD}
+  [ $# -ge 2 ] || refuse "usage: $0 path/to/skein OUT"
+  binary=$(cd "$from" && realpath -e "$1") && [ -f "$binary" ] && [ -x "$binary" ] || refuse "$1 is not a program"
+  out=$(cd "$from" && mkdir -p "$2" && realpath "$2") && [ -w "$out" ] || refuse "$2 is not a folder that can be written"
+  [[ device =~ ${ONLY:-} ]]
+  [ $? != 2 ] || refuse "ONLY=$ONLY is not a regular expression"
   if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
     echo "SKIPPED: no NVIDIA GPU on this machine"
     exit 0
   fi
-  work=$(mktemp -d) failed=0 python=${PYTHON:-python3} dry=${DRY_RUN:+1}
+  work=$(mktemp -d) || refuse "no temporary folder; set TMPDIR"
+  failed=0 ran=0 running='' python=${PYTHON:-python3} dry=''
+  [ "${DRY_RUN:-0}" = 0 ] || dry=1
   export SKEIN_KERNEL_CACHE=$work/cache HOME=${HOME:-$work} PYTHONUNBUFFERED=1
   rows=$work/rows
   : >"$rows" >"$out/log.txt"
@@ -21,7 +27,34 @@ begin() {
   # It holds the device, so that no step pays for the driver's start.
   nvidia-smi dmon -d 1 -s pucm >"$out/clocks.txt" 2>&1 &
   clocks=$!
-  trap 'finish' EXIT
+  trap finish EXIT
+  trap 'interrupted 130' INT
+  trap 'interrupted 143' TERM HUP
+  ONLY='' step device 30 "$binary" gpu-check device
+  built_in "$work/device.log" || exit 1
+  ran=0
+}
+
+refuse() {
+  echo "$1" >&2
+  exit 2
+}
+
+# interrupted STATUS: ends the running step, keeps what it said, and ends the script.
+interrupted() {
+  trap '' INT TERM HUP
+  if [ -n "$running" ]; then
+    kill "$running" 2>/dev/null
+    wait "$running"
+    record "$current" interrupted 0 $((SECONDS - started))
+  fi
+  exit "$1"
+}
+
+# ended: the script's last line.
+ended() {
+  [ -z "${ONLY:-}" ] || [ "$ran" -gt 0 ] || { echo "ONLY=$ONLY: no step has such a name" && failed=1; }
+  exit "$failed"
 }
 
 # Puts CUDA's libraries on LD_LIBRARY_PATH unless the loader finds them, all from one installation.
@@ -55,12 +88,16 @@ has_cublaslt() {
 # step NAME SECONDS COMMAND...: runs the command within the time and records the result. The last lines that
 # say something go into the table. With ONLY, a regular expression, steps with other names are left out.
 step() {
-  local name=$1 limit=$2 started=$SECONDS status
+  local name=$1 limit=$2 status
   shift 2
   [[ $name =~ ${ONLY:-} ]] || return 0
-  limit=$(within "$limit")
-  timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1
+  limit=$(within "$limit") started=$SECONDS current=$name ran=$((ran + 1))
+  # Longer than gpu-check waits for a process that the driver does not let go.
+  timeout --kill-after=15 "$limit" "$@" >"$work/$name.log" 2>&1 &
+  running=$!
+  wait "$running"
   status=$?
+  running=
   record "$name" "$status" "$limit" $((SECONDS - started))
 }
 
@@ -70,6 +107,7 @@ record() {
   case $2 in
     0) said=passed ;;
     77) said=SKIPPED ;;
+    interrupted) said="**interrupted**" failed=1 ;;
     124 | 137) said="**stopped after $3 s**" failed=1 ;;
     *) said="**FAILED** ($2)" failed=1 ;;
   esac

@@ -99,8 +99,16 @@ impl Progress {
     }
 }
 
-/// Runs the plan's groups; returns the names of those that failed. With a dry plan, a group fails only if a
-/// process does not reach its end.
+/// How the kernels' groups ended.
+#[derive(Default)]
+pub(super) struct Ended {
+    /// Names of the groups that failed.
+    pub(super) failed: Vec<String>,
+    /// Whether a signal ended the check.
+    pub(super) is_stopped: bool,
+}
+
+/// Runs the plan's groups. With a dry plan, a group fails only if a process does not reach its end.
 ///
 /// # Errors
 /// If signals cannot be watched.
@@ -108,7 +116,7 @@ pub(super) fn run(
     plan: &Plan,
     options: &CheckOptions,
     report: &mut Map<String, Value>,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Ended, Failure> {
     let stop = Stop::on_signals().map_err(Failure::other)?;
     if !options.as_json && !plan.is_dry {
         outln!("{:<100} {:>10} {:>8}", "kernel and shape", "of allowed", "ms");
@@ -137,7 +145,7 @@ pub(super) fn run(
     if cases == 0 && names.is_empty() {
         names.push(format!("no case has `{}` in its name", options.only));
     }
-    Ok(names)
+    Ok(Ended { failed: names, is_stopped: stop.is_asked() })
 }
 
 /// Runs the processes of all groups, some at a time.
@@ -174,8 +182,7 @@ fn lock(groups: &Mutex<Vec<Progress>>) -> MutexGuard<'_, Vec<Progress>> {
 }
 
 fn run_part(plan: &Plan, options: &CheckOptions, (group, part): (&Group, Part), stop: &Stop) -> Found {
-    let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-    let mut command = Command::new(program);
+    let mut command = Command::new(super::program());
     command.args([GPU_CHECK, KERNELS, "--group", group.name, "--only", &options.only]);
     command.args(["--part", &format!("{}/{}", part.index, part.of)]);
     command.args(["--parent", &std::process::id().to_string()]);

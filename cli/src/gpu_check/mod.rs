@@ -9,6 +9,7 @@ mod ranks;
 mod stop;
 mod supervise;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,12 +154,16 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     if matches.get_flag("without-cublaslt") {
         groups.retain(|group| group.name != CUBLASLT);
+        if groups.is_empty() {
+            let message = "--without-cublaslt leaves out the only group of --group".to_owned();
+            return Err(Failure::new(USAGE, message));
+        }
     }
     let exchanges = stage == Some(RANKS) || asked.is_some();
     let ranks = exchanges.then(|| ranks::count(asked, options.ordinal)).transpose()?;
     let device = Device::open(options.ordinal).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
     let mut report = describe(&device, options.as_json).map_err(|error| failure(&error))?;
-    let (mut failed, mut failed_groups) = (0, Vec::new());
+    let (mut failed, mut kernels) = (0, kernels::Ended::default());
     if wants(KERNELS) {
         let jobs = matches.get_one::<u32>("jobs").map(|jobs| *jobs as usize);
         let plan = kernels::Plan {
@@ -169,15 +174,16 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
             is_dry: matches.get_flag("dry-run"),
         };
         // The device stays open here meanwhile: its driver then starts faster in the groups' processes.
-        failed_groups = kernels::run(&plan, &options, &mut report)?;
+        kernels = kernels::run(&plan, &options, &mut report)?;
     }
+    let wants = |name: &str| wants(name) && !kernels.is_stopped;
     if wants("models") {
         failed += models::run(&options, &mut report)?;
     }
     if wants("bench") {
         bench::run(&device, &options, &mut report).map_err(|error| failure(&error))?;
     }
-    if let Some(ranks) = ranks {
+    if let Some(ranks) = ranks.filter(|_| !kernels.is_stopped) {
         // Frees the GPU, which its rank opens in a process of its own.
         drop(device);
         failed += ranks::run(ranks, &options, &mut report)?;
@@ -186,12 +192,12 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         outln!("{:#}", Value::Object(report));
     }
     let mut failures = Vec::new();
-    if !failed_groups.is_empty() {
-        failures.push(format!(
-            "{} groups of kernels failed: {}",
-            failed_groups.len(),
-            failed_groups.join(", ")
-        ));
+    if !kernels.failed.is_empty() {
+        let names = kernels.failed.join(", ");
+        failures.push(format!("{} groups of kernels failed: {names}", kernels.failed.len()));
+    }
+    if kernels.is_stopped {
+        failures.push("a signal ended the check".to_owned());
     }
     if failed > 0 {
         failures.push(format!("{failed} cases failed"));
@@ -200,6 +206,12 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::other(format!("{}; --seed {} replays them", failures.join("; "), options.seed)))
+}
+
+/// Path of this program, valid even if its file has been replaced or removed since.
+fn program() -> PathBuf {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
 }
 
 fn seconds(matches: &ArgMatches, flag: &str) -> Duration {

@@ -189,7 +189,7 @@ impl Group {
 
 /// Starts the process of `rank`, which reads the group's id from its input.
 fn start(rank: u32, ranks: u32, options: &CheckOptions, id: &UniqueId) -> std::io::Result<Child> {
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(super::program());
     command.args([GPU_CHECK, RANKS, "--rank", &rank.to_string(), "--ranks", &ranks.to_string()]);
     command.args(["--device", &options.ordinal.to_string(), "--seed", &options.seed.to_string()]);
     command.args(["--scale", options.scale_name()]);
