@@ -86,7 +86,8 @@ has_cublaslt() {
 }
 
 # step NAME SECONDS COMMAND...: runs the command within the time and records the result. The last lines that
-# say something go into the table. With ONLY, a regular expression, steps with other names are left out.
+# say something go into the table. With ONLY, a regular expression, steps with other names are left out, but
+# for the first, `device`.
 step() {
   local name=$1 limit=$2 status
   shift 2
