@@ -19,6 +19,7 @@ mod gpu_check;
 mod hub;
 mod membership;
 mod model;
+mod own_path;
 mod probe;
 mod progress;
 #[cfg(feature = "worker")]

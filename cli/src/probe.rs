@@ -17,6 +17,7 @@ use skein_sys::process::limit_address_space;
 use tokio::process::Command;
 
 use crate::exit::{Failure, MODEL};
+use crate::own_path::own_path;
 
 /// The hidden command that the child runs.
 pub const PROBE: &str = "probe-text";
@@ -131,7 +132,7 @@ pub fn start_renderer(
 ) -> impl Fn() -> io::Result<process::Command> + Send + Sync + 'static + use<> {
     let (directory, sources) = (directory.to_owned(), sources.clone());
     move || {
-        let mut child = process::Command::new(this_binary()?);
+        let mut child = process::Command::new(own_path());
         // A backtrace of a child that runs out of memory would take longer than the rendering.
         child.arg(RENDER).env("RUST_BACKTRACE", "0");
         add_files(&mut child, &directory, &sources);
@@ -193,12 +194,6 @@ async fn in_child(trial: &Trial, directory: &Path, sources: &TextSources) -> io:
     let mut shell = Command::from(shell);
     shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     shell.kill_on_drop(true).output().await
-}
-
-/// Path of the running executable, valid even if its file has been replaced or removed since.
-fn this_binary() -> io::Result<PathBuf> {
-    let running = PathBuf::from("/proc/self/exe");
-    if running.exists() { Ok(running) } else { std::env::current_exe() }
 }
 
 fn add_files(child: &mut process::Command, directory: &Path, sources: &TextSources) {

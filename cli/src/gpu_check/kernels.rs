@@ -13,6 +13,7 @@ use super::stop::Stop;
 use super::supervise::{self, Found};
 use super::{CheckOptions, GPU_CHECK, KERNELS};
 use crate::exit::Failure;
+use crate::own_path::own_path;
 
 /// Default of `--jobs` on a GPU with memory for as many.
 const JOBS: usize = 4;
@@ -182,7 +183,7 @@ fn lock(groups: &Mutex<Vec<Progress>>) -> MutexGuard<'_, Vec<Progress>> {
 }
 
 fn run_part(plan: &Plan, options: &CheckOptions, (group, part): (&Group, Part), stop: &Stop) -> Found {
-    let mut command = Command::new(super::program());
+    let mut command = Command::new(own_path());
     command.args([GPU_CHECK, KERNELS, "--group", group.name, "--only", &options.only]);
     command.args(["--part", &format!("{}/{}", part.index, part.of)]);
     command.args(["--parent", &std::process::id().to_string()]);

@@ -9,7 +9,6 @@ mod ranks;
 mod stop;
 mod supervise;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -206,12 +205,6 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::other(format!("{}; --seed {} replays them", failures.join("; "), options.seed)))
-}
-
-/// Path of this program, valid even if its file has been replaced or removed since.
-fn program() -> PathBuf {
-    let running = PathBuf::from("/proc/self/exe");
-    if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
 }
 
 fn seconds(matches: &ArgMatches, flag: &str) -> Duration {

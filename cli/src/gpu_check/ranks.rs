@@ -14,6 +14,7 @@ use skein_kernels::cuda::{Communicator, CudaError, Device, Nccl};
 
 use super::{CheckOptions, GPU_CHECK, RANKS, failure};
 use crate::exit::{DEVICE, Failure};
+use crate::own_path::own_path;
 
 /// Name of what a rank reports about sums through the GPUs' memory.
 const MEMORY: &str = "through_memory";
@@ -189,7 +190,7 @@ impl Group {
 
 /// Starts the process of `rank`, which reads the group's id from its input.
 fn start(rank: u32, ranks: u32, options: &CheckOptions, id: &UniqueId) -> std::io::Result<Child> {
-    let mut command = Command::new(super::program());
+    let mut command = Command::new(own_path());
     command.args([GPU_CHECK, RANKS, "--rank", &rank.to_string(), "--ranks", &ranks.to_string()]);
     command.args(["--device", &options.ordinal.to_string(), "--seed", &options.seed.to_string()]);
     command.args(["--scale", options.scale_name()]);
