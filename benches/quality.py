@@ -25,8 +25,8 @@ FLAGS = {
     "KV bfloat16": ["--dtype", "float32", "--kv-cache-dtype", "bfloat16"],
     "KV float16": ["--dtype", "float32", "--kv-cache-dtype", "float16"],
     "KV int8": ["--dtype", "float32", "--kv-cache-dtype", "int8"],
-    "`--quantization int8`": ["--quantization", "int8", *EXACT],
-    "`--quantization int4`": ["--quantization", "int4", *EXACT],
+    "`--quantization int8`": ["--quantization", "int8", "--kv-cache-dtype", "float32"],
+    "`--quantization int4`": ["--quantization", "int4", "--kv-cache-dtype", "float32"],
 }
 # label: flags of `quantize`, and whether it is calibrated
 METHODS = {
@@ -96,7 +96,7 @@ def main():
                 words = [word for file in files for word in ("--calibration", str(file))]
                 subprocess.run([skein, "quantize", str(model), str(out), *flags, *words], check=True, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
-                row(label + suffix, out, EXACT)
+                row(label + suffix, out, ["--kv-cache-dtype", "float32"])
 
 
 if __name__ == "__main__":

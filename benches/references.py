@@ -4,12 +4,14 @@ Each package writes its own checkpoint, and one binary scores them all.
 
     python references.py calibrate WORK [WINDOWS]   # tokens.json and text.txt, for all
     python references.py outliers WORK              # WORK/model, to be quantised instead of the shipped one
+    python references.py real WORK FILE.gguf        # the same, of tests/real/run; before calibrate
     python references.py write METHOD WORK          # WORK/METHOD, in an environment with its package
     python references.py skein SKEIN WORK           # WORK/skein-*
-    python references.py score SKEIN WORK [TOKENS]  # the table, in Markdown; reads with the packages
+    python references.py score SKEIN WORK [TOKENS [WINDOW]]     # the table, in Markdown
 
-Without TOKENS (models/skein-7m/held_out.bin, say), WORK/held_out.bin is scored. Packages, all on the CPU (on
-a busy one with OMP_NUM_THREADS=1) and each in an environment of its own if they do not agree on transformers:
+Without TOKENS (models/skein-7m/held_out.bin, say), WORK/held_out.bin is scored; TOKENS of the real model are
+tests/real/tokens.u16, in windows of 512. Packages, all on the CPU (on a busy one with OMP_NUM_THREADS=1) and
+each in an environment of its own if they do not agree on transformers:
 
     llm-compressor-*   pip install llmcompressor==0.14.0.1
     auto-gptq*         pip install --no-deps auto-gptq==0.7.1, beside torch and transformers: its class GPTQ
@@ -42,13 +44,17 @@ SKEIN = {
     "skein-gptq-group": ["--method", "gptq", "--act-order", "group"],
     "skein-gptq-asymmetric": ["--method", "gptq", "--asymmetric"],
     "skein-awq": ["--method", "awq"],
+    "skein-int8": ["--method", "int8"],
+    "skein-fp8": ["--method", "fp8"],
 }
+# With a scale for each output, and neither groups nor calibration
+WHOLE_OUTPUTS = ("skein-int8", "skein-fp8")
 
 
-def windows_of(text, most):
+def windows_of(text, most, source):
     """Windows of calibration tokens as `skein quantize` takes them (cli/src/token_windows.rs)."""
     from tokenizers import Tokenizer
-    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     with_special = tokenizer.encode("a").ids
     prefix = with_special[:with_special.index(tokenizer.encode("a", add_special_tokens=False).ids[0])]
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -64,7 +70,7 @@ def calibrate(work, most=SAMPLES):
     from quality import calibration_text
     work.mkdir(parents=True, exist_ok=True)
     text = calibration_text(work / "text.txt").read_text()
-    (work / "tokens.json").write_text(json.dumps(windows_of(text, most)))
+    (work / "tokens.json").write_text(json.dumps(windows_of(text, most, model_of(work))))
     # Many more held-out windows than held_out.bin has, for less noise.
     import corpus
     tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
@@ -103,6 +109,23 @@ def outliers(work):
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
 
 
+def real(work, file):
+    """The real model in 16 bits, as transformers decodes it."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    out = work / "model"
+    shutil.rmtree(out, ignore_errors=True)
+    given = {"pretrained_model_name_or_path": file.resolve().parent, "gguf_file": file.name}
+    AutoTokenizer.from_pretrained(**given).save_pretrained(out)
+    # save_pretrained refuses models that were read from a GGUF file.
+    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.bfloat16)
+    config = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    state = {name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+
+
 def load(source):
     import torch
     from transformers import AutoModelForCausalLM
@@ -131,6 +154,17 @@ def llm_compressor_gptq(order):
     def write(source, tokens, out):
         from llmcompressor.modifiers.gptq import GPTQModifier
         llm_compressor(source, tokens, out, GPTQModifier(config_groups=scheme(True), ignore=["lm_head"], dampening_frac=DAMPING, actorder=order))
+    return write
+
+
+def llm_compressor_scheme(name):
+    """Weights rounded to the nearest by one of the package's named schemes."""
+    def write(source, tokens, out):
+        from llmcompressor import oneshot
+        from llmcompressor.modifiers.quantization import QuantizationModifier
+        model = load(source)
+        oneshot(model=model, recipe=QuantizationModifier(targets="Linear", scheme=name, ignore=["lm_head"]))
+        model.save_pretrained(out, save_compressed=True)
     return write
 
 
@@ -226,6 +260,8 @@ METHODS = {
     "llm-compressor-gptq-static": llm_compressor_gptq("static"),
     "llm-compressor-gptq-off": llm_compressor_gptq(None),
     "llm-compressor-awq": llm_compressor_awq,
+    "llm-compressor-int8": llm_compressor_scheme("INT8"),
+    "llm-compressor-fp8": llm_compressor_scheme("FP8_DYNAMIC"),
     "auto-gptq-off": auto_gptq("off"),
     "auto-gptq-group": auto_gptq("group"),
     "auto-gptq-static-asymmetric": auto_gptq("static", symmetric=False),
@@ -247,8 +283,10 @@ def skein(binary, work):
     windows = json.loads((work / "tokens.json").read_text())
     for name, flags in SKEIN.items():
         shutil.rmtree(work / name, ignore_errors=True)
-        command = [binary, "quantize", model_of(work), work / name, *flags, "--group-size", str(GROUP), "--damping", str(DAMPING),
-                   "--calibration", work / "text.txt", "--calibration-samples", str(len(windows)), "--calibration-length", str(LENGTH), "--json"]
+        command = [binary, "quantize", model_of(work), work / name, *flags, "--json"]
+        if name not in WHOLE_OUTPUTS:
+            command += ["--group-size", str(GROUP), "--damping", str(DAMPING), "--calibration", work / "text.txt",
+                        "--calibration-samples", str(len(windows)), "--calibration-length", str(LENGTH)]
         done = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
         tokens = json.loads(done.stdout)["calibration_tokens"]
         assert tokens in (0, sum(map(len, windows))), tokens
@@ -264,8 +302,8 @@ def widened(directory, out, source):
     config = json.loads((directory / "config.json").read_text())
     how = config.pop("quantization_config")
     read = {"gptq": golden.gptq, "awq": golden.awq, "compressed-tensors": golden.compressed}[how["quant_method"]]
-    ends = (".qweight", ".weight_packed")
-    bases = sorted(name.removesuffix(end) for name in tensors for end in ends if name.endswith(end))
+    ends = (".qweight", ".weight_packed", ".weight_scale")
+    bases = sorted({name.removesuffix(end) for name in tensors for end in ends if name.endswith(end)})
     parts = tuple(f"{base}." for base in bases)
     state = {f"{base}.weight": read(tensors, base, how).float().contiguous() for base in bases}
     state |= {name: value.float() for name, value in tensors.items() if not name.startswith(parts)}
@@ -278,7 +316,7 @@ def widened(directory, out, source):
         shutil.copy(source / file, out)
 
 
-def score(binary, work, tokens=None):
+def score(binary, work, tokens=None, window=LENGTH + 1):
     print("| | as served: perplexity | increase | KL divergence, nats | weights alone: increase | KL divergence, nats |\n|---|---|---|---|---|---|")
     source, wide = model_of(work), work / "widened"
     for name in [*SKEIN, *METHODS]:
@@ -286,9 +324,9 @@ def score(binary, work, tokens=None):
             continue
         widened(work / name, wide, source)
         cells = []
-        for directory in (work / name, wide):
-            command = [binary, "bench", "perplexity", directory, "--tokens", tokens or work / "held_out.bin", "--window", LENGTH + 1, "--reference", source,
-                       "--dtype", "float32", "--kv-cache-dtype", "float32", "--json"]
+        for directory, flags in ((work / name, []), (wide, ["--dtype", "float32", "--kv-cache-dtype", "float32"])):
+            command = [binary, "bench", "perplexity", directory, "--tokens", tokens or work / "held_out.bin", "--window", window, "--reference", source,
+                       *flags, "--json"]
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
             if done.returncode:
                 sys.exit(f"{name}: {done.stderr}")
@@ -308,8 +346,12 @@ def main():
             write(name, pathlib.Path(work))
         case ["skein", binary, work]:
             skein(pathlib.Path(binary).resolve(), pathlib.Path(work))
-        case ["score", binary, work, *tokens]:
-            score(pathlib.Path(binary).resolve(), pathlib.Path(work), *map(pathlib.Path, tokens))
+        case ["real", work, file]:
+            real(pathlib.Path(work), pathlib.Path(file))
+        case ["score", binary, work]:
+            score(pathlib.Path(binary).resolve(), pathlib.Path(work))
+        case ["score", binary, work, tokens, *window]:
+            score(pathlib.Path(binary).resolve(), pathlib.Path(work), pathlib.Path(tokens), *map(int, window))
         case _:
             sys.exit(__doc__)
 

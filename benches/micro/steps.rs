@@ -34,7 +34,7 @@ pub fn numbers(numbers: NumberTypes, flag: &str, value: &str) -> Option<NumberTy
             };
             Some(NumberTypes { kv, ..numbers })
         }
-        ("--quantization", "int8") => Some(NumberTypes { weights: Some(Format::INT8), ..numbers }),
+        ("--quantization", "int8") => Some(NumberTypes { weights: Some(Format::INT8_GROUP), ..numbers }),
         ("--quantization", "int4") => Some(NumberTypes { weights: Some(Format::INT4), ..numbers }),
         _ => None,
     }

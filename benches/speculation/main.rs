@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skein_bench::make_model::{Dtype, ModelShape, SHAPES, make_model};
+use skein_bench::make_model::{Dtype, ModelShape, RandomWeights, SHAPES, make_model};
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_node::clock::{self, Timestamp};
@@ -142,10 +142,10 @@ fn known(shape: &str) -> &'static ModelShape {
 fn backend(options: &Options, shape: &str, tokenizer: &Path) -> CpuBackend {
     let directory = std::env::temp_dir().join(format!("skein-speculation-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("the temporary directory can be written");
-    make_model(known(shape), Dtype::Bf16, 1, tokenizer, &directory, |_| {})
-        .expect("the model can be written");
+    let random = RandomWeights { dtype: Dtype::Bf16, seed: 1, has_outliers: false };
+    make_model(known(shape), random, tokenizer, &directory, |_| {}).expect("the model can be written");
     let weights = match options.weights.as_str() {
-        "int8" => Some(Format::INT8),
+        "int8" => Some(Format::INT8_GROUP),
         "int4" => Some(Format::INT4),
         _ => None,
     };

@@ -7,6 +7,7 @@ pub mod engine;
 pub mod load;
 pub mod make_adapters;
 pub mod make_model;
+mod outliers;
 pub mod plot;
 pub mod policy;
 pub mod quantised_form;

@@ -5,12 +5,14 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use crate::outliers::Outliers;
 use crate::quantised_form::QuantisedForm;
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use skein_node::random::SplitMix64;
 use skein_worker::model::LoadError;
 use skein_worker::model::config::ModelConfig;
+use skein_worker::model::spec::Spec;
 use skein_worker::model::tensors::{self, Kind, Tensor};
 
 /// Spread of the weights: a uniform distribution of this half-width has the usual 0.02 standard deviation.
@@ -231,6 +233,17 @@ impl Dtype {
     }
 }
 
+/// Weights of a model to create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RandomWeights {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Seed of the values.
+    pub seed: u64,
+    /// Whether a few channels and tokens have much larger activations than the others, as in trained models.
+    pub has_outliers: bool,
+}
+
 /// Why a model could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MakeModelError {
@@ -282,16 +295,23 @@ pub fn check_free(dir: &Path) -> Result<(), MakeModelError> {
 /// If a file cannot be written, or `tokenizer_from` has no tokenizer.
 pub fn make_model(
     shape: &ModelShape,
-    dtype: Dtype,
-    seed: u64,
+    random: RandomWeights,
     tokenizer_from: &Path,
     out: &Path,
     mut progress: impl FnMut(f64),
 ) -> Result<Made, MakeModelError> {
+    let RandomWeights { dtype, seed, has_outliers } = random;
+    let spec = spec(shape, dtype)?;
+    let tensors = tensors::all(&spec);
     make_tokenizer(tokenizer_from, out)?;
-    let tensors = tensors(shape, dtype)?;
+    let outliers = has_outliers.then_some(Outliers {
+        seed,
+        norm_offset: spec.norm.offset,
+        head_dim: shape.head_dim,
+        is_tied: shape.tied,
+    });
     let weights = out.join("model.safetensors");
-    replace(&weights, |to| write_weights(to, &tensors, dtype, seed, &mut progress))?;
+    replace(&weights, |to| write_weights(to, &tensors, (random, outliers), &mut progress))?;
     make_configuration(shape, dtype, None, out)?;
     let parameters = parameters(&tensors);
     Ok(Made { parameters, bytes: parameters * dtype.bytes() as u64 })
@@ -308,9 +328,9 @@ pub fn make_without_weights(
     tokenizer_from: &Path,
     out: &Path,
 ) -> Result<Made, MakeModelError> {
+    let parameters = parameters(&tensors(shape, dtype)?);
     make_tokenizer(tokenizer_from, out)?;
     make_configuration(shape, dtype, form, out)?;
-    let parameters = parameters(&tensors(shape, dtype)?);
     Ok(Made { parameters, bytes: 0 })
 }
 
@@ -357,12 +377,16 @@ fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Res
 
 /// All tensors of the model, as listed by the worker that will serve it.
 fn tensors(shape: &ModelShape, dtype: Dtype) -> Result<Vec<Tensor>, MakeModelError> {
+    spec(shape, dtype).map(|spec| tensors::all(&spec))
+}
+
+fn spec(shape: &ModelShape, dtype: Dtype) -> Result<Spec, MakeModelError> {
     let object = |value: Value| match value {
         Value::Object(object) => object,
         _ => Map::new(),
     };
     let model = ModelConfig::parse(&object(config(shape, dtype)), &object(generation_config()));
-    Ok(tensors::all(&model.map_err(MakeModelError::Shape)?.spec))
+    Ok(model.map_err(MakeModelError::Shape)?.spec)
 }
 
 /// Total number of values.
@@ -373,8 +397,7 @@ fn parameters(tensors: &[Tensor]) -> u64 {
 fn write_weights(
     path: &Path,
     tensors: &[Tensor],
-    dtype: Dtype,
-    seed: u64,
+    (RandomWeights { dtype, seed, .. }, outliers): (RandomWeights, Option<Outliers>),
     progress: &mut impl FnMut(f64),
 ) -> std::io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
@@ -389,9 +412,11 @@ fn write_weights(
         let mut left = tensor.len();
         while left > 0 {
             bytes.clear();
-            let count = left.min(CHUNK_VALUES);
-            for _ in 0..count {
-                dtype.push(if is_norm { 1.0 } else { noise(&mut random) }, &mut bytes);
+            let (count, first) = (left.min(CHUNK_VALUES), tensor.len() - left);
+            for index in first..first + count {
+                let value = if is_norm { 1.0 } else { noise(&mut random) };
+                let factor = outliers.map_or(1.0, |outliers| outliers.factor(tensor, index));
+                dtype.push(value * factor, &mut bytes);
             }
             file.write_all(&bytes)?;
             left -= count;
@@ -482,6 +507,8 @@ fn generation_config() -> Value {
 mod tests {
     use super::*;
 
+    const PLAIN: RandomWeights = RandomWeights { dtype: Dtype::Bf16, seed: 1, has_outliers: false };
+
     #[test]
     fn created_models_read_back_as_safetensors() {
         for (shape, dtype) in
@@ -497,7 +524,8 @@ mod tests {
             std::fs::create_dir_all(&from).expect("a directory");
             std::fs::write(from.join("tokenizer.json"), "{}").expect("a file");
             let mut last = 0.0;
-            let made = make_model(shape, dtype, 1, &from, &dir, |share| last = share).expect("it is written");
+            let made = make_model(shape, RandomWeights { dtype, ..PLAIN }, &from, &dir, |share| last = share)
+                .expect("it is written");
             let bytes = std::fs::read(dir.join("model.safetensors")).expect("weights");
             let parsed = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
             let values: usize =
@@ -514,6 +542,57 @@ mod tests {
     }
 
     #[test]
+    fn outliers_are_in_activations_and_change_no_channels_function() {
+        let dir = std::env::temp_dir().join(format!("skein-outliers-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        std::fs::write(dir.join("tokenizer.json"), "{}").expect("a file");
+        let [plain, outliers] = [false, true].map(|has_outliers| {
+            let random = RandomWeights { dtype: Dtype::F32, has_outliers, ..PLAIN };
+            make_model(&SHAPES[0], random, &dir, &dir, |_| {}).expect("it is written");
+            let bytes = std::fs::read(dir.join("model.safetensors")).expect("weights");
+            move |name: &str| -> Vec<f32> {
+                let parsed = safetensors::SafeTensors::deserialize(&bytes).expect("a valid file");
+                let tensor = parsed.tensor(&format!("{name}.weight")).expect("it is there");
+                let values = tensor.data().chunks_exact(4);
+                values.map(|four| f32::from_le_bytes(four.try_into().expect("four bytes"))).collect()
+            }
+        });
+        let peak = |row: &[f32]| {
+            let mean = row.iter().map(|value| value * value).sum::<f32>() / row.len() as f32;
+            row.iter().fold(0.0_f32, |most, value| most.max(value.abs())) / mean.sqrt()
+        };
+        let gains = outliers("model.layers.0.input_layernorm");
+        let inputs = |embedding: Vec<f32>| -> Vec<f32> {
+            let rows = embedding.chunks_exact(gains.len());
+            let row = |row: &[f32]| peak(&row.iter().zip(&gains).map(|(a, b)| a * b).collect::<Vec<_>>());
+            let mut peaks: Vec<f32> = rows.map(row).collect();
+            peaks.sort_by(f32::total_cmp);
+            peaks
+        };
+        let peaks = inputs(outliers("model.embed_tokens"));
+        let median = peaks[peaks.len() / 2];
+        assert!((4.0..8.0).contains(&median), "64 columns allow at most 8: {median}");
+        assert!(plain("model.embed_tokens").chunks_exact(64).all(|row| peak(row) < 2.5));
+        let massive = outliers("model.embed_tokens").chunks_exact(64).filter(|row| peak(row) > 6.0).count();
+        // The value itself is random, and small in some of the 64 rows.
+        assert!((50..=64).contains(&massive), "{massive}");
+
+        // A channel is a gain or a row of the inner tensor, and a column of the outer one.
+        let same = |outer: &str, inner: &str, channels: usize| {
+            let together = |of: &dyn Fn(&str) -> Vec<f32>| -> Vec<f32> {
+                let [outer, inner] = [outer, inner].map(|name| of(&format!("model.layers.1.{name}")));
+                let stride = inner.len() / channels;
+                (0..outer.len()).map(|index| outer[index] * inner[index % channels * stride]).collect()
+            };
+            assert_eq!(together(&plain), together(&outliers), "{outer} after {inner}");
+        };
+        same("self_attn.q_proj", "input_layernorm", 64);
+        same("mlp.gate_proj", "post_attention_layernorm", 64);
+        same("mlp.down_proj", "mlp.up_proj", 176);
+        std::fs::remove_dir_all(&dir).expect("it is ours");
+    }
+
+    #[test]
     fn a_model_that_is_being_served_is_not_overwritten_under_its_worker() {
         let dir = std::env::temp_dir().join(format!("skein-occupied-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory");
@@ -523,7 +602,7 @@ mod tests {
         std::fs::write(&weights, "mapped by a worker").expect("a file");
         assert!(check_free(&dir).is_err_and(|error| error.to_string().contains("--force")));
         let mut served = File::open(&weights).expect("it is there");
-        make_model(&SHAPES[0], Dtype::Bf16, 1, &dir, &dir, |_| {}).expect("it is replaced");
+        make_model(&SHAPES[0], PLAIN, &dir, &dir, |_| {}).expect("it is replaced");
         let mut seen = String::new();
         std::io::Read::read_to_string(&mut served, &mut seen).expect("the old file lives on");
         assert_eq!(seen, "mapped by a worker");

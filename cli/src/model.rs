@@ -240,23 +240,17 @@ fn read_bounded(path: &Path, limit: u64) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use skein_bench::make_model::{Dtype, RandomWeights, SHAPES, make_model};
+
     use super::*;
 
     #[test]
     fn facts_come_from_the_headers_of_a_made_model() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         std::fs::write(dir.path().join("tokenizer.json"), "{}").expect("a file");
-        let shape = &skein_bench::make_model::SHAPES[0];
         let out = dir.path().join("made");
-        let made = skein_bench::make_model::make_model(
-            shape,
-            skein_bench::make_model::Dtype::Bf16,
-            1,
-            dir.path(),
-            &out,
-            |_| {},
-        )
-        .expect("it is made");
+        let random = RandomWeights { dtype: Dtype::Bf16, seed: 1, has_outliers: false };
+        let made = make_model(&SHAPES[0], random, dir.path(), &out, |_| {}).expect("it is made");
         let expected = Facts {
             family: "llama".into(),
             parameters: made.parameters,

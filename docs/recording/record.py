@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Records what clients see while workers get SIGKILL: real processes, real streams, each answer checked.
 
-    python3 docs/recording/record.py target/release/skein > docs/recording/kill.jsonl
+    python3 docs/recording/record.py target/release/skein MODEL.gguf > docs/recording/kill.jsonl
     python3 docs/recording/render.py docs/recording/kill.jsonl > docs/src/images/kill.svg
 
-Starts `skein serve` with three workers and the shipped model, opens 64 streams, and kills the busiest worker,
-twice. Then every request runs again, undisturbed, and its answer must be the same, byte by byte. Writes JSON
-lines: a header, then `[seconds, kind, value]` for the counters, the kills, and the text of one stream, the
-one that moved most often. Standard library only.
+MODEL is that of tests/real/run. Starts `skein serve` with three workers, opens 64 streams, and kills the
+busiest worker, twice. Then every request runs again, undisturbed, and its answer must be the same, byte by
+byte. Writes JSON lines: a header, then `[seconds, kind, value]` for the counters, the kills, and the text of
+one stream, the one that moved most often. Standard library only.
 """
 
 import concurrent.futures
@@ -20,8 +20,8 @@ import threading
 import time
 import urllib.request
 
-STREAMS, WORKERS, KILLS, MAX_TOKENS = 64, 3, 2, 640
-PROMPT = "import os\nimport sys\n\n\ndef main("
+STREAMS, WORKERS, KILLS, MAX_TOKENS = 64, 3, 2, 200
+NAME, PROMPT = "SmolLM2-135M-Instruct", "The old lighthouse keeper opened the door and"
 COUNTERS_EVERY = 0.1
 
 
@@ -55,7 +55,7 @@ class Counters:
 
 def body(seed):
     return {
-        "model": "skein-7m", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7,
+        "model": NAME, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7,
         "frequency_penalty": 0.3, "seed": seed, "ignore_eos": True, "stream": True, "return_token_ids": True,
     }
 
@@ -116,10 +116,10 @@ def kill_one(pid, killed, recording):
     killed.add(victim)
 
 
-def start(binary):
+def start(binary, model):
     """Starts a cluster on a free port; returns its process and address once it serves."""
-    command = [binary, "serve", "--port", "0", "--workers", str(WORKERS), "--threads", "1"]
-    command += ["--log-format", "json"]
+    command = [binary, "serve", model, "--served-model-name", NAME, "--port", "0", "--workers", str(WORKERS), "--threads", "1"]
+    command += ["--max-model-len", "1024", "--log-format", "json"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     connected, address = 0, None
     for line in server.stderr:
@@ -133,8 +133,8 @@ def start(binary):
     raise SystemExit("the server ended before it was ready")
 
 
-def main(binary):
-    server, address = start(binary)
+def main(binary, model):
+    server, address = start(binary, model)
     try:
         recording, counters, killed = Recording(), Counters(), set()
         seeds = range(1, STREAMS + 1)
@@ -159,7 +159,7 @@ def main(binary):
     shown = max(seeds, key=lambda seed: (counters.moves.get(seed, 0), -seed))
     header = {
         "streams": STREAMS, "workers": WORKERS, "kills": len(killed), **last, "altered": altered,
-        "expected_tokens": STREAMS * MAX_TOKENS, "prompt": PROMPT, "shown_moves": counters.moves.get(shown, 0),
+        "expected_tokens": STREAMS * MAX_TOKENS, "model": NAME, "prompt": PROMPT, "shown_moves": counters.moves.get(shown, 0),
     }
     print(json.dumps(header))
     for seconds, kind, value in sorted(recording.events, key=lambda event: event[0]):

@@ -8,6 +8,7 @@ that has none) the picture shows the end. Standard library only.
 """
 
 import html
+import itertools
 import json
 import sys
 
@@ -63,20 +64,21 @@ def chunks(events, prompt):
 
 
 def lines_of(pieces):
-    """Lines of at most COLUMNS characters, each a list of (seconds, text)."""
-    lines, column = [[]], 0
-    for seconds, text in pieces:
-        for at, part in enumerate(text.split("\n")):
-            if at:
-                lines.append([])
-                column = 0
-            while column + len(part) > COLUMNS:
-                lines[-1].append((seconds, part[: COLUMNS - column]))
-                part, column = part[COLUMNS - column:], 0
-                lines.append([])
-            if part:
-                lines[-1].append((seconds, part))
-                column += len(part)
+    """Lines of at most COLUMNS characters, broken at spaces, each a list of (seconds, text)."""
+    text, times = "".join(part for _, part in pieces), [seconds for seconds, part in pieces for _ in part]
+    lines, begin = [], 0
+    while begin < len(text):
+        newline = text.find("\n", begin, begin + COLUMNS + 1)
+        space = text.rfind(" ", begin + 1, begin + COLUMNS + 1)
+        if newline >= 0:
+            end = newline
+        elif len(text) - begin <= COLUMNS:
+            end = len(text)
+        else:
+            end = space if space > begin else begin + COLUMNS
+        parts = itertools.groupby(range(begin, end), key=times.__getitem__)
+        lines.append([(seconds, "".join(text[at] for at in part)) for seconds, part in parts])
+        begin = end + (end < len(text) and text[end] in " \n")
     return lines
 
 

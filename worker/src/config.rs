@@ -369,8 +369,8 @@ pub enum LoadFormat {
 pub enum Quantization {
     /// FP8 e4m3 with a scale for each output channel. Embedding and head keep their type. GPU only.
     Fp8,
-    /// 8-bit integers with a scale for each output channel. The embedding keeps its type; on GPUs the head
-    /// does, too.
+    /// 8-bit integers, on the CPU with a scale for each group of 32 inputs, on GPUs for each output channel.
+    /// The embedding keeps its type; on GPUs the head does, too.
     Int8,
     /// 4-bit integers with a scale for each group of 32 inputs. The head has 8 bits; on GPUs it keeps its
     /// type. The embedding keeps its type.

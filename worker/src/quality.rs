@@ -22,6 +22,9 @@ const BLOCK_SIZE: u32 = 16;
 /// together: 39 MB for a vocabulary of 150k.
 const CHUNK: usize = 64;
 
+/// Number of the reference's most likely tokens whose log probabilities are compared.
+const LIKELIEST: usize = 20;
+
 /// Sums over scored tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Quality {
@@ -35,6 +38,9 @@ pub struct Quality {
     pub reference_nats: f64,
     /// Tokens before which the reference has the same most likely token.
     pub same_top: u64,
+    /// Sum of the mean absolute differences of the log probabilities of the reference's 20 most likely
+    /// tokens, in nats.
+    pub log_prob_error: f64,
 }
 
 /// Why windows cannot be scored.
@@ -72,6 +78,11 @@ impl Quality {
     /// Mean divergence per token, in nats.
     pub fn mean_divergence(&self) -> f64 {
         self.divergence / self.tokens.max(1) as f64
+    }
+
+    /// Mean absolute difference of the log probabilities of the reference's 20 most likely tokens, in nats.
+    pub fn mean_log_prob_error(&self) -> f64 {
+        self.log_prob_error / self.tokens.max(1) as f64
     }
 
     /// Share of the tokens before which both have the same most likely token.
@@ -191,6 +202,11 @@ impl Quality {
             })
             .sum::<f64>();
         self.same_top += u64::from(top(logits) == top(reference));
+        let likeliest = likeliest(reference);
+        let error = |&token: &usize| {
+            ((f64::from(logits[token]) - log_sum) - (f64::from(reference[token]) - of_reference)).abs()
+        };
+        self.log_prob_error += likeliest.iter().map(error).sum::<f64>() / likeliest.len().max(1) as f64;
     }
 }
 
@@ -204,6 +220,16 @@ fn log_sum(logits: &[f32]) -> f64 {
 fn top(logits: &[f32]) -> Option<usize> {
     let indices = 0..logits.len();
     indices.reduce(|best, at| if logits[at] > logits[best] { at } else { best })
+}
+
+/// Indices of the [`LIKELIEST`] largest logits.
+fn likeliest(logits: &[f32]) -> Vec<usize> {
+    let mut indices: Vec<usize> = (0..logits.len()).collect();
+    if indices.len() > LIKELIEST {
+        indices.select_nth_unstable_by(LIKELIEST, |a, b| logits[*b].total_cmp(&logits[*a]));
+        indices.truncate(LIKELIEST);
+    }
+    indices
 }
 
 /// Tokens `rows` of a window.
@@ -221,5 +247,27 @@ fn chunk(window: &[u32], rows: std::ops::Range<usize>, blocks: u32) -> Batch {
         }],
         block_tables: (0..blocks).map(BlockId).collect(),
         ..Batch::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn likely_tokens_are_compared_by_their_probabilities() {
+        let reference: Vec<f32> = (0..100_u8).map(|token| -f32::from(token) / 10.0).collect();
+        let mut sums = Quality::default();
+        // The same distribution, whatever is added to all logits.
+        let shifted: Vec<f32> = reference.iter().map(|logit| logit + 3.0).collect();
+        sums.add(&shifted, Some(&reference), 0);
+        assert!(sums.mean_log_prob_error() < 1e-6 && sums.mean_divergence().abs() < 1e-6);
+        // The twenty likeliest of the other one are a nat less likely than they were relative to the rest.
+        let mut other = reference.clone();
+        other[..20].iter_mut().for_each(|logit| *logit -= 1.0);
+        let mut sums = Quality::default();
+        sums.add(&other, Some(&reference), 0);
+        let expected = log_sum(&other) - log_sum(&reference) + 1.0;
+        assert!((sums.mean_log_prob_error() - expected).abs() < 1e-6, "{sums:?}");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use skein_bench::make_model::{self, Dtype, ModelShape, SHAPES};
+use skein_bench::make_model::{self, Dtype, ModelShape, RandomWeights, SHAPES};
 use skein_bench::quantised_form::{FORMS, QuantisedForm};
 
 use super::{progress_bar, shown};
@@ -26,6 +26,12 @@ pub struct MakeModel {
     seed: u64,
     #[arg(long, value_name = "N", help = "Number of layers [default: the known model's]")]
     layers: Option<usize>,
+    #[arg(
+        long,
+        conflicts_with = "no_weights",
+        help = "Weights for which a few channels and tokens have much larger activations than the others, as in trained models"
+    )]
+    outliers: bool,
     #[arg(long, help = "Write only configuration and tokenizer, for --load-format dummy")]
     no_weights: bool,
     #[arg(
@@ -34,6 +40,7 @@ pub struct MakeModel {
         value_parser = form_names(),
         ignore_case = true,
         requires = "no_weights",
+        conflicts_with = "outliers",
         help = "With --no-weights: codes that --load-format dummy makes instead of 16 bits"
     )]
     quantization: Option<String>,
@@ -79,7 +86,8 @@ pub fn run(flags: &MakeModel) -> Result<(), Failure> {
     }
     let bar = progress_bar(1000, "  writing {bar:32} {percent}% ({eta} left)");
     let on_progress = |share: f64| bar.set_position((share * 1000.0) as u64);
-    let made = make_model::make_model(shape, dtype, flags.seed, &tokenizer, &flags.out, on_progress);
+    let random = RandomWeights { dtype, seed: flags.seed, has_outliers: flags.outliers };
+    let made = make_model::make_model(shape, random, &tokenizer, &flags.out, on_progress);
     bar.finish_and_clear();
     let made = made.map_err(Failure::other)?;
     let (millions, mib) = (made.parameters as f64 / 1e6, made.bytes >> 20);

@@ -100,6 +100,7 @@ fn print(flags: &Perplexity, quality: &Quality) {
             all["increase_percent"] = json!(increase);
             all["mean_kl_divergence"] = json!(quality.mean_divergence());
             all["same_top_token"] = json!(quality.share_of_same_top());
+            all["mean_log_prob_error_of_20"] = json!(quality.mean_log_prob_error());
         }
         return outln!("{all:#}");
     }
@@ -107,9 +108,11 @@ fn print(flags: &Perplexity, quality: &Quality) {
     if flags.reference.is_some() {
         outln!("reference {theirs:.4}, so {increase:+.3}%");
         outln!(
-            "mean KL divergence from the reference {:.5} nats; same most likely token {:.2}%",
+            "mean KL divergence from the reference {:.5} nats; same most likely token {:.2}%; log probabilities of its 20 \
+             most likely tokens differ by {:.4} on average",
             quality.mean_divergence(),
-            100.0 * quality.share_of_same_top()
+            100.0 * quality.share_of_same_top(),
+            quality.mean_log_prob_error()
         );
     }
 }

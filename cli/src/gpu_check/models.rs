@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
-use skein_bench::make_model::{Dtype, SHAPES, make_model};
+use skein_bench::make_model::{Dtype, RandomWeights, SHAPES, make_model};
 use skein_kernel_check::cases::Scale;
 use skein_worker::check::{Finding, Subject, check};
 
@@ -47,7 +47,8 @@ pub(super) fn run(options: &CheckOptions, report: &mut Map<String, Value>) -> Re
         let dir = scratch.0.join(name);
         let shape = SHAPES.iter().find(|shape| shape.name == name);
         let shape = shape.ok_or_else(|| Failure::new(OTHER, format!("no shape is called {name}")))?;
-        make_model(shape, Dtype::Bf16, options.seed, &tokenizer, &dir, |_| {}).map_err(Failure::other)?;
+        let random = RandomWeights { dtype: Dtype::Bf16, seed: options.seed, has_outliers: false };
+        make_model(shape, random, &tokenizer, &dir, |_| {}).map_err(Failure::other)?;
         let (dir, ordinal, seed) = (dir.as_path(), options.ordinal, options.seed);
         let subject = Subject { name, dir, ordinal, seed, lengths, batchings };
         let show: fn(&Finding) = if options.as_json { |_| {} } else { show };

@@ -152,7 +152,13 @@ pub const FORMATS: &[Format] = &[
     stored("NVFP4 of ModelOpt", "4-bit floats in groups of 16", BY_FLOATS, BY_HALVES),
     stored("MXFP4 of gpt-oss", "4-bit floats in groups of 32, experts in one tensor", BY_FLOATS, BY_HALVES),
     stored("bitsandbytes LLM.int8", "8 bits with outliers", None, None),
-    flag(FormatSource::Quantization, "int8", "8 bits, a scale for each output", BY_CODES, BY_HALVES),
+    flag(
+        FormatSource::Quantization,
+        "int8",
+        "8 bits, a scale for each 32 inputs (CPU) or for each output (CUDA)",
+        BY_CODES,
+        BY_HALVES,
+    ),
     flag(
         FormatSource::Quantization,
         "int4",

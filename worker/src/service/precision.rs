@@ -35,7 +35,13 @@ pub(crate) fn on_cpu(
         // Codes are multiplied by activations in 8 bits, numbers by activations in 32.
         None if asked.dtype == Dtype::Float32 && quantised.is_some() => Some(Format::F32),
         None => None,
-        Some(Quantization::Int8) => Some(Format::INT8),
+        Some(Quantization::Int8 | Quantization::Int4) if asked.dtype == Dtype::Float32 => {
+            return Err(unsuitable(
+                "--dtype float32 rounds nothing, and --quantization int8 and int4 round weights and activations; leave \
+                 one of them out (--kv-cache-dtype float32 keeps keys and values in 32 bits)",
+            ));
+        }
+        Some(Quantization::Int8) => Some(Format::INT8_GROUP),
         Some(Quantization::Int4) => Some(Format::INT4),
         Some(Quantization::Fp8) => {
             return Err(lacks(Device::Cpu, "--quantization fp8", "needs a GPU", FormatSource::Quantization));
@@ -138,7 +144,15 @@ mod tests {
         check("f16", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::Bf16, None);
         check("f32", Dtype::Auto, None, KvCacheDtype::Auto, false, KvType::F32, None);
         check("f32", Dtype::Auto, None, KvCacheDtype::Float16, false, KvType::F16, None);
-        check("bf16", Dtype::Auto, Some(Int8), KvCacheDtype::Int8, false, KvType::Int8, Some(Format::INT8));
+        check(
+            "bf16",
+            Dtype::Auto,
+            Some(Int8),
+            KvCacheDtype::Int8,
+            false,
+            KvType::Int8,
+            Some(Format::INT8_GROUP),
+        );
         check("bf16", Dtype::Auto, None, KvCacheDtype::Fp8, true, KvType::Fp8, None);
         check("f32", Dtype::Bfloat16, Some(Int4), KvCacheDtype::Auto, false, KvType::F32, Some(Format::INT4));
     }
@@ -157,8 +171,14 @@ mod tests {
         let fp8 = Precision { quantization: Some(Quantization::Fp8), ..Precision::default() };
         let fp8_cache = Precision { kv_cache_dtype: KvCacheDtype::Fp8, ..Precision::default() };
         let half = Precision { dtype: Dtype::Bfloat16, ..Precision::default() };
+        let wide = Precision {
+            dtype: Dtype::Float32,
+            quantization: Some(Quantization::Int8),
+            ..Precision::default()
+        };
         for (asked, weights, expected) in [
             (fp8, "bf16", "--quantization fp8 needs a GPU"),
+            (wide, "bf16", "--dtype float32 rounds nothing"),
             (half, "f16", "--dtype bfloat16 needs weights in bfloat16"),
         ] {
             let said = on_cpu(asked, &stored(weights), None).unwrap_err().to_string();
