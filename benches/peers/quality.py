@@ -105,7 +105,10 @@ def served(skein: str, model: pathlib.Path, windows: np.ndarray, *flags: str) ->
 def of_openvino(model: pathlib.Path) -> list[float] | None:
     """The same of OpenVINO GenAI with its defaults, in a process of its own; None if it cannot read it."""
     ran = subprocess.run([sys.executable, __file__, "--openvino", model], capture_output=True, text=True)
-    return json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else None
+    if ran.returncode != 0:
+        print(f"OpenVINO, {model}: {ran.stderr.strip()[-300:]}", file=sys.stderr)
+        return None
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 def openvino_log_probs(model: str) -> None:

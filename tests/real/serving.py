@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ NAME = "SmolLM2-135M-Instruct"
 # Nats. transformers adds in another order.
 LOG_PROB_ERROR = 2e-3
 START_LIMIT_S, ANSWER_LIMIT_S = 120, 300
+KILLS = 3
 STORIES = ["Once upon a time", "The history of bread begins", "def parse(text):", "Dear Anna,"]
 REPEATED = "def add(a, b):\n    return a + b\n\n\n" * 3
 # Workers report their counts every 4 s.
@@ -126,7 +128,7 @@ def chats(server: Server, goldens: dict) -> str:
 
 def adapter(server: Server, goldens: dict) -> str:
     """Log probabilities of a text, also of an adapter's, are those of transformers and PEFT."""
-    ids = [int.from_bytes(pair, "little") for pair in chunks((HERE / "tokens.u16").read_bytes(), 2)]
+    ids = [token for token, in struct.iter_unpack("<H", (HERE / "tokens.u16").read_bytes())]
     worst = {}
     for name, key in ((NAME, "log_probs"), ("adapter", "adapted_log_probs")):
         expected = goldens[key]
@@ -139,10 +141,6 @@ def adapter(server: Server, goldens: dict) -> str:
     return f"log probabilities differ by {worst[NAME]:.1e}, of a LoRA adapter by {worst['adapter']:.1e}; the adapter changes them by {changed:.2f}"
 
 
-def chunks(data: bytes, size: int):
-    return (data[at:at + size] for at in range(0, len(data), size))
-
-
 def asked(number: int) -> dict:
     """Half of the requests are greedy."""
     return {"prompt": STORIES[number], "max_tokens": 160, "ignore_eos": True, "seed": number, "temperature": number % 2}
@@ -151,8 +149,7 @@ def asked(number: int) -> dict:
 def kills(server: Server, _: dict) -> str:
     """Streams whose worker is killed are those of an undisturbed cluster."""
     expected = [server.text(**asked(number)) for number in range(len(STORIES))]
-    killed = 0
-    for _round in range(3):
+    for _kill in range(KILLS):
         until = time.monotonic() + START_LIMIT_S
         while len(server.workers()) < 2:
             assert time.monotonic() < until, f"no second worker after {START_LIMIT_S} s"
@@ -164,9 +161,10 @@ def kills(server: Server, _: dict) -> str:
             while events < 40 and not all(stream.done() for stream in streams):
                 events += begun.acquire(timeout=0.1)
             os.kill(server.workers()[0], signal.SIGKILL)
-            killed += 1
             assert [stream.result() for stream in streams] == expected
-    return f"{3 * len(STORIES)} streams are the same after {killed} kills of a worker"
+    moves = server.metric("skein_request_moves_total")
+    assert moves > 0, "no stream had to move"
+    return f"{KILLS * len(STORIES)} streams are the same through {KILLS} kills of a worker and {moves:.0f} moves"
 
 
 def schemas(server: Server, _: dict) -> str:
