@@ -9,7 +9,6 @@ use skein_node::supervisor::Secret;
 
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
-use crate::group::{RankCommand, Setting};
 
 /// Effective settings of one worker process.
 #[derive(Debug, Clone)]
@@ -444,4 +443,24 @@ impl Default for SchedulerConfig {
             speculate: Speculate::Auto,
         }
     }
+}
+
+/// Command that starts a rank process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankCommand {
+    /// Path of the executable.
+    pub binary: PathBuf,
+    /// Command-line arguments, without the executable.
+    pub arguments: Vec<String>,
+}
+
+/// Setting that must be equal on all nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// Name of the flag, without dashes.
+    pub name: String,
+    /// Value as text.
+    pub value: String,
+    /// Whether this node's command line sets it; otherwise the leader's value applies.
+    pub is_given: bool,
 }

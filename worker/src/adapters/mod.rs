@@ -5,6 +5,7 @@
 //! unused for longest goes. If all places are in use, requests wait in order of arrival, those for adapters
 //! in memory as well, so that every place becomes free in time and none waits for ever.
 
+mod adapter_use;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -18,13 +19,15 @@ use skein_proto::adapter::{AdapterId, AdapterInfo, AdapterRecord};
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
+pub use self::adapter_use::AdapterUse;
 use self::table::{Loading, Place, Table};
 use crate::backend::LoadedAdapter;
 use crate::config::{AdapterConfig, AdaptersConfig};
 use crate::group::RankAdapters;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::served_adapter::{self, AdapterForm, HeldAdapter};
+use crate::model::adapter_changes;
+use crate::model::served_adapter::{AdapterForm, HeldAdapter};
 use crate::model::spec::Spec;
 
 /// Longest wait for a place in memory, and for the load.
@@ -83,23 +86,6 @@ pub struct Unequal {
     found: AdapterId,
     /// The hash that it should have.
     expected: AdapterId,
-}
-
-/// What a worker's adapters are used for now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AdapterUse {
-    /// Adapters that requests can name.
-    pub known: usize,
-    /// Those in memory.
-    pub in_memory: usize,
-    /// Names of those that running requests have, in order. The name of an unloaded one is its identity.
-    pub running: Vec<String>,
-    /// Names of those that requests wait for.
-    pub waiting: Vec<String>,
-    /// Most different adapters in use at once.
-    pub max_in_use: usize,
-    /// Reads of an adapter from its files since the start.
-    pub loads: u64,
 }
 
 /// The adapters of a worker. Cheap to clone.
@@ -270,7 +256,7 @@ impl Adapters {
             return Ok(AdapterId(xxhash_rust::xxh3::xxh3_64(path).max(1)));
         };
         let adapter = Adapter::open(directory)?;
-        served_adapter::check(&adapter, spec, self.0.config.max_lora_rank)?;
+        adapter_changes::check(&adapter, spec, self.0.config.max_lora_rank)?;
         let id = adapter.id()?;
         tracing::info!(name, id = format!("{:016x}", id.0), "adapter can be served");
         Ok(id)
@@ -393,7 +379,7 @@ pub(crate) fn check_on_rank(
     max_rank: usize,
 ) -> Result<(), String> {
     let adapter = open(directory, id, EQUAL_COPIES)?;
-    served_adapter::check(&adapter, spec, max_rank).map_err(|error| error.to_string())
+    adapter_changes::check(&adapter, spec, max_rank).map_err(|error| error.to_string())
 }
 
 /// A request that waits for an adapter.

@@ -1,7 +1,7 @@
 //! Division of a KV cache's memory between blocks and window blocks. Pure.
 
-use super::{KvBlocks, WindowBlocks};
 use crate::config::SchedulerConfig;
+use crate::model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
 
 /// Tokens of a cached sequence for which there are window blocks.
 pub(crate) const MODERATE_LEN: u32 = 1024;
@@ -9,22 +9,6 @@ pub(crate) const MODERATE_LEN: u32 = 1024;
 /// Layers with a window have blocks apart if the longest sequence has at least this many windows: with
 /// fewer, little is given back.
 const LEAST_WINDOWS: u32 = 2;
-
-/// KV cache of a token on one rank, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct KvTokenBytes {
-    /// In layers without a window.
-    pub main: u64,
-    /// In layers with a window.
-    pub windowed: u64,
-}
-
-impl KvTokenBytes {
-    /// In all layers.
-    pub fn all(&self) -> u64 {
-        self.main + self.windowed
-    }
-}
 
 /// Memory of each rank's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,71 +19,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use skein_kernels::collective::Lost;
-use skein_proto::adapter::AdapterId;
-use tokio::sync::Notify;
 
 pub use connections::Connections;
-pub use kv_division::KvTokenBytes;
 pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
-use crate::model::served_adapter::HeldAdapter;
+pub use crate::model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
+pub use crate::model::served_adapter::LoadedAdapter;
 use crate::{BlockId, TokenId};
-
-/// An adapter in memory. It stays there while a sequence has it.
-#[derive(Debug)]
-pub struct LoadedAdapter {
-    /// Hash of its files.
-    pub id: AdapterId,
-    /// Its weights; `None` for a backend without a model.
-    pub weights: Option<Arc<HeldAdapter>>,
-    /// Notified when its last holder drops it.
-    freed: Arc<Notify>,
-}
-
-impl LoadedAdapter {
-    /// An adapter whose place is free, as `freed` is told, when the last holder drops it.
-    pub fn new(id: AdapterId, weights: Option<Arc<HeldAdapter>>, freed: Arc<Notify>) -> Self {
-        Self { id, weights, freed }
-    }
-}
-
-impl Drop for LoadedAdapter {
-    fn drop(&mut self) {
-        self.freed.notify_one();
-    }
-}
-
-/// Number of blocks in a KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KvBlocks {
-    /// Blocks, each with the keys of all layers, or of all that are not in window blocks.
-    pub blocks: u32,
-    /// Blocks of the layers that attend to a window; `None` = none apart.
-    pub window: Option<WindowBlocks>,
-}
-
-impl From<u32> for KvBlocks {
-    fn from(blocks: u32) -> Self {
-        Self { blocks, window: None }
-    }
-}
-
-/// Blocks of the layers that attend to a window. A sequence holds those that its next row sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WindowBlocks {
-    /// Most tokens that a row attends to in these layers, itself included.
-    pub window: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-}
-
-impl WindowBlocks {
-    /// Most blocks of `block_size` tokens that a sequence holds while it decodes.
-    pub fn of_sequence(&self, block_size: u32) -> u32 {
-        self.window.saturating_sub(1).div_ceil(block_size) + 1
-    }
-}
 
 /// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.
 pub trait Backend: Send {

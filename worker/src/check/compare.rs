@@ -9,7 +9,7 @@ use skein_proto::sampling::SamplingParams;
 
 use super::run::{BLOCKS_EACH, Cut, SEQUENCES, on_cpu, on_cuda, scores, step, vocab};
 use super::sequence::{BLOCK_SIZE, Draw, Sequence, prompt};
-use super::{LOGITS_DIFFER, Subject};
+use super::subject::{LOGITS_DIFFER, Subject};
 use crate::backend::{Backend, Batch, Sampled};
 use crate::config::CudaConfig;
 

@@ -6,8 +6,8 @@ use skein_kernels::cpu::kv_cache::KvType;
 use skein_node::random::SplitMix64;
 use skein_proto::logprobs::TokenLogprobs;
 
-use super::Subject;
 use super::sequence::{BLOCK_SIZE, Sequence, prompt};
+use super::subject::Subject;
 use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};

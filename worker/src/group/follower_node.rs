@@ -12,10 +12,11 @@ use super::frame::is_stop;
 use super::heartbeat::{HEARTBEAT_INTERVAL, Heartbeats};
 use super::memory::GroupMemory;
 use super::nodes::{Ending, RankAnswer};
-use super::processes::{Processes, RankCommand, Welcome};
+use super::processes::{Processes, Welcome};
 use super::rendezvous::{self, Hello, NotJoined};
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing, words};
+use crate::config::RankCommand;
 
 /// How long ranks may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);

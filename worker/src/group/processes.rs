@@ -24,7 +24,7 @@ use super::mesh::Peers;
 use super::watch::Watch;
 use crate::backend::WindowBlocks;
 use crate::backend::cuda::{CudaLoadError, Fits, ServedAdapters};
-use crate::config::{CudaConfig, Precision, SchedulerConfig};
+use crate::config::{CudaConfig, Precision, RankCommand, SchedulerConfig};
 
 /// Longest line of a welcome or an answer, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
@@ -170,15 +170,6 @@ impl Answer {
             let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         }
     }
-}
-
-/// Command that starts a rank process.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankCommand {
-    /// Path of the executable.
-    pub binary: PathBuf,
-    /// Command-line arguments, without the executable.
-    pub arguments: Vec<String>,
 }
 
 /// Rank processes on this node, and the answers of all ranks of the group.

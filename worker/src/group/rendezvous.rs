@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use skein_node::clock;
 
 use super::wire::{Incoming, Kind, Outgoing, WireError, split};
+use crate::config::Setting;
 
 /// How long the leader waits for all nodes, and a node for its leader.
 pub const NODES_TIMEOUT: Duration = Duration::from_secs(600);
@@ -31,17 +32,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// Size of a nonce, in bytes.
 const NONCE: usize = 32;
-
-/// Setting that must be equal on all nodes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setting {
-    /// Name of the flag, without dashes.
-    pub name: String,
-    /// Value as text.
-    pub value: String,
-    /// Whether this node's command line sets it; otherwise the leader's value applies.
-    pub is_given: bool,
-}
 
 /// Introduction of a node to its leader.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,8 +13,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::LoadError;
 use super::checkpoint::SafetensorsFiles as Weights;
 use super::checkpoint::quantised::{Raw, float};
-use super::config::read_object;
 use super::fields::Fields;
+use super::fields::read_object;
 use super::tensors::{Kind, Tensor};
 use crate::shard::Part;
 

@@ -6,14 +6,12 @@ use serde_json::{Map, Value};
 
 use super::checkpoint::ModelFile;
 use super::checkpoint::quantised::Scheme;
-use super::fields::Fields;
+use super::fields::{Fields, read_object};
 use super::rope::object;
 use super::spec::Spec;
 use super::{LoadError, families};
 use crate::TokenId;
 
-/// Largest configuration or index file that is read.
-pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
 const CONFIG: &str = "config.json";
 /// Field that holds the text model's configuration in a model that also takes images.
 const TEXT_CONFIG: &str = "text_config";
@@ -75,17 +73,6 @@ impl ModelConfig {
             spec,
         })
     }
-}
-
-pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
-    let read_error = |source| LoadError::Read { path: path.to_owned(), source };
-    let damaged = |reason| LoadError::Damaged { path: path.to_owned(), reason };
-    let bytes = std::fs::metadata(path).map_err(read_error)?.len();
-    if bytes > MAX_JSON_BYTES {
-        return Err(damaged(format!("{bytes} bytes, at most {MAX_JSON_BYTES} are read")));
-    }
-    let text = std::fs::read(path).map_err(read_error)?;
-    serde_json::from_slice(&text).map_err(|error| damaged(format!("not a JSON object: {error}")))
 }
 
 /// Configuration of the text model. Models that also take images nest it in `text_config` and may keep some

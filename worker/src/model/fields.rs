@@ -1,5 +1,7 @@
 //! Reads a JSON object field by field. Errors name file, field, value and what is allowed.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 use super::LoadError;
@@ -98,4 +100,18 @@ impl Fields<'_> {
         };
         value.map(str::to_owned).ok_or_else(|| self.wrong(field, allowed.join(", ")))
     }
+}
+
+/// Largest configuration or index file that is read.
+pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
+
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, LoadError> {
+    let read_error = |source| LoadError::Read { path: path.to_owned(), source };
+    let damaged = |reason| LoadError::Damaged { path: path.to_owned(), reason };
+    let bytes = std::fs::metadata(path).map_err(read_error)?.len();
+    if bytes > MAX_JSON_BYTES {
+        return Err(damaged(format!("{bytes} bytes, at most {MAX_JSON_BYTES} are read")));
+    }
+    let text = std::fs::read(path).map_err(read_error)?;
+    serde_json::from_slice(&text).map_err(|error| damaged(format!("not a JSON object: {error}")))
 }

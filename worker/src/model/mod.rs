@@ -5,186 +5,24 @@
 //! field, its value and the allowed values.
 
 pub mod adapter;
+pub mod adapter_changes;
 pub mod checkpoint;
 pub mod config;
 pub mod cost;
+mod error;
 pub mod families;
-mod fields;
+pub(crate) mod fields;
 pub mod fingerprint;
 pub mod formats;
+pub mod kv_blocks;
 pub mod on_cpu;
 pub mod on_cuda;
 pub mod operations;
 pub mod quantize;
+pub mod role;
 mod rope;
 pub mod served_adapter;
 pub mod spec;
 pub mod tensors;
 
-use std::path::PathBuf;
-
-use skein_kernels::collective::Lost;
-use skein_kernels::cpu::packed;
-
-use crate::shard::Indivisible;
-
-/// Why a model directory cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// A required file cannot be read.
-    #[error("cannot read {}: {source}; is this the directory of a Hugging Face model or adapter, completely downloaded?", path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// The operating system's error.
-        source: std::io::Error,
-    },
-    /// A file's content is malformed.
-    #[error("{} is damaged: {reason}; download it again", path.display())]
-    Damaged {
-        /// Path of the file.
-        path: PathBuf,
-        /// Fault in the content.
-        reason: String,
-    },
-    /// A GGUF file is unreadable, damaged or unsupported.
-    #[error(transparent)]
-    Gguf(#[from] skein_gguf::GgufError),
-    /// A configuration field has a value that cannot be served.
-    #[error("{file}: {field} is {got}; allowed: {allowed}")]
-    Field {
-        /// config.json or generation_config.json.
-        file: &'static str,
-        /// Name of the field.
-        field: String,
-        /// Its value as JSON, or "missing".
-        got: String,
-        /// The allowed values.
-        allowed: String,
-    },
-    /// No family has this model type.
-    #[error(
-        "{file}: model_type {model_type} is not supported{}; supported: {supported}",
-        near.map_or(String::new(), |near| format!(" (the nearest is {near})"))
-    )]
-    Architecture {
-        /// Name of the configuration file.
-        file: &'static str,
-        /// Its `model_type`, with the architecture if given.
-        model_type: String,
-        /// Supported family with the most similar name.
-        near: Option<&'static str>,
-        /// Names of all supported families.
-        supported: String,
-    },
-    /// No weight file has a tensor that the configuration implies.
-    #[error("tensor {tensor} {expected} is in no weight file of {}; is the download complete?", dir.display())]
-    MissingTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// Shape that the configuration implies.
-        expected: String,
-        /// The model directory.
-        dir: PathBuf,
-    },
-    /// A tensor does not match the configuration.
-    #[error("tensor {tensor} in {} is {got}, but the configuration says {expected}", path.display())]
-    WrongTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// File that contains it.
-        path: PathBuf,
-        /// Type and shape in the file.
-        got: String,
-        /// Expected types and shape.
-        expected: String,
-    },
-    /// A tensor has values outside its format's range, or NaN or infinite values that would have to be
-    /// quantised.
-    #[error("tensor {tensor}: {source}")]
-    UnpackedTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// The packing error.
-        source: packed::PackError,
-    },
-    /// A rank's part of a matrix would start inside a block.
-    #[error(
-        "tensor {tensor} is stored in blocks of {unit} inputs, and a rank would have inputs {start} to {end}; use fewer ranks (--tensor-parallel-size)"
-    )]
-    CutBlocks {
-        /// Name of the tensor.
-        tensor: String,
-        /// Inputs per block.
-        unit: usize,
-        /// First input of the rank's part.
-        start: usize,
-        /// End of the rank's part.
-        end: usize,
-    },
-    /// A directory that describes weights which only GGUF files store.
-    #[error("{} describes weights in {form}, which only GGUF files store; serve it with --device cuda --load-format dummy, or \
-             give a .gguf file", dir.display())]
-    NoFiles {
-        /// Directory of the model.
-        dir: PathBuf,
-        /// Name of the form.
-        form: &'static str,
-    },
-    /// A tensor of a quantised matrix is unusable.
-    #[error("tensor {tensor}: {reason}")]
-    CodedTensor {
-        /// Name of the tensor.
-        tensor: String,
-        /// Fault in the tensor.
-        reason: String,
-    },
-    /// Matrices that are multiplied together have different storage.
-    #[error(
-        "tensors {first} ({first_form}) and {second} ({second_form}) read the same input and must be stored in the same \
-         form and order; quantise both alike, or leave both in 16 bits"
-    )]
-    MixedProduct {
-        /// Name of one tensor.
-        first: String,
-        /// Storage of the first tensor.
-        first_form: String,
-        /// Name of the other tensor.
-        second: String,
-        /// Storage of the other tensor.
-        second_form: String,
-    },
-    /// Out of memory for packed weights.
-    #[error(
-        "cannot allocate {bytes} bytes for packed weights: {source}; free some memory, or serve a smaller model"
-    )]
-    Packing {
-        /// Total size of the packed weights, in bytes.
-        bytes: u64,
-        /// The operating system's error.
-        source: std::io::Error,
-    },
-    /// The KV cache does not fit the address space.
-    #[error("cannot allocate {bytes} bytes of KV cache: {source}; lower --kv-cache-memory-bytes")]
-    KvCache {
-        /// Size of the cache.
-        bytes: u64,
-        /// The operating system's error.
-        source: std::io::Error,
-    },
-    /// The weights produce NaN or infinite logits.
-    #[error("{}: the model's logits are not finite; its weights are damaged, or overflow in float32", dir.display())]
-    NotFinite {
-        /// The model directory.
-        dir: PathBuf,
-    },
-    /// The model cannot be divided among this number of ranks.
-    #[error(transparent)]
-    Indivisible(#[from] Indivisible),
-    /// Another rank failed during the check at load.
-    #[error("the group has failed: {0}")]
-    Lost(#[from] Lost),
-    /// The compute thread could not be started.
-    #[error("cannot start the compute thread: {0}")]
-    Thread(std::io::Error),
-}
+pub use error::LoadError;

@@ -5,7 +5,7 @@ use skein_kernels::cpu::experts::Routing;
 use skein_kernels::cpu::rope::Rotation;
 use skein_kernels::gate::Gate;
 
-use super::tensors::Role;
+use super::role::Role;
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone)]

@@ -9,12 +9,10 @@ use std::time::Duration;
 use skein_node::clock::Timestamp;
 
 use super::Scheduler;
-use super::plan::Plan;
-use super::sequence::Rank;
+use super::class::Class;
+use super::step::Plan;
 use super::step_time::Work;
 
-/// Requests of this priority or a lower one (a higher number) are background requests.
-pub const BACKGROUND: i32 = 100;
 /// How long after the last other request background requests get only few rows.
 const OTHERS_LATELY: Duration = Duration::from_secs(10);
 /// During that time, they lengthen a step by at most this fraction (1 / n) of its fixed cost, or by
@@ -23,21 +21,6 @@ const EXTRA_SHARE: u32 = 3;
 const LEAST_EXTRA: Duration = Duration::from_micros(500);
 /// Rows of background requests during that time, while step times are unknown.
 const ROWS_AT_FIRST: u32 = 4;
-
-/// Which requests a part of the plan is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
-    /// Requests of the lowest priority, as in batches.
-    Background,
-    /// Requests of any other priority.
-    Foreground,
-}
-
-impl Class {
-    pub fn has(self, rank: Rank) -> bool {
-        (rank.priority >= BACKGROUND) == (self == Self::Background)
-    }
-}
 
 impl Scheduler {
     /// Most rows of background requests in `plan`, which already contains all other rows. Must be called for

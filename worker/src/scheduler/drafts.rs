@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use super::background::Class;
-use super::plan::Plan;
+use super::class::Class;
 use super::sequence::Sequence;
+use super::step::Plan;
 use super::{Note, Scheduler};
 use crate::TokenId;
 use crate::backend::{Answer, Sampled};

@@ -15,21 +15,11 @@
 use std::collections::HashMap;
 
 use super::Scheduler;
-use super::request::RequestKey;
-use super::sequence::{Rank, Sequence};
+use super::sequence::{Call, Rank, Sequence};
 
 /// The smallest share of a call is 1/`LEAST_SHARE` of the seats. With more calls than that, the earlier ones
 /// run first: a smaller share could not run the samples of an ordinary request together.
 const LEAST_SHARE: usize = 8;
-
-/// Client call that a sequence belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Call {
-    /// Requests with this call number.
-    Named(u64),
-    /// A request without a call number.
-    Alone(RequestKey),
-}
 
 /// Seats per call, while more than one call needs some.
 #[derive(Debug)]

@@ -40,10 +40,12 @@
 mod audit;
 mod background;
 mod budget;
+mod class;
 mod commit;
 mod drafts;
 mod fair_share;
 mod in_flight;
+mod limits;
 mod model_drafts;
 mod overtake;
 mod pace;
@@ -66,17 +68,17 @@ use skein_proto::load::Load;
 use skein_proto::runs::{CacheChange, Gaps, RunStored};
 
 pub use audit::Violation;
-pub use background::BACKGROUND;
+pub use class::BACKGROUND;
 pub use drafts::{Drafts, Propose};
 pub use model_drafts::{ModelDraft, ModelText};
-pub use plan::Plan;
 pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
-pub use step::Step;
+pub use step::{Plan, Step};
 
 use crate::TokenId;
 use crate::backend::{KvBlocks, MaskSlot};
 use crate::config::SchedulerConfig;
 use crate::kv_cache::{KvCache, Prefix};
+use limits::Limits;
 use pace::Pace;
 use queues::Queues;
 use sequence::Sequence;
@@ -101,23 +103,6 @@ pub struct Scheduler {
     /// Notes not yet taken; at most one per running sequence and step.
     notes: Vec<Note>,
     share_prefixes: bool,
-}
-
-/// Limits fixed at start.
-#[derive(Debug, Clone, Copy)]
-struct Limits {
-    /// Tokens in a block.
-    block_size: u32,
-    /// Tokens of the longest sequence.
-    max_model_len: u32,
-    /// Most samples running at once.
-    max_num_seqs: u32,
-    /// Most rows in a step.
-    max_num_batched_tokens: u32,
-    /// Most waiting sequences.
-    max_waiting: u32,
-    /// Pipeline stages that a step passes; see [`Scheduler::set_stages`].
-    stages: u32,
 }
 
 impl Scheduler {

@@ -4,24 +4,15 @@ use std::ops::Range;
 
 use skein_node::clock::Timestamp;
 
-use super::background::Class;
 use super::budget::{attended, even_chunk};
+use super::class::Class;
 use super::drafts::Drafts;
 use super::fair_share::FairShare;
 use super::overtake::{Overtaking, Room, shorter};
 use super::sequence::{Rank, Sequence};
-use super::step::Step;
+use super::step::{Plan, Step};
 use super::{Note, Scheduler};
 use crate::backend::Batch;
-
-/// A planned step: the batch for the backend and the record that [`Scheduler::commit`] needs afterwards.
-#[derive(Debug)]
-pub struct Plan {
-    /// Goes to the backend.
-    pub batch: Batch,
-    /// Goes to [`Scheduler::commit`].
-    pub step: Step,
-}
 
 impl Scheduler {
     /// Plans one step. `None` if there is nothing to compute, or if everything left waits for a step in

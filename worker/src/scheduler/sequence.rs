@@ -11,7 +11,6 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
-use super::fair_share::Call;
 use super::planned_rows::PlannedRows;
 use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
@@ -243,4 +242,13 @@ impl Sequence {
         let finished = |&sample: &u32| RequestEvent::Finished { request, sample, position, reason };
         events.extend(self.samples.iter().map(finished));
     }
+}
+
+/// Client call that a sequence belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Call {
+    /// Requests with this call number.
+    Named(u64),
+    /// A request without a call number.
+    Alone(RequestKey),
 }

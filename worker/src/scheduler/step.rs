@@ -1,8 +1,9 @@
-//! The size of a step: rows, budget and start, without the tokens.
+//! A planned step: its batch, and its size: rows, budget and start, without the tokens.
 
 use skein_node::clock::Timestamp;
 
 use super::step_time::Work;
+use crate::backend::Batch;
 
 /// The size of a planned step.
 #[derive(Debug)]
@@ -49,4 +50,13 @@ impl Step {
     pub(super) fn left(&self) -> u32 {
         self.budget - self.rows
     }
+}
+
+/// A planned step: the batch for the backend and the record that [`super::Scheduler::commit`] needs afterwards.
+#[derive(Debug)]
+pub struct Plan {
+    /// Goes to the backend.
+    pub batch: Batch,
+    /// Goes to [`super::Scheduler::commit`].
+    pub step: Step,
 }

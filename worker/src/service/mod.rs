@@ -7,9 +7,11 @@ mod cuda_ranks;
 mod detached;
 mod draft_model;
 mod drain;
+mod error;
 pub(crate) mod load;
 mod local;
 mod memory_plan;
+mod model_facts;
 mod plan;
 pub(crate) mod precision;
 mod ranks;
@@ -29,7 +31,6 @@ use skein_grammar::Grammars;
 use skein_node::{clock, task, trace};
 use skein_proto::adapter::AdapterId;
 use skein_proto::delta::WorkerDelta;
-use skein_proto::info::WorkerInfo;
 use skein_proto::invalid::Invalid;
 use skein_proto::placement::Placement;
 use skein_proto::version::Version;
@@ -40,13 +41,15 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
 pub use detached::detached;
+pub use error::WorkerError;
 pub use load::{LoadedBackend, grammars};
 pub use local::LocalWorker;
 pub use plan::{MemoryPlan, RankPlan, plan};
 pub use ranks::{follow_leader, run_rank};
-pub use serve::{WorkerError, serve, serve_backend};
+pub use serve::{serve, serve_backend};
 
-use crate::TokenId;
+pub(crate) use model_facts::ModelFacts;
+
 use crate::adapters::{Adapters, NotServed};
 use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::metrics::Metrics;
@@ -62,16 +65,6 @@ const RETRY_AFTER_MS: &str = "1000";
 
 /// A request's output on its way to HTTP/2.
 type Deltas = ReceiverStream<Result<wire::GenerateDelta, Status>>;
-
-/// Facts of the model that requests are validated against.
-#[derive(Debug, Clone)]
-pub(crate) struct ModelFacts {
-    /// Served name of the model, for spans.
-    pub name: Arc<str>,
-    /// The answer to `Info`.
-    pub info: WorkerInfo,
-    pub eos_token_ids: Vec<TokenId>,
-}
 
 /// Available once the model is loaded.
 #[derive(Debug)]

@@ -14,11 +14,11 @@ use super::{WorkerError, precision};
 use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions};
 use crate::backend::cuda::{CudaLoadError, Fits};
 use crate::backend::{Backend, BackendError, Connections};
-use crate::config::{LoadFormat, NodesConfig, RanksConfig, WorkerConfig};
+use crate::config::{LoadFormat, NodesConfig, RankCommand, RanksConfig, WorkerConfig};
 use crate::group::{
     self, Answer, CudaWelcome, Followed, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member,
-    NodePlan, NodeSettings, Nodes, Peers, Processes, RankAdapters, RankCommand, RankError, RankProcess,
-    RankReader, TOKEN_BYTES, Terms, Topology, Welcome,
+    NodePlan, NodeSettings, Nodes, Peers, Processes, RankAdapters, RankError, RankProcess, RankReader,
+    TOKEN_BYTES, Terms, Topology, Welcome,
 };
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;

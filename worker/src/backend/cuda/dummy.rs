@@ -14,7 +14,7 @@ use skein_node::random::SplitMix64;
 use super::dummy_packed::{CODE_DEVIATION, PackedFill};
 use super::upload::Dtype;
 use crate::model::LoadError;
-use crate::model::config::read_object;
+use crate::model::fields::read_object;
 use crate::model::on_cuda::weights::{DeviceWeights, NormWeights};
 
 /// Standard deviation, as in freshly initialised models.

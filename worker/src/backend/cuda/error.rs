@@ -1,8 +1,8 @@
 //! Why a model could not be loaded onto a device.
 
 use skein_kernels::collective::Lost;
-use skein_kernels::cuda::CudaError;
 use skein_kernels::cuda::error::ErrorKind;
+use skein_kernels::cuda::{CudaError, Device};
 
 use crate::backend::BackendError;
 use crate::model::LoadError;
@@ -68,4 +68,18 @@ impl CudaLoadError {
             | Self::Differs { .. } => false,
         }
     }
+}
+
+pub(super) fn stopped(reason: &str) -> BackendError {
+    BackendError::Stopped { backend: "cuda", reason: reason.to_owned() }
+}
+
+pub(super) fn failed(error: &CudaError) -> BackendError {
+    stopped(&error.to_string())
+}
+
+/// Like [`failed`] for a call to `device`, which is abandoned if it is lost.
+pub(super) fn failed_on(device: &Device, error: &CudaError) -> BackendError {
+    device.note(error);
+    failed(error)
 }

@@ -23,8 +23,9 @@ use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
 
 use super::draw::Draw;
 use super::error::CudaLoadError;
-use super::load::{CudaOptions, Loading, stored};
+use super::load_inputs::{LoadInputs, stored};
 use super::memory::{StepMemory, StepParts, StepSizes};
+use super::options::CudaOptions;
 use super::plan::{self, MemoryShare, Needs};
 use super::stage::steps_in_flight;
 use super::upload::{self, Dtype};
@@ -93,7 +94,7 @@ pub fn plan_ranks(
         let (weights, dtype) = stored(dir, config, options)?;
         let (shard, opened) = (shard.clone(), opened.clone());
         let inbox = rank::inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size);
-        let loading = Loading::new((dir, config), shard, (weights, opened), options, inbox)?;
+        let loading = LoadInputs::new((dir, config), shard, (weights, opened), options, inbox)?;
         all.push(match (dtype, options.fp8.kv_cache) {
             (Dtype::F16, false) => loading.with_forms::<f16>()?.bytes::<f16, f16>()?,
             (Dtype::F16, true) => loading.with_forms::<f16>()?.bytes::<f16, E4m3>()?,
@@ -110,7 +111,7 @@ pub fn plan_ranks(
     Ok((all.into_iter().map(with_cache).collect(), blocks))
 }
 
-impl Loading<'_> {
+impl LoadInputs<'_> {
     fn positions(&self) -> usize {
         self.options.limits.max_model_len.unwrap_or(self.config.max_position_embeddings) as usize
     }

@@ -1,14 +1,12 @@
 //! Loads a model directory into a backend: plans and allocates memory, uploads the weights, runs a first
 //! step.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::rope::{Rotation, angles};
 use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
@@ -30,7 +28,9 @@ use super::error::CudaLoadError;
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::layout::Layout;
+use super::load_inputs::{LoadInputs, stored};
 use super::memory::most_rows;
+use super::options::{CudaOptions, ServedAdapters};
 use super::plan;
 use super::rank::{Connected, RankLink, inbox_bytes};
 use super::slot::Slot;
@@ -40,10 +40,7 @@ use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{Dtype, Quantiser, Upload};
 use super::upload_packed;
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
-use crate::config::{CudaConfig, LoadFormat, SchedulerConfig};
-use crate::draft::Speculate;
 use crate::model::LoadError;
-use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;
 use crate::model::checkpoint::quantised::KvScales;
 use crate::model::config::ModelConfig;
@@ -51,45 +48,9 @@ use crate::model::on_cuda::Model;
 use crate::model::on_cuda::adapter::{SlotForm, SlotLayout};
 use crate::model::on_cuda::cache::CachePlanes;
 use crate::model::on_cuda::exchange::Exchange;
-use crate::model::on_cuda::packed::Forms;
 use crate::model::on_cuda::stage::StageEnds;
 use crate::model::on_cuda::weights::{Place, TensorCopy};
-use crate::model::tensors;
 use crate::shard::Shard;
-
-/// Options of a CUDA backend.
-#[derive(Debug, Clone)]
-pub struct CudaOptions {
-    /// Options that only concern CUDA.
-    pub cuda: CudaConfig,
-    /// Values kept in FP8.
-    pub fp8: Fp8,
-    /// Format of codes that the layers' weights in 16 or 32 bits are quantised to: [`Format::INT8`] or
-    /// [`Format::INT4_ZERO`].
-    pub rounded: Option<Format>,
-    /// Limits, which set the size of the largest step.
-    pub limits: SchedulerConfig,
-    /// KV cache bytes; `None` = whatever memory is left.
-    pub kv_cache_memory_bytes: Option<u64>,
-    /// Whether layers with a window have blocks apart where sequences can give them back. Batches then say
-    /// where rows lie in window blocks.
-    pub window_blocks: bool,
-    /// Threads that read weights; 0 = one for each core.
-    pub readers: usize,
-    /// Adapter that is merged into the weights: its directory.
-    pub merged: Option<PathBuf>,
-    /// Adapters that are served beside the model; `None` = none.
-    pub served: Option<ServedAdapters>,
-}
-
-/// Adapters that may be served beside the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ServedAdapters {
-    /// Most different adapters in use at once, each in a slot on the device.
-    pub slots: usize,
-    /// Highest rank of one.
-    pub max_rank: usize,
-}
 
 /// How adapters are kept for the device of `opened`, which has the part of the model in `dir` that `shard`
 /// says, if they are served beside it.
@@ -106,23 +67,6 @@ pub fn slot_form(
     let (spec, shard) = (&config.spec, shard.clone());
     let layout = Arc::new(SlotLayout::new((spec, &shard), max_rank));
     Ok(Some(SlotForm { layout, shard, is_f16: dtype == Dtype::F16, device: Arc::clone(&opened.device) }))
-}
-
-impl CudaOptions {
-    /// Whether it verifies drafts. Without batch-invariant mode a row's bits depend on the number of rows, so
-    /// drafts would change answers.
-    pub(super) fn verifies(&self) -> bool {
-        self.cuda.batch_invariant && self.limits.speculate != Speculate::Off
-    }
-}
-
-/// Values kept in FP8 e4m3 instead of the model's 16-bit type.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Fp8 {
-    /// The layers' weights, with one scale per output.
-    pub weights: bool,
-    /// Cached keys and values.
-    pub kv_cache: bool,
 }
 
 /// A loaded model whose first step has not run. All ranks of a group run that step together.
@@ -179,7 +123,7 @@ pub fn load_rank<'a>(
     let allocated = connected.as_ref().and_then(|connected| connected.peers.as_ref());
     let inbox = inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size)
         .saturating_sub(allocated.map_or(0, |peers| peers.bytes()));
-    let loading = Loading::new((dir, config), shard, (weights, opened), options, inbox)?;
+    let loading = LoadInputs::new((dir, config), shard, (weights, opened), options, inbox)?;
     match (dtype, options.fp8.kv_cache) {
         (Dtype::F16, false) => loading.with_forms::<f16>()?.load::<f16, f16>(connected, progress),
         (Dtype::F16, true) => loading.with_forms::<f16>()?.load::<f16, E4m3>(connected, progress),
@@ -188,59 +132,7 @@ pub fn load_rank<'a>(
     }
 }
 
-/// The weights, except for dummy weights, and the type of the computation.
-pub(super) fn stored(
-    dir: &Path,
-    config: &ModelConfig,
-    options: &CudaOptions,
-) -> Result<(Option<Weights>, Dtype), LoadError> {
-    match options.cuda.load_format {
-        LoadFormat::Dummy => Ok((None, dummy::dtype(dir)?)),
-        LoadFormat::Auto => {
-            let weights = Weights::open(dir)?;
-            let embedding = tensors::embedding(&config.spec).find(&weights)?;
-            Ok((Some(weights), Dtype::of(embedding.storage())))
-        }
-    }
-}
-
-/// The inputs of a load.
-pub(super) struct Loading<'a> {
-    pub dir: &'a Path,
-    pub config: &'a ModelConfig,
-    /// This process's part of the model.
-    pub shard: Shard,
-    /// `None` for dummy weights.
-    pub weights: Option<Weights>,
-    pub opened: OpenDevice,
-    pub options: &'a CudaOptions,
-    /// Forms of packed matrices.
-    pub forms: Forms,
-    /// Bytes to leave for an inbox that is not allocated.
-    pub inbox: usize,
-    /// Adapter that is merged into the weights.
-    pub adapter: Option<Adapter>,
-    /// Layout of the slots of adapters beside the model.
-    pub slots: Option<Arc<SlotLayout>>,
-}
-
-impl<'a> Loading<'a> {
-    /// The load of the part in `shard` of the model in a directory. `inbox`: bytes to leave for an inbox that
-    /// is not allocated.
-    pub fn new(
-        (dir, config): (&'a Path, &'a ModelConfig),
-        shard: Shard,
-        (weights, opened): (Option<Weights>, OpenDevice),
-        options: &'a CudaOptions,
-        inbox: usize,
-    ) -> Result<Self, LoadError> {
-        let adapter = options.merged.as_deref().map(Adapter::open).transpose()?;
-        let slots =
-            options.served.map(|served| Arc::new(SlotLayout::new((&config.spec, &shard), served.max_rank)));
-        let forms = Forms::default();
-        Ok(Self { dir, config, shard, weights, opened, options, forms, inbox, adapter, slots })
-    }
-
+impl<'a> LoadInputs<'a> {
     fn load<T, K>(
         self,
         mut connected: Option<Connected<'_>>,

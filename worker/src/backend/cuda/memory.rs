@@ -7,7 +7,7 @@ use skein_kernels::cuda::ops::kv::StepSequences;
 use skein_kernels::cuda::ops::sample::SampleParams;
 use skein_kernels::cuda::ops::score::{ScoreParams, Scored};
 
-use super::pack::PassLimits;
+use super::pack::{PassLimits, mask_words};
 use crate::config::SchedulerConfig;
 
 /// Most words of histories and forbidden tokens in a message: 16 MiB. More takes several passes.
@@ -95,11 +95,6 @@ impl StepSizes {
     pub fn entries(&self) -> usize {
         self.sequences + self.rows + self.pass.rows
     }
-}
-
-/// Words of a mask over `vocab` tokens.
-pub(super) fn mask_words(vocab: usize) -> usize {
-    vocab.div_ceil(u32::BITS as usize)
 }
 
 /// Words of the parameters of a sample and of a score.

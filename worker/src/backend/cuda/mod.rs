@@ -17,7 +17,9 @@ mod gaps;
 mod graphs;
 mod layout;
 mod load;
+mod load_inputs;
 mod memory;
+mod options;
 mod pack;
 mod plan;
 mod rank;
@@ -32,16 +34,13 @@ mod usable;
 pub use error::CudaLoadError;
 pub use gaps::StepGaps;
 pub use layout::{DeviceBytes, plan_ranks};
-pub use load::{CudaOptions, Fp8, LoadedRank, ServedAdapters, load, load_rank, slot_form};
+pub use load::{LoadedRank, load, load_rank, slot_form};
 pub use memory::most_rows;
+pub use options::{CudaOptions, Fp8, ServedAdapters};
 pub use pack::pack_step;
 pub use rank::{Fits, RankLink};
 pub use threads::CudaBackend;
 pub use usable::{NotUsable, OpenDevice, check_heads, check_model, open};
-
-use skein_kernels::cuda::{CudaError, Device};
-
-use super::BackendError;
 
 /// The backend's [`steps_in_flight`](super::Backend::steps_in_flight) with a single stage.
 const STEPS_IN_FLIGHT: usize = 2;
@@ -49,18 +48,4 @@ const STEPS_IN_FLIGHT: usize = 2;
 /// CUDA devices visible to this process; 0 without a driver or if it is too old.
 pub fn visible_gpus() -> u32 {
     skein_kernels::cuda::device::visible_devices().unwrap_or(0)
-}
-
-fn stopped(reason: &str) -> BackendError {
-    BackendError::Stopped { backend: "cuda", reason: reason.to_owned() }
-}
-
-fn failed(error: &CudaError) -> BackendError {
-    stopped(&error.to_string())
-}
-
-/// Like [`failed`] for a call to `device`, which is abandoned if it is lost.
-fn failed_on(device: &Device, error: &CudaError) -> BackendError {
-    device.note(error);
-    failed(error)
 }

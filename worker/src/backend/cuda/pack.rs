@@ -6,7 +6,6 @@ use skein_kernels::cuda::ops::inputs::{CARRIED, Message};
 use skein_kernels::cuda::ops::sample::{NONE, SampleParams, Stages};
 use skein_kernels::cuda::ops::score::ScoreParams;
 
-use super::memory::mask_words;
 use crate::BlockId;
 use crate::backend::sampling::sampling;
 use crate::backend::{
@@ -482,4 +481,9 @@ mod tests {
         check(&[copy(1, 2), copy(3, 2), copy(7, 8)], &[1, 2]);
         check(&[copy(1, 2), copy(3, 1)], &[1, 1]);
     }
+}
+
+/// Words of a mask over `vocab` tokens.
+pub(super) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(u32::BITS as usize)
 }

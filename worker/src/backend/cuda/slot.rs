@@ -12,12 +12,13 @@ use skein_kernels::cuda::stream::Waited;
 use skein_kernels::cuda::{CudaError, CudaEvent, Device, PinnedBuffer, Stream};
 use skein_proto::logprobs::TokenLogprobs;
 
+use super::error::{failed, failed_on, stopped};
 use super::gaps::StepGaps;
-use super::memory::{StepSizes, mask_words};
+use super::memory::StepSizes;
 use super::pack::Drawn;
+use super::pack::mask_words;
 use super::stage::Onward;
 use super::threads::InFlight;
-use super::{failed, failed_on, stopped};
 use crate::TokenId;
 use crate::backend::{Answer, BackendError, Batch, SampleRow, Sampled, ScoreRow, StepOutput, Want};
 

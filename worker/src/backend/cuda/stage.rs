@@ -11,7 +11,8 @@ use skein_kernels::collective::Lost;
 use skein_kernels::collective::link::{Inlet, Outlet};
 use skein_kernels::cuda::{CudaError, Device};
 
-use super::{STEPS_IN_FLIGHT, failed_on};
+use super::STEPS_IN_FLIGHT;
+use super::error::failed_on;
 use crate::backend::{BackendError, Connections};
 
 /// Connections of a rank with the ranks at its place in the stages before and after its own.

@@ -16,6 +16,7 @@ use skein_kernels::cuda::{CudaError, Device, ErrorKind, Graph, Kernels, PinnedBu
 
 use super::adapters::{AdapterSlots, SlotRows, unsupported};
 use super::draw::Draw;
+use super::error::{failed, failed_on, stopped};
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::memory::{StepMemory, StepSizes};
@@ -23,7 +24,6 @@ use super::pack::{Drawing, Drawn, Pass, copy_waves, fill_masks, pack_pass, pack_
 use super::slot::{LaunchedStep, Outputs, Slot};
 use super::stage::{Neighbours, Onward, QueueError};
 use super::threads::Launcher;
-use super::{failed, failed_on, stopped};
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
 use crate::model::on_cuda::adapter::StepTiles;
 use crate::model::on_cuda::cache::{CachePlanes, Planes};

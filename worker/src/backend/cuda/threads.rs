@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::error::stopped;
 use super::gaps::StepGaps;
 use super::graphs::CaptureProgress;
 use super::stage::steps_in_flight;
-use super::stopped;
 use crate::backend::{Alarm, Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
 
 /// Extra wait beyond the step's timeout, because the waiting thread's own error is more specific.

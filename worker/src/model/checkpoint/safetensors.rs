@@ -13,7 +13,7 @@ use skein_sys::mapped::{Bytes, MappedFile};
 use super::quantised::{Raw, Scheme};
 
 use crate::model::LoadError;
-use crate::model::config::read_object;
+use crate::model::fields::read_object;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

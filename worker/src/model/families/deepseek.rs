@@ -4,7 +4,8 @@
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
 
-use super::{Defaults, decoder, experts, llama};
+use super::decoder::{Defaults, decoder, experts};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::{RopeDefaults, object, rope};
@@ -208,6 +209,6 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Latent => &["self_attn.kv_a_proj_with_mqa"],
         Role::LatentNorm => &["self_attn.kv_a_layernorm"],
         Role::HeadKey | Role::HeadValue => &["self_attn.kv_b_proj"],
-        _ => llama::names(role),
+        _ => names::usual(role),
     }
 }

@@ -6,7 +6,8 @@
 
 use skein_kernels::gate::Gate;
 
-use super::{Defaults, decoder, llama, window, windowed, with_attention_bias};
+use super::decoder::{Defaults, decoder, window, windowed, with_attention_bias};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{AttentionSpec, NormPlace, NormSpec, Spec};
@@ -56,6 +57,6 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::AttentionOutputNorm => &["post_attention_layernorm"],
         Role::FeedForwardNorm => &["pre_feedforward_layernorm"],
         Role::FeedForwardOutputNorm => &["post_feedforward_layernorm"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

@@ -5,7 +5,8 @@
 use serde_json::{Map, Value};
 use skein_kernels::cpu::rope::Rotation;
 
-use super::{gemma2, in_groups, window, windowed};
+use super::decoder::{in_groups, window, windowed};
+use super::gemma2;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::{RopeDefaults, object, read};

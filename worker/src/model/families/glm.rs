@@ -3,7 +3,8 @@
 //! Llama with biases of queries, keys and values, a fused gate, and rotation of half of each head in adjacent
 //! pairs.
 
-use super::{Defaults, llama, silu_decoder};
+use super::decoder::{Defaults, silu_decoder};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;
@@ -40,6 +41,6 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Gate | Role::Up => &["mlp.gate_up_proj"],
         Role::AttentionOutputNorm => &["post_self_attn_layernorm"],
         Role::FeedForwardOutputNorm => &["post_mlp_layernorm"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

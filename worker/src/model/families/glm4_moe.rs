@@ -1,8 +1,8 @@
 //! GLM-4.5 and 4.6 (GLM Team 2025). Experts are chosen as in DeepSeek-V3 (DeepSeek-AI 2024), by corrected
 //! sigmoids within the best groups, and a shared network runs beside them. Half of each head is rotated.
 
+use super::decoder::{Defaults, silu_decoder};
 use super::deepseek::{Grouped, grouped_experts};
-use super::{Defaults, silu_decoder};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;

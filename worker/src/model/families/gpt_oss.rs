@@ -3,7 +3,8 @@
 
 use skein_kernels::gate::Gate;
 
-use super::{Defaults, experts, llama, silu_decoder, window, windowed};
+use super::decoder::{Defaults, experts, silu_decoder, window, windowed};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;
@@ -52,6 +53,6 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::Router => &["mlp.router"],
         Role::ExpertGate | Role::ExpertUp => &["mlp.experts.gate_up_proj"],
         Role::ExpertDown => &["mlp.experts.down_proj"],
-        _ => llama::names(role),
+        _ => names::usual(role),
     }
 }

@@ -1,7 +1,9 @@
 //! Granite 3 (Granite Team 2024), dense or with a mixture of experts: Llama with factors for embeddings,
 //! scores, outputs and logits.
 
-use super::{experts, llama};
+use super::decoder::experts;
+use super::llama;
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::Spec;
@@ -41,6 +43,6 @@ fn names(role: Role) -> &'static [&'static str] {
             &["block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"]
         }
         Role::ExpertDown => &["block_sparse_moe.output_linear.weight", "block_sparse_moe.experts.down_proj"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

@@ -6,8 +6,9 @@ use serde_json::Value;
 use skein_kernels::cpu::experts::{Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
 
+use super::decoder::{Defaults, experts, of_type, silu_decoder, with_attention_bias};
+use super::names;
 use super::smollm3::rotates;
-use super::{Defaults, experts, llama, of_type, silu_decoder, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::{Fields, MAX_POSITIONS};
 use crate::model::rope::RopeDefaults;
@@ -107,6 +108,6 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::SharedGate => &["feed_forward.shared_expert.gate_proj"],
         Role::SharedUp => &["feed_forward.shared_expert.up_proj"],
         Role::SharedDown => &["feed_forward.shared_expert.down_proj"],
-        _ => llama::names(role),
+        _ => names::usual(role),
     }
 }

@@ -1,6 +1,7 @@
 //! Mixtral (Jiang et al. 2024): Mistral with a mixture of experts.
 
-use super::{Defaults, experts, llama, silu_decoder, window};
+use super::decoder::{Defaults, experts, silu_decoder, window};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;
@@ -30,6 +31,6 @@ fn names(role: Role) -> &'static [&'static str] {
         Role::ExpertGate => &["block_sparse_moe.experts.{}.w1", "mlp.experts.gate_up_proj"],
         Role::ExpertUp => &["block_sparse_moe.experts.{}.w3", "mlp.experts.gate_up_proj"],
         Role::ExpertDown => &["block_sparse_moe.experts.{}.w2", "mlp.experts.down_proj"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

@@ -1,7 +1,8 @@
 //! OLMo 2 (OLMo Team 2024): Llama with normalised outputs instead of inputs of attention and feed-forward
 //! network, and with one norm over all heads of the queries and one over the keys.
 
-use super::{Defaults, llama, silu_decoder, with_attention_bias};
+use super::decoder::{Defaults, silu_decoder, with_attention_bias};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{NormPlace, QkNorm, Spec};
@@ -22,6 +23,6 @@ fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::AttentionOutputNorm => &["post_attention_layernorm"],
         Role::FeedForwardOutputNorm => &["post_feedforward_layernorm"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

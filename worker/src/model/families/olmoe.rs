@@ -1,7 +1,7 @@
 //! OLMoE (Muennighoff et al. 2024): Llama with a mixture of experts, one norm over all heads of the queries,
 //! and one over the keys.
 
-use super::{Defaults, experts, silu_decoder, with_attention_bias};
+use super::decoder::{Defaults, experts, silu_decoder, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{QkNorm, Spec};

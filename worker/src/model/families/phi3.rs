@@ -2,7 +2,8 @@
 //!
 //! Llama with fused projections. Long-context models also use LongRoPE and rotate only part of each head.
 
-use super::{Defaults, llama, silu_decoder, window};
+use super::decoder::{Defaults, silu_decoder, window};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::Spec;
@@ -22,6 +23,6 @@ fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Query | Role::Key | Role::Value => &["self_attn.qkv_proj"],
         Role::Gate | Role::Up => &["mlp.gate_up_proj"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

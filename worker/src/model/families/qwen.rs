@@ -1,7 +1,7 @@
 //! Qwen2 and Qwen2.5 (Qwen Team 2024): Llama with biases of queries, keys and values. Qwen3 (2025) has
 //! normalised heads instead.
 
-use super::{Defaults, silu_decoder, window, windowed, with_attention_bias};
+use super::decoder::{Defaults, silu_decoder, window, windowed, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{QkNorm, Spec};

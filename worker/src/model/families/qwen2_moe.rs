@@ -1,8 +1,8 @@
 //! Qwen1.5 and Qwen2 with mixtures of experts (Qwen Team 2024): Qwen2 with experts in some or all layers, and
 //! a shared network weighted by the sigmoid of a logit.
 
+use super::decoder::{Defaults, experts, silu_decoder, window, windowed};
 use super::qwen3_moe::with_experts;
-use super::{Defaults, experts, silu_decoder, window, windowed};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{SharedSpec, Spec};

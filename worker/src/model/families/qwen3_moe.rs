@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Defaults, experts, silu_decoder, window, with_attention_bias};
+use super::decoder::{Defaults, experts, silu_decoder, window, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{ExpertsSpec, QkNorm, Spec};

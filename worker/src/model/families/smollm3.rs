@@ -3,7 +3,7 @@
 use serde_json::Value;
 use skein_kernels::cpu::rope::Rotation;
 
-use super::{Defaults, in_groups, silu_decoder, window, windowed, with_attention_bias};
+use super::decoder::{Defaults, in_groups, silu_decoder, window, windowed, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::rope::RopeDefaults;

@@ -3,7 +3,8 @@
 
 use skein_kernels::gate::Gate;
 
-use super::{Defaults, decoder, llama, window};
+use super::decoder::{Defaults, decoder, window};
+use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{NormKind, Spec};
@@ -31,6 +32,6 @@ fn names(role: Role) -> &'static [&'static str] {
     match role {
         Role::Up => &["mlp.c_fc"],
         Role::Down => &["mlp.c_proj"],
-        role => llama::names(role),
+        role => names::usual(role),
     }
 }

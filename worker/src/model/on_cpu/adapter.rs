@@ -9,7 +9,8 @@ use skein_kernels::cpu::low_rank::{Changed, LowRank, LowRankShape, add_low_rank,
 use crate::backend::LoadedAdapter;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::served_adapter::{self, HeldAdapter, Place, first_on_rank};
+use crate::model::adapter_changes::{Place, first_on_rank, for_each_change, may_change};
+use crate::model::served_adapter::HeldAdapter;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Tensor};
 use crate::shard::Shard;
@@ -39,7 +40,7 @@ impl AdapterWeights {
     /// the outputs that the rank has, the columns of A of its inputs.
     ///
     /// # Errors
-    /// As [`served_adapter::for_each_change`].
+    /// As [`for_each_change`].
     pub fn new(
         adapter: &Adapter,
         (spec, shard): (&Spec, &Shard),
@@ -51,7 +52,7 @@ impl AdapterWeights {
             bytes: 0,
         };
         let all = tensors::all(&spec.as_published());
-        served_adapter::for_each_change(adapter, spec, max_rank, |tensor, place, delta| {
+        for_each_change(adapter, spec, max_rank, |tensor, place, delta| {
             let part = shard.part(spec, tensor);
             if part.is_empty() {
                 return Ok(());
@@ -92,7 +93,7 @@ impl AdapterWeights {
             let shape = LowRankShape { rank: max_rank, inputs: part.cols.len(), outputs: part.rows.len() };
             shape.bytes(size_of::<f32>()) as u64
         };
-        served_adapter::may_change(spec, &all).map(bytes).sum()
+        may_change(spec, &all).map(bytes).sum()
     }
 
     fn changes<'a>(&'a self, at: ChangedProduct) -> [Option<(&'a LowRank, usize)>; 3] {

@@ -21,7 +21,7 @@ use skein_kernels::cuda::{CudaError, Device, DeviceSlice, Kernels, PinnedBuffer,
 use super::exchange::Exchange;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::served_adapter::{first_on_rank, for_each_change, may_change};
+use crate::model::adapter_changes::{first_on_rank, for_each_change, may_change};
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Product};
 use crate::shard::Shard;

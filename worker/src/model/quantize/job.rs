@@ -20,7 +20,7 @@ use super::scheme::{Layout, Method, Scheme};
 use super::smooth::{Scales, Search};
 use super::statistics::{Examples, Statistics};
 use super::{Phase, Progress, QuantizeError, Report, Request};
-use crate::model::config::read_object;
+use crate::model::fields::read_object;
 use crate::model::on_cpu::Model;
 use crate::model::on_cpu::capture::{Network, Reader};
 use crate::model::tensors::{Product, Role};

@@ -9,95 +9,10 @@ use std::collections::HashMap;
 
 use skein_kernels::leaves;
 
+pub use super::role::{Product, Role};
 use super::spec::Spec;
 pub use list::{all, embedding};
 pub use stored::{Columns, ColumnsOf, Place, Stored, StoredMatrix};
-
-/// Role of a tensor in the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // named as in the papers
-pub enum Role {
-    Embedding,
-    AttentionNorm,
-    Query,
-    QueryDown,
-    QueryUp,
-    Latent,
-    LatentNorm,
-    HeadKey,
-    HeadValue,
-    Key,
-    Value,
-    QueryNorm,
-    KeyNorm,
-    Sinks,
-    AttentionOutput,
-    AttentionOutputNorm,
-    FeedForwardNorm,
-    Router,
-    Gate,
-    Up,
-    Down,
-    ExpertGate,
-    ExpertUp,
-    ExpertDown,
-    RouterCorrection,
-    SharedGate,
-    SharedUp,
-    SharedDown,
-    SharedRouter,
-    FeedForwardOutputNorm,
-    LastNorm,
-    Head,
-}
-
-impl Role {
-    /// Number of roles.
-    pub const COUNT: usize = Self::Head as usize + 1;
-}
-
-/// Groups of matrices that read the same input. A device may stack them and multiply once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Product {
-    /// Query, key, value; with latent attention the latent, and the query or the vector it is projected from.
-    Qkv,
-    /// Attention output projection.
-    AttentionOutput,
-    /// Gate and up projections.
-    GateUp,
-    /// Down projection of the feed-forward network.
-    Down,
-    /// Queries from the vector of latent attention.
-    QueryUp,
-    /// A head's queries in terms of the latent.
-    HeadKey,
-    /// A head's output from what it attended to.
-    HeadValue,
-    /// Head, which computes logits.
-    Logits,
-    /// Choice of experts.
-    Router,
-}
-
-impl Product {
-    /// Products of every layer, in the order of a step. Their numbers are their indices here.
-    pub const OF_A_LAYER: [Self; 4] = [Self::Qkv, Self::AttentionOutput, Self::GateUp, Self::Down];
-    /// The same and then those of latent attention.
-    pub const WITH_LATENT: [Self; 7] = [
-        Self::Qkv,
-        Self::AttentionOutput,
-        Self::GateUp,
-        Self::Down,
-        Self::QueryUp,
-        Self::HeadKey,
-        Self::HeadValue,
-    ];
-
-    /// Whether each head has a matrix of its own.
-    pub fn is_of_heads(self) -> bool {
-        matches!(self, Self::HeadKey | Self::HeadValue)
-    }
-}
 
 /// How a tensor is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -9,8 +9,8 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros};
+use super::module::{FLOATS, Module};
 use super::scheme::Awq;
-use super::{FLOATS, Module};
 use crate::model::LoadError;
 
 pub(super) fn find(module: &Module<'_>, scheme: &Awq) -> Result<Option<StoredCodes>, LoadError> {

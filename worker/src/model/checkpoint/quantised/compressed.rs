@@ -15,12 +15,10 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
-use super::scheme::{Compressed, Fp8};
-use super::{FLOATS, Module, Raw, fp8, mxfp4, nvfp4};
+use super::module::{FLOATS, Module, Raw};
+use super::scheme::{COMPRESSED_BITS, Compressed, Fp8};
+use super::{fp8, mxfp4, nvfp4};
 use crate::model::LoadError;
-
-/// Supported widths of packed codes, in bits.
-pub(super) const BITS: [usize; 2] = [4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Compressed) -> Result<Option<StoredCodes>, LoadError> {
     if let Some(packed) = module.find("weight_packed") {
@@ -66,7 +64,7 @@ fn grid(module: &Module<'_>, scale: &Raw) -> Grid {
 fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
     let (rows, cols) = (module.rows, module.cols);
     let is_of = |bits: &&usize| packed.shape == [rows, (cols * **bits).div_ceil(32)];
-    let Some(&bits) = BITS.iter().find(is_of).filter(|_| packed.dtype == Dtype::I32) else {
+    let Some(&bits) = COMPRESSED_BITS.iter().find(is_of).filter(|_| packed.dtype == Dtype::I32) else {
         return Err(module.wrong(packed, format!("I32 [{rows}, {cols} * bits / 32] with 4 or 8 bits")));
     };
     let (scale, group) = scales(module)?;
@@ -96,28 +94,14 @@ fn packed_codes(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadEr
 }
 
 fn mx_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
-    let scale = scales_of_floats(module, packed, mxfp4::GROUP, Dtype::U8)?;
+    let scale = mxfp4::scales_of_floats(module, packed, mxfp4::GROUP, Dtype::U8)?;
     Ok(mxfp4::codes(module, packed, mxfp4::GROUP, Scales::Grid(Grid::by_output(&scale, 1))))
 }
 
 fn nv_floats(module: &Module<'_>, packed: &Raw) -> Result<StoredCodes, LoadError> {
-    let scale = scales_of_floats(module, packed, nvfp4::GROUP, Dtype::F8_E4M3)?;
+    let scale = mxfp4::scales_of_floats(module, packed, nvfp4::GROUP, Dtype::F8_E4M3)?;
     let by = nvfp4::of_matrix(module, "weight_global_scale")?;
     Ok(mxfp4::codes(module, packed, nvfp4::GROUP, Scales::Divided(Grid::by_output(&scale, 1), by)))
-}
-
-/// Scales of groups of `group` inputs; checks the shape of the codes, too.
-pub(super) fn scales_of_floats(
-    module: &Module<'_>,
-    packed: &Raw,
-    group: usize,
-    dtype: Dtype,
-) -> Result<Raw, LoadError> {
-    let (rows, cols) = (module.rows, module.cols);
-    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(group) {
-        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {group}")));
-    }
-    module.get("weight_scale", &[dtype], &[rows, cols / group])
 }
 
 fn bytes(module: &Module<'_>) -> Result<StoredCodes, LoadError> {

@@ -12,8 +12,8 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros};
+use super::module::{FLOATS, Module, Raw};
 use super::scheme::Fp8;
-use super::{FLOATS, Module, Raw};
 use crate::model::LoadError;
 
 pub(super) fn find(module: &Module<'_>, scheme: &Fp8) -> Result<Option<StoredCodes>, LoadError> {

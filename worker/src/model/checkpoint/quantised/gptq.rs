@@ -10,18 +10,15 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
-use super::scheme::Gptq;
-use super::{FLOATS, Module};
+use super::module::{FLOATS, Module};
+use super::scheme::{GPTQ_BITS, Gptq};
 use crate::model::LoadError;
-
-/// Supported code widths, in bits.
-pub(super) const BITS: [usize; 4] = [2, 3, 4, 8];
 
 pub(super) fn find(module: &Module<'_>, scheme: &Gptq) -> Result<Option<StoredCodes>, LoadError> {
     let Some(words) = module.find("qweight") else { return Ok(None) };
     let (rows, cols) = (module.rows, module.cols);
     // The configuration may override the width for some modules; it then follows from the shape.
-    let allowed = if scheme.has_overrides { &BITS[..] } else { &[scheme.bits][..] };
+    let allowed = if scheme.has_overrides { &GPTQ_BITS[..] } else { &[scheme.bits][..] };
     let is_of =
         |bits: &&usize| words.shape == [cols * **bits / 32, rows] && (cols * **bits).is_multiple_of(32);
     let Some(&bits) = allowed.iter().find(is_of).filter(|_| words.dtype == Dtype::I32) else {

@@ -9,8 +9,10 @@
 
 use std::ops::Range;
 
-use super::{FLOATS, SafetensorsFiles, float};
+use super::float;
+use super::module::FLOATS;
 use crate::model::LoadError;
+use crate::model::checkpoint::SafetensorsFiles;
 
 /// Scales of a layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -12,6 +12,7 @@ mod fp8;
 mod gptq;
 mod kv_scales;
 mod matrix;
+mod module;
 mod mxfp4;
 mod nvfp4;
 mod patterns;
@@ -23,58 +24,12 @@ pub(in crate::model) use kv_scales::kv_scales;
 pub use matrix::{CodedMatrix, CodedRows};
 pub use scheme::Scheme;
 
-use safetensors::tensor::Dtype;
-use skein_sys::mapped::Bytes;
-
-use super::SafetensorsFiles;
 use super::SafetensorsFiles as Weights;
 use crate::model::LoadError;
 use matrix::StoredCodes;
 pub(in crate::model) use matrix::float;
-
-/// A tensor as stored in its file.
-pub(in crate::model) struct Raw {
-    pub name: String,
-    pub dtype: Dtype,
-    pub shape: Vec<usize>,
-    pub bytes: Bytes,
-}
-
-/// Tensors of one module, named `base.suffix`.
-struct Module<'a> {
-    weights: &'a Weights,
-    base: &'a str,
-    /// Outputs and inputs according to the configuration.
-    rows: usize,
-    cols: usize,
-}
-
-impl Module<'_> {
-    fn find(&self, suffix: &str) -> Option<Raw> {
-        self.weights.raw(&format!("{}.{suffix}", self.base))
-    }
-
-    /// Tensor `suffix` with this shape and one of these types.
-    fn get(&self, suffix: &str, dtypes: &[Dtype], shape: &[usize]) -> Result<Raw, LoadError> {
-        let raw = self.find(suffix).ok_or_else(|| self.missing(suffix, format!("{dtypes:?} {shape:?}")))?;
-        let fits = dtypes.contains(&raw.dtype) && raw.shape == shape;
-        if fits { Ok(raw) } else { Err(self.wrong(&raw, format!("{dtypes:?} {shape:?}"))) }
-    }
-
-    fn missing(&self, suffix: &str, expected: String) -> LoadError {
-        let (tensor, dir) = (format!("{}.{suffix}", self.base), self.weights.dir().to_owned());
-        LoadError::MissingTensor { tensor, expected, dir }
-    }
-
-    fn wrong(&self, raw: &Raw, expected: String) -> LoadError {
-        self.bad(&raw.name, format!("it is {:?} {:?}, expected {expected}", raw.dtype, raw.shape))
-    }
-
-    /// Error about one of the module's tensors.
-    fn bad(&self, tensor: &str, reason: String) -> LoadError {
-        LoadError::CodedTensor { tensor: tensor.to_owned(), reason }
-    }
-}
+use module::Module;
+pub(in crate::model) use module::Raw;
 
 /// Finds the quantised matrix `name` `[rows, cols]`, which ends in `.weight`; `None` if the module is not in
 /// the scheme's form.
@@ -103,6 +58,3 @@ pub(super) fn find(
     };
     Ok(codes.map(|codes| CodedMatrix::whole(codes, name)))
 }
-
-/// Number types of scales.
-const FLOATS: [Dtype; 3] = [Dtype::F16, Dtype::BF16, Dtype::F32];

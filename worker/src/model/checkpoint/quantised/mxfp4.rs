@@ -8,7 +8,7 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros};
-use super::{Module, Raw};
+use super::module::{Module, Raw};
 use crate::model::LoadError;
 
 /// Inputs per group.
@@ -64,4 +64,18 @@ pub(super) fn codes(module: &Module<'_>, packed: &Raw, group: usize, scales: Sca
 /// Values of the sixteen codes.
 pub(super) fn table() -> [f32; 16] {
     std::array::from_fn(|code| if code < 8 { E2M1[code] } else { -E2M1[code - 8] })
+}
+
+/// Scales of groups of `group` inputs; checks the shape of the codes, too.
+pub(super) fn scales_of_floats(
+    module: &Module<'_>,
+    packed: &Raw,
+    group: usize,
+    dtype: Dtype,
+) -> Result<Raw, LoadError> {
+    let (rows, cols) = (module.rows, module.cols);
+    if packed.shape != [rows, cols / 2] || !cols.is_multiple_of(group) {
+        return Err(module.wrong(packed, format!("U8 [{rows}, {cols} / 2], in groups of {group}")));
+    }
+    module.get("weight_scale", &[dtype], &[rows, cols / group])
 }

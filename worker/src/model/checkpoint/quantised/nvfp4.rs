@@ -11,10 +11,10 @@
 
 use safetensors::tensor::Dtype;
 
-use super::compressed::scales_of_floats;
 use super::matrix::{Grid, Scales, StoredCodes, float};
+use super::module::Module;
 use super::scheme::Fp8;
-use super::{Module, fp8, mxfp4};
+use super::{fp8, mxfp4};
 use crate::model::LoadError;
 
 /// Inputs per group.
@@ -28,7 +28,7 @@ pub(super) fn find(module: &Module<'_>) -> Result<Option<StoredCodes>, LoadError
     let Some(packed) = module.find("weight").filter(|raw| raw.dtype == Dtype::U8) else {
         return fp8::find(module, &Fp8 { block: None });
     };
-    let scale = scales_of_floats(module, &packed, GROUP, Dtype::F8_E4M3)?;
+    let scale = mxfp4::scales_of_floats(module, &packed, GROUP, Dtype::F8_E4M3)?;
     let by = of_matrix(module, "weight_scale_2")?;
     Ok(Some(mxfp4::codes(module, &packed, GROUP, Scales::Multiplied(Grid::by_output(&scale, 1), by))))
 }

@@ -5,12 +5,14 @@ use std::path::Path;
 use serde_json::{Map, Value};
 use skein_kernels::cpu::blocks::BlockType;
 
-use super::compressed;
 use crate::model::LoadError;
-use crate::model::config::read_object;
-use crate::model::fields::Fields;
+use crate::model::fields::{Fields, read_object};
 use crate::model::formats::{self, FormatSource};
 
+/// Bits of codes in GPTQ checkpoints.
+pub(super) const GPTQ_BITS: [usize; 4] = [2, 3, 4, 8];
+/// Bits of integer codes in compressed-tensors checkpoints.
+pub(super) const COMPRESSED_BITS: [usize; 2] = [4, 8];
 const CONFIG: &str = "config.json";
 /// Names of the object in config.json; compressed-tensors used a different one.
 const OBJECTS: [&str; 2] = ["quantization_config", "compression_config"];
@@ -225,7 +227,7 @@ fn group(fields: &Fields<'_>) -> Result<Option<usize>, LoadError> {
 
 fn gptq(fields: &Fields<'_>) -> Result<Gptq, LoadError> {
     let bits = fields.size("bits", 32, None)?;
-    if !super::gptq::BITS.contains(&bits) {
+    if !GPTQ_BITS.contains(&bits) {
         return Err(fields.wrong("bits", "2, 3, 4 or 8".into()));
     }
     let format = if fields.is_absent("checkpoint_format") { "format" } else { "checkpoint_format" };
@@ -325,7 +327,7 @@ fn group_of_weights(fields: &Fields<'_>) -> Result<Option<[usize; 2]>, LoadError
     let bits = fields.size("num_bits", 32, Some(8))?;
     let is_mx = kind == "float" && bits == 4 && fields.get("group_size").and_then(Value::as_u64) == Some(32);
     let is_nv = kind == "float" && bits == 4 && fields.get("group_size").and_then(Value::as_u64) == Some(16);
-    let is_read = if kind == "int" { compressed::BITS.contains(&bits) } else { bits == 8 || is_mx || is_nv };
+    let is_read = if kind == "int" { COMPRESSED_BITS.contains(&bits) } else { bits == 8 || is_mx || is_nv };
     if !is_read {
         return Err(unlisted(fields, "num_bits"));
     }
