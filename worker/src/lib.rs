@@ -1,7 +1,7 @@
 //! One replica of a model: a scheduler over a paged KV cache, an engine loop, a backend, and the gRPC service
 //! in front. It knows neither the router nor HTTP nor text.
 //!
-//! Dependencies point inward: `service → {adapters, engine} → {metrics, streams, draft_model → scheduler →
+//! Dependencies point inward: `service → load → {adapters, engine} → {metrics, streams, draft_model → scheduler →
 //! draft → kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the backend
 //! never sees a request, and protobuf stops in `service`.
 
@@ -12,8 +12,11 @@ pub mod config;
 pub mod draft;
 pub mod draft_model;
 pub mod engine;
+mod epoch;
+mod error;
 pub mod group;
 pub mod kv_cache;
+pub mod load;
 pub mod metrics;
 pub mod model;
 pub mod quality;
@@ -23,7 +26,8 @@ pub mod shard;
 pub mod streams;
 
 pub use backend::cuda::visible_gpus;
-pub use service::{WorkerError, serve};
+pub use error::WorkerError;
+pub use service::serve;
 pub use skein_proto::TokenId;
 
 /// Index of a block of KV slots in the backend's cache.

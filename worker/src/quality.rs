@@ -6,15 +6,15 @@ use crate::BlockId;
 use crate::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use crate::backend::{Batch, BatchSequence};
 use crate::config::Precision;
+use crate::error::WorkerError;
+use crate::load::model_files::stored_form;
+use crate::load::precision;
 use crate::model::LoadError;
 use crate::model::checkpoint::Weights;
 use crate::model::config::ModelConfig;
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::spec::Spec;
 use crate::model::tensors;
-use crate::service::WorkerError;
-use crate::service::load::stored_form;
-use crate::service::precision;
 
 /// Slots of a block of the cache.
 const BLOCK_SIZE: u32 = 16;

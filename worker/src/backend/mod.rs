@@ -17,7 +17,6 @@ mod want;
 use std::ops::Range;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use skein_kernels::collective::Lost;
 
 pub use connections::Connections;

@@ -1,11 +1,12 @@
 //! A worker without sockets, threads or a clock of its own, for a caller that owns all three, such
 //! as a simulator.
 
-use super::load::LoadedBackend;
-use super::serve::{check_settings, prepare};
-use super::{WorkerError, WorkerService};
+use super::WorkerService;
+use super::serve::prepare;
 use crate::config::WorkerConfig;
 use crate::engine::Engine;
+use crate::error::WorkerError;
+use crate::load::{LoadedBackend, check_settings};
 
 /// The gRPC service and its engine, which works whenever its [`Engine::turn`] is called. Give each restart of
 /// a worker a new `epoch`.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::WorkerError;
-use super::load::load;
-use super::serve::{check_settings, on_thread, prepare};
+use super::serve::{on_thread, prepare};
 use crate::backend::BackendError;
 use crate::backend::cuda::StepGaps;
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::engine::EngineHandle;
+use crate::error::WorkerError;
+use crate::load::{check_settings, load};
 use crate::model::cost::StepCost;
 
 /// A running engine and what its model and device are.

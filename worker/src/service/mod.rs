@@ -3,21 +3,12 @@
 //! only validated values.
 
 mod constraint;
-mod cuda_ranks;
 mod detached;
-mod draft_model;
 mod drain;
-mod error;
-pub(crate) mod load;
 mod local;
-mod memory_plan;
 mod model_facts;
-mod plan;
-pub(crate) mod precision;
-mod ranks;
 mod serve;
 mod server;
-mod sizing;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -41,11 +32,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
 pub use detached::detached;
-pub use error::WorkerError;
-pub use load::{LoadedBackend, grammars};
 pub use local::LocalWorker;
-pub use plan::{MemoryPlan, RankPlan, plan};
-pub use ranks::{follow_leader, run_rank};
 pub use serve::{serve, serve_backend};
 
 pub(crate) use model_facts::ModelFacts;

@@ -1,6 +1,5 @@
 //! The stages of a worker: listen, load, serve, drain.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
@@ -14,14 +13,15 @@ use tokio::sync::oneshot::error::RecvError;
 use tonic_health::ServingStatus;
 use tracing::{Instrument, Span, info_span};
 
-use super::error::WorkerError;
-use super::load::{LoadedBackend, load};
 use super::server::Server;
-use super::{ModelFacts, Ready, WorkerService, sizing};
+use super::{ModelFacts, Ready, WorkerService};
 use crate::backend::BackendError;
 use crate::config::{SchedulerConfig, WorkerConfig};
 use crate::draft::{Guesser, Speculate};
 use crate::engine::{Engine, EngineHandle};
+use crate::epoch::draw_epoch;
+use crate::error::WorkerError;
+use crate::load::{LoadedBackend, check_settings, load, sizing};
 use crate::metrics::{Metrics, Observer};
 use crate::scheduler::{Drafts, Scheduler};
 
@@ -127,19 +127,6 @@ impl Running {
     }
 }
 
-pub(super) fn check_settings(config: &SchedulerConfig) -> Result<(), WorkerError> {
-    let check = |setting, got: u32, range: std::ops::RangeInclusive<u32>| {
-        let allowed = format!("{}..={}", range.start(), range.end());
-        let wrong = WorkerError::Setting { setting, got: got.into(), allowed };
-        if range.contains(&got) { Ok(()) } else { Err(wrong) }
-    };
-    check("block_size", config.block_size, 1..=1024)?;
-    check("max_num_seqs", config.max_num_seqs, 1..=65_536)?;
-    check("max_num_batched_tokens", config.max_num_batched_tokens, 1..=1 << 20)?;
-    check("max_num_queued_reqs", config.max_num_queued_reqs, 1..=1 << 20)?;
-    config.max_model_len.map_or(Ok(()), |len| check("max_model_len", len, 2..=1 << 27))
-}
-
 /// Builds scheduler and engine over a loaded backend.
 pub(super) fn prepare(config: &WorkerConfig, loaded: LoadedBackend) -> Result<(Ready, Engine), WorkerError> {
     let limits = &config.scheduler_on(loaded.device);
@@ -217,11 +204,6 @@ fn tokenizer_fingerprint(model: &Path) -> u64 {
 
 fn max_streams(config: &SchedulerConfig) -> u32 {
     config.max_num_queued_reqs + config.max_num_seqs
-}
-
-/// A random epoch, different at each start: std seeds every `RandomState` from the system's generator.
-pub(super) fn draw_epoch() -> u64 {
-    RandomState::new().hash_one((std::process::id(), clock::unix_time())).max(1)
 }
 
 /// Runs `work` on a named thread of its own, where it may block. The receiver fails if it panicked.

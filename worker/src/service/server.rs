@@ -23,8 +23,9 @@ use tonic::{Request, Status};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use super::{WorkerError, WorkerService};
+use super::WorkerService;
 use crate::config::WorkerConfig;
+use crate::error::WorkerError;
 use crate::metrics::Metrics;
 
 /// A connection silent for this long is pinged, and closed if the ping is not answered within the same time.

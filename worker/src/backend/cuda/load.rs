@@ -48,8 +48,9 @@ use crate::model::on_cuda::Model;
 use crate::model::on_cuda::adapter::{SlotForm, SlotLayout};
 use crate::model::on_cuda::cache::CachePlanes;
 use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::place::Place;
 use crate::model::on_cuda::stage::StageEnds;
-use crate::model::on_cuda::weights::{Place, TensorCopy};
+use crate::model::on_cuda::weights::TensorCopy;
 use crate::shard::Shard;
 
 /// How adapters are kept for the device of `opened`, which has the part of the model in `dir` that `shard`

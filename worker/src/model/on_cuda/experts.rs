@@ -7,52 +7,25 @@
 use std::ops::Range;
 
 use skein_kernels::cuda::arena::Carver;
-use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::experts::{
-    ExpertProduct, ExpertProducts, ExpertWeight, Join, JoinExperts, MAX_EXPERTS, MAX_GROUPS, MAX_PER_TOKEN,
-    Pairs, Route, RouteRows, Router, RouterRows, Sort, SortPairs, SortedPairs, Stage, Tile, WeighInputs,
-    WeighedInputs,
+    ExpertProducts, ExpertWeight, Join, MAX_EXPERTS, MAX_GROUPS, MAX_PER_TOKEN, Pairs, Route, Router, Sort,
+    SortedPairs, Tile, WeighInputs,
 };
-use skein_kernels::cuda::ops::kv::KvElement;
-use skein_kernels::cuda::ops::linear::{Gated, LinearWeight};
+use skein_kernels::cuda::ops::linear::LinearWeight;
 use skein_kernels::cuda::ops::packed::Form;
-use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels};
 
-use super::weights::{E4m3Scales, Place, place_in, place_of_rows};
-use super::{Activations, Model, StepRows, Workspace};
+use super::activations::Workspace;
+use super::network::Network;
+use super::place::{E4m3Scales, Place, place_in, place_of_rows};
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, LayerSpec, NormKind, SharedSpec, Spec};
-use crate::model::tensors::{Kind, Product, ProductShape, Role, Tensor};
+use crate::model::tensors::{Kind, Product, ProductShape, Tensor};
 use crate::shard::Shard;
 
 /// Most kernel launches of a mixture besides those of a dense network: router, choice, sort, weighted inputs,
 /// two products, sum.
 pub(super) const LAUNCHES: usize = 7;
-
-/// Networks of a layer, whose matrices are stacked separately.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Network {
-    /// Attention, and a network without experts.
-    Layer,
-    /// Router, and the weight of the shared network.
-    Router,
-    /// All experts.
-    Experts,
-    /// Network that all tokens use, beside the experts.
-    Shared,
-}
-
-impl Network {
-    /// The network of a tensor.
-    pub fn of(tensor: &Tensor) -> Self {
-        match tensor.role {
-            _ if tensor.expert.is_some() => Self::Experts,
-            Role::Router | Role::SharedRouter => Self::Router,
-            Role::SharedGate | Role::SharedUp | Role::SharedDown => Self::Shared,
-            _ => Self::Layer,
-        }
-    }
-}
 
 /// Part of a model's mixtures without a kernel, as text for a message.
 pub fn part_without_kernel(spec: &Spec) -> Option<&'static str> {
@@ -114,20 +87,20 @@ pub fn shapes(spec: &Spec) -> Vec<(usize, usize)> {
 /// Weights of a layer's mixture.
 pub struct ExpertWeights<T> {
     /// `[experts, hidden]`, and a row for the weight of the shared network if it has one.
-    router: DeviceSlice<f32>,
+    pub(super) router: DeviceSlice<f32>,
     /// `[experts]`, or [`DeviceSlice::NONE`].
-    router_bias: DeviceSlice<f32>,
+    pub(super) router_bias: DeviceSlice<f32>,
     /// The rank's experts, which have the matrices.
-    own: Range<usize>,
-    gate_up: ExpertWeight<T>,
-    down: ExpertWeight<T>,
-    shared: Option<SharedWeights<T>>,
+    pub(super) own: Range<usize>,
+    pub(super) gate_up: ExpertWeight<T>,
+    pub(super) down: ExpertWeight<T>,
+    pub(super) shared: Option<SharedWeights<T>>,
 }
 
 /// Weights of a shared network.
-struct SharedWeights<T> {
-    gate_up: LinearWeight<T>,
-    down: LinearWeight<T>,
+pub(super) struct SharedWeights<T> {
+    pub(super) gate_up: LinearWeight<T>,
+    pub(super) down: LinearWeight<T>,
 }
 
 impl<T: Activation> ExpertWeights<T> {
@@ -214,25 +187,25 @@ impl<T: Activation> ExpertWeights<T> {
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertActivations<T> {
     /// `[rows, experts]`, and the shared network's logit.
-    logits: DeviceSlice<f32>,
+    pub(super) logits: DeviceSlice<f32>,
     /// `[pairs]`: chosen experts of each row.
-    chosen: DeviceSlice<u32>,
+    pub(super) chosen: DeviceSlice<u32>,
     /// `[pairs]`: their weights.
-    weights: DeviceSlice<f32>,
+    pub(super) weights: DeviceSlice<f32>,
     /// `[pairs]`: pairs by expert.
-    sorted: DeviceSlice<u32>,
+    pub(super) sorted: DeviceSlice<u32>,
     /// Tiles of each expert's pairs.
-    tiles: DeviceSlice<u32>,
+    pub(super) tiles: DeviceSlice<u32>,
     /// `[pairs, hidden]`: weighted inputs; empty if outputs are weighted.
-    inputs: DeviceSlice<T>,
+    pub(super) inputs: DeviceSlice<T>,
     /// `[pairs, inputs]`: inputs in the order of the experts' columns; empty if that is the inputs' order.
-    ordered: DeviceSlice<T>,
+    pub(super) ordered: DeviceSlice<T>,
     /// `[pairs, inner]`: gated activations.
-    inner: DeviceSlice<T>,
+    pub(super) inner: DeviceSlice<T>,
     /// `[pairs, hidden]`: outputs of the experts; empty with several ranks.
-    outputs: DeviceSlice<T>,
+    pub(super) outputs: DeviceSlice<T>,
     /// `[rows, hidden]`: output of the shared network.
-    shared: DeviceSlice<T>,
+    pub(super) shared: DeviceSlice<T>,
 }
 
 impl<T: Activation> ExpertActivations<T> {
@@ -270,18 +243,18 @@ impl<T: Activation> ExpertActivations<T> {
     }
 }
 
-fn pairs_of(experts: ExpertsSpec, rows: usize) -> Pairs {
+pub(super) fn pairs_of(experts: ExpertsSpec, rows: usize) -> Pairs {
     Pairs { rows, per_token: experts.routing.per_token, experts: experts.count }
 }
 
 /// Kernels of mixtures.
 pub struct ExpertOps<T> {
-    router: Router,
-    route: Route,
-    sort: Sort,
-    weigh: WeighInputs<T>,
-    products: ExpertProducts<T>,
-    join: Join<T>,
+    pub(super) router: Router,
+    pub(super) route: Route,
+    pub(super) sort: Sort,
+    pub(super) weigh: WeighInputs<T>,
+    pub(super) products: ExpertProducts<T>,
+    pub(super) join: Join<T>,
 }
 
 impl<T: Activation> ExpertOps<T> {
@@ -298,117 +271,5 @@ impl<T: Activation> ExpertOps<T> {
             products: ExpertProducts::new(kernels)?,
             join: Join::new(kernels)?,
         })
-    }
-}
-
-impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
-    /// Queues the choice of experts for each row, and the sorting of the pairs of this rank's experts. The
-    /// router reads the residual stream, because its input must not be rounded.
-    fn choose(
-        &self,
-        stream: &Stream,
-        index: usize,
-        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
-        step: &StepRows,
-        a: &Activations<T>,
-    ) -> Result<SortedPairs, CudaError> {
-        let (ops, e, rows) = (&self.ops.experts, &a.experts, step.sequences.rows);
-        let layer = &self.weights.layers[index];
-        let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
-        let router = RouterRows {
-            logits: e.logits,
-            residual: a.residual,
-            norm: layer.vector(Role::FeedForwardNorm),
-            weight: weights.router,
-            bias: weights.router_bias,
-            rows,
-            eps: self.spec.norm.eps,
-        };
-        ops.router.launch(stream, router)?;
-        let route = RouteRows {
-            chosen: e.chosen,
-            weights: e.weights,
-            logits: e.logits,
-            stride: weights.router.len() / self.spec.hidden_size,
-            correction: layer.vector(Role::RouterCorrection),
-            slots: step.slots,
-            pairs,
-            routing,
-        };
-        ops.route.launch(stream, route)?;
-        let tile = Tile::of(pairs);
-        let tile_rows = tile.rows(weights.gate_up.storage()).min(tile.rows(weights.down.storage()));
-        let own = Pairs { experts: weights.own.len(), ..pairs };
-        let sorted = SortedPairs { sorted: e.sorted, tiles: e.tiles, pairs: own, tile, tile_rows };
-        ops.sort.launch(stream, SortPairs { to: sorted, chosen: e.chosen, first: weights.own.start })?;
-        Ok(sorted)
-    }
-
-    /// Queues a layer's mixture over the normalised rows in `a.h`, with its output in `a.delta`.
-    pub(super) fn mixture(
-        &self,
-        stream: &Stream,
-        index: usize,
-        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
-        step: &StepRows,
-        a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let (ops, e, hidden, rows) =
-            (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
-        let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
-        let sorted = self.choose(stream, index, (weights, experts), step, a)?;
-        let (mut x, mut per_row) = (a.h, pairs.per_token);
-        if routing.weighs_inputs {
-            let weighed = WeighedInputs { out: e.inputs, x, weights: e.weights, pairs, hidden };
-            ops.weigh.launch(stream, weighed)?;
-            (x, per_row) = (e.inputs, 1);
-        }
-        let product = |out, x, weight, stage| {
-            let (pairs, ordered) = (&sorted, e.ordered);
-            ExpertProduct { out, x, weight, pairs, stage, ordered }
-        };
-        let by = self.spec.layers[index].feed_forward.activation;
-        let gate_up = product(e.inner, x, &weights.gate_up, Stage::GateUp { by, per_row });
-        ops.products.launch(stream, gate_up)?;
-        let down = |out| ops.products.launch(stream, product(out, e.inner, &weights.down, Stage::Down));
-        let outputs = match &self.exchange {
-            None => down(e.outputs).map(|()| e.outputs)?,
-            Some(exchange) => exchange.experts(stream, a.exchange, pairs.count() * hidden, down)?,
-        };
-        self.shared_network(stream, index, weights, rows, a)?;
-        let is_weighted = experts.shared.is_some_and(|shared| shared.is_weighted);
-        let stride = weights.router.len() / hidden;
-        let join = JoinExperts {
-            out: a.delta,
-            outputs,
-            ranks: self.weights.expert_ranks,
-            weights: if routing.weighs_inputs { DeviceSlice::NONE } else { e.weights },
-            chosen: e.chosen,
-            shared: if weights.shared.is_some() { e.shared } else { DeviceSlice::NONE },
-            shared_logits: if is_weighted {
-                (e.logits.slice(experts.count..e.logits.len()), stride)
-            } else {
-                (DeviceSlice::NONE, stride)
-            },
-            pairs,
-            hidden,
-        };
-        ops.join.launch(stream, join)
-    }
-
-    /// Queues the shared network of a layer, if it has one.
-    pub(super) fn shared_network(
-        &self,
-        stream: &Stream,
-        index: usize,
-        weights: &ExpertWeights<T>,
-        rows: usize,
-        a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let Some(SharedWeights { gate_up, down }) = &weights.shared else { return Ok(()) };
-        let gated = Gated { by: self.spec.layers[index].feed_forward.activation, weight: gate_up };
-        let linear = &self.ops.shared;
-        linear.launch_gate_up(stream, a.gated, a.h, gated, rows, a.linear)?;
-        linear.launch(stream, a.experts.shared, a.gated, down, rows, a.linear)
     }
 }

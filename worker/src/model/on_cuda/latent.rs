@@ -4,17 +4,13 @@
 //! value matrices, so the cache holds one latent and one rotated part a token, for all heads.
 
 use skein_kernels::cuda::arena::Carver;
-use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::heads::{HeadProduct, HeadProducts, OfHeads};
+use skein_kernels::cuda::ops::heads::HeadProducts;
 use skein_kernels::cuda::ops::kv::KvElement;
-use skein_kernels::cuda::ops::latent::{LatentKvWrite, LatentRows, QueryRows, RotateQueries};
-use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
-use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+use skein_kernels::cuda::ops::latent::{LatentKvWrite, RotateQueries};
+use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels};
 
-use super::{Activations, Model, StepRows};
 use crate::model::spec::{LatentSpec, Spec};
-use crate::model::tensors::{Product, Role};
 
 /// Most kernel launches of a layer besides those of other attention: a second projection of queries, which
 /// may quantise its input before; a second rotation; two products of the heads.
@@ -45,9 +41,9 @@ pub fn size_without_kernel(spec: &Spec) -> Option<(&'static str, usize, String)>
 
 /// Kernels of latent attention besides attention itself.
 pub struct LatentOps<T, K> {
-    write: LatentKvWrite<T, K>,
-    rotate: RotateQueries<T>,
-    heads: HeadProducts<T>,
+    pub(super) write: LatentKvWrite<T, K>,
+    pub(super) rotate: RotateQueries<T>,
+    pub(super) heads: HeadProducts<T>,
 }
 
 impl<T: Activation, K: KvElement> LatentOps<T, K> {
@@ -65,9 +61,9 @@ impl<T: Activation, K: KvElement> LatentOps<T, K> {
 #[derive(Debug, Clone, Copy)]
 pub struct LatentActivations<T> {
     /// `[rows, query_rank]`: the normalised vectors from which queries are projected, if there are any.
-    vectors: DeviceSlice<T>,
+    pub(super) vectors: DeviceSlice<T>,
     /// `[rows, heads, plain | rotated]`: queries projected from the vectors.
-    projected: DeviceSlice<T>,
+    pub(super) projected: DeviceSlice<T>,
     /// `[rows, heads, rank | rotated]`: queries of the cached keys.
     pub(super) queries: DeviceSlice<T>,
     /// `[rows, heads, rank]`: what the queries attend to.
@@ -90,113 +86,5 @@ impl<T: Activation> LatentActivations<T> {
             queries: memory.take(rows * queries),
             attended: memory.take(rows * attended),
         }
-    }
-}
-
-impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
-    /// Queues the product that projects queries from vectors, if the model has it, over whatever `a` holds.
-    pub(super) fn project_queries(
-        &self,
-        stream: &Stream,
-        index: usize,
-        rows: usize,
-        a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let weight = self.weights.layers[index].product(Product::QueryUp);
-        if weight.n == 0 {
-            return Ok(());
-        }
-        let l = &a.latent;
-        self.ops.linear.launch(stream, l.projected, l.vectors, weight, rows, a.linear)
-    }
-
-    /// Queues what comes between a layer's projections, in `a.qkv`, and attention: keys go to their `slots`,
-    /// queries of keys to `a.latent.queries`.
-    pub(super) fn latent_input(
-        &self,
-        stream: &Stream,
-        index: usize,
-        (latent, ops): (&LatentSpec, &LatentOps<T, K>),
-        (step, slots): (&StepRows, DeviceSlice<u32>),
-        a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let LatentSpec { query_rank, rank, plain, rotated, eps, .. } = *latent;
-        let (l, layer, rows) = (&a.latent, &self.weights.layers[index], step.sequences.rows);
-        let (heads, query_dim) = (self.spec.attention.heads, latent.query_dim());
-        let (angles, positions) = (self.angles[self.spec.layers[index].rotation], step.positions);
-        let stride = self.spec.attention.qkv_width();
-        let write = LatentRows {
-            projected: a.qkv,
-            stride,
-            norm: layer.vector(Role::LatentNorm),
-            vector: l.vectors,
-            vector_norm: layer.vector(Role::QueryNorm),
-            eps,
-            angles,
-            positions,
-            slots,
-            layer: self.cache[index],
-            rows,
-        };
-        ops.write.launch(stream, write)?;
-        self.project_queries(stream, index, rows, a)?;
-        let (queries, stride) = match query_rank {
-            Some(_) => (l.projected, heads * query_dim),
-            None => (a.qkv.slice(rank + rotated..a.qkv.len()), stride),
-        };
-        let of_latent = HeadProduct {
-            out: OfHeads { values: l.queries, stride: heads * (rank + rotated), each: rank + rotated },
-            x: OfHeads { values: queries, stride, each: query_dim },
-            weight: of_heads(layer.product(Product::HeadKey)),
-            heads,
-            n: rank,
-            k: plain,
-            rows,
-        };
-        ops.heads.launch(stream, of_latent)?;
-        let rotation = QueryRows {
-            out: l.queries,
-            queries,
-            stride,
-            heads,
-            query_dim,
-            rank,
-            rotated,
-            angles,
-            positions,
-            rows,
-        };
-        ops.rotate.launch(stream, rotation)
-    }
-
-    /// Queues the products of what the queries attended to and the heads' value matrices, to `a.attended`.
-    pub(super) fn latent_output(
-        &self,
-        stream: &Stream,
-        index: usize,
-        (latent, ops): (&LatentSpec, &LatentOps<T, K>),
-        rows: usize,
-        a: &Activations<T>,
-    ) -> Result<(), CudaError> {
-        let LatentSpec { rank, value_dim, .. } = *latent;
-        let heads = self.spec.attention.heads;
-        let values = HeadProduct {
-            out: OfHeads { values: a.attended, stride: heads * value_dim, each: value_dim },
-            x: OfHeads { values: a.latent.attended, stride: heads * rank, each: rank },
-            weight: of_heads(self.weights.layers[index].product(Product::HeadValue)),
-            heads,
-            n: value_dim,
-            k: rank,
-            rows,
-        };
-        ops.heads.launch(stream, values)
-    }
-}
-
-/// The heads' matrices, stacked.
-fn of_heads<T: Activation>(weight: &LinearWeight<T>) -> DeviceSlice<T> {
-    match weight.values {
-        WeightValues::Same(values) => values,
-        _ => unreachable!("the heads' matrices are loaded in 16 bits"),
     }
 }

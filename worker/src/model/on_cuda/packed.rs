@@ -16,8 +16,8 @@ use skein_kernels::cuda::ops::packed::{
 };
 use skein_kernels::cuda::{CudaError, Stream};
 
-use super::experts::Network;
-use super::weights::{Held, MergedChange};
+use super::held::{Held, MergedChange};
+use super::network::Network;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;

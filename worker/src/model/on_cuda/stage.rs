@@ -6,9 +6,10 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
+use super::activations::Activations;
+use super::model::Model;
 use super::step::Delta;
 use super::weights::NormWeights;
-use super::{Activations, Model};
 use crate::model::tensors::Role;
 use crate::shard::Shard;
 

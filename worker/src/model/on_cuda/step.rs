@@ -1,9 +1,7 @@
 //! One forward step: its rows, activations and operations.
 
-use skein_kernels::cuda::arena::Carver;
 use skein_kernels::cuda::blaslt::BlasElement;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::attention::StepKind;
 use skein_kernels::cuda::ops::embed::EmbedRows;
 use skein_kernels::cuda::ops::inputs::WindowTables;
 use skein_kernels::cuda::ops::kv::{KvElement, StepSequences};
@@ -13,125 +11,26 @@ use skein_kernels::cuda::ops::reduce::ThenNorm;
 use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSquares, SquaresOfHeads};
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
-use super::adapter::StepTiles;
+use super::activations::{Activations, StepRows};
 use super::attention::LayerRows;
 use super::exchange::{Lookup, Sum, Unjoined};
-use super::experts::{ExpertActivations, widest_for_all};
-use super::latent::{LatentActivations, LatentOps};
+use super::latent::LatentOps;
+use super::model::{Model, without_bias};
 use super::weights::{LayerWeights, NormWeights};
-use super::{Model, without_bias};
 use crate::model::operations::Operations;
-use crate::model::spec::{LatentSpec, QkNorm, Spec};
+use crate::model::spec::{LatentSpec, QkNorm};
 use crate::model::tensors::{Product, Role};
-
-/// A step's rows in device memory, including padding.
-#[derive(Debug, Clone, Copy)]
-pub struct StepRows {
-    /// Token ids: `[rows]`.
-    pub tokens: DeviceSlice<u32>,
-    /// Absolute positions: `[rows]`.
-    pub positions: DeviceSlice<u32>,
-    /// Slot mapping: `[rows]`.
-    pub slots: DeviceSlice<u32>,
-    /// The rows by sequence; `sequences.rows` is the number of rows.
-    pub sequences: StepSequences,
-    /// Where the rows lie in window blocks, if layers with a window have blocks apart.
-    pub windows: Option<WindowTables>,
-    /// Whether every sequence has at most one row.
-    pub kind: StepKind,
-    /// Rows that have an adapter; `None` = none has.
-    pub adapters: Option<StepTiles>,
-}
-
-/// Activations and workspaces for steps up to a fixed number of rows.
-#[derive(Debug, Clone, Copy)]
-pub struct Activations<T> {
-    /// `[rows, hidden]`: the residual stream.
-    pub(super) residual: DeviceSlice<f32>,
-    /// `[rows, hidden]`: normalised.
-    pub(super) h: DeviceSlice<T>,
-    /// `[rows, q | k | v]`; with latent attention latent, rotated key, and queries or their vector.
-    pub(super) qkv: DeviceSlice<T>,
-    /// `[rows, heads, value_dim]`: the output of attention.
-    pub(super) attended: DeviceSlice<T>,
-    /// `[rows, inner]`: the gated activations.
-    pub(super) gated: DeviceSlice<T>,
-    /// `[rows, hidden]`: the last projection's output, not yet added to the residual stream.
-    pub(super) delta: DeviceSlice<T>,
-    /// `[rows, hidden]`: the output of a feed-forward network beside attention; empty in other models.
-    beside: DeviceSlice<T>,
-    /// `[rows, heads + kv_heads]`: sums of squares for norms over all heads; empty in other models, and with
-    /// several ranks.
-    squares: DeviceSlice<f32>,
-    /// Activations of latent attention.
-    pub(super) latent: LatentActivations<T>,
-    /// Activations of mixtures of experts.
-    pub(super) experts: ExpertActivations<T>,
-    /// `[logit rows, hidden]`
-    pub(super) last: DeviceSlice<f32>,
-    /// Workspace of attention.
-    attention: DeviceSlice<u8>,
-    /// Workspace of projections.
-    pub(super) linear: DeviceSlice<u8>,
-    /// Memory for exchanges; empty on a single rank.
-    pub(super) exchange: DeviceSlice<u8>,
-}
-
-/// Sizes of the workspaces, in bytes where nothing else is said.
-#[derive(Debug, Clone, Copy)]
-pub struct Workspace {
-    /// Workspace of attention.
-    pub attention: usize,
-    /// Workspace of projections.
-    pub linear: usize,
-    /// Bytes for exchanges.
-    pub exchange: usize,
-    /// Most inputs of an expert's matrix that has them in an order of its own.
-    pub ordered_inputs: usize,
-}
-
-impl<T: Activation> Activations<T> {
-    /// Takes memory for steps of up to `rows` rows, `logit_rows` of them with logits.
-    pub fn place(
-        spec: &Spec,
-        rows: usize,
-        logit_rows: usize,
-        workspace: Workspace,
-        memory: &mut Carver,
-    ) -> Self {
-        let (attention, hidden) = (&spec.attention, spec.hidden_size);
-        let beside = if spec.is_parallel { rows * hidden } else { 0 };
-        let has_squares = attention.qk_norm == QkNorm::Row && workspace.exchange == 0;
-        let squares = if has_squares { rows * (attention.heads + attention.kv_heads) } else { 0 };
-        Self {
-            residual: memory.take(rows * hidden),
-            h: memory.take(rows.max(logit_rows) * hidden),
-            qkv: memory.take(rows * attention.qkv_width()),
-            attended: memory.take(rows * attention.heads * attention.value_dim()),
-            gated: memory.take(rows * widest_for_all(spec)),
-            delta: memory.take(rows * hidden),
-            beside: memory.take(beside),
-            squares: memory.take(squares),
-            latent: LatentActivations::place(spec, rows, memory),
-            experts: ExpertActivations::place(spec, rows, &workspace, memory),
-            last: memory.take(logit_rows * hidden),
-            attention: memory.take(workspace.attention),
-            linear: memory.take(workspace.linear),
-            exchange: memory.take(workspace.exchange),
-        }
-    }
-}
 
 /// A step in progress.
 pub(super) struct Running<'a, T, K> {
-    model: &'a Model<T, K>,
-    stream: &'a Stream,
-    step: &'a StepRows,
-    a: &'a Activations<T>,
+    pub(super) model: &'a Model<T, K>,
+    pub(super) stream: &'a Stream,
+    pub(super) step: &'a StepRows,
+    pub(super) a: &'a Activations<T>,
     /// Output for the next norm to add to the residual stream.
-    delta: Delta<T>,
+    pub(super) delta: Delta<T>,
     /// This rank's sums of an output, for the next norm to exchange and add instead of the delta.
-    unjoined: Option<Unjoined<T>>,
+    pub(super) unjoined: Option<Unjoined<T>>,
 }
 
 /// Output to add to the residual stream.

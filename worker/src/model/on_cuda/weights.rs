@@ -2,27 +2,27 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cuda::DeviceSlice;
 use skein_kernels::cuda::arena::Carver;
-use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
-use skein_kernels::cuda::ops::linear::{Granularity, LinearWeight, WeightValues};
-use skein_kernels::cuda::ops::packed::{Form, PackedValues, Shape};
+use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
 
 use super::dummy::DummyCodes;
-use super::experts::{ExpertWeights, Network};
+use super::experts::ExpertWeights;
+use super::held::{Held, MergedChange, held};
+use super::network::Network;
 use super::origin::Origin;
 use super::packed::{self, Forms, FromFiles, Matrix, PackedCopy, Source};
+use super::place::{E4m3Scales, Place, place_in, place_of_rows};
 use crate::model::LoadError;
-use crate::model::adapter::{Adapter, Delta, changeable};
+use crate::model::adapter::{Adapter, changeable};
 use crate::model::checkpoint::Weights;
-use crate::model::spec::{QkNorm, Spec};
+use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
-use crate::shard::{Part, Shard};
+use crate::shard::Shard;
 
 /// All weights of a rank. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input
 /// are stacked.
@@ -89,39 +89,6 @@ impl<T> LayerWeights<T> {
     }
 }
 
-/// An adapter's change to a rank's part of a matrix, merged into it row by row when the rows are copied.
-#[derive(Clone)]
-pub struct MergedChange(Arc<ChangeOf>);
-
-struct ChangeOf {
-    delta: Delta,
-    tensor: Tensor,
-    /// First row and column of the rank's part.
-    first: (usize, usize),
-}
-
-impl MergedChange {
-    /// The change of `adapter` to the matrix of `held`, if it has one.
-    ///
-    /// # Errors
-    /// If the adapter's matrices do not fit it.
-    pub(super) fn find(adapter: Option<&Adapter>, held: &Held) -> Result<Option<Self>, LoadError> {
-        let Held { whole, part, .. } = held;
-        if !matches!(whole.kind, Kind::Matrix(..)) {
-            return Ok(None);
-        }
-        let delta = adapter.map_or(Ok(None), |adapter| adapter.delta(whole))?;
-        let first = (part.rows.start, part.cols.start);
-        Ok(delta.map(|delta| Self(Arc::new(ChangeOf { delta, tensor: whole.clone(), first }))))
-    }
-
-    /// `rows` of the part, from row `from` on, with the change.
-    pub fn merged(&self, rows: &WeightMatrix, from: usize) -> WeightMatrix {
-        let ChangeOf { delta, tensor, first } = &*self.0;
-        delta.merged_rows(rows, &|row| tensor.stored_row(first.0 + from + row), first.1)
-    }
-}
-
 /// A checkpoint tensor and its destination on the device.
 pub struct TensorCopy<T> {
     /// Values of the rank's part.
@@ -130,76 +97,6 @@ pub struct TensorCopy<T> {
     pub change: Option<MergedChange>,
     /// Destination of its rows.
     pub to: Place<T>,
-}
-
-/// A place on the device.
-#[derive(Debug, Clone, Copy)]
-pub enum Place<T> {
-    /// Values of the activations' type: matrices and biases.
-    Values(DeviceSlice<T>),
-    /// f32 values of a vector or of a router.
-    Wide(DeviceSlice<f32>),
-    /// Matrix quantised row by row during upload.
-    Quantised {
-        /// The quantised rows.
-        values: DeviceSlice<E4m3>,
-        /// The same number of scales for each row.
-        scales: DeviceSlice<f32>,
-    },
-}
-
-/// A tensor of the checkpoint and a rank's part of it.
-pub(super) struct Held {
-    /// The whole tensor.
-    pub whole: Tensor,
-    /// The rank's part, placed among the rank's parts of the other matrices of its product.
-    pub own: Tensor,
-    pub part: Part,
-    /// Inputs per leaf of its sums; 0 without leaves.
-    pub leaf: usize,
-}
-
-/// Each tensor of the stage of `shard` with the part of its rank. Layers are numbered within the stage.
-fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
-    let mut outputs = HashMap::new();
-    let mut first = 0;
-    let hold = |whole: Tensor| {
-        let part = part_of(spec, shard, &whole);
-        let (rows, cols) = (part.rows.len(), part.cols.len());
-        let kind = match whole.kind {
-            Kind::Matrix(product, _) => {
-                let outputs = outputs.entry((whole.layer, product, Network::of(&whole))).or_insert(0);
-                first = *outputs;
-                *outputs += rows;
-                Kind::Matrix(product, first)
-            }
-            // A bias is split like its matrix.
-            Kind::Bias(product, _) => Kind::Bias(product, first),
-            other => other,
-        };
-        // Others are whole on one rank.
-        let has_leaves = Network::of(&whole) == Network::Layer && whole.leaves(spec) > 1;
-        let leaf = if has_leaves { cols / part.leaves } else { 0 };
-        let layer = whole.layer.map(|layer| layer - shard.layers.start);
-        Held { own: Tensor { layer, kind, rows, cols, ..whole.clone() }, whole, part, leaf }
-    };
-    let all = tensors::all(spec).into_iter();
-    all.filter(|tensor| tensor.layer.is_none_or(|layer| shard.layers.contains(&layer))).map(hold).collect()
-}
-
-/// The part of a tensor on the rank of `shard`. The CPU normalises whole rows on every rank, a device only
-/// its own heads.
-fn part_of(spec: &Spec, shard: &Shard, whole: &Tensor) -> Part {
-    let (part, head_dim) = (shard.part(spec, whole), spec.attention.head_dim);
-    let heads = match whole.role {
-        Role::QueryNorm => &shard.heads,
-        Role::KeyNorm => &shard.kv_heads,
-        _ => return part,
-    };
-    if spec.attention.qk_norm != QkNorm::Row {
-        return part;
-    }
-    Part { rows: heads.start * head_dim..heads.end * head_dim, ..part }
 }
 
 /// A rank's parts of all tensors.
@@ -219,16 +116,6 @@ pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
     let products = products(&owned(&held(spec, shard))).into_iter();
     let is_linear = |(layer, product): &(Option<usize>, Product)| layer.is_some() && !product.is_of_heads();
     products.filter(|(of, _)| is_linear(of)).map(|(_, shape)| (shape.rows, shape.cols)).collect()
-}
-
-/// Scales of layer matrices in e4m3.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum E4m3Scales {
-    /// One scale per output. If a product's inputs are split over ranks, each rank has its own.
-    Output,
-    /// The same, but one scale per leaf of such products, so that scales do not depend on the number of
-    /// ranks.
-    Leaf,
 }
 
 /// Forms of the packed matrices of the rank of `shard`; those of layers in 16 or 32 bits are quantised to
@@ -436,68 +323,4 @@ fn vector(
     let values = &tensor.read(spec, weights)?[part.clone()];
     let bytes: Vec<u8> = values.iter().copied().flat_map(f32::to_le_bytes).collect();
     Ok(WeightMatrix::new(Storage::F32(bytes.into()), 1, part.len()))
-}
-
-/// Takes memory for a product's matrices, in codes if they have a form.
-pub(super) fn place_in<T: Activation>(
-    form: Option<Form>,
-    shape: ProductShape,
-    leaf: usize,
-    quantised: Option<E4m3Scales>,
-    memory: &mut Carver,
-) -> LinearWeight<T> {
-    match form {
-        Some(form) => place_packed(shape, leaf, form, memory),
-        None => place_product(shape, leaf, quantised, memory),
-    }
-}
-
-/// Takes memory for a product's matrices in `form`.
-fn place_packed<T: Activation>(
-    shape: ProductShape,
-    leaf: usize,
-    form: Form,
-    memory: &mut Carver,
-) -> LinearWeight<T> {
-    let ProductShape { rows: n, cols: k, has_bias } = shape;
-    // The inputs of a leaf are consecutive, and those of a matrix with an order of its own are not.
-    let leaf = if form.orders > 0 { 0 } else { leaf };
-    let bias = if has_bias { memory.take(n) } else { DeviceSlice::NONE };
-    let memory = memory.take(Shape { form, n, k, leaf }.bytes());
-    LinearWeight { n, k, bias, values: WeightValues::Packed(PackedValues { form, memory }), leaf }
-}
-
-/// Takes memory for a product's matrices, in 16 bits or FP8.
-fn place_product<T: Activation>(
-    shape: ProductShape,
-    leaf: usize,
-    quantised: Option<E4m3Scales>,
-    memory: &mut Carver,
-) -> LinearWeight<T> {
-    let ProductShape { rows: n, cols: k, has_bias } = shape;
-    let bias = if has_bias { memory.take(n) } else { DeviceSlice::NONE };
-    let values = match quantised {
-        None => WeightValues::Same(memory.take(n * k)),
-        Some(scales) => {
-            let by_leaf = scales == E4m3Scales::Leaf && leaf > 0;
-            let granularity = if by_leaf { Granularity::Leaf } else { Granularity::Channel };
-            let count = if by_leaf { n * (k / leaf) } else { n };
-            WeightValues::E4m3 { values: memory.take(n * k), scales: memory.take(count), granularity }
-        }
-    };
-    LinearWeight { n, k, bias, values, leaf }
-}
-
-/// Destination of a range of rows in a product's matrices.
-pub(super) fn place_of_rows<T: Activation>(weight: &LinearWeight<T>, rows: Range<usize>) -> Place<T> {
-    let inside = rows.start * weight.k..rows.end * weight.k;
-    match weight.values {
-        WeightValues::Same(values) => Place::Values(values.slice(inside)),
-        WeightValues::E4m3 { values, scales, .. } => {
-            let each = scales.len() / weight.n;
-            let scales = scales.slice(rows.start * each..rows.end * each);
-            Place::Quantised { values: values.slice(inside), scales }
-        }
-        WeightValues::Packed(_) => unreachable!("rows of packed matrices are not copied one by one"),
-    }
 }

@@ -14,7 +14,8 @@ use safetensors::tensor::Dtype;
 use serde_json::Value;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, float};
-use super::module::{Module, Raw};
+use super::module::Module;
+use super::raw::Raw;
 use crate::model::LoadError;
 
 /// Values of NF4's codes.

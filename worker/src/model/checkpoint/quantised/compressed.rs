@@ -15,7 +15,8 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros, order};
-use super::module::{FLOATS, Module, Raw};
+use super::module::{FLOATS, Module};
+use super::raw::Raw;
 use super::scheme::{COMPRESSED_BITS, Compressed, Fp8};
 use super::{fp8, mxfp4, nvfp4};
 use crate::model::LoadError;

@@ -12,7 +12,8 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros};
-use super::module::{FLOATS, Module, Raw};
+use super::module::{FLOATS, Module};
+use super::raw::Raw;
 use super::scheme::Fp8;
 use crate::model::LoadError;
 

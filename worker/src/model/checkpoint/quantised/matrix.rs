@@ -7,7 +7,8 @@ use safetensors::tensor::Dtype;
 use skein_kernels::cpu::packed::{Format, GivenRow, GivenRows, NotFinite, Order, PackError};
 use skein_sys::mapped::Bytes;
 
-use super::module::{Module, Raw};
+use super::module::Module;
+use super::raw::Raw;
 use crate::model::LoadError;
 
 /// Column counts that share a scale in packed formats, as in [`Format::INT4_SPANS`].

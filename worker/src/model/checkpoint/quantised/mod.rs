@@ -16,6 +16,7 @@ mod module;
 mod mxfp4;
 mod nvfp4;
 mod patterns;
+mod raw;
 mod scheme;
 
 pub use described::Described;
@@ -29,7 +30,7 @@ use crate::model::LoadError;
 use matrix::StoredCodes;
 pub(in crate::model) use matrix::float;
 use module::Module;
-pub(in crate::model) use module::Raw;
+pub(in crate::model) use raw::Raw;
 
 /// Finds the quantised matrix `name` `[rows, cols]`, which ends in `.weight`; `None` if the module is not in
 /// the scheme's form.

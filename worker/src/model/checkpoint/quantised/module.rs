@@ -1,18 +1,10 @@
 //! The tensors of one module of a quantised checkpoint.
 
 use safetensors::tensor::Dtype;
-use skein_sys::mapped::Bytes;
 
+use super::raw::Raw;
 use crate::model::LoadError;
 use crate::model::checkpoint::SafetensorsFiles;
-
-/// A tensor as stored in its file.
-pub(in crate::model) struct Raw {
-    pub name: String,
-    pub dtype: Dtype,
-    pub shape: Vec<usize>,
-    pub bytes: Bytes,
-}
 
 /// Tensors of one module, named `base.suffix`.
 pub(super) struct Module<'a> {

@@ -8,7 +8,8 @@
 use safetensors::tensor::Dtype;
 
 use super::matrix::{Codes, Grid, Meaning, Scales, StoredCodes, Zeros};
-use super::module::{Module, Raw};
+use super::module::Module;
+use super::raw::Raw;
 use crate::model::LoadError;
 
 /// Inputs per group.

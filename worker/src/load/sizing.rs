@@ -1,10 +1,10 @@
 //! Number of KV blocks, and the longest sequence that they allow. Pure.
 
-use super::WorkerError;
 use crate::backend::KvBlocks;
 pub(super) use crate::backend::KvTokenBytes;
 use crate::backend::kv_division::{KvLimit, MODERATE_LEN, WindowedCache};
 use crate::config::SchedulerConfig;
+use crate::error::WorkerError;
 
 /// The shortest sequence: one prompt token and one output token.
 const SHORTEST_LEN: u32 = 2;
@@ -104,7 +104,7 @@ pub(super) fn kv_blocks_by_layer(
 }
 
 /// The longest sequence: the configured length or else the model's, but at most what the cache holds.
-pub(super) fn max_model_len(config: &SchedulerConfig, model_len: u32, kv_blocks: u32) -> u32 {
+pub(crate) fn max_model_len(config: &SchedulerConfig, model_len: u32, kv_blocks: u32) -> u32 {
     let asked = config.max_model_len.unwrap_or(model_len).min(model_len);
     let held = kv_blocks.saturating_mul(config.block_size);
     if held < asked {

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use super::load::{cuda_options, open_cuda};
-use super::ranks::{self, Agree, Work};
-use super::{WorkerError, precision};
+use super::cuda_options::{cuda_options, open_cuda};
+use super::group::{Agree, Work};
+use super::model_files::of_merged;
+use super::{group, member, precision, shards};
 use crate::backend::cpu::{CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
 use crate::backend::{Backend, Connections, KvBlocks};
 use crate::config::WorkerConfig;
+use crate::error::WorkerError;
 use crate::group::{CudaWelcome, Member, RankAdapters, RankProcess, Topology};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
@@ -39,7 +41,7 @@ pub(super) fn lead(
     let work = Work {
         arithmetic: arithmetic(options)?,
         cpu: CpuOptions {
-            threads: ranks::threads_each(config),
+            threads: shards::threads_each(config),
             kv_blocks: 0,
             window_blocks: None,
             block_size: options.limits.block_size,
@@ -55,7 +57,7 @@ pub(super) fn lead(
         }),
     };
     let options = CudaOptions { readers: work.cpu.threads, ..options.clone() };
-    let group = ranks::lead(config, (&model.spec, topology), work)?;
+    let group = group::lead(config, (&model.spec, topology), work)?;
     let (ended, shard) = (Box::new(group.ended()), shards[0].clone());
     let form = cuda::slot_form((&config.model, model, &shard), &opened, &options)?;
     let mut arithmetic = String::new();
@@ -72,7 +74,7 @@ pub(super) fn lead(
 
 /// Part of each rank, if the GPU kernels support all of them.
 fn shards(config: &WorkerConfig, model: &ModelConfig) -> Result<(Topology, Vec<Shard>), WorkerError> {
-    let (topology, shards) = ranks::shards(config, &model.spec)?;
+    let (topology, shards) = shards::shards(config, &model.spec)?;
     let unsuitable = |why: cuda::NotUsable| WorkerError::Unsuitable(why.to_string());
     for shard in &shards {
         cuda::check_heads(shard).map_err(unsuitable)?;
@@ -110,7 +112,7 @@ fn failed(error: CudaLoadError) -> WorkerError {
 /// Description of the options that ranks must share, compared before they open their devices.
 fn arithmetic(options: &CudaOptions) -> Result<String, LoadError> {
     let CudaOptions { fp8, rounded, cuda, merged, .. } = options;
-    let of_merged = super::load::of_merged(merged.as_deref())?;
+    let of_merged = of_merged(merged.as_deref())?;
     Ok(format!("cuda {fp8:?} rounded {rounded:?} invariant {}{of_merged}", cuda.batch_invariant))
 }
 
@@ -153,13 +155,13 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
         served: cuda.served,
     };
     let own = arithmetic(&options).map_err(|error| error.to_string())?;
-    let Member { connections, reports, .. } = ranks::join(process, &own)?;
+    let Member { connections, reports, .. } = member::join(process, &own)?;
     let model = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?;
     let topology = welcome.plan.topology;
     let ordinal = cuda.config.ordinal + (rank % topology.on_node()) as u32;
     let opened = cuda::open(ordinal, &model, cuda.limits.block_size);
     let opened = opened.map_err(|error| format!("cannot use GPU {ordinal}: {error}"))?;
-    let shard = ranks::shard_of(&model.spec, &topology, rank).map_err(|error| error.to_string())?;
+    let shard = shards::shard_of(&model.spec, &topology, rank).map_err(|error| error.to_string())?;
     let form = cuda::slot_form((&welcome.model, &model, &shard), &opened, &options);
     let form = form.map_err(|error| error.to_string())?;
     let memory = process.memory.clone();
@@ -168,9 +170,9 @@ pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<()
     let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(ended) };
     let loaded = cuda::load_rank((&welcome.model, &model), opened, &options, Some(link), &mut |_, _| {});
     let loaded = loaded.map_err(|error| error.to_string())?;
-    let reader =
-        form.and_then(|form| ranks::reader(welcome, (model.spec.clone(), AdapterForm::Cuda(Arc::new(form)))));
-    ranks::follow(process, reports, reader, || loaded.start().map_err(|error| error.to_string()))
+    let reader = form
+        .and_then(|form| member::reader(welcome, (model.spec.clone(), AdapterForm::Cuda(Arc::new(form)))));
+    member::follow(process, reports, reader, || loaded.start().map_err(|error| error.to_string()))
 }
 
 #[cfg(test)]

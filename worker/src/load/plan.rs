@@ -1,14 +1,17 @@
 //! Computes the memory that a worker would need, rank by rank, with the functions that allocate it. Loads
 //! nothing and starts no process.
 
+use super::cpu::{CpuPlan, plan_cpu};
 use super::cuda_ranks::CudaPlan;
-use super::load::{CpuPlan, adapter_bytes, plan_cpu};
+use super::limits::check_settings;
 use super::memory_plan::{WORKER_BYTES, size};
-use super::{WorkerError, cuda_ranks, sizing};
+use super::served_adapters::adapter_bytes;
+use super::{cuda_ranks, sizing};
 use crate::backend::cpu::{Allocated, CpuModel, CpuOptions};
 use crate::backend::cuda::{self, DeviceBytes};
 use crate::backend::{KvBlocks, WindowBlocks};
 use crate::config::{BackendKind, WorkerConfig};
+use crate::error::WorkerError;
 use crate::group::NodePlan;
 use crate::model::spec::Spec;
 use crate::shard::Shard;
@@ -50,7 +53,7 @@ pub struct RankPlan {
 /// # Errors
 /// If the model cannot be served with this configuration.
 pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
-    super::serve::check_settings(&config.scheduler)?;
+    check_settings(&config.scheduler)?;
     match config.backend {
         BackendKind::Cpu | BackendKind::Auto => {}
         BackendKind::Cuda => return plan_cuda(config),

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::backend::BackendError;
+use crate::model::LoadError;
 
 /// Why a worker could not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -45,4 +46,10 @@ pub enum WorkerError {
     /// A thread of the worker panicked; its message is in the log.
     #[error("the {0} thread panicked; this is a bug, the log has its message")]
     Panicked(&'static str),
+}
+
+impl From<LoadError> for WorkerError {
+    fn from(error: LoadError) -> Self {
+        Self::Load(Box::new(error))
+    }
 }

@@ -5,10 +5,10 @@ use skein_kernels::cpu::matrix::Storage;
 use skein_kernels::cpu::packed::{self, Format};
 use skein_kernels::leaves::MAX_LEAVES;
 
-use super::WorkerError;
 use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
+use crate::error::WorkerError;
 use crate::model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue

@@ -3,7 +3,7 @@
 
 use skein_sys::memory_limit::Memory;
 
-use super::WorkerError;
+use crate::error::WorkerError;
 
 /// Memory of a worker besides weights and KV cache, in bytes: code, stacks, activations and logits of a step.
 pub(super) const WORKER_BYTES: u64 = 48 << 20;

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use skein_grammar::token_bytes::TokenBytes;
 
-use super::load::{bits_per_weight, stored_form, tokenizer_json};
-use super::{WorkerError, precision};
+use super::model_files::{bits_per_weight, stored_form, tokenizer_json};
+use super::precision;
 use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use crate::config::{Precision, WorkerConfig};
 use crate::draft_model::DraftModel;
+use crate::error::WorkerError;
 use crate::group::Topology;
 use crate::model::checkpoint::{ModelFile, Weights};
 use crate::model::config::ModelConfig;

@@ -1,80 +1,27 @@
-//! Splits a model over several ranks: starts the leader's group, and runs the other ranks.
+//! The leader's side of a group: starts the other ranks, on this machine and on others, and loads its own part.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use skein_kernels::collective::Ranks;
-use skein_kernels::cpu::kv_cache::KvType;
-use skein_kernels::cpu::matrix::Storage;
 
-use super::sizing::KvTokenBytes;
-use super::{WorkerError, precision};
-use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions};
+use super::shards::threads;
+use super::terms::terms;
+use crate::backend::cpu::CpuOptions;
 use crate::backend::cuda::{CudaLoadError, Fits};
 use crate::backend::{Backend, BackendError, Connections};
-use crate::config::{LoadFormat, NodesConfig, RankCommand, RanksConfig, WorkerConfig};
+use crate::config::{LoadFormat, NodesConfig, RankCommand, WorkerConfig};
+use crate::error::WorkerError;
 use crate::group::{
-    self, Answer, CudaWelcome, Followed, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member,
-    NodePlan, NodeSettings, Nodes, Peers, Processes, RankAdapters, RankError, RankProcess, RankReader,
-    TOKEN_BYTES, Terms, Topology, Welcome,
+    self, CudaWelcome, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings,
+    Nodes, Peers, Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
 };
-use crate::model::LoadError;
-use crate::model::checkpoint::Weights;
-use crate::model::config::ModelConfig;
 use crate::model::fingerprint::fingerprint;
-use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::served_adapter::AdapterForm;
 use crate::model::spec::Spec;
-use crate::model::tensors;
-use crate::shard::{Indivisible, Shard};
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);
-/// Part of each rank, in rank order.
-pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {
-    let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
-    let (tensor, stages) = (*tensor_parallel as usize, *pipeline_parallel as usize);
-    let topology = Topology::new(tensor, stages, nodes.count as usize).map_err(WorkerError::Unsuitable)?;
-    let shards = (0..topology.ranks()).map(|rank| shard_of(spec, &topology, rank)).collect::<Result<_, _>>();
-    let why = |why: Indivisible| {
-        let flag = match &why {
-            Indivisible::Leaves { ranks, .. } => format!("--tensor-parallel-size {ranks}"),
-            Indivisible::Layers { stages, .. } => format!("--pipeline-parallel-size {stages}"),
-        };
-        WorkerError::Unsuitable(format!("{flag}: {why}"))
-    };
-    Ok((topology, shards.map_err(why)?))
-}
-
-/// Part of `rank`.
-pub(super) fn shard_of(spec: &Spec, topology: &Topology, rank: usize) -> Result<Shard, Indivisible> {
-    let shard = Shard::new(spec, topology.slot_of(rank), topology.tensor)?;
-    shard.of_stage(spec, topology.stage_of(rank), topology.stages)
-}
-
-/// KV cache per token on each rank, in bytes.
-pub(super) fn kv_bytes_per_token(spec: &Spec, shards: &[Shard], kv: KvType) -> Vec<KvTokenBytes> {
-    let of_shard = |shard: &Shard| {
-        let own = shard.spec(spec);
-        let windowed = own.windowed_kv_bytes_per_token(kv);
-        KvTokenBytes { main: own.kv_bytes_per_token(kv) - windowed, windowed }
-    };
-    shards.iter().map(of_shard).collect()
-}
-
-/// Compute threads per rank on this node: an even part of `--threads`, or of the machine's.
-pub(super) fn threads_each(config: &WorkerConfig) -> usize {
-    (threads(config) / config.ranks.on_node() as usize).max(1)
-}
-
-fn threads(config: &WorkerConfig) -> usize {
-    match config.threads {
-        0 => skein_sys::threads::ThreadPlacement::of_this_machine(0).threads,
-        given => given,
-    }
-}
 
 /// Settings of all ranks, sent by the leader.
 pub(super) struct Work {
@@ -165,7 +112,7 @@ fn welcome(
         rank: 0,
         plan: memory.plan(),
         address,
-        epoch: super::serve::draw_epoch(),
+        epoch: crate::epoch::draw_epoch(),
         leader: std::process::id(),
         memory: memory.descriptor(),
         timeout: memory.timeout(),
@@ -238,29 +185,6 @@ fn agree(processes: &mut Processes, nodes: Option<&Nodes>, own: Fits) -> Result<
     let sent = nodes.map_or(Ok(()), |nodes| nodes.send(Kind::Line, line.as_bytes()));
     sent.map_err(CudaLoadError::Group)?;
     Ok(blocks)
-}
-
-/// Leads a group of CPU ranks; returns it with the adapters of the other ranks, and the bytes of weights that
-/// this rank's steps read.
-pub(super) fn lead_on_cpu(
-    config: &WorkerConfig,
-    of_model: (&Spec, Topology),
-    options: CpuOptions,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<(impl Backend + 'static, RankAdapters, u64), WorkerError> {
-    let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
-    let arithmetic = precision::cpu_arithmetic(&options.numbers) + &super::load::of_merged(merged)?;
-    let group = lead(config, of_model, Work { arithmetic, cpu: options, cuda: None })?;
-    let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
-    let mut weight_bytes = 0;
-    let load = |connections, _: &mut Agree<'_>| {
-        let source = (&*config.model, merged);
-        let model = CpuModel::load_rank(source, options, &cache, connections, progress)?;
-        weight_bytes = model.weight_bytes();
-        Ok(model)
-    };
-    let (leader, adapters) = group.load(load, |model| checked(model, &config.model))?;
-    Ok((leader, adapters, weight_bytes))
 }
 
 /// Introduction of this node to the leader.
@@ -350,135 +274,6 @@ pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
         }
         std::thread::sleep(JOIN_AGAIN);
     }
-}
-
-/// Runs this process as a rank: joins the group, loads its part, and follows the leader until it stops.
-///
-/// # Errors
-/// Why the rank failed; the leader has received the reason.
-pub fn run_rank() -> Result<(), String> {
-    let process = group::join()?;
-    let outcome = serve_rank(&process);
-    if let Err(reason) = &outcome {
-        Answer::Failed { reason: reason.clone() }.emit();
-    }
-    outcome
-}
-
-fn serve_rank(process: &RankProcess) -> Result<(), String> {
-    match &process.welcome.cuda {
-        None => serve_on_cpu(process),
-        Some(cuda) => super::cuda_ranks::serve_rank(process, cuda),
-    }
-}
-
-/// Joins the leader's group and connects this rank to the others.
-pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, String> {
-    let RankProcess { welcome, memory, .. } = process;
-    let is_dummy = welcome.cuda.as_ref().is_some_and(|cuda| cuda.config.load_format == LoadFormat::Dummy);
-    let own = terms(&welcome.model, is_dummy, arithmetic).map_err(|error| error.to_string())?;
-    let listener = group::listen(&welcome.plan.topology, welcome.address);
-    let listener = listener.map_err(|error| format!("cannot listen for other nodes: {error}"))?;
-    let port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
-    Answer::Joined { terms: own.clone(), port }.emit();
-    if let Some(why) = own.differ(welcome.rank, &welcome.terms) {
-        return Err(why);
-    }
-    let peers = listener.is_some().then(|| process.peers()).transpose()?;
-    group::connect(memory, welcome.rank, listener, peers.as_ref())
-}
-
-/// Reports to the leader that this rank has loaded its part, and follows the leader. `reader` reads its part
-/// of adapters. `check` checks the model together with all ranks.
-pub(super) fn follow<B: Backend>(
-    process: &RankProcess,
-    reports: Option<Box<dyn Ranks>>,
-    reader: Option<RankReader>,
-    check: impl FnOnce() -> Result<B, String>,
-) -> Result<(), String> {
-    let RankProcess { welcome, memory, .. } = process;
-    Answer::Loaded.emit();
-    let adapters = (welcome.epoch, Followed::new(reader));
-    let ended = group::follow(memory.reader(welcome.rank), reports, adapters, check);
-    ended.map_err(|error: RankError| error.to_string())
-}
-
-fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
-    let welcome = &process.welcome;
-    let (stored, quantised) = stored(&welcome.model)?;
-    let numbers = precision::on_cpu(welcome.precision, &stored, quantised);
-    let numbers = numbers.map_err(|error| error.to_string())?;
-    let merged = welcome.merged_adapter.as_deref();
-    let of_merged = super::load::of_merged(merged).map_err(|error| error.to_string())?;
-    let Member { connections, reports, .. } =
-        join(process, &(precision::cpu_arithmetic(&numbers) + &of_merged))?;
-    let options = CpuOptions {
-        threads: welcome.threads,
-        kv_blocks: welcome.kv_blocks,
-        window_blocks: welcome.window_blocks,
-        block_size: welcome.block_size,
-        max_rows: welcome.max_rows,
-        numbers,
-    };
-    let cache = packed_cache(welcome.packed_cache_dir.as_deref());
-    let source = (&*welcome.model, merged);
-    let model = CpuModel::load_rank(source, options, &cache, connections, &mut |_, _| {});
-    let model = model.map_err(|error| error.to_string())?;
-    let spec = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?.spec;
-    let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
-    let reader = reader(welcome, (spec, AdapterForm::Cpu(Box::new(shard))));
-    follow(process, reports, reader, || checked(model, &welcome.model).map_err(|error| error.to_string()))
-}
-
-/// Reads the rank's part of adapters, which its backend keeps in a form; `None` if none are served.
-pub(super) fn reader(welcome: &Welcome, model: (Spec, AdapterForm)) -> Option<RankReader> {
-    let max_rank = welcome.max_lora_rank?;
-    let model = Arc::new(model);
-    let to_read = Arc::clone(&model);
-    // Ranks of one machine would all find the same; the leader has looked on its own.
-    let Welcome { rank, plan, .. } = welcome;
-    let looks = plan.node > 0 && rank % plan.topology.on_node() == 0;
-    Some(RankReader {
-        read: Box::new(move |id, directory| crate::adapters::read_on_rank(directory, id, &to_read, max_rank)),
-        check: Box::new(move |id, directory| {
-            let check = || crate::adapters::check_on_rank(directory, id, &model.0, max_rank);
-            if looks { check() } else { Ok(()) }
-        }),
-        answer: Box::new(|frame, problem| Answer::Adapter { frame, problem }.emit()),
-    })
-}
-
-/// Checks the model together with all ranks, and starts its compute thread.
-fn checked(mut model: CpuModel, dir: &Path) -> Result<CpuBackend, WorkerError> {
-    let is_finite = model.gives_finite_logits().map_err(BackendError::Lost)?;
-    if !is_finite {
-        return Err(LoadError::NotFinite { dir: dir.to_owned() }.into());
-    }
-    Ok(CpuBackend::start(model).map_err(LoadError::Thread)?)
-}
-
-fn packed_cache(directory: Option<&Path>) -> PackedCache {
-    directory.map_or(PackedCache::none(), |directory| PackedCache::at(directory.to_owned()))
-}
-
-fn terms(model: &Path, is_dummy: bool, arithmetic: &str) -> Result<Terms, WorkerError> {
-    Ok(Terms {
-        version: env!("CARGO_PKG_VERSION").into(),
-        // Dummy weights are determined by their sizes.
-        model: if is_dummy { 0 } else { fingerprint(model)? },
-        arithmetic: arithmetic.into(),
-    })
-}
-
-/// Storage of the model's embedding, and the name of the codes of its other weights.
-fn stored(model: &Path) -> Result<(Storage, Option<&'static str>), String> {
-    let read = || {
-        let config = ModelConfig::from_dir(model)?;
-        let weights = Weights::open(model)?;
-        let embedding = tensors::embedding(&config.spec).find(&weights)?;
-        Ok((embedding.storage().clone(), super::load::stored_form(&config.spec, &weights)?))
-    };
-    read().map_err(|error: LoadError| error.to_string())
 }
 
 fn stopped(reason: String) -> WorkerError {

@@ -1,0 +1,136 @@
+//! Plans and loads a model on the CPU.
+
+use skein_kernels::cpu::packed::Format;
+use skein_node::trace::PROCESS;
+use tracing::info_span;
+
+use super::draft_model::{self, DraftModelPlan};
+use super::kv_blocks::kv_blocks;
+use super::loaded_backend::LoadedBackend;
+use super::model_files::{bits_per_weight, check_adapter, grammars, of_merged, stored_form};
+use super::served_adapters::{adapter_bytes, adapters, on_ranks};
+use super::shards::{kv_bytes_per_token, shards, threads_each};
+use super::{cpu_ranks, precision};
+use crate::backend::Backend;
+use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::config::{DeviceKind, WorkerConfig};
+use crate::error::WorkerError;
+use crate::group::Topology;
+use crate::model::checkpoint::Weights;
+use crate::model::checkpoint::quantised::Scheme;
+use crate::model::config::ModelConfig;
+use crate::model::cost::{Product, StepCost};
+use crate::model::fingerprint::{computed_with, fingerprint};
+use crate::model::on_cpu::packed_cache::PackedCache;
+use crate::model::served_adapter::AdapterForm;
+use crate::model::tensors;
+use crate::shard::Shard;
+
+/// Requirements of a model on the CPU, known before loading.
+pub(super) struct CpuPlan {
+    pub model: ModelConfig,
+    pub topology: Topology,
+    /// Part of each rank, in rank order.
+    pub shards: Vec<Shard>,
+    pub options: CpuOptions,
+    /// Whether the weights are stored as codes that are multiplied as integers.
+    pub multiplies_codes: bool,
+    pub draft_model: Option<DraftModelPlan>,
+}
+
+/// Plans the computation of the model of `config` on the CPU, from its file headers and the free memory.
+pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
+    // The header comes first: the size of the KV cache depends on the weights' type.
+    let model = ModelConfig::from_dir(&config.model)?;
+    let weights = Weights::open(&config.model)?;
+    let embedding = tensors::embedding(&model.spec).find(&weights)?;
+    let quantised = stored_form(&model.spec, &weights)?;
+    let numbers = precision::on_cpu(config.precision, embedding.storage(), quantised)?;
+    let (topology, shards) = shards(config, &model.spec)?;
+    if config.merged_adapter.is_some() {
+        check_adapter(config)?;
+    }
+    let is_in_integers = weights.scheme().map_or(quantised.is_some(), Scheme::is_of_integers);
+    let multiplies_codes = is_in_integers && !numbers.decodes();
+    let weight_bytes = match weights.scheme() {
+        // Codes keep their size; their scales grow to single precision.
+        Some(_) if !numbers.decodes() => weights.file_bytes() / 10 * 11,
+        _ => model.spec.cpu_weight_bytes(bits_per_weight(&numbers, embedding.storage())),
+    };
+    let draft_model = config.cpu.draft_model.as_deref();
+    let draft_model = draft_model.map(|path| draft_model::plan(config, path, &topology)).transpose()?;
+    let mut token_bytes = kv_bytes_per_token(&model.spec, &shards, numbers.kv);
+    for bytes in &mut token_bytes {
+        bytes.main += draft_model.as_ref().map_or(0, |draft| draft.kv_bytes_per_token);
+    }
+    let rows = config.scheduler.max_num_batched_tokens.saturating_mul(topology.stages as u32);
+    let blocks = kv_blocks(
+        config,
+        // Each worker on the machine has its own copies.
+        weight_bytes
+            + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
+            + shards.iter().map(|shard| adapter_bytes(config, (&model.spec, shard))).sum::<u64>()
+                * u64::from(config.memory_sharers.max(1)),
+        (model.spec.longest_window(), rows),
+        &token_bytes,
+        model.max_position_embeddings,
+    )?;
+    let options = CpuOptions {
+        threads: if topology.ranks() > 1 { threads_each(config) } else { config.threads },
+        kv_blocks: blocks.blocks,
+        window_blocks: blocks.window,
+        block_size: config.scheduler.block_size,
+        max_rows: config.scheduler.max_num_batched_tokens,
+        numbers,
+    };
+    Ok(CpuPlan { model, topology, shards, options, multiplies_codes, draft_model })
+}
+
+pub(super) fn load_cpu(
+    config: &WorkerConfig,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<LoadedBackend, WorkerError> {
+    let reading = info_span!(target: PROCESS, "read checkpoint").entered();
+    let CpuPlan { model, topology, shards, options, multiplies_codes, draft_model } = plan_cpu(config)?;
+    let numbers = options.numbers;
+    let adapter = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
+    let arithmetic = precision::cpu_arithmetic(&numbers) + &of_merged(adapter)?;
+    let fingerprint = computed_with(fingerprint(&config.model)?, &arithmetic);
+    drop(reading);
+    tracing::info!(arithmetic, "computing on the CPU");
+    let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
+    let adapters = adapters(config, Some((&model.spec, form)))?;
+    let (backend, ranks, weight_bytes): (Box<dyn Backend>, _, u64) = if topology.ranks() > 1 {
+        let (group, adapters, weight_bytes) =
+            cpu_ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
+        (Box::new(group), Some(adapters), weight_bytes)
+    } else {
+        let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);
+        let backend = CpuBackend::load_with((&config.model, adapter), options, &cache, progress)?;
+        let weight_bytes = backend.weight_bytes();
+        (Box::new(backend), None, weight_bytes)
+    };
+    let adapters = on_ranks(adapters, ranks)?;
+    let load = |plan: DraftModelPlan| plan.load(config, &options, model.spec.vocab_size);
+    let draft_model = draft_model.map(load).transpose()?;
+    Ok(LoadedBackend {
+        cost: StepCost {
+            product: Product::on_cpu(
+                numbers.bf16,
+                numbers.weights.is_some_and(Format::is_integer) || multiplies_codes,
+            ),
+            ..model.spec.cpu_cost(weight_bytes, numbers.kv)
+        },
+        fingerprint,
+        backend,
+        vocab_size: model.spec.vocab_size,
+        model_len: model.max_position_embeddings,
+        eos_token_ids: model.eos_token_ids,
+        device: DeviceKind::Cpu,
+        grammars: grammars(&config.model, model.spec.vocab_size),
+        gaps: None,
+        adapters,
+        draft_model,
+        resume_exact: true,
+    })
+}

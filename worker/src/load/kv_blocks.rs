@@ -1,0 +1,36 @@
+//! How many KV blocks fit in memory beside the weights.
+
+use super::memory_plan::Needs;
+use super::sizing::{self, KvTokenBytes, Room};
+use crate::backend::KvBlocks;
+use crate::config::WorkerConfig;
+use crate::error::WorkerError;
+
+/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window,
+/// the most rows in flight, and each rank's bytes of a token.
+pub(super) fn kv_blocks(
+    config: &WorkerConfig,
+    weight_bytes: u64,
+    windows: (Option<u32>, u32),
+    bytes: &[KvTokenBytes],
+    model_len: u32,
+) -> Result<KvBlocks, WorkerError> {
+    let bytes_per_token = bytes.iter().map(KvTokenBytes::all).max().unwrap_or(0);
+    sizing::check_model_len(&config.scheduler, model_len)?;
+    let given = config.kv_cache_memory_bytes;
+    let needs = Needs {
+        // Nodes have nearly equal parts.
+        weight_bytes: weight_bytes / u64::from(config.ranks.nodes.count.max(1)),
+        kv_bytes: given,
+        least_kv_bytes: bytes_per_token * u64::from(config.scheduler.block_size),
+        // Each rank on this node has a cache of this size; together the ranks hold the weights once.
+        workers: u64::from(config.memory_sharers.max(1)) * u64::from(config.ranks.on_node()),
+        beside: config.memory_beside,
+    };
+    let memory = skein_sys::memory_limit::of_this_process();
+    memory.as_ref().map_or(Ok(()), |memory| needs.check(memory))?;
+    let available = memory.as_ref().map(|memory| memory.available / needs.workers);
+    let left = memory.as_ref().map_or(u64::MAX, |memory| needs.left(memory));
+    let room = Room { given, available, left };
+    Ok(sizing::kv_blocks_by_layer(&config.scheduler, windows, bytes, model_len, room))
+}
