@@ -20,7 +20,7 @@ use crate::settings::{self, FrontSettings, OtlpSettings, table};
 /// Invalid settings, an unusable model directory, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::GATEWAY, matches)?;
-    let otlp = OtlpSettings::read(&mut settings, "skein-gateway", "").options;
+    let otlp = OtlpSettings::read(&mut settings, "skein-gateway").options;
     let log = LogOptions { otlp, ..settings::log_options(&mut settings, "gateway", None) };
     let front = FrontSettings::read(&mut settings);
     let routers = settings.list("routers", text);

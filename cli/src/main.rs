@@ -36,6 +36,8 @@ mod settings;
 #[cfg(feature = "worker")]
 mod shipped;
 #[cfg(feature = "worker")]
+mod supervised;
+#[cfg(feature = "worker")]
 mod swap;
 #[cfg(feature = "worker")]
 mod token_windows;
@@ -113,6 +115,10 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         #[cfg(feature = "worker")]
         Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
         #[cfg(feature = "worker")]
+        Some((supervised::SUPERVISED, matches)) => {
+            runtime(Some(WORKER_IO_THREADS))?.block_on(supervised::run(matches))
+        }
+        #[cfg(feature = "worker")]
         Some((worker::RANK, _)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run_rank()),
         #[cfg(feature = "worker")]
         Some(("run", matches)) => runtime(None)?.block_on(run::run(matches)),
@@ -181,6 +187,8 @@ fn command() -> Command {
             probe::render_command(),
             #[cfg(feature = "worker")]
             Command::new(worker::RANK).hide(true),
+            #[cfg(feature = "worker")]
+            supervised::command(),
         ])
         .subcommands(hub::commands())
         .subcommands(reference::commands())
@@ -217,13 +225,8 @@ fn run_command() -> Command {
 
 #[cfg(feature = "worker")]
 fn worker_command() -> Command {
-    let supervised = Arg::new(worker::SUPERVISED).long(worker::SUPERVISED).value_name("NAME").hide(true);
-    let hidden_number = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u32));
-    let hidden = [worker::MEMORY_SHARERS, worker::GPU_ORDINAL, worker::GPU_SHARERS].map(hidden_number);
-    let hidden_long = |name| Arg::new(name).long(name).hide(true).value_parser(clap::value_parser!(u64));
-    let hidden = hidden.into_iter().chain([worker::MEMORY_BESIDE, worker::SERVING_SINCE].map(hidden_long));
     let worker = Command::new("worker").about("Run one worker, for a router").arg(model_arg());
-    with_flags(worker.arg(supervised).args(hidden).after_help(SETTINGS), table::WORKER)
+    with_flags(worker.after_help(SETTINGS), table::WORKER)
 }
 
 #[cfg(feature = "worker")]

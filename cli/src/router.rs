@@ -19,7 +19,7 @@ use crate::upstream;
 /// Invalid settings, an unusable model directory, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::ROUTER, matches)?;
-    let otlp = OtlpSettings::read(&mut settings, "skein-router", "").options;
+    let otlp = OtlpSettings::read(&mut settings, "skein-router").options;
     let log = LogOptions { otlp, ..settings::log_options(&mut settings, "router", None) };
     let mut front = FrontSettings::read(&mut settings);
     front.router.endpoint_port = settings.value("endpoint-port", count(1..=65_535)).map(|port| port as u16);

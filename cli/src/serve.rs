@@ -13,7 +13,7 @@ use skein_node::discovery;
 use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
-use skein_node::telemetry::{self, LogFormat, LogOptions};
+use skein_node::telemetry::{self, LogOptions};
 use skein_router::cluster::Cluster;
 use skein_router::refusal::Refusal;
 use skein_router::swap::ModelSwaps;
@@ -27,8 +27,8 @@ use crate::front::{self, Named, Served};
 use crate::model;
 use crate::progress::LoadProgress;
 use crate::settings::{self, EngineSettings, FrontSettings, OtlpSettings, table};
+use crate::supervised::Launch;
 use crate::swap::{Orders, Starts, Swapper, now_ms, resolved};
-use crate::worker::Launch;
 
 /// Most workers on one machine.
 pub const MAX_WORKERS: u64 = 64;
@@ -41,7 +41,6 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct ServeSettings {
     log: LogOptions,
-    otlp_flags: Vec<(&'static str, String)>,
     front: FrontSettings,
     engine: EngineSettings,
     workers: Option<usize>,
@@ -51,11 +50,10 @@ pub struct ServeSettings {
 impl ServeSettings {
     /// Reads the settings; problems are recorded in `settings`.
     pub fn read(settings: &mut Settings) -> Self {
-        let otlp = OtlpSettings::read(settings, "skein-router", "");
+        let otlp = OtlpSettings::read(settings, "skein-router");
         let log = settings::log_options(settings, "serve", settings::quiet_on_a_terminal());
         Self {
             log: LogOptions { otlp: otlp.options, ..log },
-            otlp_flags: otlp.flags,
             front: front_settings(settings),
             engine: EngineSettings::read(settings),
             workers: worker_count(settings),
@@ -92,7 +90,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let read = ServeSettings::read(&mut settings);
     read.check_nodes(&mut settings);
     settings::check(&settings)?;
-    let ServeSettings { log, otlp_flags, front, mut engine, workers: worker_count_setting, named } = read;
+    let ServeSettings { log, front, mut engine, workers: worker_count_setting, named } = read;
     let named = named.or_adapter(engine.worker.merged_adapter.as_ref().map(|adapter| adapter.name.as_str()));
     if settings.switch("plan") {
         let served = named.find(Need::All).await?;
@@ -115,10 +113,10 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let gpus = visible_gpus(&engine);
     let workers = worker_count_setting.unwrap_or(default_workers(&engine, gpus));
     let threads = threads_each(&engine, workers);
-    let launch = Launch { gpus, otlp_flags, ..launch(&served, workers, &log)? };
+    let launch = Launch { gpus, ..launch(&served, workers, &log)? };
     let starts = Starts { launch: launch.clone(), engine: engine.clone(), threads };
-    let command = move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads);
-    let (supervisor, reports) = Supervisor::start(workers, command, &changes);
+    let start = move |worker| launch.start(worker, &format!("worker-{worker}"), &engine, threads);
+    let (supervisor, reports) = Supervisor::start(workers, start, &changes);
     supervisor.kill_after(shutdown.forced());
     let supervisor = Arc::new(supervisor);
 
@@ -235,12 +233,7 @@ pub fn launch(served: &Served, workers: usize, log: &LogOptions) -> Result<Launc
         served_model_name: served.name().to_owned(),
         workers,
         gpus: 0,
-        otlp_flags: Vec::new(),
-        log_level: log.level.clone(),
-        log_format: match log.format {
-            LogFormat::Human => "human",
-            LogFormat::Json => "json",
-        },
+        log: log.clone(),
     })
 }
 

@@ -20,15 +20,16 @@ use skein_router::refusal::Refusal;
 use skein_router::swap::{ModelSwaps, Swapped};
 use skein_router::text::model_text::TextFiles;
 use skein_worker::config::{LoadFormat, WorkerConfig};
+use skein_worker::load;
 use skein_worker::model::fingerprint::fingerprint;
-use skein_worker::service;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::model::{self, ModelArgument};
 use crate::probe::start_renderer;
 use crate::settings::EngineSettings;
-use crate::worker::{Launch, failure};
+use crate::supervised::Launch;
+use crate::worker::failure;
 
 /// How long the router may take to see workers that have reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
@@ -122,7 +123,7 @@ impl Starts {
             memory_beside: beside,
             ..self.engine.worker.clone()
         };
-        let plan = service::plan(&config).map_err(|error| failure(&error).to_string())?;
+        let plan = load::plan(&config).map_err(|error| failure(&error).to_string())?;
         Ok(Files { fingerprint, planned_bytes: plan.bytes_of(u64::from(workers)) })
     }
 }
@@ -291,8 +292,8 @@ impl Swapper {
         let names: Vec<String> =
             (0..launch.workers).map(|worker| format!("worker-{worker}-v{}", self.generation)).collect();
         let (engine, threads, called) = (self.starts.engine.clone(), self.starts.threads, names.clone());
-        let command = move |worker: usize| launch.command(worker, &called[worker], &engine, threads);
-        let (workers, mut reports) = self.supervisor.start_beside(names, command);
+        let start = move |worker: usize| launch.start(worker, &called[worker], &engine, threads);
+        let (workers, mut reports) = self.supervisor.start_beside(names, start);
         let mut ready = BTreeSet::new();
         while ready.len() < workers.names().len() {
             match reports.recv().await {

@@ -10,63 +10,35 @@ use skein_router::upstream::{UpstreamConfig, Upstreams, WorkerUrl};
 
 use crate::exit::{Failure, USAGE};
 use crate::front;
+use crate::settings::table::{FLAGS, Flag, ROUTER, UPSTREAM};
 use crate::settings::{self, FrontSettings};
 
-/// Settings that only such a router has.
-const OWN: [&str; 5] =
-    ["worker-api-key", "worker-ca", "resume-by-text", "first-byte-timeout", "stall-timeout"];
-/// Settings about text, tokens and our own workers.
-const NOT_USED: [&str; 27] = [
-    "model",
-    "revision",
-    "served-model-name",
-    "tokenizer",
-    "chat-template",
-    "default-chat-template-kwargs",
-    "tool-call-parser",
-    "reasoning-parser",
-    "generation-config",
-    "override-generation-config",
-    "refuse-unknown-fields",
-    "batch-dir",
-    "endpoint-port",
-    "follow-picks",
-    "workers",
-    "discovery",
-    "etcd-user",
-    "etcd-password-file",
-    "etcd-ca",
-    "etcd-cert",
-    "etcd-key",
-    "max-num-queued-tokens",
-    "max-logprobs",
-    "wedge-timeout",
-    "stream-linger",
-    "seed",
-    "otlp-traces-endpoint",
-];
+/// The setting that makes a router one before OpenAI workers.
+const WORKER_URLS: &str = "worker-urls";
 /// Shortest and longest time-outs.
 const TIMES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 3600);
 
 /// Reads the settings; `None` without `--worker-urls`. Problems are recorded in `settings`.
 pub fn read(settings: &mut Settings, front: &FrontSettings) -> Option<UpstreamConfig> {
-    if !is_given(settings, "worker-urls") {
-        for name in OWN {
-            if is_given(settings, name) {
-                settings.problem(format!("--{name} belongs to --worker-urls, which is not set"));
+    let of_router = || FLAGS.iter().filter(|flag| flag.commands & ROUTER != 0);
+    if !is_given(settings, WORKER_URLS) {
+        for Flag { key, .. } in of_router().filter(|flag| flag.group == UPSTREAM) {
+            if is_given(settings, key.name) {
+                settings.problem(format!("--{} belongs to --worker-urls, which is not set", key.name));
             }
         }
         return None;
     }
-    for name in NOT_USED {
-        if is_given(settings, name) {
+    for Flag { key, .. } in of_router().filter(|flag| flag.needs_tokens) {
+        if is_given(settings, key.name) {
             settings.problem(format!(
-                "--{name} has no use with --worker-urls: the workers have model, tokenizer and chat template; leave it out"
+                "--{} has no use with --worker-urls: the workers have model, tokenizer and chat template; leave it out",
+                key.name
             ));
         }
     }
     let several = |given: &str| given.split(',').map(WorkerUrl::parse).collect::<Result<Vec<_>, _>>();
-    let urls = settings.list("worker-urls", several).concat();
+    let urls = settings.list(WORKER_URLS, several).concat();
     if let Some(twice) = urls.iter().enumerate().find(|(at, url)| urls[..*at].contains(url)) {
         settings.problem(format!("--worker-urls: {} is given twice", twice.1));
     }

@@ -1,8 +1,7 @@
-//! `skein worker`: one model replica in its own process, alone or under a supervisor.
+//! `skein worker`: one model replica in its own process.
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgMatches;
@@ -10,14 +9,12 @@ use skein_hub::Need;
 use skein_node::config::{Settings, duration, text};
 use skein_node::hangup::Hangups;
 use skein_node::shutdown::Shutdown;
-use skein_node::supervisor::{Lifecycle, Secret, end_with_supervisor, report_alive};
 use skein_node::telemetry::{self, LogOptions};
 use skein_node::trace;
 use skein_worker::backend::cuda::{CudaLoadError, NotUsable};
-use skein_worker::config::{BackendKind, CudaConfig, DRAIN_GRACE, LoadFormat, RanksConfig, WorkerConfig};
+use skein_worker::config::{DRAIN_GRACE, RankCommand, WorkerConfig};
 use skein_worker::group;
-use skein_worker::service::{self, WorkerError};
-use tokio::process::Command;
+use skein_worker::{WorkerError, load, service};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -31,25 +28,6 @@ use crate::settings::{
 
 /// Hidden command: a rank of a worker's group, started only by a worker, which sends it all its settings.
 pub const RANK: &str = "rank";
-/// Hidden flag: name of a supervised worker.
-pub const SUPERVISED: &str = "supervised";
-/// Hidden flag: number of supervised workers that share this machine's memory.
-pub const MEMORY_SHARERS: &str = "memory-sharers";
-/// Hidden flag: the GPU that a supervised worker uses, if it uses one.
-pub const GPU_ORDINAL: &str = "gpu-ordinal";
-/// Hidden flag: number of supervised workers that share that GPU.
-pub const GPU_SHARERS: &str = "gpu-sharers";
-/// Hidden flag: bytes of memory that are planned for the version of the model that runs beside.
-pub const MEMORY_BESIDE: &str = "memory-beside";
-/// Hidden flag: when this version of the model was put into service, in milliseconds since 1970.
-pub const SERVING_SINCE: &str = "serving-since";
-/// Environment variable with the value of `--group-secret`.
-const GROUP_SECRET: &str = "SKEIN_GROUP_SECRET";
-/// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
-/// should be running.
-const SUPERVISED_DRAIN: Duration = Duration::from_secs(5);
-/// Part of it in which requests may continue; then they are handed back, which takes the rest of the time.
-const SUPERVISED_GRACE: Duration = Duration::from_secs(2);
 /// Upper bound of `--drain-grace`.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -58,17 +36,12 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// # Errors
 /// Invalid settings, a model that cannot be served, or an address that cannot be used.
 pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    let supervised = matches.get_one::<String>(SUPERVISED).cloned();
-    let outcome = serve(matches, supervised.as_deref()).await;
+    let outcome = serve(matches).await;
     if let Err(failure) = &outcome {
-        match &supervised {
-            // The supervisor prints it, once for all its workers.
-            Some(_) => Lifecycle::Failed(failure.for_supervisor()).emit(),
-            None => eprintln!("error: {failure}"),
-        }
+        eprintln!("error: {failure}");
         trace::flush(settings::FLUSH_TRACES);
-        // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too. The
-        // supervisor must see the exit at once, so that streams continue on other workers.
+        // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too. Routers
+        // must see the exit at once, so that streams continue on other workers.
         skein_sys::process::exit_without_handlers(failure.code.into())
     }
     outcome
@@ -81,7 +54,7 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
 pub async fn run_rank() -> Result<(), Failure> {
     // Signals to the process group concern the leader, which drains first.
     let _signals = Shutdown::supervised().map_err(Failure::other)?;
-    let outcome = tokio::task::spawn_blocking(service::run_rank).await;
+    let outcome = tokio::task::spawn_blocking(load::run_rank).await;
     match outcome.map_err(|error| error.to_string()).flatten() {
         Ok(()) => Ok(()),
         Err(why) => {
@@ -91,56 +64,41 @@ pub async fn run_rank() -> Result<(), Failure> {
     }
 }
 
-async fn serve(matches: &ArgMatches, supervised: Option<&str>) -> Result<(), Failure> {
+/// Command that starts a rank of this worker's group.
+///
+/// # Errors
+/// If the system cannot tell the path of this binary.
+pub fn rank_command() -> Result<RankCommand, Failure> {
+    group::this_binary(&[RANK]).map_err(Failure::other)
+}
+
+async fn serve(matches: &ArgMatches) -> Result<(), Failure> {
     let mut settings = settings::load(table::WORKER, matches)?;
-    let name = supervised.unwrap_or_default();
-    let otlp = OtlpSettings::read(&mut settings, "skein-worker", name).without_metrics().options;
-    let log = LogOptions { otlp, ..settings::log_options(&mut settings, name, None) };
-    let memory_sharers = matches.get_one(MEMORY_SHARERS).copied().unwrap_or(1);
+    let otlp = OtlpSettings::read(&mut settings, "skein-worker").without_metrics().options;
+    let log = LogOptions { otlp, ..settings::log_options(&mut settings, "", None) };
     let discovery = DiscoverySettings::read(&mut settings);
     let listen = listen_address(&mut settings);
     let registration = RegistrationSettings::read(&mut settings, discovery.source.as_ref(), listen.ip());
     let (config, fakes) = configure(&mut settings).await?;
-    let mut config = WorkerConfig { memory_sharers, listen, ..config };
-    config.memory_beside = matches.get_one(MEMORY_BESIDE).copied().unwrap_or(0);
-    config.serving_since_ms = matches.get_one(SERVING_SINCE).copied();
-    config.cuda.ordinal = matches.get_one(GPU_ORDINAL).copied().unwrap_or(config.cuda.ordinal);
-    config.cuda.sharers = matches.get_one(GPU_SHARERS).copied().unwrap_or(1);
-    config.ranks.command = Some(group::this_binary(&[RANK]).map_err(Failure::other)?);
+    let mut config = WorkerConfig { listen, ..config };
+    config.ranks.command = Some(rank_command()?);
     if settings.switch("plan") {
         return print_plan(&config);
     }
     telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
-    let outcome = match supervised {
-        Some(_) => {
-            config.secret = Some(Secret::from_supervisor().map_err(Failure::other)?);
-            let shutdown = Shutdown::supervised().map_err(Failure::other)?;
-            end_with_supervisor(shutdown.clone()).map_err(Failure::other)?;
-            let alive = report_alive();
-            let progress = |done, total| Lifecycle::Progress { done, total }.emit();
-            let ready = move |address: SocketAddr| {
-                alive.abort();
-                Lifecycle::Ready { address: address.to_string() }.emit();
-            };
-            service::serve(config, progress, ready, shutdown.requested()).await
-        }
-        None => {
-            settings::log_effective(&settings);
-            let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
-            let hangups = Hangups::receive().map_err(Failure::other)?;
-            tokio::spawn(answer_hangups(hangups, shutdown.clone()));
-            if config.ranks.nodes.rank > 0 {
-                return follow_leader(config, &shutdown).await;
-            }
-            if fakes > 1 {
-                check_fakes(&discovery, listen, fakes)?;
-                return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
-            }
-            let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
-            serve_alone(config, &presence, &shutdown).await
-        }
-    };
-    outcome.map_err(|error| failure(&error))
+    settings::log_effective(&settings);
+    let shutdown = Shutdown::on_signals().map_err(Failure::other)?;
+    let hangups = Hangups::receive().map_err(Failure::other)?;
+    tokio::spawn(answer_hangups(hangups, shutdown.clone()));
+    if config.ranks.nodes.rank > 0 {
+        return follow_leader(config, &shutdown).await;
+    }
+    if fakes > 1 {
+        check_fakes(&discovery, listen, fakes)?;
+        return serve_fakes(config, fakes, &shutdown).await.map_err(|error| failure(&error));
+    }
+    let presence = Presence::prepare(discovery, registration, &config.served_model_name).await?;
+    serve_alone(config, &presence, &shutdown).await.map_err(|error| failure(&error))
 }
 
 /// Says that a worker does not read its model again: its port belongs to this process, and so do its streams.
@@ -159,7 +117,7 @@ async fn answer_hangups(mut hangups: Hangups, shutdown: Shutdown) {
 /// # Errors
 /// Settings with which the model cannot be served.
 pub fn print_plan(config: &WorkerConfig) -> Result<(), Failure> {
-    let plan = service::plan(config).map_err(|error| failure(&error))?;
+    let plan = load::plan(config).map_err(|error| failure(&error))?;
     out!("{plan}");
     Ok(())
 }
@@ -167,7 +125,7 @@ pub fn print_plan(config: &WorkerConfig) -> Result<(), Failure> {
 /// Runs this node's ranks for the leader on another node, until shutdown or until the leader refuses the
 /// node.
 async fn follow_leader(config: WorkerConfig, shutdown: &Shutdown) -> Result<(), Failure> {
-    let following = tokio::task::spawn_blocking(move || service::follow_leader(&config));
+    let following = tokio::task::spawn_blocking(move || load::follow_leader(&config));
     tokio::select! {
         // The ranks end with this process; the leader sees their connections close.
         () = shutdown.requested() => {
@@ -322,185 +280,5 @@ fn exit_code(error: &WorkerError) -> u8 {
         }
         WorkerError::Setting { .. } | WorkerError::Unsuitable(_) => USAGE,
         WorkerError::Thread { .. } | WorkerError::Backend(_) | WorkerError::Panicked(_) => OTHER,
-    }
-}
-
-/// How to start supervised workers.
-#[derive(Debug, Clone)]
-pub struct Launch {
-    /// Path of the binary.
-    pub binary: PathBuf,
-    /// Directory of the model.
-    pub model: PathBuf,
-    /// The name that workers use for the model.
-    pub served_model_name: String,
-    /// Number of workers; each takes its share of the free memory.
-    pub workers: usize,
-    /// Bytes of memory that are planned for the version of the model that runs beside.
-    pub memory_beside: u64,
-    /// When this version of the model was put into service, in milliseconds since 1970.
-    pub serving_since_ms: u64,
-    /// Number of visible GPUs, which are assigned to the workers in turn.
-    pub gpus: usize,
-    /// `--log-level`, if set.
-    pub log_level: Option<String>,
-    /// Value of `--log-format` for the workers.
-    pub log_format: &'static str,
-    /// OTLP flags as they were given.
-    pub otlp_flags: Vec<(&'static str, String)>,
-}
-
-impl Launch {
-    /// The command for worker `index`, called `name`. All settings are passed as flags, so that the worker
-    /// does not apply the environment or a configuration file a second time.
-    pub fn command(&self, index: usize, name: &str, engine: &EngineSettings, threads: usize) -> Command {
-        let mut command = Command::new(&self.binary);
-        for (variable, _) in std::env::vars_os() {
-            let name = variable.to_string_lossy();
-            let is_foreign = settings::FOREIGN_VARIABLES.contains(&&*name);
-            if name.starts_with(skein_node::config::ENV_PREFIX) && !is_foreign {
-                command.env_remove(&variable);
-            }
-        }
-        command.arg("worker").arg(&self.model);
-        let mut flag = |name: &str, value: &dyn std::fmt::Display| {
-            command.arg(format!("--{name}={value}"));
-        };
-        let config = &engine.worker;
-        let scheduler = &config.scheduler;
-        flag(SUPERVISED, &name);
-        flag(MEMORY_SHARERS, &self.workers);
-        flag(MEMORY_BESIDE, &self.memory_beside);
-        flag(SERVING_SINCE, &self.serving_since_ms);
-        flag("served-model-name", &self.served_model_name);
-        flag("listen", &"127.0.0.1:0");
-        flag("threads", &threads);
-        let RanksConfig { tensor_parallel, pipeline_parallel, nodes, .. } = &config.ranks;
-        flag("tensor-parallel-size", tensor_parallel);
-        flag("pipeline-parallel-size", pipeline_parallel);
-        flag("nnodes", &nodes.count);
-        if nodes.count > 1 {
-            flag("node-rank", &nodes.rank);
-            flag("leader", &nodes.leader);
-            if !nodes.secret.0.is_empty() {
-                // Not on the command line, which all users of this machine can read.
-                command.env(GROUP_SECRET, &nodes.secret.0);
-            }
-        }
-        let mut flag = |name: &str, value: &dyn std::fmt::Display| {
-            command.arg(format!("--{name}={value}"));
-        };
-        flag("device", &engine.device.text());
-        if matches!(config.backend, BackendKind::Auto | BackendKind::Cuda) {
-            let each = config.ranks.on_node() as usize;
-            let (ordinal, sharers) = self.gpu_of(index, each, engine.device.ordinal);
-            flag(GPU_ORDINAL, &ordinal);
-            flag(GPU_SHARERS, &sharers);
-            gpu_flags(&config.cuda, &mut flag);
-        }
-        for (name, value) in settings::precision_flags(&config.precision) {
-            flag(name, &value);
-        }
-        match &config.cpu.packed_cache_dir {
-            Some(directory) => flag("packed-cache-dir", &directory.display()),
-            None => flag("packed-cache-dir", &"none"),
-        }
-        for adapter in config.merged_adapter.iter().chain(&config.adapters.modules) {
-            flag("lora-modules", &format_args!("{}={}", adapter.name, adapter.directory.display()));
-        }
-        flag("max-loras", &config.adapters.max_loras);
-        flag("max-cpu-loras", &config.adapters.max_cpu_loras);
-        flag("max-lora-rank", &config.adapters.max_lora_rank);
-        flag("block-size", &scheduler.block_size);
-        match &config.cpu.draft_model {
-            Some(model) => flag("speculate", &model.display()),
-            None => flag("speculate", &settings::speculate_name(scheduler.speculate)),
-        }
-        flag("max-num-queued-reqs", &scheduler.max_num_queued_reqs);
-        flag("drain-grace", &format_args!("{}s", SUPERVISED_GRACE.as_secs()));
-        flag("shutdown-timeout", &format_args!("{}s", SUPERVISED_DRAIN.as_secs()));
-        flag("log-format", &self.log_format);
-        for (name, value) in &self.otlp_flags {
-            flag(name, value);
-        }
-        for (name, value) in [
-            ("max-model-len", scheduler.max_model_len.map(u64::from)),
-            ("max-num-seqs", (!config.unset.max_num_seqs).then(|| scheduler.max_num_seqs.into())),
-            (
-                "max-num-batched-tokens",
-                (!config.unset.max_num_batched_tokens).then(|| scheduler.max_num_batched_tokens.into()),
-            ),
-            ("kv-cache-memory-bytes", config.kv_cache_memory_bytes),
-        ] {
-            if let Some(value) = value {
-                flag(name, &value);
-            }
-        }
-        if let Some(level) = &self.log_level {
-            flag("log-level", level);
-        }
-        for (switch, is_on) in [
-            ("--no-enable-prefix-caching", !scheduler.enable_prefix_caching),
-            ("--enable-lora", config.adapters.is_enabled),
-            ("--allow-runtime-lora-updating", config.adapters.may_change),
-            ("--batch-invariant", config.cuda.batch_invariant),
-            ("--enforce-eager", config.cuda.enforce_eager),
-            ("--disable-custom-all-reduce", config.cuda.peers.is_disabled),
-        ] {
-            if is_on {
-                command.arg(switch);
-            }
-        }
-        command
-    }
-    /// The first GPU of worker `index`, which uses `each` consecutive GPUs, and how many workers share it. If
-    /// a GPU was `named`, all workers share that one.
-    fn gpu_of(&self, index: usize, each: usize, named: Option<u32>) -> (u32, usize) {
-        let runs = (self.gpus / each).max(1);
-        let run = index % runs;
-        match named {
-            Some(ordinal) => (ordinal, self.workers),
-            None => ((run * each) as u32, (self.workers.saturating_sub(run)).div_ceil(runs).max(1)),
-        }
-    }
-}
-
-fn gpu_flags(cuda: &CudaConfig, flag: &mut dyn FnMut(&str, &dyn std::fmt::Display)) {
-    flag("gpu-memory-utilization", &cuda.memory_utilization);
-    flag("step-timeout", &format_args!("{}ms", cuda.step_timeout.as_millis()));
-    if cuda.load_format == LoadFormat::Dummy {
-        flag("load-format", &"dummy");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn workers_are_assigned_to_the_gpus_in_turn() {
-        let check = |workers, gpus, each, named, expected: &[(u32, usize)]| {
-            let launch = Launch {
-                binary: PathBuf::new(),
-                model: PathBuf::new(),
-                served_model_name: String::new(),
-                workers,
-                memory_beside: 0,
-                serving_since_ms: 0,
-                gpus,
-                log_level: None,
-                log_format: "auto",
-                otlp_flags: Vec::new(),
-            };
-            let assigned: Vec<_> = (0..workers).map(|index| launch.gpu_of(index, each, named)).collect();
-            assert_eq!(assigned, expected);
-        };
-        check(1, 0, 1, None, &[(0, 1)]);
-        check(2, 2, 1, None, &[(0, 1), (1, 1)]);
-        check(3, 2, 1, None, &[(0, 2), (1, 1), (0, 2)]);
-        check(2, 4, 1, Some(3), &[(3, 2), (3, 2)]);
-        // Two ranks per worker; the odd GPU stays unused.
-        check(2, 5, 2, None, &[(0, 1), (2, 1)]);
-        check(3, 4, 2, None, &[(0, 2), (2, 1), (0, 2)]);
     }
 }

@@ -4,6 +4,7 @@
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde::{Deserialize, Serialize};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
@@ -17,7 +18,7 @@ use crate::config::{one_of, text};
 use crate::trace;
 
 /// Format of log lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogFormat {
     /// Lines for people to read.
     Human,
@@ -26,7 +27,7 @@ pub enum LogFormat {
 }
 
 /// What to log, and how.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LogOptions {
     /// Format of the lines.
     pub format: LogFormat,

@@ -18,7 +18,8 @@ use skein_router::request::TokenRequest;
 use skein_router::tenant::Tenant;
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
-use skein_worker::service::{LoadedBackend, serve_backend};
+use skein_worker::load::LoadedBackend;
+use skein_worker::service::serve_backend;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Answer, MODEL, TIMEOUT, fresh_id, next_of, router_config, wait_for_ready};

@@ -10,8 +10,9 @@ use skein_node::supervisor::Secret;
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
 
-/// Effective settings of one worker process.
-#[derive(Debug, Clone)]
+/// Effective settings of one worker process. A supervisor sends them to a worker, and a leader to its ranks, as one
+/// value; secrets stay behind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerConfig {
     /// Hugging Face model directory.
     pub model: PathBuf,
@@ -20,6 +21,7 @@ pub struct WorkerConfig {
     /// Address of the gRPC service; port 0 lets the system choose.
     pub listen: SocketAddr,
     /// Bearer token that every call must carry; `None` = calls need no token.
+    #[serde(skip)]
     pub secret: Option<Secret>,
     /// The backend to use.
     pub backend: BackendKind,
@@ -90,6 +92,14 @@ impl WorkerConfig {
         }
     }
 
+    /// These settings for the ranks of this worker's group, without secrets.
+    pub fn for_ranks(&self) -> Self {
+        let nodes =
+            NodesConfig { secret: GroupSecret::default(), settings: Vec::new(), ..self.ranks.nodes.clone() };
+        let ranks = RanksConfig { nodes, command: None, ..self.ranks.clone() };
+        Self { secret: None, ranks, ..self.clone() }
+    }
+
     /// The scheduler's limits on a device: a GPU computes larger steps in the time of small ones.
     pub fn scheduler_on(&self, device: DeviceKind) -> SchedulerConfig {
         let mut limits = self.scheduler.clone();
@@ -106,7 +116,7 @@ impl WorkerConfig {
 }
 
 /// Limits that were not set and have their defaults.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsetLimits {
     /// Whether [`SchedulerConfig::max_num_seqs`] is unset.
     pub max_num_seqs: bool,
@@ -148,7 +158,7 @@ pub enum Dtype {
 }
 
 /// Ranks that share the model, one process each.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RanksConfig {
     /// Number of ranks that share each layer.
     pub tensor_parallel: u32,
@@ -156,7 +166,8 @@ pub struct RanksConfig {
     pub pipeline_parallel: u32,
     /// Nodes on which the ranks run.
     pub nodes: NodesConfig,
-    /// Command that starts the other ranks; not used with one rank.
+    /// Command that starts the other ranks; not used with one rank. Each process knows its own.
+    #[serde(skip)]
     pub command: Option<RankCommand>,
 }
 
@@ -179,7 +190,7 @@ impl Default for RanksConfig {
 }
 
 /// Nodes of a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodesConfig {
     /// Number of nodes.
     pub count: u32,
@@ -201,7 +212,7 @@ impl Default for NodesConfig {
 }
 
 /// Secret of a group, hidden in debug output.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupSecret(pub String);
 
 impl std::fmt::Debug for GroupSecret {
@@ -211,7 +222,7 @@ impl std::fmt::Debug for GroupSecret {
 }
 
 /// Settings of the CPU backend only.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
     pub packed_cache_dir: Option<PathBuf>,
@@ -220,7 +231,7 @@ pub struct CpuConfig {
 }
 
 /// Adapters served beside the model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdaptersConfig {
     /// Whether any may be served.
     pub is_enabled: bool,
@@ -250,7 +261,7 @@ impl Default for AdaptersConfig {
 }
 
 /// Adapter as specified by `--lora-modules`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterConfig {
     /// Name under which clients request it.
     pub name: String,
@@ -259,7 +270,7 @@ pub struct AdapterConfig {
 }
 
 /// Settings of the fake backend.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct FakeConfig {
     /// Cost model of a step.
     pub cost: StepCost,
@@ -291,6 +302,8 @@ pub struct CudaConfig {
     pub enforce_eager: bool,
     /// Longest step; a longer one means that the device is stuck.
     pub step_timeout: Duration,
+    /// Whether layers with a window have blocks apart where sequences can give them back.
+    pub window_blocks: bool,
     /// Measures how long the device idles between steps, for benchmarks.
     pub times_gaps: bool,
     /// Sums between ranks through the memory of their GPUs.
@@ -328,6 +341,7 @@ impl Default for CudaConfig {
             batch_invariant: false,
             enforce_eager: false,
             step_timeout: Duration::from_secs(30),
+            window_blocks: true,
             times_gaps: false,
             peers: PeerConfig::default(),
         }
@@ -377,7 +391,7 @@ pub enum Quantization {
 }
 
 /// The backend to use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BackendKind {
     /// A CUDA device if one can run the model, otherwise the CPU.
     Auto,
@@ -390,7 +404,7 @@ pub enum BackendKind {
 }
 
 /// The device that a worker computes on, once decided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceKind {
     /// The CPU backend.
     Cpu,
@@ -459,8 +473,10 @@ pub struct RankCommand {
 pub struct Setting {
     /// Name of the flag, without dashes.
     pub name: String,
-    /// Value as text.
+    /// Value as JSON, which is compared.
     pub value: String,
+    /// Value as given, for messages.
+    pub shown: String,
     /// Whether this node's command line sets it; otherwise the leader's value applies.
     pub is_given: bool,
 }

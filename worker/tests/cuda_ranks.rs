@@ -26,10 +26,12 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink, ServedAdapters};
 use skein_worker::backend::{Backend, BackendError, Batch, LoadedAdapter, ScoreRow, StepHandle, Want};
 use skein_worker::check::Sequence;
-use skein_worker::config::{CudaConfig, KvCacheDtype, PeerConfig, Precision, Quantization};
+use skein_worker::config::{
+    AdapterConfig, AdaptersConfig, CudaConfig, DeviceKind, KvCacheDtype, PeerConfig, Precision, Quantization,
+    RankCommand, WorkerConfig,
+};
 use skein_worker::group::{
-    self, CudaWelcome, GroupMemory, Leader, Member, NodePlan, Processes, RankAdapters, RankCommand, Terms,
-    Topology, Welcome,
+    self, GroupMemory, Leader, Member, NodePlan, Processes, RankAdapters, Terms, Topology, Welcome,
 };
 use skein_worker::model::adapter::Adapter;
 use skein_worker::model::config::ModelConfig;
@@ -204,23 +206,28 @@ impl GroupSetup {
                     })
                 ),
             },
-            model: self.dir.clone(),
+            config: WorkerConfig {
+                precision: Precision { quantization, kv_cache_dtype, ..Precision::default() },
+                cuda: CudaConfig { window_blocks: self.window_blocks, ..self.config.clone() },
+                scheduler: limits(),
+                kv_cache_memory_bytes: Some(4 << 20),
+                merged_adapter: self
+                    .merged
+                    .clone()
+                    .map(|directory| AdapterConfig { name: "a".into(), directory }),
+                adapters: AdaptersConfig {
+                    is_enabled: !self.served.is_empty(),
+                    max_loras: SERVED.slots,
+                    max_lora_rank: SERVED.max_rank,
+                    ..AdaptersConfig::default()
+                },
+                ..WorkerConfig::new(&self.dir, "m")
+            },
+            device: DeviceKind::Cuda,
             threads: 1,
             kv_blocks: 0,
             window_blocks: None,
-            block_size: limits().block_size,
             max_rows: 0,
-            precision: Precision { quantization, kv_cache_dtype, ..Precision::default() },
-            packed_cache_dir: None,
-            merged_adapter: self.merged.clone(),
-            max_lora_rank: (!self.served.is_empty()).then_some(SERVED.max_rank),
-            cuda: Some(CudaWelcome {
-                config: self.config.clone(),
-                limits: limits(),
-                kv_cache_memory_bytes: Some(4 << 20),
-                window_blocks: self.window_blocks,
-                served: self.options().served,
-            }),
         }
     }
 }
@@ -231,7 +238,7 @@ fn a_rank() {
     if std::env::var(GROUP_SETUP).is_err() || !skein_cuda_emulation::load() {
         return;
     }
-    if let Err(error) = skein_worker::service::run_rank() {
+    if let Err(error) = skein_worker::load::run_rank() {
         eprintln!("rank: {error}");
     }
     std::process::exit(0);

@@ -98,8 +98,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let threads = threads_each(&engine, 1);
     let launch = launch(&served, 1, &log)?;
     let (changes, seen) = discovery::in_process();
-    let command = move |worker| launch.command(worker, "worker", &engine, threads);
-    let (supervisor, reports) = Supervisor::start(1, command, &changes);
+    let start = move |worker| launch.start(worker, "worker", &engine, threads);
+    let (supervisor, reports) = Supervisor::start(1, start, &changes);
     let outcome = async {
         let config = router_config(&served, text_sources);
         let (app, cluster) = front::start_over(&supervisor, config, seen).await?;

@@ -173,14 +173,14 @@ impl Here {
         let ranks = engine.worker.ranks.on_node() as usize;
         let workers = workers.unwrap_or((gpus / ranks).max(1));
         let threads = threads_each(&engine, workers);
-        let launch = crate::worker::Launch { gpus, ..launch(&served, workers, &log)? };
+        let launch = crate::supervised::Launch { gpus, ..launch(&served, workers, &log)? };
         let engine = Arc::new(engine);
         let (changes, seen) = discovery::in_process();
-        let command = {
+        let start = {
             let engine = engine.clone();
-            move |worker| launch.command(worker, &format!("worker-{worker}"), &engine, threads)
+            move |worker| launch.start(worker, &format!("worker-{worker}"), &engine, threads)
         };
-        let (supervisor, reports) = Supervisor::start(workers, command, &changes);
+        let (supervisor, reports) = Supervisor::start(workers, start, &changes);
         supervisor.kill_after(shutdown.forced());
         let outcome = async {
             let config = RouterConfig::new(&served.model, served.names.clone());

@@ -14,7 +14,7 @@ use skein_worker::model::adapter::MAX_SERVED_RANK;
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;
-use super::ranks::{ranks, shared_settings};
+use super::ranks::{ranks, same_on_nodes};
 use super::read::{A_DAY, shutdown_timeout, small, user_cache};
 
 /// Settings of a worker's engine.
@@ -35,7 +35,7 @@ impl EngineSettings {
         *queued = small(settings, "max-num-queued-reqs", 1, 1_000_000).unwrap_or(*queued);
         engine.worker.shutdown_timeout = shutdown_timeout(settings);
         engine.worker.ranks = ranks(settings, |name| std::env::var(name).ok());
-        engine.worker.ranks.nodes.settings = shared_settings(settings, &engine.worker);
+        engine.worker.ranks.nodes.settings = same_on_nodes(settings, &engine.worker);
         engine
     }
 
@@ -111,6 +111,7 @@ pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaC
             .value("step-timeout", duration(Duration::from_millis(100)..=A_DAY))
             .unwrap_or(defaults.step_timeout),
         times_gaps: false,
+        window_blocks: defaults.window_blocks,
         peers: PeerConfig { is_disabled: settings.switch("disable-custom-all-reduce"), ..defaults.peers },
     };
     let is_dummy = cuda.load_format == LoadFormat::Dummy;
@@ -225,11 +226,6 @@ const SPECULATE: [(&str, Speculate); 4] = [
     ("ngram", Speculate::Ngram),
     ("suffix", Speculate::Suffix),
 ];
-
-/// The value of `--speculate` for `speculate`.
-pub fn speculate_name(speculate: Speculate) -> &'static str {
-    SPECULATE.iter().find(|(_, value)| *value == speculate).map_or("auto", |(name, _)| name)
-}
 
 fn max_model_len(settings: &mut Settings) -> Option<u32> {
     small(settings, "max-model-len", 2, 1 << 24)

@@ -25,12 +25,10 @@ use crate::arguments::{REFUSED, TAKEN};
 use crate::exit::{Failure, USAGE};
 pub use discovery::{DiscoverySettings, RegistrationSettings};
 #[cfg(feature = "worker")]
-pub use engine::{EngineSettings, speculate_name};
+pub use engine::EngineSettings;
 #[cfg(feature = "worker")]
 pub use fake::FakeSettings;
 pub use otlp::{FLUSH_TRACES, OtlpSettings};
-#[cfg(feature = "worker")]
-pub use precision::flags as precision_flags;
 #[cfg(feature = "worker")]
 pub use ranks::ranks_here;
 pub use read::{FrontSettings, log_options, model_argument, quiet_on_a_terminal, user_cache};

@@ -1,5 +1,5 @@
 //! Where traces and metrics are sent: Skein's flags, and OpenTelemetry's standard environment variables where
-//! no flag is given. A supervised worker inherits the variables and is given the flags.
+//! no flag is given.
 
 use std::time::Duration;
 
@@ -12,24 +12,17 @@ const LEAST_SLOW: Duration = Duration::from_millis(1);
 const MOST_SLOW: Duration = Duration::from_secs(24 * 3600);
 /// Time limit for the last spans when a process ends.
 pub const FLUSH_TRACES: Duration = Duration::from_secs(2);
-/// Flags that are passed on to supervised workers.
-const FLAGS: [&str; 5] =
-    ["otlp-endpoint", "otlp-traces-endpoint", "otlp-protocol", "trace-ratio", "trace-slow"];
-
 /// OTLP settings of a command.
 #[derive(Debug)]
 pub struct OtlpSettings {
     /// Exporter options; `None` = traces and metrics are disabled.
     pub options: Option<Options>,
-    /// The flags as given, for supervised workers.
-    pub flags: Vec<(&'static str, String)>,
 }
 
 impl OtlpSettings {
     /// Reads flags and environment; problems are recorded in `settings`. `service` is the default of
-    /// `service.name`; `instance` is the process's name in its log.
-    pub fn read(settings: &mut Settings, service: &'static str, instance: &str) -> Self {
-        let flags = FLAGS.iter().filter_map(|&name| Some((name, settings.value(name, text)?))).collect();
+    /// `service.name`.
+    pub fn read(settings: &mut Settings, service: &'static str) -> Self {
         let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let given = Given {
             both: settings.value("otlp-endpoint", url),
@@ -44,8 +37,8 @@ impl OtlpSettings {
                 metrics,
                 sampling,
                 slow_after,
-                service,
-                instance: instance.to_owned(),
+                service: service.into(),
+                instance: String::new(),
             }),
             Ok(_) => None,
             Err(problem) => {
@@ -53,7 +46,7 @@ impl OtlpSettings {
                 None
             }
         };
-        Self { options, flags }
+        Self { options }
     }
 
     /// Disables metrics, for a process that exports only traces.

@@ -63,8 +63,8 @@ fn quantization(given: &str) -> Result<Quantization, String> {
     one_of(&QUANTIZATIONS)(given)
 }
 
-/// The explicitly chosen types, as flags for another process.
-pub fn flags(precision: &Precision) -> Vec<(&'static str, &'static str)> {
+/// The explicitly chosen types: flag and value.
+fn flags(precision: &Precision) -> Vec<(&'static str, &'static str)> {
     let named = |name, value: Option<&'static str>| value.map(|value| (name, value));
     let flags = [
         named("dtype", name_of(&DTYPES, precision.dtype).filter(|name| *name != "auto")),

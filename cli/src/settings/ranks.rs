@@ -3,8 +3,9 @@
 
 use skein_kernels::leaves::MAX_LEAVES;
 use skein_node::config::{Origin, Settings, count, text};
-use skein_worker::config::{GroupSecret, NodesConfig, RanksConfig, WorkerConfig};
-use skein_worker::group::Setting;
+use skein_worker::config::{GroupSecret, NodesConfig, RanksConfig, Setting, WorkerConfig};
+
+use super::table::{FLAGS, Flag, WORKER};
 
 /// Upper bound of the number of stages and of the number of nodes.
 const MAX_STAGES: u64 = 64;
@@ -70,28 +71,19 @@ fn is_loopback(leader: &str) -> bool {
 }
 
 /// The settings that must be equal on all nodes of a group, with this node's values.
-pub fn shared_settings(settings: &Settings, worker: &WorkerConfig) -> Vec<Setting> {
-    let scheduler = &worker.scheduler;
-    let or_default = |value: Option<String>| value.unwrap_or_else(|| "its default".into());
-    let mut all = vec![
-        ("tensor-parallel-size", worker.ranks.tensor_parallel.to_string()),
-        ("pipeline-parallel-size", worker.ranks.pipeline_parallel.to_string()),
-        ("block-size", scheduler.block_size.to_string()),
-        ("max-num-seqs", scheduler.max_num_seqs.to_string()),
-        ("max-num-batched-tokens", scheduler.max_num_batched_tokens.to_string()),
-        ("max-model-len", or_default(scheduler.max_model_len.map(|len| len.to_string()))),
-        ("kv-cache-memory-bytes", or_default(worker.kv_cache_memory_bytes.map(|bytes| bytes.to_string()))),
-        ("step-timeout", format!("{}ms", worker.cuda.step_timeout.as_millis())),
-    ];
-    let precision = super::precision_flags(&worker.precision);
-    for name in ["dtype", "quantization", "kv-cache-dtype"] {
-        let value = precision.iter().find(|(other, _)| *other == name).map(|(_, value)| value.to_string());
-        all.push((name, or_default(value)));
-    }
-    let is_given = |name: &str| !matches!(settings.origin(name), Origin::Default);
-    all.into_iter()
-        .map(|(name, value)| Setting { name: name.into(), value, is_given: is_given(name) })
-        .collect()
+pub fn same_on_nodes(settings: &Settings, worker: &WorkerConfig) -> Vec<Setting> {
+    let config = serde_json::to_value(worker).unwrap_or_default();
+    let of_flag = |flag: &Flag| {
+        let (name, pointer) = (flag.key.name, flag.same_on_nodes?);
+        let value = config.pointer(pointer)?.to_string();
+        let is_given = !matches!(settings.origin(name), Origin::Default);
+        let shown = match settings.shown(name) {
+            text if text.is_empty() => "its default".to_owned(),
+            text => text,
+        };
+        Some(Setting { name: name.into(), value, shown, is_given })
+    };
+    FLAGS.iter().filter(|flag| flag.commands & WORKER != 0).filter_map(of_flag).collect()
 }
 
 #[cfg(test)]
@@ -99,7 +91,6 @@ mod tests {
     use clap::Command;
 
     use super::*;
-    use crate::settings::table::WORKER;
     use crate::settings::{EngineSettings, load, with_flags};
 
     fn read(line: &str, pod: [&str; 3]) -> (RanksConfig, Vec<String>) {
@@ -157,9 +148,11 @@ mod tests {
         let matches = command.try_get_matches_from(["--block-size", "32", "--dtype", "float32"]).unwrap();
         let mut settings = load(WORKER, &matches).expect("nothing to read");
         let engine = EngineSettings::read(&mut settings);
-        let shared = shared_settings(&settings, &engine.worker);
+        let shared = same_on_nodes(&settings, &engine.worker);
+        let marked = FLAGS.iter().filter(|flag| flag.same_on_nodes.is_some()).count();
+        assert_eq!(shared.len(), marked, "each pointer of the table finds a value");
         let given: Vec<_> =
-            shared.iter().filter(|it| it.is_given).map(|it| (&*it.name, &*it.value)).collect();
+            shared.iter().filter(|it| it.is_given).map(|it| (&*it.name, &*it.shown)).collect();
         assert_eq!(given, [("block-size", "32"), ("dtype", "float32")]);
     }
 }

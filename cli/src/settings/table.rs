@@ -17,6 +17,12 @@ pub struct Flag {
     pub commands: u8,
     /// One line of help.
     pub help: &'static str,
+    /// Whether it concerns text, tokens or our own workers, so that a router before OpenAI workers does not
+    /// have it.
+    pub needs_tokens: bool,
+    /// Place in a worker's configuration (JSON pointer, RFC 6901) of a value that must be equal on all nodes of a
+    /// group.
+    pub same_on_nodes: Option<&'static str>,
 }
 
 /// Bit of `skein serve`.
@@ -43,7 +49,8 @@ const API: &str = "API";
 const MODEL: &str = "Model";
 const ENGINE: &str = "Workers";
 const ROUTERS: &str = "Routers";
-const UPSTREAM: &str = "OpenAI workers";
+/// Heading of the settings that only a router before OpenAI workers has.
+pub const UPSTREAM: &str = "OpenAI workers";
 const CLUSTER: &str = "Cluster";
 const GPU: &str = "GPU";
 const FAKE: &str = "Fake device";
@@ -54,29 +61,29 @@ const SAMPLING: &str = "Sampling";
 
 /// The table, in the order of the help texts.
 pub const FLAGS: &[Flag] = &[
-    one(
+    tokens(one(
         "model",
         None,
         "MODEL",
         MODEL,
         ALL,
         "Model directory, GGUF file, or a name as organisation/model (the same as MODEL)",
-    ),
-    one(
+    )),
+    tokens(one(
         "revision",
         None,
         "REVISION",
         MODEL,
         ALL,
         "Branch, tag or commit of a model that is given by name [default: main]",
-    ),
-    many(
+    )),
+    tokens(many(
         "served-model-name",
         "NAME",
         MODEL,
         FRONT | WORKER | RUN_BATCH,
         "Model name that clients use [default: the model's name, or its directory's]",
-    ),
+    )),
     many(
         "lora-modules",
         "NAME=DIR",
@@ -129,70 +136,73 @@ pub const FLAGS: &[Flag] = &[
         SERVE,
         "Let clients replace the model (/update_weights_from_disk): trusted clients only; SIGHUP needs no flag",
     ),
-    one(
-        "max-model-len",
-        None,
-        "TOKENS",
-        MODEL,
-        COMPUTE | RUN,
-        "Most tokens of prompt and output together [default: the model's]",
+    same_on_nodes(
+        "/scheduler/max_model_len",
+        one(
+            "max-model-len",
+            None,
+            "TOKENS",
+            MODEL,
+            COMPUTE | RUN,
+            "Most tokens of prompt and output together [default: the model's]",
+        ),
     ),
-    one(
+    tokens(one(
         "tokenizer",
         None,
         "DIR",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Directory of tokenizer.json and the chat template [default: the model's]",
-    ),
-    one(
+    )),
+    tokens(one(
         "chat-template",
         None,
         "FILE",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "File with a chat template, or the template itself [default: the model's]",
-    ),
-    one(
+    )),
+    tokens(one(
         "default-chat-template-kwargs",
         None,
         "JSON",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Default arguments of the chat template, for example {\"enable_thinking\": false}; a request's own override them",
-    ),
-    one(
+    )),
+    tokens(one(
         "tool-call-parser",
         None,
         "NAME",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Tool-call format of the model, by vLLM's name: hermes, qwen3_coder, llama3_json, mistral, … [default: detected from the chat template]",
-    ),
-    one(
+    )),
+    tokens(one(
         "reasoning-parser",
         None,
         "NAME",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Reasoning format of the model, by vLLM's name: qwen3, deepseek_r1, mistral, … [default: detected from the chat template]",
-    ),
-    one(
+    )),
+    tokens(one(
         "generation-config",
         Some("auto"),
         "SOURCE",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Defaults of sampling parameters: auto (the model's generation_config.json), none, or another directory",
-    ),
-    one(
+    )),
+    tokens(one(
         "override-generation-config",
         None,
         "JSON",
         MODEL,
         FRONT | RUN | RUN_BATCH,
         "Fields that replace those of generation_config.json, for example {\"temperature\": 0.5}",
-    ),
+    )),
     one("host", Some("127.0.0.1"), "HOST", API, FRONT, "Address to listen on"),
     one("port", Some("8000"), "PORT", API, FRONT, "Port of the HTTP and gRPC APIs; 0 = any free one"),
     secret(many(
@@ -209,36 +219,36 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Origins whose web pages may call the API, for example https://chat.example.org; * = all [default: none]",
     ),
-    switch(
+    tokens(switch(
         "refuse-unknown-fields",
         "false",
         API,
         FRONT,
         "Refuse request fields that no API has, rather than list them in the answer's x-ignored-params",
-    ),
-    one(
+    )),
+    tokens(one(
         "batch-dir",
         None,
         "DIR",
         API,
         FRONT,
         "Directory for clients' files and batches (/v1/files, /v1/batches); each router needs its own [default: disabled]",
-    ),
-    one(
+    )),
+    tokens(one(
         "endpoint-port",
         None,
         "PORT",
         API,
         ROUTER,
         "Act as an endpoint picker for Envoy (ext_proc): return the workers' hosts with this port [default: disabled]",
-    ),
-    switch(
+    )),
+    tokens(switch(
         "follow-picks",
         "false",
         API,
         ROUTER,
         "Run requests on the worker that an endpoint picker names in the header x-skein-worker",
-    ),
+    )),
     one(
         "root-path",
         None,
@@ -279,13 +289,13 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Routing policy: first_token (shortest predicted time to it), product, least_load, power_of_two, round_robin, consistent_hash",
     ),
-    many(
+    tokens(many(
         "workers",
         "HOST:PORT",
         ENGINE,
         ROUTER,
         "Addresses of the workers, separated by commas; or use --discovery",
-    ),
+    )),
     many(
         "worker-urls",
         "URL",
@@ -332,14 +342,14 @@ pub const FLAGS: &[Flag] = &[
         ROUTER,
         "With --worker-urls: a stream that is silent for this long has failed",
     ),
-    one(
+    tokens(one(
         "discovery",
         None,
         "SOURCE",
         CLUSTER,
         ROUTER | WORKER,
         "Where routers find workers: etcd://host:2379[,host:2379][/cluster], etcds:// for TLS, dns://name:port (routers only)",
-    ),
+    )),
     one(
         "advertise",
         None,
@@ -364,47 +374,53 @@ pub const FLAGS: &[Flag] = &[
         WORKER,
         "How long a worker's entry in etcd survives without a keep-alive",
     ),
-    one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User name for etcd"),
-    one(
+    tokens(one("etcd-user", None, "NAME", CLUSTER, ROUTER | WORKER, "User name for etcd")),
+    tokens(one(
         "etcd-password-file",
         None,
         "FILE",
         CLUSTER,
         ROUTER | WORKER,
         "File with the password of --etcd-user",
-    ),
-    one(
+    )),
+    tokens(one(
         "etcd-ca",
         None,
         "FILE",
         CLUSTER,
         ROUTER | WORKER,
         "Authority that signed etcd's certificates (PEM); for etcds://",
-    ),
-    one(
+    )),
+    tokens(one(
         "etcd-cert",
         None,
         "FILE",
         CLUSTER,
         ROUTER | WORKER,
         "Client certificate (PEM), if etcd requires one",
+    )),
+    tokens(one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Private key of --etcd-cert (PEM)")),
+    same_on_nodes(
+        "/ranks/tensor_parallel",
+        one(
+            "tensor-parallel-size",
+            Some("1"),
+            "N",
+            ENGINE,
+            SERVE | WORKER | RUN_BATCH,
+            "Processes (ranks) that share each layer of a worker's model, each with a GPU on GPUs; a power of two",
+        ),
     ),
-    one("etcd-key", None, "FILE", CLUSTER, ROUTER | WORKER, "Private key of --etcd-cert (PEM)"),
-    one(
-        "tensor-parallel-size",
-        Some("1"),
-        "N",
-        ENGINE,
-        SERVE | WORKER | RUN_BATCH,
-        "Processes (ranks) that share each layer of a worker's model, each with a GPU on GPUs; a power of two",
-    ),
-    one(
-        "pipeline-parallel-size",
-        Some("1"),
-        "N",
-        ENGINE,
-        SERVE | WORKER | RUN_BATCH,
-        "Stages that divide the layers of a worker's model, each with --tensor-parallel-size ranks",
+    same_on_nodes(
+        "/ranks/pipeline_parallel",
+        one(
+            "pipeline-parallel-size",
+            Some("1"),
+            "N",
+            ENGINE,
+            SERVE | WORKER | RUN_BATCH,
+            "Stages that divide the layers of a worker's model, each with --tensor-parallel-size ranks",
+        ),
     ),
     one(
         "nnodes",
@@ -461,54 +477,75 @@ pub const FLAGS: &[Flag] = &[
         COMPUTE | RUN,
         "Device that computes: auto (a GPU if usable, else the CPU), cpu, cuda, cuda:N, or fake (no model; for tests)",
     ),
-    one(
-        "max-num-seqs",
-        None,
-        "N",
-        ENGINE,
-        COMPUTE,
-        "Most sequences that a worker runs at once [default: 128; on a GPU 256]",
+    same_on_nodes(
+        "/scheduler/max_num_seqs",
+        one(
+            "max-num-seqs",
+            None,
+            "N",
+            ENGINE,
+            COMPUTE,
+            "Most sequences that a worker runs at once [default: 128; on a GPU 256]",
+        ),
     ),
-    one(
-        "max-num-batched-tokens",
-        None,
-        "TOKENS",
-        ENGINE,
-        COMPUTE,
-        "Most tokens in one step [default: 512; on a GPU 8192]",
+    same_on_nodes(
+        "/scheduler/max_num_batched_tokens",
+        one(
+            "max-num-batched-tokens",
+            None,
+            "TOKENS",
+            ENGINE,
+            COMPUTE,
+            "Most tokens in one step [default: 512; on a GPU 8192]",
+        ),
     ),
-    one("block-size", Some("16"), "TOKENS", ENGINE, COMPUTE, "Tokens in a block of the KV cache"),
-    one(
-        "kv-cache-memory-bytes",
-        None,
-        "BYTES",
-        ENGINE,
-        COMPUTE | RUN,
-        "KV cache of each worker, for example 2GiB [default: from the model and free memory; on a GPU all that is left]",
+    same_on_nodes(
+        "/scheduler/block_size",
+        one("block-size", Some("16"), "TOKENS", ENGINE, COMPUTE, "Tokens in a block of the KV cache"),
     ),
-    one(
-        "dtype",
-        Some("auto"),
-        "TYPE",
-        ENGINE,
-        COMPUTE | RUN,
-        "Type of activations: auto (that of the weights), bfloat16, or float32 (no rounding; CPU only)",
+    same_on_nodes(
+        "/kv_cache_memory_bytes",
+        one(
+            "kv-cache-memory-bytes",
+            None,
+            "BYTES",
+            ENGINE,
+            COMPUTE | RUN,
+            "KV cache of each worker, for example 2GiB [default: from the model and free memory; on a GPU all that is left]",
+        ),
     ),
-    one(
-        "quantization",
-        None,
-        "METHOD",
-        ENGINE,
-        COMPUTE | RUN,
-        "Convert the weights at load: int8 or int4, on a GPU also fp8 [default: keep their format]",
+    same_on_nodes(
+        "/precision/dtype",
+        one(
+            "dtype",
+            Some("auto"),
+            "TYPE",
+            ENGINE,
+            COMPUTE | RUN,
+            "Type of activations: auto (that of the weights), bfloat16, or float32 (no rounding; CPU only)",
+        ),
     ),
-    one(
-        "kv-cache-dtype",
-        Some("auto"),
-        "TYPE",
-        ENGINE,
-        COMPUTE | RUN,
-        "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16, int8 or fp8; on a GPU fp8",
+    same_on_nodes(
+        "/precision/quantization",
+        one(
+            "quantization",
+            None,
+            "METHOD",
+            ENGINE,
+            COMPUTE | RUN,
+            "Convert the weights at load: int8 or int4, on a GPU also fp8 [default: keep their format]",
+        ),
+    ),
+    same_on_nodes(
+        "/precision/kv_cache_dtype",
+        one(
+            "kv-cache-dtype",
+            Some("auto"),
+            "TYPE",
+            ENGINE,
+            COMPUTE | RUN,
+            "Type of cached keys and values: auto (that of the activations); on the CPU float32, bfloat16, float16, int8 or fp8; on a GPU fp8",
+        ),
     ),
     one(
         "packed-cache-dir",
@@ -558,13 +595,16 @@ pub const FLAGS: &[Flag] = &[
         COMPUTE | RUN,
         "Sum between GPUs by NCCL only, not through their memory; the bits are the same",
     ),
-    one(
-        "step-timeout",
-        Some("30s"),
-        "TIME",
-        GPU,
-        COMPUTE | RUN,
-        "A step that takes longer means a stuck GPU: the worker is restarted, its requests continue on others",
+    same_on_nodes(
+        "/cuda/step_timeout",
+        one(
+            "step-timeout",
+            Some("30s"),
+            "TIME",
+            GPU,
+            COMPUTE | RUN,
+            "A step that takes longer means a stuck GPU: the worker is restarted, its requests continue on others",
+        ),
     ),
     one(
         "fake-step-time",
@@ -614,14 +654,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT | WORKER,
         "Most requests running or waiting; further ones are refused with 429",
     ),
-    one(
+    tokens(one(
         "max-num-queued-tokens",
         Some("4m"),
         "TOKENS",
         LIMITS,
         FRONT,
         "Most prompt and expected output tokens running or waiting",
-    ),
+    )),
     one(
         "migration-limit",
         Some("3"),
@@ -638,22 +678,22 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "A worker that is silent for this long is lost: its requests continue on others",
     ),
-    one(
+    tokens(one(
         "wedge-timeout",
         None,
         "TIME",
         LIMITS,
         FRONT,
         "A worker whose engine makes no progress for this long is lost [default: 5s, longer if its steps take long]",
-    ),
-    one(
+    )),
+    tokens(one(
         "stream-linger",
         Some("10s"),
         "TIME",
         LIMITS,
         FRONT,
         "How long a worker continues a request whose router is gone; 0s = abort immediately",
-    ),
+    )),
     one(
         "queue-timeout",
         Some("30s"),
@@ -670,14 +710,14 @@ pub const FLAGS: &[Flag] = &[
         FRONT,
         "Memory for the index of which worker caches which prompt prefix",
     ),
-    one(
+    tokens(one(
         "max-logprobs",
         Some("20"),
         "N",
         LIMITS,
         FRONT,
         "Most log-probabilities per token that a request may ask for",
-    ),
+    )),
     one("request-timeout", Some("1h"), "TIME", LIMITS, FRONT, "Longest time a request may take"),
     one(
         "shutdown-timeout",
@@ -717,14 +757,14 @@ pub const FLAGS: &[Flag] = &[
     one("presence-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens not used yet"),
     one("frequency-penalty", None, "X", SAMPLING, RUN, "Above 0 = prefer tokens used less often"),
     one("seed", None, "N", SAMPLING, RUN, "The same seed gives the same answer"),
-    one(
+    tokens(one(
         "seed",
         None,
         "N",
         MODEL,
         FRONT,
         "Seed of requests without one: equal requests get equal answers [default: random for each request]",
-    ),
+    )),
     one("max-tokens", None, "N", SAMPLING, RUN, "Longest answer, in tokens [default: what fits]"),
     many("stop", "TEXT", SAMPLING, RUN, "End the answer at this text; may be given several times"),
     one("system", None, "TEXT", SAMPLING, RUN, "System message"),
@@ -747,14 +787,14 @@ pub const FLAGS: &[Flag] = &[
         TRACED,
         "OTLP collector of traces and gen_ai metrics [default: OTEL_EXPORTER_OTLP_ENDPOINT, else none]",
     ),
-    one(
+    tokens(one(
         "otlp-traces-endpoint",
         None,
         "URL",
         TRACES,
         TRACED,
         "OTLP collector of traces only, with the whole path",
-    ),
+    )),
     one(
         "otlp-protocol",
         None,
@@ -789,7 +829,15 @@ const fn one(
     commands: u8,
     help: &'static str,
 ) -> Flag {
-    Flag { key: Key { name, kind: Kind::One, default, secret: false }, value, group, commands, help }
+    Flag {
+        key: Key { name, kind: Kind::One, default, secret: false },
+        value,
+        group,
+        commands,
+        help,
+        needs_tokens: false,
+        same_on_nodes: None,
+    }
 }
 
 const fn many(
@@ -799,12 +847,30 @@ const fn many(
     commands: u8,
     help: &'static str,
 ) -> Flag {
-    Flag { key: Key { name, kind: Kind::Many, default: None, secret: false }, value, group, commands, help }
+    Flag {
+        key: Key { name, kind: Kind::Many, default: None, secret: false },
+        value,
+        group,
+        commands,
+        help,
+        needs_tokens: false,
+        same_on_nodes: None,
+    }
 }
 
 /// Marks a setting whose values are printed as stars.
 const fn secret(flag: Flag) -> Flag {
     Flag { key: Key { secret: true, ..flag.key }, ..flag }
+}
+
+/// Marks a setting about text, tokens or our own workers.
+const fn tokens(flag: Flag) -> Flag {
+    Flag { needs_tokens: true, ..flag }
+}
+
+/// Marks a setting whose value at `pointer` of a worker's configuration must be equal on all nodes of a group.
+const fn same_on_nodes(pointer: &'static str, flag: Flag) -> Flag {
+    Flag { same_on_nodes: Some(pointer), ..flag }
 }
 
 const fn switch(
@@ -820,5 +886,7 @@ const fn switch(
         group,
         commands,
         help,
+        needs_tokens: false,
+        same_on_nodes: None,
     }
 }

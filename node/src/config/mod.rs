@@ -125,6 +125,13 @@ struct Layered {
     section: String,
 }
 
+impl Layered {
+    fn shown(&self) -> String {
+        let is_hidden = self.key.secret && !self.values.is_empty();
+        if is_hidden { "***".to_owned() } else { self.values.join(", ") }
+    }
+}
+
 impl Settings {
     /// Layers the sources. Problems are kept for [`Settings::finish`].
     pub fn layer(schema: &Schema<'_>, sources: &Sources) -> Self {
@@ -170,6 +177,11 @@ impl Settings {
         self.entries.get(name).map_or(&Origin::Default, |entry| &entry.origin)
     }
 
+    /// Text of a setting's value, stars for a secret; empty if it has none.
+    pub fn shown(&self, name: &str) -> String {
+        self.entries.get(name).map_or_else(String::new, Layered::shown)
+    }
+
     /// Records a problem, for example one that involves several settings.
     pub fn problem(&mut self, message: impl Into<String>) {
         self.problems.push(message.into());
@@ -187,14 +199,7 @@ impl Settings {
 
     /// Name, value and origin of each setting; secrets are shown as stars.
     pub fn effective(&self) -> Vec<(&'static str, String, String)> {
-        self.entries
-            .values()
-            .map(|entry| {
-                let secret = entry.key.secret && !entry.values.is_empty();
-                let shown = if secret { "***".to_owned() } else { entry.values.join(", ") };
-                (entry.key.name, shown, entry.origin.to_string())
-            })
-            .collect()
+        self.entries.values().map(|entry| (entry.key.name, entry.shown(), entry.origin.to_string())).collect()
     }
 
     /// Returns all problems recorded so far.

@@ -1,5 +1,5 @@
 //! Reports of a supervised worker to its supervisor: one JSON object per line on standard output. In the
-//! other direction, the first line is the worker's [`Secret`](super::Secret). After it, closing standard
+//! other direction, the first line is the worker's [`Secret`](super::Secret), the second its settings. After them, closing standard
 //! input is the only signal: it means "drain and exit", whether the supervisor requests that or has died.
 
 use std::io::{Read, Write};
@@ -76,7 +76,7 @@ pub fn report_alive() -> tokio::task::JoinHandle<()> {
     })
 }
 
-/// Requests `shutdown` when standard input closes. Nothing is written to it after the secret.
+/// Requests `shutdown` when standard input closes. Nothing is written to it after the settings.
 ///
 /// # Errors
 /// If the reader thread cannot be started.

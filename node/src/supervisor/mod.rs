@@ -5,17 +5,18 @@
 //! [`Supervisor::start_beside`].
 //!
 //! A worker's standard input is its lifeline: it closes when the supervisor stops the worker or dies for any
-//! reason, so no worker is left behind. Its first line is the worker's secret.
+//! reason, so no worker is left behind. Its first line is the worker's secret, its
+//! second line the worker's settings.
 
 mod backoff;
 mod lifecycle;
 mod secret;
 mod slot;
+mod start;
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::process::Command;
 use tokio::sync::{broadcast, mpsc};
 use tokio::task::JoinSet;
 
@@ -24,6 +25,7 @@ use crate::shutdown::Shutdown;
 pub use lifecycle::{Failed, Lifecycle, end_with_supervisor, report_alive};
 pub use secret::{Secret, Secrets};
 use slot::{Stop, WorkerSlot};
+pub use start::{WorkerStart, settings_from_supervisor};
 
 /// How long a worker may take to exit once its input is closed.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,19 +95,19 @@ impl WorkerSet {
 }
 
 impl Supervisor {
-    /// Starts `count` workers. `command` is called for every start and restart.
+    /// Starts `count` workers. `start` is called for every start and restart.
     pub fn start(
         count: usize,
-        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+        start: impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static,
         changes: &mpsc::Sender<Change>,
     ) -> (Self, mpsc::Receiver<Report>) {
-        Self::start_with(count, command, changes, SILENT_START)
+        Self::start_with(count, start, changes, SILENT_START)
     }
 
     /// [`start`](Self::start) with a different limit of silence before a worker is ready.
     fn start_with(
         count: usize,
-        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+        start: impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static,
         changes: &mpsc::Sender<Change>,
         silent_start: Duration,
     ) -> (Self, mpsc::Receiver<Report>) {
@@ -119,7 +121,7 @@ impl Supervisor {
             silent_start,
         };
         let names = (0..count).map(|worker| format!("worker-{worker}")).collect();
-        let (set, receiver) = supervisor.start_set(names, false, command);
+        let (set, receiver) = supervisor.start_set(names, false, start);
         supervisor.replace(set);
         (supervisor, receiver)
     }
@@ -129,9 +131,9 @@ impl Supervisor {
     pub fn start_beside(
         &self,
         names: Vec<String>,
-        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+        start: impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static,
     ) -> (WorkerSet, mpsc::Receiver<Report>) {
-        self.start_set(names, true, command)
+        self.start_set(names, true, start)
     }
 
     /// Makes `set` the one that serves. Returns the set that served until now; it runs on until it is
@@ -144,7 +146,7 @@ impl Supervisor {
         &self,
         names: Vec<String>,
         once: bool,
-        command: impl Fn(usize) -> Command + Clone + Send + Sync + 'static,
+        start: impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static,
     ) -> (WorkerSet, mpsc::Receiver<Report>) {
         let (reports, receiver) = mpsc::channel(REPORTS_IN_FLIGHT);
         let (mut tasks, stop) = (JoinSet::new(), Shutdown::default());
@@ -159,8 +161,8 @@ impl Supervisor {
                 secrets: self.secrets.clone(),
                 silent_start: self.silent_start,
             };
-            let (command, lost) = (command.clone(), self.lost.subscribe());
-            tasks.spawn(async move { slot.keep_alive(|| command(worker), lost).await });
+            let (start, lost) = (start.clone(), self.lost.subscribe());
+            tasks.spawn(async move { slot.keep_alive(|| start(worker), lost).await });
         }
         (WorkerSet { tasks, stop, names }, receiver)
     }
@@ -195,15 +197,17 @@ impl Supervisor {
 
 #[cfg(test)]
 mod tests {
+    use tokio::process::Command;
+
     use super::*;
     use crate::clock;
 
     /// A shell script in place of a worker.
-    fn script(text: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
+    fn script(text: &'static str) -> impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static {
         move |_| {
             let mut command = Command::new("sh");
             command.args(["-c", text]);
-            command
+            command.into()
         }
     }
 
@@ -275,7 +279,7 @@ mod tests {
         let command = move |_| {
             let mut command = Command::new("sh");
             command.args(["-c", text]).arg(&of_command);
-            command
+            command.into()
         };
         let silence = Duration::from_millis(1500);
         let (supervisor, _reports) = Supervisor::start_with(1, command, &changes, silence);
@@ -307,11 +311,11 @@ mod tests {
     /// Says that it is ready under a port, and ends with its input.
     const SERVES: &str = r#"read -r secret; echo "{\"event\":\"ready\",\"address\":\"127.0.0.1:$0\"}"; cat >/dev/null; exit 0"#;
 
-    fn at_port(port: &'static str) -> impl Fn(usize) -> Command + Clone + Send + Sync + 'static {
+    fn at_port(port: &'static str) -> impl Fn(usize) -> WorkerStart + Clone + Send + Sync + 'static {
         move |_| {
             let mut command = Command::new("sh");
             command.args(["-c", SERVES, port]);
-            command
+            command.into()
         }
     }
 

@@ -4,11 +4,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::process::{Child, ChildStdin};
 use tokio::sync::{broadcast, mpsc};
 
 use super::backoff::Backoff;
 use super::secret::{Secret, Secrets};
+use super::start::WorkerStart;
 use super::{END_TIMEOUT, Failed, Lifecycle, Report};
 use crate::clock;
 use crate::discovery::{Change, Member};
@@ -64,13 +65,13 @@ pub(super) struct WorkerSlot {
 impl WorkerSlot {
     /// Starts the worker and restarts it until stopped; `lost` receives the workers that the router reports
     /// as lost.
-    pub async fn keep_alive(self, command: impl Fn() -> Command, mut lost: broadcast::Receiver<Member>) {
+    pub async fn keep_alive(self, start: impl Fn() -> WorkerStart, mut lost: broadcast::Receiver<Member>) {
         let mut backoff = Backoff::default();
         let mut served_once = false;
         loop {
             let started = clock::now();
             let mut address = None;
-            let end = self.run_once(command(), &mut lost, &mut address).await;
+            let end = self.run_once(start(), &mut lost, &mut address).await;
             let was_ready = address.is_some();
             served_once |= was_ready;
             if let Some(address) = address {
@@ -106,18 +107,21 @@ impl WorkerSlot {
     /// Runs one process from start to end. `ready` is set to its address once it serves.
     async fn run_once(
         &self,
-        mut command: Command,
+        start: WorkerStart,
         lost: &mut broadcast::Receiver<Member>,
         ready: &mut Option<String>,
     ) -> End {
         let id = self.name.as_str();
+        let WorkerStart { mut command, settings } = start;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).kill_on_drop(true);
         let (mut child, secret) = match command.spawn().and_then(|child| Ok((child, Secret::draw()?))) {
             Ok(started) => started,
             Err(error) => return End::Died(format!("cannot start: {error}")),
         };
         // Taken out of `child`, because `wait` would close it, and a worker exits when its input closes.
-        let lifeline = hand_over(&secret, child.stdin.take()).await;
+        let lifeline = hand_over(&secret, &settings, child.stdin.take());
+        // A process that does not read is frozen, which is noticed below.
+        let lifeline = tokio::time::timeout(self.silent_start, lifeline).await.unwrap_or_default();
         let mut lines = child.stdout.take().map(|out| BufReader::new(out).lines());
         let mut last_report = None;
         let mut heard_at = clock::now();
@@ -207,11 +211,11 @@ impl WorkerSlot {
 }
 
 /// Writes the secret to the worker. Its input stays open until the returned value is dropped.
-async fn hand_over(secret: &Secret, input: Option<ChildStdin>) -> Option<ChildStdin> {
+async fn hand_over(secret: &Secret, settings: &str, input: Option<ChildStdin>) -> Option<ChildStdin> {
     let mut input = input?;
-    let line = format!("{}\n", secret.expose());
+    let lines = format!("{}\n{settings}\n", secret.expose());
     // An error means that the worker has exited, which is handled below.
-    let _ = input.write_all(line.as_bytes()).await;
+    let _ = input.write_all(lines.as_bytes()).await;
     Some(input)
 }
 

@@ -1,9 +1,12 @@
 //! Destinations of traces and metrics, and sampling.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// OTLP settings of a process.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Options {
     /// Destination of spans; `None` = traces are disabled.
     pub traces: Option<Endpoint>,
@@ -14,13 +17,13 @@ pub struct Options {
     /// A request that waits longer than this for a token is exported even if it is not sampled.
     pub slow_after: Duration,
     /// `service.name` of this process, unless `OTEL_SERVICE_NAME` overrides it.
-    pub service: &'static str,
+    pub service: Cow<'static, str>,
     /// `service.instance.id`: the process's name in its log; empty = host name and process id.
     pub instance: String,
 }
 
 /// Destination of one signal.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// URL with `http://`; for [`Protocol::Http`] it includes the signal's path.
     pub url: String,
@@ -29,7 +32,7 @@ pub struct Endpoint {
 }
 
 /// Supported OTLP protocols.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
     /// gRPC, usually on port 4317.
     Grpc,
@@ -38,7 +41,7 @@ pub enum Protocol {
 }
 
 /// Sampling of requests.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Whether the decision in a caller's trace context is followed.
     pub follows_parent: bool,

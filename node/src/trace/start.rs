@@ -126,7 +126,7 @@ fn resource(options: &Options) -> Resource {
         name => format!("{}-{name}", host_name()),
     };
     let ours = Resource::builder_empty()
-        .with_service_name(options.service)
+        .with_service_name(options.service.clone())
         .with_attributes([
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
             KeyValue::new("service.instance.id", instance),

@@ -23,7 +23,7 @@ use skein_router::generator::TokenSource;
 use skein_router::request::{Journey, TokenRequest};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::draft::Speculate;
-use skein_worker::service;
+use skein_worker::{load, service};
 use tokio::sync::oneshot;
 
 use super::{Answer, MODEL, TIMEOUT, fresh_id, next_of, router_config, wait_for_ready};
@@ -186,7 +186,7 @@ fn model() -> PathBuf {
 
 /// Constrains answers to `source`, as a router of the shipped model does.
 fn hold(sampling: &mut SamplingParams, source: Result<Source, Refused>) {
-    let grammars = service::grammars(&model(), 4096).expect("it has a tokenizer");
+    let grammars = load::grammars(&model(), 4096).expect("it has a tokenizer");
     let (text, fingerprint) = (source.expect("it can be enforced").text().to_owned(), grammars.fingerprint());
     sampling.grammar = Some(Arc::new(Grammar { text, fingerprint }));
     sampling.max_tokens = 40;

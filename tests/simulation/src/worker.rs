@@ -12,7 +12,8 @@ use skein_worker::backend::KvBlocks;
 use skein_worker::backend::fake::FakeOptions;
 use skein_worker::config::WorkerConfig;
 use skein_worker::engine::{Engine, Turn};
-use skein_worker::service::{LoadedBackend, WorkerService, detached};
+use skein_worker::load::LoadedBackend;
+use skein_worker::service::{WorkerService, detached};
 use tokio::sync::Notify;
 
 use crate::device::{Device, SimulatedBackend};

@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use skein_node::clock::{self, Timestamp};
 use skein_proto::logprobs::TokenLogprobs;
 
@@ -68,7 +69,7 @@ impl Default for FakeOptions {
 }
 
 /// Simulated time of a step: `fixed + rows * per_row + context * per_context_token`.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepCost {
     /// Duration of a step with no rows.
     pub fixed: Duration,

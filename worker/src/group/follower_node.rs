@@ -2,7 +2,6 @@
 //! frames and answers between them and the leader. It holds no part of the model, so it outlives a group and
 //! joins the next one.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use super::processes::{Processes, Welcome};
 use super::rendezvous::{self, Hello, NotJoined};
 use super::watch::Watch;
 use super::wire::{Incoming, Kind, Outgoing, words};
-use crate::config::RankCommand;
+use crate::config::{CpuConfig, RankCommand, WorkerConfig};
 
 /// How long ranks may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -24,20 +23,14 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Settings of a follower node.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
-    /// Address of the leader.
-    pub leader: String,
-    /// Shared secret of the group.
-    pub secret: String,
+    /// Settings of this node's worker.
+    pub config: WorkerConfig,
     /// Introduction of this node to the leader.
     pub hello: Hello,
     /// Command that starts its ranks.
     pub command: RankCommand,
-    /// Model directory on this node.
-    pub model: PathBuf,
     /// Compute threads of all its ranks together.
     pub threads: usize,
-    /// Directory for packed weights on this node.
-    pub packed_cache_dir: Option<PathBuf>,
 }
 
 /// How a group ended for this node.
@@ -53,7 +46,8 @@ pub enum GroupEnd {
 
 /// Joins the leader's group and serves it until the group ends.
 pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
-    let joined = rendezvous::join(&settings.leader, &settings.hello, &settings.secret);
+    let nodes = &settings.config.ranks.nodes;
+    let joined = rendezvous::join(&nodes.leader, &settings.hello, &nodes.secret.0);
     let (incoming, outgoing, address, welcome) = match joined {
         Ok(joined) => joined,
         Err(NotJoined::Refused(why)) => return GroupEnd::Refused(why),
@@ -69,9 +63,8 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
         let template = Welcome {
             leader: std::process::id(),
             memory: memory.descriptor(),
-            model: settings.model.clone(),
+            config: on_this_node(&welcome.config, &settings.config),
             threads,
-            packed_cache_dir: settings.packed_cache_dir.clone(),
             address,
             ..welcome.clone()
         };
@@ -82,6 +75,12 @@ pub fn serve_group(settings: &NodeSettings) -> GroupEnd {
         Ok((memory, processes)) => Serving::new(memory, processes, outgoing).run(incoming),
         Err(error) => GroupEnd::Lost(format!("this node's ranks cannot start: {error}")),
     }
+}
+
+/// The leader's settings with `own` values where nodes may differ.
+fn on_this_node(leader: &WorkerConfig, own: &WorkerConfig) -> WorkerConfig {
+    let cpu = CpuConfig { packed_cache_dir: own.cpu.packed_cache_dir.clone(), ..leader.cpu.clone() };
+    WorkerConfig { model: own.model.clone(), cpu, ..leader.clone() }
 }
 
 struct Serving {

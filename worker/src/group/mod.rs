@@ -38,7 +38,7 @@ pub use leader::Leader;
 pub use memory::{GroupMemory, NodePlan};
 pub use mesh::{Member, Peers, TOKEN_BYTES, connect, listen};
 pub use nodes::Nodes;
-pub use processes::{Answer, CudaWelcome, Processes, RankProcess, Terms, Welcome, join, this_binary};
+pub use processes::{Answer, Processes, RankProcess, Terms, Welcome, join, this_binary};
 pub use rendezvous::{Hello, Joined, gather, random};
 pub use sender::FrameSender;
 pub use topology::Topology;

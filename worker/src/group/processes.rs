@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +23,8 @@ use super::memory::{GroupMemory, NodePlan};
 use super::mesh::Peers;
 use super::watch::Watch;
 use crate::backend::WindowBlocks;
-use crate::backend::cuda::{CudaLoadError, Fits, ServedAdapters};
-use crate::config::{CudaConfig, Precision, RankCommand, SchedulerConfig};
+use crate::backend::cuda::{CudaLoadError, Fits};
+use crate::config::{DeviceKind, RankCommand, WorkerConfig};
 
 /// Longest line of a welcome or an answer, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
@@ -56,43 +56,19 @@ pub struct Welcome {
     pub timeout: Duration,
     /// Properties that all ranks must have in common.
     pub terms: Terms,
-    /// Model directory on this node.
-    pub model: PathBuf,
-    /// Number of compute threads.
+    /// Settings of the leader, with those of the rank's own node where nodes differ: the model's directory and
+    /// that of packed weights.
+    pub config: WorkerConfig,
+    /// Device of all ranks.
+    pub device: DeviceKind,
+    /// Number of compute threads of the rank.
     pub threads: usize,
-    /// Number of blocks in the KV cache.
+    /// Number of blocks in the KV cache; ranks on GPUs agree on it later.
     pub kv_blocks: u32,
     /// Blocks that layers with a window have apart.
     pub window_blocks: Option<WindowBlocks>,
-    /// Tokens per block.
-    pub block_size: u32,
     /// Rows in the largest expected step.
     pub max_rows: u32,
-    /// Number formats of weights, activations and KV cache.
-    pub precision: Precision,
-    /// Directory for packed weights; `None` = not cached.
-    pub packed_cache_dir: Option<PathBuf>,
-    /// Directory of an adapter that is merged into the weights.
-    pub merged_adapter: Option<PathBuf>,
-    /// Highest rank of adapters served beside the model; `None` = none are served.
-    pub max_lora_rank: Option<usize>,
-    /// Configuration of a rank on a GPU; `None` on the CPU.
-    pub cuda: Option<CudaWelcome>,
-}
-
-/// Configuration of a rank on a GPU.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CudaWelcome {
-    /// CUDA settings. The device is rank 0's; the other ranks use the following devices.
-    pub config: CudaConfig,
-    /// Limits, which set the size of the largest step.
-    pub limits: SchedulerConfig,
-    /// KV cache bytes; `None` = whatever memory is left.
-    pub kv_cache_memory_bytes: Option<u64>,
-    /// Whether layers with a window have blocks apart where sequences can give them back.
-    pub window_blocks: bool,
-    /// Adapters that are served beside the model.
-    pub served: Option<ServedAdapters>,
 }
 
 /// Properties that ranks must share to draw the same tokens.
@@ -540,17 +516,12 @@ mod tests {
             memory: 0,
             timeout: Duration::from_secs(5),
             terms: terms(),
-            model: PathBuf::from("model"),
+            config: WorkerConfig::new("model", "m"),
+            device: DeviceKind::Cpu,
             threads: 1,
             kv_blocks: 1,
             window_blocks: None,
-            block_size: 16,
             max_rows: 1,
-            precision: Precision::default(),
-            packed_cache_dir: None,
-            merged_adapter: Some("/adapters/a".into()),
-            max_lora_rank: Some(16),
-            cuda: None,
         };
         (Processes::start(&memory, &command, &welcome).unwrap(), memory)
     }

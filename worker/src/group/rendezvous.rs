@@ -81,7 +81,7 @@ impl Hello {
             (own.value != its.value).then(|| {
                 format!(
                     "node {node} has --{} {}, node 0 has {}; leave it out on node {node}, or set it equally on all nodes",
-                    its.name, its.value, own.value
+                    its.name, its.shown, own.shown
                 )
             })
         })
@@ -293,8 +293,12 @@ mod tests {
     use super::*;
 
     fn hello(node: usize) -> Hello {
-        let setting =
-            |name: &str, value: &str| Setting { name: name.into(), value: value.into(), is_given: true };
+        let setting = |name: &str, value: &str| Setting {
+            name: name.into(),
+            value: value.into(),
+            shown: value.into(),
+            is_given: true,
+        };
         Hello::new(node, 2, 7, vec![setting("block-size", "16"), setting("dtype", "auto")]).unwrap()
     }
 
@@ -316,7 +320,12 @@ mod tests {
     #[test]
     fn a_node_with_the_same_secret_version_model_and_settings_joins() {
         assert_eq!(joining(&hello(1), "secret").0, Ok(b"welcome".to_vec()));
-        let other_ungiven = Setting { name: "dtype".into(), value: "float32".into(), is_given: false };
+        let other_ungiven = Setting {
+            name: "dtype".into(),
+            value: "float32".into(),
+            shown: "float32".into(),
+            is_given: false,
+        };
         let node = Hello { settings: vec![other_ungiven], ..hello(1) };
         assert_eq!(
             joining(&node, "secret").0,
@@ -328,7 +337,7 @@ mod tests {
     #[test]
     fn nodes_that_disagree_are_refused_within_a_second_with_both_named() {
         let given = |name: &str, value: &str| {
-            vec![Setting { name: name.into(), value: value.into(), is_given: true }]
+            vec![Setting { name: name.into(), value: value.into(), shown: value.into(), is_given: true }]
         };
         for (node, secret, expected) in [
             (

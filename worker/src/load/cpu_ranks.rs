@@ -9,7 +9,7 @@ use super::precision;
 use super::shards::shard_of;
 use crate::backend::cpu::{CpuBackend, CpuModel, CpuOptions};
 use crate::backend::{Backend, BackendError};
-use crate::config::WorkerConfig;
+use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{Member, RankAdapters, RankProcess, Topology};
 use crate::model::LoadError;
@@ -28,7 +28,7 @@ pub(super) fn lead_on_cpu(
 ) -> Result<(impl Backend + 'static, RankAdapters, u64), WorkerError> {
     let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
     let arithmetic = precision::cpu_arithmetic(&options.numbers) + &of_merged(merged)?;
-    let group = lead(config, of_model, Work { arithmetic, cpu: options, cuda: None })?;
+    let group = lead(config, of_model, Work { arithmetic, cpu: options, device: DeviceKind::Cpu })?;
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
     let mut weight_bytes = 0;
     let load = |connections, _: &mut Agree<'_>| {
@@ -43,10 +43,11 @@ pub(super) fn lead_on_cpu(
 
 pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let welcome = &process.welcome;
-    let (stored, quantised) = stored(&welcome.model)?;
-    let numbers = precision::on_cpu(welcome.precision, &stored, quantised);
+    let config = &welcome.config;
+    let (stored, quantised) = stored(&config.model)?;
+    let numbers = precision::on_cpu(config.precision, &stored, quantised);
     let numbers = numbers.map_err(|error| error.to_string())?;
-    let merged = welcome.merged_adapter.as_deref();
+    let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
     let of_merged = of_merged(merged).map_err(|error| error.to_string())?;
     let Member { connections, reports, .. } =
         join(process, &(precision::cpu_arithmetic(&numbers) + &of_merged))?;
@@ -54,18 +55,18 @@ pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
         threads: welcome.threads,
         kv_blocks: welcome.kv_blocks,
         window_blocks: welcome.window_blocks,
-        block_size: welcome.block_size,
+        block_size: config.scheduler.block_size,
         max_rows: welcome.max_rows,
         numbers,
     };
-    let cache = packed_cache(welcome.packed_cache_dir.as_deref());
-    let source = (&*welcome.model, merged);
+    let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
+    let source = (&*config.model, merged);
     let model = CpuModel::load_rank(source, options, &cache, connections, &mut |_, _| {});
     let model = model.map_err(|error| error.to_string())?;
-    let spec = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?.spec;
+    let spec = ModelConfig::from_dir(&config.model).map_err(|error| error.to_string())?.spec;
     let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
     let reader = reader(welcome, (spec, AdapterForm::Cpu(Box::new(shard))));
-    follow(process, reports, reader, || checked(model, &welcome.model).map_err(|error| error.to_string()))
+    follow(process, reports, reader, || checked(model, &config.model).map_err(|error| error.to_string()))
 }
 
 /// Checks the model together with all ranks, and starts its compute thread.

@@ -71,7 +71,7 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
         rounded,
         limits,
         kv_cache_memory_bytes: config.kv_cache_memory_bytes,
-        window_blocks: true,
+        window_blocks: config.cuda.window_blocks,
         readers: config.threads,
         merged,
         served: config.adapters.is_enabled.then_some(ServedAdapters {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::cuda_options::{cuda_options, open_cuda};
 use super::group::{Agree, Work};
 use super::model_files::of_merged;
-use super::{group, member, precision, shards};
+use super::{group, member, shards};
 use crate::backend::cpu::{CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaLoadError, CudaOptions, DeviceBytes, LoadedRank, OpenDevice, RankLink};
 use crate::backend::{Backend, Connections, KvBlocks};
-use crate::config::WorkerConfig;
+use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
-use crate::group::{CudaWelcome, Member, RankAdapters, RankProcess, Topology};
+use crate::group::{Member, RankAdapters, RankProcess, Topology};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::adapter::SlotForm;
@@ -48,13 +48,7 @@ pub(super) fn lead(
             max_rows: cuda::most_rows(&options.limits),
             numbers: NumberTypes::STORED,
         },
-        cuda: Some(CudaWelcome {
-            config: options.cuda.clone(),
-            limits: options.limits.clone(),
-            kv_cache_memory_bytes: options.kv_cache_memory_bytes,
-            window_blocks: options.window_blocks,
-            served: options.served,
-        }),
+        device: DeviceKind::Cuda,
     };
     let options = CudaOptions { readers: work.cpu.threads, ..options.clone() };
     let group = group::lead(config, (&model.spec, topology), work)?;
@@ -139,36 +133,25 @@ fn check_settings(config: &WorkerConfig, visible: u32) -> Result<(), WorkerError
 }
 
 /// Runs a rank other than the leader: opens its device, loads its part, and follows the leader.
-pub(super) fn serve_rank(process: &RankProcess, cuda: &CudaWelcome) -> Result<(), String> {
+pub(super) fn serve_rank(process: &RankProcess) -> Result<(), String> {
     let welcome = &process.welcome;
-    let rank = welcome.rank;
-    let fp8 = precision::on_cuda(welcome.precision).map_err(|error| error.to_string())?;
-    let options = CudaOptions {
-        cuda: cuda.config.clone(),
-        fp8,
-        rounded: precision::rounded_on_cuda(welcome.precision),
-        limits: cuda.limits.clone(),
-        kv_cache_memory_bytes: cuda.kv_cache_memory_bytes,
-        window_blocks: cuda.window_blocks,
-        readers: welcome.threads,
-        merged: welcome.merged_adapter.clone(),
-        served: cuda.served,
-    };
+    let (config, rank) = (&welcome.config, welcome.rank);
+    let (model, options) = cuda_options(config).map_err(|error| error.to_string())?;
+    let options = CudaOptions { readers: welcome.threads, ..options };
     let own = arithmetic(&options).map_err(|error| error.to_string())?;
     let Member { connections, reports, .. } = member::join(process, &own)?;
-    let model = ModelConfig::from_dir(&welcome.model).map_err(|error| error.to_string())?;
     let topology = welcome.plan.topology;
-    let ordinal = cuda.config.ordinal + (rank % topology.on_node()) as u32;
-    let opened = cuda::open(ordinal, &model, cuda.limits.block_size);
+    let ordinal = config.cuda.ordinal + (rank % topology.on_node()) as u32;
+    let opened = cuda::open(ordinal, &model, options.limits.block_size);
     let opened = opened.map_err(|error| format!("cannot use GPU {ordinal}: {error}"))?;
     let shard = shards::shard_of(&model.spec, &topology, rank).map_err(|error| error.to_string())?;
-    let form = cuda::slot_form((&welcome.model, &model, &shard), &opened, &options);
+    let form = cuda::slot_form((&config.model, &model, &shard), &opened, &options);
     let form = form.map_err(|error| error.to_string())?;
     let memory = process.memory.clone();
     let ended = move || memory.cause().map(|rank| format!("rank {rank} has ended"));
     let mut agree = |own| process.agree(own);
     let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(ended) };
-    let loaded = cuda::load_rank((&welcome.model, &model), opened, &options, Some(link), &mut |_, _| {});
+    let loaded = cuda::load_rank((&config.model, &model), opened, &options, Some(link), &mut |_, _| {});
     let loaded = loaded.map_err(|error| error.to_string())?;
     let reader = form
         .and_then(|form| member::reader(welcome, (model.spec.clone(), AdapterForm::Cuda(Arc::new(form)))));

@@ -11,11 +11,11 @@ use super::terms::terms;
 use crate::backend::cpu::CpuOptions;
 use crate::backend::cuda::{CudaLoadError, Fits};
 use crate::backend::{Backend, BackendError, Connections};
-use crate::config::{LoadFormat, NodesConfig, RankCommand, WorkerConfig};
+use crate::config::{DeviceKind, NodesConfig, RankCommand, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{
-    self, CudaWelcome, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings,
-    Nodes, Peers, Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
+    self, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings, Nodes, Peers,
+    Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
 };
 use crate::model::fingerprint::fingerprint;
 use crate::model::spec::Spec;
@@ -30,8 +30,8 @@ pub(super) struct Work {
     /// CPU options. Ranks on GPUs use the number of threads, to read weights, and the rows of the largest
     /// step, for the links between stages.
     pub cpu: CpuOptions,
-    /// Settings of a rank on a GPU; `None` = on the CPU.
-    pub cuda: Option<CudaWelcome>,
+    /// Device of all ranks.
+    pub device: DeviceKind,
 }
 
 /// A group whose ranks have joined and are loading their parts.
@@ -106,8 +106,7 @@ fn welcome(
     memory: &GroupMemory,
     address: IpAddr,
 ) -> Result<Welcome, WorkerError> {
-    let Work { arithmetic, cpu, cuda } = work;
-    let is_dummy = cuda.as_ref().is_some_and(|cuda| cuda.config.load_format == LoadFormat::Dummy);
+    let Work { arithmetic, cpu, device } = work;
     Ok(Welcome {
         rank: 0,
         plan: memory.plan(),
@@ -116,18 +115,13 @@ fn welcome(
         leader: std::process::id(),
         memory: memory.descriptor(),
         timeout: memory.timeout(),
-        terms: terms(&config.model, is_dummy, &arithmetic)?,
-        model: config.model.clone(),
+        terms: terms(config, device, &arithmetic)?,
+        config: config.for_ranks(),
+        device,
         threads: cpu.threads,
         kv_blocks: cpu.kv_blocks,
         window_blocks: cpu.window_blocks,
-        block_size: cpu.block_size,
         max_rows: cpu.max_rows,
-        precision: config.precision,
-        packed_cache_dir: config.cpu.packed_cache_dir.clone(),
-        merged_adapter: config.merged_adapter.as_ref().map(|adapter| adapter.directory.clone()),
-        max_lora_rank: config.adapters.is_enabled.then_some(config.adapters.max_lora_rank),
-        cuda,
     })
 }
 
@@ -255,16 +249,12 @@ fn introduce(
 /// # Errors
 /// Reason for the refusal.
 pub fn follow_leader(config: &WorkerConfig) -> Result<(), WorkerError> {
-    let NodesConfig { leader, secret, .. } = &config.ranks.nodes;
     let command = config.ranks.command.clone();
     let settings = NodeSettings {
-        leader: leader.clone(),
-        secret: secret.0.clone(),
+        config: config.clone(),
         hello: hello(config)?,
         command: command.ok_or_else(|| WorkerError::Unsuitable("this command cannot start ranks".into()))?,
-        model: config.model.clone(),
         threads: threads(config),
-        packed_cache_dir: config.cpu.packed_cache_dir.clone(),
     };
     loop {
         match group::serve_group(&settings) {

@@ -6,7 +6,6 @@ use skein_kernels::collective::Ranks;
 
 use super::terms::terms;
 use crate::backend::Backend;
-use crate::config::LoadFormat;
 use crate::group::{self, Answer, Followed, Member, RankError, RankProcess, RankReader, Welcome};
 use crate::model::served_adapter::AdapterForm;
 use crate::model::spec::Spec;
@@ -14,8 +13,7 @@ use crate::model::spec::Spec;
 /// Joins the leader's group and connects this rank to the others.
 pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, String> {
     let RankProcess { welcome, memory, .. } = process;
-    let is_dummy = welcome.cuda.as_ref().is_some_and(|cuda| cuda.config.load_format == LoadFormat::Dummy);
-    let own = terms(&welcome.model, is_dummy, arithmetic).map_err(|error| error.to_string())?;
+    let own = terms(&welcome.config, welcome.device, arithmetic).map_err(|error| error.to_string())?;
     let listener = group::listen(&welcome.plan.topology, welcome.address);
     let listener = listener.map_err(|error| format!("cannot listen for other nodes: {error}"))?;
     let port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map(|own| own.port());
@@ -44,7 +42,8 @@ pub(super) fn follow<B: Backend>(
 
 /// Reads the rank's part of adapters, which its backend keeps in a form; `None` if none are served.
 pub(super) fn reader(welcome: &Welcome, model: (Spec, AdapterForm)) -> Option<RankReader> {
-    let max_rank = welcome.max_lora_rank?;
+    let adapters = &welcome.config.adapters;
+    let max_rank = adapters.is_enabled.then_some(adapters.max_lora_rank)?;
     let model = Arc::new(model);
     let to_read = Arc::clone(&model);
     // Ranks of one machine would all find the same; the leader has looked on its own.

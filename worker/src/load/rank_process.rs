@@ -1,6 +1,7 @@
 //! The process of a rank.
 
 use super::{cpu_ranks, cuda_ranks};
+use crate::config::DeviceKind;
 use crate::group::{self, Answer, RankProcess};
 
 /// Runs this process as a rank: joins the group, loads its part, and follows the leader until it stops.
@@ -17,8 +18,8 @@ pub fn run_rank() -> Result<(), String> {
 }
 
 fn serve_rank(process: &RankProcess) -> Result<(), String> {
-    match &process.welcome.cuda {
-        None => cpu_ranks::serve_on_cpu(process),
-        Some(cuda) => cuda_ranks::serve_rank(process, cuda),
+    match process.welcome.device {
+        DeviceKind::Cuda => cuda_ranks::serve_rank(process),
+        DeviceKind::Cpu | DeviceKind::Fake => cpu_ranks::serve_on_cpu(process),
     }
 }

@@ -1,16 +1,21 @@
 //! What all ranks of a group must have in common.
 
-use std::path::Path;
-
+use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Terms;
 use crate::model::fingerprint::fingerprint;
 
-pub(super) fn terms(model: &Path, is_dummy: bool, arithmetic: &str) -> Result<Terms, WorkerError> {
+/// Terms of a rank on `device` with `arithmetic`.
+pub(super) fn terms(
+    config: &WorkerConfig,
+    device: DeviceKind,
+    arithmetic: &str,
+) -> Result<Terms, WorkerError> {
+    // Dummy weights are determined by their sizes.
+    let is_dummy = device == DeviceKind::Cuda && config.cuda.load_format == LoadFormat::Dummy;
     Ok(Terms {
         version: env!("CARGO_PKG_VERSION").into(),
-        // Dummy weights are determined by their sizes.
-        model: if is_dummy { 0 } else { fingerprint(model)? },
+        model: if is_dummy { 0 } else { fingerprint(&config.model)? },
         arithmetic: arithmetic.into(),
     })
 }

@@ -8,8 +8,8 @@ use skein_worker::backend::fake::{FakeBackend, FakeOptions};
 use skein_worker::backend::{Backend, KvBlocks, WindowBlocks};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::kv_cache::CacheScope;
+use skein_worker::load::MemoryPlan;
 use skein_worker::scheduler::{NewRequest, NewSample, RequestKey, Scheduler};
-use skein_worker::service::MemoryPlan;
 
 /// Length of the sequence, in tokens.
 pub const LONG: u32 = 32_768;

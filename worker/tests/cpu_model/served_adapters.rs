@@ -23,7 +23,7 @@ use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
 fn served(base: &Path, directory: &Path) -> Result<Arc<LoadedAdapter>, String> {
     let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     let spec = ModelConfig::from_dir(base).unwrap().spec;
-    served_adapter::check(&adapter, &spec, 8).map_err(|error| error.to_string())?;
+    adapter_changes::check(&adapter, &spec, 8).map_err(|error| error.to_string())?;
     let part = (&spec, &Shard::whole(&spec));
     let weights = AdapterWeights::new(&adapter, part, 8).map_err(|error| error.to_string())?;
     assert!(weights.bytes() > 0 && weights.bytes() <= AdapterWeights::most_bytes(part, 8));
@@ -213,6 +213,6 @@ fn adapters_that_cannot_be_served_are_refused_by_name() {
     check(&model("llama-gqa"), dora.path(), &["use_dora"]);
     let spec = ModelConfig::from_dir(&model("llama-gqa")).unwrap().spec;
     let adapter = Adapter::open(&golden("llama-all")).unwrap();
-    let said = served_adapter::check(&adapter, &spec, 3).err().unwrap().to_string();
+    let said = adapter_changes::check(&adapter, &spec, 3).err().unwrap().to_string();
     assert!(said.contains("rank 4") && said.contains("--max-lora-rank is 3"), "{said}");
 }

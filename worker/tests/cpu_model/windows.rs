@@ -5,8 +5,8 @@ use safetensors::Dtype;
 use serde_json::json;
 use skein_worker::backend::WindowBlocks;
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use skein_worker::load::plan;
 use skein_worker::model::config::ModelConfig;
-use skein_worker::service::plan;
 
 use crate::batches::{SMALL_BLOCK, golden};
 use crate::long_context::{LONG, check_plan};

@@ -13,11 +13,11 @@ use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cuda::{CudaBackend, CudaOptions, Fp8};
 use skein_worker::config::{BackendKind, CudaConfig, LoadFormat, Precision, Quantization, WorkerConfig};
+use skein_worker::load::{MemoryPlan, plan};
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cuda::dummy::DummyCodes;
 use skein_worker::model::on_cuda::packed::{Forms, Matrix};
 use skein_worker::model::on_cuda::weights::forms_of_dummies;
-use skein_worker::service::{MemoryPlan, plan};
 use skein_worker::shard::Shard;
 
 use crate::models::{DEEPSEEK_V3_SHARED, LLAMA, MIXTURES, Tiny};

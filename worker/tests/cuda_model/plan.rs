@@ -5,7 +5,7 @@ use skein_worker::backend::cuda::{CudaOptions, ServedAdapters};
 use skein_worker::config::{
     AdaptersConfig, BackendKind, KvCacheDtype, Precision, SchedulerConfig, WorkerConfig,
 };
-use skein_worker::service::plan;
+use skein_worker::load::plan;
 
 use crate::long_context::check_plan;
 use crate::models::{COHERE2, DEEPSEEK_V3, DEEPSEEK_V3_SHARED, LLAMA, MISTRAL, Tiny};
