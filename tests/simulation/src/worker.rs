@@ -13,7 +13,7 @@ use skein_worker::backend::fake::FakeOptions;
 use skein_worker::config::WorkerConfig;
 use skein_worker::engine::{Engine, Turn};
 use skein_worker::load::LoadedBackend;
-use skein_worker::service::{WorkerService, detached};
+use skein_worker::service::{WorkerService, without_io};
 use tokio::sync::Notify;
 
 use crate::device::{Device, SimulatedBackend};
@@ -121,7 +121,7 @@ pub fn build(make: &Make<'_>, epoch: u64, device: &Arc<Device>, log: &Arc<Log>) 
         fingerprint: if other_weights { OTHER_VERSION.0 } else { USUAL_VERSION.0 },
         ..LoadedBackend::fake(backend, VOCAB_SIZE, 1 << 20)
     };
-    detached(config, loaded, epoch).expect("the plan's settings can work")
+    without_io(config, loaded, epoch).expect("the plan's settings can work")
 }
 
 struct Turning {

@@ -15,7 +15,7 @@ mod choice;
 mod index;
 mod model_choice;
 mod odds;
-mod remembered;
+mod history;
 mod row_cost;
 #[cfg(test)]
 mod tests;
@@ -30,7 +30,7 @@ use model_choice::ModelChoice;
 pub use model_choice::{Candidate, Share};
 pub use odds::DraftSource;
 use odds::{Odds, TextOdds};
-use remembered::Remembered;
+use history::History;
 use row_cost::RowCost;
 
 use crate::TokenId;
@@ -144,7 +144,7 @@ impl Draft {
 /// Makes drafts and chooses their lengths, for all texts of a worker.
 #[derive(Debug)]
 pub struct Guesser {
-    remembered: Option<Remembered>,
+    remembered: Option<History>,
     odds: Odds,
     cost: RowCost,
     forces: bool,
@@ -161,7 +161,7 @@ impl Guesser {
     pub fn new(speculate: Speculate, shares: bool) -> Option<Self> {
         let remembers = shares && matches!(speculate, Speculate::Auto | Speculate::Suffix);
         (speculate != Speculate::Off).then(|| Self {
-            remembered: remembers.then(Remembered::default),
+            remembered: remembers.then(History::default),
             odds: Odds::default(),
             cost: RowCost::default(),
             forces: speculate == Speculate::Auto,
@@ -246,7 +246,7 @@ impl Guesser {
             .as_ref()
             .map_or(0, |texts| texts.propose(text.scope, text.tokens, most, &mut self.found));
         if remembered > own.map_or(0, |place| place.matched) {
-            return self.put(DraftSource::Remembered, remembered, text_odds, latest);
+            return self.put(DraftSource::History, remembered, text_odds, latest);
         }
         let Some(place) = own else { return };
         self.found.clear();

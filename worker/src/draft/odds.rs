@@ -10,7 +10,7 @@ pub enum DraftSource {
     /// Earlier in the same text.
     Own,
     /// A finished text.
-    Remembered,
+    History,
     /// A grammar that allows only one continuation.
     Grammar,
     /// A draft model.
@@ -88,7 +88,7 @@ impl Odds {
         let class = LENGTHS.partition_point(|length| *length <= matched) - 1;
         match source {
             DraftSource::Own => &mut self.own[class],
-            DraftSource::Remembered => &mut self.remembered[class],
+            DraftSource::History => &mut self.remembered[class],
             DraftSource::Grammar => &mut self.grammar,
             DraftSource::Model => &mut self.model,
         }
@@ -141,12 +141,12 @@ mod tests {
         for n in 0..400 {
             odds.observe(DraftSource::Own, 3, n % 4 == 0, &mut TextOdds::default());
             odds.observe(DraftSource::Own, 40, true, &mut TextOdds::default());
-            odds.observe(DraftSource::Remembered, 40, n % 2 == 0, &mut text_odds);
+            odds.observe(DraftSource::History, 40, n % 2 == 0, &mut text_odds);
         }
         let mut chance = |source, matched| odds.chance(source, matched, &TextOdds::default());
         assert!((chance(DraftSource::Own, 3) - 0.25).abs() < 0.05);
         assert!(chance(DraftSource::Own, 50) > 0.97);
-        assert!((chance(DraftSource::Remembered, 32) - 0.5).abs() < 0.05);
+        assert!((chance(DraftSource::History, 32) - 0.5).abs() < 0.05);
         assert_eq!(chance(DraftSource::Own, 8), 0.6, "as at the start");
     }
 

@@ -3,7 +3,7 @@
 //! only validated values.
 
 mod constraint;
-mod detached;
+mod without_io;
 mod drain;
 mod local;
 mod model_facts;
@@ -31,7 +31,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
-pub use detached::detached;
+pub use without_io::without_io;
 pub use local::LocalWorker;
 pub use serve::{serve, serve_backend};
 

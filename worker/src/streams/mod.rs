@@ -11,8 +11,8 @@ mod audit;
 mod budget;
 mod counts;
 mod delta;
-mod early;
-mod kept;
+mod early_releases;
+mod linger;
 mod position;
 mod readers;
 mod ring;
@@ -36,8 +36,8 @@ pub(crate) use readers::{Join, Opening};
 
 use crate::scheduler::{RequestEvent, RequestKey};
 use budget::Budget;
-use early::EarlyReleases;
-use kept::Kept;
+use early_releases::EarlyReleases;
+use linger::Lingering;
 use run::Run;
 use skein_proto::stream_key::StreamKey;
 use stream::{Cut, ReaderNumber};
@@ -46,7 +46,7 @@ use stream::{Cut, ReaderNumber};
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     running: BTreeMap<RequestKey, Run>,
-    kept: Kept,
+    kept: Lingering,
     by_key: HashMap<StreamKey, RequestKey>,
     by_name: HashMap<String, (RequestKey, ReaderNumber)>,
     events: Vec<RequestEvent>,

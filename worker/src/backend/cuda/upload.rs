@@ -18,7 +18,7 @@ use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffe
 
 use super::error::CudaLoadError;
 use crate::model::LoadError;
-use crate::model::on_cuda::held::MergedChange;
+use crate::model::on_cuda::rank_tensor::MergedChange;
 use crate::model::on_cuda::origin::Origin;
 
 /// Bytes of a pinned buffer; larger ones copy no faster.

@@ -6,7 +6,7 @@ use skein_kernels::cpu::blocks::BlockType;
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cuda::ops::Activation;
 
-use super::held::Held;
+use super::rank_tensor::RankTensor;
 use super::packed::{Coded, FindCoded, refused, table_of_blocks};
 use crate::model::LoadError;
 use crate::model::checkpoint::quantised::Described;
@@ -48,8 +48,8 @@ impl DummyCodes {
 }
 
 impl FindCoded for DummyCodes {
-    fn coded<T: Activation>(&self, held: &Held) -> Result<Option<Coded>, LoadError> {
-        let Held { whole, part, leaf, .. } = held;
+    fn coded<T: Activation>(&self, held: &RankTensor) -> Result<Option<Coded>, LoadError> {
+        let RankTensor { whole, part, leaf, .. } = held;
         let described = match self {
             Self::Plain => return Ok(None),
             Self::Rounded(format) => {
@@ -67,13 +67,13 @@ impl FindCoded for DummyCodes {
     }
 
     /// Formats keep what chooses experts in 16 or 32 bits.
-    fn has_coded_router(&self, _: &Held) -> Result<bool, LoadError> {
+    fn has_coded_router(&self, _: &RankTensor) -> Result<bool, LoadError> {
         Ok(false)
     }
 }
 
 /// Refuses matrices whose rows, or a rank's parts of them, are not whole blocks.
-fn check_blocks(kind: BlockType, Held { whole, part, .. }: &Held) -> Result<(), LoadError> {
+fn check_blocks(kind: BlockType, RankTensor { whole, part, .. }: &RankTensor) -> Result<(), LoadError> {
     let unit = kind.form().values;
     if !whole.cols.is_multiple_of(unit) {
         let (name, cols) = (kind.name(), whole.cols);

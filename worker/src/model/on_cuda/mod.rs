@@ -10,7 +10,7 @@ pub mod cache;
 pub mod dummy;
 pub mod exchange;
 pub mod experts;
-pub mod held;
+pub mod rank_tensor;
 pub mod latent;
 mod latent_attention;
 mod mixture;

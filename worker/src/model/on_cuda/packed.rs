@@ -16,7 +16,7 @@ use skein_kernels::cuda::ops::packed::{
 };
 use skein_kernels::cuda::{CudaError, Stream};
 
-use super::held::{Held, MergedChange};
+use super::rank_tensor::{RankTensor, MergedChange};
 use super::network::Network;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
@@ -145,13 +145,13 @@ pub(super) trait FindCoded {
     ///
     /// # Errors
     /// If it is missing or unusable.
-    fn coded<T: Activation>(&self, held: &Held) -> Result<Option<Coded>, LoadError>;
+    fn coded<T: Activation>(&self, held: &RankTensor) -> Result<Option<Coded>, LoadError>;
 
     /// Whether a router is in codes.
     ///
     /// # Errors
     /// If it is missing or unusable.
-    fn has_coded_router(&self, held: &Held) -> Result<bool, LoadError>;
+    fn has_coded_router(&self, held: &RankTensor) -> Result<bool, LoadError>;
 }
 
 /// Codes of a checkpoint.
@@ -162,12 +162,12 @@ pub(super) struct FromFiles<'a> {
 }
 
 impl FindCoded for FromFiles<'_> {
-    fn coded<T: Activation>(&self, held: &Held) -> Result<Option<Coded>, LoadError> {
+    fn coded<T: Activation>(&self, held: &RankTensor) -> Result<Option<Coded>, LoadError> {
         let source = Source::find(held, self.weights, self.rounded)?;
         source.map(|source| source.coded::<T>(held.leaf)).transpose()
     }
 
-    fn has_coded_router(&self, held: &Held) -> Result<bool, LoadError> {
+    fn has_coded_router(&self, held: &RankTensor) -> Result<bool, LoadError> {
         Ok(Source::find(held, self.weights, None)?.is_some())
     }
 }
@@ -178,7 +178,7 @@ impl FindCoded for FromFiles<'_> {
 /// If a tensor is missing or unusable, if the matrices of a product have no common form, or if the rank
 /// cannot have its part.
 pub(super) fn forms<T: Activation>(
-    held: &[Held],
+    held: &[RankTensor],
     ranks: usize,
     codes: &impl FindCoded,
 ) -> Result<Forms, LoadError> {
@@ -292,11 +292,11 @@ impl Numbers {
 impl Source {
     /// The rank's part of a matrix; `None` if it has 16 bits on the device.
     pub(super) fn find(
-        held: &Held,
+        held: &RankTensor,
         (weights, adapter): (&Weights, Option<&Adapter>),
         rounded: Option<Format>,
     ) -> Result<Option<Self>, LoadError> {
-        let Held { whole, part, .. } = held;
+        let RankTensor { whole, part, .. } = held;
         let change = MergedChange::find(adapter, held)?;
         let found = match whole.find_matrix(weights)? {
             StoredMatrix::Codes(codes) => {

@@ -12,7 +12,7 @@ use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
 
 use super::dummy::DummyCodes;
 use super::experts::ExpertWeights;
-use super::held::{Held, MergedChange, held};
+use super::rank_tensor::{MergedChange, RankTensor, rank_tensors};
 use super::network::Network;
 use super::origin::Origin;
 use super::packed::{self, Forms, FromFiles, Matrix, PackedCopy, Source};
@@ -100,7 +100,7 @@ pub struct TensorCopy<T> {
 }
 
 /// A rank's parts of all tensors.
-fn owned(held: &[Held]) -> Vec<Tensor> {
+fn owned(held: &[RankTensor]) -> Vec<Tensor> {
     held.iter().map(|held| held.own.clone()).collect()
 }
 
@@ -113,7 +113,7 @@ fn products(tensors: &[Tensor]) -> HashMap<(Option<usize>, Product), ProductShap
 /// `[n, k]` of a rank's layer matrices that [`skein_kernels::cuda::ops::linear`] multiplies, without those of
 /// mixtures of experts. The head is not included because it writes to the logits.
 pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
-    let products = products(&owned(&held(spec, shard))).into_iter();
+    let products = products(&owned(&rank_tensors(spec, shard))).into_iter();
     let is_linear = |(layer, product): &(Option<usize>, Product)| layer.is_some() && !product.is_of_heads();
     products.filter(|(of, _)| is_linear(of)).map(|(_, shape)| (shape.rows, shape.cols)).collect()
 }
@@ -134,7 +134,7 @@ pub fn forms<T: Activation>(
         adapter.check_is_used(&changeable(&tensors::all(spec)))?;
     }
     let codes = FromFiles { weights: (weights, adapter), rounded };
-    packed::forms::<T>(&held(spec, shard), shard.ranks, &codes)
+    packed::forms::<T>(&rank_tensors(spec, shard), shard.ranks, &codes)
 }
 
 /// The same for weights without files.
@@ -146,7 +146,7 @@ pub fn forms_of_dummies<T: Activation>(
     shard: &Shard,
     codes: &DummyCodes,
 ) -> Result<Forms, LoadError> {
-    packed::forms::<T>(&held(spec, shard), shard.ranks, codes)
+    packed::forms::<T>(&rank_tensors(spec, shard), shard.ranks, codes)
 }
 
 impl<T: Activation> DeviceWeights<T> {
@@ -159,7 +159,7 @@ impl<T: Activation> DeviceWeights<T> {
         quantised: Option<E4m3Scales>,
         memory: &mut Carver,
     ) -> Self {
-        let held = held(spec, shard);
+        let held = rank_tensors(spec, shard);
         let tensors = owned(&held);
         let mut unstacked = |tensor: &Tensor, matrix: Matrix| {
             let shape = ProductShape { rows: tensor.rows, cols: tensor.cols, has_bias: false };
@@ -175,7 +175,7 @@ impl<T: Activation> DeviceWeights<T> {
         };
         let products = products(&tensors);
         let leaf = |layer, product| {
-            let is_of = |held: &&Held| {
+            let is_of = |held: &&RankTensor| {
                 held.own.layer == Some(layer) && matches!(held.own.kind, Kind::Matrix(of, _) if of == product)
             };
             held.iter().find(is_of).map_or(0, |held| held.leaf)
@@ -227,8 +227,8 @@ impl<T: Activation> DeviceWeights<T> {
         shard: &Shard,
         (weights, adapter): (&Weights, Option<&Adapter>),
     ) -> Result<Vec<TensorCopy<T>>, LoadError> {
-        let source = |held: &Held| {
-            let Held { whole, own, part, .. } = held;
+        let source = |held: &RankTensor| {
+            let RankTensor { whole, own, part, .. } = held;
             let from = match whole.kind {
                 Kind::Norm | Kind::NormBias | Kind::Values => {
                     Origin::Numbers(vector(whole, &part.rows, spec, weights)?)
@@ -242,10 +242,10 @@ impl<T: Activation> DeviceWeights<T> {
             }
             Ok(TensorCopy { from, change, to: self.place_of(own) })
         };
-        let is_copied = |held: &&Held| {
+        let is_copied = |held: &&RankTensor| {
             !held.part.is_empty() && Matrix::of(&held.own).is_none_or(|matrix| !self.is_packed(matrix))
         };
-        held(spec, shard).iter().filter(is_copied).map(source).collect()
+        rank_tensors(spec, shard).iter().filter(is_copied).map(source).collect()
     }
 
     /// Finds the rows of every packed matrix of the rank of `shard`. `rounded`: as for [`forms`].
@@ -260,7 +260,7 @@ impl<T: Activation> DeviceWeights<T> {
         rounded: Option<Format>,
     ) -> Result<Vec<PackedCopy<T>>, LoadError> {
         let mut copies: Vec<(Matrix, PackedCopy<T>)> = Vec::new();
-        for held in held(spec, shard).iter().filter(|held| !held.part.is_empty()) {
+        for held in rank_tensors(spec, shard).iter().filter(|held| !held.part.is_empty()) {
             let Some(matrix) = Matrix::of(&held.own).filter(|matrix| self.is_packed(*matrix)) else {
                 continue;
             };

@@ -1,9 +1,9 @@
 //! The only list of a model's tensors: names, shapes and roles. Packing, upload, dummy weights, costs and the
 //! memory plan use it.
 
-mod decoded;
+mod numbers;
 mod list;
-mod stored;
+mod stored_matrix;
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use skein_kernels::leaves;
 pub use super::role::{Product, Role};
 use super::spec::Spec;
 pub use list::{all, embedding};
-pub use stored::{Columns, ColumnsOf, Place, Stored, StoredMatrix};
+pub use stored_matrix::{Columns, ColumnsOf, Place, Stored, StoredMatrix};
 
 /// How a tensor is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@
 mod awq;
 mod bitsandbytes;
 mod compressed;
-mod described;
+mod description;
 mod device;
 mod fp8;
 mod gptq;
@@ -19,7 +19,7 @@ mod patterns;
 mod raw;
 mod scheme;
 
-pub use described::Described;
+pub use description::Described;
 pub use kv_scales::KvScales;
 pub(in crate::model) use kv_scales::kv_scales;
 pub use matrix::{CodedMatrix, CodedRows};

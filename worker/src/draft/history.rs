@@ -22,7 +22,7 @@ const END: TokenId = TokenId::MAX;
 
 /// Finished texts. Memory grows with them, up to the limit.
 #[derive(Debug, Clone)]
-pub(super) struct Remembered {
+pub(super) struct History {
     /// Most tokens; a power of two.
     most: usize,
     /// Tokens of all texts, each text followed by [`END`]; place `p` is at index `p % most`.
@@ -37,13 +37,13 @@ pub(super) struct Remembered {
     texts: VecDeque<(u64, CacheScope)>,
 }
 
-impl Default for Remembered {
+impl Default for History {
     fn default() -> Self {
         Self::of_at_most(MOST_TOKENS)
     }
 }
 
-impl Remembered {
+impl History {
     fn of_at_most(most: usize) -> Self {
         let (tokens, back, latest) = (Vec::new(), Vec::new(), Vec::new());
         Self { most, tokens, back, latest, end: 0, texts: VecDeque::new() }
@@ -190,7 +190,7 @@ mod tests {
         CacheScope::new("m", salt)
     }
 
-    fn proposed(of: &Remembered, salt: &str, tokens: &[TokenId]) -> (Vec<(TokenId, f32)>, usize) {
+    fn proposed(of: &History, salt: &str, tokens: &[TokenId]) -> (Vec<(TokenId, f32)>, usize) {
         let mut draft = Vec::new();
         let matched = of.propose(&scope(salt), tokens, 4, &mut draft);
         (draft, matched)
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn texts_of_the_same_scope_are_proposed_and_no_others() {
-        let mut texts = Remembered::of_at_most(64);
+        let mut texts = History::of_at_most(64);
         texts.add(&scope("a"), &[1, 2, 3, 4, 5]);
         assert_eq!(proposed(&texts, "a", &[9, 1, 2, 3]), (vec![(4, 1.0), (5, 1.0)], 3));
         assert_eq!(proposed(&texts, "b", &[9, 1, 2, 3]), (Vec::new(), 0));
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_continuation_of_most_texts_is_proposed() {
-        let mut texts = Remembered::of_at_most(64);
+        let mut texts = History::of_at_most(64);
         texts.add(&scope(""), &[1, 2, 3, 4, 5]);
         texts.add(&scope(""), &[1, 2, 3, 4, 6]);
         texts.add(&scope(""), &[1, 2, 3, 7, 8]);
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_oldest_are_forgotten_and_memory_is_bounded() {
-        let mut texts = Remembered::of_at_most(32);
+        let mut texts = History::of_at_most(32);
         for text in 0..50u32 {
             texts.add(&scope(""), &[1, 2, 100 + text, 200 + text, 300 + text]);
             let newest = proposed(&texts, "", &[2, 100 + text, 200 + text]);

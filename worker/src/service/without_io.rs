@@ -13,7 +13,7 @@ use crate::load::{LoadedBackend, check_settings};
 ///
 /// # Errors
 /// Settings that cannot work.
-pub fn detached(
+pub fn without_io(
     config: &WorkerConfig,
     loaded: LoadedBackend,
     epoch: u64,

@@ -28,8 +28,8 @@ impl MergedChange {
     ///
     /// # Errors
     /// If the adapter's matrices do not fit it.
-    pub(super) fn find(adapter: Option<&Adapter>, held: &Held) -> Result<Option<Self>, LoadError> {
-        let Held { whole, part, .. } = held;
+    pub(super) fn find(adapter: Option<&Adapter>, held: &RankTensor) -> Result<Option<Self>, LoadError> {
+        let RankTensor { whole, part, .. } = held;
         if !matches!(whole.kind, Kind::Matrix(..)) {
             return Ok(None);
         }
@@ -46,7 +46,7 @@ impl MergedChange {
 }
 
 /// A tensor of the checkpoint and a rank's part of it.
-pub(super) struct Held {
+pub(super) struct RankTensor {
     /// The whole tensor.
     pub whole: Tensor,
     /// The rank's part, placed among the rank's parts of the other matrices of its product.
@@ -57,7 +57,7 @@ pub(super) struct Held {
 }
 
 /// Each tensor of the stage of `shard` with the part of its rank. Layers are numbered within the stage.
-pub(super) fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
+pub(super) fn rank_tensors(spec: &Spec, shard: &Shard) -> Vec<RankTensor> {
     let mut outputs = HashMap::new();
     let mut first = 0;
     let hold = |whole: Tensor| {
@@ -78,7 +78,7 @@ pub(super) fn held(spec: &Spec, shard: &Shard) -> Vec<Held> {
         let has_leaves = Network::of(&whole) == Network::Layer && whole.leaves(spec) > 1;
         let leaf = if has_leaves { cols / part.leaves } else { 0 };
         let layer = whole.layer.map(|layer| layer - shard.layers.start);
-        Held { own: Tensor { layer, kind, rows, cols, ..whole.clone() }, whole, part, leaf }
+        RankTensor { own: Tensor { layer, kind, rows, cols, ..whole.clone() }, whole, part, leaf }
     };
     let all = tensors::all(spec).into_iter();
     all.filter(|tensor| tensor.layer.is_none_or(|layer| shard.layers.contains(&layer))).map(hold).collect()

@@ -13,12 +13,12 @@ const MAX_KEPT: usize = 16 * 1024;
 
 /// Ended streams by request and by expiry. Nothing here wakes by itself.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct Lingering {
     runs: BTreeMap<RequestKey, (Timestamp, Run)>,
     by_expiry: BTreeSet<(Timestamp, RequestKey)>,
 }
 
-impl Kept {
+impl Lingering {
     /// Keeps an ended run until its linger expires; returns one that it displaces.
     pub fn insert(&mut self, key: RequestKey, run: Run, now: Timestamp) -> Option<(RequestKey, Run)> {
         let expiry = now + run.linger;
