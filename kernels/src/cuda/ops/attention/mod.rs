@@ -167,7 +167,7 @@ impl<T: Activation, K: KvElement> Attention<T, K> {
     fn parts(&self, rows: usize, sequences: usize) -> Workspace {
         let shape = &self.shape;
         let tiles = [self.small.tiles, self.large.tiles];
-        Workspace::new(tiles, shape, (shape.value_dim(), self.held_values), rows, sequences)
+        Workspace::new(tiles, shape, self.held_values, rows, sequences)
     }
 
     /// Queues the plan of a step. Skips sequences of `max_rows` rows and more, leaving their rows of `out`

@@ -137,7 +137,7 @@ impl Shape {
             Storage::Same => 2,
             Storage::E4m3 => 1,
             Storage::Packed(bits) => {
-                let shared_bytes = gemm_shared_bytes(bits, (weight_rows, x_rows), is_gated);
+                let shared_bytes = gemm_shared_bytes(bits, weight_rows, x_rows, is_gated);
                 return Self { weight_rows, threads, shared_bytes };
             }
         };

@@ -104,7 +104,7 @@ impl PackedValues {
 }
 
 /// Bytes of shared memory of a block of `cu/gemm_packed.cuh`, for so many rows of the weight and of `x`.
-pub(super) fn gemm_shared_bytes(bits: usize, (weight_rows, x_rows): (usize, usize), is_gated: bool) -> usize {
+pub(super) fn gemm_shared_bytes(bits: usize, weight_rows: usize, x_rows: usize, is_gated: bool) -> usize {
     let outputs = if is_gated { weight_rows / 2 } else { weight_rows };
     let stage = weight_rows * BLOCK * bits / 8 + x_rows * BLOCK * 2;
     (STAGES * stage).max(x_rows * (outputs + 4) * 4)
@@ -139,7 +139,7 @@ impl PackedTile {
 
     fn shared_bytes(self, bits: usize, is_gated: bool, has_leaves: bool) -> u32 {
         let (weight_rows, x_rows, _) = self.shape(has_leaves);
-        gemm_shared_bytes(bits, (weight_rows, x_rows), is_gated) as u32
+        gemm_shared_bytes(bits, weight_rows, x_rows, is_gated) as u32
     }
 }
 
