@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::aligned::{Aligned, LINE_BYTES};
 use super::disjoint::DisjointMut;
 use super::packed::{Order, ZERO};
+use super::rows::Rows;
 use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
 use super::{Cpu, for_each_row_of};
 
@@ -75,6 +76,15 @@ pub struct Input {
     order: Option<Order>,
 }
 
+/// Division of `[rows, width]` among tasks that compute some columns of all rows.
+pub(super) struct ColumnTasks {
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    pub(super) tasks: usize,
+    /// Values of memory that each task has for itself.
+    pub(super) scratch_len: usize,
+}
+
 /// `values` reordered by `order`, whose entries must be below their number.
 fn in_order<'a>(order: Option<&[u32]>, values: &'a mut [f32], reordered: &'a mut [f32]) -> &'a [f32] {
     let Some(order) = order else { return values };
@@ -122,17 +132,16 @@ impl Input {
         });
     }
 
-    /// As [`Self::fill`], but each of `tasks` computes some columns of all rows. `task(i, scratch, columns)`
-    /// [puts](Columns::put) each of its values once, in whole groups of sixteen columns but at a row's end;
-    /// `scratch` has `scratch_len` values.
+    /// As [`Self::fill`], but each task computes some columns of all rows. `task(i, scratch, columns)`
+    /// [puts](Columns::put) each of its values once, in whole groups of sixteen columns but at a row's end.
     pub(super) fn fill_columns(
         &mut self,
         cpu: &mut Cpu,
         encoding: Encoding,
-        (rows, width): (usize, usize),
-        (tasks, scratch_len): (usize, usize),
+        division: ColumnTasks,
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
+        let ColumnTasks { rows, width, tasks, scratch_len } = division;
         // The values of a group are apart if columns have another order.
         let (isa, order) = (cpu.isa, self.order.clone());
         let whole = if order.is_some() { (rows * width).next_multiple_of(LANES) } else { 0 };
@@ -214,17 +223,17 @@ impl Input {
     /// # Panics
     /// If they are not stored as `f32`, or `to` has a different size.
     pub fn copy_to(&self, to: &mut [f32]) {
-        let (values, stride) = self.values();
+        let Rows { values, stride } = self.values();
         assert_eq!(to.len(), self.rows * self.width, "to is [rows, width]");
         let rows = values.chunks_exact(stride).zip(to.chunks_exact_mut(self.width));
         rows.for_each(|(row, to)| to.copy_from_slice(&row[..self.width]));
     }
 
-    /// The rows as `f32`, and the values from one row to the next.
+    /// The rows as `f32`.
     ///
     /// # Panics
     /// If they are encoded otherwise.
-    pub fn as_f32(&self) -> (&[f32], usize) {
+    pub fn as_f32(&self) -> Rows<'_> {
         assert_eq!(self.encoding, Encoding::F32, "rows are f32");
         self.values()
     }
@@ -261,34 +270,34 @@ impl Input {
         self.has_halves
     }
 
-    /// `f32` rows and their stride in values. For [`Encoding::F32`], and for bfloat16 stored as `f32`.
+    /// `f32` rows. For [`Encoding::F32`], and for bfloat16 stored as `f32`.
     ///
     /// # Panics
     /// If the rows are stored differently.
-    pub(super) fn values(&self) -> (&[f32], usize) {
+    pub(super) fn values(&self) -> Rows<'_> {
         assert!(!self.encoding.is_codes() && !self.has_halves, "rows are f32");
         let stride = padded::<f32>(self.width);
-        (&self.values[..self.rows * stride], stride)
+        Rows { values: &self.values[..self.rows * stride], stride }
     }
 
-    /// Rows of bfloat16 bits, and the stride between rows in values.
+    /// Rows of bfloat16 bits.
     ///
     /// # Panics
     /// If the rows are stored differently.
-    pub(super) fn halves(&self) -> (&[u16], usize) {
+    pub(super) fn halves(&self) -> Rows<'_, u16> {
         assert!(self.has_halves, "rows are bfloat16");
         let stride = padded::<u16>(self.width);
-        (&self.halves[..self.rows * stride], stride)
+        Rows { values: &self.halves[..self.rows * stride], stride }
     }
 
-    /// Rows of codes, and the groups from one row to the next.
+    /// Rows of codes.
     ///
     /// # Panics
     /// If the rows are no codes.
-    pub(super) fn codes(&self) -> (&[CodeGroup], usize) {
+    pub(super) fn codes(&self) -> Rows<'_, CodeGroup> {
         assert!(self.encoding.is_codes(), "rows are codes");
         let stride = padded::<CodeGroup>(self.width.div_ceil(INPUT_GROUP));
-        (&self.codes[..self.rows * stride], stride)
+        Rows { values: &self.codes[..self.rows * stride], stride }
     }
 }
 
@@ -523,19 +532,19 @@ mod tests {
                 let mut input = Input::default();
                 input.set(&mut Cpu::with_isa(2, isa), encoding, &x, width);
                 assert_eq!((input.rows(), input.width(), input.encoding()), (rows, width, encoding));
-                let (groups, stride) = match encoding {
+                let Rows { values: groups, stride } = match encoding {
                     Encoding::Int8 => input.codes(),
-                    _ => Default::default(),
+                    _ => Rows { values: &[], stride: 0 },
                 };
                 // The encoded floats as bits of `f32`.
                 let (floats, float_stride) = match encoding {
                     Encoding::Int8 => (Vec::new(), width),
                     Encoding::Bf16 if isa.has_dot() => {
-                        let (halves, stride) = input.halves();
-                        (halves.iter().map(|half| u32::from(*half) << 16).collect(), stride)
+                        let Rows { values, stride } = input.halves();
+                        (values.iter().map(|half| u32::from(*half) << 16).collect(), stride)
                     }
                     _ => {
-                        let (values, stride) = input.values();
+                        let Rows { values, stride } = input.values();
                         (values.iter().map(|value| value.to_bits()).collect(), stride)
                     }
                 };
@@ -579,7 +588,7 @@ mod tests {
         for isa in Isa::available() {
             let mut input = Input::default();
             input.set(&mut Cpu::with_isa(1, isa), Encoding::Int8, &x, x.len());
-            let codes = input.codes().0.iter().flat_map(|group| group.codes);
+            let codes = input.codes().values.iter().flat_map(|group| group.codes);
             for (code, x) in codes.zip(&x) {
                 assert_eq!(f32::from(code), x.round_ties_even(), "{}", isa.name());
             }
@@ -598,7 +607,7 @@ mod tests {
             &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0, f32::NEG_INFINITY, 1.0],
             2,
         );
-        let (groups, stride) = input.codes();
+        let Rows { values: groups, stride } = input.codes();
         let scale = |row: usize| groups[row * stride].scale;
         assert!(scale(0) == 0.0 && scale(1).is_nan() && scale(2) >= 0.0);
         // Zero codes times an infinite scale give NaN, too.

@@ -20,6 +20,7 @@ mod rope;
 pub mod served_adapter;
 pub mod spec;
 pub mod tensors;
+pub mod weight_source;
 
 use std::path::PathBuf;
 

@@ -394,7 +394,7 @@ pub(super) fn of_merged(directory: Option<&Path>) -> Result<String, LoadError> {
 /// Memory that adapters may take on the rank of a shard, in bytes.
 pub(super) fn adapter_bytes(config: &WorkerConfig, part: (&Spec, &Shard)) -> u64 {
     let AdaptersConfig { is_enabled, max_cpu_loras, max_lora_rank, .. } = config.adapters;
-    let each = if is_enabled { AdapterWeights::most_bytes(part, max_lora_rank) } else { 0 };
+    let each = if is_enabled { AdapterWeights::most_bytes(part.0, part.1, max_lora_rank) } else { 0 };
     each.saturating_mul(max_cpu_loras as u64)
 }
 

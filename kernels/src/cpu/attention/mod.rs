@@ -38,7 +38,7 @@ const CHUNK: usize = 256;
 
 /// Consecutive rows of one sequence.
 #[derive(Debug, Clone)]
-pub struct Rows<'a> {
+pub struct SequenceRows<'a> {
     /// The sequence's rows of the batch.
     pub rows: Range<usize>,
     /// Position of the first row; the others follow it.
@@ -107,7 +107,7 @@ fn seen_from(position: usize, window: usize, is_chunked: bool) -> usize {
 pub fn attend(
     cpu: &mut Cpu,
     a: &Attention<'_>,
-    sequences: &[Rows<'_>],
+    sequences: &[SequenceRows<'_>],
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {

@@ -137,8 +137,8 @@ impl Case {
                 sinks,
             };
             let rows = [
-                Rows { rows: 0..*chunk, position: start, blocks: &tables[0] },
-                Rows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
+                SequenceRows { rows: 0..*chunk, position: start, blocks: &tables[0] },
+                SequenceRows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
             ];
             let width = heads * self.value_dim();
             let mut both = vec![f32::NAN; 2 * chunk * width];

@@ -26,6 +26,7 @@ use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::WeightMatrix;
 use skein_kernels::cpu::norm::rms_norm_into;
 use skein_kernels::cpu::packed::Packed;
+use skein_kernels::cpu::rows::RowsMut;
 use skein_kernels::cpu::softcap::softcap;
 
 use self::adapter::{AdapterRows, ChangedProduct};
@@ -34,11 +35,11 @@ use self::layers::{Layer, Norm, Parts};
 use self::pack::{Matrix, Use};
 use self::profile::Part;
 use crate::model::LoadError;
-use crate::model::adapter::{Adapter, changeable};
-use crate::model::checkpoint::Weights;
+use crate::model::adapter::changeable;
 use crate::model::operations;
 use crate::model::spec::{NormKind, Spec};
 use crate::model::tensors::{self, Kind, Role, Tensor};
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 
 /// Weights and forward pass of a model, or one rank's part of them.
@@ -69,12 +70,12 @@ impl Model {
     pub fn load(
         spec: &Spec,
         shard: Shard,
-        (weights, adapter): (&Weights, Option<&Adapter>),
+        source: WeightSource<'_>,
         bf16: bool,
         pack: impl FnOnce(&[Matrix]) -> Result<Vec<Packed>, LoadError>,
     ) -> Result<Self, LoadError> {
         let tensors = tensors::all(spec);
-        let matrices = matrices(spec, &shard, (weights, adapter))?;
+        let (matrices, weights) = (matrices(spec, &shard, source)?, source.weights);
         let embedding = shard.is_first().then(|| tensors::embedding(spec).find(weights)).transpose()?;
         let embedding = embedding.map(|table| table.part(shard.vocabulary.clone(), 0..table.cols()));
         let mut parts = Parts::read(spec, &shard, &tensors, weights)?;
@@ -151,7 +152,8 @@ impl Model {
     pub fn logits(
         &self,
         cpu: &mut Cpu,
-        (rows, adapters): (Range<usize>, &AdapterRows),
+        rows: Range<usize>,
+        adapters: &AdapterRows,
         activations: &mut Activations,
         ranks: &mut dyn Ranks,
         logits: &mut [f32],
@@ -171,8 +173,8 @@ impl Model {
             if adapters.change(ChangedProduct::Logits) {
                 self.normalise_into(cpu, x, self.norm.as_ref(), Encoding::F32, exact);
                 let of_part = adapters.part(rows.start as u32, rows.len() as u32);
-                let vocab = self.spec.vocab_size as usize;
-                of_part.add_to(cpu, ChangedProduct::Logits, exact.as_f32(), (logits, vocab));
+                let y = RowsMut { values: &mut *logits, stride: self.spec.vocab_size as usize };
+                of_part.add_to(cpu, ChangedProduct::Logits, exact.as_f32(), y);
             }
         } else {
             let is_changed = adapters.change(ChangedProduct::Logits);
@@ -183,7 +185,7 @@ impl Model {
                 matmul(cpu, input, &stack, own, Write::Set);
                 if is_changed {
                     let of_part = adapters.part(rows.start as u32, rows.len() as u32);
-                    let y = (own, shard.vocabulary.len());
+                    let y = RowsMut { values: own, stride: shard.vocabulary.len() };
                     of_part.add_to(cpu, ChangedProduct::Logits, exact.as_f32(), y);
                 }
             })?;
@@ -240,15 +242,11 @@ impl Model {
 ///
 /// # Errors
 /// A weight that is missing, has the wrong shape, or has a form that its product does not support.
-pub fn matrices(
-    spec: &Spec,
-    shard: &Shard,
-    (weights, adapter): (&Weights, Option<&Adapter>),
-) -> Result<Vec<Matrix>, LoadError> {
+pub fn matrices(spec: &Spec, shard: &Shard, source: WeightSource<'_>) -> Result<Vec<Matrix>, LoadError> {
     let tensors = tensors::all(spec);
     let head = tensors::head(&tensors);
     let is_in_layer = |tensor: &&Tensor| matches!(tensor.kind, Kind::Matrix(..)) && tensor.role != head.role;
-    if let Some(adapter) = adapter {
+    if let Some(adapter) = source.adapter {
         adapter.check_is_used(&changeable(&tensors))?;
     }
     let multiplied = tensors.iter().filter(is_in_layer);
@@ -260,8 +258,7 @@ pub fn matrices(
         role if role == head.role => Use::Head,
         _ => Use::Layer,
     };
-    let matrix =
-        |tensor: &Tensor| Matrix::find(tensor, for_use(tensor), shard.part(spec, tensor), (weights, adapter));
+    let matrix = |tensor: &Tensor| Matrix::find(tensor, for_use(tensor), shard.part(spec, tensor), source);
     let matrices = multiplied.filter(is_own).map(matrix).collect::<Result<Vec<_>, LoadError>>()?;
     products::check(&matrices)?;
     Ok(matrices)
