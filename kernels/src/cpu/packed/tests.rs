@@ -1,5 +1,5 @@
 use super::super::Cpu;
-use super::super::input::Input;
+use super::super::input::{Encoding, GROUP, Input};
 use super::super::matmul::{Write, matmul};
 use super::super::matrix::{Storage, WeightMatrix};
 use super::super::rows::Rows;

@@ -11,7 +11,8 @@
 use std::marker::PhantomData;
 
 use super::super::super::Format;
-use super::{HALVES, LOW_BYTES, Q4_0, Section, group_bytes};
+use super::section::{HALVES, LOW_BYTES, Section, group_bytes};
+use super::specs::Q4_0;
 use crate::cpu::input::{GROUP, INPUT_GROUP, PARTS};
 use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, add_part};

@@ -1,9 +1,10 @@
-use super::super::super::formats;
+use super::super::super::{Layout, PackError, Packed, formats};
 use super::*;
-use crate::cpu::blocks::Block;
+use crate::cpu::Cpu;
+use crate::cpu::blocks::{Block, BlockType};
 use crate::cpu::input::{CodeGroup, Encoding, INPUT_GROUP, Input};
 use crate::cpu::matmul::{Linear, Write, matmul};
-use crate::cpu::matrix::Storage;
+use crate::cpu::matrix::{Storage, WeightMatrix};
 use crate::cpu::rows::Rows;
 use crate::cpu::simd::Isa;
 

@@ -6,7 +6,6 @@
 use std::marker::PhantomData;
 
 use super::super::super::{PANEL, Packed};
-use super::{CHUNK, TABLE_BYTES};
 use crate::cpu::matmul::float::{for_size, registers};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::Tile;
@@ -14,6 +13,11 @@ use crate::cpu::matmul::tree::Tree;
 use crate::cpu::rows::{Rows, Strided};
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, Simd, e4m3_in_256ths};
+
+/// Columns multiplied between two prefetches; spans are whole chunks.
+pub(super) const CHUNK: usize = 16;
+/// Size of a table of sixteen values, in bytes.
+pub(super) const TABLE_BYTES: usize = 16 * size_of::<f32>();
 
 pub(in super::super) fn multiply_fp8(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
     isa.run(Product::<Fp8> { part, codes: PhantomData });
