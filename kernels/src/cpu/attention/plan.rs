@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{CHUNK, SequenceRows, seen_from};
+use super::query::{CHUNK, SequenceRows, seen_from};
 
 /// Most queries (rows times query heads of one KV head) per tile, unless a single row has more. They share
 /// each read of a chunk, which stays in the second-level cache until then.

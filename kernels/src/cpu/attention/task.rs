@@ -9,9 +9,9 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::super::softcap::Softcap;
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Fp8, Int8};
 use super::plan::{Piece, Plan, Split};
+use super::query::{Attention, CHUNK, SequenceRows, seen_from};
 use super::state::States;
 use super::tile::{Attend, Chunk, MAX_QUERIES, Queries, SCORE_STRIDE, TILES_PER_CHUNK, Tiles};
-use super::{Attention, CHUNK, SequenceRows, seen_from};
 
 /// One piece of a plan with its inputs and outputs.
 pub(super) struct Task<'a> {

@@ -1,6 +1,7 @@
-use super::super::kv_cache::{KvShape, KvType};
+use super::super::kv_cache::{KvCache, KvShape, KvType};
 use super::super::packed::to_e4m3;
 use super::super::simd::{Isa, e4m3_in_256ths};
+use super::query::CHUNK;
 use super::*;
 
 fn values(count: usize, seed: usize) -> Vec<f32> {

@@ -1,6 +1,6 @@
 //! Layout of the memory that attention keeps between its launches.
 
-use super::AttentionShape;
+use super::shape::AttentionShape;
 use crate::cuda::DeviceSlice;
 
 /// Size of an `Item` in `cu/attention.cuh`.
