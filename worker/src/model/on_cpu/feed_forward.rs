@@ -12,11 +12,11 @@ use skein_kernels::cpu::mlp::{activate_into, glu};
 use skein_kernels::cpu::packed::Order;
 use skein_kernels::cpu::rows::RowsMut;
 
-use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::capture::{Capture, Network as Reading, Reader};
 use super::exchange::Exchange;
 use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
+use super::model::Model;
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 use crate::model::tensors::Product;
 

@@ -13,8 +13,8 @@ use skein_kernels::cpu::matmul::{Linear, Write, grouped_matmul, matmul};
 use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_part_into};
 use skein_kernels::cpu::rows::Rows;
 
-use super::Model;
 use super::layers::{Latent, Projection};
+use super::model::Model;
 use crate::model::spec::{LatentSpec, Spec};
 
 /// Activations of latent attention.

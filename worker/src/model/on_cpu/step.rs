@@ -11,7 +11,6 @@ use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
 use skein_kernels::cpu::rows::{Rows, RowsMut};
 
-use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::caches::{Caches, Place};
 use super::capture::{Capture, Reader};
@@ -19,6 +18,7 @@ use super::exchange::{Exchange, Heads, Shared};
 use super::feed_forward::{DenseBuffers, Inner, Mixture, Network};
 use super::latent::{Attended, LatentInput, LatentValues};
 use super::layers::{self, AttentionInputs, FeedForward, Layer, Projection};
+use super::model::Model;
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
 use crate::model::spec::{QkNorm, Spec, Temperature};
