@@ -10,9 +10,9 @@ use skein_proto::sampling::SamplingParams;
 use skein_router::request::TokenRequest;
 
 use crate::client;
+use crate::model::MODEL;
 use crate::names::CLIENT;
 use crate::network::Host;
-use crate::plan::MODEL;
 use crate::process::Process;
 use crate::quiescence::load;
 use crate::random::Random;

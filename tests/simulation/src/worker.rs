@@ -17,13 +17,13 @@ use tokio::sync::Notify;
 
 use crate::device::{Device, SimulatedBackend};
 use crate::etcd::Link;
+use crate::model::{MODEL, VOCAB_SIZE};
 use crate::names::address_of;
 use crate::network::{Direct, Host};
-use crate::plan::{MODEL, Plan};
+use crate::plan::Plan;
 use crate::process::Process;
 use crate::report::Log;
 use crate::served::Served;
-use crate::workload::VOCAB_SIZE;
 use crate::world::World;
 
 /// Versions of the model, by the weights.
