@@ -1,13 +1,12 @@
 //! The stages of a worker: listen, load, serve, drain.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
-use skein_node::clock;
 use skein_node::trace::{self, PROCESS};
+use skein_node::{clock, random};
 use skein_proto::info::WorkerInfo;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::RecvError;
@@ -261,9 +260,9 @@ fn max_streams(config: &SchedulerConfig) -> u32 {
     config.max_num_queued_reqs + config.max_num_seqs
 }
 
-/// A random epoch, different at each start: std seeds every `RandomState` from the system's generator.
+/// A random epoch, different at each start.
 pub(super) fn draw_epoch() -> u64 {
-    RandomState::new().hash_one((std::process::id(), clock::unix_time())).max(1)
+    random::seed().max(1)
 }
 
 /// Runs `work` on a named thread of its own, where it may block. The receiver fails if it panicked.
