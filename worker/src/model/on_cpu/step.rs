@@ -403,8 +403,8 @@ fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
     let (attention, eps) = (&spec.attention, spec.norm.eps);
     let (heads, kv_heads, stride) = (attention.heads, attention.kv_heads, attention.qkv_width());
-    // Norms of whole rows treat the queries as one head, and the keys as a head that follows after heads of
-    // its own width.
+    // A whole-row norm sees all queries as head 0 and all keys as the one head behind them; heads are counted
+    // in units of the keys' width.
     let (queries, keys) = match attention.qk_norm {
         QkNorm::Row => (0..1, heads / kv_heads..heads / kv_heads + 1),
         QkNorm::Heads | QkNorm::Unweighted | QkNorm::None => (0..heads, heads..heads + kv_heads),
