@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use skein_bench::best_of;
-use skein_kernels::cpu::attention::{Attention, Rows, Scratch, attend};
+use skein_kernels::cpu::attention::{Attention, Scratch, SequenceRows, attend};
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::rope::{Projected, rotate_and_write};
 use skein_kernels::cpu::{Cpu, roofline};
@@ -93,8 +93,8 @@ fn measure(
     // Scatters the blocks of a sequence over the cache. The stride is prime, so that no block occurs twice.
     let table = |i: usize| ((i * 1009) % shape.blocks) as u32;
     let tables: Vec<u32> = (0..shape.blocks).map(table).collect();
-    let batch: Vec<Rows<'_>> = (0..sequences)
-        .map(|i| Rows {
+    let batch: Vec<SequenceRows<'_>> = (0..sequences)
+        .map(|i| SequenceRows {
             rows: i * rows..(i + 1) * rows,
             position: context - rows,
             blocks: &tables[i * per_sequence..(i + 1) * per_sequence],

@@ -1,7 +1,6 @@
 //! Takes part in a cluster: a router follows a source of members; a worker registers in etcd when it is
 //! ready, and unregisters before it drains.
 
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,6 +8,7 @@ use skein_node::discovery::etcd::{
     self, EtcdClient, EtcdSettings, FollowerConfig, Record, Registration, register,
 };
 use skein_node::discovery::{Change, MembershipSource, dns, in_process};
+use skein_node::random;
 use skein_node::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -25,7 +25,7 @@ pub async fn follow(
     settings: EtcdSettings,
 ) -> Result<mpsc::Receiver<Change>, Failure> {
     let (changes, receiver) = in_process();
-    let seed = draw_seed();
+    let seed = random::seed();
     match source {
         MembershipSource::Dns(name) => drop(tokio::spawn(dns::follow(name, seed, changes))),
         MembershipSource::Etcd { cluster, .. } => {
@@ -66,7 +66,7 @@ impl Presence {
         let Some(MembershipSource::Etcd { cluster, .. }) = discovery.source else {
             return Ok(Self::default());
         };
-        let client = Arc::new(connect(discovery.etcd, draw_seed()).await?);
+        let client = Arc::new(connect(discovery.etcd, random::seed()).await?);
         let entry = Some(EtcdEntry { client, cluster, model: model.to_owned(), settings });
         Ok(Self { entry, ..Self::default() })
     }
@@ -121,16 +121,11 @@ impl EtcdEntry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leaving: false,
         };
-        Registration { cluster: self.cluster.clone(), record, ttl: settings.lease_ttl, seed: draw_seed() }
+        Registration { cluster: self.cluster.clone(), record, ttl: settings.lease_ttl, seed: random::seed() }
     }
 }
 
 async fn connect(settings: EtcdSettings, seed: u64) -> Result<EtcdClient, Failure> {
     let connected = EtcdClient::new(settings, seed).await;
     connected.map_err(|error| Failure::new(USAGE, format!("--discovery: {error}")))
-}
-
-/// A random seed: the standard library seeds each `RandomState` randomly.
-fn draw_seed() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }

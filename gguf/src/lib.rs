@@ -6,6 +6,7 @@
 //! interpret them.
 
 mod config;
+mod conversion;
 mod cursor;
 mod header;
 mod metadata;

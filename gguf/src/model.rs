@@ -6,12 +6,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Map, Value as Json};
 use skein_sys::mapped::{Bytes, MappedFile};
 
 use crate::header::{Header, TensorInfo};
 use crate::metadata::Value;
-use crate::{Fault, GgufError, config, tokenizer};
+use crate::{Fault, GgufError};
 
 /// Most parts of a split model.
 const MAX_PARTS: u64 = 10_000;
@@ -143,33 +142,6 @@ impl GgufModel {
     /// Memory maps of all files.
     pub fn maps(&self) -> impl Iterator<Item = &MappedFile> {
         self.files.iter().map(|part| &*part.map)
-    }
-
-    /// Builds config.json. It includes `eos_token_id`, so no generation_config.json is needed.
-    ///
-    /// # Errors
-    /// If the architecture or a setting is unsupported, or a value has the wrong type.
-    pub fn config(&self) -> Result<Map<String, Json>, GgufError> {
-        config::config(self)
-    }
-
-    /// Builds the content of tokenizer.json.
-    ///
-    /// # Errors
-    /// If the kind of tokenizer is unsupported, or a value has the wrong type.
-    pub fn tokenizer(&self) -> Result<Vec<u8>, GgufError> {
-        tokenizer::tokenizer(self)
-    }
-
-    /// Digest of the metadata from which [`Self::tokenizer`] is built, far cheaper than that. `None` if the
-    /// kind of tokenizer is unsupported.
-    pub fn tokenizer_digest(&self) -> Option<u64> {
-        tokenizer::digest(self)
-    }
-
-    /// Builds tokenizer_config.json: special tokens and the chat template.
-    pub fn tokenizer_config(&self) -> Json {
-        tokenizer::tokenizer_config(self)
     }
 
     /// Error about the metadata key `key`.

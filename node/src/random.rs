@@ -1,5 +1,13 @@
 //! Reproducible random numbers from a seed, for spreading load; not for secrets.
 
+use std::hash::{BuildHasher, RandomState};
+
+/// A seed that differs at each call, without another dependency: the standard library seeds each `RandomState`
+/// from the system's generator.
+pub fn seed() -> u64 {
+    RandomState::new().hash_one(std::process::id())
+}
+
 /// SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
@@ -32,6 +40,11 @@ impl SplitMix64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_differ() {
+        assert_ne!(seed(), seed());
+    }
 
     #[test]
     fn the_numbers_are_those_of_the_paper() {

@@ -2,7 +2,6 @@
 //! fleet, admission and dispatch, and makes no decisions itself.
 
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -14,7 +13,7 @@ use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use skein_node::discovery::{Change, Member};
-use skein_node::{clock, task};
+use skein_node::{clock, random, task};
 use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
@@ -80,7 +79,7 @@ impl Cluster {
         tuning: Tuning,
         connector: Arc<dyn Connector>,
     ) -> Self {
-        let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random_seed));
+        let mut rng = StdRng::seed_from_u64(tuning.seed.unwrap_or_else(random::seed));
         let router_id = rng.next_u64();
         let RecoveryConfig { worker_timeout, wedge_timeout, max_index_bytes, queue_timeout, stream_linger } =
             config.recovery;
@@ -313,12 +312,6 @@ impl TokenSource for TokenStream {
     fn journey(&self) -> Journey {
         *self.journey.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A random seed without another dependency: the standard library seeds each `RandomState` randomly, which
-/// suffices for tie-breaks and the router's id.
-fn random_seed() -> u64 {
-    RandomState::new().hash_one(std::process::id())
 }
 
 struct EndOnDrop([JoinHandle<()>; 4]);

@@ -1,4 +1,4 @@
-"""Activations in 8 bits, as the CPU rounds them for integer weights: `kernels/src/cpu/input.rs`."""
+"""Activations in 8 bits, as the CPU rounds them for integer weights: `kernels/src/cpu/input/encode.rs`."""
 
 COLUMNS = 16  # that share a scale
 

@@ -184,8 +184,8 @@ impl Choices {
         &self.rows[pairs]
     }
 
-    /// Adds the weighted outputs of its experts to each row of `x`, `[rows, width]`, in the order of its
-    /// choice. `outputs` is `[pairs, width]`.
+    /// Adds each row's expert outputs, weighted, to `x`, `[rows, width]`, in the order in which the row ranked
+    /// its experts. `outputs` is `[pairs, width]`.
     ///
     /// # Panics
     /// If the shapes disagree.

@@ -81,6 +81,7 @@ fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::rows::Rows;
     use crate::cpu::simd::Isa;
 
     #[test]
@@ -98,7 +99,7 @@ mod tests {
                 for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
                     let mut out = Input::default();
                     layer_norm_into(&mut Cpu::with_isa(threads, isa), &x, norm, Encoding::F32, &mut out);
-                    let (got, stride) = out.values();
+                    let Rows { values: got, stride } = out.values();
                     for (row, got) in x.chunks(width).zip(got.chunks(stride)) {
                         check(row, norm, got);
                     }

@@ -11,6 +11,7 @@ use std::ops::Range;
 use super::Cpu;
 use super::aligned::Aligned;
 use super::disjoint::DisjointMut;
+use super::rows::{Rows, RowsMut};
 use super::simd::{Kernel, LANES, Simd};
 use crate::leaves::MAX_LEAVES;
 
@@ -147,92 +148,102 @@ pub struct Changed<'a> {
     pub changes: [Option<(&'a LowRank, usize)>; 3],
 }
 
-/// Adds the changes of `groups` to `y`, `[rows, stride]`. `x` is `[rows, width]`; only the first inputs of
-/// each row are used if it is padded.
+/// Adds the changes of `groups` to `y`. Only the first inputs of each row of `x` are used if it is padded.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn add_low_rank<'a>(
     cpu: &mut Cpu,
-    (x, width): (&[f32], usize),
+    x: Rows<'_>,
     groups: &(impl Fn(usize) -> Changed<'a> + Sync),
     count: usize,
-    (y, stride): (&mut [f32], usize),
+    y: RowsMut<'_>,
 ) {
     for Changed { rows, changes } in (0..count).map(groups) {
         let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
-        assert!(last * width <= x.len() && last * stride <= y.len(), "every row is in x and y");
+        let fits = last * x.stride <= x.values.len() && last * y.stride <= y.values.len();
+        assert!(fits, "every row is in x and y");
         for (matrix, first) in changes.iter().flatten() {
-            let fits = matrix.inputs <= width && first + matrix.outputs <= stride;
+            let fits = matrix.inputs <= x.stride && first + matrix.outputs <= y.stride;
             assert!(fits, "a change has inputs and outputs of a row");
         }
     }
-    let (x, y) = (Some((x, width)), Some((&DisjointMut::new(y), stride)));
-    run(cpu, groups, count, Part { x, y, inner: None, components: None });
+    let y = DisjointRows::new(y);
+    run(cpu, groups, count, Part { x: Some(x), y: Some(&y), inner: None, components: None });
 }
 
-/// Sets `inner`, `[changed rows, components]`, to the inner products of the first change of each of `groups`.
-/// The changed rows are those of all groups, one after another.
+/// Sets `inner`, a row of components for each changed row, to the inner products of the first change of each
+/// of `groups`. The changed rows are those of all groups, one after another.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn inner_low_rank<'a>(
     cpu: &mut Cpu,
-    (x, width): (&[f32], usize),
+    x: Rows<'_>,
     groups: &(impl Fn(usize) -> Changed<'a> + Sync),
     count: usize,
-    (inner, components): (&mut [f32], usize),
+    inner: RowsMut<'_>,
 ) {
-    let mut all = 0;
+    let (mut all, components) = (0, inner.stride);
     for Changed { rows, changes } in (0..count).map(groups) {
         let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
-        let fits = |matrix: &LowRank| matrix.inputs <= width && matrix.rank <= components;
-        assert!(last * width <= x.len(), "every row is in x");
+        let fits = |matrix: &LowRank| matrix.inputs <= x.stride && matrix.rank <= components;
+        assert!(last * x.stride <= x.values.len(), "every row is in x");
         assert!(changes[0].is_none_or(|(matrix, _)| fits(matrix)), "a change has inputs of a row");
         all += rows.len();
     }
-    assert!(all * components <= inner.len(), "{all} rows of {components} components have room");
-    let inner = DisjointMut::new(inner);
-    let part = Part { x: Some((x, width)), y: None, inner: Some((&inner, components)), components: None };
-    run(cpu, groups, count, part);
+    assert!(all * components <= inner.values.len(), "{all} rows of {components} components have room");
+    let inner = DisjointRows::new(inner);
+    run(cpu, groups, count, Part { x: Some(x), y: None, inner: Some(&inner), components: None });
 }
 
-/// Adds the outer products of `inner`, as [`inner_low_rank`] lays it out, to `y`, `[rows, stride]`.
+/// Adds the outer products of `inner`, as [`inner_low_rank`] lays it out, to `y`.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn add_outer<'a>(
     cpu: &mut Cpu,
-    (inner, components): (&[f32], usize),
+    inner: Rows<'_>,
     groups: &(impl Fn(usize) -> Changed<'a> + Sync),
     count: usize,
-    (y, stride): (&mut [f32], usize),
+    y: RowsMut<'_>,
 ) {
-    let mut all = 0;
+    let (mut all, components) = (0, inner.stride);
     for Changed { rows, changes } in (0..count).map(groups) {
         let last = rows.iter().max().map_or(0, |row| *row as usize + 1);
         let fits = |(matrix, first): (&LowRank, usize)| {
-            matrix.rank <= components && first + matrix.outputs <= stride
+            matrix.rank <= components && first + matrix.outputs <= y.stride
         };
-        assert!(last * stride <= y.len(), "every row is in y");
+        assert!(last * y.stride <= y.values.len(), "every row is in y");
         assert!(changes[0].is_none_or(fits), "a change has outputs of a row");
         all += rows.len();
     }
-    assert!(all * components <= inner.len(), "{all} rows have {components} components");
-    let y = DisjointMut::new(y);
-    let part = Part { x: None, y: Some((&y, stride)), inner: None, components: Some((inner, components)) };
-    run(cpu, groups, count, part);
+    assert!(all * components <= inner.values.len(), "{all} rows have {components} components");
+    let y = DisjointRows::new(y);
+    run(cpu, groups, count, Part { x: None, y: Some(&y), inner: None, components: Some(inner) });
 }
 
 /// What of a change is computed: both products from `x` to `y`, or only one of them.
 #[derive(Clone, Copy)]
 struct Part<'a, 'y> {
-    x: Option<(&'a [f32], usize)>,
-    y: Option<(&'a DisjointMut<'y, f32>, usize)>,
+    x: Option<Rows<'a>>,
+    y: Option<&'a DisjointRows<'y>>,
     /// Where the inner products go.
-    inner: Option<(&'a DisjointMut<'y, f32>, usize)>,
+    inner: Option<&'a DisjointRows<'y>>,
     /// The inner products, if they are known.
-    components: Option<(&'a [f32], usize)>,
+    components: Option<Rows<'a>>,
+}
+
+/// Rows that tasks share, each writing its own.
+struct DisjointRows<'a> {
+    values: DisjointMut<'a, f32>,
+    stride: usize,
+}
+
+impl<'a> DisjointRows<'a> {
+    fn new(rows: RowsMut<'a>) -> Self {
+        Self { values: DisjointMut::new(rows.values), stride: rows.stride }
+    }
 }
 
 /// Runs blocks of the rows of `groups` on all threads.
@@ -292,8 +303,8 @@ impl Task<'_, '_> {
         rows: &[u32; ROWS],
     ) {
         let mut inner = [[0f32; MAX_RANK]; ROWS];
-        if let Some((x, width)) = self.part.x {
-            let x = rows.map(|row| &x[row as usize * width..][..matrix.inputs]);
+        if let Some(x) = self.part.x {
+            let x = rows.map(|row| &x.values[row as usize * x.stride..][..matrix.inputs]);
             for strip in 0..matrix.rank.div_ceil(LANES) {
                 let sums = inner_products(s, matrix, strip, &x);
                 for (inner, sum) in inner.iter_mut().zip(sums) {
@@ -302,19 +313,20 @@ impl Task<'_, '_> {
                 }
             }
         }
-        if let Some((known, components)) = self.part.components {
+        if let Some(known) = self.part.components {
             for (i, inner) in inner.iter_mut().enumerate() {
-                inner[..matrix.rank].copy_from_slice(&known[(number + i) * components..][..matrix.rank]);
+                let known = &known.values[(number + i) * known.stride..][..matrix.rank];
+                inner[..matrix.rank].copy_from_slice(known);
             }
         }
-        if let Some((to, components)) = self.part.inner {
+        if let Some(DisjointRows { values: to, stride }) = self.part.inner {
             for (i, inner) in inner.iter().enumerate() {
-                let to = to.pointer((number + i) * components, matrix.rank);
+                let to = to.pointer((number + i) * stride, matrix.rank);
                 // SAFETY: `rank` values, and a row is in one task.
                 unsafe { std::ptr::copy_nonoverlapping(inner.as_ptr(), to, matrix.rank) };
             }
         }
-        let Some((y, stride)) = self.part.y else { return };
+        let Some(DisjointRows { values: y, stride }) = self.part.y else { return };
         for strip in 0..matrix.outputs.div_ceil(LANES) {
             let mut sums = [s.zero(); ROWS];
             for component in 0..matrix.rank {
@@ -435,7 +447,9 @@ mod tests {
                         };
                         let mut cpu = Cpu::with_isa(2, isa);
                         let count = groups.len();
-                        add_low_rank(&mut cpu, (&x, width), &group, count, (&mut got, stride));
+                        let x = Rows { values: &x, stride: width };
+                        let y = RowsMut { values: &mut got, stride };
+                        add_low_rank(&mut cpu, x, &group, count, y);
                         let before = expected.get_or_insert_with(|| got.clone());
                         assert_eq!(*before, got, "{}, alone {alone}, bfloat16 {is_bf16}", isa.name());
                     }
@@ -470,7 +484,8 @@ mod tests {
             assert_eq!(whole.rank(), rank);
             let of = |i: usize| Changed { rows: changed[i], changes: [Some((&whole, 0)), None, None] };
             let mut expected: Vec<f32> = (0..rows * outputs).map(value).collect();
-            add_low_rank(&mut cpu, (&x, inputs), &of, 2, (&mut expected, outputs));
+            let y = RowsMut { values: &mut expected, stride: outputs };
+            add_low_rank(&mut cpu, Rows { values: &x, stride: inputs }, &of, 2, y);
             for ranks in [1, 2, 4, 8] {
                 let each = inputs / ranks;
                 let all = changed[0].len() + changed[1].len();
@@ -484,13 +499,15 @@ mod tests {
                         let x: Vec<f32> =
                             x.chunks(inputs).flat_map(|x| x[number * each..][..each].to_vec()).collect();
                         let mut inner = vec![f32::NAN; all * 20];
-                        inner_low_rank(&mut cpu, (&x, each), &of, 2, (&mut inner, 20));
+                        let to = RowsMut { values: &mut inner, stride: 20 };
+                        inner_low_rank(&mut cpu, Rows { values: &x, stride: each }, &of, 2, to);
                         inner
                     })
                     .collect();
                 crate::leaves::join(&mut sums.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
                 let mut got: Vec<f32> = (0..rows * outputs).map(value).collect();
-                add_outer(&mut cpu, (&sums[0], 20), &of, 2, (&mut got, outputs));
+                let y = RowsMut { values: &mut got, stride: outputs };
+                add_outer(&mut cpu, Rows { values: &sums[0], stride: 20 }, &of, 2, y);
                 assert_eq!(got, expected, "{ranks} ranks, {}", isa.name());
             }
         }

@@ -162,6 +162,7 @@ pub(super) fn gate_in_place<F: Activation>(f: F, gate: &mut [f32], up: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::rows::Rows;
     use crate::cpu::simd::Isa;
 
     fn check(activation: Gate, relative: f64, exact: fn(f64) -> f64) {
@@ -188,7 +189,7 @@ mod tests {
             let (mut expected, mut got) = (vec![0.0; rows * width], Input::default());
             glu(&mut Cpu::with_isa(2, isa), activation, &ones, width, &mut expected);
             activate_into(&mut Cpu::with_isa(2, isa), activation, &alone, width, Encoding::F32, &mut got);
-            let (values, stride) = got.values();
+            let Rows { values, stride } = got.values();
             assert!(values.chunks(stride).flat_map(|row| &row[..width]).eq(&expected), "{}", isa.name());
         }
     }

@@ -24,6 +24,7 @@ pub mod packed;
 pub mod philox;
 pub mod roofline;
 pub mod rope;
+pub mod rows;
 pub mod sample;
 pub mod simd;
 pub mod softcap;

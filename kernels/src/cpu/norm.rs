@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::disjoint::DisjointMut;
 use super::input::{Encoding, Input};
+use super::rows::Rows;
 use super::simd::{Kernel, LANES, Simd};
 use super::{Cpu, for_each_row};
 
@@ -41,20 +42,20 @@ pub fn rms_norm_into(
     });
 }
 
-/// [`rms_norm_into`] of a part of each row. `x` is `[rows, stride]`, and the part starts at `first`.
+/// [`rms_norm_into`] of a part of each row of `x`, which starts at `first`.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn rms_norm_part_into(
     cpu: &mut Cpu,
-    x: &[f32],
-    (stride, first): (usize, usize),
+    x: Rows<'_>,
+    first: usize,
     weight: &[f32],
     eps: f32,
     encoding: Encoding,
     out: &mut Input,
 ) {
-    let (width, isa) = (weight.len(), cpu.isa);
+    let (width, isa, Rows { values: x, stride }) = (weight.len(), cpu.isa, x);
     assert!(x.len().is_multiple_of(stride) && first + width <= stride, "x is [rows, stride]");
     out.fill(cpu, encoding, x.len() / stride, width, |row, out| {
         isa.run(Row { x: &x[row * stride + first..][..width], weight, eps, out });

@@ -6,6 +6,7 @@ pub mod buckets;
 mod encode;
 mod process;
 mod totals;
+mod valid;
 
 use std::collections::HashMap;
 
@@ -16,14 +17,12 @@ use prometheus::{HistogramOpts, Opts};
 pub use encode::{Format, encode};
 pub use prometheus::{Gauge, GaugeVec, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 pub use totals::{ENGINE, EngineMetric, EngineSums, total_of};
+use valid::VALID;
 
 /// The metrics of one process; in tests several registries share one. Metrics are registered at start, so
 /// that a scrape shows each before its first event.
 #[derive(Debug, Clone)]
 pub struct Registry(prometheus::Registry);
-
-/// Names are constants of this binary, so a wrong one is a bug.
-const VALID: &str = "names and labels of metrics are valid, and each is registered once";
 
 impl Registry {
     /// An empty registry; `labels` go with every metric.

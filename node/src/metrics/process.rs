@@ -5,6 +5,8 @@ use std::fs;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Metric, MetricFamily, MetricType};
 
+use super::valid::VALID;
+
 /// Clock ticks per second in `/proc`: `USER_HZ`, 100 on every architecture that Linux supports today.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// Bytes of the unit of `/proc/self/status`.
@@ -31,8 +33,7 @@ const METRICS: [ProcessMetric; 6] = [
 impl ProcessCollector {
     pub fn new() -> Self {
         let desc = |(name, help, _): &(&str, &str, _)| {
-            Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), Default::default())
-                .expect(super::VALID)
+            Desc::new((*name).to_owned(), (*help).to_owned(), Vec::new(), Default::default()).expect(VALID)
         };
         Self(METRICS.iter().map(desc).collect())
     }

@@ -7,6 +7,7 @@ use prometheus::proto::{Bucket, Counter, Histogram, Metric, MetricFamily, Metric
 use skein_proto::totals::Total;
 
 use super::buckets;
+use super::valid::VALID;
 
 /// A metric counted by workers and summed by routers.
 #[derive(Debug, Clone, Copy)]
@@ -185,7 +186,7 @@ impl EngineSums {
     pub(super) fn new() -> Self {
         let described = ENGINE.iter().map(|metric| {
             let (name, help) = (metric.at_router.to_owned(), metric.help.to_owned());
-            Desc::new(name, help, Vec::new(), Default::default()).expect(super::VALID)
+            Desc::new(name, help, Vec::new(), Default::default()).expect(VALID)
         });
         Self { sums: Arc::default(), described: described.collect() }
     }

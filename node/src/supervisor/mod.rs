@@ -10,6 +10,7 @@
 
 mod backoff;
 mod lifecycle;
+mod report;
 mod secret;
 mod slot;
 mod start;
@@ -23,12 +24,11 @@ use tokio::task::JoinSet;
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;
 pub use lifecycle::{Failed, Lifecycle, end_with_supervisor, report_alive};
+pub use report::{END_TIMEOUT, Report};
 pub use secret::{Secret, Secrets};
 use slot::{Stop, WorkerSlot};
 pub use start::{WorkerStart, settings_from_supervisor};
 
-/// How long a worker may take to exit once its input is closed.
-pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 /// A worker that reports nothing for this long before it is ready counts as frozen. Workers report once a
 /// second; the margin is for an overloaded machine. Once a worker is ready, the router watches it.
 const SILENT_START: Duration = Duration::from_secs(30);
@@ -36,30 +36,6 @@ const SILENT_START: Duration = Duration::from_secs(30);
 const REPORTS_IN_FLIGHT: usize = 256;
 /// Most reports of lost workers queued.
 const LOST_IN_FLIGHT: usize = 256;
-
-/// News of one worker, for the terminal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
-    /// Weights are loading.
-    Progress {
-        /// Index of the worker.
-        worker: usize,
-        /// Bytes loaded so far.
-        done: u64,
-        /// Bytes to load.
-        total: u64,
-    },
-    /// The worker serves.
-    Ready {
-        /// Index of the worker.
-        worker: usize,
-        /// `host:port` of its gRPC service.
-        address: String,
-    },
-    /// The worker has never served and is not started again: the same start would fail the same way, or it is
-    /// one that starts beside others.
-    Hopeless(Failed),
-}
 
 /// Supervised workers.
 #[derive(Debug)]

@@ -8,9 +8,10 @@ use tokio::process::{Child, ChildStdin};
 use tokio::sync::{broadcast, mpsc};
 
 use super::backoff::Backoff;
+use super::lifecycle::{Failed, Lifecycle};
+use super::report::{END_TIMEOUT, Report};
 use super::secret::{Secret, Secrets};
 use super::start::WorkerStart;
-use super::{END_TIMEOUT, Failed, Lifecycle, Report};
 use crate::clock;
 use crate::discovery::{Change, Member};
 use crate::shutdown::Shutdown;

@@ -20,6 +20,7 @@ mod process;
 mod request;
 mod sampling;
 mod start;
+mod warning;
 mod warnings;
 
 pub use attribute::Attribute;

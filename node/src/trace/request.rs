@@ -13,7 +13,7 @@ use super::context::{Link, Remote, Traceparent};
 use super::export::{self, Exporting};
 use super::part::{Attempt, Part, new_span_id};
 use super::start;
-use super::warnings::Warning;
+use super::warning::Warning;
 use super::{KEPT, Kept};
 use crate::clock::{self, Timestamp};
 

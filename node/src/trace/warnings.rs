@@ -1,26 +1,16 @@
 //! Records warnings logged during a request as events of its server span.
 
-use std::fmt::{self, Write};
-
-use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::layer;
 use tracing_subscriber::registry::LookupSpan;
 
-use super::attribute::{Attribute, Pair};
+use super::attribute::Attribute;
 use super::current::with_current;
 use super::start;
-use crate::clock::{self, Timestamp};
-
-/// A logged warning.
-#[derive(Debug)]
-pub(super) struct Warning {
-    pub at: Timestamp,
-    pub message: String,
-    pub attributes: Vec<Pair>,
-}
+use super::warning::Warning;
+use crate::clock;
 
 /// Layer that records warnings; `None` if traces are disabled.
 pub(crate) fn layer<S>() -> Option<impl Layer<S>>
@@ -46,32 +36,5 @@ impl<S: Subscriber> Layer<S> for Warnings {
                 request.warned(warning);
             }
         });
-    }
-}
-
-impl Visit for Warning {
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.attributes.push((field.name(), value.into()));
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.record_i64(field, i64::try_from(value).unwrap_or(i64::MAX));
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.attributes.push((field.name(), value.into()));
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.attributes.push((field.name(), value.to_owned().into()));
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if field.name() == "message" {
-            // Writing to a string cannot fail.
-            let _ = write!(self.message, "{value:?}");
-        } else {
-            self.attributes.push((field.name(), format!("{value:?}").into()));
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! What the requests of this process share.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +12,7 @@ use rand::rngs::StdRng;
 use skein_node::clock::{self, Timestamp};
 use skein_node::discovery::Change;
 use skein_node::discovery::dns::{self, DnsName};
+use skein_node::random;
 use tokio::sync::{Notify, mpsc};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -119,7 +119,7 @@ impl Link {
 impl Upstreams {
     /// Starts the health checks and looks names up. Needs a tokio runtime.
     pub fn start(config: UpstreamConfig) -> Self {
-        Self::start_with(config, |name| names::resolved(name, RandomState::new().hash_one("names")))
+        Self::start_with(config, |name| names::resolved(name, random::seed()))
     }
 
     /// As [`start`](Self::start), with another source of the addresses of each name.
@@ -142,13 +142,12 @@ impl Upstreams {
         let names = links.iter().map(|link| name_hash(&link.name()));
         let mut fleet = Fleet::new(names, config.router.policy, config.router.recovery.max_index_bytes);
         named.iter().flat_map(|named| named.places.clone()).for_each(|at| fleet.vanished(at));
-        let random = RandomState::new();
         let shared = Arc::new(Shared {
             keys: ApiKeys::new(&config.router.api_keys),
             drain: Drain::default(),
             metrics: UpstreamMetrics::new(),
-            seed: random.hash_one("marks"),
-            core: Mutex::new(Core { fleet, rng: StdRng::seed_from_u64(random.hash_one("choices")) }),
+            seed: random::seed(),
+            core: Mutex::new(Core { fleet, rng: StdRng::seed_from_u64(random::seed()) }),
             links,
             config,
         });

@@ -12,8 +12,8 @@ use skein_worker::backend::{
 use skein_worker::config::SchedulerConfig;
 use tokio::time::Instant;
 
+use crate::model::LAST_STOP_TOKEN;
 use crate::report::Log;
-use crate::workload::LAST_STOP_TOKEN;
 
 /// Injected faults of a device, and the simulated time that steps have not yet waited for.
 #[derive(Debug)]

@@ -28,6 +28,7 @@ pub mod device;
 pub mod etcd;
 pub mod executor;
 pub mod faults;
+pub mod model;
 pub mod names;
 pub mod network;
 pub mod plan;

@@ -12,12 +12,10 @@ use skein_worker::backend::{KvBlocks, WindowBlocks};
 use skein_worker::config::{AdapterConfig, AdaptersConfig, BackendKind, SchedulerConfig, WorkerConfig};
 
 use crate::faults::Fault;
+use crate::model::MODEL;
 use crate::network::{Host, NetworkSpec};
 use crate::random::Random;
 use crate::{names, workload};
-
-/// The model that all workers serve.
-pub const MODEL: &str = "m";
 
 /// The plan of one run.
 #[derive(Debug, Clone)]

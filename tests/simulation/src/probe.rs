@@ -10,11 +10,10 @@ use skein_proto::sampling::SamplingParams;
 use skein_router::request::TokenRequest;
 
 use crate::client;
+use crate::model::MODEL;
 use crate::names::CLIENT;
 use crate::network::Host;
-use crate::plan::MODEL;
 use crate::process::Process;
-use crate::quiescence::load;
 use crate::random::Random;
 use crate::served::Ask;
 use crate::world::World;
@@ -39,7 +38,7 @@ pub async fn check(world: &Arc<World>) {
         tokio::time::sleep(HEARD_WITHIN).await;
         for &host in &world.plan.workers {
             let Some(run) = world.worker(host) else { continue };
-            let Some(load) = load(&run).await else { continue };
+            let Some(load) = run.load().await else { continue };
             if load.running + load.waiting > 0 {
                 world.log.violated(host, format_args!("still computes a cancelled request: {load:?}"));
             }

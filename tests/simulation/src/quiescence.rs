@@ -5,13 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::StreamExt;
-use skein_proto::worker::v1 as wire;
 use skein_router::admission::Running;
-use skein_router::links::transport::Transport;
-use wire::worker_event::Event;
 
-use crate::network::Direct;
 use crate::probe;
 use crate::router::RouterRun;
 use crate::worker::WorkerRun;
@@ -63,24 +58,12 @@ fn check_router(world: &World, run: &RouterRun) {
 async fn check_worker(world: &World, run: &WorkerRun) {
     // To report its load the worker takes a turn, which audits the engine.
     run.at_rest.store(true, Ordering::Relaxed);
-    let wait = tokio::time::timeout(STATE_WITHIN, load(run));
+    let wait = tokio::time::timeout(STATE_WITHIN, run.load());
     let Ok(Some(load)) = wait.await else {
         return world.log.violated(run.host, format_args!("does not tell its state"));
     };
     let all = world.plan.kv_blocks.blocks;
     if (load.running, load.waiting, load.free_blocks) != (0, 0, all) {
         world.log.violated(run.host, format_args!("is idle with {load:?}; it has {all} blocks"));
-    }
-}
-
-/// The load that a worker reports.
-pub(crate) async fn load(run: &WorkerRun) -> Option<wire::Load> {
-    let worker = Direct(run.service.clone());
-    let request = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 0 };
-    let mut events = worker.watch(request).await.ok()?;
-    loop {
-        if let Some(Event::Load(load)) = events.next().await?.ok()?.event {
-            return Some(load);
-        }
     }
 }

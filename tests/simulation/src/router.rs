@@ -14,8 +14,8 @@ use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::TokenDelta;
 
+use crate::model::MODEL;
 use crate::network::{Host, SimConnector};
-use crate::plan::MODEL;
 use crate::process::Process;
 use crate::served::{Ask, Front, Part, Served, Tokens};
 use crate::world::World;

@@ -20,11 +20,11 @@ use skein_worker::backend::fake::StepCost;
 use skein_worker::config::{SchedulerConfig, WorkerConfig};
 use tokio::time::{Instant, sleep};
 
+use crate::model::{MODEL, VOCAB_SIZE};
 use crate::network::{Host, NetworkSpec};
-use crate::plan::{MODEL, Plan};
+use crate::plan::Plan;
 use crate::random::Random;
 use crate::report::Log;
-use crate::workload::VOCAB_SIZE;
 use crate::world::World;
 use crate::{executor, names};
 

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::StreamExt;
 use skein_node::discovery::etcd::{LEASE_TTL, Record, Registration, register};
 use skein_proto::version::Version;
+use skein_proto::worker::v1 as wire;
+use skein_router::links::transport::Transport;
 use skein_worker::adapters::Adapters;
 use skein_worker::backend::KvBlocks;
 use skein_worker::backend::fake::FakeOptions;
@@ -15,16 +18,17 @@ use skein_worker::engine::{Engine, Turn};
 use skein_worker::load::LoadedBackend;
 use skein_worker::service::{WorkerService, without_io};
 use tokio::sync::Notify;
+use wire::worker_event::Event;
 
 use crate::device::{Device, SimulatedBackend};
 use crate::etcd::Link;
+use crate::model::{MODEL, VOCAB_SIZE};
 use crate::names::address_of;
 use crate::network::{Direct, Host};
-use crate::plan::{MODEL, Plan};
+use crate::plan::Plan;
 use crate::process::Process;
 use crate::report::Log;
 use crate::served::Served;
-use crate::workload::VOCAB_SIZE;
 use crate::world::World;
 
 /// Versions of the model, by the weights.
@@ -50,6 +54,20 @@ pub struct WorkerRun {
     pub other_weights: bool,
     /// Whether an idle engine must be empty.
     pub at_rest: Arc<AtomicBool>,
+}
+
+impl WorkerRun {
+    /// The load that the worker reports.
+    pub(crate) async fn load(&self) -> Option<wire::Load> {
+        let worker = Direct(self.service.clone());
+        let request = wire::WatchRequest { epoch: 0, next_sequence: 0, router_id: 0 };
+        let mut events = worker.watch(request).await.ok()?;
+        loop {
+            if let Some(Event::Load(load)) = events.next().await?.ok()?.event {
+                return Some(load);
+            }
+        }
+    }
 }
 
 /// Starts a worker at `host`.

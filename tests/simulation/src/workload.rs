@@ -8,15 +8,9 @@ use skein_proto::sampling::SamplingParams;
 use skein_router::request::{AdapterRef, TokenRequest};
 use skein_worker::config::SchedulerConfig;
 
-use crate::plan::MODEL;
+use crate::model::{LAST_STOP_TOKEN, MODEL, VOCAB_SIZE};
 use crate::random::Random;
 use crate::served::Ask;
-
-/// Small, so that stop tokens are drawn.
-pub const VOCAB_SIZE: u32 = 100;
-
-/// The highest stop token.
-pub const LAST_STOP_TOKEN: u32 = 17;
 
 /// Properties shared by the requests of one run.
 #[derive(Debug, Clone)]

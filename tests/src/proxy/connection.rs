@@ -7,8 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{broadcast, watch};
 
+use super::link::{Cut, Flow, Network};
 use super::pump::pump;
-use super::{Cut, Flow, Network};
 
 /// After end of stream was sent to both sides: time for their own end of stream to arrive.
 const LINGER: Duration = Duration::from_secs(1);

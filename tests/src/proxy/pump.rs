@@ -8,7 +8,7 @@ use skein_node::clock::{self, Timestamp};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
 
-use super::{Flow, Link, Network};
+use super::link::{Flow, Link, Network};
 use crate::seeded::SeededRng;
 
 /// Most bytes per read.

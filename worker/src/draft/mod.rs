@@ -12,10 +12,10 @@
 //! Pure: tokens and times in, drafts out.
 
 mod choice;
+mod history;
 mod index;
 mod model_choice;
 mod odds;
-mod history;
 mod row_cost;
 #[cfg(test)]
 mod tests;
@@ -25,12 +25,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use choice::{Offer, choose};
+use history::History;
 use index::Index;
 use model_choice::ModelChoice;
 pub use model_choice::{Candidate, Share};
 pub use odds::DraftSource;
 use odds::{Odds, TextOdds};
-use history::History;
 use row_cost::RowCost;
 
 use crate::TokenId;

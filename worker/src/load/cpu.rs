@@ -69,7 +69,7 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
         // Each worker on the machine has its own copies.
         weight_bytes
             + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
-            + shards.iter().map(|shard| adapter_bytes(config, (&model.spec, shard))).sum::<u64>()
+            + shards.iter().map(|shard| adapter_bytes(config, &model.spec, shard)).sum::<u64>()
                 * u64::from(config.memory_sharers.max(1)),
         (model.spec.longest_window(), rows),
         &token_bytes,

@@ -69,7 +69,7 @@ pub fn plan(config: &WorkerConfig) -> Result<MemoryPlan, WorkerError> {
             stage: shard.stage,
             layers: shard.layers.clone(),
             allocated: Allocated {
-                adapters: adapter_bytes(config, (&model.spec, shard)),
+                adapters: adapter_bytes(config, &model.spec, shard),
                 draft_model: draft_bytes,
                 ..CpuModel::plan(&config.model, &model.spec, shard, &options)?
             },

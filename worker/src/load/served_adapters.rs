@@ -10,9 +10,9 @@ use crate::model::spec::Spec;
 use crate::shard::Shard;
 
 /// Memory that adapters may take on the rank of a shard, in bytes.
-pub(super) fn adapter_bytes(config: &WorkerConfig, part: (&Spec, &Shard)) -> u64 {
+pub(super) fn adapter_bytes(config: &WorkerConfig, spec: &Spec, shard: &Shard) -> u64 {
     let AdaptersConfig { is_enabled, max_cpu_loras, max_lora_rank, .. } = config.adapters;
-    let each = if is_enabled { AdapterWeights::most_bytes(part, max_lora_rank) } else { 0 };
+    let each = if is_enabled { AdapterWeights::most_bytes(spec, shard, max_lora_rank) } else { 0 };
     each.saturating_mul(max_cpu_loras as u64)
 }
 

@@ -24,5 +24,6 @@ mod rope;
 pub mod served_adapter;
 pub mod spec;
 pub mod tensors;
+pub mod weight_source;
 
 pub use error::LoadError;

@@ -37,7 +37,7 @@ impl AdapterForm {
     /// As [`check`], or if memory for them cannot be had.
     pub fn read(&self, adapter: &Adapter, spec: &Spec, max_rank: usize) -> Result<HeldAdapter, LoadError> {
         Ok(match self {
-            Self::Cpu(shard) => HeldAdapter::Cpu(AdapterWeights::new(adapter, (spec, shard), max_rank)?),
+            Self::Cpu(shard) => HeldAdapter::Cpu(AdapterWeights::new(adapter, spec, shard, max_rank)?),
             Self::Cuda(form) => HeldAdapter::Cuda(form.read(adapter, spec, max_rank)?),
         })
     }

@@ -3,7 +3,6 @@
 //! only validated values.
 
 mod constraint;
-mod without_io;
 mod drain;
 mod local;
 mod model_facts;
@@ -13,6 +12,7 @@ mod server;
 mod tests;
 mod validate;
 mod watch;
+mod without_io;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -31,9 +31,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Request, Response, Status};
 
-pub use without_io::without_io;
 pub use local::LocalWorker;
 pub use serve::{serve, serve_backend};
+pub use without_io::without_io;
 
 pub(crate) use model_facts::ModelFacts;
 

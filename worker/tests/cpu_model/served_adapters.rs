@@ -24,9 +24,9 @@ fn served(base: &Path, directory: &Path) -> Result<Arc<LoadedAdapter>, String> {
     let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     let spec = ModelConfig::from_dir(base).unwrap().spec;
     adapter_changes::check(&adapter, &spec, 8).map_err(|error| error.to_string())?;
-    let part = (&spec, &Shard::whole(&spec));
-    let weights = AdapterWeights::new(&adapter, part, 8).map_err(|error| error.to_string())?;
-    assert!(weights.bytes() > 0 && weights.bytes() <= AdapterWeights::most_bytes(part, 8));
+    let shard = Shard::whole(&spec);
+    let weights = AdapterWeights::new(&adapter, &spec, &shard, 8).map_err(|error| error.to_string())?;
+    assert!(weights.bytes() > 0 && weights.bytes() <= AdapterWeights::most_bytes(&spec, &shard, 8));
     let held = Arc::new(HeldAdapter::Cpu(weights));
     Ok(Arc::new(LoadedAdapter::new(adapter.id().unwrap(), Some(held), Arc::default())))
 }

@@ -276,7 +276,7 @@ fn glu<T: Activation>(bench: &mut Bench) -> Result<(), CudaError> {
         let gate_up = bench.normal(2 * rows * inner);
         let (out, on_device) = (bench.output::<T>(rows * inner)?, bench.upload(&gate_up)?);
         let out_slice: DeviceSlice<T> = *out;
-        LowRankAdd::<T>::new(&bench.kernels)?.glu(&bench.stream, out_slice, *on_device, (by, inner))?;
+        LowRankAdd::<T>::new(&bench.kernels)?.glu(&bench.stream, out_slice, *on_device, by, inner)?;
         let mut reference = vec![0.0; rows * inner];
         skein_kernels::cpu::mlp::glu(
             &mut skein_kernels::cpu::Cpu::new(1),

@@ -1,6 +1,6 @@
 //! Attention over the paged KV cache, for any mix of prefill and decode rows.
 //!
-//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of [`CHUNK`]
+//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of [`CHUNK`](query::CHUNK)
 //! positions. Within a chunk, each score is one chain of multiply-adds over the head's dimensions, the
 //! softmax is relative to the chunk's highest score and summed with position `p` in lane `p % 16`, and each
 //! output value is one chain over ascending positions. The chunks are then joined one by one, ascending
@@ -20,69 +20,18 @@
 
 mod element;
 mod plan;
+mod query;
 mod state;
 mod task;
 mod tile;
 
-use std::ops::Range;
-
 use super::Cpu;
 use super::disjoint::DisjointMut;
-use super::kv_cache::{KvCache, KvType};
+use super::kv_cache::KvType;
 use plan::{Plan, PlanShape};
+pub use query::{Attention, SequenceRows};
 use state::States;
 use task::{PairTask, Task, ThreadScratch};
-
-/// Positions per softmax. Changing it changes results, because it is part of the order of arithmetic.
-const CHUNK: usize = 256;
-
-/// Consecutive rows of one sequence.
-#[derive(Debug, Clone)]
-pub struct Rows<'a> {
-    /// The sequence's rows of the batch.
-    pub rows: Range<usize>,
-    /// Position of the first row; the others follow it.
-    pub position: usize,
-    /// The sequence's block table.
-    pub blocks: &'a [u32],
-}
-
-/// The inputs of attention besides the rows.
-pub struct Attention<'a> {
-    /// Keys and values, including those of this step.
-    pub cache: &'a KvCache,
-    /// Layer of the cache to read.
-    pub layer: usize,
-    /// `[rows, stride]`; a row starts with its query heads.
-    pub q: &'a [f32],
-    /// Values from one row of `q` to the next.
-    pub stride: usize,
-    /// Number of query heads.
-    pub heads: usize,
-    /// Query heads per KV head.
-    pub group: usize,
-    /// Query heads of the first KV head that are on another rank and absent from `q`. The last KV head's
-    /// group may also be incomplete.
-    pub skipped: usize,
-    /// Factor of the scores: `1 / sqrt(head_dim)` in most models.
-    pub scale: f32,
-    /// A row sees its own position and the `window - 1` before it; `None`: all before it.
-    pub window: Option<u32>,
-    /// Whether windows do not slide: a row sees the positions from the last multiple of the window on.
-    pub is_chunked: bool,
-    /// If set, scores become `softcap * tanh(score / softcap)`.
-    pub softcap: Option<f32>,
-    /// `[heads]`: a logit that takes part in the softmax but has no value.
-    pub sinks: Option<&'a [f32]>,
-}
-
-impl Attention<'_> {
-    /// Query heads of a KV head, numbered as in `q`.
-    fn heads_of(&self, kv_head: usize) -> Range<usize> {
-        let first = (kv_head * self.group).saturating_sub(self.skipped);
-        first..((kv_head + 1) * self.group - self.skipped).min(self.heads)
-    }
-}
 
 /// Buffers of [`attend`], reused between calls. They grow to the largest size seen.
 #[derive(Default)]
@@ -95,11 +44,6 @@ pub struct Scratch {
     states: Vec<f32>,
 }
 
-/// First position that the row at `position` sees.
-fn seen_from(position: usize, window: usize, is_chunked: bool) -> usize {
-    if is_chunked { position / window * window } else { (position + 1).saturating_sub(window) }
-}
-
 /// Computes attention for all `sequences`; `out` is `[rows, heads * value_dim]`.
 ///
 /// # Panics
@@ -107,7 +51,7 @@ fn seen_from(position: usize, window: usize, is_chunked: bool) -> usize {
 pub fn attend(
     cpu: &mut Cpu,
     a: &Attention<'_>,
-    sequences: &[Rows<'_>],
+    sequences: &[SequenceRows<'_>],
     out: &mut [f32],
     scratch: &mut Scratch,
 ) {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{CHUNK, Rows, seen_from};
+use super::query::{CHUNK, SequenceRows, seen_from};
 
 /// Most queries (rows times query heads of one KV head) per tile, unless a single row has more. They share
 /// each read of a chunk, which stays in the second-level cache until then.
@@ -71,7 +71,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Plans the pieces of all `sequences`, longest first.
-    pub(super) fn make(&mut self, shape: PlanShape, sequences: &[Rows<'_>]) {
+    pub(super) fn make(&mut self, shape: PlanShape, sequences: &[SequenceRows<'_>]) {
         let key = sequences.iter().map(|s| (s.rows.start, s.rows.len(), s.position));
         if self.shape == shape && key.clone().eq(self.key.iter().copied()) {
             return;
@@ -148,13 +148,13 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn rows(start: usize, count: usize, position: usize) -> Rows<'static> {
-        Rows { rows: start..start + count, position, blocks: &[] }
+    fn rows(start: usize, count: usize, position: usize) -> SequenceRows<'static> {
+        SequenceRows { rows: start..start + count, position, blocks: &[] }
     }
 
     /// Checks that the plan's pieces cover every chunk of every row and head once; returns the number of
     /// pieces.
-    fn check(threads: usize, group: usize, sequences: &[Rows<'_>]) -> usize {
+    fn check(threads: usize, group: usize, sequences: &[SequenceRows<'_>]) -> usize {
         check_window(threads, group, (usize::MAX, false), sequences)
     }
 
@@ -162,7 +162,7 @@ mod tests {
         threads: usize,
         group: usize,
         (window, is_chunked): (usize, bool),
-        sequences: &[Rows<'_>],
+        sequences: &[SequenceRows<'_>],
     ) -> usize {
         let mut plan = Plan::default();
         plan.make(PlanShape { threads, group, kv_heads: 2, window, is_chunked, state: 80 }, sequences);
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_everything_once() {
-        let batch: Vec<Rows<'_>> = (0..32).map(|i| rows(i, 1, 255 + i)).collect();
+        let batch: Vec<SequenceRows<'_>> = (0..32).map(|i| rows(i, 1, 255 + i)).collect();
         for threads in [1, 2, 8] {
             assert_eq!(check(threads, 7, &batch[..1]), 2, "one chunk is not split");
             check(threads, 7, &batch);

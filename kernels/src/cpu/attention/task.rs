@@ -9,14 +9,14 @@ use super::super::simd::{Kernel, LANES, Simd};
 use super::super::softcap::Softcap;
 use super::element::{Bf16, Bf16Dot, Element, F16, F32, Fp8, Int8};
 use super::plan::{Piece, Plan, Split};
+use super::query::{Attention, CHUNK, SequenceRows, seen_from};
 use super::state::States;
 use super::tile::{Attend, Chunk, MAX_QUERIES, Queries, SCORE_STRIDE, TILES_PER_CHUNK, Tiles};
-use super::{Attention, CHUNK, Rows, seen_from};
 
 /// One piece of a plan with its inputs and outputs.
 pub(super) struct Task<'a> {
     pub(super) a: &'a Attention<'a>,
-    pub(super) sequences: &'a [Rows<'a>],
+    pub(super) sequences: &'a [SequenceRows<'a>],
     pub(super) piece: &'a Piece,
     /// The piece that this thread will probably compute next.
     pub(super) next: Option<&'a Piece>,
@@ -161,7 +161,7 @@ impl<'a> Task<'a> {
 
     /// The piece's sequence.
     #[inline(always)]
-    fn rows(&self) -> &'a Rows<'a> {
+    fn rows(&self) -> &'a SequenceRows<'a> {
         &self.sequences[self.piece.sequence]
     }
 

@@ -1,6 +1,7 @@
-use super::super::kv_cache::{KvShape, KvType};
+use super::super::kv_cache::{KvCache, KvShape, KvType};
 use super::super::packed::to_e4m3;
 use super::super::simd::{Isa, e4m3_in_256ths};
+use super::query::CHUNK;
 use super::*;
 
 fn values(count: usize, seed: usize) -> Vec<f32> {
@@ -137,8 +138,8 @@ impl Case {
                 sinks,
             };
             let rows = [
-                Rows { rows: 0..*chunk, position: start, blocks: &tables[0] },
-                Rows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
+                SequenceRows { rows: 0..*chunk, position: start, blocks: &tables[0] },
+                SequenceRows { rows: *chunk..2 * chunk, position: late, blocks: &tables[1] },
             ];
             let width = heads * self.value_dim();
             let mut both = vec![f32::NAN; 2 * chunk * width];

@@ -11,8 +11,8 @@ use super::super::kv_cache::{Layout, TILE};
 use super::super::math::exp;
 use super::super::simd::{Kernel, LANES, Simd};
 use super::super::softcap::{Capped, Softcap};
-use super::CHUNK;
 use super::element::Element;
+use super::query::CHUNK;
 use super::state::{Join, States};
 
 pub(super) const TILES_PER_CHUNK: usize = CHUNK / TILE;

@@ -1,7 +1,7 @@
 //! Memory layout of a tile: the keys and values of one head in sixteen slots.
 
 use super::super::simd::LANES;
-use super::KvType;
+use super::kind::KvType;
 
 /// Slots in a tile. A vector holds one number of each.
 pub(in super::super) const TILE: usize = LANES;
@@ -22,6 +22,13 @@ pub(in super::super) struct Layout {
     pub width: usize,
     /// Dimensions of a key that are its value, if values are not stored.
     pub latent: Option<usize>,
+}
+
+impl KvType {
+    /// Bytes of one token's key or value in one head.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        Layout::new(self, head_dim).slot_bytes() / 2
+    }
 }
 
 /// Byte offsets of a key's or value's dimensions in a tile: even ones are `pair` apart, each odd one is `odd`

@@ -1,50 +1,20 @@
 //! The paged KV cache: keys and values of all layers, in blocks of `block_size` slots.
 
 mod encode;
+mod kind;
 mod layout;
 mod slots;
 
 use std::io;
 
 pub(super) use encode::{SMALLEST_IN_PAIRS, to_bf16};
+pub use kind::KvType;
 pub(super) use layout::{Layout, TILE};
 use slots::Slots;
 
 use super::disjoint::DisjointMut;
 use super::{Cpu, for_each_row};
 use skein_sys::mapped::ZeroedBytes;
-
-/// Number type of cached keys and values. Roundings are to nearest, ties to even.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvType {
-    /// `f32`, not rounded.
-    #[default]
-    F32,
-    /// bfloat16; magnitudes below 2^-55 become zero. Attention rounds queries and softmax weights likewise.
-    Bf16,
-    /// IEEE half; finite values outside its range become ±65504, its largest.
-    F16,
-    /// 8-bit integers. A token's key in each head has one `f32` scale, `max|x| / 127`, and its value another.
-    Int8,
-    /// FP8 (E4M3 without infinities), with scales as in [`KvType::Int8`], `max|x| / 448`.
-    Fp8,
-}
-
-impl KvType {
-    /// All number types.
-    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::Int8, Self::Fp8];
-
-    /// Whether each row of numbers has a scale.
-    #[inline(always)]
-    pub(super) const fn is_scaled(self) -> bool {
-        matches!(self, Self::Int8 | Self::Fp8)
-    }
-
-    /// Bytes of one token's key or value in one head.
-    pub fn head_bytes(self, head_dim: usize) -> usize {
-        Layout::new(self, head_dim).slot_bytes() / 2
-    }
-}
 
 /// Dimensions and number type of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 
 use super::super::disjoint::DisjointMut;
 use super::super::simd::{Kernel, LANES, Simd};
-use super::KvType;
 use super::encode::{FP8_MOST, INT8_MOST, row_scale, to_bf16, to_f16, to_fp8, to_int8};
+use super::kind::KvType;
 use super::layout::{Layout, Places, TILE};
 
 /// The slots of one layer, each written by one task at a time.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
-use super::super::input::{self, Encoding, Input};
+use super::super::input::{self, ColumnTasks, Encoding, Input};
 use super::super::mlp::{Activation, Clamped, GeluTanh, Silu, gate_in_place};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
@@ -41,7 +41,8 @@ pub fn gated_matmul(cpu: &mut Cpu, x: &Input, gated: Gated<'_>, encoding: Encodi
     let tasks = if m == 0 { 0 } else { shares.tasks() };
     let part = GatedRows { x, rows: 0..m, gated, product: ProductId::new(), isa: cpu.isa };
     let scratch_len = part.scratch_len(&shares);
-    out.fill_columns(cpu, encoding, (m, rows), (tasks, scratch_len), |task, scratch, columns| {
+    let division = ColumnTasks { rows: m, width: rows, tasks, scratch_len };
+    out.fill_columns(cpu, encoding, division, |task, scratch, columns| {
         part.run(shares.task(task), scratch, columns);
     });
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
-use super::super::input::{Encoding, Input};
+use super::super::input::{ColumnTasks, Encoding, Input};
 use super::super::packed::PANEL;
 use super::super::packed::formats::multiply;
 use super::gated::{Gated, GatedRows};
@@ -91,16 +91,11 @@ pub fn grouped_gated_matmul(
     };
     let of_member = |(member, shares)| part(member, tasks.products[member]).scratch_len(shares);
     let scratch_len = tasks.shares.iter().enumerate().map(of_member).max().unwrap_or_default();
-    out.fill_columns(
-        cpu,
-        encoding,
-        (x.rows(), outputs),
-        (tasks.count(), scratch_len),
-        |task, scratch, columns| {
-            let (member, product, task) = tasks.task(task);
-            part(member, product).run(task, scratch, columns);
-        },
-    );
+    let division = ColumnTasks { rows: x.rows(), width: outputs, tasks: tasks.count(), scratch_len };
+    out.fill_columns(cpu, encoding, division, |task, scratch, columns| {
+        let (member, product, task) = tasks.task(task);
+        part(member, product).run(task, scratch, columns);
+    });
 }
 
 /// Asserts that each matrix fits its rows of `x`.

@@ -8,7 +8,8 @@ use super::super::disjoint::DisjointMut;
 use super::super::input::{Encoding, Input};
 use super::super::packed::{Layout, Order, PANEL, Packed};
 use super::super::prefetch;
-use super::super::simd::{LANES, Simd};
+use super::super::simd::integer::IntegerIsa;
+use super::super::simd::{Isa, LANES, Simd};
 use super::tiles::{Panels, Pass, Registers, Streams, Tile};
 use super::unpacked::{PanelsKey, UnpackBuffers};
 
@@ -80,6 +81,10 @@ pub(in crate::cpu) struct Part<'a> {
     pub(super) y: Destination<'a>,
     pub(super) write: Write,
 }
+
+/// The kernel of a format: multiplies the outputs of a part by its rows of `x`, which have the encoding that
+/// the format requires.
+pub(in crate::cpu) type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
 /// Destination of a part's results, which are rows of `count` values.
 #[derive(Clone, Copy)]

@@ -22,6 +22,19 @@ const LONG_TASKS_PER_THREAD: usize = 4;
 /// Below this many multiplications, waking another thread costs more than it gains.
 const MIN_PRODUCTS_TO_SHARE: usize = 64 << 10;
 
+/// Limits of a thread's tasks.
+struct TaskLimits {
+    /// Most bytes of weights per task.
+    bytes: usize,
+    /// Tasks per thread, if there are so many panels.
+    per_thread: usize,
+}
+
+impl TaskLimits {
+    const SHORT: Self = Self { bytes: TASK_BYTES, per_thread: TASKS_PER_THREAD };
+    const LONG: Self = Self { bytes: LONG_TASK_BYTES, per_thread: LONG_TASKS_PER_THREAD };
+}
+
 /// Division of a product's panels. Each thread gets the same number, in tasks of some panels of one matrix.
 /// If even a few panels are too much work for all rows of `x`, a task has only some of the rows.
 pub(super) struct Shares<'a> {
@@ -63,7 +76,7 @@ impl<'a> Shares<'a> {
     /// Divides the panels of `stack` for `m` rows of `x`. If there is too little work to divide, one thread
     /// gets all of it.
     pub(super) fn new(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>]) -> Self {
-        Self::limited(cpu, m, stack, (TASK_BYTES, TASKS_PER_THREAD))
+        Self::limited(cpu, m, stack, TaskLimits::SHORT)
     }
 
     /// Like [`Shares::new`], for tasks that are never [in streams](Shares::in_streams).
@@ -72,15 +85,10 @@ impl<'a> Shares<'a> {
             let format = linear.weights.layout().format;
             Registers::of(format, MAX_ACCUMULATORS, true).width_of_single(m).is_some()
         });
-        if is_single {
-            Self::limited(cpu, m, stack, (LONG_TASK_BYTES, LONG_TASKS_PER_THREAD))
-        } else {
-            Self::new(cpu, m, stack)
-        }
+        if is_single { Self::limited(cpu, m, stack, TaskLimits::LONG) } else { Self::new(cpu, m, stack) }
     }
 
-    /// Limited to tasks of so many bytes, and to at least so many per thread.
-    fn limited(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>], (bytes, tasks): (usize, usize)) -> Self {
+    fn limited(cpu: &Cpu, m: usize, stack: &'a [Linear<'a>], limits: TaskLimits) -> Self {
         let Some(layout) = stack.first().map(|linear| linear.weights.layout()) else {
             return Self::cut(stack, 1, Cut { multiple: 1, most: 1, passes: 1, streams: None });
         };
@@ -90,8 +98,8 @@ impl<'a> Shares<'a> {
             return Self::cut(stack, 1, Cut { multiple, most: panels.max(1), passes: 1, streams: None });
         }
         let threads = cpu.threads.count();
-        let by_threads = panels / (threads * tasks);
-        Self::cut(stack, threads, Cut::of(layout, m, multiple, bytes, by_threads))
+        let by_threads = panels / (threads * limits.per_thread);
+        Self::cut(stack, threads, Cut::of(layout, m, multiple, limits.bytes, by_threads))
     }
 
     /// Divides the panels of one of many matrices multiplied together, for `m` rows of `x`. Tasks are not

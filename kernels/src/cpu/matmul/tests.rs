@@ -8,6 +8,7 @@ use super::*;
 use crate::cpu::input::{CodeGroup, Encoding};
 use crate::cpu::matrix::{Storage, WeightMatrix};
 use crate::cpu::mlp::glu;
+use crate::cpu::rows::Rows;
 use crate::gate::Gate;
 
 /// Small pseudo-random numbers from `seed` that are exact in all formats.
@@ -202,7 +203,7 @@ fn folded_weights_give_the_same_bits() {
 
 /// The encoded content of `input`, as bits.
 fn encoded(input: &Input) -> Vec<u32> {
-    let halves = |(halves, _): (&[u16], usize)| halves.iter().map(|half| u32::from(*half) << 16).collect();
+    let halves = |rows: Rows<'_, u16>| rows.values.iter().map(|half| u32::from(*half) << 16).collect();
     match input.encoding() {
         Encoding::Int8 => {
             let group = |group: &CodeGroup| {
@@ -214,10 +215,10 @@ fn encoded(input: &Input) -> Vec<u32> {
                     offset as u32,
                 ])
             };
-            input.codes().0.iter().flat_map(group).collect()
+            input.codes().values.iter().flat_map(group).collect()
         }
         Encoding::Bf16 if input.has_halves() => halves(input.halves()),
-        Encoding::Bf16 | Encoding::F32 => bits(input.values().0),
+        Encoding::Bf16 | Encoding::F32 => bits(input.values().values),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use super::super::Cpu;
 use super::super::disjoint::DisjointMut;
 use super::rounding::Panel;
-use super::{Layout, PANEL, PackError, Scales, Weights};
+use super::{Layout, PANEL, PackError, Packed, Scales, Weights};
 
 /// Source of rows of codes with their scales and zero points.
 pub trait GivenRows: Sync {
@@ -31,6 +31,17 @@ pub struct GivenRow<'a> {
     pub zeros: &'a mut [u8],
     /// First column of each scale.
     pub starts: &'a [usize],
+}
+
+impl Packed {
+    /// Writes the codes of output `row`, as they are multiplied, its scales and zero points to `to`, whose
+    /// starts are [`Layout::scale_starts`]. For integer formats other than blocks.
+    pub fn codes_of_row(&self, row: usize, to: GivenRow<'_>) {
+        to.codes.iter_mut().enumerate().for_each(|(col, code)| *code = self.code(row, col));
+        for (i, start) in to.starts.iter().enumerate() {
+            (to.scales[i], to.zeros[i]) = self.scale_zero(row, *start);
+        }
+    }
 }
 
 /// Packs `rows` to `to`, which must be zero, in `layout`, with all threads.
@@ -103,7 +114,7 @@ fn put_codes(layout: &Layout, lane: usize, codes: &[u8], to: &mut [u8]) {
 fn put_scales(layout: &Layout, lane: usize, scales: &[f32], to: &mut [u8]) {
     let units = match layout.format.0.weights {
         Weights::Numbers { units, .. } => units,
-        Weights::Codes { .. } | Weights::Values { .. } | Weights::Blocks(_) => 1.0,
+        Weights::Codes { .. } | Weights::Values { .. } | Weights::Blocks { .. } => 1.0,
     };
     for (i, scale) in scales.iter().enumerate() {
         let at = i * PANEL + lane;

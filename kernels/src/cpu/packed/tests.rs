@@ -1,7 +1,8 @@
 use super::super::Cpu;
-use super::super::input::Input;
+use super::super::input::{Encoding, GROUP, Input};
 use super::super::matmul::{Write, matmul};
 use super::super::matrix::{Storage, WeightMatrix};
+use super::super::rows::Rows;
 use super::super::simd::Isa;
 use super::formats::int4;
 use super::*;
@@ -317,7 +318,7 @@ fn given_codes_are_multiplied_like_the_weights_they_encode_on_every_instruction_
                 x.set(cpu, Encoding::Int8, &super::tests::weights(m * cols), cols);
                 let mut y = vec![0.0; m * rows];
                 matmul(cpu, &x, &[(&packed).into()], &mut y, Write::Set);
-                let (groups, stride) = x.codes();
+                let Rows { values: groups, stride } = x.codes();
                 for (i, got) in y.iter().enumerate() {
                     let (row, output) = (i / rows, i % rows);
                     let values = groups[row * stride..][..stride]

@@ -7,6 +7,7 @@ pub use frequencies::{RopeScaling, Rotation};
 
 use super::disjoint::DisjointMut;
 use super::kv_cache::{KvCache, TILE};
+use super::rows::RowsMut;
 use super::simd::{Kernel, Simd};
 use super::{Cpu, for_each_row, for_each_row_of, for_each_run};
 
@@ -51,18 +52,20 @@ pub fn rotate(cpu: &mut Cpu, x: &mut [f32], stride: usize, heads: usize, cos: &[
     });
 }
 
-/// Multiplies the first `width` values of each row of `x` `[rows, stride]` by `1 + scale * ln(1 + n)`, where
+/// Multiplies the first `width` values of each row of `x` by `1 + scale * ln(1 + n)`, where
 /// `n` is `(position + 1) / every`, rounded down: queries of layers that know no positions otherwise.
 ///
 /// # Panics
 /// If the shapes disagree.
 pub fn scale_by_position(
     cpu: &mut Cpu,
-    x: &mut [f32],
-    (stride, width): (usize, usize),
+    x: RowsMut<'_>,
+    width: usize,
     positions: &[u32],
-    (every, scale): (u32, f32),
+    every: u32,
+    scale: f32,
 ) {
+    let RowsMut { values: x, stride } = x;
     assert!(x.len() == positions.len() * stride && width <= stride, "x is [rows, stride]");
     let x = DisjointMut::new(x);
     for_each_row_of(cpu, positions.len(), width, |row, _| {

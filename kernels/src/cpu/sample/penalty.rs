@@ -1,6 +1,6 @@
 //! Adjusts logits before a draw: bias, forbidden tokens, penalties.
 
-use super::{Controls, Sampling};
+use super::parameters::{Controls, Sampling};
 
 /// Copies `logits` to `out`, with -∞ for tokens that are not in `allowed`. Copies all of them if `allowed` is
 /// empty or none of its tokens can be drawn.

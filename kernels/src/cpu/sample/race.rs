@@ -4,7 +4,7 @@
 
 use super::super::philox::{philox4x32_10, philox4x32_10_many};
 use super::super::simd::{Isa, Kernel, LANES, Simd};
-use super::Sampling;
+use super::parameters::Sampling;
 
 /// Random words of one draw: word `token % 4` of Philox at counter (token / 4, position, sample index, 0).
 pub(super) struct Stream {

@@ -1,6 +1,6 @@
 //! Sixteen lanes in an array, for any architecture. Vectorises where the target has fused multiply-add.
 
-use super::{Kernel, LANES, Simd, e4m3_in_256ths};
+use super::operations::{Kernel, LANES, Simd, e4m3_in_256ths};
 
 /// Plain Rust; always available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, LANES, Simd, store_nearest_bf16};
+use super::operations::{Kernel, LANES, Simd, store_nearest_bf16};
 
 /// AVX-512 F, BW, DQ and VL, and BF16 and VBMI if `DOT`. The private field makes [`Avx512::detect`] the only
 /// constructor.

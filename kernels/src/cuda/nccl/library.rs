@@ -182,7 +182,8 @@ impl Nccl {
     /// `own` must have `words` words on the device and `all` that many per rank, both until the work is done.
     pub(super) unsafe fn all_gather(
         &self,
-        (own, all): (u64, u64),
+        own: u64,
+        all: u64,
         words: usize,
         raw: ncclComm_t,
         stream: CUstream,

@@ -92,7 +92,7 @@ impl Communicator {
         // SAFETY: both are device memory of the checked size; like all memory of a step it stays until the
         // device is abandoned or done.
         let queued = unsafe {
-            self.nccl.all_gather((own.address(), all.address()), bytes / 4, self.raw.0, stream.raw())
+            self.nccl.all_gather(own.address(), all.address(), bytes / 4, self.raw.0, stream.raw())
         };
         let settled = queued.and_then(|()| self.settle("ncclAllGather", "the call has not returned"));
         settled.inspect_err(|error| self.device.note(error))

@@ -205,7 +205,7 @@ impl<T: Activation + BlasElement> Linear<T> {
             self.by_kernels(stream, &Product { out: sums, x, weight, rows, output: Output::F32 }, workspace)?;
             change(GateUpSums::Wide(sums, first))?;
             let out = out.slice(first * n / 2..(first + rows) * n / 2);
-            glu_wide.glu(stream, out, sums, (by, n / 2))?;
+            glu_wide.glu(stream, out, sums, by, n / 2)?;
         }
         Ok(())
     }

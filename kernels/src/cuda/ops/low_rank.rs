@@ -1,6 +1,7 @@
 //! Changes by low-rank adapters to the rows of a batch; `cu/low_rank.cu`.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::inputs::TileList;
 use super::{Activation, kernel_for};
@@ -144,7 +145,7 @@ impl<T: Activation> LowRankAdd<T> {
     ) -> Result<(), CudaError> {
         let rows = out.len() / product.n;
         let args = Args::new().slice(out);
-        add(&self.add, args, stream, of, product, inner, (0, rows))
+        add(&self.add, args, stream, of, product, inner, 0..rows)
     }
 
     /// As [`add`](Self::add), to sums in f32. The first row of `out` is row `first_row` of the batch.
@@ -156,8 +157,8 @@ impl<T: Activation> LowRankAdd<T> {
         inner: InnerSums,
         (out, first_row): (DeviceSlice<f32>, usize),
     ) -> Result<(), CudaError> {
-        let rows = out.len() / product.n;
-        add(&self.add_wide, Args::new().slice(out), stream, of, product, inner, (first_row, rows))
+        let rows = first_row..first_row + out.len() / product.n;
+        add(&self.add_wide, Args::new().slice(out), stream, of, product, inner, rows)
     }
 
     /// Queues `out = activation(gate) * up` from sums `gate_up`, `[rows, 2 * inner]`, with the bits of the
@@ -167,7 +168,8 @@ impl<T: Activation> LowRankAdd<T> {
         stream: &Stream,
         out: DeviceSlice<T>,
         gate_up: DeviceSlice<f32>,
-        (by, inner): (Gate, usize),
+        by: Gate,
+        inner: usize,
     ) -> Result<(), CudaError> {
         let rows = out.len() / inner;
         assert!(gate_up.len() >= 2 * rows * inner, "gate and up of {rows} rows of {inner} are missing");
@@ -187,14 +189,14 @@ fn add(
     of: &ChangedRows,
     product: &SlotProduct,
     InnerSums { values: inner, ranks }: InnerSums,
-    (first_row, rows): (usize, usize),
+    rows: Range<usize>,
 ) -> Result<(), CudaError> {
     let SlotProduct { index, b_at, n, matrices, firsts, .. } = *product;
     check(of, product);
     assert!(ranks.is_power_of_two() && ranks <= MAX_LEAVES, "{ranks} ranks cannot be joined as a tree");
     let apart = inner.len() / ranks;
-    assert!(apart >= (first_row + rows) * matrices * of.max_rank, "rows of components are missing");
-    if of.tiles == 0 || rows == 0 {
+    assert!(apart >= rows.end * matrices * of.max_rank, "rows of components are missing");
+    if of.tiles == 0 || rows.is_empty() {
         return Ok(());
     }
     let args = args
@@ -213,8 +215,8 @@ fn add(
         .size(of.max_rank)
         .size(ranks)
         .u64(apart as u64)
-        .size(first_row)
-        .size(rows);
+        .size(rows.start)
+        .size(rows.len());
     let parts = n.div_ceil(OUTPUTS) as u32;
     kernel.launch(stream, Grid::of([of.tiles as u32, parts, 1], THREADS).overlapping(), &args)
 }

@@ -76,7 +76,7 @@ impl<T: Activation> PeerReduce<T> {
         let view = peers.view();
         let args = with_sums(Args::new().slice(out), &own).bytes(&view);
         let kernel = if protocol == Protocol::Small { &self.small } else { &self.large };
-        launch(kernel, stream, peers, (protocol, own, out), &args)
+        launch(kernel, stream, peers, protocol, own, out, &args)
     }
 
     /// Queues the sum, its addition to the residual stream and the norm.
@@ -98,7 +98,7 @@ impl<T: Activation> PeerReduce<T> {
         let args = Args::new().slice(out).slice(residual).slice(weight).f32(eps);
         let args = with_sums(args, &own).bytes(&view);
         let kernel = if protocol == Protocol::Small { &self.small_norm } else { &self.large_norm };
-        launch(kernel, stream, peers, (protocol, own, out), &args)
+        launch(kernel, stream, peers, protocol, own, out, &args)
     }
 }
 
@@ -110,7 +110,9 @@ fn launch<T: Activation>(
     kernel: &Kernel,
     stream: &Stream,
     peers: &Peers,
-    (protocol, own, out): (Protocol, OwnSums<T>, DeviceSlice<T>),
+    protocol: Protocol,
+    own: OwnSums<T>,
+    out: DeviceSlice<T>,
     args: &Args<'_>,
 ) -> Result<(), CudaError> {
     let OwnSums { sums, bias, rows, n } = own;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::NoPeers;
+use super::error::NoPeers;
 use crate::collective::Ranks;
 
 /// Longest reason that travels, in bytes.

@@ -52,7 +52,7 @@ impl Peers {
             .take_while(|rows| self.protocol(*rows, n).is_some())
             .collect();
         let most = sizes.last().copied().unwrap_or(0);
-        let timing = Timing::new(self, kernels, communicator, (n, times), most);
+        let timing = Timing::new(self, kernels, communicator, n, times, most);
         let timing = agree(ranks, timing.map_err(|error| format!("cannot measure: {error}")))?;
         let (budget, mut slowest) = (Budget::new(MOST_TIME), Vec::new());
         for rows in &sizes {
@@ -110,7 +110,8 @@ impl<'a> Timing<'a> {
         peers: &'a Peers,
         kernels: &Kernels,
         communicator: &'a Communicator,
-        (n, times): (usize, usize),
+        n: usize,
+        times: usize,
         rows: usize,
     ) -> Result<Self, CudaError> {
         let device = &peers.device;

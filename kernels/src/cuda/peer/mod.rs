@@ -10,6 +10,7 @@
 mod agreement;
 mod check;
 mod crossover;
+mod error;
 mod handles;
 
 use std::sync::Arc;
@@ -17,10 +18,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::{CudaError, Device, DeviceBuffer, DeviceSlice, Kernels, PinnedBuffer, Stream};
-use crate::collective::{Lost, Ranks};
+use crate::collective::Ranks;
 use crate::leaves::MAX_LEAVES;
 use agreement::agree;
 pub use crossover::Measured;
+pub use error::NoPeers;
 use handles::Opened;
 
 /// Most ranks, as in `cu/ranks.cuh`.
@@ -36,24 +38,6 @@ const ABORT: usize = 0;
 const MISSING: usize = 1;
 /// Inboxes and slots begin at multiples of this many words, which is a vector of the kernel.
 const VECTOR: usize = 4;
-
-/// Why a group does without peers.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoPeers {
-    /// A rank cannot use them. All ranks get this.
-    #[error("rank {rank} {why}")]
-    Unusable {
-        /// The first rank that cannot.
-        rank: usize,
-        /// Why, as a verb phrase.
-        why: String,
-        /// Whether a bit was wrong. Otherwise there is no access.
-        is_wrong: bool,
-    },
-    /// The group is lost.
-    #[error(transparent)]
-    Lost(#[from] Lost),
-}
 
 /// Options of [`Peers::open`]; all ranks have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,13 +12,12 @@ mod reports;
 #[cfg(test)]
 mod tests;
 
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use skein_node::clock;
+use skein_node::{clock, random};
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::worker::v1 as wire;
 use skein_proto::worker::v1::worker_server::Worker;
@@ -49,9 +48,7 @@ pub struct WorkerFace {
 impl WorkerFace {
     /// Serves `app` under a new epoch.
     pub fn new(app: App) -> Self {
-        // The standard library seeds each `RandomState` randomly.
-        let epoch = RandomState::new().hash_one(std::process::id()).max(1);
-        Self { app, epoch, readers: Readers::default(), placements: Arc::default() }
+        Self { app, epoch: random::seed().max(1), readers: Readers::default(), placements: Arc::default() }
     }
 
     fn capacity(&self) -> Result<Capacity, Refusal> {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use skein_kernels::collective::{Alone, Lost};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::attention::Rows;
+use skein_kernels::cpu::attention::SequenceRows;
 use skein_kernels::cpu::kv_cache::{KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
@@ -30,6 +30,7 @@ use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::profile::{Part, Profile};
 use crate::model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
 use crate::model::spec::Spec;
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 use crate::{BlockId, TokenId};
 use draws::Draws;
@@ -240,22 +241,22 @@ pub struct CpuModel {
 #[derive(Default)]
 struct Tables {
     blocks: Vec<u32>,
-    sequences: Vec<Rows<'static>>,
-    wanted: Vec<Rows<'static>>,
+    sequences: Vec<SequenceRows<'static>>,
+    wanted: Vec<SequenceRows<'static>>,
 }
 
 impl Tables {
     /// Takes the tables of `batch` among `blocks`; the rows borrow the tables.
     fn fill<'a>(
         blocks: &'a mut Vec<u32>,
-        [sequences, wanted]: [Vec<Rows<'static>>; 2],
+        [sequences, wanted]: [Vec<SequenceRows<'static>>; 2],
         (batch, tables): (&Batch, &[BlockId]),
         wanted_rows: &[u32],
-    ) -> [Vec<Rows<'a>>; 2] {
+    ) -> [Vec<SequenceRows<'a>>; 2] {
         blocks.clear();
         blocks.extend(tables.iter().map(|block| block.0));
         let (mut sequences, mut wanted) = (emptied(sequences), emptied(wanted));
-        sequences.extend(batch.sequences.iter().map(|sequence| Rows {
+        sequences.extend(batch.sequences.iter().map(|sequence| SequenceRows {
             rows: sequence.rows.start as usize..sequence.rows.end as usize,
             position: sequence.context_len as usize - sequence.rows.len(),
             blocks: &blocks[sequence.blocks.start as usize..sequence.blocks.end as usize],
@@ -266,11 +267,11 @@ impl Tables {
         [sequences, wanted]
     }
 
-    fn take_rows(&mut self) -> [Vec<Rows<'static>>; 2] {
+    fn take_rows(&mut self) -> [Vec<SequenceRows<'static>>; 2] {
         [std::mem::take(&mut self.sequences), std::mem::take(&mut self.wanted)]
     }
 
-    fn put_back(&mut self, [sequences, wanted]: [Vec<Rows<'static>>; 2]) {
+    fn put_back(&mut self, [sequences, wanted]: [Vec<SequenceRows<'static>>; 2]) {
         (self.sequences, self.wanted) = (sequences, wanted);
     }
 }
@@ -330,9 +331,10 @@ impl CpuModel {
         }
         let NumberTypes { bf16, weights: rounded, .. } = options.numbers;
         let mut packed_bytes = 0;
-        let model = Model::load(&spec, shard, (&weights, adapter.as_ref()), bf16, |matrices| {
+        let from = WeightSource { weights: &weights, adapter: adapter.as_ref() };
+        let model = Model::load(&spec, shard, from, bf16, |matrices| {
             packed_bytes = pack::most_bytes(matrices, rounded);
-            pack(&mut cpu, matrices, rounded, &weights, (cache, source), progress)
+            pack(&mut cpu, matrices, rounded, &weights, cache, source, progress)
         })?;
         Ok(Self { packed_bytes, ..Self::new(model, cpu, connections, options)? })
     }
@@ -347,7 +349,8 @@ impl CpuModel {
         shard: &Shard,
         options: &CpuOptions,
     ) -> Result<Allocated, LoadError> {
-        let matrices = matrices(spec, shard, (&Weights::open(model_dir)?, None))?;
+        let weights = Weights::open(model_dir)?;
+        let matrices = matrices(spec, shard, WeightSource::without_adapter(&weights))?;
         let own = shard.spec(spec);
         Ok(Allocated {
             weights: pack::most_bytes(&matrices, options.numbers.weights),
@@ -446,8 +449,8 @@ impl CpuModel {
             let count = LOGIT_ROWS.min(self.draws.rows.len() - first);
             let logits = &mut self.logits[..count * vocab];
             let ranks = &mut *self.connections.ranks;
-            let rows = (first..first + count, &self.wanted_adapters);
-            self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
+            let (rows, adapters) = (first..first + count, &self.wanted_adapters);
+            self.model.logits(&mut self.cpu, rows, adapters, &mut self.activations, ranks, logits)?;
             self.draws.draw(&mut self.cpu, batch, first, logits, vocab)?;
             self.activations.profile.mark(Part::Sample);
             first += count;
@@ -479,8 +482,8 @@ impl CpuModel {
         for first in (0..rows.len()).step_by(LOGIT_ROWS) {
             let rows = first..rows.len().min(first + LOGIT_ROWS);
             let logits = &mut self.logits[..rows.len() * vocab];
-            let (ranks, rows) = (&mut *self.connections.ranks, (rows, &self.wanted_adapters));
-            self.model.logits(&mut self.cpu, rows, &mut self.activations, ranks, logits)?;
+            let (ranks, adapters) = (&mut *self.connections.ranks, &self.wanted_adapters);
+            self.model.logits(&mut self.cpu, rows, adapters, &mut self.activations, ranks, logits)?;
             all.extend(logits.chunks(vocab).map(<[f32]>::to_vec));
         }
         Ok(all)
@@ -553,7 +556,7 @@ impl CpuModel {
 }
 
 /// Rows by sequence, and the wanted ones, with their `slots` in a cache.
-fn in_cache<'a>(slots: &'a [u32], [sequences, wanted]: &'a [Vec<Rows<'a>>; 2]) -> Located<'a> {
+fn in_cache<'a>(slots: &'a [u32], [sequences, wanted]: &'a [Vec<SequenceRows<'a>>; 2]) -> Located<'a> {
     Located { slots, sequences, wanted_sequences: wanted }
 }
 
@@ -584,7 +587,7 @@ fn logit_values(spec: &Spec, is_last: bool) -> usize {
 
 /// Appends to `to` the parts of `sequences` whose rows are in `wanted` (ascending), as runs of consecutive
 /// rows. Their row numbers count wanted rows only.
-fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>>) {
+fn keep_wanted<'a>(sequences: &[SequenceRows<'a>], wanted: &[u32], to: &mut Vec<SequenceRows<'a>>) {
     let mut left = wanted.iter().map(|row| *row as usize).enumerate().peekable();
     for sequence in sequences {
         while let Some((first, row)) = left.next_if(|(_, row)| sequence.rows.contains(row)) {
@@ -594,7 +597,7 @@ fn keep_wanted<'a>(sequences: &[Rows<'a>], wanted: &[u32], to: &mut Vec<Rows<'a>
             while left.next_if(|(_, next)| follows(end, *next)).is_some() {
                 end += 1;
             }
-            to.push(Rows {
+            to.push(SequenceRows {
                 rows: first..end,
                 position: sequence.position + row - sequence.rows.start,
                 ..*sequence
@@ -622,7 +625,7 @@ fn compute_on(threads: usize) -> ThreadPlacement {
 }
 
 /// Reuses a list's allocation for elements of another lifetime.
-fn emptied<'a>(mut rows: Vec<Rows<'_>>) -> Vec<Rows<'a>> {
+fn emptied<'a>(mut rows: Vec<SequenceRows<'_>>) -> Vec<SequenceRows<'a>> {
     rows.clear();
     // Collects in place; `tests/no_allocation.rs` would notice if not.
     rows.into_iter().map(|_| unreachable!("it is empty")).collect()

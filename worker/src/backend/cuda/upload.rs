@@ -18,8 +18,8 @@ use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffe
 
 use super::error::CudaLoadError;
 use crate::model::LoadError;
-use crate::model::on_cuda::rank_tensor::MergedChange;
 use crate::model::on_cuda::origin::Origin;
+use crate::model::on_cuda::rank_tensor::MergedChange;
 
 /// Bytes of a pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;

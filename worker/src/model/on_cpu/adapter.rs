@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::low_rank::{Changed, LowRank, LowRankShape, add_low_rank, add_outer, inner_low_rank};
+use skein_kernels::cpu::rows::{Rows, RowsMut};
 
 use crate::backend::LoadedAdapter;
 use crate::model::LoadError;
@@ -41,11 +42,7 @@ impl AdapterWeights {
     ///
     /// # Errors
     /// As [`for_each_change`].
-    pub fn new(
-        adapter: &Adapter,
-        (spec, shard): (&Spec, &Shard),
-        max_rank: usize,
-    ) -> Result<Self, LoadError> {
+    pub fn new(adapter: &Adapter, spec: &Spec, shard: &Shard, max_rank: usize) -> Result<Self, LoadError> {
         let mut weights = Self {
             layers: shard.layers.clone().map(|_| LayerChanges::default()).collect(),
             head: None,
@@ -83,7 +80,7 @@ impl AdapterWeights {
     }
 
     /// Size of the part of the largest adapter of rank `max_rank` on the rank of `shard`.
-    pub fn most_bytes((spec, shard): (&Spec, &Shard), max_rank: usize) -> u64 {
+    pub fn most_bytes(spec: &Spec, shard: &Shard, max_rank: usize) -> u64 {
         let all = tensors::all(spec);
         let bytes = |(tensor, _): (&Tensor, Place)| {
             let part = shard.part(spec, tensor);
@@ -171,37 +168,19 @@ impl AdapterRows {
         (rows, (0..self.groups.len()).map(rank).max().unwrap_or_default())
     }
 
-    /// Sets `inner`, `[rows with an adapter, components]`, to the products of this rank's inputs `x` with A.
-    pub(super) fn inner(
-        &self,
-        cpu: &mut Cpu,
-        at: ChangedProduct,
-        x: (&[f32], usize),
-        inner: (&mut [f32], usize),
-    ) {
+    /// Sets `inner`, the components of each row with an adapter, to the products of this rank's inputs `x`
+    /// with A.
+    pub(super) fn inner(&self, cpu: &mut Cpu, at: ChangedProduct, x: Rows<'_>, inner: RowsMut<'_>) {
         inner_low_rank(cpu, x, &|group| self.group(group, at), self.groups.len(), inner);
     }
 
-    /// Adds the changes of this product to `y`, `[rows, stride]`, from the products of all ranks' inputs with
-    /// A.
-    pub(super) fn add_outer(
-        &self,
-        cpu: &mut Cpu,
-        at: ChangedProduct,
-        inner: (&[f32], usize),
-        y: (&mut [f32], usize),
-    ) {
+    /// Adds the changes of this product to `y`, from the products of all ranks' inputs with A.
+    pub(super) fn add_outer(&self, cpu: &mut Cpu, at: ChangedProduct, inner: Rows<'_>, y: RowsMut<'_>) {
         add_outer(cpu, inner, &|group| self.group(group, at), self.groups.len(), y);
     }
 
-    /// Adds the changes of this product to `y`, `[rows, stride]`, from its input `x`.
-    pub(super) fn add_to(
-        &self,
-        cpu: &mut Cpu,
-        at: ChangedProduct,
-        x: (&[f32], usize),
-        y: (&mut [f32], usize),
-    ) {
+    /// Adds the changes of this product to `y`, from its input `x`.
+    pub(super) fn add_to(&self, cpu: &mut Cpu, at: ChangedProduct, x: Rows<'_>, y: RowsMut<'_>) {
         add_low_rank(cpu, x, &|group| self.group(group, at), self.groups.len(), y);
     }
 }

@@ -8,6 +8,7 @@ use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::experts::Choices;
 use skein_kernels::cpu::join::join_ranks;
 use skein_kernels::cpu::matmul::Write;
+use skein_kernels::cpu::rows::RowsMut;
 use skein_kernels::leaves;
 
 use crate::shard::Shard;
@@ -28,6 +29,12 @@ pub(super) struct Shared {
     own: Aligned<f32>,
     /// Gathered data, in rank order.
     all: Aligned<f32>,
+}
+
+/// The other ranks, and the buffers of what is exchanged with them.
+pub(super) struct Exchange<'a> {
+    pub shared: &'a mut Shared,
+    pub ranks: &'a mut dyn Ranks,
 }
 
 impl Shared {
@@ -72,10 +79,11 @@ impl Shared {
         cpu: &mut Cpu,
         ranks: &mut dyn Ranks,
         bias: Option<&[f32]>,
-        (y, width, write): (&mut [f32], usize, Write),
+        y: RowsMut<'_>,
+        write: Write,
         compute: impl FnOnce(&mut Cpu, &mut [f32]),
     ) -> Result<(), Lost> {
-        let count = ranks.count();
+        let (count, RowsMut { values: y, stride: width }) = (ranks.count(), y);
         let sums = self.gather(ranks, y.len(), |own| compute(cpu, own))?;
         join_ranks(cpu, sums, count, bias, width, y, write);
         Ok(())

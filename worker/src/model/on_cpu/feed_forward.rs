@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use skein_kernels::collective::{Lost, Ranks};
+use skein_kernels::collective::Lost;
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
 use skein_kernels::cpu::experts::{Choices, add_shared};
@@ -10,12 +10,13 @@ use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
 use skein_kernels::cpu::mlp::{activate_into, glu};
 use skein_kernels::cpu::packed::Order;
+use skein_kernels::cpu::rows::RowsMut;
 
-use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::capture::{Capture, Network as Reading, Reader};
-use super::exchange::Shared;
+use super::exchange::Exchange;
 use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
+use super::model::Model;
 use crate::model::spec::{ExpertsSpec, FeedForwardSpec, Spec};
 use crate::model::tensors::Product;
 
@@ -79,6 +80,15 @@ impl Inner {
     }
 }
 
+/// Memory of a dense network.
+pub(super) struct DenseBuffers<'a> {
+    /// Input of gate and up, encoded.
+    pub input: &'a mut Input,
+    /// The same values in `f32`, if an adapter changes the product.
+    pub exact: &'a mut Input,
+    pub values: &'a mut Inner,
+}
+
 /// A layer's feed-forward network, with its input `x` `[rows, hidden]`.
 pub(super) struct Network<'a> {
     pub model: &'a Model,
@@ -96,15 +106,15 @@ impl Network<'_> {
         &self,
         cpu: &mut Cpu,
         weights: &'w FeedForward,
-        (input, exact, buffers): (&mut Input, &mut Input, &mut Inner),
+        buffers: DenseBuffers<'_>,
         inner: &mut Input,
     ) -> Option<&'w Projection> {
         let is_changed = self.is_changed(LayerProduct::GateUp) || self.is_changed(LayerProduct::Down);
-        let values = &mut buffers.up;
+        let DenseBuffers { input, exact, values } = buffers;
         match weights {
             FeedForward::Gated(network) if is_changed => {
                 self.normalise(cpu, network, input);
-                self.run_changed(cpu, network, (input, exact, buffers), inner);
+                self.run_changed(cpu, network, DenseBuffers { input, exact, values }, inner);
                 Some(&network.down)
             }
             FeedForward::Gated(network) => {
@@ -117,14 +127,15 @@ impl Network<'_> {
                 let encoding = self.model.encoding(&stack, input);
                 self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
                 let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()], inner));
-                let values = &mut values[..rows * width];
-                matmul(cpu, input, &stack, values, Write::Set);
-                self.change(cpu, exact, (values, width));
-                activate_into(cpu, self.spec.activation, values, width, encoding, inner);
+                let Inner { up, exact: kept, .. } = values;
+                let up = &mut up[..rows * width];
+                matmul(cpu, input, &stack, up, Write::Set);
+                self.change(cpu, exact, RowsMut { values: up, stride: width });
+                activate_into(cpu, self.spec.activation, up, width, encoding, inner);
                 if self.is_changed(LayerProduct::Down) {
-                    activate_into(cpu, self.spec.activation, values, width, Encoding::F32, exact);
-                    buffers.exact.grow(rows * width);
-                    exact.copy_to(&mut buffers.exact[..rows * width]);
+                    activate_into(cpu, self.spec.activation, up, width, Encoding::F32, exact);
+                    kept.grow(rows * width);
+                    exact.copy_to(&mut kept[..rows * width]);
                 }
                 Some(down)
             }
@@ -136,8 +147,8 @@ impl Network<'_> {
         self.adapters.change(ChangedProduct::OfLayer(self.layer, product))
     }
 
-    /// Adds the changes to gate and up to `y`, `[rows, stride]`.
-    fn change(&self, cpu: &mut Cpu, exact: &mut Input, y: (&mut [f32], usize)) {
+    /// Adds the changes to gate and up to `y`.
+    fn change(&self, cpu: &mut Cpu, exact: &mut Input, y: RowsMut<'_>) {
         if self.is_changed(LayerProduct::GateUp) {
             self.model.normalise_into(cpu, self.x, self.norm, Encoding::F32, exact);
             let at = ChangedProduct::OfLayer(self.layer, LayerProduct::GateUp);
@@ -150,9 +161,10 @@ impl Network<'_> {
         &self,
         cpu: &mut Cpu,
         network: &GatedNetwork,
-        (input, exact, buffers): (&Input, &mut Input, &mut Inner),
+        buffers: DenseBuffers<'_>,
         inner: &mut Input,
     ) {
+        let DenseBuffers { input, exact, values: buffers } = buffers;
         let GatedNetwork { gate, up, down } = network;
         let (rows, width) = (self.x.len() / self.model.spec.hidden_size, self.spec.inner_size);
         buffers.gate_up.grow(rows * 2 * width);
@@ -160,7 +172,7 @@ impl Network<'_> {
         let gate_up = &mut buffers.gate_up[..rows * 2 * width];
         let values = &mut buffers.exact[..rows * width];
         matmul(cpu, input, &[gate.linear(), up.linear()], gate_up, Write::Set);
-        self.change(cpu, exact, (gate_up, 2 * width));
+        self.change(cpu, exact, RowsMut { values: &mut *gate_up, stride: 2 * width });
         glu(cpu, self.spec.activation, gate_up, width, values);
         let encoding = self.model.encoding(&[down.linear()], inner);
         inner.set(cpu, encoding, values, width);
@@ -208,8 +220,9 @@ impl Mixture<'_> {
         cpu: &mut Cpu,
         x: &mut [f32],
         inner: &mut Input,
-        (buffers, capture): (&mut Inner, &mut Capture),
-        (shared, ranks): (&mut Shared, &mut dyn Ranks),
+        buffers: &mut Inner,
+        capture: &mut Capture,
+        exchange: Exchange<'_>,
     ) -> Result<(), Lost> {
         let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
         let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
@@ -251,11 +264,12 @@ impl Mixture<'_> {
             let outputs = &mut outputs[start * hidden..end * hidden];
             grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
         }
+        let Exchange { shared, ranks } = exchange;
         if ranks.count() > 1 {
             shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
         }
         choices.add_outputs(cpu, outputs, hidden, x);
-        self.add_shared(cpu, x, inner, (buffers, capture));
+        self.add_shared(cpu, x, inner, buffers, capture);
         Ok(())
     }
 
@@ -265,7 +279,8 @@ impl Mixture<'_> {
         cpu: &mut Cpu,
         x: &mut [f32],
         inner: &mut Input,
-        (buffers, capture): (&mut Inner, &mut Capture),
+        buffers: &mut Inner,
+        capture: &mut Capture,
     ) {
         let Some((network, router)) = &self.weights.shared else { return };
         let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;

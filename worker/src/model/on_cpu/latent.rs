@@ -11,9 +11,10 @@ use skein_kernels::cpu::kv_cache::KvCache;
 use skein_kernels::cpu::latent::{HeadsAt, queries_of_latent, rotate_parts};
 use skein_kernels::cpu::matmul::{Linear, Write, grouped_matmul, matmul};
 use skein_kernels::cpu::norm::{rms_norm_heads, rms_norm_part_into};
+use skein_kernels::cpu::rows::Rows;
 
-use super::Model;
 use super::layers::{Latent, Projection};
+use super::model::Model;
 use crate::model::spec::{LatentSpec, Spec};
 
 /// Activations of latent attention.
@@ -37,6 +38,14 @@ pub(super) struct LatentInput<'a> {
     pub cos: &'a [f32],
     /// Sines, as `cos`.
     pub sin: &'a [f32],
+}
+
+/// What the heads attended to.
+pub(super) struct Attended<'a> {
+    pub of: &'a LatentSpec,
+    pub weights: &'a Latent,
+    /// `[rows, heads, rank]`
+    pub values: &'a [f32],
 }
 
 impl LatentValues {
@@ -83,7 +92,7 @@ impl LatentValues {
     }
 
     /// Computes the queries, rotates them, and multiplies the rest by the heads' key matrices.
-    pub fn queries(&mut self, (model, cpu): (&Model, &mut Cpu), from: LatentInput<'_>, input: &mut Input) {
+    pub fn queries(&mut self, model: &Model, cpu: &mut Cpu, from: LatentInput<'_>, input: &mut Input) {
         let LatentInput { of, weights, projected, cos, sin } = from;
         let (rows, heads, dim) = (cos.len() / (of.rotated / 2), weights.keys.len(), of.query_dim());
         if rows == 0 {
@@ -94,7 +103,8 @@ impl LatentValues {
         if let Some((norm, up)) = &weights.query {
             let stack = [up.linear()];
             let encoding = model.encoding(&stack, input);
-            rms_norm_part_into(cpu, projected, (stride, first), norm, of.eps, encoding, input);
+            let projected = Rows { values: projected, stride };
+            rms_norm_part_into(cpu, projected, first, norm, of.eps, encoding, input);
             matmul(cpu, input, &stack, queries, Write::Set);
         } else {
             for (from, to) in projected.chunks_exact(stride).zip(queries.chunks_exact_mut(heads * dim)) {
@@ -104,32 +114,28 @@ impl LatentValues {
         let heads_at = HeadsAt { rows, heads, dim, first: of.plain };
         rotate_parts(cpu, queries, heads_at, heads * dim, cos, sin);
         let by_head = &mut self.by_head[..rows * heads * of.rank];
-        multiply_by_head((model, cpu), &weights.keys, (queries, dim), of.plain, &mut self.input, by_head);
+        let values = Rows { values: &*queries, stride: dim };
+        multiply_by_head(model, cpu, &weights.keys, values, of.plain, &mut self.input, by_head);
         let to = &mut self.queries[..rows * heads * (of.rank + of.rotated)];
         queries_of_latent(cpu, by_head, queries, heads_at, to);
     }
 
-    /// Multiplies what the heads attended to, `[rows, heads, rank]`, by their value matrices, and sets
-    /// `input` to the input of the output projection `o`.
+    /// Multiplies what the heads attended to by their value matrices, and sets `input` to the input of the
+    /// output projection `o`.
     pub fn outputs(
         &mut self,
-        (model, cpu): (&Model, &mut Cpu),
-        of: &LatentSpec,
-        weights: &Latent,
-        attended: &[f32],
-        (o, input): (Linear<'_>, &mut Input),
+        model: &Model,
+        cpu: &mut Cpu,
+        from: Attended<'_>,
+        o: Linear<'_>,
+        input: &mut Input,
     ) {
+        let Attended { of, weights, values: attended } = from;
         let (heads, dim) = (weights.values.len(), of.value_dim);
         let rows = attended.len() / (heads * of.rank);
         let by_head = &mut self.by_head[..rows * heads * dim];
-        multiply_by_head(
-            (model, cpu),
-            &weights.values,
-            (attended, of.rank),
-            of.rank,
-            &mut self.input,
-            by_head,
-        );
+        let values = Rows { values: attended, stride: of.rank };
+        multiply_by_head(model, cpu, &weights.values, values, of.rank, &mut self.input, by_head);
         let encoding = model.encoding(&[o], input);
         input.fill(cpu, encoding, rows, heads * dim, |row, to| {
             for (head, to) in to.chunks_exact_mut(dim).enumerate() {
@@ -139,16 +145,18 @@ impl LatentValues {
     }
 }
 
-/// Multiplies the first `width` values of each head of each row by the head's matrix. `values` is `[rows,
-/// heads, dim]`, and `to` becomes `[heads, rows, outputs]`.
+/// Multiplies the first `width` values of each head of each row by the head's matrix. `values` is a row for
+/// each head, `[rows, heads, stride]`, and `to` becomes `[heads, rows, outputs]`.
 fn multiply_by_head(
-    (model, cpu): (&Model, &mut Cpu),
+    model: &Model,
+    cpu: &mut Cpu,
     matrices: &[Projection],
-    (values, dim): (&[f32], usize),
+    values: Rows<'_>,
     width: usize,
     input: &mut Input,
     to: &mut [f32],
 ) {
+    let Rows { values, stride: dim } = values;
     let (heads, rows) = (matrices.len(), values.len() / (matrices.len() * dim).max(1));
     if rows == 0 {
         return;

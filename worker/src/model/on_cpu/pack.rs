@@ -13,9 +13,10 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
-use crate::model::adapter::{Adapter, Delta};
+use crate::model::adapter::Delta;
 use crate::model::checkpoint::Weights;
 use crate::model::tensors::{ColumnsOf, StoredMatrix, Tensor};
+use crate::model::weight_source::WeightSource;
 use crate::shard;
 
 /// Matrices start at multiples of a page.
@@ -54,7 +55,7 @@ pub enum Use {
 }
 
 impl Matrix {
-    /// The `part` of `tensor` in `weights`, with the adapter's change.
+    /// The `part` of `tensor` in `source`, with the adapter's change.
     ///
     /// # Errors
     /// If it is missing, has the wrong shape, or has a form that cannot be divided, changed or used this way.
@@ -62,9 +63,9 @@ impl Matrix {
         tensor: &Tensor,
         for_use: Use,
         part: shard::Part,
-        (weights, adapter): (&Weights, Option<&Adapter>),
+        source: WeightSource<'_>,
     ) -> Result<Self, LoadError> {
-        let whole = tensor.find_matrix(weights)?;
+        let whole = tensor.find_matrix(source.weights)?;
         let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
         if let StoredMatrix::Numbers(numbers) = &whole {
             let unit = numbers.storage().unit();
@@ -85,7 +86,7 @@ impl Matrix {
                 "it chooses experts from activations that are not rounded, so it must be in 16 or 32 bits",
             ));
         }
-        let delta = adapter.map_or(Ok(None), |adapter| adapter.delta(tensor))?;
+        let delta = source.adapter.map_or(Ok(None), |adapter| adapter.delta(tensor))?;
         if delta.is_some() && weights.is_quantised() {
             return Err(refused("it is quantised, and an adapter is merged into 16 or 32 bits only"));
         }
@@ -194,7 +195,8 @@ pub fn pack(
     matrices: &[Matrix],
     rounded: Option<Format>,
     weights: &Weights,
-    (cache, source): (&PackedCache, u64),
+    cache: &PackedCache,
+    source: u64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Packed>, LoadError> {
     let stored = stored_bytes(matrices);
@@ -374,7 +376,7 @@ mod tests {
         let shipped = skein_golden::shipped();
         let (weights, cpu) = (Weights::open(&shipped).expect("it is there"), &mut Cpu::new(2));
         let mut progress = Vec::new();
-        let packed = pack(cpu, &matrices, None, &weights, (&PackedCache::none(), 0), &mut |done, all| {
+        let packed = pack(cpu, &matrices, None, &weights, &PackedCache::none(), 0, &mut |done, all| {
             progress.push((done, all));
         });
         let packed = packed.unwrap();
@@ -406,7 +408,7 @@ mod tests {
             let matrices = [of(stored, Use::Head)];
             let mut kept = Vec::new();
             for start in 0..2 {
-                let packed = pack(cpu, &matrices, None, &weights, (&cache, 7), &mut |_, _| {}).unwrap();
+                let packed = pack(cpu, &matrices, None, &weights, &cache, 7, &mut |_, _| {}).unwrap();
                 let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);
                 for row in [0, 17, rows - 1] {
                     packed[0].widen_row(row, &mut got);

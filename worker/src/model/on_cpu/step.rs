@@ -3,24 +3,25 @@
 use skein_kernels::collective::{Lost, Ranks};
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::aligned::Aligned;
-use skein_kernels::cpu::attention::{self, Attention, Rows, attend};
+use skein_kernels::cpu::attention::{self, Attention, SequenceRows, attend};
 use skein_kernels::cpu::embed::{embed, embed_part};
 use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::norm::{rms_norm_add, rms_norm_heads};
 use skein_kernels::cpu::rope::{Projected, angles, rotate_and_write, scale_by_position};
+use skein_kernels::cpu::rows::{Rows, RowsMut};
 
-use super::Model;
 use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
 use super::caches::{Caches, Place};
 use super::capture::{Capture, Reader};
-use super::exchange::{Heads, Shared};
-use super::feed_forward::{Inner, Mixture, Network};
-use super::latent::{LatentInput, LatentValues};
+use super::exchange::{Exchange, Heads, Shared};
+use super::feed_forward::{DenseBuffers, Inner, Mixture, Network};
+use super::latent::{Attended, LatentInput, LatentValues};
 use super::layers::{self, AttentionInputs, FeedForward, Layer, Projection};
+use super::model::Model;
 use super::profile::{Part, Profile};
 use crate::model::operations::Operations;
-use crate::model::spec::{QkNorm, Spec};
+use crate::model::spec::{QkNorm, Spec, Temperature};
 use crate::model::tensors::Product;
 
 /// The rows of a forward step; see [`crate::backend::Batch`].
@@ -53,9 +54,9 @@ pub struct Located<'a> {
     /// Slot mapping: `[rows]`.
     pub slots: &'a [u32],
     /// The rows by sequence.
-    pub sequences: &'a [Rows<'a>],
+    pub sequences: &'a [SequenceRows<'a>],
     /// The wanted rows by sequence, numbered among the wanted ones.
-    pub wanted_sequences: &'a [Rows<'a>],
+    pub wanted_sequences: &'a [SequenceRows<'a>],
 }
 
 /// Activations, reused between steps. They grow to the largest step; pages never touched take no memory.
@@ -249,7 +250,8 @@ impl Operations for Running<'_> {
         let changed = ChangedProduct::OfLayer(index, LayerProduct::Qkv);
         if adapters.change(changed) {
             model.normalise_into(cpu, x, layer.attention_norm.as_ref(), Encoding::F32, exact);
-            adapters.add_to(cpu, changed, exact.as_f32(), (qkv, width));
+            let y = RowsMut { values: &mut *qkv, stride: width };
+            adapters.add_to(cpu, changed, exact.as_f32(), y);
         }
         profile.mark(Part::Products);
         if attention.qk_norm == QkNorm::Row && model.shard.ranks > 1 {
@@ -268,8 +270,9 @@ impl Operations for Running<'_> {
         let (heads, cache) = (attention.heads, caches.at(place));
         rotate_and_write(cpu, cache, place.layer, Projected { qkv: &mut *qkv, heads, cos, sin, slots });
         if let Some(temperature) = spec.layers[index].temperature {
-            let by = (temperature.every, temperature.scale);
-            scale_by_position(cpu, qkv, (width, attention.q_width()), step.positions, by);
+            let (queries, Temperature { every, scale }) = (attention.q_width(), temperature);
+            let qkv = RowsMut { values: &mut *qkv, stride: width };
+            scale_by_position(cpu, qkv, queries, step.positions, every, scale);
         }
         self.end_early(index);
         self.activations.profile.mark(Part::Cache);
@@ -316,7 +319,7 @@ impl Operations for Running<'_> {
         match (&layer.inputs, &spec.attention.latent) {
             (AttentionInputs::Latent(weights), Some(of)) => {
                 let attended = &attended[..*rows * spec.attention.heads * of.rank];
-                latent.outputs((model, cpu), of, weights, attended, (o, input));
+                latent.outputs(model, cpu, Attended { of, weights, values: attended }, o, input);
             }
             _ => {
                 let (width, encoding) = (spec.attention.q_width(), model.encoding(&[o], input));
@@ -326,10 +329,11 @@ impl Operations for Running<'_> {
         capture.take(Reader::of_layer(Product::AttentionOutput), input);
         profile.mark(Part::Encode);
         let x = &mut x[..*rows * spec.hidden_size];
-        let residual = Residual { x, added, shared, ranks: *ranks, eps: spec.norm.eps };
-        let width = spec.attention.q_width();
+        let exchange = Exchange { shared, ranks: *ranks };
+        let residual = Residual { x, added, exchange, eps: spec.norm.eps };
+        let attended = Rows { values: &**attended, stride: spec.attention.q_width() };
         let changed = ChangedProduct::OfLayer(index, LayerProduct::AttentionOutput);
-        let change = Change { adapters, at: changed, x: (attended, width), inner: changes };
+        let change = Change { adapters, at: changed, x: attended, inner: changes };
         residual.add(cpu, input, o, layer.o_norm.as_deref(), change)?;
         profile.mark(Part::Products);
         Ok(())
@@ -346,18 +350,20 @@ impl Operations for Running<'_> {
             if model_spec.is_parallel { &layer.attention_norm } else { &layer.feed_forward_norm }.as_ref();
         if let (FeedForward::Experts(weights), Some(experts)) = (&layer.feed_forward, spec.experts) {
             let mixture = Mixture { model, spec, experts, norm, weights };
-            mixture.add(cpu, x, gated, (inner, capture), (shared, &mut **ranks))?;
+            mixture.add(cpu, x, gated, inner, capture, Exchange { shared, ranks: &mut **ranks })?;
             profile.mark(Part::Products);
             return Ok(());
         }
         let network = Network { model, spec, norm, x, layer: index, adapters };
-        if let Some(down) = network.run_dense(cpu, &layer.feed_forward, (input, exact, inner), gated) {
+        let buffers = DenseBuffers { input: &mut *input, exact, values: &mut *inner };
+        if let Some(down) = network.run_dense(cpu, &layer.feed_forward, buffers, gated) {
             capture.take(Reader::of_layer(Product::GateUp), input);
             capture.take(Reader::of_layer(Product::Down), gated);
             profile.mark(Part::Products);
-            let residual = Residual { x, added, shared, ranks: *ranks, eps };
+            let exchange = Exchange { shared, ranks: *ranks };
+            let residual = Residual { x, added, exchange, eps };
             let changed = ChangedProduct::OfLayer(index, LayerProduct::Down);
-            let x = (inner.exact(), spec.inner_size);
+            let x = Rows { values: inner.exact(), stride: spec.inner_size };
             let change = Change { adapters, at: changed, x, inner: changes };
             residual.add(cpu, gated, down.linear(), layer.down_norm.as_deref(), change)?;
         }
@@ -387,7 +393,7 @@ impl Running<'_> {
         let place = caches.place(index);
         latent.keys(cpu, caches.at(place), place.layer, step.located(place).slots, key);
         let key = LatentInput { of, weights, projected, cos, sin };
-        latent.queries((model, cpu), key, input);
+        latent.queries(model, cpu, key, input);
         profile.mark(Part::Products);
     }
 }
@@ -397,8 +403,8 @@ fn normalise_heads(cpu: &mut Cpu, spec: &Spec, layer: &Layer, qkv: &mut [f32]) {
     let Some((q_norm, k_norm)) = &layer.qk_norm else { return };
     let (attention, eps) = (&spec.attention, spec.norm.eps);
     let (heads, kv_heads, stride) = (attention.heads, attention.kv_heads, attention.qkv_width());
-    // Norms of whole rows treat the queries as one head, and the keys as a head that follows after heads of
-    // its own width.
+    // A whole-row norm sees all queries as head 0 and all keys as the one head behind them; heads are counted
+    // in units of the keys' width.
     let (queries, keys) = match attention.qk_norm {
         QkNorm::Row => (0..1, heads / kv_heads..heads / kv_heads + 1),
         QkNorm::Heads | QkNorm::Unweighted | QkNorm::None => (0..heads, heads..heads + kv_heads),
@@ -415,11 +421,11 @@ fn normalise_rows(cpu: &mut Cpu, group: usize, width: usize, eps: f32, layer: &L
     rms_norm_heads(cpu, rows, (group + 1) * width, group..group + 1, k_norm, eps);
 }
 
-/// Changes by adapters to a product with the input `x`, `[rows, width]`.
+/// Changes by adapters to a product with the input `x`.
 struct Change<'a> {
     adapters: &'a AdapterRows,
     at: ChangedProduct,
-    x: (&'a [f32], usize),
+    x: Rows<'a>,
     /// Memory for the products with A.
     inner: &'a mut Aligned<f32>,
 }
@@ -427,26 +433,25 @@ struct Change<'a> {
 impl Change<'_> {
     /// Adds the changes to a product divided among ranks by its inputs: each rank's products with A, joined
     /// like the model's, then the product with B on every rank.
-    fn add_to(
-        self,
-        cpu: &mut Cpu,
-        (shared, ranks): (&mut Shared, &mut dyn Ranks),
-        (y, width): (&mut [f32], usize),
-    ) -> Result<(), Lost> {
+    fn add_to(self, cpu: &mut Cpu, exchange: Exchange<'_>, y: RowsMut<'_>) -> Result<(), Lost> {
         let Self { adapters, at, x, inner } = self;
         if !adapters.change(at) {
             return Ok(());
         }
+        let Exchange { shared, ranks } = exchange;
         if ranks.count() == 1 {
-            adapters.add_to(cpu, at, x, (y, width));
+            adapters.add_to(cpu, at, x, y);
             return Ok(());
         }
         let (rows, components) = adapters.components(at);
         inner.grow(rows * components);
         let inner = &mut inner[..rows * components];
-        let sum = |cpu: &mut Cpu, own: &mut [f32]| adapters.inner(cpu, at, x, (own, components));
-        shared.sum(cpu, ranks, None, (inner, components, Write::Set), sum)?;
-        adapters.add_outer(cpu, at, (inner, components), (y, width));
+        let sum = |cpu: &mut Cpu, own: &mut [f32]| {
+            adapters.inner(cpu, at, x, RowsMut { values: own, stride: components });
+        };
+        let whole = RowsMut { values: &mut *inner, stride: components };
+        shared.sum(cpu, ranks, None, whole, Write::Set, sum)?;
+        adapters.add_outer(cpu, at, Rows { values: inner, stride: components }, y);
         Ok(())
     }
 }
@@ -456,8 +461,7 @@ struct Residual<'a> {
     x: &'a mut [f32],
     /// Output that is normalised before it is added.
     added: &'a mut Aligned<f32>,
-    shared: &'a mut Shared,
-    ranks: &'a mut dyn Ranks,
+    exchange: Exchange<'a>,
     eps: f32,
 }
 
@@ -471,14 +475,14 @@ impl Residual<'_> {
         norm: Option<&[f32]>,
         change: Change<'_>,
     ) -> Result<(), Lost> {
-        let (Self { x, added, shared, ranks, eps }, width) = (self, linear.weights.rows());
+        let (Self { x, added, mut exchange, eps }, stride) = (self, linear.weights.rows());
         let Some(norm) = norm else {
-            product(cpu, shared, ranks, input, linear, (x, Write::Add))?;
-            return change.add_to(cpu, (shared, ranks), (x, width));
+            product(cpu, &mut exchange, input, linear, x, Write::Add)?;
+            return change.add_to(cpu, exchange, RowsMut { values: x, stride });
         };
         let added = &mut added[..x.len()];
-        product(cpu, shared, ranks, input, linear, (added, Write::Set))?;
-        change.add_to(cpu, (shared, ranks), (added, width))?;
+        product(cpu, &mut exchange, input, linear, added, Write::Set)?;
+        change.add_to(cpu, exchange, RowsMut { values: &mut *added, stride })?;
         rms_norm_add(cpu, added, norm, eps, x);
         Ok(())
     }
@@ -487,19 +491,21 @@ impl Residual<'_> {
 /// Product divided among ranks by its inputs: the sum of all ranks' leaves, then the bias, then `y`.
 fn product(
     cpu: &mut Cpu,
-    shared: &mut Shared,
-    ranks: &mut dyn Ranks,
+    exchange: &mut Exchange<'_>,
     input: &Input,
     linear: Linear<'_>,
-    (y, write): (&mut [f32], Write),
+    y: &mut [f32],
+    write: Write,
 ) -> Result<(), Lost> {
+    let Exchange { shared, ranks } = exchange;
     if ranks.count() == 1 {
         matmul(cpu, input, &[linear], y, write);
         return Ok(());
     }
     let own = Linear { bias: None, ..linear };
     let sum = |cpu: &mut Cpu, to: &mut [f32]| matmul(cpu, input, &[own], to, Write::Set);
-    shared.sum(cpu, ranks, linear.bias, (y, linear.weights.rows(), write), sum)
+    let y = RowsMut { values: y, stride: linear.weights.rows() };
+    shared.sum(cpu, *ranks, linear.bias, y, write, sum)
 }
 
 /// Moves some rows of `values` `[any, width]` to the front; `rows` is ascending.

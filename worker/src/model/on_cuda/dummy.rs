@@ -6,8 +6,8 @@ use skein_kernels::cpu::blocks::BlockType;
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cuda::ops::Activation;
 
-use super::rank_tensor::RankTensor;
 use super::packed::{Coded, FindCoded, refused, table_of_blocks};
+use super::rank_tensor::RankTensor;
 use crate::model::LoadError;
 use crate::model::checkpoint::quantised::Described;
 

@@ -16,8 +16,8 @@ use skein_kernels::cuda::ops::packed::{
 };
 use skein_kernels::cuda::{CudaError, Stream};
 
-use super::rank_tensor::{RankTensor, MergedChange};
 use super::network::Network;
+use super::rank_tensor::{MergedChange, RankTensor};
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::checkpoint::Weights;

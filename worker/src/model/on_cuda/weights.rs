@@ -12,11 +12,11 @@ use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
 
 use super::dummy::DummyCodes;
 use super::experts::ExpertWeights;
-use super::rank_tensor::{MergedChange, RankTensor, rank_tensors};
 use super::network::Network;
 use super::origin::Origin;
 use super::packed::{self, Forms, FromFiles, Matrix, PackedCopy, Source};
 use super::place::{E4m3Scales, Place, place_in, place_of_rows};
+use super::rank_tensor::{MergedChange, RankTensor, rank_tensors};
 use crate::model::LoadError;
 use crate::model::adapter::{Adapter, changeable};
 use crate::model::checkpoint::Weights;

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use skein_kernels::collective::Alone;
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::attention::Rows;
+use skein_kernels::cpu::attention::SequenceRows;
 use skein_kernels::cpu::input::{Encoding, Input};
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
@@ -22,6 +22,7 @@ use crate::model::on_cpu::pack::{Matrix, pack};
 use crate::model::on_cpu::packed_cache::PackedCache;
 use crate::model::on_cpu::{Activations, ForwardStep, Located, Model};
 use crate::model::spec::Spec;
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 
 /// Slots of a block of the cache.
@@ -59,15 +60,16 @@ impl Runner {
     /// The embeddings alone.
     pub fn embeddings(&mut self, source: &Original) -> Result<Model, LoadError> {
         let shard = Shard::of_embeddings(&source.spec);
-        Model::load(&source.spec, shard, (&source.weights, None), false, |_| Ok(Vec::new()))
+        let weights = WeightSource::without_adapter(&source.weights);
+        Model::load(&source.spec, shard, weights, false, |_| Ok(Vec::new()))
     }
 
     /// `layer` as stored.
     pub fn stored(&mut self, source: &Original, layer: usize) -> Result<Model, LoadError> {
         let (shard, weights) = (Shard::of_layers(&source.spec, layer..layer + 1), &source.weights);
-        Model::load(&source.spec, shard, (weights, None), false, |matrices| {
+        Model::load(&source.spec, shard, WeightSource::without_adapter(weights), false, |matrices| {
             let cache = PackedCache::none();
-            pack(&mut self.cpu, matrices, None, weights, (&cache, 0), &mut |_, _| {})
+            pack(&mut self.cpu, matrices, None, weights, &cache, 0, &mut |_, _| {})
         })
     }
 
@@ -79,7 +81,7 @@ impl Runner {
         replaced: &HashMap<String, Box<dyn Fn() -> Vec<f32> + '_>>,
     ) -> Result<Model, LoadError> {
         let (shard, weights) = (Shard::of_layers(&source.spec, layer..layer + 1), &source.weights);
-        Model::load(&source.spec, shard, (weights, None), false, |matrices| {
+        Model::load(&source.spec, shard, WeightSource::without_adapter(weights), false, |matrices| {
             let mut last: Option<(String, Vec<f32>)> = None; // parts of one stored matrix follow each other
             let pack = |matrix| self.pack(source, matrix, replaced, &mut last);
             matrices.iter().map(pack).collect()
@@ -130,7 +132,7 @@ impl Runner {
     fn forward(&mut self, model: &Model, tokens: &[u32]) -> Result<(), LoadError> {
         let rows = tokens.len();
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let all = |rows: Range<usize>| Rows { rows, position: 0, blocks: &self.blocks };
+        let all = |rows: Range<usize>| SequenceRows { rows, position: 0, blocks: &self.blocks };
         let sequences = [all(0..rows)];
         let none = AdapterRows::default();
         let step = ForwardStep {

@@ -17,6 +17,7 @@ use crate::model::on_cpu::matrices;
 use crate::model::on_cpu::pack::Use;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Place, Role, Stored, Tensor};
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 
 /// Groups that are chosen among if none is given, best first.
@@ -178,7 +179,7 @@ impl Original {
     pub fn targets(&self, layer: usize) -> Result<Vec<Target>, QuantizeError> {
         let shard = Shard::of_layers(&self.spec, layer..layer + 1);
         let mut targets: Vec<Target> = Vec::new();
-        for matrix in matrices(&self.spec, &shard, (&self.weights, None))? {
+        for matrix in matrices(&self.spec, &shard, WeightSource::without_adapter(&self.weights))? {
             let tensor = matrix.tensor;
             let stored = self.stored(&tensor).filter(|_| matrix.for_use == Use::Layer);
             let (Some(reader), Some(stored)) = (Reader::of(&tensor), stored) else { continue };

@@ -1,8 +1,8 @@
 //! The only list of a model's tensors: names, shapes and roles. Packing, upload, dummy weights, costs and the
 //! memory plan use it.
 
-mod numbers;
 mod list;
+mod numbers;
 mod stored_matrix;
 
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! The expected result of the attention kernels: the CPU's attention over the same values in f32.
 
 use skein_kernels::cpu::Cpu;
-use skein_kernels::cpu::attention::{Attention, Rows, Scratch, attend};
+use skein_kernels::cpu::attention::{Attention, Scratch, SequenceRows, attend};
 use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 
 /// Slots per block of the CPU's cache.
@@ -61,7 +61,7 @@ impl Reference<'_> {
             sinks,
         };
         let mut out = vec![0.0; q.len()];
-        let rows = Rows { rows: 0..rows, position: context - rows, blocks: &table };
+        let rows = SequenceRows { rows: 0..rows, position: context - rows, blocks: &table };
         attend(cpu, &a, &[rows], &mut out, &mut Scratch::default());
         out
     }

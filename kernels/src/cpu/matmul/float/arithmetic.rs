@@ -9,6 +9,7 @@
 //! `simd::dot` describes.
 
 use super::super::super::input::Input;
+use super::super::super::rows::Rows;
 use super::super::super::simd::{LANES, Simd};
 
 /// The arithmetic of a format of weights and of the `x` to multiply by.
@@ -22,8 +23,8 @@ pub(in crate::cpu) trait Arithmetic {
     /// Vector of factors.
     type Operand<S: Simd>: Copy;
 
-    /// All rows of `x`, and the stride between them in bytes.
-    fn rows(x: &Input) -> (&[u8], usize);
+    /// All rows of `x`, in bytes.
+    fn rows(x: &Input) -> Rows<'_, u8>;
     /// One part of a step's `x`, in every lane.
     ///
     /// # Safety
@@ -53,7 +54,7 @@ impl<E: Element> Arithmetic for Wide<E> {
     const X_BYTES: usize = 4;
     type Operand<S: Simd> = S::V;
 
-    fn rows(x: &Input) -> (&[u8], usize) {
+    fn rows(x: &Input) -> Rows<'_, u8> {
         values(x)
     }
 
@@ -86,16 +87,17 @@ pub(in crate::cpu) trait Element {
     unsafe fn load<S: Simd>(simd: S, from: *const u8) -> S::V;
 }
 
-/// Rows of `f32` and their stride in bytes, for [`Arithmetic::rows`].
-pub(in crate::cpu) fn values(x: &Input) -> (&[u8], usize) {
-    let (values, stride) = x.values();
-    (bytes_of(values), stride * size_of::<f32>())
+/// Rows of `f32`, for [`Arithmetic::rows`].
+pub(in crate::cpu) fn values(x: &Input) -> Rows<'_, u8> {
+    in_bytes(x.values())
 }
 
-/// Reinterprets numbers as bytes.
-pub(in crate::cpu) fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
+/// Reinterprets rows of numbers as rows of bytes.
+pub(in crate::cpu) fn in_bytes<T: Number>(rows: Rows<'_, T>) -> Rows<'_, u8> {
+    let Rows { values, stride } = rows;
     // SAFETY: numbers have no padding, and any bytes may be read.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+    let values = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
+    Rows { values, stride: stride * size_of::<T>() }
 }
 
 /// Numbers without padding.

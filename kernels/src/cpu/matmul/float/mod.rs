@@ -9,6 +9,7 @@ pub(in crate::cpu) mod arithmetic;
 use std::marker::PhantomData;
 
 use super::super::packed::PANEL;
+use super::super::rows::{Rows, Strided};
 use super::super::simd::{Kernel, LANES, Simd};
 use super::part::Part;
 use super::tiles::{Prefetch, Registers, Tile};
@@ -73,7 +74,7 @@ pub(in crate::cpu) const fn registers<S: Simd>() -> Registers {
 /// Multiplies tile by tile.
 #[inline(always)]
 pub(in crate::cpu) fn all_tiles<S: Simd, A: Arithmetic>(s: S, part: &Part<'_>) {
-    let (x, stride) = A::rows(part.x);
+    let Rows { values: x, stride } = A::rows(part.x);
     let (layout, weights) = (part.linear.weights.layout(), part.weights());
     let (panel_bytes, leaves) = (layout.panel_bytes(), layout.leaves);
     part.for_each_tile(const { registers::<S>() }, |tile| {
@@ -141,14 +142,16 @@ impl TileInputs<'_> {
             for _ in 0..steps / STEPS_PER_PREFETCH {
                 prefetch.issue::<S, NR>(s, w, apart, STEPS_PER_PREFETCH * A::WEIGHT_BYTES);
                 for _ in 0..STEPS_PER_PREFETCH {
+                    let (rows, panels) = (Strided { at: x, apart: self.stride }, Strided { at: w, apart });
                     // SAFETY: this many steps remain.
-                    sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
+                    sums = unsafe { step_of::<S, A, MR, NR>(s, rows, panels, sums) };
                     (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
                 }
             }
             for _ in 0..steps % STEPS_PER_PREFETCH {
+                let (rows, panels) = (Strided { at: x, apart: self.stride }, Strided { at: w, apart });
                 // SAFETY: this many steps remain.
-                sums = unsafe { step_of::<S, A, MR, NR>(s, (x, self.stride), (w, apart), sums) };
+                sums = unsafe { step_of::<S, A, MR, NR>(s, rows, panels, sums) };
                 (x, w) = (x.wrapping_add(A::X_BYTES), w.wrapping_add(A::WEIGHT_BYTES));
             }
             if let Some(sums) = tree.put(s, sums) {
@@ -166,10 +169,11 @@ impl TileInputs<'_> {
 #[inline(always)]
 pub(in crate::cpu) unsafe fn step_of<S: Simd, A: Arithmetic, const MR: usize, const NR: usize>(
     s: S,
-    (x, stride): (*const u8, usize),
-    (w, apart): (*const u8, usize),
+    x: Strided<u8>,
+    w: Strided<u8>,
     mut sums: [[S::V; NR]; MR],
 ) -> [[S::V; NR]; MR] {
+    let (Strided { at: x, apart: stride }, Strided { at: w, apart }) = (x, w);
     for part in 0..A::PARTS {
         // SAFETY: guaranteed by the caller.
         unsafe {

@@ -6,6 +6,7 @@ use super::super::super::Cpu;
 use super::super::super::input::{Encoding, GROUP, INPUT_GROUP, Input};
 use super::super::super::packed::formats::int4::step_at;
 use super::super::super::packed::{Layout, Packed};
+use super::super::super::rows::Rows;
 use super::super::super::simd::integer::IntegerIsa;
 use super::super::{Linear, Write, matmul_on};
 use super::*;
@@ -51,7 +52,7 @@ fn fit_steps(layout: Layout, bytes: &mut [u8]) {
 
 /// The formula at the top of this module, one output at a time.
 fn reference(x: &Input, packed: &Packed) -> Vec<f32> {
-    let (layout, (groups, stride)) = (packed.layout(), x.codes());
+    let (layout, Rows { values: groups, stride }) = (packed.layout(), x.codes());
     let width = layout.scale_cols();
     // Columns that share a scale.
     let span_sum = |m: usize, row: usize, columns: Range<usize>| {

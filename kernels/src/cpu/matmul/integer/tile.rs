@@ -7,6 +7,7 @@
 
 use super::super::super::input::{CodeGroup, INPUT_GROUP, PARTS};
 use super::super::super::packed::{Format, Layout, PANEL};
+use super::super::super::rows::{Rows, Strided};
 use super::super::super::simd::Simd;
 use super::super::super::simd::integer::Integers;
 use super::super::part::Part;
@@ -55,7 +56,7 @@ impl<'a> IntegerTileInputs<'a> {
     #[inline(always)]
     pub(in crate::cpu) fn of(part: &'a Part<'_>, tile: &'a Tile) -> Self {
         let (x, packed) = (part.x, part.linear.weights);
-        let (layout, (x, stride)) = (packed.layout(), x.codes());
+        let (layout, Rows { values: x, stride }) = (packed.layout(), x.codes());
         let (panel, row) = (part.first / PANEL + tile.panel, part.rows.start + tile.first);
         Self {
             x: &x[row * stride..],
@@ -158,10 +159,10 @@ pub(in crate::cpu) unsafe fn eight_bits<S: Integers, const MR: usize, const NR: 
     s: S,
     t: &IntegerTileInputs<'_>,
     group: usize,
-    w: *const u8,
-    apart: usize,
+    w: Strided<u8>,
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
+    let Strided { at: w, apart } = w;
     for step in 0..INPUT_GROUP / 4 {
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -189,10 +190,10 @@ pub(in crate::cpu) unsafe fn four_bits<S: Integers, const MR: usize, const NR: u
     s: S,
     t: &IntegerTileInputs<'_>,
     group: usize,
-    w: *const u8,
-    apart: usize,
+    w: Strided<u8>,
     mut small: [[S::Small; NR]; MR],
 ) -> [[S::Small; NR]; MR] {
+    let Strided { at: w, apart } = w;
     for step in 0..INPUT_GROUP / 8 {
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -228,7 +229,7 @@ pub(in crate::cpu) unsafe fn add_group<S: Integers, const MR: usize, const NR: u
     bits: usize,
     t: &IntegerTileInputs<'_>,
     group: usize,
-    (w, apart): (*const u8, usize),
+    w: Strided<u8>,
     zeros: Option<&[S::Sums; NR]>,
     mut results: Floats<S, MR, NR>,
 ) -> Floats<S, MR, NR> {
@@ -248,8 +249,8 @@ pub(in crate::cpu) unsafe fn add_group<S: Integers, const MR: usize, const NR: u
                     }
                 }
             }
-            let w = w.add(part * INPUT_GROUP * PANEL * bits / 8);
-            sums = add_part::<S, MR, NR>(s, bits, t, group, (w, apart), sums);
+            let w = Strided { at: w.at.add(part * INPUT_GROUP * PANEL * bits / 8), ..w };
+            sums = add_part::<S, MR, NR>(s, bits, t, group, w, sums);
             results = t.add_inputs::<S, MR, NR>(s, group, sums, results);
         }
     }
@@ -266,13 +267,13 @@ pub(in crate::cpu) unsafe fn add_part<S: Integers, const MR: usize, const NR: us
     bits: usize,
     t: &IntegerTileInputs<'_>,
     group: usize,
-    (w, apart): (*const u8, usize),
+    w: Strided<u8>,
     mut sums: [[S::Sums; NR]; MR],
 ) -> [[S::Sums; NR]; MR] {
     // SAFETY: guaranteed by the caller.
     unsafe {
         if bits == 8 {
-            return eight_bits::<S, MR, NR>(s, t, group, w, apart, sums);
+            return eight_bits::<S, MR, NR>(s, t, group, w, sums);
         }
         let mut small = [[s.begin_small(sums[0][0]); NR]; MR];
         for m in 0..MR {
@@ -280,7 +281,7 @@ pub(in crate::cpu) unsafe fn add_part<S: Integers, const MR: usize, const NR: us
                 small[m][n] = s.begin_small(sums[m][n]);
             }
         }
-        small = four_bits::<S, MR, NR>(s, t, group, w, apart, small);
+        small = four_bits::<S, MR, NR>(s, t, group, w, small);
         for m in 0..MR {
             for n in 0..NR {
                 sums[m][n] = s.end_small(small[m][n], sums[m][n]);

@@ -8,9 +8,10 @@ use super::super::values::{self, Value};
 use super::super::{Format, PANEL, Spec, Weights};
 use crate::cpu::input::{Encoding, Input};
 use crate::cpu::matmul::float::all_tiles;
-use crate::cpu::matmul::float::arithmetic::{Arithmetic, OfPairs, bytes_of, values as f32_rows};
+use crate::cpu::matmul::float::arithmetic::{Arithmetic, OfPairs, in_bytes, values as f32_rows};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matrix::Storage;
+use crate::cpu::rows::Rows;
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, LANES, Simd};
 
@@ -117,9 +118,8 @@ impl Arithmetic for Dot {
     const X_BYTES: usize = 4;
     type Operand<S: Simd> = S::Pairs;
 
-    fn rows(x: &Input) -> (&[u8], usize) {
-        let (halves, stride) = x.halves();
-        (bytes_of(halves), stride * size_of::<u16>())
+    fn rows(x: &Input) -> Rows<'_, u8> {
+        in_bytes(x.halves())
     }
 
     #[inline(always)]
@@ -156,7 +156,7 @@ impl Arithmetic for Pairs {
     const X_BYTES: usize = 8;
     type Operand<S: Simd> = S::V;
 
-    fn rows(x: &Input) -> (&[u8], usize) {
+    fn rows(x: &Input) -> Rows<'_, u8> {
         f32_rows(x)
     }
 

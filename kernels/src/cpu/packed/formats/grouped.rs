@@ -18,6 +18,7 @@ use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::{Prefetch, PrefetchCursor};
+use crate::cpu::rows::Strided;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, LANES, Simd};
 
@@ -122,7 +123,7 @@ impl<C: Coded> Kind for Grouped<C> {
                 }
                 let (bits, zeros) = (C::BITS as usize, if C::HAS_ZEROS { Some(&zeros) } else { None });
                 let none = [[f.zero(); NR]; MR];
-                let sums = add_group::<S, MR, NR>(s, bits, t, group, (w, apart), zeros, none);
+                let sums = add_group::<S, MR, NR>(s, bits, t, group, Strided { at: w, apart }, zeros, none);
                 for n in 0..NR {
                     let scale = f.load_f16(scales.add(n * scales_apart * 2));
                     for m in 0..MR {

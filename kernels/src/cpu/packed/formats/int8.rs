@@ -10,6 +10,7 @@ use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::PrefetchCursor;
+use crate::cpu::rows::Strided;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, LANES, Simd};
 
@@ -56,7 +57,7 @@ impl Kind for Int8 {
             let mut w = t.weights.as_ptr().add(leaf * groups * GROUP * PANEL);
             for group in leaf * groups..(leaf + 1) * groups {
                 prefetch.issue::<_, NR>(f, w, apart, GROUP * PANEL);
-                results = add_group::<S, MR, NR>(s, 8, t, group, (w, apart), None, results);
+                results = add_group::<S, MR, NR>(s, 8, t, group, Strided { at: w, apart }, None, results);
                 w = w.add(GROUP * PANEL);
             }
             t.times_scales::<S, MR, NR>(s, leaf, results)

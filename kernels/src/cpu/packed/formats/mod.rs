@@ -1,4 +1,4 @@
-//! The formats of weights, one file each: its specification ([`Spec`](super::Spec)), packing, widening and
+//! The formats of weights, one file each: its specification ([`Spec`](super::format::Spec)), packing, widening and
 //! kernel. A new format is a file here, a line in [`TABLE`] and a constant.
 
 mod bf16;
@@ -14,13 +14,10 @@ mod spanned;
 pub use spanned::to_e4m3;
 
 use super::Format;
-use crate::cpu::matmul::part::Part;
+use crate::cpu::matmul::part::{Multiply, Part};
 use crate::cpu::matrix::Storage;
 use crate::cpu::simd::Isa;
 use crate::cpu::simd::integer::IntegerIsa;
-
-/// Multiplies the outputs of a part by its rows of `x`, which have the encoding that the format requires.
-type Multiply = fn(&Part<'_>, Isa, IntegerIsa);
 
 /// Formats with their kernels; those of blocks have their own table.
 const TABLE: [(Format, Multiply); 21] = [

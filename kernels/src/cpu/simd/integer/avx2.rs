@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::x86::Avx2;
-use super::{IntegerKernel, Integers};
+use super::operations::{IntegerKernel, Integers};
 
 /// AVX2 with AVX-VNNI. The private field makes [`AvxVnni::detect`] the only constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

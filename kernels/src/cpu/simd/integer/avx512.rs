@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::super::x86::Avx512;
-use super::{IntegerKernel, Integers};
+use super::operations::{IntegerKernel, Integers};
 
 /// AVX-512 with VNNI. The private field makes [`Avx512Vnni::detect`] the only constructor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::super::plain::Plain;
 use super::super::{LANES, Simd};
-use super::{IntegerKernel, Integers};
+use super::operations::{IntegerKernel, Integers};
 
 /// Plain Rust; always available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

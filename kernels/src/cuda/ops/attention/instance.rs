@@ -3,7 +3,7 @@
 use super::super::Activation;
 use super::super::kv::KvElement;
 use super::super::latent::{NARROW_SCALES_BYTES, NARROW_UNIT};
-use super::AttentionShape;
+use super::shape::AttentionShape;
 use crate::cuda::CudaError;
 
 /// Most values of the latent and of the rest of a key, of each kernel for latents.

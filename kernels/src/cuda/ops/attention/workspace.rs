@@ -1,6 +1,6 @@
 //! Layout of the memory that attention keeps between its launches.
 
-use super::AttentionShape;
+use super::shape::AttentionShape;
 use crate::cuda::DeviceSlice;
 
 /// Size of an `Item` in `cu/attention.cuh`.
@@ -50,11 +50,11 @@ pub(super) struct Workspace {
 }
 
 impl Workspace {
-    /// `value_dim`: values of a head's output, of which a block has space for `held_values`.
+    /// `held_values`: values of a head's output that a block has space for.
     pub(super) fn new(
         tiles: [Tiles; 2],
         shape: &AttentionShape,
-        (value_dim, held_values): (usize, usize),
+        held_values: usize,
         rows: usize,
         sequences: usize,
     ) -> Self {
@@ -74,7 +74,7 @@ impl Workspace {
             items: [0, 1].map(|i| take((whole[i] + cut[i]) * ITEM_BYTES)),
             groups: [0, 1].map(|i| take(cut[i] * ITEM_BYTES)),
             partials: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * 2)),
-            sums: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * value_dim)),
+            sums: [0, 1].map(|i| take(tiles[i].slots as usize * values(i) * shape.value_dim())),
             folded: [0, 1].map(|i| take(folds * tiles[i].blocks as usize * folded(i))),
             bytes,
         }

@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use super::super::Activation;
 use super::super::packed::gemm_shared_bytes;
 use super::super::product::{Granularity, LinearWeight, WeightValues};
+use super::pairs::{SortedPairs, Storage, Tile};
 use super::reorder::{ReorderPairs, Reordered};
-use super::{SortedPairs, Tile};
 use crate::cuda::launch::{Args, Grid, Kernel};
 use crate::cuda::{CudaError, DeviceSlice, Kernels, Stream};
 use crate::gate::Gate;
@@ -57,17 +57,6 @@ pub struct ExpertProduct<'a, T> {
     pub stage: Stage,
     /// Workspace, `[pairs, k]`, if experts have their inputs in orders of their own; else not used.
     pub ordered: DeviceSlice<T>,
-}
-
-/// How the weights of experts are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Storage {
-    /// In the activations' type.
-    Same,
-    /// FP8 with a scale for each row.
-    E4m3,
-    /// In codes of 4, 6 or 8 bits.
-    Packed(usize),
 }
 
 impl Storage {
@@ -137,7 +126,7 @@ impl Shape {
             Storage::Same => 2,
             Storage::E4m3 => 1,
             Storage::Packed(bits) => {
-                let shared_bytes = gemm_shared_bytes(bits, (weight_rows, x_rows), is_gated);
+                let shared_bytes = gemm_shared_bytes(bits, weight_rows, x_rows, is_gated);
                 return Self { weight_rows, threads, shared_bytes };
             }
         };

@@ -13,6 +13,7 @@ use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::{MAX_STREAMS, Prefetch, Tile};
 use crate::cpu::matmul::tree::Tree;
 use crate::cpu::matmul::unpacked::with_unpack_buffers;
+use crate::cpu::rows::{Rows, Strided};
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, Simd};
 
@@ -30,7 +31,7 @@ impl Tiled for Unfolding {
     /// for the stores.
     #[inline(always)]
     fn all_tiles<S: Simd, A: OfPairs>(s: S, part: &Part<'_>) {
-        let (x, stride) = A::rows(part.x);
+        let Rows { values: x, stride } = A::rows(part.x);
         let (registers, panel_bytes) = (
             const { registers::<S>() },
             part.linear.weights.layout().panel_bytes() / UNIT_BYTES * UNFOLDED_BYTES,
@@ -120,12 +121,12 @@ impl<A: OfPairs, const MR: usize, const NR: usize> Kernel for FoldedBlock<'_, A,
         let sums = if !to.is_empty() {
             let apart = self.units() * UNFOLDED_BYTES;
             assert!(to.len() >= NR * apart, "the buffer holds all panels");
-            self.through_memory(s, (to.as_mut_ptr(), apart), UNFOLDED_BYTES)
+            self.through_memory(s, to.as_mut_ptr(), apart, UNFOLDED_BYTES)
         } else if const { fits_registers(S::ACCUMULATORS, MR, NR) } {
             self.in_registers(s)
         } else {
             let mut unpacked = [Unfolded([0; UNFOLDED_BYTES]); NR];
-            self.through_memory(s, (unpacked.as_mut_ptr().cast(), size_of::<Unfolded>()), 0)
+            self.through_memory(s, unpacked.as_mut_ptr().cast(), size_of::<Unfolded>(), 0)
         };
         self.part.put_tile(s, self.tile, sums);
     }
@@ -213,7 +214,8 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
     fn through_memory<S: Simd>(
         &self,
         s: S,
-        (mut to, to_apart): (*mut u8, usize),
+        mut to: *mut u8,
+        to_apart: usize,
         further: usize,
     ) -> [[S::V; NR]; MR] {
         self.check();
@@ -236,12 +238,10 @@ impl<A: OfPairs, const MR: usize, const NR: usize> FoldedBlock<'_, A, MR, NR> {
                         }
                     }
                     for step in 0..Self::STEPS {
-                        sums = step_of::<S, A, MR, NR>(
-                            s,
-                            (x, self.stride),
-                            (to.add(step * A::WEIGHT_BYTES), to_apart),
-                            sums,
-                        );
+                        let rows = Strided { at: x, apart: self.stride };
+                        let unpacked: *const u8 = to.add(step * A::WEIGHT_BYTES);
+                        let panels = Strided { at: unpacked, apart: to_apart };
+                        sums = step_of::<S, A, MR, NR>(s, rows, panels, sums);
                         x = x.wrapping_add(A::X_BYTES);
                     }
                 }

@@ -11,12 +11,14 @@
 use std::marker::PhantomData;
 
 use super::super::super::Format;
-use super::{HALVES, LOW_BYTES, Q4_0, Section, group_bytes};
+use super::section::{HALVES, LOW_BYTES, Section, group_bytes};
+use super::specs::Q4_0;
 use crate::cpu::input::{GROUP, INPUT_GROUP, PARTS};
 use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, VECTOR, add_part};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::PrefetchCursor;
+use crate::cpu::rows::Strided;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, Simd};
 
@@ -57,16 +59,16 @@ impl<const BITS: usize, const COLUMNS: usize> Kind for Blocks<BITS, COLUMNS> {
             let (header, codes) = section.places(BITS, group);
             // SAFETY: checked above; a section of all panels and a group of all rows is in bounds.
             unsafe {
-                let (header, w) = (t.weights.as_ptr().add(header), t.weights.as_ptr().add(codes));
+                let header = Strided { at: t.weights.as_ptr().add(header), apart };
+                let w = Strided { at: t.weights.as_ptr().add(codes), apart };
                 if group % section.groups == 0 {
-                    prefetch.near::<_, NR>(f, header, apart, section.header);
+                    prefetch.near::<_, NR>(f, header.at, apart, section.header);
                 }
-                prefetch.issue::<_, NR>(f, w, apart, const { group_bytes(BITS) });
+                prefetch.issue::<_, NR>(f, w.at, apart, const { group_bytes(BITS) });
                 for part in 0..GROUP / COLUMNS {
                     let number = group * (GROUP / COLUMNS) + part;
-                    let sums = Self::group::<S, MR, NR>(s, t, (w, apart), number, section.form.zero);
-                    let at = (number, number % section.scales());
-                    results = Self::add::<S, MR, NR>(s, t, &section, (header, apart), at, sums, results);
+                    let sums = Self::group::<S, MR, NR>(s, t, w, number, section.form.zero);
+                    results = Self::add::<S, MR, NR>(s, t, &section, header, number, sums, results);
                 }
             }
         }
@@ -93,7 +95,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
     }
 
     /// Sums of a group, minus `zero` times the rows' sums. `w` points to the codes of the 32 columns that
-    /// contain the group, in panels `apart` bytes apart.
+    /// contain the group.
     ///
     /// # Safety
     /// These columns of `MR` rows and `NR` panels are readable.
@@ -101,7 +103,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
     unsafe fn group<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
-        (w, apart): (*const u8, usize),
+        w: Strided<u8>,
         number: usize,
         zero: u8,
     ) -> Floats<S, MR, NR> {
@@ -114,7 +116,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
                 for m in 0..MR {
                     sums[m] = [s.splat(-i32::from(zero) * t.inputs(m, group).sum); NR];
                 }
-                sums = Self::add_codes::<S, MR, NR>(s, t, (w, apart), group, sums);
+                sums = Self::add_codes::<S, MR, NR>(s, t, w, group, sums);
                 results = t.add_inputs::<S, MR, NR>(s, group, sums, results);
             }
         }
@@ -129,7 +131,7 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
     unsafe fn add_codes<S: Integers, const MR: usize, const NR: usize>(
         s: S,
         t: &IntegerTileInputs<'_>,
-        (w, apart): (*const u8, usize),
+        w: Strided<u8>,
         group: usize,
         mut sums: [[S::Sums; NR]; MR],
     ) -> [[S::Sums; NR]; MR] {
@@ -139,9 +141,10 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         let (upper_at, first_upper) = if COLUMNS == GROUP { (0, first) } else { (part * VECTOR, 0) };
         // SAFETY: guaranteed by the caller.
         unsafe {
+            let Strided { at: w, apart } = w;
             let (w, upper) = (w.add(first * VECTOR), w.add(LOW_BYTES + upper_at));
             if BITS == 4 {
-                return add_part::<S, MR, NR>(s, 4, t, group, (w, apart), sums);
+                return add_part::<S, MR, NR>(s, 4, t, group, Strided { at: w, apart }, sums);
             }
             for step in 0..INPUT_GROUP / 8 {
                 let mut low = [s.load(w); NR];
@@ -166,8 +169,8 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         sums
     }
 
-    /// Adds a group's sums times their scales, and its minima times the rows' sums. `header` points to the
-    /// section that holds the group's parameters at `index`.
+    /// Adds the sums of group `number` times their scales, and its minima times the rows' sums. `header`
+    /// points to the section that holds the group's parameters.
     ///
     /// # Safety
     /// The section's parameters of `NR` panels are readable, and the group of `MR` rows exists.
@@ -176,12 +179,13 @@ impl<const BITS: usize, const COLUMNS: usize> Blocks<BITS, COLUMNS> {
         s: S,
         t: &IntegerTileInputs<'_>,
         section: &Section,
-        (header, apart): (*const u8, usize),
-        (number, index): (usize, usize),
+        header: Strided<u8>,
+        number: usize,
         sums: Floats<S, MR, NR>,
         mut results: Floats<S, MR, NR>,
     ) -> Floats<S, MR, NR> {
-        let (f, form) = (s.floats(), &section.form);
+        let (f, form, index) = (s.floats(), &section.form, number % section.scales());
+        let Strided { at: header, apart } = header;
         let (scale_at, minimum_at) = (section.scale_at(index), section.minimum_at(index));
         // SAFETY: guaranteed by the caller.
         unsafe {

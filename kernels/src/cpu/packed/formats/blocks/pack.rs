@@ -7,7 +7,7 @@ use half::f16;
 use super::super::super::rounding::{Codes, Panel};
 use super::super::super::{Format, Layout, PANEL, PackError, Weights, values};
 use super::super::f32::F32;
-use super::{HALVES, Section, code_places};
+use super::section::{HALVES, Section, code_places, group_bytes};
 use crate::cpu::Cpu;
 use crate::cpu::blocks::{Block, BlockType};
 use crate::cpu::disjoint::DisjointMut;
@@ -31,7 +31,7 @@ pub(in crate::cpu::packed) fn pack(
     }
     let is_bytes = layout.format == Format::INT8_GROUP;
     assert!(
-        is_bytes || matches!(layout.format.0.weights, Weights::Blocks(of) if of == kind),
+        is_bytes || matches!(layout.format.0.weights, Weights::Blocks { kind: of, .. } if of == kind),
         "{} is packed to a format that keeps it",
         kind.name()
     );
@@ -85,7 +85,7 @@ fn pack_panel(from: &WeightMatrix, kind: BlockType, layout: &Layout, panel: usiz
             put_parameters(&section, &block, first, lane, &mut to[header..][..section.header]);
             for (group, codes) in block.codes[..form.values].chunks_exact(GROUP).enumerate() {
                 let (_, at) = section.places(bits, i * groups + group);
-                put_codes(codes, bits, lane, &mut to[at..][..super::group_bytes(bits)]);
+                put_codes(codes, bits, lane, &mut to[at..][..group_bytes(bits)]);
             }
         }
     }

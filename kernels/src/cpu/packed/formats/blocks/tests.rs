@@ -1,9 +1,11 @@
-use super::super::super::formats;
+use super::super::super::{Layout, PackError, Packed, formats};
 use super::*;
-use crate::cpu::blocks::Block;
+use crate::cpu::Cpu;
+use crate::cpu::blocks::{Block, BlockType};
 use crate::cpu::input::{CodeGroup, Encoding, INPUT_GROUP, Input};
 use crate::cpu::matmul::{Linear, Write, matmul};
-use crate::cpu::matrix::Storage;
+use crate::cpu::matrix::{Storage, WeightMatrix};
+use crate::cpu::rows::Rows;
 use crate::cpu::simd::Isa;
 
 fn hash(i: usize, seed: u32) -> u32 {
@@ -122,7 +124,7 @@ fn check(kind: BlockType, (m, rows, cols, leaves): (usize, usize, usize, usize))
     let x: Vec<f32> = (0..m * cols).map(|i| hash(i, 9) as f32 / 1e9 - 2.1).collect();
     let mut input = Input::default();
     input.set(&mut Cpu::new(1), Encoding::Int8, &x, cols);
-    let ((groups, stride), leaf) = (input.codes(), cols / leaves);
+    let (Rows { values: groups, stride }, leaf) = (input.codes(), cols / leaves);
     let mut expected = Vec::new();
     for (i, row) in (0..m).flat_map(|i| (0..rows).map(move |row| (i, row))) {
         let sum = |at: usize| {

@@ -14,6 +14,7 @@ use crate::cpu::matmul::integer::{all_tiles, one_tile, registers};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::PrefetchCursor;
 use crate::cpu::matmul::unpacked::with_unpack_buffers;
+use crate::cpu::rows::Strided;
 use crate::cpu::simd::integer::{IntegerIsa, IntegerKernel, Integers};
 use crate::cpu::simd::{Isa, Simd};
 
@@ -127,10 +128,11 @@ impl Kind for Int4 {
                         let (w, steps) = (w.add(n * apart), steps.add(n * apart));
                         widen(s, w, steps, unpacked[n].0.as_mut_ptr().cast());
                     }
-                    let unpacked = (unpacked.as_ptr().cast(), size_of::<UnpackedGroup>());
+                    let unpacked =
+                        Strided { at: unpacked.as_ptr().cast(), apart: size_of::<UnpackedGroup>() };
                     results = add_group::<S, MR, NR>(s, 8, t, group, unpacked, None, results);
                 } else {
-                    results = stepped::<S, MR, NR>(s, t, group, (w, steps), results);
+                    results = stepped::<S, MR, NR>(s, t, group, w, steps, results);
                 }
                 w = w.add(GROUP_BYTES);
             }
@@ -191,7 +193,8 @@ unsafe fn stepped<S: Integers, const MR: usize, const NR: usize>(
     s: S,
     t: &IntegerTileInputs<'_>,
     group: usize,
-    (w, steps): (*const u8, *const u8),
+    w: *const u8,
+    steps: *const u8,
     mut results: Floats<S, MR, NR>,
 ) -> Floats<S, MR, NR> {
     let (f, apart) = (s.floats(), t.apart * t.layout.panel_bytes());
@@ -210,8 +213,8 @@ unsafe fn stepped<S: Integers, const MR: usize, const NR: usize>(
                     sums[m][n] = s.minus_times(both[n].1, sum);
                 }
             }
-            let w = w.add(part * GROUP_BYTES / PARTS);
-            sums = add_part::<S, MR, NR>(s, 4, t, group, (w, apart), sums);
+            let w = Strided { at: w.add(part * GROUP_BYTES / PARTS), apart };
+            sums = add_part::<S, MR, NR>(s, 4, t, group, w, sums);
             for m in 0..MR {
                 let scale = f.splat(t.inputs(m, group).scale);
                 for n in 0..NR {

@@ -12,6 +12,7 @@ use crate::cpu::matmul::integer::Product;
 use crate::cpu::matmul::integer::tile::{Floats, IntegerTileInputs, Kind, add_group};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::{Prefetch, PrefetchCursor};
+use crate::cpu::rows::Strided;
 use crate::cpu::simd::integer::{IntegerIsa, Integers};
 use crate::cpu::simd::{Isa, Simd};
 
@@ -62,7 +63,15 @@ impl<const BITS: usize> Kind for Spanned<BITS> {
                 let mut sums = [[f.zero(); NR]; MR];
                 for group in group..next {
                     prefetch.issue::<_, NR>(f, w, apart, group_bytes);
-                    sums = add_group::<S, MR, NR>(s, BITS, t, group, (w, apart), Some(&zeros), sums);
+                    sums = add_group::<S, MR, NR>(
+                        s,
+                        BITS,
+                        t,
+                        group,
+                        Strided { at: w, apart },
+                        Some(&zeros),
+                        sums,
+                    );
                     w = w.add(group_bytes);
                 }
                 for n in 0..NR {

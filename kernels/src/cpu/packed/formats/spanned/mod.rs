@@ -16,15 +16,12 @@ use super::super::{Format, Pack, Packed, Scales, Spec, Tail, Weights};
 use super::int8;
 use crate::cpu::input::GROUP;
 pub(super) use integers::{multiply_eight_bits, multiply_four_bits};
+use numbers::{CHUNK, TABLE_BYTES};
 pub(super) use numbers::{multiply_fp8, multiply_table};
 pub use round::to_e4m3;
 
-/// Columns multiplied between two prefetches; spans are whole chunks.
-const CHUNK: usize = 16;
 /// FP8 numbers are multiplied in units of `1 / FP8_UNITS`; see [`crate::cpu::simd::Simd::load_e4m3`].
 const FP8_UNITS: f32 = 256.0;
-/// Size of a table of sixteen values, in bytes.
-const TABLE_BYTES: usize = 16 * size_of::<f32>();
 
 pub(super) const INT4_SPANS: [Format; 3] =
     [Format(&INT4_SPAN32), Format(&INT4_SPAN64), Format(&INT4_SPAN128)];

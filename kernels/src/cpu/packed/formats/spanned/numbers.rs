@@ -6,13 +6,18 @@
 use std::marker::PhantomData;
 
 use super::super::super::{PANEL, Packed};
-use super::{CHUNK, TABLE_BYTES};
 use crate::cpu::matmul::float::{for_size, registers};
 use crate::cpu::matmul::part::Part;
 use crate::cpu::matmul::tiles::Tile;
 use crate::cpu::matmul::tree::Tree;
+use crate::cpu::rows::{Rows, Strided};
 use crate::cpu::simd::integer::IntegerIsa;
 use crate::cpu::simd::{Isa, Kernel, Simd, e4m3_in_256ths};
+
+/// Columns multiplied between two prefetches; spans are whole chunks.
+pub(super) const CHUNK: usize = 16;
+/// Size of a table of sixteen values, in bytes.
+pub(super) const TABLE_BYTES: usize = 16 * size_of::<f32>();
 
 pub(in super::super) fn multiply_fp8(part: &Part<'_>, isa: Isa, _: IntegerIsa) {
     isa.run(Product::<Fp8> { part, codes: PhantomData });
@@ -133,7 +138,7 @@ impl<C: Codes, const MR: usize, const NR: usize> Block<'_, C, MR, NR> {
     #[inline(always)]
     fn sums<S: Simd>(&self, s: S) -> [[S::V; NR]; MR] {
         let (part, tile, packed) = (self.part, self.tile, self.part.linear.weights);
-        let (layout, (x, stride)) = (packed.layout(), part.x.values());
+        let (layout, Rows { values: x, stride }) = (packed.layout(), part.x.values());
         let (x, first) = (&x[(part.rows.start + tile.first) * stride..], part.first / PANEL + tile.panel);
         let (panel_bytes, panel_scales) = (layout.panel_bytes(), layout.panel_scales());
         let w = &packed.values()[first * panel_bytes..];
@@ -157,8 +162,9 @@ impl<C: Codes, const MR: usize, const NR: usize> Block<'_, C, MR, NR> {
                 let mut sums = [[s.zero(); NR]; MR];
                 for _ in 0..span_chunks.min(chunks - span * span_chunks) {
                     prefetch.issue::<S, NR>(s, w, apart, chunk_bytes);
+                    let (rows, panels) = (Strided { at: x, apart: stride }, Strided { at: w, apart });
                     // SAFETY: checked above; this many chunks remain.
-                    sums = unsafe { chunk::<S, C, MR, NR>(s, decoder, (x, stride), (w, apart), sums) };
+                    sums = unsafe { chunk::<S, C, MR, NR>(s, decoder, rows, panels, sums) };
                     (x, w) = (x.wrapping_add(CHUNK), w.wrapping_add(chunk_bytes));
                 }
                 for n in 0..NR {
@@ -180,15 +186,16 @@ impl<C: Codes, const MR: usize, const NR: usize> Block<'_, C, MR, NR> {
 /// Adds the products of a chunk of columns.
 ///
 /// # Safety
-/// A chunk of all rows of `x` and all panels is readable. Row strides are in values, panel strides in bytes.
+/// A chunk of all rows of `x` and all panels is readable.
 #[inline(always)]
 unsafe fn chunk<S: Simd, C: Codes, const MR: usize, const NR: usize>(
     s: S,
     decoder: C::Decoder<S>,
-    (x, stride): (*const f32, usize),
-    (w, apart): (*const u8, usize),
+    x: Strided<f32>,
+    w: Strided<u8>,
     mut sums: [[S::V; NR]; MR],
 ) -> [[S::V; NR]; MR] {
+    let (Strided { at: x, apart: stride }, Strided { at: w, apart }) = (x, w);
     for pair in 0..CHUNK / 2 {
         // SAFETY: guaranteed by the caller.
         unsafe {

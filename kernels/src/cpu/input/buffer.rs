@@ -1,55 +1,12 @@
-//! Rows of activations in the encoding that a product reads. Whatever computes a row also encodes it, while
-//! the row is still in the cache.
+//! Memory of encoded rows, and what fills it.
 
-use std::ops::Range;
-
-use super::aligned::{Aligned, LINE_BYTES};
-use super::disjoint::DisjointMut;
-use super::packed::{Order, ZERO};
-use super::simd::{Isa, Kernel, LANES, Simd, nearest_bf16};
-use super::{Cpu, for_each_row_of};
-
-/// Columns that share a scale of weights in grouped formats.
-pub const GROUP: usize = 32;
-/// Columns that share a scale of inputs that are codes.
-pub const INPUT_GROUP: usize = 16;
-/// Parts of a group that have scales of inputs.
-pub(super) const PARTS: usize = GROUP / INPUT_GROUP;
-
-/// Some columns of a row as codes, with all that products need to know of them, in half a cache line.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[repr(C, align(32))]
-pub(super) struct CodeGroup {
-    pub(super) codes: [i8; INPUT_GROUP],
-    pub(super) scale: f32,
-    /// Sum of the codes.
-    pub(super) sum: i32,
-    /// `-ZERO * sum`, for weights with that zero point.
-    pub(super) offset: i32,
-    /// `scale * sum`: sum of the values.
-    pub(super) value: f32,
-}
-
-/// How activations are encoded for a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Encoding {
-    /// `f32`, not rounded.
-    #[default]
-    F32,
-    /// Rounded to bfloat16, ties to even; subnormals become zero.
-    Bf16,
-    /// Codes `x / scale` from -127 to 127, ties to even, with one `f32` scale `max|x| / 127` per row and
-    /// [`INPUT_GROUP`] columns. A scale for a whole row would be ruled by a few outliers, which every trained
-    /// model has.
-    Int8,
-}
-
-impl Encoding {
-    /// Whether values are codes.
-    fn is_codes(self) -> bool {
-        self == Self::Int8
-    }
-}
+use super::super::aligned::{Aligned, LINE_BYTES};
+use super::super::disjoint::DisjointMut;
+use super::super::rows::Rows;
+use super::super::simd::{Isa, LANES};
+use super::super::{Cpu, for_each_row_of};
+use super::encode::{Columns, EncodeRow, EncodedRows};
+use super::encoding::{CodeGroup, Encoding, INPUT_GROUP, Order};
 
 /// Rows of activations `[rows, width]`. Reused between steps; grows to the largest size seen.
 ///
@@ -73,6 +30,15 @@ pub struct Input {
     codes: Aligned<CodeGroup>,
     /// Source column of each encoded value, if reordered.
     order: Option<Order>,
+}
+
+/// Division of `[rows, width]` among tasks that compute some columns of all rows.
+pub(in crate::cpu) struct ColumnTasks {
+    pub(in crate::cpu) rows: usize,
+    pub(in crate::cpu) width: usize,
+    pub(in crate::cpu) tasks: usize,
+    /// Values of memory that each task has for itself.
+    pub(in crate::cpu) scratch_len: usize,
 }
 
 /// `values` reordered by `order`, whose entries must be below their number.
@@ -122,17 +88,16 @@ impl Input {
         });
     }
 
-    /// As [`Self::fill`], but each of `tasks` computes some columns of all rows. `task(i, scratch, columns)`
-    /// [puts](Columns::put) each of its values once, in whole groups of sixteen columns but at a row's end;
-    /// `scratch` has `scratch_len` values.
-    pub(super) fn fill_columns(
+    /// As [`Self::fill`], but each task computes some columns of all rows. `task(i, scratch, columns)`
+    /// [puts](Columns::put) each of its values once, in whole groups of sixteen columns but at a row's end.
+    pub(in crate::cpu) fn fill_columns(
         &mut self,
         cpu: &mut Cpu,
         encoding: Encoding,
-        (rows, width): (usize, usize),
-        (tasks, scratch_len): (usize, usize),
+        division: ColumnTasks,
         task: impl Fn(usize, &mut [f32], &Columns<'_>) + Sync,
     ) {
+        let ColumnTasks { rows, width, tasks, scratch_len } = division;
         // The values of a group are apart if columns have another order.
         let (isa, order) = (cpu.isa, self.order.clone());
         let whole = if order.is_some() { (rows * width).next_multiple_of(LANES) } else { 0 };
@@ -214,29 +179,29 @@ impl Input {
     /// # Panics
     /// If they are not stored as `f32`, or `to` has a different size.
     pub fn copy_to(&self, to: &mut [f32]) {
-        let (values, stride) = self.values();
+        let Rows { values, stride } = self.values();
         assert_eq!(to.len(), self.rows * self.width, "to is [rows, width]");
         let rows = values.chunks_exact(stride).zip(to.chunks_exact_mut(self.width));
         rows.for_each(|(row, to)| to.copy_from_slice(&row[..self.width]));
     }
 
-    /// The rows as `f32`, and the values from one row to the next.
+    /// The rows as `f32`.
     ///
     /// # Panics
     /// If they are encoded otherwise.
-    pub fn as_f32(&self) -> (&[f32], usize) {
+    pub fn as_f32(&self) -> Rows<'_> {
         assert_eq!(self.encoding, Encoding::F32, "rows are f32");
         self.values()
     }
 
     /// From now on, encoded value `i` is value `order[i]` of its row, for products with a matrix of that
-    /// [order](super::packed::Packed::with_order); `None` keeps the order.
+    /// [order](super::super::packed::Packed::with_order); `None` keeps the order.
     pub fn set_order(&mut self, order: Option<Order>) {
         self.order = order;
     }
 
     /// Order set by [`Input::set_order`].
-    pub(super) fn order(&self) -> Option<&Order> {
+    pub(in crate::cpu) fn order(&self) -> Option<&Order> {
         self.order.as_ref()
     }
 
@@ -257,261 +222,45 @@ impl Input {
 
     /// Whether rows are stored as bfloat16 bits.
     #[cfg(test)]
-    pub(super) fn has_halves(&self) -> bool {
+    pub(in crate::cpu) fn has_halves(&self) -> bool {
         self.has_halves
     }
 
-    /// `f32` rows and their stride in values. For [`Encoding::F32`], and for bfloat16 stored as `f32`.
+    /// `f32` rows. For [`Encoding::F32`], and for bfloat16 stored as `f32`.
     ///
     /// # Panics
     /// If the rows are stored differently.
-    pub(super) fn values(&self) -> (&[f32], usize) {
+    pub(in crate::cpu) fn values(&self) -> Rows<'_> {
         assert!(!self.encoding.is_codes() && !self.has_halves, "rows are f32");
         let stride = padded::<f32>(self.width);
-        (&self.values[..self.rows * stride], stride)
+        Rows { values: &self.values[..self.rows * stride], stride }
     }
 
-    /// Rows of bfloat16 bits, and the stride between rows in values.
+    /// Rows of bfloat16 bits.
     ///
     /// # Panics
     /// If the rows are stored differently.
-    pub(super) fn halves(&self) -> (&[u16], usize) {
+    pub(in crate::cpu) fn halves(&self) -> Rows<'_, u16> {
         assert!(self.has_halves, "rows are bfloat16");
         let stride = padded::<u16>(self.width);
-        (&self.halves[..self.rows * stride], stride)
+        Rows { values: &self.halves[..self.rows * stride], stride }
     }
 
-    /// Rows of codes, and the groups from one row to the next.
+    /// Rows of codes.
     ///
     /// # Panics
     /// If the rows are no codes.
-    pub(super) fn codes(&self) -> (&[CodeGroup], usize) {
+    pub(in crate::cpu) fn codes(&self) -> Rows<'_, CodeGroup> {
         assert!(self.encoding.is_codes(), "rows are codes");
         let stride = padded::<CodeGroup>(self.width.div_ceil(INPUT_GROUP));
-        (&self.codes[..self.rows * stride], stride)
-    }
-}
-
-/// The encoded rows, for several tasks to write.
-struct EncodedRows<'a> {
-    encoding: Encoding,
-    has_halves: bool,
-    width: usize,
-    /// Stride between rows, in values of the encoding's buffer.
-    stride: usize,
-    values: DisjointMut<'a, f32>,
-    halves: DisjointMut<'a, u16>,
-    codes: DisjointMut<'a, CodeGroup>,
-}
-
-impl EncodedRows<'_> {
-    /// Encodes columns `at..` of a row: whole groups, from the start of one, but at the row's end.
-    ///
-    /// # Safety
-    /// No other task accesses these columns at the same time.
-    #[inline(always)]
-    unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
-        assert!(at + values.len() <= self.width, "columns of a row");
-        if self.encoding == Encoding::Int8 {
-            assert!(at.is_multiple_of(INPUT_GROUP), "columns start at a group");
-            let from = row * self.stride + at / INPUT_GROUP;
-            // SAFETY: guaranteed by the caller.
-            return encode_groups(values, unsafe {
-                self.codes.part(from, values.len().div_ceil(INPUT_GROUP))
-            });
-        }
-        let from = row * self.stride + at;
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            if self.has_halves {
-                return to_bf16(s, values, self.halves.part(from, values.len()));
-            }
-            let to = self.values.part(from, values.len());
-            if self.encoding == Encoding::F32 {
-                to.copy_from_slice(values);
-            } else {
-                for (to, value) in to.iter_mut().zip(values) {
-                    *to = f32::from_bits(u32::from(nearest_bf16(*value)) << 16);
-                }
-            }
-        }
-    }
-
-    /// Writes the zeros after a row's last column, or after its group.
-    ///
-    /// # Safety
-    /// No other task accesses the padding at the same time.
-    #[inline(never)]
-    unsafe fn pad(&self, row: usize) {
-        let end = if self.encoding == Encoding::Int8 { self.width.div_ceil(INPUT_GROUP) } else { self.width };
-        let (from, count) = (row * self.stride + end, self.stride - end);
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match self.encoding {
-                Encoding::Int8 => self.codes.part(from, count).fill(CodeGroup::default()),
-                Encoding::Bf16 if self.has_halves => self.halves.part(from, count).fill(0),
-                Encoding::F32 | Encoding::Bf16 => self.values.part(from, count).fill(0.0),
-            }
-        }
-    }
-}
-
-/// Rows to which each task adds its own columns.
-pub(super) struct Columns<'a> {
-    /// Unencoded rows `[rows, width]`, if columns have another order.
-    whole: Option<DisjointMut<'a, f32>>,
-    encoded: EncodedRows<'a>,
-}
-
-impl Columns<'_> {
-    /// Puts sixteen columns of a row, from `at` on.
-    ///
-    /// # Safety
-    /// Only one task puts a column.
-    #[inline(always)]
-    pub(super) unsafe fn put_vector<S: Simd>(&self, s: S, row: usize, at: usize, values: [f32; LANES]) {
-        let EncodedRows { encoding, has_halves, width, stride, .. } = self.encoded;
-        if encoding == Encoding::Int8 {
-            // SAFETY: guaranteed by the caller.
-            return unsafe { self.put(s, row, at, &values) };
-        }
-        assert!(at + LANES <= width, "columns of a row");
-        // SAFETY: guaranteed by the caller; the pointers' ranges are checked.
-        unsafe {
-            let vector = s.load(values.as_ptr());
-            match encoding {
-                Encoding::Bf16 if has_halves => {
-                    s.store_bf16(vector, self.encoded.halves.pointer(row * stride + at, LANES));
-                }
-                Encoding::Bf16 => {
-                    let rounded = s.store_bf16(vector, [0; LANES].as_mut_ptr());
-                    s.store(rounded, self.encoded.values.pointer(row * stride + at, LANES));
-                }
-                Encoding::F32 | Encoding::Int8 => {
-                    s.store(vector, self.encoded.values.pointer(row * stride + at, LANES));
-                }
-            }
-        }
-    }
-
-    /// Puts columns `at..` of a row.
-    ///
-    /// # Safety
-    /// Only one task puts a column.
-    #[inline(always)]
-    pub(super) unsafe fn put<S: Simd>(&self, s: S, row: usize, at: usize, values: &[f32]) {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match &self.whole {
-                Some(whole) => {
-                    whole.part(row * self.encoded.width + at, values.len()).copy_from_slice(values);
-                }
-                None => self.encoded.put(s, row, at, values),
-            }
-        }
-    }
-
-    /// Pads `rows` with zeros if `columns_end` is the end of the row.
-    ///
-    /// # Safety
-    /// Only the task that puts the last column calls this.
-    #[inline(always)]
-    pub(super) unsafe fn end(&self, rows: Range<usize>, columns_end: usize) {
-        if columns_end == self.encoded.width && self.whole.is_none() {
-            // SAFETY: guaranteed by the caller.
-            rows.for_each(|row| unsafe { self.encoded.pad(row) });
-        }
-    }
-}
-
-/// Encodes a row that no other task accesses.
-struct EncodeRow<'a> {
-    to: &'a EncodedRows<'a>,
-    row: usize,
-    values: &'a [f32],
-}
-
-impl Kernel for EncodeRow<'_> {
-    type Output = ();
-    const USES_DOT: bool = true; // rounds to bfloat16 by an instruction
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Self { to, row, values } = self;
-        // SAFETY: no other task accesses the row.
-        unsafe {
-            to.put(s, row, 0, values);
-            to.pad(row);
-        }
-    }
-}
-
-/// Rounds `values` to bfloat16, as [`Simd::store_bf16`] does.
-#[inline(always)]
-fn to_bf16<S: Simd>(s: S, values: &[f32], halves: &mut [u16]) {
-    let (vectors, rest) = values.as_chunks::<LANES>();
-    let (to, rest_to) = halves.as_chunks_mut::<LANES>();
-    for (vector, to) in vectors.iter().zip(to) {
-        // SAFETY: sixteen values each.
-        unsafe { s.store_bf16(s.load(vector.as_ptr()), to.as_mut_ptr()) };
-    }
-    for (value, to) in rest.iter().zip(rest_to) {
-        *to = nearest_bf16(*value);
-    }
-}
-
-/// Encodes values to groups of codes; the last group ends with zeros. If a value is NaN or infinite, so is
-/// its group's scale, which makes the row's results NaN.
-#[inline(always)]
-fn encode_groups(values: &[f32], groups: &mut [CodeGroup]) {
-    let (whole, rest) = values.as_chunks::<INPUT_GROUP>();
-    for (group, values) in groups.iter_mut().zip(whole) {
-        *group = encode_group(values);
-    }
-    if let (false, Some(group)) = (rest.is_empty(), groups.last_mut()) {
-        let mut last = [0.0; INPUT_GROUP];
-        last[..rest.len()].copy_from_slice(rest);
-        *group = encode_group(&last);
-    }
-}
-
-#[inline(always)]
-fn encode_group(values: &[f32; INPUT_GROUP]) -> CodeGroup {
-    let mut bits = 0u32; // non-negative floats sort like their bits, NaN highest
-    for value in values {
-        bits = bits.max(value.to_bits() & 0x7fff_ffff);
-    }
-    let highest = f32::from_bits(bits);
-    let mut codes = [0; INPUT_GROUP];
-    if highest > 0.0 && highest.is_finite() {
-        encode(values, 127.0 / highest, &mut codes);
-    }
-    let mut sum = 0;
-    for code in codes {
-        sum += i32::from(code);
-    }
-    let scale = highest / 127.0;
-    CodeGroup { codes, scale, sum, offset: -i32::from(ZERO) * sum, value: scale * sum as f32 }
-}
-
-/// `values * per_unit` as integers from -127 to 127, ties to even.
-#[inline(always)]
-fn encode(values: &[f32; INPUT_GROUP], per_unit: f32, codes: &mut [i8; INPUT_GROUP]) {
-    // 1.5 * 2^23: adding it rounds a small value to an integer, which is then in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    for (code, value) in codes.iter_mut().zip(values) {
-        let scaled = value * per_unit;
-        // If the scale is so small that its inverse overflows, codes would be out of range.
-        let scaled = if scaled < 127.0 { scaled } else { 127.0 };
-        let scaled = if scaled > -127.0 { scaled } else { -127.0 };
-        *code = (scaled + ROUND).to_bits() as i8;
+        Rows { values: &self.codes[..self.rows * stride], stride }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::simd::Isa;
+    use crate::cpu::simd::nearest_bf16;
 
     #[test]
     fn every_encoding_is_within_its_rounding_and_the_same_on_every_instruction_set() {
@@ -523,19 +272,19 @@ mod tests {
                 let mut input = Input::default();
                 input.set(&mut Cpu::with_isa(2, isa), encoding, &x, width);
                 assert_eq!((input.rows(), input.width(), input.encoding()), (rows, width, encoding));
-                let (groups, stride) = match encoding {
+                let Rows { values: groups, stride } = match encoding {
                     Encoding::Int8 => input.codes(),
-                    _ => Default::default(),
+                    _ => Rows { values: &[], stride: 0 },
                 };
                 // The encoded floats as bits of `f32`.
                 let (floats, float_stride) = match encoding {
                     Encoding::Int8 => (Vec::new(), width),
                     Encoding::Bf16 if isa.has_dot() => {
-                        let (halves, stride) = input.halves();
-                        (halves.iter().map(|half| u32::from(*half) << 16).collect(), stride)
+                        let Rows { values, stride } = input.halves();
+                        (values.iter().map(|half| u32::from(*half) << 16).collect(), stride)
                     }
                     _ => {
-                        let (values, stride) = input.values();
+                        let Rows { values, stride } = input.values();
                         (values.iter().map(|value| value.to_bits()).collect(), stride)
                     }
                 };
@@ -579,7 +328,7 @@ mod tests {
         for isa in Isa::available() {
             let mut input = Input::default();
             input.set(&mut Cpu::with_isa(1, isa), Encoding::Int8, &x, x.len());
-            let codes = input.codes().0.iter().flat_map(|group| group.codes);
+            let codes = input.codes().values.iter().flat_map(|group| group.codes);
             for (code, x) in codes.zip(&x) {
                 assert_eq!(f32::from(code), x.round_ties_even(), "{}", isa.name());
             }
@@ -598,7 +347,7 @@ mod tests {
             &[0.0, 0.0, 1.0, f32::NAN, 1e-44, 0.0, f32::NEG_INFINITY, 1.0],
             2,
         );
-        let (groups, stride) = input.codes();
+        let Rows { values: groups, stride } = input.codes();
         let scale = |row: usize| groups[row * stride].scale;
         assert!(scale(0) == 0.0 && scale(1).is_nan() && scale(2) >= 0.0);
         // Zero codes times an infinite scale give NaN, too.
