@@ -136,7 +136,7 @@ mod tests {
     use half::bf16;
     use skein_worker::model::config::ModelConfig;
     use skein_worker::model::on_cuda::dummy::DummyCodes;
-    use skein_worker::model::on_cuda::experts::Network;
+    use skein_worker::model::on_cuda::network::Network;
     use skein_worker::model::on_cuda::packed::Matrix;
     use skein_worker::model::on_cuda::weights::forms_of_dummies;
     use skein_worker::model::tensors::Product;
