@@ -58,7 +58,7 @@ fn a_request_that_is_not_sampled_allocates_once() {
         metrics: None,
         sampling: Sampling { follows_parent: true, ratio: 0.0 },
         slow_after: Duration::from_secs(10),
-        service: "test",
+        service: "test".into(),
         instance: String::new(),
     });
     started.expect("nothing has to listen");

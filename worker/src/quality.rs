@@ -91,6 +91,15 @@ impl Quality {
     }
 }
 
+/// What a model is loaded for.
+#[derive(Debug, Clone, Copy)]
+pub struct ScoredSize {
+    /// Most tokens of a window.
+    pub window: usize,
+    /// Compute threads.
+    pub threads: usize,
+}
+
 /// A model whose logits can be read, on the CPU.
 pub struct Scored {
     model: CpuModel,
@@ -98,22 +107,18 @@ pub struct Scored {
 }
 
 impl Scored {
-    /// Loads the model in `dir` for windows of up to `window` tokens, with the number types of a worker that
+    /// Loads the model in `dir` for windows of up to `size`, with the number types of a worker that
     /// was started with `precision`.
     ///
     /// # Errors
     /// If it cannot be served like that on the CPU.
-    pub fn load(
-        dir: &Path,
-        precision: Precision,
-        (window, threads): (usize, usize),
-    ) -> Result<Self, WorkerError> {
+    pub fn load(dir: &Path, precision: Precision, size: ScoredSize) -> Result<Self, WorkerError> {
         let spec = ModelConfig::from_dir(dir)?.spec;
         let weights = Weights::open(dir)?;
         let embedding = tensors::embedding(&spec).find(&weights)?;
         let quantised = stored_form(&spec, &weights)?;
         let numbers = precision::on_cpu(precision, embedding.storage(), quantised)?;
-        Ok(load(dir, &spec, numbers, (window, threads))?)
+        Ok(load(dir, &spec, numbers, size)?)
     }
 
     /// Loads the model in `dir` so that nothing is rounded: codes are decoded, and everything is computed in
@@ -121,8 +126,8 @@ impl Scored {
     ///
     /// # Errors
     /// If it cannot be loaded.
-    pub fn exact(dir: &Path, sizes: (usize, usize)) -> Result<Self, LoadError> {
-        load(dir, &ModelConfig::from_dir(dir)?.spec, NumberTypes::EXACT, sizes)
+    pub fn exact(dir: &Path, size: ScoredSize) -> Result<Self, LoadError> {
+        load(dir, &ModelConfig::from_dir(dir)?.spec, NumberTypes::EXACT, size)
     }
 }
 
@@ -130,7 +135,7 @@ fn load(
     dir: &Path,
     spec: &Spec,
     numbers: NumberTypes,
-    (window, threads): (usize, usize),
+    ScoredSize { window, threads }: ScoredSize,
 ) -> Result<Scored, LoadError> {
     let kv_blocks = window.div_ceil(BLOCK_SIZE as usize) as u32;
     let options = CpuOptions {

@@ -122,7 +122,13 @@ impl GroupSetup {
     /// The adapters, read on this rank and by `ranks` on the others.
     fn adapters(&self, shard: &Shard, opened: &cuda::OpenDevice, ranks: Option<&RankAdapters>) -> Adapters {
         let model = ModelConfig::from_dir(&self.dir).unwrap();
-        let form = cuda::slot_form((&self.dir, &model, shard), opened, &self.options()).unwrap();
+        let form = cuda::slot_form(
+            cuda::ModelDir { dir: &self.dir, config: &model },
+            shard,
+            opened,
+            &self.options(),
+        )
+        .unwrap();
         let Some(form) = form.map(|form| AdapterForm::Cuda(Arc::new(form))) else { return Vec::new() };
         let read = |directory: &PathBuf| {
             let adapter = Adapter::open(directory).unwrap();
@@ -164,7 +170,13 @@ impl GroupSetup {
         let ended = Box::new(move || watch.failure());
         let (own, device) = (shard.clone(), opened.clone());
         let link = RankLink { shard, connections, agree: &mut agree, ended };
-        let loaded = cuda::load_rank((&self.dir, &model), opened, &options, Some(link), &mut |_, _| {});
+        let loaded = cuda::load_rank(
+            cuda::ModelDir { dir: &self.dir, config: &model },
+            opened,
+            &options,
+            Some(link),
+            &mut |_, _| {},
+        );
         let loaded = loaded.unwrap_or_else(|error| panic!("{}", processes.fail(error.to_string())));
         let (watch, answers) = processes.loaded().unwrap();
         let start = || {

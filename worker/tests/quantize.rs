@@ -18,10 +18,11 @@ use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::model::quantize::maths::gptq::ActOrder;
 use skein_worker::model::quantize::{self, Layout, Method, QuantizeError, Report, Request, Scheme};
 use skein_worker::model::tensors::{self, Kind};
-use skein_worker::quality::{Scored, measure};
+use skein_worker::quality::{Scored, ScoredSize, measure};
 
 /// Tokens per window in `held_out.bin`.
 const WINDOW: usize = 513;
+const SIZE: ScoredSize = ScoredSize { window: WINDOW, threads: 2 };
 
 fn shipped() -> PathBuf {
     skein_golden::shipped()
@@ -274,13 +275,13 @@ fn eight_bits_cost_half_a_percent_and_four_less_with_calibration_than_without() 
     let out = tempfile::tempdir().unwrap();
     let held_out = held_out();
     let (calibration, judged) = held_out.split_at(8);
-    let mut exact = Scored::exact(&shipped(), (WINDOW, 2)).unwrap();
+    let mut exact = Scored::exact(&shipped(), SIZE).unwrap();
     let perplexity = measure(&mut exact, None, judged, &mut |_| {}).unwrap().perplexity();
     // Increase of perplexity in percent, and divergence, which has less noise.
     let mut cost = |label: &str, scheme: Scheme| {
         let out = out.path().join(label);
         run(&shipped(), &out, &scheme, calibration).unwrap();
-        let mut model = Scored::load(&out, Precision::default(), (WINDOW, 2)).unwrap();
+        let mut model = Scored::load(&out, Precision::default(), SIZE).unwrap();
         let found = measure(&mut model, Some(&mut exact), judged, &mut |_| {}).unwrap();
         let more = 100.0 * (found.perplexity() / perplexity - 1.0);
         println!("{label:<12}{more:+.3}%  {:.5}", found.mean_divergence());

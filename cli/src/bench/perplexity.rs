@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgMatches, Args};
 use serde_json::json;
 use skein_hub::Need;
-use skein_worker::quality::{Quality, Scored, measure};
+use skein_worker::quality::{Quality, Scored, ScoredSize, measure};
 
 use super::engine::read_config;
 use super::progress_bar;
@@ -57,15 +57,15 @@ pub async fn run(flags: &Perplexity, matches: &ArgMatches) -> Result<(), Failure
     let config = read_config(matches).await?;
     let windows = windows(flags, &config.model)?;
     let longest = windows.iter().map(Vec::len).max().unwrap_or_default();
-    let sizes = (longest, config.threads);
+    let size = ScoredSize { window: longest, threads: config.threads };
     let mut model =
-        Scored::load(&config.model, config.precision, sizes).map_err(|error| worker::failure(&error))?;
+        Scored::load(&config.model, config.precision, size).map_err(|error| worker::failure(&error))?;
     let mut reference = match &flags.reference {
         None => None,
         Some(given) => {
             let argument = ModelArgument { given: Some(given.clone()), revision: None };
             let directory = model::find(&argument, Need::All).await?;
-            Some(Scored::exact(&directory, sizes).map_err(|error| Failure::new(MODEL, error.to_string()))?)
+            Some(Scored::exact(&directory, size).map_err(|error| Failure::new(MODEL, error.to_string()))?)
         }
     };
     let bar = progress_bar(windows.len() as u64, "  {bar:32} {pos}/{len} windows ({eta} left)");

@@ -27,7 +27,7 @@ use crate::group::RankAdapters;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
 use crate::model::adapter_changes;
-use crate::model::served_adapter::{AdapterForm, HeldAdapter};
+use crate::model::served_adapter::{AdapterModel, HeldAdapter};
 use crate::model::spec::Spec;
 
 /// Longest wait for a place in memory, and for the load.
@@ -96,7 +96,7 @@ pub struct Adapters(Arc<Shared>);
 struct Shared {
     /// Structure of the model, and how its backend keeps adapters; `None` = a backend without a model, whose
     /// adapters have no weights.
-    model: Option<(Spec, AdapterForm)>,
+    model: Option<AdapterModel>,
     config: AdaptersConfig,
     table: Mutex<Table>,
     /// Held by the first request that waits for a place, so that others queue behind it.
@@ -115,9 +115,9 @@ impl Adapters {
     ///
     /// # Errors
     /// If one of them cannot be served.
-    pub fn new(config: &AdaptersConfig, model: Option<(&Spec, AdapterForm)>) -> Result<Self, NotChanged> {
+    pub fn new(config: &AdaptersConfig, model: Option<AdapterModel>) -> Result<Self, NotChanged> {
         let adapters = Self(Arc::new(Shared {
-            model: model.map(|(spec, form)| (spec.clone(), form)),
+            model,
             config: config.clone(),
             table: Mutex::new(Table::new(config.max_loras, config.max_cpu_loras)),
             door: tokio::sync::Mutex::new(()),
@@ -176,7 +176,8 @@ impl Adapters {
         &self,
         name: &str,
         directory: &Path,
-        (id, stamp): (Option<AdapterId>, u64),
+        id: Option<AdapterId>,
+        stamp: u64,
     ) -> Result<AdapterId, NotChanged> {
         let (found, directory) = self.could_load(name, directory, id)?;
         self.name(name, directory, found, stamp)
@@ -236,7 +237,7 @@ impl Adapters {
     ///
     /// # Errors
     /// If this worker allows no changes.
-    pub fn unload(&self, name: &str, (stamp, is_repeated): (u64, bool)) -> Result<bool, NotChanged> {
+    pub fn unload(&self, name: &str, stamp: u64, is_repeated: bool) -> Result<bool, NotChanged> {
         if !self.0.config.may_change {
             return Err(NotChanged::Fixed);
         }
@@ -250,7 +251,7 @@ impl Adapters {
 
     /// Identity of the adapter in `directory`, if it can be served.
     fn check(&self, name: &str, directory: &Path) -> Result<AdapterId, LoadError> {
-        let Some((spec, _)) = &self.0.model else {
+        let Some(AdapterModel { spec, .. }) = &self.0.model else {
             // No weights, so the path is the identity.
             let path = directory.as_os_str().as_encoded_bytes();
             return Ok(AdapterId(xxhash_rust::xxh3::xxh3_64(path).max(1)));
@@ -316,7 +317,7 @@ impl Adapters {
         &self,
         directory: &Path,
         id: AdapterId,
-        model: &(Spec, AdapterForm),
+        model: &AdapterModel,
     ) -> Result<HeldAdapter, String> {
         let max_rank = self.0.config.max_lora_rank;
         let Some(ranks) = self.0.ranks.get() else { return read(directory, id, model, max_rank) };
@@ -349,12 +350,12 @@ fn open(directory: &Path, id: AdapterId, advice: &str) -> Result<Adapter, String
 fn read(
     directory: &Path,
     id: AdapterId,
-    (spec, form): &(Spec, AdapterForm),
+    model: &AdapterModel,
     max_rank: usize,
 ) -> Result<HeldAdapter, String> {
     let advice = "it has changed since it was loaded: unload the adapter and load it again";
     let adapter = open(directory, id, advice)?;
-    form.read(&adapter, spec, max_rank).map_err(|error| error.to_string())
+    model.read(&adapter, max_rank).map_err(|error| error.to_string())
 }
 
 /// What to do if ranks find different files.
@@ -364,11 +365,11 @@ const EQUAL_COPIES: &str = "give all machines of the group equal copies";
 pub(crate) fn read_on_rank(
     directory: &Path,
     id: AdapterId,
-    (spec, form): &(Spec, AdapterForm),
+    model: &AdapterModel,
     max_rank: usize,
 ) -> Result<HeldAdapter, String> {
     let adapter = open(directory, id, EQUAL_COPIES)?;
-    form.read(&adapter, spec, max_rank).map_err(|error| error.to_string())
+    model.read(&adapter, max_rank).map_err(|error| error.to_string())
 }
 
 /// Checks that a rank could read the adapter that the leader has as `id`.

@@ -72,28 +72,28 @@ async fn requests_wait_in_turn_for_a_place_and_not_for_ever() {
 async fn an_unloaded_adapter_serves_only_requests_that_had_begun() {
     let (adapters, ids) = of_fake(2, 2, 2);
     let held = adapters.acquire(ids[0]).await.unwrap();
-    assert!(adapters.unload("a0", (0, false)).unwrap() && !adapters.unload("a0", (0, false)).unwrap());
+    assert!(adapters.unload("a0", 0, false).unwrap() && !adapters.unload("a0", 0, false).unwrap());
     let names: Vec<_> = adapters.list().into_iter().map(|info| info.name).collect();
     assert_eq!(names, ["a1", ""]);
     // A stream that moves here from a worker that died.
     assert_eq!(adapters.acquire(ids[0]).await.unwrap().id, held.id);
     // The name is free for another adapter; the same one under its old name is listed again.
-    adapters.load("a0", Path::new("/other"), (None, 0)).unwrap();
-    assert!(matches!(adapters.load("a0", Path::new("/a0"), (None, 0)), Err(NotChanged::Taken(_))));
-    adapters.load("again", Path::new("/a0"), (Some(ids[0]), 0)).unwrap();
+    adapters.load("a0", Path::new("/other"), None, 0).unwrap();
+    assert!(matches!(adapters.load("a0", Path::new("/a0"), None, 0), Err(NotChanged::Taken(_))));
+    adapters.load("again", Path::new("/a0"), Some(ids[0]), 0).unwrap();
     assert_eq!(adapters.list().len(), 3);
-    assert!(matches!(adapters.load("b", Path::new("/b"), (Some(ids[0]), 0)), Err(NotChanged::Differs(_))));
+    assert!(matches!(adapters.load("b", Path::new("/b"), Some(ids[0]), 0), Err(NotChanged::Differs(_))));
     let unknown = adapters.acquire(AdapterId(7)).await;
     assert!(matches!(unknown, Err(NotServed::Unknown(AdapterId(7)))));
     let fixed = Adapters::new(&AdaptersConfig { may_change: false, ..config(1, 1, 1) }, None).unwrap();
-    assert!(matches!(fixed.unload("a0", (0, false)), Err(NotChanged::Fixed)));
+    assert!(matches!(fixed.unload("a0", 0, false), Err(NotChanged::Fixed)));
 }
 
 #[test]
 fn the_latest_change_of_a_name_counts_whatever_arrives_last() {
     let (adapters, ids) = of_fake(2, 2, 1);
-    let load = |path: &str, stamp| adapters.load("new", Path::new(path), (None, stamp)).unwrap();
-    let unload = |name: &str, stamp| adapters.unload(name, (stamp, true)).unwrap();
+    let load = |path: &str, stamp| adapters.load("new", Path::new(path), None, stamp).unwrap();
+    let unload = |name: &str, stamp| adapters.unload(name, stamp, true).unwrap();
     let named = || -> Vec<(String, AdapterId)> {
         let list = adapters.list().into_iter().filter(|info| !info.name.is_empty());
         list.map(|info| (info.name, info.id)).collect()
@@ -120,7 +120,7 @@ fn the_latest_change_of_a_name_counts_whatever_arrives_last() {
         change: skein_proto::adapter::AdapterChange::Unloaded { stamp },
     };
     assert_eq!(records, [("a0", 3), ("new", 7), ("unknown", 4)].map(unloaded));
-    adapters.unload("nowhere", (9, false)).unwrap();
+    adapters.unload("nowhere", 9, false).unwrap();
     assert_eq!(adapters.records().len(), 3 + records.len(), "three adapters end what began, no more names");
     assert_eq!(load("/other", 8), other);
     assert_eq!(named(), [("new".to_owned(), other)]);

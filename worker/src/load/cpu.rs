@@ -10,6 +10,7 @@ use super::loaded_backend::LoadedBackend;
 use super::model_files::{bits_per_weight, check_adapter, grammars, of_merged, stored_form};
 use super::served_adapters::{adapter_bytes, adapters, on_ranks};
 use super::shards::{kv_bytes_per_token, shards, threads_each};
+use super::sizing::WindowRows;
 use super::{cpu_ranks, precision};
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
@@ -22,7 +23,7 @@ use crate::model::config::ModelConfig;
 use crate::model::cost::{Product, StepCost};
 use crate::model::fingerprint::{computed_with, fingerprint};
 use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::served_adapter::AdapterForm;
+use crate::model::served_adapter::{AdapterForm, AdapterModel};
 use crate::model::tensors;
 use crate::shard::Shard;
 
@@ -71,7 +72,7 @@ pub(super) fn plan_cpu(config: &WorkerConfig) -> Result<CpuPlan, WorkerError> {
             + draft_model.as_ref().map_or(0, |draft| draft.weight_bytes)
             + shards.iter().map(|shard| adapter_bytes(config, &model.spec, shard)).sum::<u64>()
                 * u64::from(config.memory_sharers.max(1)),
-        (model.spec.longest_window(), rows),
+        WindowRows { window: model.spec.longest_window(), rows },
         &token_bytes,
         model.max_position_embeddings,
     )?;
@@ -99,10 +100,10 @@ pub(super) fn load_cpu(
     drop(reading);
     tracing::info!(arithmetic, "computing on the CPU");
     let form = AdapterForm::Cpu(Box::new(shards[0].clone()));
-    let adapters = adapters(config, Some((&model.spec, form)))?;
+    let adapters = adapters(config, Some(AdapterModel { spec: model.spec.clone(), form }))?;
     let (backend, ranks, weight_bytes): (Box<dyn Backend>, _, u64) = if topology.ranks() > 1 {
         let (group, adapters, weight_bytes) =
-            cpu_ranks::lead_on_cpu(config, (&model.spec, topology), options, progress)?;
+            cpu_ranks::lead_on_cpu(config, &model.spec, topology, options, progress)?;
         (Box::new(group), Some(adapters), weight_bytes)
     } else {
         let cache = config.cpu.packed_cache_dir.clone().map_or(PackedCache::none(), PackedCache::at);

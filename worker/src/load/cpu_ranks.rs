@@ -15,20 +15,21 @@ use crate::group::{Member, RankAdapters, RankProcess, Topology};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::served_adapter::AdapterForm;
+use crate::model::served_adapter::{AdapterForm, AdapterModel};
 use crate::model::spec::Spec;
 
 /// Leads a group of CPU ranks; returns it with the adapters of the other ranks, and the bytes of weights that
 /// this rank's steps read.
 pub(super) fn lead_on_cpu(
     config: &WorkerConfig,
-    of_model: (&Spec, Topology),
+    spec: &Spec,
+    topology: Topology,
     options: CpuOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(impl Backend + 'static, RankAdapters, u64), WorkerError> {
     let merged = config.merged_adapter.as_ref().map(|adapter| adapter.directory.as_path());
     let arithmetic = precision::cpu_arithmetic(&options.numbers) + &of_merged(merged)?;
-    let group = lead(config, of_model, Work { arithmetic, cpu: options, device: DeviceKind::Cpu })?;
+    let group = lead(config, spec, topology, Work { arithmetic, cpu: options, device: DeviceKind::Cpu })?;
     let cache = packed_cache(config.cpu.packed_cache_dir.as_deref());
     let mut weight_bytes = 0;
     let load = |connections, _: &mut Agree<'_>| {
@@ -65,7 +66,7 @@ pub(super) fn serve_on_cpu(process: &RankProcess) -> Result<(), String> {
     let model = model.map_err(|error| error.to_string())?;
     let spec = ModelConfig::from_dir(&config.model).map_err(|error| error.to_string())?.spec;
     let shard = shard_of(&spec, &welcome.plan.topology, welcome.rank).map_err(|error| error.to_string())?;
-    let reader = reader(welcome, (spec, AdapterForm::Cpu(Box::new(shard))));
+    let reader = reader(welcome, AdapterModel { spec, form: AdapterForm::Cpu(Box::new(shard)) });
     follow(process, reports, reader, || checked(model, &config.model).map_err(|error| error.to_string()))
 }
 

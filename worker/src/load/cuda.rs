@@ -13,7 +13,7 @@ use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
 use crate::model::cost::{Product, StepCost, ValueBytes};
 use crate::model::fingerprint::{computed_with, fingerprint};
-use crate::model::served_adapter::AdapterForm;
+use crate::model::served_adapter::{AdapterForm, AdapterModel};
 use crate::shard::Shard;
 
 pub(super) fn load_cuda(
@@ -35,14 +35,22 @@ pub(super) fn load_cuda(
         (backend, None, arithmetic, (Some(ranks), form))
     } else {
         let whole = Shard::whole(&model.spec);
-        let form = cuda::slot_form((&config.model, &model, &whole), &opened, &options)?;
+        let form = cuda::slot_form(
+            cuda::ModelDir { dir: &config.model, config: &model },
+            &whole,
+            &opened,
+            &options,
+        )?;
         let loaded = cuda::load(&config.model, &model, opened, &options, progress);
         let (backend, arithmetic) = loaded.map_err(|error| WorkerError::Load(Box::new(error)))?;
         let gaps = backend.gaps();
         (Box::new(backend) as Box<dyn Backend>, gaps, arithmetic, (None, form))
     };
     arithmetic += &of_merged(options.merged.as_deref())?;
-    let of_form = |form| adapters(config, Some((&model.spec, AdapterForm::Cuda(Arc::new(form)))));
+    let of_form = |form| {
+        let form = AdapterForm::Cuda(Arc::new(form));
+        adapters(config, Some(AdapterModel { spec: model.spec.clone(), form }))
+    };
     let adapters = on_ranks(form.map(of_form).transpose()?.flatten(), ranks)?;
     Ok(LoadedBackend {
         cost: StepCost {

@@ -15,7 +15,7 @@ use crate::group::{Member, RankAdapters, RankProcess, Topology};
 use crate::model::LoadError;
 use crate::model::config::ModelConfig;
 use crate::model::on_cuda::adapter::SlotForm;
-use crate::model::served_adapter::AdapterForm;
+use crate::model::served_adapter::{AdapterForm, AdapterModel};
 use crate::shard::Shard;
 
 /// A group of ranks on GPUs that this process leads.
@@ -51,13 +51,20 @@ pub(super) fn lead(
         device: DeviceKind::Cuda,
     };
     let options = CudaOptions { readers: work.cpu.threads, ..options.clone() };
-    let group = group::lead(config, (&model.spec, topology), work)?;
+    let group = group::lead(config, &model.spec, topology, work)?;
     let (ended, shard) = (Box::new(group.ended()), shards[0].clone());
-    let form = cuda::slot_form((&config.model, model, &shard), &opened, &options)?;
+    let form =
+        cuda::slot_form(cuda::ModelDir { dir: &config.model, config: model }, &shard, &opened, &options)?;
     let mut arithmetic = String::new();
     let load = |connections: Connections, agree: &mut Agree<'_>| {
         let link = RankLink { shard, connections, agree, ended };
-        let loaded = cuda::load_rank((&config.model, model), opened, &options, Some(link), progress);
+        let loaded = cuda::load_rank(
+            cuda::ModelDir { dir: &config.model, config: model },
+            opened,
+            &options,
+            Some(link),
+            progress,
+        );
         let loaded = loaded.map_err(failed)?;
         arithmetic.clone_from(&loaded.arithmetic);
         Ok(loaded)
@@ -94,7 +101,8 @@ pub(super) fn plan(config: &WorkerConfig) -> Result<CudaPlan, WorkerError> {
     let (model, options) = cuda_options(config)?;
     let opened = open_cuda(config)?.map_err(|why| WorkerError::Load(Box::new(why)))?;
     let (topology, shards) = shards(config, &model)?;
-    let planned = cuda::plan_ranks((&config.model, &model), &opened, &options, &shards);
+    let planned =
+        cuda::plan_ranks(cuda::ModelDir { dir: &config.model, config: &model }, &opened, &options, &shards);
     let (planned, kv_blocks) = planned.map_err(failed)?;
     Ok(CudaPlan { model, topology, shards, options, planned, kv_blocks })
 }
@@ -145,16 +153,27 @@ pub(super) fn serve_rank(process: &RankProcess) -> Result<(), String> {
     let opened = cuda::open(ordinal, &model, options.limits.block_size);
     let opened = opened.map_err(|error| format!("cannot use GPU {ordinal}: {error}"))?;
     let shard = shards::shard_of(&model.spec, &topology, rank).map_err(|error| error.to_string())?;
-    let form = cuda::slot_form((&config.model, &model, &shard), &opened, &options);
+    let form =
+        cuda::slot_form(cuda::ModelDir { dir: &config.model, config: &model }, &shard, &opened, &options);
     let form = form.map_err(|error| error.to_string())?;
     let memory = process.memory.clone();
     let ended = move || memory.cause().map(|rank| format!("rank {rank} has ended"));
     let mut agree = |own| process.agree(own);
     let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(ended) };
-    let loaded = cuda::load_rank((&config.model, &model), opened, &options, Some(link), &mut |_, _| {});
+    let loaded = cuda::load_rank(
+        cuda::ModelDir { dir: &config.model, config: &model },
+        opened,
+        &options,
+        Some(link),
+        &mut |_, _| {},
+    );
     let loaded = loaded.map_err(|error| error.to_string())?;
-    let reader = form
-        .and_then(|form| member::reader(welcome, (model.spec.clone(), AdapterForm::Cuda(Arc::new(form)))));
+    let reader = form.and_then(|form| {
+        member::reader(
+            welcome,
+            AdapterModel { spec: model.spec.clone(), form: AdapterForm::Cuda(Arc::new(form)) },
+        )
+    });
     member::follow(process, reports, reader, || loaded.start().map_err(|error| error.to_string()))
 }
 

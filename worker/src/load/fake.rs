@@ -4,7 +4,7 @@ use super::kv_blocks::kv_blocks;
 use super::loaded_backend::LoadedBackend;
 use super::model_files::grammars;
 use super::served_adapters::adapters;
-use super::sizing::{self, KvTokenBytes};
+use super::sizing::{self, KvTokenBytes, WindowRows};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
@@ -39,7 +39,7 @@ pub(super) fn load_fake(config: &WorkerConfig) -> Result<LoadedBackend, WorkerEr
         Some(blocks) => blocks,
         None => {
             let bytes = KvTokenBytes { main: FAKE_KV_BYTES_PER_TOKEN, windowed: 0 };
-            kv_blocks(config, 0, (None, 0), &[bytes], model_len)?.blocks
+            kv_blocks(config, 0, WindowRows { window: None, rows: 0 }, &[bytes], model_len)?.blocks
         }
     };
     let options = FakeOptions {

@@ -47,7 +47,8 @@ pub(super) struct Group {
 /// Starts the other ranks of the model of `config`, and connects this process with them.
 pub(super) fn lead(
     config: &WorkerConfig,
-    (spec, topology): (&Spec, Topology),
+    spec: &Spec,
+    topology: Topology,
     work: Work,
 ) -> Result<Group, WorkerError> {
     let command = rank_command(config)?;

@@ -1,17 +1,17 @@
 //! How many KV blocks fit in memory beside the weights.
 
 use super::memory_plan::Needs;
-use super::sizing::{self, KvTokenBytes, Room};
+use super::sizing::{self, KvTokenBytes, Room, WindowRows};
 use crate::backend::KvBlocks;
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
 
-/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. Takes the longest window,
-/// the most rows in flight, and each rank's bytes of a token.
+/// Number of KV blocks that fit beside `weight_bytes`; fails if they do not fit. `bytes`: of a token on
+/// each rank.
 pub(super) fn kv_blocks(
     config: &WorkerConfig,
     weight_bytes: u64,
-    windows: (Option<u32>, u32),
+    windows: WindowRows,
     bytes: &[KvTokenBytes],
     model_len: u32,
 ) -> Result<KvBlocks, WorkerError> {

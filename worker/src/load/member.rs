@@ -7,8 +7,7 @@ use skein_kernels::collective::Ranks;
 use super::terms::terms;
 use crate::backend::Backend;
 use crate::group::{self, Answer, Followed, Member, RankError, RankProcess, RankReader, Welcome};
-use crate::model::served_adapter::AdapterForm;
-use crate::model::spec::Spec;
+use crate::model::served_adapter::AdapterModel;
 
 /// Joins the leader's group and connects this rank to the others.
 pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, String> {
@@ -41,7 +40,7 @@ pub(super) fn follow<B: Backend>(
 }
 
 /// Reads the rank's part of adapters, which its backend keeps in a form; `None` if none are served.
-pub(super) fn reader(welcome: &Welcome, model: (Spec, AdapterForm)) -> Option<RankReader> {
+pub(super) fn reader(welcome: &Welcome, model: AdapterModel) -> Option<RankReader> {
     let adapters = &welcome.config.adapters;
     let max_rank = adapters.is_enabled.then_some(adapters.max_lora_rank)?;
     let model = Arc::new(model);
@@ -52,7 +51,7 @@ pub(super) fn reader(welcome: &Welcome, model: (Spec, AdapterForm)) -> Option<Ra
     Some(RankReader {
         read: Box::new(move |id, directory| crate::adapters::read_on_rank(directory, id, &to_read, max_rank)),
         check: Box::new(move |id, directory| {
-            let check = || crate::adapters::check_on_rank(directory, id, &model.0, max_rank);
+            let check = || crate::adapters::check_on_rank(directory, id, &model.spec, max_rank);
             if looks { check() } else { Ok(()) }
         }),
         answer: Box::new(|frame, problem| Answer::Adapter { frame, problem }.emit()),

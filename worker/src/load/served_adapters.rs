@@ -5,7 +5,7 @@ use crate::config::{AdaptersConfig, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::RankAdapters;
 use crate::model::on_cpu::adapter::AdapterWeights;
-use crate::model::served_adapter::AdapterForm;
+use crate::model::served_adapter::AdapterModel;
 use crate::model::spec::Spec;
 use crate::shard::Shard;
 
@@ -19,7 +19,7 @@ pub(super) fn adapter_bytes(config: &WorkerConfig, spec: &Spec, shard: &Shard) -
 /// The adapters of `config` for a model, whose backend keeps them in a form; `None` if they are not enabled.
 pub(super) fn adapters(
     config: &WorkerConfig,
-    model: Option<(&Spec, AdapterForm)>,
+    model: Option<AdapterModel>,
 ) -> Result<Option<Adapters>, WorkerError> {
     let name = &config.served_model_name;
     if config.adapters.modules.iter().any(|module| module.name == *name) {

@@ -70,12 +70,20 @@ pub(super) fn kv_blocks(
     blocks.clamp(1, u64::from(i32::MAX as u32 / config.block_size)) as u32
 }
 
-/// Number of blocks of a model whose layers with a window attend to `window` tokens at most, with up to
-/// `rows` rows in flight; `bytes` of each rank. Without a window, and where little would be given back, all
+/// What the blocks of layers with a window are sized by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WindowRows {
+    /// Most tokens that a row of any layer attends to; `None` = no layer has a window.
+    pub window: Option<u32>,
+    /// Most rows in flight.
+    pub rows: u32,
+}
+
+/// Number of blocks of a model whose layers with a window have `windows`; `bytes` of each rank. Without a window, and where little would be given back, all
 /// layers share the blocks of [`kv_blocks`]; otherwise see [`WindowedCache::divide`].
 pub(super) fn kv_blocks_by_layer(
     config: &SchedulerConfig,
-    (window, rows): (Option<u32>, u32),
+    windows: WindowRows,
     bytes: &[KvTokenBytes],
     model_len: u32,
     room: Room,
@@ -83,6 +91,7 @@ pub(super) fn kv_blocks_by_layer(
     let most_bytes = bytes.iter().map(KvTokenBytes::all).max().unwrap_or(0);
     let blocks = |room: Room| kv_blocks(config, room.given, most_bytes, model_len, room.available, room.left);
     let longest = config.max_model_len.unwrap_or(model_len).min(model_len);
+    let WindowRows { window, rows } = windows;
     let Some(window) = WindowedCache::worthwhile(window, longest) else {
         return blocks(room).into();
     };
@@ -166,7 +175,8 @@ mod tests {
             ..SchedulerConfig::default()
         };
         let room = Room { given, available: Some(1 << 40), left: u64::MAX };
-        let blocks = kv_blocks_by_layer(&config, (Some(1024), 512), bytes, longest, room);
+        let blocks =
+            kv_blocks_by_layer(&config, WindowRows { window: Some(1024), rows: 512 }, bytes, longest, room);
         let takes = |bytes: &KvTokenBytes| {
             let windows = blocks.window.map_or(blocks.blocks, |window| window.blocks);
             16 * (bytes.main * u64::from(blocks.blocks) + bytes.windowed * u64::from(windows))

@@ -49,9 +49,8 @@ pub fn may_change<'a>(spec: &Spec, tensors: &'a [Tensor]) -> impl Iterator<Item 
     })
 }
 
-/// First output of `tensor` in its product on the rank of `shard`, where the rank's parts of the product's
-/// matrices follow each other.
-pub(super) fn first_on_rank(all: &[Tensor], (spec, shard): (&Spec, &Shard), tensor: &Tensor) -> usize {
+/// First row of `tensor` in the rank's stacked product.
+pub(super) fn first_on_rank(all: &[Tensor], spec: &Spec, shard: &Shard, tensor: &Tensor) -> usize {
     let product = |tensor: &Tensor| match tensor.kind {
         Kind::Matrix(product, first) => Some((tensor.layer, tensor.expert, product, first)),
         _ => None,

@@ -19,6 +19,7 @@ pub mod on_cpu;
 pub mod on_cuda;
 pub mod operations;
 pub mod quantize;
+pub mod rank_matrix;
 pub mod role;
 mod rope;
 pub mod served_adapter;

@@ -30,6 +30,25 @@ pub enum HeldAdapter {
     Cuda(SlotImage),
 }
 
+/// The model that adapters are for, and how its backend keeps them.
+#[derive(Debug, Clone)]
+pub struct AdapterModel {
+    /// What the model computes.
+    pub spec: Spec,
+    /// How the backend keeps its adapters.
+    pub form: AdapterForm,
+}
+
+impl AdapterModel {
+    /// Reads the weights of `adapter`.
+    ///
+    /// # Errors
+    /// As [`AdapterForm::read`].
+    pub fn read(&self, adapter: &Adapter, max_rank: usize) -> Result<HeldAdapter, LoadError> {
+        self.form.read(adapter, &self.spec, max_rank)
+    }
+}
+
 impl AdapterForm {
     /// Reads the weights of `adapter` for the model of `spec`.
     ///

@@ -64,11 +64,12 @@ pub(super) struct Candidate {
 /// The first prompt in rank and those that may overtake it, shortest first; `None` without prompts.
 pub(super) fn shorter(
     queues: &Queues,
-    cache: (&Limits, &KvCache),
+    limits: &Limits,
+    kv: &KvCache,
     room: Room,
     step: u64,
 ) -> Option<(Candidate, Vec<Candidate>)> {
-    let candidates = candidates(queues, cache, room, step);
+    let candidates = candidates(queues, limits, kv, room, step);
     let first = candidates.iter().min_by_key(|candidate| candidate.rank).copied()?;
     let overtakes = |other: &Candidate| {
         other.left < first.left && other.rank.priority == first.rank.priority && other.rank != first.rank
@@ -79,12 +80,7 @@ pub(super) fn shorter(
 }
 
 /// Running prompts, and those at the head of the queue that all fit together.
-fn candidates(
-    queues: &Queues,
-    (limits, kv): (&Limits, &KvCache),
-    mut room: Room,
-    step: u64,
-) -> Vec<Candidate> {
+fn candidates(queues: &Queues, limits: &Limits, kv: &KvCache, mut room: Room, step: u64) -> Vec<Candidate> {
     let wants = |sequence: &&Sequence| {
         !sequence.is_in(step) && !sequence.is_decoding(step) && sequence.pending(step) > 0
     };

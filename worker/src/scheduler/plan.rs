@@ -151,7 +151,7 @@ impl Scheduler {
         let prompt_rows = plan.step.left();
         let mut overtaking = Overtaking::default();
         let mut half = prompt_rows / 2;
-        let found = shorter(&self.queues, (&self.limits, &self.kv), self.room(), plan.step.number);
+        let found = shorter(&self.queues, &self.limits, &self.kv, self.room(), plan.step.number);
         let Some((first, shorter)) = found.filter(|(first, _)| class.has(first.rank)) else {
             return overtaking;
         };

@@ -187,7 +187,7 @@ impl wire::worker_server::Worker for WorkerService {
             if only_check {
                 return adapters.could_load(&name, path, id).map(|(found, _)| found);
             }
-            adapters.load(&name, path, (id, stamp))
+            adapters.load(&name, path, id, stamp)
         };
         let loaded = tokio::task::spawn_blocking(load).await;
         let loaded = loaded.map_err(|_| Status::internal("loading the adapter panicked"))?;
@@ -201,7 +201,7 @@ impl wire::worker_server::Worker for WorkerService {
     ) -> Result<Response<wire::UnloadAdapterResponse>, Status> {
         let adapters = self.ready()?.adapters.as_ref().ok_or_else(no_adapters)?;
         let wire::UnloadAdapterRequest { name, stamp, is_repeated } = request.into_inner();
-        let found = adapters.unload(&name, (stamp, is_repeated));
+        let found = adapters.unload(&name, stamp, is_repeated);
         let found = found.map_err(|error| Status::failed_precondition(error.to_string()))?;
         Ok(Response::new(wire::UnloadAdapterResponse { found }))
     }

@@ -11,10 +11,11 @@ use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Batch, LoadedAdapter};
 use skein_worker::check::Sequence;
 use skein_worker::model::adapter::Adapter;
+use skein_worker::model::adapter_changes;
 use skein_worker::model::config::ModelConfig;
 use skein_worker::model::on_cpu::adapter::AdapterWeights;
 use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::model::served_adapter::{self, HeldAdapter};
+use skein_worker::model::served_adapter::HeldAdapter;
 use skein_worker::shard::Shard;
 
 use crate::adapters::{changed, golden, load, read};

@@ -43,7 +43,9 @@ fn held(model: &Path, directory: &Path, options: &CudaOptions) -> Result<Loaded,
     let config = ModelConfig::from_dir(model).unwrap();
     let opened = cuda::open(0, &config, options.limits.block_size).unwrap();
     let whole = Shard::whole(&config.spec);
-    let form = cuda::slot_form((model, &config, &whole), &opened, options).unwrap().unwrap();
+    let form = cuda::slot_form(cuda::ModelDir { dir: model, config: &config }, &whole, &opened, options)
+        .unwrap()
+        .unwrap();
     let adapter = Adapter::open(directory).map_err(|error| error.to_string())?;
     let weights = AdapterForm::Cuda(Arc::new(form)).read(&adapter, &config.spec, 8);
     let weights = weights.map_err(|error| error.to_string())?;

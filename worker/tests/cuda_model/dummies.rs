@@ -238,7 +238,7 @@ fn forms_that_cannot_be_made_are_refused_by_name() {
 
 #[test]
 fn modules_in_16_bits_and_groups_of_targets_are_those_of_the_description() {
-    use skein_worker::model::on_cuda::experts::Network::Layer;
+    use skein_worker::model::on_cuda::network::Network::Layer;
     use skein_worker::model::tensors::Product::{AttentionOutput, Down, GateUp, Qkv};
     let model = LLAMA.make(7);
     let weights = |bits: u32, of: &str| json!({"num_bits": bits, "type": of, "strategy": "channel", "group_size": null});

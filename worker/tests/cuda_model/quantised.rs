@@ -26,9 +26,10 @@ use skein_worker::backend::cuda::{self, CudaOptions, Fp8, NotUsable, check_model
 use skein_worker::config::CudaConfig;
 use skein_worker::model::checkpoint::Weights;
 use skein_worker::model::config::ModelConfig;
-use skein_worker::model::on_cuda::experts::Network;
+use skein_worker::model::on_cuda::network::Network;
 use skein_worker::model::on_cuda::weights::{DeviceWeights, forms};
 use skein_worker::model::tensors::{self, Kind, StoredMatrix, Tensor};
+use skein_worker::model::weight_source::WeightSource;
 use skein_worker::shard::Shard;
 
 use crate::golden::Golden;
@@ -54,7 +55,12 @@ pub fn goldens() -> (Vec<PathBuf>, Vec<String>) {
         let (config, weights) = (ModelConfig::from_dir(path).unwrap(), Weights::open(path).unwrap());
         let why = match check_model(&config, 16) {
             Ok(()) => {
-                match forms::<bf16>(&config.spec, &Shard::whole(&config.spec), (&weights, None), None) {
+                match forms::<bf16>(
+                    &config.spec,
+                    &Shard::whole(&config.spec),
+                    WeightSource::without_adapter(&weights),
+                    None,
+                ) {
                     Ok(_) => return true,
                     Err(error) => error.to_string(),
                 }
@@ -153,11 +159,13 @@ impl Emulated {
         let config = ModelConfig::from_dir(model).unwrap();
         let (spec, weights) = (config.spec, Weights::open(model).unwrap());
         let shard = Shard::whole(&spec);
-        let forms = forms::<T>(&spec, &shard, (&weights, None), None).unwrap();
+        let forms = forms::<T>(&spec, &shard, WeightSource::without_adapter(&weights), None).unwrap();
         let memory = self.memory::<u8>(16 << 20);
         let placed = DeviceWeights::<T>::place(&spec, &shard, &forms, None, &mut Carver::new(*memory));
         let mut count = 0;
-        for copy in placed.packed_sources(&spec, &shard, (&weights, None), None).unwrap() {
+        for copy in
+            placed.packed_sources(&spec, &shard, WeightSource::without_adapter(&weights), None).unwrap()
+        {
             let (_, shape) = copy.place();
             let middle = shape.octets() / 2;
             for octets in [0..middle, middle..shape.octets()] {
@@ -385,7 +393,9 @@ fn check_plan(name: &str, tiny: Tiny) {
             served: None,
         };
         let shards = [Shard::whole(&config.spec)];
-        let (bytes, _) = cuda::plan_ranks((dir.path(), &config), &opened, &options, &shards).unwrap();
+        let (bytes, _) =
+            cuda::plan_ranks(cuda::ModelDir { dir: dir.path(), config: &config }, &opened, &options, &shards)
+                .unwrap();
         bytes[0].weights as f64
     });
     let of_layer = |tensor: &&Tensor| {

@@ -30,7 +30,8 @@ pub(super) fn dtype(dir: &Path) -> Result<Dtype, LoadError> {
 /// Queues kernels that fill all weights: matrices normally distributed or of uniform codes, vectors 1, biases
 /// 0. `table`: values of the codes that are looked up.
 pub(super) fn fill<T: Activation>(
-    (weights, is_tied): (&DeviceWeights<T>, bool),
+    weights: &DeviceWeights<T>,
+    is_tied: bool,
     table: Option<[f32; 16]>,
     kernels: &Kernels,
     stream: &Stream,

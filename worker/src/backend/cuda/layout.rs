@@ -1,7 +1,6 @@
 //! Device memory of a rank: sizes, totals and layout. Planning and loading use the same functions, so exactly
 //! the planned memory is allocated.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -23,7 +22,7 @@ use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
 
 use super::draw::Draw;
 use super::error::CudaLoadError;
-use super::load_inputs::{LoadInputs, stored};
+use super::load_inputs::{LoadInputs, ModelDir, stored};
 use super::memory::{StepMemory, StepParts, StepSizes};
 use super::options::CudaOptions;
 use super::plan::{self, MemoryShare, Needs};
@@ -34,17 +33,17 @@ use crate::backend::kv_division::{KvLimit, WindowedCache};
 use crate::backend::{KvBlocks, KvTokenBytes};
 use crate::draft::MOST_ROWS;
 use crate::model::LoadError;
-use crate::model::config::ModelConfig;
 use crate::model::on_cuda::adapter::{DeviceAdapters, SlotLayout};
 use crate::model::on_cuda::attention::Windows;
 use crate::model::on_cuda::dummy::DummyCodes;
-use crate::model::on_cuda::exchange::Exchange;
+use crate::model::on_cuda::exchange::{Exchange, LargestStep};
 use crate::model::on_cuda::experts::{self, ExpertOps};
 use crate::model::on_cuda::latent::LatentOps;
 use crate::model::on_cuda::place::E4m3Scales;
 use crate::model::on_cuda::weights::{self, DeviceWeights};
 use crate::model::on_cuda::{self, Activations, Ops, Workspace, cache};
 use crate::model::spec::{AttentionSpec, NormKind, Spec};
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 
 /// Memory of steps: activations, inputs, draws, and the sums of adapters.
@@ -85,17 +84,18 @@ pub struct DeviceBytes {
 /// # Errors
 /// If the model is damaged or does not fit the device.
 pub fn plan_ranks(
-    (dir, config): (&Path, &ModelConfig),
+    model: ModelDir<'_>,
     opened: &OpenDevice,
     options: &CudaOptions,
     shards: &[Shard],
 ) -> Result<(Vec<DeviceBytes>, KvBlocks), CudaLoadError> {
     let mut all = Vec::new();
     for shard in shards {
+        let ModelDir { dir, config } = model;
         let (weights, dtype) = stored(dir, config, options)?;
         let (shard, opened) = (shard.clone(), opened.clone());
         let inbox = rank::inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size);
-        let loading = LoadInputs::new((dir, config), shard, (weights, opened), options, inbox)?;
+        let loading = LoadInputs::new(model, shard, weights, opened, options, inbox)?;
         all.push(match (dtype, options.fp8.kv_cache) {
             (Dtype::F16, false) => loading.with_forms::<f16>()?.bytes::<f16, f16>()?,
             (Dtype::F16, true) => loading.with_forms::<f16>()?.bytes::<f16, E4m3>()?,
@@ -123,7 +123,7 @@ impl LoadInputs<'_> {
         let (spec, shard) = (&self.config.spec, &self.shard);
         self.forms = match &self.weights {
             Some(weights) => {
-                let sources = (weights, self.adapter.as_ref());
+                let sources = WeightSource { weights, adapter: self.adapter.as_ref() };
                 weights::forms::<T>(spec, shard, sources, self.options.rounded)?
             }
             None => weights::forms_of_dummies::<T>(spec, shard, &self.dummy_codes::<T>()?)?,
@@ -168,8 +168,11 @@ impl LoadInputs<'_> {
             exchange: Exchange::<T>::bytes(
                 whole,
                 shard,
-                (sizes.rows, self.logit_rows(&sizes)),
-                self.slots.as_ref().map_or(0, |slots| slots.max_rank()),
+                LargestStep {
+                    rows: sizes.rows,
+                    logit_rows: self.logit_rows(&sizes),
+                    components: self.slots.as_ref().map_or(0, |slots| slots.max_rank()),
+                },
             ),
             ordered_inputs: self.forms.ordered_inputs(true),
         };
@@ -212,7 +215,7 @@ impl LoadInputs<'_> {
         let draw = Draw::place(&self.opened.kernels, capacities, vocab, memory)?;
         let rows = sizes.rows.max(sizes.pass.rows);
         let place = |slots: &Arc<SlotLayout>| {
-            DeviceAdapters::place(&self.opened.kernels, (spec, Arc::clone(slots)), rows, memory)
+            DeviceAdapters::place(&self.opened.kernels, spec, Arc::clone(slots), rows, memory)
         };
         Ok((activations, step, draw, self.slots.as_ref().map(place).transpose()?))
     }

@@ -28,16 +28,16 @@ use super::error::CudaLoadError;
 use super::gaps::StepGaps;
 use super::graphs::Graphs;
 use super::layout::Layout;
-use super::load_inputs::{LoadInputs, stored};
+use super::load_inputs::{LoadInputs, ModelDir, stored};
 use super::memory::most_rows;
 use super::options::{CudaOptions, ServedAdapters};
 use super::plan;
-use super::rank::{Connected, RankLink, inbox_bytes};
+use super::rank::{Connected, RankLink, StepShape, inbox_bytes};
 use super::slot::Slot;
 use super::stage::steps_in_flight;
 use super::step::CudaModel;
 use super::threads::{CudaBackend, InFlight, Launcher};
-use super::upload::{Dtype, Quantiser, Upload};
+use super::upload::{CopiedRows, Dtype, Quantiser, Upload};
 use super::upload_packed;
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
 use crate::model::LoadError;
@@ -51,6 +51,7 @@ use crate::model::on_cuda::exchange::Exchange;
 use crate::model::on_cuda::place::Place;
 use crate::model::on_cuda::stage::StageEnds;
 use crate::model::on_cuda::weights::TensorCopy;
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 
 /// How adapters are kept for the device of `opened`, which has the part of the model in `dir` that `shard`
@@ -59,14 +60,16 @@ use crate::shard::Shard;
 /// # Errors
 /// If the model is damaged.
 pub fn slot_form(
-    (dir, config, shard): (&Path, &ModelConfig, &Shard),
+    model: ModelDir<'_>,
+    shard: &Shard,
     opened: &OpenDevice,
     options: &CudaOptions,
 ) -> Result<Option<SlotForm>, LoadError> {
     let Some(ServedAdapters { max_rank, .. }) = options.served else { return Ok(None) };
+    let ModelDir { dir, config } = model;
     let (_, dtype) = stored(dir, config, options)?;
     let (spec, shard) = (&config.spec, shard.clone());
-    let layout = Arc::new(SlotLayout::new((spec, &shard), max_rank));
+    let layout = Arc::new(SlotLayout::new(spec, &shard, max_rank));
     Ok(Some(SlotForm { layout, shard, is_f16: dtype == Dtype::F16, device: Arc::clone(&opened.device) }))
 }
 
@@ -99,7 +102,7 @@ pub fn load(
     options: &CudaOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(CudaBackend, String), CudaLoadError> {
-    let mut loaded = load_rank((dir, config), opened, options, None, progress)?;
+    let mut loaded = load_rank(ModelDir { dir, config }, opened, options, None, progress)?;
     let arithmetic = std::mem::take(&mut loaded.arithmetic);
     Ok((loaded.start()?, arithmetic))
 }
@@ -110,21 +113,22 @@ pub fn load(
 /// # Errors
 /// As for [`load`], and if a rank is lost.
 pub fn load_rank<'a>(
-    (dir, config): (&'a Path, &'a ModelConfig),
+    model: ModelDir<'a>,
     opened: OpenDevice,
     options: &'a CudaOptions,
     link: Option<RankLink<'_>>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadedRank<'a>, CudaLoadError> {
+    let ModelDir { dir, config } = model;
     let (weights, dtype) = stored(dir, config, options)?;
     opened.device.limit_waits(options.cuda.step_timeout);
     let shard = link.as_ref().map_or_else(|| Shard::whole(&config.spec), |link| link.shard.clone());
-    let shape = (most_rows(&options.limits) as usize, config.spec.hidden_size);
+    let shape = StepShape { rows: most_rows(&options.limits) as usize, hidden: config.spec.hidden_size };
     let connected = link.map(|link| link.connect(&opened, &options.cuda, shape)).transpose()?;
     let allocated = connected.as_ref().and_then(|connected| connected.peers.as_ref());
     let inbox = inbox_bytes(&opened, options, shard.ranks, config.spec.hidden_size)
         .saturating_sub(allocated.map_or(0, |peers| peers.bytes()));
-    let loading = LoadInputs::new((dir, config), shard, (weights, opened), options, inbox)?;
+    let loading = LoadInputs::new(model, shard, weights, opened, options, inbox)?;
     match (dtype, options.fp8.kv_cache) {
         (Dtype::F16, false) => loading.with_forms::<f16>()?.load::<f16, f16>(connected, progress),
         (Dtype::F16, true) => loading.with_forms::<f16>()?.load::<f16, E4m3>(connected, progress),
@@ -151,8 +155,8 @@ impl<'a> LoadInputs<'a> {
             self.noting_faults(|| self.begin(&mut model))?;
             self.report(&model, &of_log, kv_blocks)?;
             let (graphs, gaps) = (model.graphs.progress(), model.gaps.clone());
-            let of_group = (kv_blocks, self.shard.stages);
-            let backend = CudaBackend::start(model, of_group, self.options.cuda.step_timeout, graphs);
+            let (stages, timeout) = (self.shard.stages, self.options.cuda.step_timeout);
+            let backend = CudaBackend::start(model, kv_blocks, stages, timeout, graphs);
             Ok(backend.map_err(LoadError::Thread)?.with_gaps(gaps).verifying(self.options.verifies()))
         };
         Ok(LoadedRank { arithmetic, start: Box::new(start) })
@@ -313,9 +317,8 @@ impl<'a> LoadInputs<'a> {
         ops.attention.set_cache(&cache)?;
         let communicator = connected.as_ref().and_then(|connected| connected.communicator.clone());
         let peers = connected.as_ref().and_then(|connected| connected.peers.clone());
-        let exchange = communicator.map(|communicator| {
-            Exchange::new(kernels, (communicator, peers), &self.config.spec, &self.shard)
-        });
+        let exchange = communicator
+            .map(|communicator| Exchange::new(kernels, communicator, peers, &self.config.spec, &self.shard));
         let (ends, exchange) = (StageEnds::of(&self.shard), exchange.transpose()?);
         let model = Model { spec, weights, cache, angles, ops, exchange, ends, adapters };
         let (stages, vocab) = (self.shard.stages, self.drawn_vocab(&model.spec));
@@ -370,7 +373,7 @@ impl<'a> LoadInputs<'a> {
     {
         let is_tied = self.config.spec.is_tied;
         let table = self.dummy_codes::<T>()?.table();
-        dummy::fill((&model.model.weights, is_tied), table, &self.opened.kernels, &model.stream)?;
+        dummy::fill(&model.model.weights, is_tied, table, &self.opened.kernels, &model.stream)?;
         model.stream.synchronize()?;
         let bytes = model.arena.slice::<u8>(plan::WEIGHTS).len() as u64;
         progress(bytes, bytes);
@@ -390,11 +393,11 @@ impl<'a> LoadInputs<'a> {
     {
         let dtype = if T::SUFFIX == "f16" { Dtype::F16 } else { Dtype::Bf16 };
         let mut upload = Upload::default();
-        let sources = (weights, self.adapter.as_ref());
+        let sources = WeightSource { weights, adapter: self.adapter.as_ref() };
         for TensorCopy { from, change, to } in
             model.model.weights.sources(&self.config.spec, &self.shard, sources)?
         {
-            let from = (&from, change.as_ref());
+            let from = CopiedRows { from: &from, change: change.as_ref() };
             match to {
                 Place::Values(to) => upload.add(from, to.cast(), dtype),
                 Place::Wide(to) => upload.add(from, to.cast(), Dtype::F32),

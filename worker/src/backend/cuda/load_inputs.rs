@@ -33,6 +33,15 @@ pub(super) fn stored(
     }
 }
 
+/// A model's directory and its configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelDir<'a> {
+    /// Directory, or GGUF file.
+    pub dir: &'a Path,
+    /// Its configuration.
+    pub config: &'a ModelConfig,
+}
+
 /// The inputs of a load.
 pub(super) struct LoadInputs<'a> {
     pub dir: &'a Path,
@@ -57,15 +66,17 @@ impl<'a> LoadInputs<'a> {
     /// The load of the part in `shard` of the model in a directory. `inbox`: bytes to leave for an inbox that
     /// is not allocated.
     pub fn new(
-        (dir, config): (&'a Path, &'a ModelConfig),
+        model: ModelDir<'a>,
         shard: Shard,
-        (weights, opened): (Option<Weights>, OpenDevice),
+        weights: Option<Weights>,
+        opened: OpenDevice,
         options: &'a CudaOptions,
         inbox: usize,
     ) -> Result<Self, LoadError> {
+        let ModelDir { dir, config } = model;
         let adapter = options.merged.as_deref().map(Adapter::open).transpose()?;
         let slots =
-            options.served.map(|served| Arc::new(SlotLayout::new((&config.spec, &shard), served.max_rank)));
+            options.served.map(|served| Arc::new(SlotLayout::new(&config.spec, &shard, served.max_rank)));
         let forms = Forms::default();
         Ok(Self { dir, config, shard, weights, opened, options, forms, inbox, adapter, slots })
     }

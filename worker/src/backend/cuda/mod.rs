@@ -35,6 +35,7 @@ pub use error::CudaLoadError;
 pub use gaps::StepGaps;
 pub use layout::{DeviceBytes, plan_ranks};
 pub use load::{LoadedRank, load, load_rank, slot_form};
+pub use load_inputs::ModelDir;
 pub use memory::most_rows;
 pub use options::{CudaOptions, Fp8, ServedAdapters};
 pub use pack::pack_step;

@@ -71,14 +71,13 @@ pub(super) struct Connected<'a> {
 }
 
 impl<'a> RankLink<'a> {
-    /// Connects the devices of the stage's ranks, which exchange up to `shape` = rows times values at
-    /// once. From then on, a wait for the device fails if the group ends, NCCL reports an error or a rank
+    /// Connects the devices of the stage's ranks, which exchange up to `shape` at once. From then on, a wait for the device fails if the group ends, NCCL reports an error or a rank
     /// sends no sums.
     pub(super) fn connect(
         mut self,
         opened: &OpenDevice,
         config: &CudaConfig,
-        shape: (usize, usize),
+        shape: StepShape,
     ) -> Result<Connected<'a>, CudaLoadError> {
         let (device, timeout) = (&opened.device, config.step_timeout);
         let own = Arc::<OnceLock<Weak<Communicator>>>::default();
@@ -95,7 +94,7 @@ impl<'a> RankLink<'a> {
         let Shard { rank, ranks, stage, stages, .. } = self.shard;
         let communicator = match ranks {
             1 => None,
-            _ => Some(join(&mut self.connections, device, (rank, ranks), timeout)?),
+            _ => Some(join(&mut self.connections, device, rank, ranks, timeout)?),
         };
         if let Some(communicator) = &communicator {
             let _ = own.set(Arc::downgrade(communicator)); // set once
@@ -119,7 +118,8 @@ impl<'a> RankLink<'a> {
 fn join(
     connections: &mut Connections,
     device: &Arc<Device>,
-    (rank, ranks): (usize, usize),
+    rank: usize,
+    ranks: usize,
     timeout: Duration,
 ) -> Result<Arc<Communicator>, CudaLoadError> {
     let nccl = Nccl::open()?;
@@ -133,12 +133,19 @@ fn join(
     Ok(Arc::new(communicator))
 }
 
-/// Options of sums through memory, for steps of up to `rows` rows of `hidden` values; `None` = disabled.
-pub(super) fn peer_options(config: &CudaConfig, (rows, hidden): (usize, usize)) -> Option<PeerOptions> {
+/// The largest step: its rows, and the values of a row of the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepShape {
+    pub rows: usize,
+    pub hidden: usize,
+}
+
+/// Options of sums through memory, for steps of up to `shape`; `None` = disabled.
+pub(super) fn peer_options(config: &CudaConfig, shape: StepShape) -> Option<PeerOptions> {
     let PeerConfig { is_disabled, small_bytes, large_bytes, checks, .. } = config.peers;
     // No inbox is larger than the largest step.
     let [small_bytes, large_bytes] =
-        [small_bytes, large_bytes].map(|bytes| bytes.min(rows * hidden * size_of::<f32>()));
+        [small_bytes, large_bytes].map(|bytes| bytes.min(shape.rows * shape.hidden * size_of::<f32>()));
     // Shorter than the host's own wait, whose error could not name the rank that is missing.
     let (checks_within, timeout) = (CHECKS_WITHIN, config.step_timeout * 3 / 4);
     (!is_disabled).then_some(PeerOptions { small_bytes, large_bytes, checks, checks_within, timeout })
@@ -146,7 +153,7 @@ pub(super) fn peer_options(config: &CudaConfig, (rows, hidden): (usize, usize)) 
 
 /// Bytes of the inbox of one of `ranks` of a stage.
 pub(super) fn inbox_bytes(opened: &OpenDevice, options: &CudaOptions, ranks: usize, hidden: usize) -> usize {
-    let shape = (most_rows(&options.limits) as usize, hidden);
+    let shape = StepShape { rows: most_rows(&options.limits) as usize, hidden };
     let options = peer_options(&options.cuda, shape).filter(|_| ranks > 1);
     options.map_or(0, |options| Peers::planned_bytes(&opened.device, ranks, &options))
 }
@@ -158,7 +165,7 @@ fn open_peers(
     opened: &OpenDevice,
     communicator: &Communicator,
     config: &CudaConfig,
-    shape: (usize, usize),
+    shape: StepShape,
 ) -> Result<Option<Peers>, CudaLoadError> {
     let Some(options) = peer_options(config, shape) else {
         tracing::info!("sums between GPUs go by NCCL (--disable-custom-all-reduce)");
@@ -166,7 +173,7 @@ fn open_peers(
     };
     let (ranks, kernels) = (&mut *connections.ranks, &opened.kernels);
     let peers = Peers::open(&opened.device, kernels, ranks, &options).and_then(|mut peers| {
-        peers.measure(kernels, communicator, ranks, (shape.1, config.peers.timed))?;
+        peers.measure(kernels, communicator, ranks, (shape.hidden, config.peers.timed))?;
         Ok(peers)
     });
     match peers {

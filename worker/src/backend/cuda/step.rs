@@ -27,7 +27,7 @@ use super::threads::Launcher;
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
 use crate::model::on_cuda::adapter::StepTiles;
 use crate::model::on_cuda::cache::{CachePlanes, Planes};
-use crate::model::on_cuda::{Activations, Model, StepRows};
+use crate::model::on_cuda::{Activations, LogitRows, Model, StepRows};
 
 /// A model on a device with everything needed to run steps; owned by the launching thread.
 pub(super) struct CudaModel<T, K> {
@@ -65,6 +65,13 @@ pub(super) struct CudaModel<T, K> {
     /// Everything above launches them, so they are unloaded last.
     pub _kernels: Arc<Kernels>,
     pub device: Arc<Device>,
+}
+
+/// Draws and scores of the passes before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Done {
+    samples: usize,
+    scores: usize,
 }
 
 impl<T: Activation + BlasElement, K: KvElement> Launcher for CudaModel<T, K> {
@@ -136,7 +143,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             self.mixed(rows, sequences, self.step_tiles(tiles.len()))?;
         }
         let outputs = if self.model.ends.is_last {
-            self.draw_passes(batch, (&passes, &adapters), first, is_decode, &mut slot)?
+            self.draw_passes(batch, &passes, &adapters, first, is_decode, &mut slot)?
         } else {
             Outputs::default()
         };
@@ -197,21 +204,23 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     fn decode_eagerly(&self, stream: &Stream, size: usize, has_adapters: bool) -> Result<(), CudaError> {
         // At worst, every row has an adapter of its own.
         let tiles = self.step_tiles(if has_adapters { size } else { 0 });
-        self.forward(stream, (size, size), StepKind::Decode, tiles)?;
+        self.forward(stream, size, size, StepKind::Decode, tiles)?;
         if !self.model.ends.is_last {
             return Ok(());
         }
-        self.model.logits(stream, (None, tiles), size, &self.activations, self.memory.logits)
+        let of = LogitRows { wanted: None, tiles, rows: size };
+        self.model.logits(stream, of, &self.activations, self.memory.logits)
     }
 
     fn mixed(&self, rows: usize, sequences: usize, tiles: Option<StepTiles>) -> Result<(), CudaError> {
-        self.forward(&self.stream, (rows, sequences), StepKind::Mixed, tiles)
+        self.forward(&self.stream, rows, sequences, StepKind::Mixed, tiles)
     }
 
     fn forward(
         &self,
         stream: &Stream,
-        (rows, sequences): (usize, usize),
+        rows: usize,
+        sequences: usize,
         kind: StepKind,
         adapters: Option<StepTiles>,
     ) -> Result<(), CudaError> {
@@ -233,13 +242,14 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
     fn draw_passes(
         &self,
         batch: &Batch,
-        (passes, adapters): (&[Pass], &SlotRows),
+        passes: &[Pass],
+        adapters: &SlotRows,
         mut first: Option<Drawing>,
         has_logits: bool,
         slot: &mut Slot,
     ) -> Result<Outputs, CudaError> {
         let mut places = vec![0; batch.wants.len()];
-        let (mut closed, mut done) = (Vec::new(), (0, 0));
+        let (mut closed, mut done) = (Vec::new(), Done::default());
         for pass in passes {
             let drawing = match first.take() {
                 Some(drawing) => drawing,
@@ -249,21 +259,21 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
                 let rows = pass.rows.len();
                 let wanted = self.memory.inputs(0, 0).logit_rows;
                 let tiles = self.step_tiles(adapters.among(&pass.rows).tiles().len());
-                let rows_of = (Some(wanted), tiles);
-                self.model.logits(&self.stream, rows_of, rows, &self.activations, self.memory.logits)?;
+                let of = LogitRows { wanted: Some(wanted), tiles, rows };
+                self.model.logits(&self.stream, of, &self.activations, self.memory.logits)?;
             }
             // Grammars compute their masks while the device runs the queued forward pass.
             closed.extend(self.send_masks(batch, pass, slot)?);
-            self.draw.launch(&self.stream, &self.memory, &drawing, done.0, done.1)?;
+            self.draw.launch(&self.stream, &self.memory, &drawing, done.samples, done.scores)?;
             self.download(&drawing, done, slot)?;
             // The other draws of a draft follow its first one.
-            for (place, drawn) in (done.0..).zip(&pass.samples).filter(|(_, drawn)| drawn.nth == 0) {
+            for (place, drawn) in (done.samples..).zip(&pass.samples).filter(|(_, drawn)| drawn.nth == 0) {
                 places[drawn.want] = place as u32;
             }
-            for (place, &(_, index)) in (done.1..).zip(&pass.scores) {
+            for (place, &(_, index)) in (done.scores..).zip(&pass.scores) {
                 places[index] = place as u32;
             }
-            done = (done.0 + drawing.samples, done.1 + drawing.scores);
+            done = Done { samples: done.samples + drawing.samples, scores: done.scores + drawing.scores };
         }
         Ok(Outputs { places, closed })
     }
@@ -295,9 +305,9 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
         Ok(drawing)
     }
 
-    fn download(&self, drawing: &Drawing, done: (usize, usize), slot: &mut Slot) -> Result<(), CudaError> {
+    fn download(&self, drawing: &Drawing, done: Done, slot: &mut Slot) -> Result<(), CudaError> {
         let (stream, memory) = (&self.stream, &self.memory);
-        let samples = done.0..done.0 + drawing.samples;
+        let samples = done.samples..done.samples + drawing.samples;
         if drawing.samples > 0 {
             memory.sampled.slice(samples.clone()).download(stream, &mut slot.tokens, samples.clone())?;
             memory.status.slice(samples.clone()).download(stream, &mut slot.status, samples.clone())?;
@@ -306,7 +316,7 @@ impl<T: Activation + BlasElement, K: KvElement> CudaModel<T, K> {
             memory.drawn_scores.slice(samples.clone()).download(stream, &mut slot.drawn_scores, samples)?;
         }
         if drawing.scores > 0 {
-            let scores = done.1..done.1 + drawing.scores;
+            let scores = done.scores..done.scores + drawing.scores;
             memory.scores.slice(scores.clone()).download(stream, &mut slot.scores, scores)?;
         }
         Ok(())

@@ -90,7 +90,8 @@ impl CudaBackend {
     /// Starts the threads over `launcher`, which has one of `stages` pipeline stages.
     pub(super) fn start<L: Launcher + 'static>(
         launcher: L,
-        (kv_blocks, stages): (KvBlocks, usize),
+        kv_blocks: KvBlocks,
+        stages: usize,
         step_timeout: Duration,
         graphs: Arc<CaptureProgress>,
     ) -> std::io::Result<Self> {
@@ -379,7 +380,7 @@ mod tests {
     #[test]
     fn two_steps_are_in_flight_and_end_in_order() {
         let mut backend =
-            CudaBackend::start(Scripted, (5.into(), 1), Duration::from_secs(20), Arc::default()).unwrap();
+            CudaBackend::start(Scripted, 5.into(), 1, Duration::from_secs(20), Arc::default()).unwrap();
         let first = backend.launch(batch(0, 3)).unwrap();
         let second = backend.launch(batch(0, 1)).unwrap();
         while backend.has_ended() == Some(false) {
@@ -399,8 +400,7 @@ mod tests {
             (HANGS, "did not end within 10ms (--step-timeout)"),
         ] {
             let mut backend =
-                CudaBackend::start(Scripted, (5.into(), 1), Duration::from_millis(10), Arc::default())
-                    .unwrap();
+                CudaBackend::start(Scripted, 5.into(), 1, Duration::from_millis(10), Arc::default()).unwrap();
             let step = backend.launch(batch(script, 1)).unwrap();
             let error = backend.collect(step).unwrap_err().to_string();
             assert!(error.contains(said) && error.contains("cuda"), "{error}");

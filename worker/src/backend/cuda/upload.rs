@@ -83,6 +83,13 @@ struct Part {
     change: Option<MergedChange>,
 }
 
+/// A matrix to copy, and an adapter's change to it.
+#[derive(Clone, Copy)]
+pub(super) struct CopiedRows<'a> {
+    pub from: &'a Origin,
+    pub change: Option<&'a MergedChange>,
+}
+
 /// Quantises rows to e4m3 on the device.
 #[derive(Clone, Copy)]
 pub(super) struct Quantiser<T> {
@@ -104,35 +111,31 @@ fn rows_at_once(row_bytes: usize) -> usize {
 
 impl Upload {
     /// Adds a matrix, with an adapter's change, converted to `dtype`; its rows fill `to`.
-    pub fn add(
-        &mut self,
-        (from, change): (&Origin, Option<&MergedChange>),
-        to: DeviceSlice<u8>,
-        dtype: Dtype,
-    ) {
-        self.add_parts((from, change), to, DeviceSlice::NONE, dtype);
+    pub fn add(&mut self, copied: CopiedRows<'_>, to: DeviceSlice<u8>, dtype: Dtype) {
+        self.add_parts(copied, to, DeviceSlice::NONE, dtype);
     }
 
     /// Adds a matrix to quantise from `dtype` to e4m3. Each row, or each of the equal parts of a row with its
     /// own scale, is scaled so that its largest value becomes e4m3's largest.
     pub fn add_quantised(
         &mut self,
-        (from, change): (&Origin, Option<&MergedChange>),
+        copied: CopiedRows<'_>,
         to: DeviceSlice<E4m3>,
         scales: DeviceSlice<f32>,
         dtype: Dtype,
     ) {
-        assert!(scales.len().is_multiple_of(from.rows().max(1)), "each row has as many scales");
-        self.add_parts((from, change), to.cast(), scales, dtype);
+        assert!(scales.len().is_multiple_of(copied.from.rows().max(1)), "each row has as many scales");
+        self.add_parts(copied, to.cast(), scales, dtype);
     }
 
     fn add_parts(
         &mut self,
-        (from, change): (&Origin, Option<&MergedChange>),
+        copied: CopiedRows<'_>,
         to: DeviceSlice<u8>,
         scales: DeviceSlice<f32>,
         dtype: Dtype,
     ) {
+        let CopiedRows { from, change } = copied;
         let row_bytes = from.cols() * dtype.bytes();
         let own_bytes = if scales.is_empty() { row_bytes } else { from.cols() };
         assert_eq!(to.len(), from.rows() * own_bytes, "the rows fill their place on the device");

@@ -95,10 +95,11 @@ impl Weights {
     pub(in crate::model) fn codes(
         &self,
         name: &str,
-        shape: (usize, usize),
+        rows: usize,
+        cols: usize,
     ) -> Result<Option<CodedMatrix>, LoadError> {
         let Files::Safetensors(files) = &self.0 else { return Ok(None) };
-        files.scheme().map_or(Ok(None), |scheme| quantised::find(files, scheme, name, shape))
+        files.scheme().map_or(Ok(None), |scheme| quantised::find(files, scheme, name, rows, cols))
     }
 
     /// Scales for these layers' KV cache in FP8.

@@ -16,6 +16,13 @@ use crate::model::spec::{
 /// Most experts in a layer.
 const MAX_EXPERTS: usize = 4096;
 
+/// How many there are to choose from, and how many a token chooses.
+#[derive(Clone, Copy)]
+pub(super) struct Choice {
+    pub count: usize,
+    pub per_token: usize,
+}
+
 /// Defaults of a family for absent fields.
 #[derive(Clone, Copy)]
 pub(super) struct Defaults {
@@ -172,11 +179,11 @@ pub(super) fn in_groups(interval: usize) -> impl Fn(usize) -> bool {
 pub(super) fn experts(
     fields: &Fields<'_>,
     count_field: &str,
-    default: (usize, usize),
+    default: Choice,
     renormalises: bool,
 ) -> Result<ExpertsSpec, LoadError> {
-    let count = fields.size(count_field, MAX_EXPERTS, Some(default.0))?;
-    let per_token = fields.size("num_experts_per_tok", MAX_EXPERTS, Some(default.1))?;
+    let count = fields.size(count_field, MAX_EXPERTS, Some(default.count))?;
+    let per_token = fields.size("num_experts_per_tok", MAX_EXPERTS, Some(default.per_token))?;
     if per_token > count {
         return Err(fields.wrong("num_experts_per_tok", format!("at most {count_field}, {count}")));
     }

@@ -4,7 +4,7 @@
 use skein_kernels::cpu::experts::{Groups, Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
 
-use super::decoder::{Defaults, decoder, experts};
+use super::decoder::{Choice, Defaults, decoder, experts};
 use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
@@ -20,10 +20,15 @@ const ROTATED: usize = 64;
 const VALUE_DIM: usize = 128;
 /// Eps of the norms of latents, which no field changes.
 const LATENT_EPS: f32 = 1e-6;
-const V2_EXPERTS: (usize, usize) = (64, 6);
+const V2_EXPERTS: Choice = Choice { count: 64, per_token: 6 };
 const V2_INNER: usize = 1407;
 const V2_SHARED: usize = 2;
-const V3_EXPERTS: Grouped = Grouped { experts: (256, 8), groups: (8, 4), scale: 2.5, shared: 1 };
+const V3_EXPERTS: Grouped = Grouped {
+    experts: Choice { count: 256, per_token: 8 },
+    groups: Choice { count: 8, per_token: 4 },
+    scale: 2.5,
+    shared: 1,
+};
 const V3_INNER: usize = 2048;
 const V3_DENSE_LAYERS: usize = 3;
 /// In V3, a group ranks by the sum of this many best experts.
@@ -38,11 +43,12 @@ pub fn deepseek_v2(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let method = fields.one_of("topk_method", &["greedy", "group_limited_greedy"], Some("greedy"))?;
     let inner_size = fields.size("moe_intermediate_size", 1 << 20, Some(V2_INNER))?;
     let plain = experts(fields, "n_routed_experts", V2_EXPERTS, false)?;
-    let groups = if method == "greedy" { None } else { groups(fields, plain, (1, 1), 1)? };
+    let groups =
+        if method == "greedy" { None } else { groups(fields, plain, Choice { count: 1, per_token: 1 }, 1)? };
     let scale = fields.number("routed_scaling_factor", 0.0..=1e6, Some(1.0))? as f32;
     let routing = Routing { scale, groups, ..plain.routing };
     let shared = shared(fields, inner_size, V2_SHARED)?;
-    deepseek(fields, true, (ExpertsSpec { routing, shared, ..plain }, inner_size), 0)
+    deepseek(fields, true, ExpertsSpec { routing, shared, ..plain }, inner_size, 0)
 }
 
 pub fn deepseek_v3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
@@ -51,14 +57,15 @@ pub fn deepseek_v3(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let inner_size = fields.size("moe_intermediate_size", 1 << 20, Some(V3_INNER))?;
     let experts = grouped_experts(fields, inner_size, V3_EXPERTS)?;
     let is_interleaved = fields.flag("rope_interleave", true)?;
-    deepseek(fields, is_interleaved, (experts, inner_size), V3_DENSE_LAYERS)
+    deepseek(fields, is_interleaved, experts, inner_size, V3_DENSE_LAYERS)
 }
 
 /// The parts that V2 and V3 share. `dense`: layers without experts by default.
 fn deepseek(
     fields: &Fields<'_>,
     is_interleaved: bool,
-    (experts, inner_size): (ExpertsSpec, usize),
+    experts: ExpertsSpec,
+    inner_size: usize,
     dense: usize,
 ) -> Result<Spec, LoadError> {
     fields.one_of("hidden_act", &["silu"], Some("silu"))?;
@@ -148,10 +155,8 @@ fn scale_of_yarn(fields: &Fields<'_>) -> Result<f64, LoadError> {
 
 /// Defaults of [`grouped_experts`].
 pub(super) struct Grouped {
-    /// Experts, and those of a token.
-    pub experts: (usize, usize),
-    /// Groups, and those of a token.
-    pub groups: (usize, usize),
+    pub experts: Choice,
+    pub groups: Choice,
     /// Factor of the weights.
     pub scale: f64,
     /// Experts that make up the shared network.
@@ -179,15 +184,15 @@ pub(super) fn grouped_experts(
 fn groups(
     fields: &Fields<'_>,
     experts: ExpertsSpec,
-    default: (usize, usize),
+    default: Choice,
     by_best: usize,
 ) -> Result<Option<Groups>, LoadError> {
     let (count, per_token) = (experts.count, experts.routing.per_token);
-    let groups = fields.size("n_group", count, Some(default.0))?;
+    let groups = fields.size("n_group", count, Some(default.count))?;
     if !count.is_multiple_of(groups) {
         return Err(fields.wrong("n_group", format!("a divisor of n_routed_experts, {count}")));
     }
-    let kept = fields.size("topk_group", groups, Some(default.1))?;
+    let kept = fields.size("topk_group", groups, Some(default.per_token))?;
     if kept * (count / groups) < per_token {
         let allowed = format!("at least {per_token} experts in topk_group groups of {}", count / groups);
         return Err(fields.wrong("topk_group", allowed));

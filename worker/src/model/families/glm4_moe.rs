@@ -1,7 +1,7 @@
 //! GLM-4.5 and 4.6 (GLM Team 2025). Experts are chosen as in DeepSeek-V3 (DeepSeek-AI 2024), by corrected
 //! sigmoids within the best groups, and a shared network runs beside them. Half of each head is rotated.
 
-use super::decoder::{Defaults, silu_decoder};
+use super::decoder::{Choice, Defaults, silu_decoder};
 use super::deepseek::{Grouped, grouped_experts};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
@@ -11,7 +11,12 @@ use crate::model::spec::{QkNorm, Spec};
 // Defaults of transformers' `Glm4MoeConfig`.
 const EPS: f64 = 1e-5;
 const PARTIAL: f64 = 0.5;
-const EXPERTS: Grouped = Grouped { experts: (128, 8), groups: (1, 1), scale: 1.0, shared: 1 };
+const EXPERTS: Grouped = Grouped {
+    experts: Choice { count: 128, per_token: 8 },
+    groups: Choice { count: 1, per_token: 1 },
+    scale: 1.0,
+    shared: 1,
+};
 const MOE_INTERMEDIATE_SIZE: usize = 1408;
 const DENSE_LAYERS: usize = 1;
 

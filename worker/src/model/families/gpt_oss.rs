@@ -3,7 +3,7 @@
 
 use skein_kernels::gate::Gate;
 
-use super::decoder::{Defaults, experts, silu_decoder, window, windowed};
+use super::decoder::{Choice, Defaults, experts, silu_decoder, window, windowed};
 use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
@@ -16,7 +16,7 @@ const HEAD_DIM: usize = 64;
 const EPS: f64 = 1e-5;
 const THETA: f64 = 150_000.0;
 const SLIDING_WINDOW: usize = 128;
-const EXPERTS: (usize, usize) = (128, 4);
+const EXPERTS: Choice = Choice { count: 128, per_token: 4 };
 const ALPHA: f64 = 1.702;
 const LIMIT: f64 = 7.0;
 

@@ -1,7 +1,7 @@
 //! Granite 3 (Granite Team 2024), dense or with a mixture of experts: Llama with factors for embeddings,
 //! scores, outputs and logits.
 
-use super::decoder::experts;
+use super::decoder::{Choice, experts};
 use super::llama;
 use super::names;
 use crate::model::LoadError;
@@ -10,7 +10,7 @@ use crate::model::spec::Spec;
 use crate::model::tensors::Role;
 
 /// Default numbers of experts per layer and per token.
-const EXPERTS: (usize, usize) = (8, 2);
+const EXPERTS: Choice = Choice { count: 8, per_token: 2 };
 /// Allowed range of a factor.
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use skein_kernels::cpu::experts::{Routing, Score};
 use skein_kernels::cpu::rope::Rotation;
 
-use super::decoder::{Defaults, experts, of_type, silu_decoder, with_attention_bias};
+use super::decoder::{Choice, Defaults, experts, of_type, silu_decoder, with_attention_bias};
 use super::names;
 use super::smollm3::rotates;
 use crate::model::LoadError;
@@ -21,7 +21,7 @@ const EPS: f64 = 1e-5;
 const THETA: f64 = 500_000.0;
 const INNER_SIZE: usize = 8192;
 const DENSE_INNER_SIZE: usize = 16_384;
-const EXPERTS: (usize, usize) = (16, 1);
+const EXPERTS: Choice = Choice { count: 16, per_token: 1 };
 const CHUNK: usize = 8192;
 const FLOOR_SCALE: usize = 8192;
 const ATTENTION_SCALE: f64 = 0.1;

@@ -1,6 +1,6 @@
 //! Mixtral (Jiang et al. 2024): Mistral with a mixture of experts.
 
-use super::decoder::{Defaults, experts, silu_decoder, window};
+use super::decoder::{Choice, Defaults, experts, silu_decoder, window};
 use super::names;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
@@ -11,7 +11,7 @@ use crate::model::tensors::Role;
 // Defaults of transformers' `MixtralConfig`.
 const EPS: f64 = 1e-5;
 const THETA: f64 = 1e6;
-const EXPERTS: (usize, usize) = (8, 2);
+const EXPERTS: Choice = Choice { count: 8, per_token: 2 };
 
 pub fn mixtral(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     let rope = RopeDefaults { theta: THETA, partial: 1.0 };

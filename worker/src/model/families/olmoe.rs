@@ -1,14 +1,14 @@
 //! OLMoE (Muennighoff et al. 2024): Llama with a mixture of experts, one norm over all heads of the queries,
 //! and one over the keys.
 
-use super::decoder::{Defaults, experts, silu_decoder, with_attention_bias};
+use super::decoder::{Choice, Defaults, experts, silu_decoder, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{QkNorm, Spec};
 
 // Defaults of transformers' `OlmoeConfig`.
 const EPS: f64 = 1e-5;
-const EXPERTS: (usize, usize) = (64, 8);
+const EXPERTS: Choice = Choice { count: 64, per_token: 8 };
 
 pub fn olmoe(fields: &Fields<'_>) -> Result<Spec, LoadError> {
     if !fields.is_absent("clip_qkv") {

@@ -1,14 +1,14 @@
 //! Qwen1.5 and Qwen2 with mixtures of experts (Qwen Team 2024): Qwen2 with experts in some or all layers, and
 //! a shared network weighted by the sigmoid of a logit.
 
-use super::decoder::{Defaults, experts, silu_decoder, window, windowed};
+use super::decoder::{Choice, Defaults, experts, silu_decoder, window, windowed};
 use super::qwen3_moe::with_experts;
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{SharedSpec, Spec};
 
 // Defaults of transformers' `Qwen2MoeConfig`.
-const EXPERTS: (usize, usize) = (60, 4);
+const EXPERTS: Choice = Choice { count: 60, per_token: 4 };
 const MOE_INTERMEDIATE_SIZE: usize = 1408;
 const SHARED_INTERMEDIATE_SIZE: usize = 5632;
 const SLIDING_WINDOW: usize = 4096;

@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use super::decoder::{Defaults, experts, silu_decoder, window, with_attention_bias};
+use super::decoder::{Choice, Defaults, experts, silu_decoder, window, with_attention_bias};
 use crate::model::LoadError;
 use crate::model::fields::Fields;
 use crate::model::spec::{ExpertsSpec, QkNorm, Spec};
 
 // Defaults of transformers' `Qwen3MoeConfig`.
-const EXPERTS: (usize, usize) = (128, 8);
+const EXPERTS: Choice = Choice { count: 128, per_token: 8 };
 const MOE_INTERMEDIATE_SIZE: usize = 768;
 const SLIDING_WINDOW: usize = 4096;
 

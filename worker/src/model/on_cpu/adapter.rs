@@ -56,7 +56,7 @@ impl AdapterWeights {
             }
             let low_rank = delta.low_rank(tensor, &part);
             weights.bytes += low_rank.bytes() as u64;
-            let change = Some((low_rank, first_on_rank(&all, (spec, shard), tensor)));
+            let change = Some((low_rank, first_on_rank(&all, spec, shard, tensor)));
             match place.of_layer {
                 Some((layer, product)) => {
                     weights.layers[layer - shard.layers.start].0[product][place.nth] = change;

@@ -15,6 +15,7 @@ use super::packed_cache::{Found, PackedCache};
 use crate::model::LoadError;
 use crate::model::adapter::Delta;
 use crate::model::checkpoint::Weights;
+use crate::model::rank_matrix::RankMatrix;
 use crate::model::tensors::{ColumnsOf, StoredMatrix, Tensor};
 use crate::model::weight_source::WeightSource;
 use crate::shard;
@@ -65,35 +66,17 @@ impl Matrix {
         part: shard::Part,
         source: WeightSource<'_>,
     ) -> Result<Self, LoadError> {
-        let whole = tensor.find_matrix(source.weights)?;
+        let RankMatrix { whole, delta } = RankMatrix::find(tensor, &part, source)?;
         let part_at = (part.len() < tensor.len()).then_some((part.rows.start, part.cols.start));
-        if let StoredMatrix::Numbers(numbers) = &whole {
-            let unit = numbers.storage().unit();
-            if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
-                let (tensor, start, end) = (tensor.name.clone(), part.cols.start, part.cols.end);
-                return Err(LoadError::CutBlocks { tensor, unit, start, end });
-            }
-        }
         let (weights, mut leaves) = (whole.part(part.rows, part.cols)?, part.leaves);
-        let refused =
-            |reason: &str| LoadError::CodedTensor { tensor: tensor.name.clone(), reason: reason.to_owned() };
         let mut codes = None;
         if let StoredMatrix::Codes(coded) = &weights {
             (codes, leaves) = (Some(coded.format(leaves)?), coded.leaves(leaves));
         }
         if for_use == Use::Router && codes.is_some_and(Format::is_integer) {
-            return Err(refused(
-                "it chooses experts from activations that are not rounded, so it must be in 16 or 32 bits",
-            ));
-        }
-        let delta = source.adapter.map_or(Ok(None), |adapter| adapter.delta(tensor))?;
-        if delta.is_some() && weights.is_quantised() {
-            return Err(refused("it is quantised, and an adapter is merged into 16 or 32 bits only"));
-        }
-        if delta.is_some() && matches!(weights, StoredMatrix::Columns(_)) {
-            return Err(refused(
-                "it is stored with its inputs as rows, and an adapter cannot change such matrices",
-            ));
+            let reason =
+                "it chooses experts from activations that are not rounded, so it must be in 16 or 32 bits";
+            return Err(LoadError::CodedTensor { tensor: tensor.name.clone(), reason: reason.to_owned() });
         }
         Ok(Self { tensor: tensor.clone(), weights, part_at, for_use, leaves, delta, codes })
     }

@@ -21,7 +21,7 @@ use skein_kernels::cuda::{CudaError, Device, DeviceSlice, Kernels, PinnedBuffer,
 use super::exchange::Exchange;
 use crate::model::LoadError;
 use crate::model::adapter::Adapter;
-use crate::model::adapter_changes::{first_on_rank, for_each_change, may_change};
+use crate::model::adapter_changes::{Place, first_on_rank, for_each_change, may_change};
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Product};
 use crate::shard::Shard;
@@ -44,7 +44,7 @@ pub struct SlotLayout {
 
 impl SlotLayout {
     /// Layout for adapters of up to `max_rank` components of the model of `spec`, on the rank of `shard`.
-    pub fn new((spec, shard): (&Spec, &Shard), max_rank: usize) -> Self {
+    pub fn new(spec: &Spec, shard: &Shard, max_rank: usize) -> Self {
         let max_rank = max_rank.next_multiple_of(RANK_UNIT);
         let mut products: Vec<Option<SlotProduct>> = vec![None; shard.layers.len() * 4 + 1];
         let all = tensors::all(spec);
@@ -53,7 +53,7 @@ impl SlotLayout {
             if part.is_empty() {
                 continue;
             }
-            let index = index_of(shard, place.of_layer);
+            let index = index_of(shard, place);
             let product = products[index].get_or_insert(SlotProduct {
                 index,
                 a_at: 0,
@@ -64,7 +64,7 @@ impl SlotLayout {
                 matrices: 0,
                 firsts: [usize::MAX; MATRICES],
             });
-            let first = first_on_rank(&all, (spec, shard), tensor);
+            let first = first_on_rank(&all, spec, shard, tensor);
             product.firsts[place.nth] = first;
             product.matrices = product.matrices.max(place.nth + 1);
             product.n = product.n.max(first + part.rows.len());
@@ -122,9 +122,11 @@ impl SlotLayout {
     }
 }
 
-/// Index of a product: the head is the last one.
-fn index_of(shard: &Shard, of_layer: Option<(usize, usize)>) -> usize {
-    of_layer.map_or(shard.layers.len() * 4, |(layer, product)| (layer - shard.layers.start) * 4 + product)
+/// Index of the product at `place`: the head is the last one.
+fn index_of(shard: &Shard, place: Place) -> usize {
+    place
+        .of_layer
+        .map_or(shard.layers.len() * 4, |(layer, product)| (layer - shard.layers.start) * 4 + product)
 }
 
 /// A product that adapters may change.
@@ -134,6 +136,17 @@ pub enum ChangedProduct {
     OfLayer(usize, Product),
     /// The product with the head.
     Logits,
+}
+
+/// Rows of a product: its input and its output.
+#[derive(Clone, Copy)]
+pub struct ProductRows<T, O> {
+    /// `[rows, k]`
+    pub x: DeviceSlice<T>,
+    /// `[rows, n]`
+    pub out: DeviceSlice<O>,
+    /// Number of rows.
+    pub rows: usize,
 }
 
 /// How adapters are kept for a device.
@@ -176,7 +189,7 @@ impl SlotForm {
             if part.is_empty() {
                 return Ok(());
             }
-            let Some(product) = &self.layout.products[index_of(&self.shard, place.of_layer)] else {
+            let Some(product) = &self.layout.products[index_of(&self.shard, place)] else {
                 unreachable!("{} is among the matrices that may change", tensor.name)
             };
             let refused = |value: f32| {
@@ -254,7 +267,8 @@ impl<T: Activation> DeviceAdapters<T> {
     /// If a kernel is missing.
     pub fn place(
         kernels: &Kernels,
-        (spec, layout): (&Spec, Arc<SlotLayout>),
+        spec: &Spec,
+        layout: Arc<SlotLayout>,
         rows: usize,
         memory: &mut Carver,
     ) -> Result<Self, CudaError> {
@@ -295,16 +309,18 @@ impl<T: Activation> DeviceAdapters<T> {
         InnerSums { values: self.inner, ranks: 1 }
     }
 
-    /// Queues the changes to a product of a layer: `out`, `[rows, n]`, from its input `x`. If ranks divide
+    /// Queues the changes to a product: `out`, `[rows, n]`, from its input `x`. If ranks divide
     /// the inputs, they exchange the inner sums over `shared` and its memory, and `out` is joined already.
     pub(super) fn add(
         &self,
         stream: &Stream,
         of: StepTiles,
-        (layer, product, shared): (usize, Product, Option<Shared<'_, T>>),
-        (x, out, rows): (DeviceSlice<T>, DeviceSlice<T>, usize),
+        at: ChangedProduct,
+        shared: Option<Shared<'_, T>>,
+        values: ProductRows<T, T>,
     ) -> Result<(), CudaError> {
-        let Some(product) = self.layout.product(ChangedProduct::OfLayer(layer, product)) else {
+        let ProductRows { x, out, rows } = values;
+        let Some(product) = self.layout.product(at) else {
             return Ok(());
         };
         let (of, x) = (self.changed(of, TileList::Rows), x.slice(0..rows * product.k));
@@ -342,8 +358,9 @@ impl<T: Activation> DeviceAdapters<T> {
         &self,
         stream: &Stream,
         of: StepTiles,
-        (x, logits, rows): (DeviceSlice<T>, DeviceSlice<f32>, usize),
+        values: ProductRows<T, f32>,
     ) -> Result<(), CudaError> {
+        let ProductRows { x, out: logits, rows } = values;
         let Some(product) = self.layout.product(ChangedProduct::Logits) else { return Ok(()) };
         let of = self.changed(of, TileList::Logits);
         self.kernel.inner(stream, &of, product, x.slice(0..rows * product.k), self.inner)?;

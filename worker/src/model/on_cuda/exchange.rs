@@ -84,6 +84,17 @@ pub(super) struct Sum<T> {
     pub out: DeviceSlice<T>,
 }
 
+/// The largest step that is exchanged.
+#[derive(Debug, Clone, Copy)]
+pub struct LargestStep {
+    /// Its rows.
+    pub rows: usize,
+    /// Those of them with logits.
+    pub logit_rows: usize,
+    /// Most components of an adapter.
+    pub components: usize,
+}
+
 impl<T: Activation> Exchange<T> {
     /// Exchanges of the rank of `shard`, whose model is `spec`, over `communicator` and through `peers`.
     ///
@@ -91,7 +102,8 @@ impl<T: Activation> Exchange<T> {
     /// If a kernel is missing.
     pub fn new(
         kernels: &Kernels,
-        (communicator, peers): (Arc<Communicator>, Option<Arc<Peers>>),
+        communicator: Arc<Communicator>,
+        peers: Option<Arc<Peers>>,
         spec: &Spec,
         shard: &Shard,
     ) -> Result<Self, CudaError> {
@@ -107,9 +119,9 @@ impl<T: Activation> Exchange<T> {
         Ok(Self { communicator, kernels: RankKernels::new(kernels)?, vocabulary, sharers, through_memory })
     }
 
-    /// Bytes of memory for steps of up to `rows` rows, `logit_rows` of them with logits, with adapters of up
-    /// to `components` components; 0 on a single rank.
-    pub fn bytes(spec: &Spec, shard: &Shard, (rows, logit_rows): (usize, usize), components: usize) -> usize {
+    /// Bytes of memory for steps of up to `most`; 0 on a single rank.
+    pub fn bytes(spec: &Spec, shard: &Shard, most: LargestStep) -> usize {
+        let LargestStep { rows, logit_rows, components } = most;
         if shard.ranks == 1 {
             return 0;
         }
@@ -249,7 +261,8 @@ impl<T: Activation> Exchange<T> {
         &self,
         stream: &Stream,
         memory: DeviceSlice<u8>,
-        (out, rows): (DeviceSlice<f32>, usize),
+        out: DeviceSlice<f32>,
+        rows: usize,
         compute: impl FnOnce(DeviceSlice<f32>) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let (own, all) = self.places(memory, rows * self.vocabulary.each);

@@ -106,7 +106,8 @@ pub(super) struct SharedWeights<T> {
 impl<T: Activation> ExpertWeights<T> {
     /// Takes memory for a layer's mixture, if it has one.
     pub(super) fn place(
-        (network, shard): (&FeedForwardSpec, &Shard),
+        network: &FeedForwardSpec,
+        shard: &Shard,
         hidden: usize,
         form: impl Fn(Network, Product) -> Option<Form>,
         quantised: Option<E4m3Scales>,

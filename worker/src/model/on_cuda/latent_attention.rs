@@ -14,6 +14,13 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 use crate::model::spec::LatentSpec;
 use crate::model::tensors::{Product, Role};
 
+/// Latent attention of the model, and its operations.
+#[derive(Clone, Copy)]
+pub(super) struct Latent<'a, T, K> {
+    pub spec: &'a LatentSpec,
+    pub ops: &'a LatentOps<T, K>,
+}
+
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     /// Queues the product that projects queries from vectors, if the model has it, over whatever `a` holds.
     pub(super) fn project_queries(
@@ -37,10 +44,12 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         index: usize,
-        (latent, ops): (&LatentSpec, &LatentOps<T, K>),
-        (step, slots): (&StepRows, DeviceSlice<u32>),
+        latent: Latent<'_, T, K>,
+        step: &StepRows,
+        slots: DeviceSlice<u32>,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
+        let Latent { spec: latent, ops } = latent;
         let LatentSpec { query_rank, rank, plain, rotated, eps, .. } = *latent;
         let (l, layer, rows) = (&a.latent, &self.weights.layers[index], step.sequences.rows);
         let (heads, query_dim) = (self.spec.attention.heads, latent.query_dim());
@@ -95,10 +104,11 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         index: usize,
-        (latent, ops): (&LatentSpec, &LatentOps<T, K>),
+        latent: Latent<'_, T, K>,
         rows: usize,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
+        let Latent { spec: latent, ops } = latent;
         let LatentSpec { rank, value_dim, .. } = *latent;
         let heads = self.spec.attention.heads;
         let values = HeadProduct {

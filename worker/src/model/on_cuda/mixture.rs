@@ -17,6 +17,13 @@ use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 use crate::model::spec::ExpertsSpec;
 use crate::model::tensors::Role;
 
+/// The mixture of a layer.
+#[derive(Clone, Copy)]
+pub(super) struct Mixture<'a, T> {
+    pub weights: &'a ExpertWeights<T>,
+    pub experts: ExpertsSpec,
+}
+
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     /// Queues the choice of experts for each row, and the sorting of the pairs of this rank's experts. The
     /// router reads the residual stream, because its input must not be rounded.
@@ -24,10 +31,11 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         index: usize,
-        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
+        mixture: Mixture<'_, T>,
         step: &StepRows,
         a: &Activations<T>,
     ) -> Result<SortedPairs, CudaError> {
+        let Mixture { weights, experts } = mixture;
         let (ops, e, rows) = (&self.ops.experts, &a.experts, step.sequences.rows);
         let layer = &self.weights.layers[index];
         let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
@@ -65,14 +73,15 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         &self,
         stream: &Stream,
         index: usize,
-        (weights, experts): (&ExpertWeights<T>, ExpertsSpec),
+        mixture: Mixture<'_, T>,
         step: &StepRows,
         a: &Activations<T>,
     ) -> Result<(), CudaError> {
+        let Mixture { weights, experts } = mixture;
         let (ops, e, hidden, rows) =
             (&self.ops.experts, &a.experts, self.spec.hidden_size, step.sequences.rows);
         let (pairs, routing) = (pairs_of(experts, rows), experts.routing);
-        let sorted = self.choose(stream, index, (weights, experts), step, a)?;
+        let sorted = self.choose(stream, index, mixture, step, a)?;
         let (mut x, mut per_row) = (a.h, pairs.per_token);
         if routing.weighs_inputs {
             let weighed = WeighedInputs { out: e.inputs, x, weights: e.weights, pairs, hidden };

@@ -24,4 +24,4 @@ mod step;
 pub mod weights;
 
 pub use activations::{Activations, StepRows, Workspace};
-pub use model::{Model, Ops, launches, launches_of_adapters};
+pub use model::{LogitRows, Model, Ops, launches, launches_of_adapters};

@@ -15,7 +15,7 @@ use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use super::activations::{Activations, StepRows};
-use super::adapter::{self, DeviceAdapters, StepTiles};
+use super::adapter::{self, DeviceAdapters, ProductRows, StepTiles};
 use super::attention::Windows;
 use super::exchange::{self, Exchange};
 use super::experts::{self, ExpertOps};
@@ -98,6 +98,17 @@ pub struct Ops<T, K> {
     pub softcap: Softcap,
 }
 
+/// Rows of a step whose logits are computed.
+#[derive(Clone, Copy)]
+pub struct LogitRows {
+    /// Lists them; `None` = the first rows, which saves gathering them.
+    pub wanted: Option<DeviceSlice<u32>>,
+    /// Tiles of the rows that have an adapter.
+    pub tiles: Option<StepTiles>,
+    /// How many they are.
+    pub rows: usize,
+}
+
 impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
     /// Queues one product per shape and per row count up to `rows` that cuBLASLt distinguishes, on arbitrary
     /// memory contents. This selects the algorithms and loads their code before the first request. `logits`
@@ -152,16 +163,15 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
         if self.ends.is_last { Ok(()) } else { self.complete_residual(stream, step.sequences.rows, a) }
     }
 
-    /// Queues the logits of some rows of the last step: `[rows, vocab]`. `wanted` lists them; `None` = the
-    /// first `rows` rows, which saves gathering them. `tiles`: those of the rows that have an adapter.
+    /// Queues the logits of some rows of the last step: `[rows, vocab]`.
     pub fn logits(
         &self,
         stream: &Stream,
-        (wanted, tiles): (Option<DeviceSlice<u32>>, Option<StepTiles>),
-        rows: usize,
+        of: LogitRows,
         a: &Activations<T>,
         logits: DeviceSlice<f32>,
     ) -> Result<(), CudaError> {
+        let LogitRows { wanted, tiles, rows } = of;
         let mut delta = if self.adds_at_the_end() { DeviceSlice::NONE } else { a.delta };
         let mut residual = a.residual;
         if let Some(wanted) = wanted {
@@ -177,12 +187,12 @@ impl<T: Activation + BlasElement, K: KvElement> Model<T, K> {
             self.ops.linear.launch_f32(stream, out, a.h, head, rows, a.linear)?;
             match self.adapters.as_ref().zip(tiles) {
                 None => Ok(()),
-                Some((adapters, tiles)) => adapters.logits(stream, tiles, (a.h, out, rows)),
+                Some((adapters, tiles)) => adapters.logits(stream, tiles, ProductRows { x: a.h, out, rows }),
             }
         };
         match &self.exchange {
             None => multiply(logits)?,
-            Some(exchange) => exchange.logits(stream, a.exchange, (logits, rows), |own| {
+            Some(exchange) => exchange.logits(stream, a.exchange, logits, rows, |own| {
                 // The last ranks may have no rows of a small vocabulary.
                 if head.n == 0 { Ok(()) } else { multiply(own) }
             })?,

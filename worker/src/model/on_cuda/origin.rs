@@ -6,8 +6,7 @@ use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::matrix::WeightMatrix;
 
 use crate::model::LoadError;
-use crate::model::checkpoint::Weights;
-use crate::model::tensors::{Columns, ColumnsOf, StoredMatrix, Tensor};
+use crate::model::tensors::{StoredMatrix, Tensor};
 use crate::shard::Part;
 
 /// Values of a tensor, or of a rank's part of it.
@@ -21,13 +20,13 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// The `part` of a matrix or of a table.
+    /// The `part` of a matrix or of a table, which is `stored`.
     ///
     /// # Errors
-    /// If it is missing or has the wrong type or shape.
-    pub(super) fn of_matrix(whole: &Tensor, part: &Part, weights: &Weights) -> Result<Self, LoadError> {
+    /// If codes cannot be divided like this.
+    pub(super) fn of_matrix(whole: &Tensor, part: &Part, stored: StoredMatrix) -> Result<Self, LoadError> {
         let (rows, cols) = (part.rows.clone(), part.cols.clone());
-        match whole.find_matrix(weights)? {
+        match stored {
             StoredMatrix::Numbers(numbers) if numbers.storage().blocks().is_none() => {
                 Ok(Self::Numbers(whole.in_order(numbers).part(rows, cols)))
             }
@@ -35,19 +34,6 @@ impl Origin {
                 assert!(whole.order.is_none(), "{}: such matrices have the checkpoint's order", whole.name);
                 stored.part(rows, cols).map(Self::Derived)
             }
-        }
-    }
-
-    /// Why no adapter can be merged into it, if none can.
-    pub(super) fn why_unchangeable(&self) -> Option<&'static str> {
-        match self {
-            Self::Numbers(_) => None,
-            Self::Derived(StoredMatrix::Columns(Columns { stored: ColumnsOf::Numbers(numbers), .. }))
-                if numbers.storage().blocks().is_none() =>
-            {
-                Some("it is stored with its inputs as rows, and an adapter cannot change such matrices")
-            }
-            Self::Derived(_) => Some("it is quantised, and an adapter is merged into 16 or 32 bits only"),
         }
     }
 

@@ -19,10 +19,10 @@ use skein_kernels::cuda::{CudaError, Stream};
 use super::network::Network;
 use super::rank_tensor::{MergedChange, RankTensor};
 use crate::model::LoadError;
-use crate::model::adapter::Adapter;
-use crate::model::checkpoint::Weights;
 use crate::model::checkpoint::quantised::CodedMatrix;
+use crate::model::rank_matrix::RankMatrix;
 use crate::model::tensors::{Columns, ColumnsOf, Kind, Product, StoredMatrix, Tensor};
+use crate::model::weight_source::WeightSource;
 
 /// Why routers are not packed.
 const ROUTER: &str = "it chooses experts, and GPUs read such a matrix in 16 or 32 bits only; serve the model with \
@@ -156,19 +156,19 @@ pub(super) trait FindCoded {
 
 /// Codes of a checkpoint.
 pub(super) struct FromFiles<'a> {
-    pub weights: (&'a Weights, Option<&'a Adapter>),
+    pub source: WeightSource<'a>,
     /// Format to which matrices of layers in 16 or 32 bits are quantised.
     pub rounded: Option<Format>,
 }
 
 impl FindCoded for FromFiles<'_> {
     fn coded<T: Activation>(&self, held: &RankTensor) -> Result<Option<Coded>, LoadError> {
-        let source = Source::find(held, self.weights, self.rounded)?;
+        let source = Source::find(held, self.source, self.rounded)?;
         source.map(|source| source.coded::<T>(held.leaf)).transpose()
     }
 
     fn has_coded_router(&self, held: &RankTensor) -> Result<bool, LoadError> {
-        Ok(Source::find(held, self.weights, None)?.is_some())
+        Ok(Source::find(held, self.source, None)?.is_some())
     }
 }
 
@@ -293,25 +293,20 @@ impl Source {
     /// The rank's part of a matrix; `None` if it has 16 bits on the device.
     pub(super) fn find(
         held: &RankTensor,
-        (weights, adapter): (&Weights, Option<&Adapter>),
+        source: WeightSource<'_>,
         rounded: Option<Format>,
     ) -> Result<Option<Self>, LoadError> {
         let RankTensor { whole, part, .. } = held;
-        let change = MergedChange::find(adapter, held)?;
-        let found = match whole.find_matrix(weights)? {
+        let RankMatrix { whole: stored, delta } = RankMatrix::find(whole, part, source)?;
+        let change = delta.map(|delta| MergedChange::new(delta, held));
+        let found = match &stored {
             StoredMatrix::Codes(codes) => {
                 let rows = 0..codes.rows();
                 Some(Rows::Codes(codes.part(rows, part.cols.clone())?))
             }
             StoredMatrix::Numbers(numbers) => match numbers.storage() {
                 Storage::Blocks(kind, _) => {
-                    let unit = numbers.storage().unit();
-                    if !part.cols.start.is_multiple_of(unit) || !part.cols.end.is_multiple_of(unit) {
-                        let (tensor, start, end) = (whole.name.clone(), part.cols.start, part.cols.end);
-                        return Err(LoadError::CutBlocks { tensor, unit, start, end });
-                    }
-                    let kind = *kind;
-                    Some(Rows::Blocks(kind, numbers.part(0..numbers.rows(), part.cols.clone())))
+                    Some(Rows::Blocks(*kind, numbers.part(0..numbers.rows(), part.cols.clone())))
                 }
                 Storage::Bf16(_) | Storage::F16(_) | Storage::F32(_) => None,
             },
@@ -327,10 +322,6 @@ impl Source {
                 ));
             }
         };
-        if found.is_some() && change.is_some() {
-            let reason = "it is quantised, and an adapter is merged into 16 or 32 bits only";
-            return Err(refused(&whole.name, reason.into()));
-        }
         let is_of_layer = whole.layer.is_some();
         let rows = match (found, rounded.filter(|_| is_of_layer)) {
             (Some(rows), _) => rows,
@@ -339,9 +330,9 @@ impl Source {
                 let (rows, cols) = (part.rows.clone(), part.cols.clone());
                 Rows::Rounded(
                     format,
-                    match whole.find_matrix(weights)?.part(rows.clone(), cols.clone())? {
+                    match stored.part(rows.clone(), cols.clone())? {
                         StoredMatrix::Columns(columns) => Numbers::Columns(columns),
-                        _ => Numbers::Rows(whole.find(weights)?.part(rows, cols)),
+                        _ => Numbers::Rows(whole.find(source.weights)?.part(rows, cols)),
                     },
                 )
             }
@@ -436,7 +427,7 @@ impl Reader<'_> {
         let stored = tensor.stored_row(first + row);
         match rows {
             Rows::Codes(codes) => codes
-                .device_row(stored, (self.shape.form.scales, &self.starts), self.unit, to)
+                .device_row(stored, self.shape.form.scales, &self.starts, self.unit, to)
                 .map_err(|source| LoadError::UnpackedTensor { tensor: tensor.name.clone(), source }),
             Rows::Blocks(kind, matrix) => {
                 self.read_blocks(*kind, matrix.row(stored), to);

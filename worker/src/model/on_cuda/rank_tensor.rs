@@ -6,8 +6,7 @@ use std::sync::Arc;
 use skein_kernels::cpu::matrix::WeightMatrix;
 
 use super::network::Network;
-use crate::model::LoadError;
-use crate::model::adapter::{Adapter, Delta};
+use crate::model::adapter::Delta;
 use crate::model::spec::{QkNorm, Spec};
 use crate::model::tensors::{self, Kind, Role, Tensor};
 use crate::shard::{Part, Shard};
@@ -24,18 +23,10 @@ struct ChangeOf {
 }
 
 impl MergedChange {
-    /// The change of `adapter` to the matrix of `held`, if it has one.
-    ///
-    /// # Errors
-    /// If the adapter's matrices do not fit it.
-    pub(super) fn find(adapter: Option<&Adapter>, held: &RankTensor) -> Result<Option<Self>, LoadError> {
+    /// The change `delta` to the matrix of `held`.
+    pub(super) fn new(delta: Delta, held: &RankTensor) -> Self {
         let RankTensor { whole, part, .. } = held;
-        if !matches!(whole.kind, Kind::Matrix(..)) {
-            return Ok(None);
-        }
-        let delta = adapter.map_or(Ok(None), |adapter| adapter.delta(whole))?;
-        let first = (part.rows.start, part.cols.start);
-        Ok(delta.map(|delta| Self(Arc::new(ChangeOf { delta, tensor: whole.clone(), first }))))
+        Self(Arc::new(ChangeOf { delta, tensor: whole.clone(), first: (part.rows.start, part.cols.start) }))
     }
 
     /// `rows` of the part, from row `from` on, with the change.

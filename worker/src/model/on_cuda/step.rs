@@ -12,13 +12,15 @@ use skein_kernels::cuda::ops::rope::{HeadNorm, QueryTemperature, RopeRows, RowSq
 use skein_kernels::cuda::{CudaError, DeviceSlice, Stream};
 
 use super::activations::{Activations, StepRows};
+use super::adapter::{ChangedProduct, ProductRows};
 use super::attention::LayerRows;
 use super::exchange::{Lookup, Sum, Unjoined};
-use super::latent::LatentOps;
+use super::latent_attention::Latent;
+use super::mixture::Mixture;
 use super::model::{Model, without_bias};
 use super::weights::{LayerWeights, NormWeights};
 use crate::model::operations::Operations;
-use crate::model::spec::{LatentSpec, QkNorm};
+use crate::model::spec::QkNorm;
 use crate::model::tensors::{Product, Role};
 
 /// A step in progress.
@@ -75,8 +77,9 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
     }
 
     /// The latents of the model, if it has any.
-    fn latent(&self) -> Option<(&'a LatentSpec, &'a LatentOps<T, K>)> {
-        self.model.spec.attention.latent.as_ref().zip(self.model.ops.latent.as_ref())
+    fn latent(&self) -> Option<Latent<'a, T, K>> {
+        let both = self.model.spec.attention.latent.as_ref().zip(self.model.ops.latent.as_ref());
+        both.map(|(spec, ops)| Latent { spec, ops })
     }
 
     fn layer(&self, index: usize) -> &'a LayerWeights<T> {
@@ -156,7 +159,8 @@ impl<'a, T: Activation + BlasElement, K: KvElement> Running<'a, T, K> {
             return Ok(());
         };
         let shared = self.model.exchange.as_ref().map(|exchange| (exchange, self.a.exchange));
-        adapters.add(self.stream, tiles, (layer, product, shared), (x, out, self.rows()))
+        let values = ProductRows { x, out, rows: self.rows() };
+        adapters.add(self.stream, tiles, ChangedProduct::OfLayer(layer, product), shared, values)
     }
 
     /// Whether adapters of this step may change a product.
@@ -254,7 +258,7 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         self.normalise(layer.norm(Role::AttentionNorm))?;
         self.multiply(index, Product::Qkv, a.qkv, a.h)?;
         if let Some(latent) = self.latent() {
-            return model.latent_input(stream, index, latent, (step, self.located(index).0), a);
+            return model.latent_input(stream, index, latent, step, self.located(index).0, a);
         }
         self.change(index, Product::Qkv, a.qkv, a.h)?;
         let temperature = model.spec.layers[index].temperature;
@@ -318,7 +322,8 @@ impl<T: Activation + BlasElement, K: KvElement> Operations for Running<'_, T, K>
         if !is_parallel {
             self.normalise(weights.norm(Role::FeedForwardNorm))?;
         }
-        if let Some(mixture) = weights.experts.as_ref().zip(network.experts) {
+        if let Some((weights, experts)) = weights.experts.as_ref().zip(network.experts) {
+            let mixture = Mixture { weights, experts };
             model.mixture(stream, layer, mixture, self.step, a)?;
         } else {
             self.inner(layer)?;

@@ -18,10 +18,12 @@ use super::packed::{self, Forms, FromFiles, Matrix, PackedCopy, Source};
 use super::place::{E4m3Scales, Place, place_in, place_of_rows};
 use super::rank_tensor::{MergedChange, RankTensor, rank_tensors};
 use crate::model::LoadError;
-use crate::model::adapter::{Adapter, changeable};
+use crate::model::adapter::changeable;
 use crate::model::checkpoint::Weights;
+use crate::model::rank_matrix::RankMatrix;
 use crate::model::spec::Spec;
 use crate::model::tensors::{self, Kind, Product, ProductShape, Role, Tensor};
+use crate::model::weight_source::WeightSource;
 use crate::shard::Shard;
 
 /// All weights of a rank. Matrices are `[outputs, inputs]` as in the checkpoint; those with the same input
@@ -127,13 +129,13 @@ pub fn shapes(spec: &Spec, shard: &Shard) -> Vec<(usize, usize)> {
 pub fn forms<T: Activation>(
     spec: &Spec,
     shard: &Shard,
-    (weights, adapter): (&Weights, Option<&Adapter>),
+    source: WeightSource<'_>,
     rounded: Option<Format>,
 ) -> Result<Forms, LoadError> {
-    if let Some(adapter) = adapter {
+    if let Some(adapter) = source.adapter {
         adapter.check_is_used(&changeable(&tensors::all(spec)))?;
     }
-    let codes = FromFiles { weights: (weights, adapter), rounded };
+    let codes = FromFiles { source, rounded };
     packed::forms::<T>(&rank_tensors(spec, shard), shard.ranks, &codes)
 }
 
@@ -189,7 +191,8 @@ impl<T: Activation> DeviceWeights<T> {
                 place_in(form, shape, leaf, quantised, memory)
             }),
             experts: ExpertWeights::place(
-                (&spec.layers[shard.layers.start + layer].feed_forward, shard),
+                &spec.layers[shard.layers.start + layer].feed_forward,
+                shard,
                 spec.hidden_size,
                 |network, product| forms.get(Matrix::Product(Some(layer), network, product)),
                 quantised,
@@ -225,27 +228,29 @@ impl<T: Activation> DeviceWeights<T> {
         &self,
         spec: &Spec,
         shard: &Shard,
-        (weights, adapter): (&Weights, Option<&Adapter>),
+        source: WeightSource<'_>,
     ) -> Result<Vec<TensorCopy<T>>, LoadError> {
-        let source = |held: &RankTensor| {
+        let weights = source.weights;
+        let copy = |held: &RankTensor| {
             let RankTensor { whole, own, part, .. } = held;
-            let from = match whole.kind {
+            let (from, change) = match whole.kind {
                 Kind::Norm | Kind::NormBias | Kind::Values => {
-                    Origin::Numbers(vector(whole, &part.rows, spec, weights)?)
+                    (Origin::Numbers(vector(whole, &part.rows, spec, weights)?), None)
                 }
-                Kind::Bias(..) => Origin::Numbers(whole.find(weights)?.part(0..1, part.rows.clone())),
-                Kind::Table | Kind::Matrix(..) => Origin::of_matrix(whole, part, weights)?,
+                Kind::Bias(..) => (Origin::Numbers(whole.find(weights)?.part(0..1, part.rows.clone())), None),
+                Kind::Table => (Origin::of_matrix(whole, part, whole.find_matrix(weights)?)?, None),
+                Kind::Matrix(..) => {
+                    let found = RankMatrix::find(whole, part, source)?;
+                    let change = found.delta.map(|delta| MergedChange::new(delta, held));
+                    (Origin::of_matrix(whole, part, found.whole)?, change)
+                }
             };
-            let change = MergedChange::find(adapter, held)?;
-            if let (Some(_), Some(reason)) = (&change, from.why_unchangeable()) {
-                return Err(packed::refused(&whole.name, reason.into()));
-            }
             Ok(TensorCopy { from, change, to: self.place_of(own) })
         };
         let is_copied = |held: &&RankTensor| {
             !held.part.is_empty() && Matrix::of(&held.own).is_none_or(|matrix| !self.is_packed(matrix))
         };
-        rank_tensors(spec, shard).iter().filter(is_copied).map(source).collect()
+        rank_tensors(spec, shard).iter().filter(is_copied).map(copy).collect()
     }
 
     /// Finds the rows of every packed matrix of the rank of `shard`. `rounded`: as for [`forms`].
@@ -256,7 +261,7 @@ impl<T: Activation> DeviceWeights<T> {
         &self,
         spec: &Spec,
         shard: &Shard,
-        (weights, adapter): (&Weights, Option<&Adapter>),
+        source: WeightSource<'_>,
         rounded: Option<Format>,
     ) -> Result<Vec<PackedCopy<T>>, LoadError> {
         let mut copies: Vec<(Matrix, PackedCopy<T>)> = Vec::new();
@@ -264,14 +269,14 @@ impl<T: Activation> DeviceWeights<T> {
             let Some(matrix) = Matrix::of(&held.own).filter(|matrix| self.is_packed(*matrix)) else {
                 continue;
             };
-            let Some(source) = Source::find(held, (weights, adapter), rounded)? else {
+            let Some(found) = Source::find(held, source, rounded)? else {
                 unreachable!("the form of {} was made from it", held.whole.name)
             };
             let first = if let Kind::Matrix(_, first) = held.own.kind { first } else { 0 };
             match copies.iter_mut().find(|(of, _)| *of == matrix) {
-                Some((_, copy)) => copy.from.push((first, source)),
+                Some((_, copy)) => copy.from.push((first, found)),
                 None => copies
-                    .push((matrix, PackedCopy { to: *self.weight_of(matrix), from: vec![(first, source)] })),
+                    .push((matrix, PackedCopy { to: *self.weight_of(matrix), from: vec![(first, found)] })),
             }
         }
         Ok(copies.into_iter().map(|(_, copy)| copy).collect())

@@ -130,14 +130,24 @@ impl<'a> Job<'a> {
             Method::Gptq => {
                 let matrices = self.gptq(layer, &targets, progress)?;
                 let scales = Scales::default();
-                self.propagate(layer, &targets, (&matrices, &scales), progress)?;
+                self.propagate(
+                    layer,
+                    &targets,
+                    LayerAsQuantised { matrices: &matrices, scales: &scales },
+                    progress,
+                )?;
                 encoded.extend(self.encode_all(&targets, matrices));
             }
             Method::Awq => {
                 let statistics = self.calibrate(layer, |_| true, progress)?;
                 report_experts(layer, &targets, &rows_of(&statistics));
                 let (matrices, scales) = self.awq(layer, &targets, &statistics, progress)?;
-                self.propagate(layer, &targets, (&matrices, &scales), progress)?;
+                self.propagate(
+                    layer,
+                    &targets,
+                    LayerAsQuantised { matrices: &matrices, scales: &scales },
+                    progress,
+                )?;
                 encoded.extend(self.encode_all(&targets, matrices));
                 encoded.extend(scales.replaced);
             }
@@ -291,7 +301,7 @@ impl<'a> Job<'a> {
                     let inverse: Vec<f32> = factors.iter().map(|factor| 1.0 / factor).collect();
                     awq::multiply_columns(&mut examples, &inverse);
                 }
-                awq::clip(&mut weights, &examples, target.cols, (rule, group));
+                awq::clip(&mut weights, &examples, target.cols, rule, group);
             }
             matrices.push(round_to_nearest(&weights, target.cols, rule, group));
         }
@@ -350,7 +360,7 @@ impl<'a> Job<'a> {
         &mut self,
         layer: usize,
         targets: &[Target],
-        (matrices, scales): (&Matrices, &Scales),
+        quantised: LayerAsQuantised<'_>,
         progress: &mut dyn FnMut(Phase, usize, usize),
     ) -> Result<(), QuantizeError> {
         if layer + 1 == self.source.layers() {
@@ -358,7 +368,7 @@ impl<'a> Job<'a> {
         }
         let Self { source, windows, output, runner, .. } = self;
         let runner = runner.as_mut().unwrap_or_else(|| unreachable!("the method is calibrated"));
-        let model = replaced(runner, source, layer, targets, (matrices, scales))?;
+        let model = replaced(runner, source, layer, targets, quantised)?;
         let draft = output.draft_of_rows()?;
         let of = windows.len();
         each_window(output, source, windows, layer, |i, rows| {
@@ -423,6 +433,13 @@ fn report_experts(layer: usize, targets: &[Target], rows: &HashMap<Reader, usize
     }
 }
 
+/// The matrices of a layer as quantised, and the scales in them.
+#[derive(Clone, Copy)]
+struct LayerAsQuantised<'a> {
+    matrices: &'a Matrices,
+    scales: &'a Scales,
+}
+
 /// The layer with its quantised matrices. Scales are taken out of them again, because the norms are as
 /// stored.
 fn replaced(
@@ -430,8 +447,9 @@ fn replaced(
     source: &Original,
     layer: usize,
     targets: &[Target],
-    (matrices, scales): (&Matrices, &Scales),
+    quantised: LayerAsQuantised<'_>,
 ) -> Result<Model, QuantizeError> {
+    let LayerAsQuantised { matrices, scales } = quantised;
     let mut replaced: HashMap<String, Box<dyn Fn() -> Vec<f32> + '_>> = HashMap::new();
     for (target, matrix) in targets.iter().zip(matrices) {
         let values = move || {

@@ -141,7 +141,8 @@ impl Original {
     pub fn tensor(
         &self,
         layer: usize,
-        (role, expert): (Role, Option<usize>),
+        role: Role,
+        expert: Option<usize>,
         is_kind: impl Fn(Kind) -> bool,
     ) -> Option<&Tensor> {
         let mut all = self.tensors.iter();

@@ -91,10 +91,10 @@ impl Search<'_> {
         let mut scales = Scales::default();
         // A norm that both parts of a layer read would need the same scales for both.
         if !self.source.spec.is_parallel {
-            self.behind_norm(cpu, (Product::Qkv, Role::AttentionNorm), &mut scales)?;
-            self.behind_norm(cpu, (Product::GateUp, Role::FeedForwardNorm), &mut scales)?;
+            self.behind_norm(cpu, Product::Qkv, Role::AttentionNorm, &mut scales)?;
+            self.behind_norm(cpu, Product::GateUp, Role::FeedForwardNorm, &mut scales)?;
         }
-        let value = self.source.tensor(self.layer, (Role::Value, None), is_matrix);
+        let value = self.source.tensor(self.layer, Role::Value, None, is_matrix);
         let reader = Reader::of_layer(Product::AttentionOutput);
         if let Some(value) = value.filter(|value| value.order.is_none())
             && let Some(factors) = self.best(cpu, &[reader], reader, |scales| self.share(scales))?
@@ -105,12 +105,12 @@ impl Search<'_> {
         // Without a gate, an activation lies between `up` and `down`.
         if self.source.spec.layers[self.layer].feed_forward.is_gated {
             for reader in self.readers(Product::Down) {
-                let up = match reader.network {
+                let (role, expert) = match reader.network {
                     Network::Layer => (Role::Up, None),
                     Network::Expert(expert) => (Role::ExpertUp, Some(expert)),
                     Network::Shared => (Role::SharedUp, None),
                 };
-                let up = self.source.tensor(self.layer, up, is_matrix);
+                let up = self.source.tensor(self.layer, role, expert, is_matrix);
                 if let Some(up) = up
                     && let Some(factors) = self.best(cpu, &[reader], reader, |_| {})?
                 {
@@ -126,10 +126,11 @@ impl Search<'_> {
     fn behind_norm(
         &self,
         cpu: &mut Cpu,
-        (product, norm): (Product, Role),
+        product: Product,
+        norm: Role,
         scales: &mut Scales,
     ) -> Result<(), QuantizeError> {
-        let Some(norm) = self.source.tensor(self.layer, (norm, None), |kind| kind == Kind::Norm) else {
+        let Some(norm) = self.source.tensor(self.layer, norm, None, |kind| kind == Kind::Norm) else {
             return Ok(());
         };
         let readers = self.readers(product);
@@ -144,7 +145,7 @@ impl Search<'_> {
         let factors = self.divide_norm(norm, factors, scales)?;
         if is_mixture {
             for role in [Role::Router, Role::SharedRouter] {
-                if let Some(router) = self.source.tensor(self.layer, (role, None), is_matrix) {
+                if let Some(router) = self.source.tensor(self.layer, role, None, is_matrix) {
                     self.multiply_router(router, &factors, scales)?;
                 }
             }
@@ -185,7 +186,7 @@ impl Search<'_> {
             let Some(Statistics { examples, .. }) = self.statistics.get(&target.reader) else { continue };
             let weights = self.source.widen(target)?;
             for candidate in &mut candidates {
-                let change = awq::change(&weights, cols, &candidate.scales, (rule, group));
+                let change = awq::change(&weights, cols, &candidate.scales, rule, group);
                 let mut errors = vec![0f32; examples.len() / cols * target.rows];
                 add_product(cpu, examples, &change, cols, &mut errors);
                 candidate.error += errors.iter().map(|error| f64::from(*error).powi(2)).sum::<f64>();
@@ -233,7 +234,7 @@ impl Search<'_> {
         });
         let exact: Vec<f32> = exact.collect();
         scales.replaced.push(Encoded { name, dtype, shape: vec![after.len()], bytes });
-        if let Some(bias) = self.source.tensor(self.layer, (norm.role, None), |kind| kind == Kind::NormBias) {
+        if let Some(bias) = self.source.tensor(self.layer, norm.role, None, |kind| kind == Kind::NormBias) {
             self.divide_vector(bias, 0, &exact, scales)?;
         }
         Ok(exact)
@@ -242,7 +243,7 @@ impl Search<'_> {
     /// Divides the outputs of `tensor`, and their biases.
     fn divide_rows(&self, tensor: &Tensor, by: Vec<f32>, scales: &mut Scales) -> Result<(), QuantizeError> {
         let is_bias = |kind| matches!(kind, Kind::Bias(..));
-        if let Some(bias) = self.source.tensor(self.layer, (tensor.role, tensor.expert), is_bias) {
+        if let Some(bias) = self.source.tensor(self.layer, tensor.role, tensor.expert, is_bias) {
             let first = self.source.stored(bias).map_or(0, |stored| stored.first_row);
             self.divide_vector(bias, first, &by, scales)?;
         }

@@ -212,7 +212,7 @@ impl Tensor {
     fn find_codes(&self, weights: &Weights, stored: &Stored) -> Result<Option<StoredMatrix>, LoadError> {
         let Stored { name, shape, first_row, place } = stored;
         let (last, outer) = shape.split_last().unwrap_or_else(|| unreachable!("a shape has sizes"));
-        let codes = |outer: &[usize]| weights.codes(name, (outer.iter().product(), *last));
+        let codes = |outer: &[usize]| weights.codes(name, outer.iter().product(), *last);
         Ok(match *place {
             Place::Rows => {
                 codes(outer)?.map(|codes| StoredMatrix::Codes(codes.every(*first_row, 1, self.rows)))

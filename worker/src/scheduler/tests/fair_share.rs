@@ -99,7 +99,7 @@ fn a_call_alone_has_all_seats_and_beside_others_its_share() {
     let seats = |world: &World, call| {
         let running = world.scheduler.queues.running.iter();
         let of_call =
-            running.filter(|sequence| sequence.call == crate::scheduler::fair_share::Call::Named(call));
+            running.filter(|sequence| sequence.call == crate::scheduler::sequence::Call::Named(call));
         of_call.map(|sequence| sequence.samples.len()).sum::<usize>()
     };
     let mut world = World::new(&config(), 64 * 64);

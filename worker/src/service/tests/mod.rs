@@ -21,6 +21,8 @@ use tonic_health::pb::health_client::HealthClient;
 use super::*;
 use crate::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use crate::config::{BackendKind, SchedulerConfig, WorkerConfig};
+use crate::error::WorkerError;
+use crate::load::LoadedBackend;
 
 const VOCAB: u32 = 500;
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -76,7 +76,8 @@ impl CodedMatrix {
     pub fn device_row(
         &self,
         row: usize,
-        (scales, starts): (ScaleKind, &[Option<usize>]),
+        scales: ScaleKind,
+        starts: &[Option<usize>],
         unit: f32,
         to: &mut Row,
     ) -> Result<(), PackError> {

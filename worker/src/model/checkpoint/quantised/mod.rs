@@ -41,7 +41,8 @@ pub(super) fn find(
     weights: &Weights,
     scheme: &Scheme,
     name: &str,
-    (rows, cols): (usize, usize),
+    rows: usize,
+    cols: usize,
 ) -> Result<Option<CodedMatrix>, LoadError> {
     // GPT-OSS names the experts' tensors without an end.
     let base = if *scheme == Scheme::Mxfp4 { Some(name) } else { name.strip_suffix(".weight") };

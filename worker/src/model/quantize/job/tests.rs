@@ -78,7 +78,8 @@ fn nothing(_: Phase, _: usize, _: usize) {}
 fn calibrated(job: &mut Job<'_>, layer: usize) -> (Vec<Target>, OfReaders) {
     for before in 0..layer {
         job.calibrate(before, |_| true, &mut nothing).unwrap();
-        job.propagate(before, &[], (&Vec::new(), &Scales::default()), &mut nothing).unwrap();
+        let none = LayerAsQuantised { matrices: &Vec::new(), scales: &Scales::default() };
+        job.propagate(before, &[], none, &mut nothing).unwrap();
     }
     (job.source.targets(layer).unwrap(), job.calibrate(layer, |_| true, &mut nothing).unwrap())
 }
@@ -225,7 +226,7 @@ fn scales_before_experts_do_not_change_the_choice_of_experts() {
             let [factors] = factors[..] else { panic!("{name}: all networks share their input's scales") };
             assert!(factors.iter().all(|factor| factor.log2().fract() == 0.0), "{name}: powers of two");
             assert!(factors.iter().any(|factor| *factor != 1.0), "{name}: some input is scaled");
-            let router = source.tensor(layer, (Role::Router, None), |_| true).unwrap();
+            let router = source.tensor(layer, Role::Router, None, |_| true).unwrap();
             let written = source.written(router).unwrap().name;
             let scaled = scales.replaced.iter().find(|it| it.name == written).expect("the router is scaled");
             let stored = router.find_stored(&source.weights).unwrap();

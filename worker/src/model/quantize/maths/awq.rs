@@ -91,7 +91,7 @@ fn of_exponent(mean: &[f32], weights: Option<&[f32]>, exponent: f32) -> Vec<f32>
 }
 
 /// Change of the weights by rounding them after multiplication with `scales`.
-pub fn change(weights: &[f32], cols: usize, scales: &[f32], (rule, group): (Rule, usize)) -> Vec<f32> {
+pub fn change(weights: &[f32], cols: usize, scales: &[f32], rule: Rule, group: usize) -> Vec<f32> {
     let mut scaled = weights.to_vec();
     multiply_columns(&mut scaled, scales);
     let rounded = round_to_nearest(&scaled, cols, rule, group);
@@ -115,7 +115,7 @@ pub fn multiply_columns(weights: &mut [f32], scales: &[f32]) {
 
 /// Clips the outliers of each output's groups where that reduces the error of the product. `inputs` `[any,
 /// cols]` are examples of the inputs.
-pub fn clip(weights: &mut [f32], inputs: &[f32], cols: usize, (rule, group): (Rule, usize)) {
+pub fn clip(weights: &mut [f32], inputs: &[f32], cols: usize, rule: Rule, group: usize) {
     let products = products(inputs, cols, group);
     for_each_part(weights, cols, |_, row| {
         for (weights, products) in row.chunks_mut(group).zip(&products) {

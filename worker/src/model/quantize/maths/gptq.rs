@@ -48,7 +48,7 @@ pub fn quantise(weights: &[f32], cols: usize, hessian: &Factored, settings: &Set
         let mut lines: Vec<Line> = (0..outputs.len())
             .map(|row| {
                 let stored = &weights[(part * ROWS + row) * cols..][..cols];
-                Line::new(stored, inputs, &rule, (group, order))
+                Line::new(stored, inputs, &rule, group, order)
             })
             .collect();
         for i in 0..cols {
@@ -94,7 +94,7 @@ struct Line {
 }
 
 impl Line {
-    fn new(stored: &[f32], inputs: &[u32], rule: &Rule, (group, order): (usize, ActOrder)) -> Self {
+    fn new(stored: &[f32], inputs: &[u32], rule: &Rule, group: usize, order: ActOrder) -> Self {
         let groups = stored.len().div_ceil(group);
         let grids = match order {
             ActOrder::Static => stored.chunks(group).map(|of| rule.grid(of.iter().copied())).collect(),

@@ -225,7 +225,7 @@ fn awq_finds_the_best_exponent_and_its_scales_cancel() {
     let mut candidates = awq::candidates(&mean, &relative.means(), |_| {});
     assert!(candidates[0].scales.iter().all(|scale| *scale == 1.0), "the first changes nothing");
     for candidate in &mut candidates {
-        let change = awq::change(&weights, cols, &candidate.scales, (rule, group));
+        let change = awq::change(&weights, cols, &candidate.scales, rule, group);
         candidate.error += product_error(&inputs, cols, &change);
     }
     let plain = candidates[0].error;
@@ -246,7 +246,7 @@ fn clipping_never_makes_a_product_worse() {
     let mut weights = numbers(rows * cols, 8);
     weights.iter_mut().step_by(37).for_each(|weight| *weight *= 6.0);
     let mut clipped = weights.clone();
-    awq::clip(&mut clipped, &inputs, cols, (rule, group));
+    awq::clip(&mut clipped, &inputs, cols, rule, group);
     assert_ne!(clipped, weights);
     // Groups are judged one by one, so each one's inputs alone.
     for start in (0..cols).step_by(group) {
