@@ -113,12 +113,8 @@ impl Chunk<'_> {
         let mut joins = [None; N];
         for i in 0..N {
             if E::SCALED {
-                self.scale_weights(
-                    s,
-                    &mut scores[i * SCORE_STRIDE..(i + 1) * SCORE_STRIDE],
-                    hidden[i],
-                    visible[i],
-                );
+                let weights = &mut scores[i * SCORE_STRIDE..(i + 1) * SCORE_STRIDE];
+                self.scale_weights(s, weights, hidden[i], visible[i]);
             }
             let (top, sum) = sums[i];
             if queries.is_first[i] {
@@ -265,14 +261,8 @@ impl Chunk<'_> {
         // after it only the last.
         let common = visible[0] - visible[0] % E::PER_LANE;
         let start = hidden[N - 1].next_multiple_of(TILE).min(common);
-        self.edge::<S, E, N, W>(
-            s,
-            first,
-            hidden[0] / E::PER_LANE * E::PER_LANE..start,
-            queries,
-            weights,
-            &mut sums,
-        );
+        let before = hidden[0] / E::PER_LANE * E::PER_LANE..start;
+        self.edge::<S, E, N, W>(s, first, before, queries, weights, &mut sums);
         for start in (start..common).step_by(TILE) {
             let next = self.prefetch_targets(start / TILE, 1, queries);
             let near = self.tile_ahead(start / TILE, 1).wrapping_add(self.layout.values() + first * E::BYTES);

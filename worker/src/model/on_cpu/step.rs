@@ -331,7 +331,7 @@ impl Operations for Running<'_> {
         let x = &mut x[..*rows * spec.hidden_size];
         let exchange = Exchange { shared, ranks: *ranks };
         let residual = Residual { x, added, exchange, eps: spec.norm.eps };
-        let attended = Rows { values: &**attended, stride: spec.attention.q_width() };
+        let attended = Rows { values: attended, stride: spec.attention.q_width() };
         let changed = ChangedProduct::OfLayer(index, LayerProduct::AttentionOutput);
         let change = Change { adapters, at: changed, x: attended, inner: changes };
         residual.add(cpu, input, o, layer.o_norm.as_deref(), change)?;
