@@ -1,6 +1,6 @@
 //! Benchmarks: load over HTTP (`skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
 //! models of real sizes for them; routing policies over simulated workers (`policy`). Benchmarks of kernels
-//! are in `micro/`.
+//! are in `benches/micro/`.
 
 pub mod batching;
 pub mod engine;
