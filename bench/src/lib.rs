@@ -1,16 +1,12 @@
-//! Benchmarks: load over HTTP (`skein bench serve`), an engine without HTTP (`latency`, `throughput`), and
-//! models of real sizes for them; routing policies over simulated workers (`policy`). Benchmarks of kernels
-//! are in `benches/micro/`.
+//! What `skein bench` measures and draws: load over HTTP (`serve`), an engine without HTTP (`latency`,
+//! `throughput`), saved results and plots; and models with random weights to measure. Benchmarks of kernels
+//! are in `benches/micro`; studies, and what only developers use, in `dev/`.
 
-pub mod batching;
 pub mod engine;
 pub mod load;
-pub mod make_adapters;
-pub mod make_model;
-mod outliers;
+pub mod models;
 pub mod plot;
-pub mod policy;
-pub mod quantised_form;
+pub mod saved;
 
 use skein_node::clock;
 

@@ -11,9 +11,9 @@ use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_worker::model::quantize::maths::gptq::ActOrder;
 use skein_worker::model::quantize::{self, Layout, Method, Phase, Progress, QuantizeError, Request, Scheme};
 
-use crate::bench::progress_bar;
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::model::{self, ModelArgument};
+use crate::progress::progress_bar;
 use crate::token_windows;
 
 /// Name of the command.

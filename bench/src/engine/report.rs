@@ -177,7 +177,7 @@ pub fn ceiling_line(ceiling: &Ceiling, product: Product) -> String {
 }
 
 /// Title and head of the table of batch sizes; a [`latency_row`] for each follows.
-pub fn latency_head(title: &str, (input_len, output_len): (u32, u32), ceiling_line: &str) -> String {
+pub fn latency_head(title: &str, input_len: u32, output_len: u32, ceiling_line: &str) -> String {
     format!(
         "{title}, {input_len} tokens in, {output_len} out\n{ceiling_line}\n\n\
          {:>6}{:>12}{:>12}{:>14}{:>12}{:>13}{:>15}{:>12}\n",
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(Iteration::of(&[failed], 50, 10), Err("stopped".into()));
         let line = ceiling_line(&ceiling, cost.product);
         assert_eq!(line, "measured in this run: reading 0.0 GB/s, multiplying bf16 0.000 Top/s");
-        let table = latency_head("m", (50, 10), &line) + &latency_row(2, &report);
+        let table = latency_head("m", 50, 10, &line) + &latency_row(2, &report);
         assert!(
             table.contains("     2       0.190      10.000         200.0       50.0%        50.0%"),
             "{table}"

@@ -21,6 +21,19 @@ pub struct Least {
     pub multiplying: f64,
 }
 
+/// Requests of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Requests {
+    /// Number of requests.
+    pub count: u64,
+    /// Most of them at once.
+    pub at_once: u64,
+    /// Prompt tokens of each.
+    pub input_len: u32,
+    /// Output tokens of each.
+    pub output_len: u32,
+}
+
 impl Least {
     /// Shortest times of a decode step of `batch` sequences with `context` tokens each.
     pub fn of_decode(batch: u64, context: f64, cost: StepCost, ceiling: &Ceiling) -> Self {
@@ -34,14 +47,10 @@ impl Least {
         Self::of(cost.weight_bytes as f64, operations, cost, ceiling)
     }
 
-    /// Shortest times of `requests` whole requests of one size, in groups of `at_once`: each group needs as
-    /// many decode steps as a request has output tokens.
-    pub fn of_requests(
-        (requests, at_once): (u64, u64),
-        (input_len, output_len): (u32, u32),
-        cost: StepCost,
-        ceiling: &Ceiling,
-    ) -> Self {
+    /// Shortest times of whole requests: each group of those that run at once needs as many decode steps as a
+    /// request has output tokens.
+    pub fn of_requests(requests: Requests, cost: StepCost, ceiling: &Ceiling) -> Self {
+        let Requests { count: requests, at_once, input_len, output_len } = requests;
         let (input, output) = (u64::from(input_len), u64::from(output_len));
         let steps = requests.div_ceil(at_once.max(1)) * output;
         let context = f64::from(input_len) + f64::from(output_len) / 2.0;
@@ -128,7 +137,8 @@ mod tests {
 
     #[test]
     fn requests_need_a_step_for_each_token_of_each_group() {
-        let least = Least::of_requests((5, 2), (10, 4), COST, &ceiling());
+        let requests = Requests { count: 5, at_once: 2, input_len: 10, output_len: 4 };
+        let least = Least::of_requests(requests, COST, &ceiling());
         let reading = (3.0 * 4.0 * 1000.0 + 5.0 * 4.0 * 2.0 * 12.0) / 1e5;
         let multiplying = (5.0 * 13.0 * 800.0 + 5.0 * 4.0 * 200.0) / 4e5;
         check(least, reading, multiplying, Duration::from_secs(1), multiplying.max(reading));

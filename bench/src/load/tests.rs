@@ -1,12 +1,15 @@
 //! The loops against a small test server that sends tokens at intervals and counts concurrent requests.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::workload::Turn;
-use super::*;
+use super::client::Server;
+use super::metrics::{Report, Targets};
+use super::workload::{Session, Turn};
+use super::{HeldBack, Pace, run};
 
 const TOKEN_TIME: Duration = Duration::from_millis(20);
 
@@ -108,7 +111,7 @@ async fn an_open_loop_charges_its_own_lateness_to_the_intended_time() {
     let (server, _) = server().await;
     let pace = Pace { request_rate: Some(500.0), max_concurrency: Some(1), ..CLOSED };
     let records = run(&server, sessions(8, 1), pace, |_| {}).await;
-    let report = metrics::Report::of(&records, &metrics::Targets::default());
+    let report = Report::of(&records, &Targets::default());
     assert_eq!(report.completed, 8);
     // One at a time at 40 ms each, with 2 ms between arrivals: the last one waits for the seven before it.
     assert!(report.ttft_from_intended.max > report.ttft.p50 + 5.0 * 2.0 * 20.0, "{report:?}");

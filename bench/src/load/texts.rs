@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::client::{Server, ServerError};
-use super::workload::{Session, Turn};
+use super::workload::{DEFAULT_OUTPUT_LEN, Session, Turn};
 
 /// Largest file, in bytes, so that a wrong file is refused instead of loaded.
 const MAX_FILE_BYTES: u64 = 4 << 30;
@@ -144,8 +144,8 @@ pub async fn sessions(
             (None, Some(answer)) => Some(server.tokenize(answer).await?.len()),
             _ => None,
         };
-        let output = answer
-            .unwrap_or(output_tokens.or(text.output_tokens).unwrap_or(super::DEFAULT_OUTPUT_LEN) as usize);
+        let output =
+            answer.unwrap_or(output_tokens.or(text.output_tokens).unwrap_or(DEFAULT_OUTPUT_LEN) as usize);
         let too_short =
             tokens.is_empty() || answer.is_some_and(|answer| tokens.len().min(answer) < LEAST_TOKENS);
         if too_short || tokens.len() + output > context as usize {

@@ -7,6 +7,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::Deserialize;
 
+/// Output tokens to request if neither a flag nor the data set specifies them, as in vLLM.
+pub const DEFAULT_OUTPUT_LEN: u32 = 128;
 /// Lowest token id used: ids below are often control tokens.
 const FIRST_TOKEN: u32 = 32;
 /// Tokens per hash in a Mooncake trace.

@@ -2,25 +2,22 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Args};
+use clap::{ArgMatches, Args};
 use serde_json::{Map, Value, json};
 use skein_bench::engine::ceiling::{Ceiling, On, measure, measure_again};
 use skein_bench::engine::report::{
     Iteration, LatencyReport, ceiling_json, ceiling_line, latency_head, latency_row,
 };
-use skein_bench::engine::shares::Least;
+use skein_bench::engine::shares::{Least, Requests};
 use skein_bench::engine::{self, Job};
 use skein_bench::load::metrics::{Record, Report, Summary, Targets};
 use skein_bench::load::report;
-use skein_node::config::Origin;
-use skein_node::telemetry;
 use skein_worker::config::{BackendKind, WorkerConfig};
-use skein_worker::draft::Speculate;
 use skein_worker::service::LocalWorker;
 
-use super::progress_bar;
+use super::settings::read_config;
 use crate::exit::{DEVICE, Failure, USAGE};
-use crate::settings::{self, table};
+use crate::progress::progress_bar;
 use crate::worker;
 
 /// Flags of `bench latency`.
@@ -65,13 +62,6 @@ pub struct Throughput {
     json: bool,
 }
 
-/// The positional model argument, as in `serve`.
-pub fn model() -> Arg {
-    Arg::new("MODEL")
-        .help("Model directory, or a name as organisation/model [default: the model that ships with Skein]")
-        .conflicts_with("model")
-}
-
 /// Runs `bench latency`.
 ///
 /// # Errors
@@ -87,7 +77,7 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     let name = format!("{} on {}", config.served_model_name, worker.device.name());
     if !flags.json {
         let line = ceiling_line(&ceiling, cost.product);
-        out!("{}", latency_head(&name, (flags.input_len, flags.output_len), &line));
+        out!("{}", latency_head(&name, flags.input_len, flags.output_len, &line));
     }
     let mut reads = Vec::new();
     let (mut results, mut gaps) = (Vec::new(), Vec::new());
@@ -191,8 +181,9 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     ceiling.read_bytes_per_second = f64::midpoint(before, ceiling.read_bytes_per_second);
     let report = Report::of(&records, &Targets::default());
     let limits = config.scheduler_on(worker.device);
-    let asked = (report.completed as u64, u64::from(limits.max_num_seqs));
-    let least = Least::of_requests(asked, (input_len, output_len), worker.cost, &ceiling);
+    let (count, at_once) = (report.completed as u64, u64::from(limits.max_num_seqs));
+    let requests = Requests { count, at_once, input_len, output_len };
+    let least = Least::of_requests(requests, worker.cost, &ceiling);
     let shares = least.shares(Duration::from_secs_f64(report.duration_s));
     if flags.json {
         let mut all = report.to_json();
@@ -237,29 +228,6 @@ struct Started {
 
 /// Default of `bench throughput --input-len` and `--output-len`, as in vLLM, in tokens.
 const THROUGHPUT_LEN: u32 = 1000;
-
-/// Loads an engine with the flags of `bench latency`.
-///
-/// # Errors
-/// If settings are invalid or the model cannot be served.
-pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWorker), Failure> {
-    let config = read_config(matches).await?;
-    let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
-    Ok((config, worker))
-}
-
-/// Reads the settings of a command that runs an engine.
-pub async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
-    let mut settings = settings::load(table::BENCH, matches)?;
-    let log = settings::log_options(&mut settings, "", Some("warn"));
-    let mut config = worker::configure_local(&mut settings).await?;
-    // No drafts by default: plain steps are measured, and texts of random weights repeat too often.
-    if matches!(settings.origin("speculate"), Origin::Default) {
-        config.scheduler.speculate = Speculate::Off;
-    }
-    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
-    Ok(config)
-}
 
 /// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
 async fn start(

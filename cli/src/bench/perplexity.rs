@@ -7,10 +7,10 @@ use serde_json::json;
 use skein_hub::Need;
 use skein_worker::quality::{Quality, Scored, measure};
 
-use super::engine::read_config;
-use super::progress_bar;
+use super::settings::read_config;
 use crate::exit::{Failure, MODEL, USAGE};
 use crate::model::{self, ModelArgument};
+use crate::progress::progress_bar;
 use crate::{token_windows, worker};
 
 /// Flags of `bench perplexity`.

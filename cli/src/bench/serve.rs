@@ -12,11 +12,11 @@ use skein_bench::load::watch::{Reading, watch};
 use skein_bench::load::workload::Session;
 use skein_bench::load::workload::{Workload, read_trace};
 use skein_bench::load::{self, HeldBack, Pace, report};
+use skein_bench::saved::{self, Saved};
 use skein_node::clock;
 
-use super::saved::{self, Saved};
-use super::{progress_bar, shown};
 use crate::exit::{Failure, USAGE};
+use crate::progress::progress_bar;
 
 /// Flags of `bench serve`.
 #[derive(Debug, Args)]
@@ -203,12 +203,13 @@ enum Dataset {
 /// Invalid flags, an unreachable server, a result that cannot be written, or no request that finished.
 pub async fn run(flags: &Serve) -> Result<(), Failure> {
     if let [before, after] = &flags.compare[..] {
-        let results = [Saved::read(before)?, Saved::read(after)?];
+        let read = |path: &PathBuf| Saved::read(path).map_err(Failure::other);
+        let results = [read(before)?, read(after)?];
         out!("{}", saved::comparison(&results[0], &results[1]));
         return write_plots(flags.plot.as_ref(), &results);
     }
     if !flags.plot_results.is_empty() {
-        return write_plots(flags.plot.as_ref(), &saved::read_all(&flags.plot_results)?);
+        return write_plots(flags.plot.as_ref(), &saved::read_all(&flags.plot_results).map_err(Failure::other)?);
     }
     measure(flags).await
 }
@@ -280,8 +281,8 @@ fn write_plots(path: Option<&PathBuf>, results: &[Saved]) -> Result<(), Failure>
 
 fn write(path: &Path, content: &str) -> Result<(), Failure> {
     std::fs::write(path, content)
-        .map_err(|error| Failure::other(format!("cannot write {}: {error}", shown(path))))?;
-    eprintln!("saved {}", shown(path));
+        .map_err(|error| Failure::other(format!("cannot write {}: {error}", path.display())))?;
+    eprintln!("saved {}", path.display());
     Ok(())
 }
 
@@ -520,7 +521,7 @@ impl Serve {
         if !dir.as_os_str().is_empty() && !dir.is_dir() {
             let message = format!(
                 "{} is not a directory, so the result could not be saved; see --result-dir",
-                shown(dir)
+                dir.display()
             );
             return Err(Failure::new(USAGE, message));
         }

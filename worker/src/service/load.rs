@@ -42,7 +42,7 @@ use crate::model::tensors::{self, Kind};
 use crate::shard::Shard;
 
 /// Flag for made-up weights, and how to get some without a GPU.
-const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
+const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein-dev make-model)";
 /// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;
 const FAKE_MODEL_LEN: u32 = 8192;
@@ -196,7 +196,7 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
     if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_some() {
         return Err(WorkerError::Unsuitable(
             "--load-format dummy takes a directory with config.json, and this model is a GGUF file; leave it out, or make a \
-             directory with skein bench make-model --no-weights --quantization q4_k or another type"
+             directory with skein-dev make-model --no-weights --quantization q4_k or another type"
                 .into(),
         ));
     }
