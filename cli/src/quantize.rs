@@ -214,7 +214,7 @@ fn calibration(flags: &Quantize, directory: &Path) -> Result<Vec<Vec<u32>>, Fail
         [] => TEXT.concat(),
         files => token_windows::read(files)?,
     };
-    token_windows::of_text(directory, &text, (flags.calibration_samples, flags.calibration_length))
+    token_windows::of_text(directory, &text, flags.calibration_samples, flags.calibration_length)
 }
 
 fn quantise(

@@ -6,6 +6,7 @@
 
 pub mod arrivals;
 pub mod client;
+pub mod detail;
 mod held_back;
 pub mod metrics;
 mod pace;

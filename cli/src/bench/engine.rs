@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgMatches, Args};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use skein_bench::engine::ceiling::{Ceiling, On, measure, measure_again};
 use skein_bench::engine::report::{
     Iteration, LatencyReport, ceiling_json, ceiling_line, latency_head, latency_row,
@@ -79,24 +79,13 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
         let line = ceiling_line(&ceiling, cost.product);
         out!("{}", latency_head(&name, flags.input_len, flags.output_len, &line));
     }
-    let mut reads = Vec::new();
-    let (mut results, mut gaps) = (Vec::new(), Vec::new());
+    let (mut results, mut reads) = (Vec::new(), Vec::new());
     let mut seed = 0;
     for &batch in &flags.batch_size {
         let mut iterations = Vec::new();
         for iteration in 0..flags.num_iters_warmup + flags.num_iters {
             seed += 1;
-            let job = Job {
-                requests: batch,
-                at_once: batch,
-                input_len: flags.input_len,
-                output_len: flags.output_len,
-                vocab_size: worker.vocab_size,
-                seed,
-            };
-            let records = engine::run(&worker.engine, job, |_| {}).await;
-            let measured =
-                Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)?;
+            let measured = one_batch(flags, &worker, batch, seed).await?;
             let before = ceiling.read_bytes_per_second;
             measure_again(on, &mut ceiling);
             if iteration >= flags.num_iters_warmup {
@@ -112,36 +101,64 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
         if !flags.json {
             print_batch(batch, &report, gap.as_ref());
         }
-        results.push((batch, report));
-        gaps.push((batch, gap));
+        results.push(MeasuredBatch { batch, report, gap });
     }
     reads.sort_unstable_by(f64::total_cmp);
-    let range = (reads[0], reads[reads.len() - 1]);
+    let range = [reads[0], reads[reads.len() - 1]];
     ceiling.read_bytes_per_second = reads[reads.len() / 2];
     if flags.json {
-        let entries = results.iter().map(|(batch, report)| {
-            let mut entry: Map<String, Value> = report.to_json();
-            entry.insert("batch_size".into(), json!(batch));
-            if let Some((_, Some(gap))) = gaps.iter().find(|(of, _)| of == batch) {
-                entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
-            }
-            Value::Object(entry)
-        });
-        let entries: Vec<Value> = entries.collect();
         let mut all = ceiling_json(&ceiling, cost.product);
-        all.insert("read_range".into(), json!([range.0, range.1]));
+        all.insert("read_range".into(), json!(range));
         all.insert("model".into(), json!(name));
         all.insert("input_len".into(), json!(flags.input_len));
         all.insert("output_len".into(), json!(flags.output_len));
-        all.insert("results".into(), Value::Array(entries));
+        all.insert("results".into(), results.iter().map(MeasuredBatch::to_json).collect());
         outln!("{:#}", Value::Object(all));
     } else {
-        let (least, most) = (range.0 / 1e9, range.1 / 1e9);
+        let [least, most] = range.map(|read| read / 1e9);
         outln!(
             "read bandwidth {least:.1} to {most:.1} GB/s; shares are of the measurements before and after a batch"
         );
     }
     worker.stop().await.map_err(Failure::other)
+}
+
+/// Runs a batch alone.
+async fn one_batch(
+    flags: &Latency,
+    worker: &LocalWorker,
+    batch: usize,
+    seed: u64,
+) -> Result<Iteration, Failure> {
+    let job = Job {
+        requests: batch,
+        at_once: batch,
+        input_len: flags.input_len,
+        output_len: flags.output_len,
+        vocab_size: worker.vocab_size,
+        seed,
+    };
+    let records = engine::run(&worker.engine, job, |_| {}).await;
+    Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)
+}
+
+/// A batch size with its figures.
+struct MeasuredBatch {
+    batch: usize,
+    report: LatencyReport,
+    /// Times that the device waited between two steps, in milliseconds.
+    gap: Option<Summary>,
+}
+
+impl MeasuredBatch {
+    fn to_json(&self) -> Value {
+        let mut entry = self.report.to_json();
+        entry.insert("batch_size".into(), json!(self.batch));
+        if let Some(gap) = &self.gap {
+            entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
+        }
+        Value::Object(entry)
+    }
 }
 
 /// Prints a batch size as soon as it is measured: a run that is stopped has said what it knows.

@@ -86,7 +86,7 @@ fn windows(flags: &Perplexity, model: &Path) -> Result<Vec<Vec<u32>>, Failure> {
             Ok(windows)
         }
         (None, []) => Err(Failure::new(USAGE, "give a text (--text FILE) or tokens (--tokens FILE)")),
-        (None, files) => token_windows::of_text(model, &token_windows::read(files)?, (most, flags.window)),
+        (None, files) => token_windows::of_text(model, &token_windows::read(files)?, most, flags.window),
     }
 }
 

@@ -7,7 +7,7 @@ use skein_bench::models::{Dtype, RandomWeights, SHAPES, make_model};
 use skein_kernel_check::cases::Scale;
 use skein_worker::check::{Finding, Subject, check};
 
-use super::CheckOptions;
+use super::options::CheckOptions;
 use crate::exit::{Failure, OTHER};
 
 /// Shape, prompts and random batches of one model.
