@@ -46,7 +46,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         directory = args.directory or made
         if not args.directory:
-            make = [args.binary, "bench", "make-adapters", args.model, "--out", directory]
+            skein_dev = pathlib.Path(args.binary).with_name("skein-dev")
+            make = [skein_dev, "make-adapters", args.model, "--out", directory]
             make += ["--count", str(args.adapters), "--rank", str(args.rank), "--targets", args.targets]
             subprocess.run(make, check=True)
         names = [f"a{nth}" for nth in range(args.adapters)]

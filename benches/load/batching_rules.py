@@ -25,7 +25,7 @@ from server import serve  # noqa: E402
 
 BOUND = 2.0
 RULES = ["continuous", "static:8", "dynamic:8:50ms"]
-# Means and deviations of the logarithm, as in benches/src/batching/jobs.rs.
+# Means and deviations of the logarithm, as in bench/dev/src/batching/jobs.rs.
 PROMPT, ANSWER = (161.31, 1.1), (337.99, 0.9)
 
 

@@ -1,6 +1,6 @@
 //! The CPU kernels compared with the limits of this machine, measured in the same run.
 //!
-//! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`. With a model directory (`skein bench
+//! `cargo bench -p skein-bench --bench kernels [-- DIR] [--threads N]`. With a model directory (`skein-dev
 //! make-model` makes one) it measures whole steps, optionally with `--dtype float32|bfloat16`,
 //! `--quantization int8|int4` and `--kv-cache-dtype float32|bfloat16|float16|int8` like a worker. Without one
 //! it measures single matrices with both forms of activations; `--isa avx512|avx2+fma|plain` limits the

@@ -16,31 +16,16 @@ SKEIN_WIDTH_FLAGS = {16: [], 8: ["--quantization", "int8"], 4: ["--quantization"
 # What each peer reads at a width; a peer without an entry is not measured there.
 FILES = {
     "L": {16: "bf16.gguf", 8: "q8_0.gguf", 4: "q4_0.gguf"},
-    "I": {16: "bf16.gguf", 8: "q8_0.gguf", 4: "q4_0.gguf"},
     "O": {16: "f16.gguf", 8: "q8_0.gguf", 4: "q4_0.gguf"},
     "H": {16: None},
 }
-SCRIPTS = {"L": "peer_llama_cpp.py", "I": "peer_ik_llama.py", "O": "peer_openvino.py", "H": "peer_transformers.py"}
+SCRIPTS = {"L": "peer_llama_cpp.py", "O": "peer_openvino.py", "H": "peer_transformers.py"}
 MODULES = {"L": "llama_cpp", "O": "openvino_genai", "H": "transformers"}
-NAMES = {"L": "llama.cpp", "I": "ik_llama.cpp", "O": "OpenVINO GenAI", "H": "transformers"}
-
-
-def build_ik_llama(prefix: str, out: str) -> None:
-    """Compiles ik_llama.cpp's peer against an installed library."""
-    library = os.path.join(out, "libpeer_ik.so")
-    places = [place for name in ("lib", "lib64") if os.path.isdir(place := os.path.join(prefix, name))]
-    flags = [flag for place in places for flag in (f"-L{place}", f"-Wl,-rpath,{place}")]
-    source = os.path.join(HERE, "ik_llama.cpp")
-    os.makedirs(out, exist_ok=True)
-    subprocess.run(["c++", "-std=c++17", "-O2", "-shared", "-fPIC", f"-I{prefix}/include", source, "-o", library, *flags,
-                    "-lllama", "-lggml"], check=True)
-    os.environ["PEER_IK_LIBRARY"] = library
+NAMES = {"L": "llama.cpp", "O": "OpenVINO GenAI", "H": "transformers"}
 
 
 def installed(python: str, letter: str) -> bool:
     """Whether the peer's package can be found; does not import it."""
-    if letter == "I":
-        return "PEER_IK_LIBRARY" in os.environ
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({MODULES[letter]!r}) is None)"
     return subprocess.run([python, "-c", code], check=False).returncode == 0
 

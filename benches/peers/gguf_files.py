@@ -4,7 +4,7 @@ Usage: gguf_files.py MODEL_DIR OUT_DIR TYPE...   (TYPE: bf16, f16, q8_0, q6_k, q
 
 The bf16 file holds exactly the model's weights; llama.cpp's own quantiser makes the others, with its own
 choice of types (under Q4_0 the tied head stays Q6_K or Q8_0). The tokenizer is a dummy that loads: prompts
-are token ids. Only Qwen2, Llama, OLMoE and Gemma 3, with weights in one bf16 file, as `skein bench
+are token ids. Only Qwen2, Llama, OLMoE and Gemma 3, with weights in one bf16 file, as `skein-dev
 make-model` writes them.
 """
 

@@ -1,10 +1,10 @@
-"""Steps of llama.cpp and of its fork: batches of several sequences, like llama-batched-bench."""
+"""Steps of llama.cpp: batches of several sequences, like llama-batched-bench."""
 
 MOST_TOKENS_A_CALL = 2048  # llama.cpp's own default for n_batch; n_ubatch keeps its default of 512
 
 
 class Generator:
-    """Subclasses give `clear()`, `decode(entries)` of (token, position, sequence, logits wanted), and
+    """Its subclass gives `clear()`, `decode(entries)` of (token, position, sequence, logits wanted), and
     `greedy()`, the most likely token of the last row."""
 
     def __init__(self, vocab_size: int):

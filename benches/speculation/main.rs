@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use skein_bench::make_model::{Dtype, ModelShape, RandomWeights, SHAPES, make_model};
+use skein_bench::models::{Dtype, ModelShape, RandomWeights, SHAPES, make_model};
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
 use skein_node::clock::{self, Timestamp};

@@ -312,8 +312,8 @@ mod tests {
             "skein bench serve --request-rate 5 --goodput ttft:200 tpot:50 --dataset-name multi-turn",
             true,
         );
-        check("skein bench make-model --shape llama-3.2-1b --dtype bf16 --out x", true);
-        check("skein bench make-model --shape llama-9 --out x", false);
+        check("skein bench step-times dir --device cpu --quantization int8", true);
+        check("skein bench make-model --shape tiny-llama --out x", false);
         check("skein quantize dir out --method gptq --group-size -1 --calibration a --calibration b", true);
         check("skein quantize dir --method rtn", false);
         check("skein quantize dir out --method best", false);

@@ -240,7 +240,7 @@ fn read_bounded(path: &Path, limit: u64) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use skein_bench::make_model::{Dtype, RandomWeights, SHAPES, make_model};
+    use skein_bench::models::{Dtype, RandomWeights, SHAPES, make_model};
 
     use super::*;
 

@@ -1,5 +1,5 @@
 //! Progress of a download, or of several workers loading their weights: a bar on a terminal, otherwise a log
-//! line at once and then every half minute.
+//! line at once and then every half minute. Of other work: a bar on a terminal only.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
@@ -85,6 +85,15 @@ impl DownloadProgress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// A bar of `length` steps on a terminal, else nothing.
+pub fn progress_bar(length: u64, template: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(length).with_style(style)
 }
 
 /// A bar of bytes, if standard error is a terminal.

@@ -11,9 +11,9 @@ use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_worker::model::quantize::maths::gptq::ActOrder;
 use skein_worker::model::quantize::{self, Layout, Method, Phase, Progress, QuantizeError, Request, Scheme};
 
-use crate::bench::progress_bar;
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::model::{self, ModelArgument};
+use crate::progress::progress_bar;
 use crate::token_windows;
 
 /// Name of the command.
@@ -214,7 +214,7 @@ fn calibration(flags: &Quantize, directory: &Path) -> Result<Vec<Vec<u32>>, Fail
         [] => TEXT.concat(),
         files => token_windows::read(files)?,
     };
-    token_windows::of_text(directory, &text, (flags.calibration_samples, flags.calibration_length))
+    token_windows::of_text(directory, &text, flags.calibration_samples, flags.calibration_length)
 }
 
 fn quantise(

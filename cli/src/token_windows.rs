@@ -32,11 +32,7 @@ pub fn read(files: &[PathBuf]) -> Result<String, Failure> {
 ///
 /// # Errors
 /// If the tokenizer cannot be used, or the text is too short for a window of two tokens.
-pub fn of_text(
-    directory: &Path,
-    text: &str,
-    (most, length): (usize, usize),
-) -> Result<Vec<Vec<u32>>, Failure> {
+pub fn of_text(directory: &Path, text: &str, most: usize, length: usize) -> Result<Vec<Vec<u32>>, Failure> {
     let model = ModelText::load(directory, &[]).map_err(|error| Failure::new(MODEL, error.to_string()))?;
     let encode = |text: &str, with_special: bool| {
         let tokens = model.encode_text(text, with_special, u32::MAX);

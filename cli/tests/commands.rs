@@ -4,6 +4,9 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
+use skein_bench::engine::steps::MeasuredWorker;
+use skein_bench::models::{Dtype, RandomWeights, SHAPES, make_model};
+
 /// Runs `skein` with `arguments`, with `input` on standard input and only the given `SKEIN_` variables.
 fn skein(arguments: &[&str], input: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skein"));
@@ -161,14 +164,27 @@ fn a_binary_alone_serves_the_shipped_model_from_any_directory() {
 }
 
 #[test]
+fn step_times_of_a_worker_are_json_for_a_fit() {
+    let limits = ["--max-model-len", "96", "--max-num-seqs", "2", "--max-num-batched-tokens", "64"];
+    let shipped = skein_golden::shipped();
+    let model = shipped.to_str().expect("a plain path");
+    let output = skein(&[&["bench", "step-times", model, "--device", "cpu"][..], &limits].concat(), "", &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let measured: MeasuredWorker = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!((measured.limits.max_num_seqs, measured.limits.max_model_len), (2, 96));
+    assert!(measured.model.ends_with(" on cpu"), "{}", measured.model);
+    for step in measured.times.made_from.iter().chain(&measured.times.held_out) {
+        assert!(step.seconds > 0.0 && step.work.rows > 0, "{step:?}");
+    }
+}
+
+#[test]
 fn a_damaged_model_is_one_clear_error() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let made = dir.path().join("made");
     let out = made.to_str().expect("a plain path");
-    let make = ["bench", "make-model", "--shape", "tiny-llama", "--out", out];
-    let output = skein(&make, "", &[]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(skein(&make, "", &[]).status.code(), Some(2), "what is there is not overwritten");
+    let random = RandomWeights { dtype: Dtype::Bf16, seed: 0, has_outliers: false };
+    make_model(&SHAPES[0], random, &skein_golden::shipped(), &made, |_| {}).expect("it is made");
     let weights = made.join("model.safetensors");
     let bytes = std::fs::read(&weights).expect("it was made");
     std::fs::write(&weights, &bytes[..bytes.len() / 2]).expect("it is ours");

@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+use skein_bench::models::{Dtype, QuantisedForm, SHAPES, make_without_weights};
+
 /// A machine without a usable GPU, the expected message, and the variable that makes the emulation behave so.
 type Machine = (&'static str, &'static str, Option<(&'static str, &'static str)>);
 
@@ -44,13 +46,12 @@ fn passed(output: &Output) -> String {
     said
 }
 
-/// A directory with the config of a tiny model, without weights. `form`: flags for the form of its codes.
-fn without_weights(dir: &tempfile::TempDir, form: &[&str]) -> PathBuf {
-    let model = dir.path().join(format!("tiny{}", form.concat()));
-    let out = model.to_str().expect("a plain path");
-    let make = ["bench", "make-model", "--shape", "tiny-llama", "--no-weights", "--out", out];
-    let made = skein(&[&make, form].concat()).output();
-    passed(&made.expect("the binary starts"));
+/// A directory with the config of a tiny model, without weights. `form`: name of the form of its codes.
+fn without_weights(dir: &tempfile::TempDir, form: Option<&str>) -> PathBuf {
+    let model = dir.path().join(format!("tiny-{}", form.unwrap_or("plain")));
+    let form = form.map(|name| QuantisedForm::of(name).expect("a known form"));
+    make_without_weights(&SHAPES[0], Dtype::Bf16, form, &skein_golden::shipped(), &model)
+        .expect("it is made");
     model
 }
 
@@ -286,9 +287,9 @@ fn the_kernel_table_has_every_operation() {
 #[test]
 fn latency_with_made_up_weights_says_how_long_the_device_waits() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let of = |form: &[&str]| without_weights(&dir, form).to_str().expect("a plain path").to_owned();
-    let model = &of(&[]);
-    let codes = ["gptq_act_order", "AWQ", "nvfp4"].map(|form| of(&["--quantization", form]));
+    let of = |form| without_weights(&dir, form).to_str().expect("a plain path").to_owned();
+    let model = &of(None);
+    let codes = ["gptq_act_order", "awq", "nvfp4"].map(|form| of(Some(form)));
     let flags = [&[][..], &["--quantization", "fp8", "--batch-invariant"], &["--quantization", "int4"]];
     let plain = flags.map(|flags| (model, flags)).into_iter();
     for (model, flags) in plain.chain(codes.iter().map(|model| (model, &[][..]))) {
@@ -317,23 +318,7 @@ fn latency_with_made_up_weights_says_how_long_the_device_waits() {
     let output = skein(&["serve", model, "--device", "cpu", "--load-format", "dummy"]).output();
     let output = output.expect("it ends");
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("skein bench make-model"), "{}", text(&output.stderr));
-}
-
-#[test]
-fn forms_of_codes_that_do_not_exist_are_refused_with_those_that_do() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let out = dir.path().to_str().expect("a plain path");
-    let make = |flags: &[&str]| {
-        let arguments = ["bench", "make-model", "--shape", "tiny-llama", "--out", out];
-        let output = skein(&[&arguments[..], flags].concat()).output().expect("it ends");
-        assert_eq!(output.status.code(), Some(2));
-        text(&output.stderr)
-    };
-    let said = make(&["--no-weights", "--quantization", "q9"]);
-    assert!(["q9", "gptq", "nvfp4", "q4_k"].iter().all(|name| said.contains(name)), "{said}");
-    let said = make(&["--quantization", "q4_k"]);
-    assert!(said.contains("--no-weights"), "{said}");
+    assert!(text(&output.stderr).contains("skein-dev make-model"), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -46,6 +46,15 @@ pub fn unpack(directory: &Path) -> io::Result<()> {
     write(directory, WEIGHTS, &packed::unpack(PACKED).ok_or(io::ErrorKind::InvalidData)?)
 }
 
+/// Writes only the tokenizer's files, whatever is there.
+///
+/// # Errors
+/// If a file cannot be written.
+pub fn unpack_tokenizer(directory: &Path) -> io::Result<()> {
+    let mut of_tokenizer = FILES.iter().filter(|(name, _)| name.starts_with("tokenizer"));
+    of_tokenizer.try_for_each(|(name, content)| write(directory, name, content))
+}
+
 /// The content of `file` if it has `len` bytes.
 fn read_if_long(file: &Path, len: usize) -> Option<Vec<u8>> {
     let has_len = fs::metadata(file).is_ok_and(|found| found.len() == len as u64);

@@ -4,12 +4,15 @@
 # that a run that is cut off still reports what it measured. OUT holds three files, since lent machines
 # return few: log.txt (all output), report.md (device, table, the end of each step's output), clocks.txt.
 
-# begin BINARY OUT: checks the arguments, finds the device and NVIDIA's libraries, starts the report. Ends the
-# script with success if there is no GPU. Paths are relative to the directory that the script came from.
+# begin BINARY OUT: checks the arguments, finds skein-dev, the device and NVIDIA's libraries, starts the
+# report. Ends the script with success if there is no GPU. Paths are relative to the directory that the script
+# came from.
 begin() {
   local from=${OLDPWD:-$PWD}
   [ $# -ge 2 ] || refuse "usage: $0 path/to/skein OUT"
   binary=$(cd "$from" && realpath -e "$1") && [ -f "$binary" ] && [ -x "$binary" ] || refuse "$1 is not a program"
+  dev=$(dirname "$binary")/skein-dev
+  [ -x "$dev" ] || refuse "$dev is missing: it makes the models; tests/gpu/pack packs it, cargo build -p skein-dev builds it"
   out=$(cd "$from" && mkdir -p "$2" && realpath "$2") && [ -w "$out" ] || refuse "$2 is not a folder that can be written"
   [[ device =~ ${ONLY:-} ]]
   [ $? != 2 ] || refuse "ONLY=$ONLY is not a regular expression"
@@ -141,7 +144,7 @@ built_in() {
 # named.
 shape() {
   local folder=$work/shape-$1${2:+-$2}
-  [ -d "$folder" ] || "$binary" bench make-model --shape "$1" --no-weights ${2:+--quantization "$2"} --out "$folder" >/dev/null || return 1
+  [ -d "$folder" ] || "$dev" make-model --shape "$1" --no-weights ${2:+--quantization "$2"} --out "$folder" >/dev/null || return 1
   echo "$folder"
 }
 

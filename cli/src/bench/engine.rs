@@ -2,25 +2,22 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Args};
-use serde_json::{Map, Value, json};
+use clap::{ArgMatches, Args};
+use serde_json::{Value, json};
 use skein_bench::engine::ceiling::{Ceiling, On, measure, measure_again};
 use skein_bench::engine::report::{
     Iteration, LatencyReport, ceiling_json, ceiling_line, latency_head, latency_row,
 };
-use skein_bench::engine::shares::Least;
+use skein_bench::engine::shares::{Least, Requests};
 use skein_bench::engine::{self, Job};
 use skein_bench::load::metrics::{Record, Report, Summary, Targets};
 use skein_bench::load::report;
-use skein_node::config::Origin;
-use skein_node::telemetry;
 use skein_worker::config::{BackendKind, WorkerConfig};
-use skein_worker::draft::Speculate;
 use skein_worker::service::LocalWorker;
 
-use super::progress_bar;
+use super::settings::read_config;
 use crate::exit::{DEVICE, Failure, USAGE};
-use crate::settings::{self, table};
+use crate::progress::progress_bar;
 use crate::worker;
 
 /// Flags of `bench latency`.
@@ -65,13 +62,6 @@ pub struct Throughput {
     json: bool,
 }
 
-/// The positional model argument, as in `serve`.
-pub fn model() -> Arg {
-    Arg::new("MODEL")
-        .help("Model directory, or a name as organisation/model [default: the model that ships with Skein]")
-        .conflicts_with("model")
-}
-
 /// Runs `bench latency`.
 ///
 /// # Errors
@@ -87,26 +77,15 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
     let name = format!("{} on {}", config.served_model_name, worker.device.name());
     if !flags.json {
         let line = ceiling_line(&ceiling, cost.product);
-        out!("{}", latency_head(&name, (flags.input_len, flags.output_len), &line));
+        out!("{}", latency_head(&name, flags.input_len, flags.output_len, &line));
     }
-    let mut reads = Vec::new();
-    let (mut results, mut gaps) = (Vec::new(), Vec::new());
+    let (mut results, mut reads) = (Vec::new(), Vec::new());
     let mut seed = 0;
     for &batch in &flags.batch_size {
         let mut iterations = Vec::new();
         for iteration in 0..flags.num_iters_warmup + flags.num_iters {
             seed += 1;
-            let job = Job {
-                requests: batch,
-                at_once: batch,
-                input_len: flags.input_len,
-                output_len: flags.output_len,
-                vocab_size: worker.vocab_size,
-                seed,
-            };
-            let records = engine::run(&worker.engine, job, |_| {}).await;
-            let measured =
-                Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)?;
+            let measured = one_batch(flags, &worker, batch, seed).await?;
             let before = ceiling.read_bytes_per_second;
             measure_again(on, &mut ceiling);
             if iteration >= flags.num_iters_warmup {
@@ -122,36 +101,64 @@ pub async fn latency(flags: &Latency, matches: &ArgMatches) -> Result<(), Failur
         if !flags.json {
             print_batch(batch, &report, gap.as_ref());
         }
-        results.push((batch, report));
-        gaps.push((batch, gap));
+        results.push(MeasuredBatch { batch, report, gap });
     }
     reads.sort_unstable_by(f64::total_cmp);
-    let range = (reads[0], reads[reads.len() - 1]);
+    let range = [reads[0], reads[reads.len() - 1]];
     ceiling.read_bytes_per_second = reads[reads.len() / 2];
     if flags.json {
-        let entries = results.iter().map(|(batch, report)| {
-            let mut entry: Map<String, Value> = report.to_json();
-            entry.insert("batch_size".into(), json!(batch));
-            if let Some((_, Some(gap))) = gaps.iter().find(|(of, _)| of == batch) {
-                entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
-            }
-            Value::Object(entry)
-        });
-        let entries: Vec<Value> = entries.collect();
         let mut all = ceiling_json(&ceiling, cost.product);
-        all.insert("read_range".into(), json!([range.0, range.1]));
+        all.insert("read_range".into(), json!(range));
         all.insert("model".into(), json!(name));
         all.insert("input_len".into(), json!(flags.input_len));
         all.insert("output_len".into(), json!(flags.output_len));
-        all.insert("results".into(), Value::Array(entries));
+        all.insert("results".into(), results.iter().map(MeasuredBatch::to_json).collect());
         outln!("{:#}", Value::Object(all));
     } else {
-        let (least, most) = (range.0 / 1e9, range.1 / 1e9);
+        let [least, most] = range.map(|read| read / 1e9);
         outln!(
             "read bandwidth {least:.1} to {most:.1} GB/s; shares are of the measurements before and after a batch"
         );
     }
     worker.stop().await.map_err(Failure::other)
+}
+
+/// Runs a batch alone.
+async fn one_batch(
+    flags: &Latency,
+    worker: &LocalWorker,
+    batch: usize,
+    seed: u64,
+) -> Result<Iteration, Failure> {
+    let job = Job {
+        requests: batch,
+        at_once: batch,
+        input_len: flags.input_len,
+        output_len: flags.output_len,
+        vocab_size: worker.vocab_size,
+        seed,
+    };
+    let records = engine::run(&worker.engine, job, |_| {}).await;
+    Iteration::of(&records, flags.input_len, flags.output_len).map_err(Failure::other)
+}
+
+/// A batch size with its figures.
+struct MeasuredBatch {
+    batch: usize,
+    report: LatencyReport,
+    /// Times that the device waited between two steps, in milliseconds.
+    gap: Option<Summary>,
+}
+
+impl MeasuredBatch {
+    fn to_json(&self) -> Value {
+        let mut entry = self.report.to_json();
+        entry.insert("batch_size".into(), json!(self.batch));
+        if let Some(gap) = &self.gap {
+            entry.insert("device_gap_us".into(), json!({"50": gap.p50 * 1e3, "99": gap.p99 * 1e3}));
+        }
+        Value::Object(entry)
+    }
 }
 
 /// Prints a batch size as soon as it is measured: a run that is stopped has said what it knows.
@@ -191,8 +198,9 @@ pub async fn throughput(flags: &Throughput, matches: &ArgMatches) -> Result<(), 
     ceiling.read_bytes_per_second = f64::midpoint(before, ceiling.read_bytes_per_second);
     let report = Report::of(&records, &Targets::default());
     let limits = config.scheduler_on(worker.device);
-    let asked = (report.completed as u64, u64::from(limits.max_num_seqs));
-    let least = Least::of_requests(asked, (input_len, output_len), worker.cost, &ceiling);
+    let (count, at_once) = (report.completed as u64, u64::from(limits.max_num_seqs));
+    let requests = Requests { count, at_once, input_len, output_len };
+    let least = Least::of_requests(requests, worker.cost, &ceiling);
     let shares = least.shares(Duration::from_secs_f64(report.duration_s));
     if flags.json {
         let mut all = report.to_json();
@@ -237,29 +245,6 @@ struct Started {
 
 /// Default of `bench throughput --input-len` and `--output-len`, as in vLLM, in tokens.
 const THROUGHPUT_LEN: u32 = 1000;
-
-/// Loads an engine with the flags of `bench latency`.
-///
-/// # Errors
-/// If settings are invalid or the model cannot be served.
-pub async fn start_worker(matches: &ArgMatches) -> Result<(WorkerConfig, LocalWorker), Failure> {
-    let config = read_config(matches).await?;
-    let worker = LocalWorker::start(&config, |_, _| {}).map_err(|error| worker::failure(&error))?;
-    Ok((config, worker))
-}
-
-/// Reads the settings of a command that runs an engine.
-pub async fn read_config(matches: &ArgMatches) -> Result<WorkerConfig, Failure> {
-    let mut settings = settings::load(table::BENCH, matches)?;
-    let log = settings::log_options(&mut settings, "", Some("warn"));
-    let mut config = worker::configure_local(&mut settings).await?;
-    // No drafts by default: plain steps are measured, and texts of random weights repeat too often.
-    if matches!(settings.origin("speculate"), Origin::Default) {
-        config.scheduler.speculate = Speculate::Off;
-    }
-    telemetry::init(&log).map_err(|error| Failure::new(USAGE, error.to_string()))?;
-    Ok(config)
-}
 
 /// Measures the device's limits, then loads an engine that can run `requests` of this length at once.
 async fn start(

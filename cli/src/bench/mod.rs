@@ -1,21 +1,14 @@
-//! `skein bench`: measures a server over HTTP, an engine in this process, start-up, or routing policies, and
-//! generates models for such measurements. Flags and JSON keys follow vLLM, so that scripts work for both.
+//! `skein bench`: measures a server over HTTP, an engine in this process, or start-up. Flags and JSON keys
+//! follow vLLM, so that scripts work for both.
 
-mod batching;
 mod engine;
-mod make_adapters;
-mod make_model;
 mod perplexity;
-mod policy;
-mod saved;
 mod serve;
+mod settings;
 mod startup;
-
-use std::io::IsTerminal;
-use std::path::Path;
+mod steps;
 
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::exit::Failure;
 use crate::settings::{table, with_flags};
@@ -29,26 +22,21 @@ pub enum Bench {
     Latency(engine::Latency),
     /// Run as many requests as fit at once on an engine in this process: tokens a second
     Throughput(engine::Throughput),
-    /// Compare batching rules and KV reservations with Skein's scheduler, simulated: rates, latency, KV use
-    Batching(Box<batching::Batching>),
     /// Time from exec to ready and to the first token of a server
     Startup(startup::Startup),
     /// Score a text: perplexity, and divergence from a reference, with a worker's number types on the CPU
     Perplexity(perplexity::Perplexity),
-    /// Replay a trace over simulated workers by each routing policy and an oracle: hits, time to first token
-    Policy(policy::PolicyBench),
-    /// Write a model of a real size with random weights, for benchmarks
-    MakeModel(make_model::MakeModel),
-    /// Write LoRA adapters with random weights for a model, for benchmarks
-    MakeAdapters(make_adapters::MakeAdapters),
+    /// What steps of a few sizes take, as JSON for skein-dev
+    #[command(hide = true)]
+    StepTimes,
 }
 
 /// The command with its subcommands; those that run an engine also take a worker's flags.
 pub fn command() -> Command {
     let command = Bench::augment_subcommands(Command::new("bench").subcommand_required(true));
-    let command = command.about("Measure a server or an engine, or make a model to measure");
-    ["latency", "throughput", "perplexity"].into_iter().fold(command, |command, name| {
-        command.mut_subcommand(name, |engine| with_flags(engine.arg(engine::model()), table::BENCH))
+    let command = command.about("Measure a server or an engine");
+    ["latency", "throughput", "perplexity", "step-times"].into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, |engine| with_flags(engine.arg(settings::model()), table::BENCH))
     })
 }
 
@@ -64,24 +52,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Bench::Serve(serve) => serve::run(&serve).await,
         Bench::Latency(latency) => engine::latency(&latency, flags).await,
         Bench::Throughput(throughput) => engine::throughput(&throughput, flags).await,
-        Bench::Batching(batching) => batching::run(&batching).await,
         Bench::Startup(startup) => startup::run(&startup).await,
         Bench::Perplexity(of) => perplexity::run(&of, flags).await,
-        Bench::Policy(flags) => policy::run(&flags),
-        Bench::MakeModel(flags) => make_model::run(&flags),
-        Bench::MakeAdapters(flags) => make_adapters::run(&flags),
+        Bench::StepTimes => steps::run(flags).await,
     }
-}
-
-fn shown(path: &Path) -> String {
-    path.display().to_string()
-}
-
-/// A bar on a terminal, else nothing.
-pub fn progress_bar(length: u64, template: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(length).with_style(style)
 }

@@ -7,10 +7,10 @@ use serde_json::json;
 use skein_hub::Need;
 use skein_worker::quality::{Quality, Scored, ScoredSize, measure};
 
-use super::engine::read_config;
-use super::progress_bar;
+use super::settings::read_config;
 use crate::exit::{Failure, MODEL, USAGE};
 use crate::model::{self, ModelArgument};
+use crate::progress::progress_bar;
 use crate::{token_windows, worker};
 
 /// Flags of `bench perplexity`.
@@ -86,7 +86,7 @@ fn windows(flags: &Perplexity, model: &Path) -> Result<Vec<Vec<u32>>, Failure> {
             Ok(windows)
         }
         (None, []) => Err(Failure::new(USAGE, "give a text (--text FILE) or tokens (--tokens FILE)")),
-        (None, files) => token_windows::of_text(model, &token_windows::read(files)?, (most, flags.window)),
+        (None, files) => token_windows::of_text(model, &token_windows::read(files)?, most, flags.window),
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use skein_kernel_check::bench::{self, Ceilings, Measured};
 use skein_kernels::cuda::{CudaError, Device};
 
-use super::CheckOptions;
+use super::options::CheckOptions;
 
 /// Measures the kernels and prints a table, row by row. Efficiencies are relative to the device's limits,
 /// measured in the same run.

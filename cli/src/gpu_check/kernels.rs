@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use skein_kernel_check::cases::{GROUPS, Group, Part};
 
+use super::options::{CheckOptions, GPU_CHECK, KERNELS};
 use super::stop::Stop;
 use super::supervise::{self, Found};
-use super::{CheckOptions, GPU_CHECK, KERNELS};
 use crate::exit::Failure;
 use crate::own_path::own_path;
 
@@ -165,7 +165,7 @@ fn run_groups(plan: &Plan, options: &CheckOptions, stop: &Stop) -> Vec<Progress>
     let next = AtomicUsize::new(0);
     let work = || {
         while let (Some(&(at, part)), false) = (processes.get(next.fetch_add(1, Relaxed)), stop.is_asked()) {
-            let found = run_part(plan, options, (plan.groups[at], part), stop);
+            let found = run_part(plan, options, plan.groups[at], part, stop);
             let mut groups = lock(&groups);
             groups[at].parts[part.index] = Some(found);
             if groups[at].is_complete() && !options.as_json && !plan.is_dry {
@@ -182,7 +182,7 @@ fn lock(groups: &Mutex<Vec<Progress>>) -> MutexGuard<'_, Vec<Progress>> {
     groups.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run_part(plan: &Plan, options: &CheckOptions, (group, part): (&Group, Part), stop: &Stop) -> Found {
+fn run_part(plan: &Plan, options: &CheckOptions, group: &Group, part: Part, stop: &Stop) -> Found {
     let mut command = Command::new(own_path());
     command.args([GPU_CHECK, KERNELS, "--group", group.name, "--only", &options.only]);
     command.args(["--part", &format!("{}/{}", part.index, part.of)]);

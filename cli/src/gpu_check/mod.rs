@@ -2,8 +2,10 @@
 //! and NVIDIA's driver.
 
 mod bench;
+mod error;
 mod kernels;
 mod models;
+mod options;
 mod part;
 mod ranks;
 mod stop;
@@ -15,15 +17,15 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
-use skein_kernel_check::cases::{self, CUBLASLT, Part, Scale};
+use skein_kernel_check::cases::{CUBLASLT, Group, Part, Scale};
 use skein_kernels::cuda::{BlasLt, CudaError, Device, Kernels};
+
+use error::failure;
+pub use options::GPU_CHECK;
+use options::{CheckOptions, KERNELS, RANKS};
 
 use crate::exit::{DEVICE, Failure, USAGE};
 
-/// Name of the command.
-pub const GPU_CHECK: &str = "gpu-check";
-const KERNELS: &str = "kernels";
-const RANKS: &str = "ranks";
 /// Prints what every stage prints first, and nothing else.
 const DEVICE_ONLY: &str = "device";
 const STAGES: [&str; 5] = [DEVICE_ONLY, KERNELS, "models", "bench", RANKS];
@@ -32,26 +34,7 @@ const GROUP_TIMEOUT: &str = "120";
 /// Default of `--wait-limit`, in seconds. No launch of a check takes a second.
 const WAIT_LIMIT: &str = "10";
 
-/// The command's flags.
-struct CheckOptions {
-    scale: Scale,
-    only: String,
-    seed: u64,
-    ordinal: u32,
-    as_json: bool,
-}
-
-impl CheckOptions {
-    fn scale_name(&self) -> &'static str {
-        if self.scale == Scale::Full { "full" } else { "small" }
-    }
-
-    fn of_cases(&self, part: Part) -> cases::Options {
-        cases::Options { scale: self.scale, seed: self.seed, filter: self.only.clone(), part }
-    }
-}
-
-/// Its definition for clap.
+/// The command's definition for clap.
 pub fn command() -> Command {
     let value = |name: &'static str, default: &'static str| {
         Arg::new(name).long(name).default_value(default).value_name("N")
@@ -130,18 +113,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
         return ranks::run_rank(rank, ranks, &options);
     }
     let stage = matches.get_one::<String>("STAGE").map(String::as_str);
+    check_stage(matches, stage, asked).map_err(|why| Failure::new(USAGE, why))?;
     let wants = |name: &str| stage.is_none_or(|stage| stage == name);
-    if asked.is_some() && !wants(RANKS) {
-        let message = "--ranks belongs to the stage ranks; give that stage, or none for all".to_owned();
-        return Err(Failure::new(USAGE, message));
-    }
-    for only_kernels in ["group", "dry-run"] {
-        let is_given = matches.value_source(only_kernels) == Some(ValueSource::CommandLine);
-        if is_given && stage != Some(KERNELS) {
-            let message = format!("--{only_kernels} belongs to the stage {KERNELS}; give that stage");
-            return Err(Failure::new(USAGE, message));
-        }
-    }
     let mut groups =
         kernels::groups_named(matches.get_one("group")).map_err(|why| Failure::new(USAGE, why))?;
     if let (Some(&part), Some(&parent), [group]) =
@@ -164,16 +137,8 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut report = describe(&device, options.as_json).map_err(|error| failure(&error))?;
     let (mut failed, mut kernels) = (0, kernels::Ended::default());
     if wants(KERNELS) {
-        let jobs = matches.get_one::<u32>("jobs").map(|jobs| *jobs as usize);
-        let plan = kernels::Plan {
-            groups,
-            jobs: jobs.unwrap_or_else(|| kernels::default_jobs(device.memory_bytes)),
-            timeout: seconds(matches, "group-timeout"),
-            wait_limit: seconds(matches, "wait-limit"),
-            is_dry: matches.get_flag("dry-run"),
-        };
         // The device stays open here meanwhile: its driver then starts faster in the groups' processes.
-        kernels = kernels::run(&plan, &options, &mut report)?;
+        kernels = kernels::run(&plan(matches, groups, &device), &options, &mut report)?;
     }
     let wants = |name: &str| wants(name) && !kernels.is_stopped;
     if wants("models") {
@@ -190,6 +155,36 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if options.as_json {
         outln!("{:#}", Value::Object(report));
     }
+    verdict(&kernels, failed, options.seed)
+}
+
+/// Refuses flags of another stage.
+fn check_stage(matches: &ArgMatches, stage: Option<&str>, ranks: Option<u32>) -> Result<(), String> {
+    if ranks.is_some() && stage.is_some_and(|stage| stage != RANKS) {
+        return Err("--ranks belongs to the stage ranks; give that stage, or none for all".to_owned());
+    }
+    for only_kernels in ["group", "dry-run"] {
+        let is_given = matches.value_source(only_kernels) == Some(ValueSource::CommandLine);
+        if is_given && stage != Some(KERNELS) {
+            return Err(format!("--{only_kernels} belongs to the stage {KERNELS}; give that stage"));
+        }
+    }
+    Ok(())
+}
+
+fn plan(matches: &ArgMatches, groups: Vec<&'static Group>, device: &Device) -> kernels::Plan {
+    let jobs = matches.get_one::<u32>("jobs").map(|jobs| *jobs as usize);
+    kernels::Plan {
+        groups,
+        jobs: jobs.unwrap_or_else(|| kernels::default_jobs(device.memory_bytes)),
+        timeout: seconds(matches, "group-timeout"),
+        wait_limit: seconds(matches, "wait-limit"),
+        is_dry: matches.get_flag("dry-run"),
+    }
+}
+
+/// Names what failed: groups of kernels, and the number of other cases.
+fn verdict(kernels: &kernels::Ended, failed: usize, seed: u64) -> Result<(), Failure> {
     let mut failures = Vec::new();
     if !kernels.failed.is_empty() {
         let names = kernels.failed.join(", ");
@@ -204,7 +199,7 @@ pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if failures.is_empty() {
         return Ok(());
     }
-    Err(Failure::other(format!("{}; --seed {} replays them", failures.join("; "), options.seed)))
+    Err(Failure::other(format!("{}; --seed {seed} replays them", failures.join("; "))))
 }
 
 fn seconds(matches: &ArgMatches, flag: &str) -> Duration {
@@ -244,14 +239,4 @@ fn describe(device: &Arc<Device>, as_json: bool) -> Result<Map<String, Value>, C
         "memory_bytes": device.memory_bytes, "driver": driver, "kernels": source, "overlaps": overlaps, "cublaslt": blas,
     });
     Ok(Map::from_iter([("device".to_owned(), description)]))
-}
-
-/// Without kernels that it can run, a device counts as missing.
-fn failure(error: &CudaError) -> Failure {
-    match error {
-        CudaError::NoCompiler { .. } | CudaError::NotBuiltFor { .. } => {
-            Failure::new(DEVICE, error.to_string())
-        }
-        _ => Failure::other(error),
-    }
 }

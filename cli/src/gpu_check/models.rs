@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
-use skein_bench::make_model::{Dtype, RandomWeights, SHAPES, make_model};
+use skein_bench::models::{Dtype, RandomWeights, SHAPES, make_model};
 use skein_kernel_check::cases::Scale;
 use skein_worker::check::{Finding, Subject, check};
 
-use super::CheckOptions;
+use super::options::CheckOptions;
 use crate::exit::{Failure, OTHER};
 
 /// Shape, prompts and random batches of one model.

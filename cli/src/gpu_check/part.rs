@@ -8,7 +8,7 @@ use skein_kernel_check::cases::{Event, Group, Outcome, Part};
 use skein_kernels::cuda::{CudaError, Device};
 use skein_sys::process::{die_with_parent, exit_without_handlers};
 
-use super::CheckOptions;
+use super::options::CheckOptions;
 use crate::exit::{DEVICE, Failure, OTHER};
 
 /// What the parent asks of this process.

@@ -12,7 +12,8 @@ use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
 use skein_kernels::cuda::peer::NoPeers;
 use skein_kernels::cuda::{Communicator, CudaError, Device, Nccl};
 
-use super::{CheckOptions, GPU_CHECK, RANKS, failure};
+use super::error::failure;
+use super::options::{CheckOptions, GPU_CHECK, RANKS};
 use crate::exit::{DEVICE, Failure};
 use crate::own_path::own_path;
 
@@ -210,7 +211,7 @@ pub(super) fn run_rank(rank: u32, ranks: u32, options: &CheckOptions) -> Result<
     std::io::Read::read_exact(&mut stdin().lock(), &mut id).map_err(Failure::other)?;
     let device = Device::open(options.ordinal + rank).map_err(|why| Failure::new(DEVICE, why.to_string()))?;
     let of_rank = |error: CudaError| Failure::other(format!("rank {rank}: {error}"));
-    let joined = exchange(&device, UniqueId(id), (rank, ranks), options).map_err(of_rank)?;
+    let joined = exchange(&device, UniqueId(id), rank, ranks, options).map_err(of_rank)?;
     let found = report_through_memory(peer::run(&device, &joined, options.scale));
     outln!("{}", json!({MEMORY: found.map_err(|lost| Failure::other(format!("rank {rank}: {lost}")))?}));
     Ok(())
@@ -219,7 +220,8 @@ pub(super) fn run_rank(rank: u32, ranks: u32, options: &CheckOptions) -> Result<
 fn exchange(
     device: &Arc<Device>,
     id: UniqueId,
-    (rank, ranks): (u32, u32),
+    rank: u32,
+    ranks: u32,
     options: &CheckOptions,
 ) -> Result<Arc<Communicator>, CudaError> {
     device.limit_waits(TIMEOUT);

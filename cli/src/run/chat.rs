@@ -6,9 +6,11 @@ use serde_json::{Value, json};
 use skein_node::shutdown::Shutdown;
 use skein_router::refusal::Refusal;
 
+use super::answer::Unanswered;
 use super::chat_command::{Block, HELP, Line};
-use super::generate::{Target, Unanswered};
-use super::{AnswerOptions, generate, sampling};
+use super::generate::Target;
+use super::options::AnswerOptions;
+use super::{generate, sampling};
 use crate::exit::Failure;
 
 /// Lines kept in the history.

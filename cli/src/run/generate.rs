@@ -1,8 +1,5 @@
 //! Generates one answer, by the router's core in this process or by a server, and prints it as it arrives.
 
-use std::fmt;
-use std::time::Duration;
-
 use serde_json::{Map, Value, json};
 use skein_node::clock;
 use skein_node::shutdown::Shutdown;
@@ -10,39 +7,9 @@ use skein_router::app::App;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Draft, Prompt};
 
-use super::AnswerOptions;
+use super::answer::{Answer, Unanswered};
+use super::options::AnswerOptions;
 use super::remote::Remote;
-
-/// An answer, already printed.
-#[derive(Debug, Clone, Default)]
-pub struct Answer {
-    /// The whole text.
-    pub text: String,
-    /// Number of output tokens.
-    pub tokens: u32,
-    /// Number of prompt tokens.
-    pub prompt_tokens: u32,
-    /// Prompt tokens found in the cache from earlier turns.
-    pub cached_tokens: u32,
-    /// Time from the request to the first text.
-    pub first: Duration,
-    /// Time from the first text to the end.
-    pub rest: Duration,
-}
-
-impl Answer {
-    /// Token counts and speed in one line.
-    pub fn stats(&self) -> String {
-        let Self { tokens, prompt_tokens, cached_tokens, first, .. } = self;
-        let rate = f64::from(tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
-        let rate = if *tokens > 1 { format!(", {rate:.1} tokens/s") } else { String::new() };
-        let first = first.as_millis();
-        let unit = if *tokens == 1 { "token" } else { "tokens" };
-        format!(
-            "[{tokens} {unit}{rate}, first after {first} ms; prompt {prompt_tokens}, {cached_tokens} cached]"
-        )
-    }
-}
 
 /// A request for the next turn after `history`.
 pub fn draft(options: &AnswerOptions, history: &[Value], prompt: &str) -> Draft {
@@ -75,24 +42,6 @@ impl Target {
         match self {
             Self::Here(app) => app.text.name().to_string(),
             Self::Server(remote) => remote.model.clone(),
-        }
-    }
-}
-
-/// Why there is no answer.
-#[derive(Debug)]
-pub enum Unanswered {
-    /// The router in this process refused the request.
-    Refused(Refusal),
-    /// The server's error message, or why the server could not be reached.
-    Server(String),
-}
-
-impl fmt::Display for Unanswered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused(refusal) => refusal.fmt(f),
-            Self::Server(message) => f.write_str(message),
         }
     }
 }
@@ -157,19 +106,5 @@ mod tests {
         assert_eq!(contents, ["Be brief.", "a", "b", "c"]);
         let raw = AnswerOptions { raw: true, ..options };
         assert!(matches!(draft(&raw, &history, "c").prompt, Prompt::Text(text) if text == "c"));
-    }
-
-    #[test]
-    fn stats_read_well_for_short_answers_too() {
-        let answer = Answer {
-            tokens: 21,
-            prompt_tokens: 9,
-            first: Duration::from_millis(12),
-            rest: Duration::from_millis(100),
-            ..Answer::default()
-        };
-        assert_eq!(answer.stats(), "[21 tokens, 200.0 tokens/s, first after 12 ms; prompt 9, 0 cached]");
-        let short = Answer { tokens: 1, ..answer };
-        assert_eq!(short.stats(), "[1 token, first after 12 ms; prompt 9, 0 cached]");
     }
 }

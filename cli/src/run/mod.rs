@@ -2,9 +2,11 @@
 //! worker, without a port and without HTTP; otherwise a request takes the same path as in a server. With
 //! `--url`, a running server answers instead.
 
+mod answer;
 mod chat;
 mod chat_command;
 mod generate;
+mod options;
 mod remote;
 mod sampling;
 mod server_events;
@@ -20,14 +22,15 @@ use skein_node::discovery;
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{Report, Supervisor};
 use skein_node::telemetry;
-use skein_proto::sampling::SamplingOptions;
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
 use skein_router::text::sources::TextSources;
 use tokio::sync::mpsc;
 
-use generate::{Target, Unanswered};
+use answer::Unanswered;
+use generate::Target;
+use options::AnswerOptions;
 use remote::Remote;
 
 use crate::exit::{Failure, OTHER, USAGE};
@@ -49,17 +52,6 @@ const MAX_PIPED_BYTES: u64 = 8 << 20;
 const SEQUENCES: u32 = 4;
 /// How long the router may take to see a worker that has reported ready.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
-
-/// Options for every answer.
-#[derive(Debug, Clone)]
-pub struct AnswerOptions {
-    /// Sampling parameters of every request.
-    pub sampling: SamplingOptions,
-    /// System message, if any.
-    pub system: Option<String>,
-    /// Whether to leave out the chat template.
-    pub raw: bool,
-}
 
 /// Runs one prompt or a chat to its end.
 ///

@@ -8,7 +8,7 @@ use skein_node::clock;
 use skein_node::shutdown::Shutdown;
 use skein_router::request::{Draft, Prompt};
 
-use super::generate::{Answer, Unanswered};
+use super::answer::{Answer, Unanswered};
 use super::sampling;
 use super::server_events::{ServerEvent, ServerEvents};
 use crate::exit::Failure;

@@ -118,7 +118,7 @@ pub(super) fn device(settings: &mut Settings) -> (DeviceChoice, Precision, CudaC
     if is_dummy && matches!(device.kind, BackendKind::Cpu | BackendKind::Fake) {
         settings.problem(format!(
             "load-format = dummy needs a GPU, but device is {}; leave one of them out (on the CPU, make a model \
-             with skein bench make-model)",
+             with skein-dev make-model)",
             device.text()
         ));
     }

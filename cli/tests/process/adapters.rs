@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used)] // a test may fail
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use futures::future::join_all;
 use serde_json::{Value, json};
+use skein_bench::models::{Targets, make_adapters};
 use skein_node::clock;
 use skein_tests::check::compare;
 use skein_tests::client::{self, History};
@@ -26,10 +26,7 @@ pub fn adapters(count: usize) -> tempfile::TempDir {
 /// Writes `count` adapters for the model in a directory, `a0` and so on.
 pub fn adapters_for(model: &Path, count: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
-    let mut command = Command::new(SKEIN);
-    command.args(["bench", "make-adapters"]).arg(model).arg("--out").arg(directory.path());
-    command.args(["--rank", "8", "--targets", "all", "--count", &count.to_string()]);
-    assert!(command.status().unwrap().success());
+    make_adapters(model, directory.path(), count, 8, Targets::All).unwrap();
     directory
 }
 

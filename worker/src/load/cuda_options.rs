@@ -50,7 +50,7 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
     if config.cuda.load_format == LoadFormat::Dummy && ModelFile::open(&config.model)?.is_some() {
         return Err(WorkerError::Unsuitable(
             "--load-format dummy takes a directory with config.json, and this model is a GGUF file; leave it out, or make a \
-             directory with skein bench make-model --no-weights --quantization q4_k or another type"
+             directory with skein-dev make-model --no-weights --quantization q4_k or another type"
                 .into(),
         ));
     }

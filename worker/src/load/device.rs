@@ -13,7 +13,7 @@ use crate::config::{BackendKind, KvCacheDtype, LoadFormat, Quantization, WorkerC
 use crate::error::WorkerError;
 
 /// Flag for made-up weights, and how to get some without a GPU.
-const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein bench make-model)";
+const DUMMY: &str = "--load-format dummy (on the CPU, make a model with skein-dev make-model)";
 
 /// Loads the model of `config`. Blocks while reading the weights.
 pub(crate) fn load(

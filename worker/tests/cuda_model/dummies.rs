@@ -288,7 +288,7 @@ fn dummies_are_made_from_a_directory_and_quantised_once() {
     }
     let file: PathBuf = path("gguf/models/latent/latent-q8.gguf");
     let said = planned(&file, LoadFormat::Dummy, None).err().unwrap();
-    assert!(said.contains("GGUF file") && said.contains("skein bench make-model"), "{said}");
+    assert!(said.contains("GGUF file") && said.contains("skein-dev make-model"), "{said}");
     let model = path("quantised/awq");
     let said = planned(&model, LoadFormat::Dummy, Some(Quantization::Int4)).err().unwrap();
     assert!(said.contains("AWQ") && said.contains("leave it out"), "{said}");

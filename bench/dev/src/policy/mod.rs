@@ -1,0 +1,10 @@
+//! `skein-dev policy`: replays a recorded trace over simulated workers with each policy and with an oracle.
+
+pub mod command;
+mod figures;
+mod simulation;
+mod trace;
+mod worker;
+
+#[cfg(test)]
+mod tests;
