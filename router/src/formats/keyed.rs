@@ -1,9 +1,9 @@
 //! Calls whose arguments stand between tags. Each argument becomes a member of a JSON object. The function's
 //! schema decides its type, because the text does not distinguish `5` from `"5"`.
 
+use super::out::{Consumed, Out};
 use super::scan::Scan;
 use super::skim::is_space;
-use super::splitter::{Consumed, Out};
 use super::tools::ValueKind;
 use super::{Keyed, MAX_NAME_BYTES, Plan, in_name};
 

@@ -11,6 +11,7 @@ pub mod grammar;
 mod harmony;
 mod keyed;
 mod named;
+mod out;
 mod pythonic;
 mod scan;
 mod skim;
@@ -21,7 +22,8 @@ mod tests;
 pub mod tools;
 
 pub use detect::{Formats, Opening, UnknownParser};
-pub use splitter::{Piece, Splitter};
+pub use out::Piece;
+pub use splitter::Splitter;
 
 /// Tool-call format of a model family.
 #[derive(Debug, PartialEq)]

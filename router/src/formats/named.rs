@@ -1,8 +1,8 @@
 //! Calls with the name in plain text and the arguments as a JSON object after a marker.
 
+use super::out::{Consumed, Out};
 use super::scan::Scan;
 use super::skim::{Skim, Skimmed, is_space};
-use super::splitter::{Consumed, Out};
 use super::{MAX_NAME_BYTES, in_name};
 
 /// Mistral models may write a call id between the name and the arguments.

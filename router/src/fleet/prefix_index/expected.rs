@@ -8,8 +8,8 @@ use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::RunStored;
 
+use super::columns::Column;
 use super::mixed::{ByHash, shrink};
-use super::tree::Column;
 
 /// Why a prefix is expected in a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

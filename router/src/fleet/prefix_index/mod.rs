@@ -4,6 +4,8 @@
 //! each run. It also counts blocks [`expected`] soon, of prompts just placed or admitted, so that follow-up
 //! requests go to the same worker.
 
+mod columns;
+mod desync;
 mod expected;
 mod gaps;
 mod mixed;
@@ -18,18 +20,12 @@ use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 
 use super::worker_id::WorkerId;
+use columns::{Column, NO_COLUMN, Slot};
+pub use desync::Desync;
 pub use expected::Expectation;
 use expected::Expected;
 use gaps::GapsByColumn;
-use tree::{Column, NO_COLUMN, Slot, Tree};
-
-/// The index no longer matches the worker's cache; only a snapshot helps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("run {handle} does not fit what is known of this worker's cache")]
-pub struct Desync {
-    /// The run that did not fit.
-    pub handle: u64,
-}
+use tree::Tree;
 
 /// Default memory limit of the index.
 pub const DEFAULT_MAX_BYTES: usize = 256 * 1024 * 1024;
