@@ -17,8 +17,8 @@ use skein_proto::sampling::shown;
 
 use super::field::{Field, Named};
 use crate::app::App;
-use crate::faults::Faults;
 use crate::refusal::Refusal;
+use crate::validate::faults::Faults;
 
 /// How long a body may take to arrive.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,6 +2,8 @@
 //! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
 mod answer_form;
+pub(crate) mod faults;
+pub(crate) mod ranges;
 mod truncate;
 mod words;
 
@@ -17,14 +19,15 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
-use crate::faults::Faults;
 use crate::fleet::KnownAdapters;
 use crate::formats::Opening;
-use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
+use faults::Faults;
+pub use ranges::token_id;
+use ranges::{check_bytes, check_count, top_k, whole};
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;
@@ -367,32 +370,6 @@ fn stop_strings(stop: &[String], limits: &RequestLimits) -> Result<Vec<String>, 
         check_bytes("stop", text, limits.stop_string_bytes)?;
     }
     Ok(stop.to_vec())
-}
-
-/// Checks that a token id is within the vocabulary.
-pub fn token_id(name: &'static str, token: i64, vocab_size: u32) -> Result<TokenId, Refusal> {
-    match TokenId::try_from(token) {
-        Ok(token) if token < vocab_size => Ok(token),
-        _ => {
-            let message = format!("{name}: token id {token} is not in the vocabulary (0..{vocab_size}).");
-            Err(Refusal::invalid(name, message))
-        }
-    }
-}
-
-fn check_count(name: &'static str, got: usize, most: usize) -> Result<(), Refusal> {
-    if got > most {
-        return Err(Refusal::invalid(name, format!("{name} takes at most {most} entries, got {got}.")));
-    }
-    Ok(())
-}
-
-fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusal> {
-    if text.len() > most {
-        let got = text.len();
-        return Err(Refusal::invalid(name, format!("{name} takes at most {most} bytes each, got {got}.")));
-    }
-    Ok(())
 }
 
 /// The seed of a request that brings none, unless `--seed` sets one for all:
