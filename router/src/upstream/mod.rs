@@ -9,30 +9,36 @@
 //! to a server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
 //! No code here tokenises, and no other room is used but policy, breaker, drain, keys, tensors and errors.
 
+mod answers;
+mod attempt;
 mod body;
 mod config;
 mod continuation;
 mod events;
 mod exchange;
-mod fleet;
 mod forward;
 mod headers;
 mod health;
 mod kserve;
+mod link;
 mod metrics;
 mod names;
 mod pool;
 mod prefixes;
 mod prompt;
+mod reading;
 mod routes;
-mod said;
+mod running;
 mod serve;
+mod servers;
 mod shared;
 mod stream;
 mod tls;
+mod transcript;
+mod upstreams;
 mod worker_url;
 
 pub use config::UpstreamConfig;
 pub use serve::serve;
-pub use shared::Upstreams;
+pub use upstreams::Upstreams;
 pub use worker_url::WorkerUrl;

@@ -12,7 +12,7 @@ const MAX_TEXT_BYTES: usize = 4 << 20;
 
 /// The answer so far.
 #[derive(Debug, Default)]
-pub struct Said {
+pub struct Transcript {
     /// Text of the only sample.
     pub text: String,
     /// Events with text; each has one token or more.
@@ -73,7 +73,7 @@ impl Error<'_> {
     }
 }
 
-impl Said {
+impl Transcript {
     /// Reads whole events. Returns the position of an event in which the engine reports its own failure.
     pub fn read(&mut self, whole: &[u8]) -> Option<usize> {
         let mut at = 0;
@@ -142,11 +142,11 @@ impl Said {
 mod tests {
     use super::*;
 
-    fn read(events: &[&str]) -> (Said, Option<usize>) {
-        let mut said = Said::default();
+    fn read(events: &[&str]) -> (Transcript, Option<usize>) {
+        let mut transcript = Transcript::default();
         let stream: String = events.iter().map(|data| format!("data: {data}\n\n")).collect();
-        let failed = said.read(stream.as_bytes());
-        (said, failed)
+        let failed = transcript.read(stream.as_bytes());
+        (transcript, failed)
     }
 
     #[test]
@@ -169,8 +169,8 @@ mod tests {
         for delta in
             [r#"{"reasoning_content":"hm"}"#, r#"{"reasoning":"hm"}"#, r#"{"tool_calls":[{"index":0}]}"#]
         {
-            let (said, _) = read(&[&format!(r#"{{"choices":[{{"delta":{delta}}}]}}"#)]);
-            assert!(said.not_resumable.is_some(), "{delta}");
+            let (transcript, _) = read(&[&format!(r#"{{"choices":[{{"delta":{delta}}}]}}"#)]);
+            assert!(transcript.not_resumable.is_some(), "{delta}");
         }
         assert!(read(&[r#"{"choices":[{"index":1,"text":"a"}]}"#]).0.not_resumable.is_some());
         assert!(read(&["{"]).0.not_resumable.is_some());
@@ -182,7 +182,7 @@ mod tests {
         let (_, failed) =
             read(&[good, r#"{"error":{"message":"died","type":"InternalServerError","code":500}}"#]);
         assert_eq!(failed, Some(good.len() + "data: \n\n".len()));
-        let (said, failed) = read(&[r#"{"error":{"type":"BadRequestError","code":400}}"#]);
-        assert!(failed.is_none() && said.ended);
+        let (transcript, failed) = read(&[r#"{"error":{"type":"BadRequestError","code":400}}"#]);
+        assert!(failed.is_none() && transcript.ended);
     }
 }

@@ -16,8 +16,8 @@ use super::prompt::Prompt;
 use crate::fleet::breaker::{Breaker, Outcome};
 use crate::fleet::ledger::CurrentLoad;
 use crate::fleet::policy::{Demand, Picker, WorkerView};
+use crate::fleet::receipt::Receipt;
 use crate::fleet::{Pick, Policy, WorkerId};
-use crate::receipt::Receipt;
 
 /// A worker that refused a request as full gets no other one for this long, or until one of its requests
 /// ends.
@@ -83,9 +83,9 @@ struct Worker {
     names: Vec<String>,
 }
 
-/// A request's place at a worker. Ends with [`Fleet::ended`].
+/// A request's place at a worker. Ends with [`Servers::ended`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Placement {
+pub struct Assignment {
     /// Position of the worker.
     pub worker: u32,
     samples: u32,
@@ -118,7 +118,7 @@ pub struct WorkerState {
 
 /// All workers, what they are assumed to cache, and the policy.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct Servers {
     workers: Vec<Worker>,
     prefixes: Prefixes,
     picker: Picker,
@@ -128,7 +128,7 @@ pub struct Fleet {
     views: Vec<WorkerView>,
 }
 
-impl Fleet {
+impl Servers {
     /// Workers by the hashes of their names, none checked yet.
     pub fn new(names: impl IntoIterator<Item = u64>, policy: Policy, max_index_bytes: usize) -> Self {
         let workers: Vec<Worker> = names.into_iter().map(Worker::new).collect();
@@ -152,7 +152,7 @@ impl Fleet {
         prompt: &Prompt,
         tried: &[u32],
         rng: &mut impl Rng,
-    ) -> Result<Placement, Unavailable> {
+    ) -> Result<Assignment, Unavailable> {
         self.hits.fill(0);
         self.prefixes.search(&prompt.marks, &mut self.hits);
         let listed = self.workers.iter().any(|worker| worker.lists(prompt.model.as_deref()));
@@ -189,17 +189,17 @@ impl Fleet {
         Ok(self.place(now, prompt, pick))
     }
 
-    /// Explains the last [`choose`](Self::choose), which was `placement`.
+    /// Explains the last [`choose`](Self::choose), which was `assignment`.
     pub fn explain(
         &self,
         prompt: &Prompt,
-        placement: &Placement,
+        assignment: &Assignment,
         name: impl Fn(u32) -> Option<Arc<str>>,
     ) -> Receipt {
-        self.picker.explain(&demand(prompt), &placement.pick, &self.views, |id| name(id.0))
+        self.picker.explain(&demand(prompt), &assignment.pick, &self.views, |id| name(id.0))
     }
 
-    fn place(&mut self, now: Timestamp, prompt: &Prompt, pick: Pick) -> Placement {
+    fn place(&mut self, now: Timestamp, prompt: &Prompt, pick: Pick) -> Assignment {
         let at = pick.worker.0;
         let queued_tokens = u64::from(prompt.tokens.saturating_sub(pick.hit_tokens));
         self.prefixes.sent(&prompt.marks, at);
@@ -207,21 +207,21 @@ impl Fleet {
         worker.breaker.dispatched(now);
         worker.in_flight += prompt.samples;
         worker.queued_tokens += queued_tokens;
-        Placement { worker: at, samples: prompt.samples, queued_tokens, pick }
+        Assignment { worker: at, samples: prompt.samples, queued_tokens, pick }
     }
 
     /// Records that the answer has begun: the prompt is no longer queued.
-    pub fn began(&mut self, now: Timestamp, placement: &mut Placement) {
-        let worker = &mut self.workers[placement.worker as usize];
-        worker.queued_tokens -= std::mem::take(&mut placement.queued_tokens);
+    pub fn began(&mut self, now: Timestamp, assignment: &mut Assignment) {
+        let worker = &mut self.workers[assignment.worker as usize];
+        worker.queued_tokens -= std::mem::take(&mut assignment.queued_tokens);
         worker.breaker.record(now, Outcome::Success);
     }
 
     /// Records the end of a request at a worker.
-    pub fn ended(&mut self, now: Timestamp, placement: Placement, outcome: Outcome) {
-        let worker = &mut self.workers[placement.worker as usize];
-        worker.queued_tokens -= placement.queued_tokens;
-        worker.in_flight -= placement.samples;
+    pub fn ended(&mut self, now: Timestamp, assignment: Assignment, outcome: Outcome) {
+        let worker = &mut self.workers[assignment.worker as usize];
+        worker.queued_tokens -= assignment.queued_tokens;
+        worker.in_flight -= assignment.samples;
         worker.breaker.record(now, outcome);
         worker.full_until = match outcome {
             Outcome::Backpressure => now + FULL_FOR,
@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     struct Scene {
-        fleet: Fleet,
+        servers: Servers,
         rng: StdRng,
     }
 
@@ -383,19 +383,19 @@ mod tests {
     impl Scene {
         /// Three workers that are up.
         fn new(policy: Policy) -> Self {
-            let mut fleet = Fleet::new(0..3, policy, 1 << 20);
+            let mut servers = Servers::new(0..3, policy, 1 << 20);
             for worker in 0..3 {
-                assert_eq!(fleet.checked(worker, Check::Up(None)), Some(Health::Up));
+                assert_eq!(servers.checked(worker, Check::Up(None)), Some(Health::Up));
             }
-            Self { fleet, rng: StdRng::seed_from_u64(1) }
+            Self { servers, rng: StdRng::seed_from_u64(1) }
         }
 
-        fn choose(&mut self, ms: u64, text: &str, tried: &[u32]) -> Result<Placement, Unavailable> {
-            self.fleet.choose(at(ms), &prompt(text), tried, &mut self.rng)
+        fn choose(&mut self, ms: u64, text: &str, tried: &[u32]) -> Result<Assignment, Unavailable> {
+            self.servers.choose(at(ms), &prompt(text), tried, &mut self.rng)
         }
 
-        fn end(&mut self, ms: u64, placement: Placement, outcome: Outcome) {
-            self.fleet.ended(at(ms), placement, outcome);
+        fn end(&mut self, ms: u64, assignment: Assignment, outcome: Outcome) {
+            self.servers.ended(at(ms), assignment, outcome);
         }
     }
 
@@ -427,16 +427,16 @@ mod tests {
     #[test]
     fn only_workers_that_are_up_and_not_full_are_chosen() {
         let mut scene = Scene::new(Policy::LeastLoad);
-        assert_eq!(scene.fleet.checked(0, Check::Refused), Some(Health::Lost));
-        assert_eq!(scene.fleet.checked(1, Check::Missed), None, "one missed check proves nothing");
+        assert_eq!(scene.servers.checked(0, Check::Refused), Some(Health::Lost));
+        assert_eq!(scene.servers.checked(1, Check::Missed), None, "one missed check proves nothing");
         let placed = scene.choose(0, "x", &[1]).unwrap();
         assert_eq!(placed.worker, 2);
         scene.end(0, placed, Outcome::Backpressure);
         assert_eq!(scene.choose(10, "x", &[]).unwrap().worker, 1);
-        assert_eq!(scene.fleet.checked(1, Check::Missed), Some(Health::Lost));
+        assert_eq!(scene.servers.checked(1, Check::Missed), Some(Health::Lost));
         assert_eq!(scene.choose(10, "x", &[]), Err(Unavailable::Full));
         assert_eq!(scene.choose(1000, "x", &[]).unwrap().worker, 2, "a second later it may have room");
-        assert_eq!(scene.fleet.checked(2, Check::Refuses), Some(Health::NotReady));
+        assert_eq!(scene.servers.checked(2, Check::Refuses), Some(Health::NotReady));
         assert_eq!(scene.choose(2000, "x", &[]), Err(Unavailable::NoneUp));
     }
 
@@ -462,13 +462,13 @@ mod tests {
     #[test]
     fn a_model_is_asked_for_where_it_is_served() {
         let mut scene = Scene::new(Policy::RoundRobin);
-        scene.fleet.checked(1, Check::Up(Some(vec![json!({"id": "m"})])));
-        scene.fleet.checked(2, Check::Up(Some(vec![json!({"id": "other"}), json!({"id": "m2"})])));
+        scene.servers.checked(1, Check::Up(Some(vec![json!({"id": "m"})])));
+        scene.servers.checked(2, Check::Up(Some(vec![json!({"id": "other"}), json!({"id": "m2"})])));
         assert!((0..6).all(|_| scene.choose(0, "x", &[]).unwrap().worker == 1));
-        assert_eq!(scene.fleet.models().len(), 3);
+        assert_eq!(scene.servers.models().len(), 3);
         // An unknown name may be an alias: a worker answers.
         let unknown = Prompt { model: Some("alias".to_owned()), ..prompt("x") };
-        assert!(scene.fleet.choose(at(0), &unknown, &[], &mut scene.rng).is_ok());
+        assert!(scene.servers.choose(at(0), &unknown, &[], &mut scene.rng).is_ok());
     }
 
     #[test]
@@ -476,22 +476,22 @@ mod tests {
         let mut scene = Scene::new(Policy::FirstToken);
         let text = "words ".repeat(500);
         let first = scene.choose(0, &text, &[]).unwrap();
-        scene.fleet.checked(first.worker, Check::Refused);
-        scene.fleet.checked(first.worker, Check::Up(None));
+        scene.servers.checked(first.worker, Check::Refused);
+        scene.servers.checked(first.worker, Check::Up(None));
         assert_eq!(scene.choose(0, &text, &[]).unwrap().pick.hit_tokens, 0);
     }
 
     #[test]
     fn counts_return_to_zero() {
         let mut scene = Scene::new(Policy::FirstToken);
-        let placed: Vec<Placement> = (0..9).map(|_| scene.choose(0, "some text", &[]).unwrap()).collect();
-        for (mut placement, nth) in placed.into_iter().zip(0..) {
+        let placed: Vec<Assignment> = (0..9).map(|_| scene.choose(0, "some text", &[]).unwrap()).collect();
+        for (mut assignment, nth) in placed.into_iter().zip(0..) {
             if nth % 2 == 0 {
-                scene.fleet.began(at(1), &mut placement);
+                scene.servers.began(at(1), &mut assignment);
             }
-            scene.end(2, placement, if nth % 3 == 0 { Outcome::Neutral } else { Outcome::Success });
+            scene.end(2, assignment, if nth % 3 == 0 { Outcome::Neutral } else { Outcome::Success });
         }
         let idle = |state: &WorkerState| state.in_flight == 0 && state.queued_tokens == 0 && !state.open;
-        assert!(scene.fleet.states(at(3)).iter().all(idle));
+        assert!(scene.servers.states(at(3)).iter().all(idle));
     }
 }
