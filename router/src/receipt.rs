@@ -1,111 +1,25 @@
-//! Decision receipts: why a request is at its worker. Only for requests that ask, with the header
-//! `x-skein-receipt: true`; the answer has them in a header of the same name, and the trace as attributes.
-
-use std::sync::{Arc, Mutex, PoisonError};
+//! Receipts over HTTP: a request asks for them with the header `x-skein-receipt: true`; the answer has them in
+//! a header of the same name, and the trace as attributes.
 
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use serde_json::{Value, json};
 
-use crate::fleet::Terms;
+use crate::fleet::receipt::Receipts;
 
 /// Asks for receipts, and carries them.
 pub const RECEIPT: HeaderName = HeaderName::from_static("x-skein-receipt");
-/// Most candidates of a receipt: those with the shortest prediction, and the chosen one.
-pub const MAX_CANDIDATES: usize = 8;
-/// Most receipts of an answer: the first choices of a call with several prompts, or that moved.
-const MAX_RECEIPTS: usize = 2;
-/// Longest name of a worker in a receipt, in characters.
-const MAX_NAME: usize = 64;
 
-/// One choice of a worker.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Receipt {
-    /// Name of the policy.
-    pub policy: &'static str,
-    /// Number of workers that could be chosen.
-    pub candidates: u32,
-    /// Estimated or exact tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// The best candidates by prediction, at most [`MAX_CANDIDATES`].
-    pub best: Vec<Considered>,
+/// Receipts, if `headers` ask for them.
+pub fn asked(headers: &HeaderMap) -> Option<Receipts> {
+    let is_asked = headers.get(RECEIPT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
+    is_asked.then(Receipts::default)
 }
 
-/// A worker that could have been chosen.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Considered {
-    /// Name of the worker.
-    pub worker: Arc<str>,
-    /// Whether it was chosen.
-    pub chosen: bool,
-    /// Tokens of the prompt that it is expected to cache.
-    pub overlap_tokens: u32,
-    /// Components of its predicted time to the first token.
-    pub terms: Terms,
-}
-
-impl Receipt {
-    fn json(&self) -> Value {
-        let best = self.best.iter().map(Considered::json).collect::<Vec<_>>();
-        json!({
-            "policy": self.policy, "candidates": self.candidates, "prompt_tokens": self.prompt_tokens, "best": best,
-        })
-    }
-
-    /// The chosen worker.
-    pub fn chosen(&self) -> Option<&Considered> {
-        self.best.iter().find(|considered| considered.chosen)
-    }
-}
-
-impl Considered {
-    fn json(&self) -> Value {
-        // Escaped, because a header has only printable ASCII.
-        let name: String = self.worker.escape_default().take(MAX_NAME).collect();
-        let mut object = json!({
-            "worker": name, "chosen": self.chosen, "overlap_tokens": self.overlap_tokens,
-            "seconds": rounded(self.terms.sum()),
-        });
-        for (term, seconds) in self.terms.named() {
-            object[term] = rounded(seconds);
-        }
-        object
-    }
-}
-
-/// Seconds with microseconds: more digits would only be noise.
-fn rounded(seconds: f64) -> Value {
-    json!((seconds * 1e6).round() / 1e6)
-}
-
-/// Collects the receipts of one call.
-#[derive(Debug, Clone, Default)]
-pub struct Receipts(Arc<Mutex<Vec<Receipt>>>);
-
-impl Receipts {
-    /// Receipts, if `headers` ask for them.
-    pub fn asked(headers: &HeaderMap) -> Option<Self> {
-        let is_asked =
-            headers.get(RECEIPT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
-        is_asked.then(Self::default)
-    }
-
-    /// Adds a receipt, up to the bound.
-    pub fn add(&self, receipt: Receipt) {
-        let mut receipts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if receipts.len() < MAX_RECEIPTS {
-            receipts.push(receipt);
-        }
-    }
-
-    /// Value of the answer's header.
-    pub fn header(&self) -> Option<HeaderValue> {
-        let receipts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<Value> = receipts.iter().map(Receipt::json).collect();
-        (!all.is_empty()).then(|| HeaderValue::from_str(&Value::from(all).to_string()).ok()).flatten()
-    }
+/// Value of the answer's header; `None` if there are no receipts.
+pub fn header(receipts: &Receipts) -> Option<HeaderValue> {
+    receipts.json().and_then(|json| HeaderValue::from_str(&json).ok())
 }
 
 tokio::task_local! {
@@ -120,9 +34,9 @@ pub fn current() -> Option<Receipts> {
 /// Collects receipts for a call that asks, and adds them to its answer. Choices after the answer's head, of a
 /// stream that moves, are only in the trace.
 pub async fn give(request: Request, next: Next) -> Response {
-    let Some(receipts) = Receipts::asked(request.headers()) else { return next.run(request).await };
+    let Some(receipts) = asked(request.headers()) else { return next.run(request).await };
     let mut response = CURRENT.scope(receipts.clone(), next.run(request)).await;
-    if let Some(value) = receipts.header() {
+    if let Some(value) = header(&receipts) {
         response.headers_mut().insert(RECEIPT, value);
     }
     response
@@ -131,6 +45,8 @@ pub async fn give(request: Request, next: Next) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::receipt::{Considered, MAX_CANDIDATES, MAX_RECEIPTS, Receipt, Terms};
+    use serde_json::{Value, json};
 
     fn receipt(worker: &str) -> Receipt {
         let terms = Terms { queue: 0.25, prefill: 0.123_456_789, ..Terms::default() };
@@ -142,9 +58,9 @@ mod tests {
     #[test]
     fn a_receipt_is_ascii_bounded_and_says_each_term() {
         let receipts = Receipts::default();
-        assert!(receipts.header().is_none());
+        assert!(header(&receipts).is_none());
         (0..100).for_each(|_| receipts.add(receipt(&"w\u{f6}rker\n".repeat(1000))));
-        let header = receipts.header().unwrap();
+        let header = header(&receipts).unwrap();
         assert!(header.len() < 6 * 1024, "{} bytes", header.len());
         let value: Value = serde_json::from_slice(header.as_bytes()).unwrap();
         assert_eq!(value.as_array().unwrap().len(), MAX_RECEIPTS);
@@ -179,10 +95,8 @@ mod tests {
 
     #[test]
     fn only_who_asks_gets_receipts() {
-        let asked = |value: &str| {
-            Receipts::asked(&HeaderMap::from_iter([(RECEIPT, value.parse().unwrap())])).is_some()
-        };
-        assert!(asked("true") && asked("True") && !asked("false") && !asked("1"));
-        assert!(Receipts::asked(&HeaderMap::new()).is_none() && current().is_none());
+        let asks = |value: &str| asked(&HeaderMap::from_iter([(RECEIPT, value.parse().unwrap())])).is_some();
+        assert!(asks("true") && asks("True") && !asks("false") && !asks("1"));
+        assert!(asked(&HeaderMap::new()).is_none() && current().is_none());
     }
 }

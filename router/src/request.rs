@@ -14,8 +14,8 @@ use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 
+use crate::fleet::receipt::Receipts;
 use crate::formats::tools::ToolUse;
-use crate::receipt::Receipts;
 use crate::tenant::Tenant;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not

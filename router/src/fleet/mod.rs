@@ -17,6 +17,7 @@ pub mod ledger;
 mod members;
 pub mod policy;
 pub mod prefix_index;
+pub mod receipt;
 mod standing;
 mod status;
 mod streams;
@@ -36,7 +37,6 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
-use crate::receipt::Receipt;
 use crate::request::ModelLimits;
 
 pub use adapter_records::AdapterRecords;
@@ -47,9 +47,10 @@ pub use event::{Action, Event, Notice};
 pub use job::{Job, WorkerPlacement};
 use ledger::Cost;
 pub use policy::Pick;
+pub use policy::Policy;
 use policy::{Demand, Picker, WorkerView};
-pub use policy::{Policy, Terms};
 use prefix_index::{Desync, Expectation, Hits, PrefixIndex};
+use receipt::Receipt;
 use standing::{Standing, Standings};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;

@@ -95,7 +95,9 @@ impl IntoResponse for Refused {
             Protocol::Anthropic => anthropic_error(&self.refusal),
             Protocol::Ollama => json!({"error": self.refusal.to_string()}),
             Protocol::Grpc => {
-                return crate::grpc::status(&self.refusal).into_http::<axum::body::Body>().into_response();
+                return crate::grpc::status::status(&self.refusal)
+                    .into_http::<axum::body::Body>()
+                    .into_response();
             }
         };
         let status =

@@ -6,6 +6,7 @@ mod endpoint_picker;
 mod health;
 mod kserve;
 mod service;
+pub mod status;
 #[cfg(test)]
 mod tests;
 mod worker_face;
@@ -15,12 +16,10 @@ use axum::body::Body;
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use http::Request;
-use tonic::metadata::MetadataValue;
 use tonic::server::NamedService;
 use tower::Service;
 
 use crate::app::App;
-use crate::refusal::Refusal;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
 use skein_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use skein_proto::v1::inference_server::InferenceServer;
@@ -94,16 +93,6 @@ pub fn open(app: &App) -> Router {
         .max_decoding_message_size(largest)
         .max_encoding_message_size(largest);
     add(router, picker)
-}
-
-/// A refusal as a gRPC status, with `retry-after-ms` in the metadata if retrying helps.
-pub fn status(refusal: &Refusal) -> tonic::Status {
-    let mut status = tonic::Status::new(refusal.grpc_code(), refusal.to_string());
-    if let Some(after) = refusal.retry_after() {
-        let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
-        status.metadata_mut().insert("retry-after-ms", MetadataValue::from(ms));
-    }
-    status
 }
 
 fn add<S>(router: Router, service: S) -> Router

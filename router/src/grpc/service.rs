@@ -9,7 +9,8 @@ use skein_proto::v1;
 use skein_proto::v1::inference_server::Inference;
 use tonic::{Request, Response, Status};
 
-use super::{convert, status};
+use super::convert;
+use super::status::status;
 use crate::app::{App, work_bytes};
 use crate::gateway::split::{CallIds, Choices};
 use crate::refusal::Refusal;

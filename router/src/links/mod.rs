@@ -4,6 +4,7 @@
 //! the workers' counters, `begun` counts requests by the model's version. Nothing here depends on clients or
 //! makes decisions.
 
+mod adapter_changes;
 pub(crate) mod adapters;
 pub(crate) mod begun;
 pub(crate) mod errands;

@@ -16,7 +16,7 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::watch::WatchBody;
 
-use super::adapters::AdapterChanges;
+use super::adapter_changes::AdapterChanges;
 use super::begun::BegunRequests;
 use super::errands::Errands;
 use super::seats::{Seats, Ticket};
@@ -25,10 +25,10 @@ use super::transport::Connector;
 use super::worker_client::WorkerClient;
 use crate::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
+use crate::fleet::receipt::Receipt;
 use crate::fleet::{
     self, Action, Fleet, Job, KnownAdapters, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement,
 };
-use crate::receipt::Receipt;
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 

@@ -5,7 +5,6 @@
 //! answer is due earlier, and the pick considers only load.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
@@ -16,7 +15,8 @@ use skein_proto::envoy::service::ext_proc::v3::{
     HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
 };
 
-use super::{header_map, messages};
+use super::destination::Destination;
+use super::messages;
 use crate::refusal::Refusal;
 
 /// Namespace and key of the endpoints that the proxy allows.
@@ -42,13 +42,6 @@ pub struct RequestParts {
     pub body: Option<Bytes>,
     /// Endpoints that the proxy allows; `None` = all.
     pub only: Option<Vec<SocketAddr>>,
-}
-
-/// Destination of a request.
-#[derive(Debug, Clone)]
-pub struct Destination {
-    pub endpoint: SocketAddr,
-    pub worker: Arc<str>,
 }
 
 /// Message to which the pick is the answer.
@@ -220,4 +213,15 @@ fn subset(metadata: &Metadata) -> Option<Vec<SocketAddr>> {
         }
         _ => None,
     }
+}
+
+/// Headers of `HttpHeaders` that are valid in HTTP.
+fn header_map<'a>(pairs: impl Iterator<Item = (&'a str, &'a [u8])>) -> HeaderMap {
+    let valid = |(name, value): (&str, &[u8])| {
+        Some((
+            http::HeaderName::from_bytes(name.as_bytes()).ok()?,
+            http::HeaderValue::from_bytes(value).ok()?,
+        ))
+    };
+    pairs.filter_map(valid).collect()
 }

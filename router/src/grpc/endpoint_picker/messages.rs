@@ -11,7 +11,7 @@ use skein_proto::envoy::service::ext_proc::v3::{
 };
 use skein_proto::envoy::r#type::v3::HttpStatus;
 
-use super::exchange::Destination;
+use super::destination::Destination;
 use crate::gateway::picked::PICKED_WORKER;
 use crate::gateway::{error_object, refusal_headers};
 use crate::refusal::Refusal;

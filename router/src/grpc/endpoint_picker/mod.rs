@@ -3,6 +3,7 @@
 //!
 //! The service requires no key, because proxies send none; it checks the key in the client's request.
 
+mod destination;
 mod exchange;
 mod messages;
 #[cfg(test)]
@@ -12,7 +13,6 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures::Stream;
-use http::HeaderMap;
 use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
 use skein_proto::envoy::service::ext_proc::v3::{ProcessingRequest, ProcessingResponse};
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::gateway::{ApiKeys, BODY_TIMEOUT, picked};
 use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
+use destination::Destination;
 use exchange::{Exchange, Next, RequestParts};
 
 /// Time after a pick at which the worker's own reports count the request: proxies forward requests
@@ -138,11 +139,11 @@ impl Picker {
         }
     }
 
-    async fn pick(&mut self, parts: RequestParts) -> Result<exchange::Destination, Refusal> {
+    async fn pick(&mut self, parts: RequestParts) -> Result<Destination, Refusal> {
         let picked = self.picked(parts).await;
         self.app.metrics.picked(&picked);
         let picked = picked?;
-        let to = exchange::Destination { endpoint: picked.endpoint, worker: picked.worker.clone() };
+        let to = Destination { endpoint: picked.endpoint, worker: picked.worker.clone() };
         self.picked = Some(picked);
         Ok(to)
     }
@@ -167,15 +168,4 @@ impl Picker {
             if status < 500 { picked.answered() } else { picked.reported() }
         }
     }
-}
-
-/// Headers of `HttpHeaders` that are valid in HTTP.
-fn header_map<'a>(pairs: impl Iterator<Item = (&'a str, &'a [u8])>) -> HeaderMap {
-    let valid = |(name, value): (&str, &[u8])| {
-        Some((
-            http::HeaderName::from_bytes(name.as_bytes()).ok()?,
-            http::HeaderValue::from_bytes(value).ok()?,
-        ))
-    };
-    pairs.filter_map(valid).collect()
 }

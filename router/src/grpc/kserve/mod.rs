@@ -29,7 +29,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::answer::{Answer, failed, in_stream};
 use self::call::{Call, check_version};
-use super::{convert, status};
+use super::convert;
+use super::status::status;
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::tenant::Tenant;

@@ -25,7 +25,7 @@ use skein_proto::worker::v1::worker_server::Worker;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
 
-use super::status;
+use super::status::status;
 use crate::app::App;
 use crate::capacity::Capacity;
 use crate::drain::Lease;
