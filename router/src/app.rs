@@ -7,20 +7,20 @@ use skein_node::clock;
 use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
 
+use crate::api::http::receipts;
 use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
 use crate::formats::Plan;
 use crate::generator::Generator;
+use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
-use crate::picks::{Endpoints, Picked};
-use crate::receipt;
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::swap::ModelSwaps;
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
-use crate::text_work::TextWork;
+use crate::text::work::TextWork;
 use crate::validate::{check_model, validate};
 
 /// State of the APIs; cheap to clone.
@@ -118,7 +118,7 @@ impl App {
             }
         });
         let (request, options) = checked?;
-        Ok((lease, TokenRequest { arrived, trace, receipts: receipt::current(), ..request }, options))
+        Ok((lease, TokenRequest { arrived, trace, receipts: receipts::current(), ..request }, options))
     }
 
     /// The adapter that `model` names; `None` if it is the model alone, as without a name.

@@ -21,21 +21,21 @@ use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::admission::{Admission, Running};
-use crate::capacity::Capacity;
-use crate::claims::RunningIds;
 use crate::config::{RecoveryConfig, RouterConfig};
+use crate::dispatch::claims::RunningIds;
 use crate::dispatch::delivery;
 use crate::dispatch::driver::{Driver, NewRequest};
+use crate::fleet::admission::{Admission, Running};
+use crate::fleet::capacity::Capacity;
 use crate::fleet::prefix_index::PrefixIndex;
 use crate::fleet::{Fleet, HealthLimits, KnownAdapters, NewRequests, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
 use crate::links::adapters;
 use crate::links::errands::{self, Errands};
 use crate::links::follow;
+use crate::links::picks::{Endpoints, Picked};
 use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
-use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -180,7 +180,7 @@ impl Cluster {
     /// those at a worker, even without a reader.
     pub fn running_on_others_than(&self, version: Version) -> usize {
         let at_workers = self.workers.with_fleet(|fleet| fleet.running_on_others_than(version));
-        self.workers.begun.on_others_than(version).max(at_workers)
+        self.workers.requests_by_version.on_others_than(version).max(at_workers)
     }
 
     /// The current state of the cluster.

@@ -11,10 +11,10 @@ use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
-use crate::admission::Running;
-use crate::capacity::Capacity;
+use crate::fleet::admission::Running;
+use crate::fleet::capacity::Capacity;
 use crate::fleet::{KnownAdapters, WorkerStatus};
-use crate::picks::{Endpoints, Picked};
+use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 

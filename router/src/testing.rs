@@ -14,9 +14,9 @@ use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 
-use crate::capacity::Capacity;
+use crate::fleet::capacity::Capacity;
 use crate::generator::{Generator, TokenSource};
-use crate::picks::{Endpoints, Picked};
+use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 use crate::text::model_text::{Facts, ModelText};

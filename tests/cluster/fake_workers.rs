@@ -15,7 +15,7 @@ use skein_router::fleet::Refused;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::TokenRequest;
-use skein_router::tenant::Tenant;
+use skein_router::request::tenant::Tenant;
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::service::{LoadedBackend, serve_backend};

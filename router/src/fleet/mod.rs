@@ -10,7 +10,9 @@
 
 mod adapter_records;
 mod adapters;
+pub mod admission;
 pub mod breaker;
+pub mod capacity;
 mod event;
 mod job;
 pub mod ledger;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::envelope::{Envelope, List};
 use super::harmony::Harmony;
-use super::keyed::KeyedCall;
-use super::named::NamedCall;
+use super::keyed_call::KeyedCall;
+use super::named_call::NamedCall;
 use super::out::{Consumed, Out, Piece};
 use super::pythonic::Pythonic;
 use super::scan::Scan;

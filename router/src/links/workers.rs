@@ -17,13 +17,13 @@ use skein_proto::version::Version;
 use skein_proto::watch::WatchBody;
 
 use super::adapter_changes::AdapterChanges;
-use super::begun::BegunRequests;
 use super::errands::Errands;
+use super::requests_by_version::RequestsByVersion;
 use super::seats::{Seats, Ticket};
 use super::totals::Totals;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
-use crate::admission::{Admission, Candidate, Permit};
+use crate::fleet::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
 use crate::fleet::receipt::Receipt;
 use crate::fleet::{
@@ -64,7 +64,7 @@ pub(crate) struct Workers {
     /// Adapters loaded and unloaded at run time.
     pub(crate) adapter_changes: AdapterChanges,
     /// Running requests by the version of the model that they began on.
-    pub(crate) begun: BegunRequests,
+    pub(crate) requests_by_version: RequestsByVersion,
 }
 
 /// Locked for microseconds, never across an await.
@@ -141,7 +141,7 @@ impl Workers {
             seats: Seats::default(),
             totals: Totals::default(),
             adapter_changes: AdapterChanges::default(),
-            begun: BegunRequests::default(),
+            requests_by_version: RequestsByVersion::default(),
         }
     }
 

@@ -16,11 +16,11 @@ use skein_proto::version::Version;
 
 use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
-use crate::admission::Running;
-use crate::capacity::Capacity;
+use crate::fleet::admission::Running;
+use crate::fleet::capacity::Capacity;
 use crate::fleet::{KnownAdapters, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
-use crate::picks::{Endpoints, Picked};
+use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 

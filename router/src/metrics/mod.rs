@@ -15,7 +15,7 @@ pub use metered::Metered;
 pub(crate) use workers::pressure;
 
 use crate::generator::Generator;
-use crate::picks::Picked;
+use crate::links::picks::Picked;
 use crate::refusal::Refusal;
 use workers::WorkerGauges;
 

@@ -22,7 +22,7 @@ mod known_steps;
 mod model;
 pub mod model_text;
 pub mod probe;
-pub mod received;
+pub mod remainder;
 pub mod render_process;
 pub mod sources;
 pub mod stop;
@@ -32,6 +32,7 @@ pub mod text_stream;
 pub mod tokenizer;
 mod tokenizer_file;
 mod too_long;
+pub(crate) mod work;
 
 pub use error::TextError;
 pub use skein_grammar::token_bytes;

@@ -5,7 +5,8 @@ use http::{HeaderValue, Response, StatusCode};
 use serde_json::Value;
 
 use super::body::AnswerBody;
-use crate::gateway::{error_object, refusal_headers};
+use crate::api::http::error::headers;
+use crate::api::openai::error::error_object;
 use crate::refusal::Refusal;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -14,7 +15,7 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(super) fn refused(refusal: &Refusal) -> Response<AnswerBody> {
     let status = StatusCode::from_u16(refusal.http().status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json_body(status, &error_object(refusal));
-    response.headers_mut().extend(refusal_headers(refusal));
+    response.headers_mut().extend(headers(refusal));
     response
 }
 

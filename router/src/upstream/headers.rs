@@ -7,7 +7,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::routes::RESUME;
-use crate::receipt::RECEIPT;
+use crate::api::http::receipts::RECEIPT;
 
 /// Headers of one connection.
 const HOP_BY_HOP: [HeaderName; 9] = [

@@ -23,8 +23,9 @@ use super::running::Running;
 use super::servers::Unavailable;
 use super::shared::Shared;
 use super::upstreams::Upstreams;
-use crate::gateway::{check_content_length, cors, read_body};
-use crate::receipt::{self, RECEIPT};
+use crate::api::http::body::{check_content_length, read_body};
+use crate::api::http::cors;
+use crate::api::http::receipts::{self, RECEIPT};
 use crate::refusal::Refusal;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -153,7 +154,7 @@ async fn generate(
             let running = Running::new(shared.clone(), route.path, call.arrived);
             let receipts = call.receipts.clone();
             let mut response = forward(shared, Arc::new(call), running).await;
-            if let Some(value) = receipts.as_ref().and_then(receipt::header) {
+            if let Some(value) = receipts.as_ref().and_then(receipts::header) {
                 response.headers_mut().insert(RECEIPT, value);
             }
             response
@@ -186,7 +187,7 @@ async fn accept(
     }
     let (head, body) = request.into_parts();
     let resumes = resumes(&head.headers, shared.config.resume_by_text)?;
-    let receipts = receipt::asked(&head.headers);
+    let receipts = receipts::asked(&head.headers);
     check_content_length(&head.headers, config.limits.body_bytes)?;
     let body = read_body(body, config.limits.body_bytes).await?;
     let mut headers =

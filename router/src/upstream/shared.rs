@@ -16,9 +16,9 @@ use super::link::{AddressPlaces, Link, Spot};
 use super::metrics::UpstreamMetrics;
 use super::routes::Call;
 use super::servers::{Assignment, Health, Servers, Unavailable};
+use crate::api::http::keys::ApiKeys;
 use crate::drain::Drain;
 use crate::fleet::breaker::Outcome;
-use crate::gateway::ApiKeys;
 use crate::refusal::Refusal;
 
 /// Pause before a waiting request asks again for a worker.

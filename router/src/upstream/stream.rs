@@ -17,8 +17,8 @@ use super::routes::Call;
 use super::running::Running;
 use super::shared::Shared;
 use super::transcript::Transcript;
+use crate::api::openai::error::error_object;
 use crate::fleet::breaker::Outcome;
-use crate::gateway::error_object;
 use crate::refusal::Refusal;
 
 /// A response on its way.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use skein_proto::worker::v1 as wire;
-use skein_router::admission::Running;
+use skein_router::fleet::admission::Running;
 use skein_router::links::transport::Transport;
 use wire::worker_event::Event;
 

@@ -17,15 +17,15 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::record::{Counts, Job, JobError, Purpose, Status};
 use super::store::{Store, StoreError};
 use super::{MAX_REQUESTS, WINDOW_SECONDS};
+use crate::api;
 use crate::app::App;
 use crate::batch::input::{InputError, Lines};
 use crate::batch::local::send;
 use crate::batch::output::Output;
 use crate::batch::runner::{self, Pace};
 use crate::batch::{Answer, Answerer, Call, WithPriority};
-use crate::gateway;
 use crate::metrics::pressure;
-use crate::tenant::Tenant;
+use crate::request::tenant::Tenant;
 
 /// Requests start only below this worker pressure; 1 means full.
 const IDLE_PRESSURE: f64 = 0.5;
@@ -250,7 +250,7 @@ struct Idle {
 impl Idle {
     fn new(app: &App, tenant: &str) -> Self {
         let tenant = Tenant::named(tenant);
-        Self { app: app.clone(), routes: gateway::completions_for(app.clone(), tenant) }
+        Self { app: app.clone(), routes: api::completions_for(app.clone(), tenant) }
     }
 
     /// Half of the workers' total `max_num_seqs`.

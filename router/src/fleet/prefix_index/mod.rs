@@ -1,14 +1,14 @@
 //! Index of the prefixes cached by each worker, built from the runs that workers report. Pure.
 //!
 //! A single search covers all workers: it descends the [`tree`] of cached blocks and collects the holders of
-//! each run. It also counts blocks [`expected`] soon, of prompts just placed or admitted, so that follow-up
+//! each run. It also counts blocks expected soon, of prompts just placed or admitted, so that follow-up
 //! requests go to the same worker.
 
 mod columns;
 mod desync;
-mod expected;
+mod expectations;
 mod gaps;
-mod mixed;
+mod hash_map;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -22,8 +22,8 @@ use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 use super::worker_id::WorkerId;
 use columns::{Column, NO_COLUMN, Slot};
 pub use desync::Desync;
-pub use expected::Expectation;
-use expected::Expected;
+pub use expectations::Expectation;
+use expectations::Expectations;
 use gaps::GapsByColumn;
 use tree::Tree;
 
@@ -36,7 +36,7 @@ const CLEANED_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub struct PrefixIndex {
     tree: Tree,
-    expected: Expected,
+    expected: Expectations,
     gaps: GapsByColumn,
     members: HashMap<WorkerId, Place>,
     free_columns: Vec<Column>,
@@ -70,7 +70,7 @@ impl PrefixIndex {
     pub fn new(max_bytes: usize) -> Self {
         Self {
             tree: Tree::default(),
-            expected: Expected::default(),
+            expected: Expectations::default(),
             gaps: GapsByColumn::default(),
             members: HashMap::new(),
             free_columns: Vec::new(),

@@ -15,7 +15,7 @@ use skein_proto::runs::RunStored;
 
 use super::columns::{Column, NO_COLUMN, Slot};
 use super::desync::Desync;
-use super::mixed::{ByHash, Mixed, shrink};
+use super::hash_map::{ByHash, Mixed, shrink};
 
 /// Index of a run; reused after it is freed.
 type RunId = u32;
