@@ -17,19 +17,20 @@ use crate::request::tenant::Tenant;
 use crate::request::{Draft, Journey, TokenRequest};
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
 
-/// How long the HTTP status waits for the first delta. A refusal within that time is sent as a status, not as
-/// a chunk.
-const FIRST_DELTA_WAIT: Duration = Duration::from_secs(2);
+/// How long the HTTP status waits for the first output. A refusal within that time is sent as a status, not as
+/// a chunk. Bounded, because a resumed stream is silent until it passes what its client already has.
+const FIRST_OUTPUT_WAIT: Duration = Duration::from_secs(2);
 
 type Item = Option<Result<TextDelta, Refusal>>;
 
-/// Merged streams of one call, one per prompt. Dropping it cancels all of them.
-pub struct Merged {
+/// CallStream streams of one call, one per prompt. Dropping it cancels all of them.
+pub struct CallStream {
     prompts: Vec<Prompted>,
     running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
     /// The only stream, once it has started: polling it needs no boxes.
     alone: Option<TextStream>,
-    waiting: VecDeque<(usize, TextDelta)>,
+    /// Deltas that arrived while the status waited.
+    early: VecDeque<(usize, TextDelta)>,
 }
 
 /// One prompt of a call.
@@ -46,14 +47,14 @@ pub struct Prompted {
     pub prompt_logprobs: Vec<TokenLogprobs>,
 }
 
-impl Merged {
+impl CallStream {
     /// Starts `drafts`. If one is refused, the others are cancelled.
     pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
         let mut merged = Self {
             prompts: Vec::new(),
             running: FuturesUnordered::new(),
             alone: None,
-            waiting: VecDeque::new(),
+            early: VecDeque::new(),
         };
         for draft in drafts {
             let Started { request, stream, split } =
@@ -66,19 +67,45 @@ impl Merged {
         Ok(merged)
     }
 
-    /// Waits up to `FIRST_DELTA_WAIT` for the first delta, which `next` then returns.
+    /// Waits up to [`FIRST_OUTPUT_WAIT`] for the first output, which `next` then returns.
+    ///
+    /// # Errors
+    /// If the call fails within that time.
     pub async fn wait_for_first(&mut self) -> Result<(), Refusal> {
-        if let Ok(Some(first)) = tokio::time::timeout(FIRST_DELTA_WAIT, self.next()).await {
-            self.waiting.push_back(first?);
-        }
-        Ok(())
+        self.wait_for(|_, _| Ok(true)).await
+    }
+
+    /// The same, for a client that has a part of the answer: waits for the first delta that `is_new` to it.
+    ///
+    /// # Errors
+    /// If the call or `is_new` fails within that time.
+    pub async fn wait_for(
+        &mut self,
+        mut is_new: impl FnMut(usize, &TextDelta) -> Result<bool, Refusal>,
+    ) -> Result<(), Refusal> {
+        let first = async {
+            while let Some(item) = self.receive().await {
+                let (at, delta) = item?;
+                let is_new = is_new(at, &delta)?;
+                self.early.push_back((at, delta));
+                if is_new {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        tokio::time::timeout(FIRST_OUTPUT_WAIT, first).await.unwrap_or(Ok(()))
     }
 
     /// Next delta and the index of its prompt; `None` at the end of the call and after an error.
     pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
-        if let Some(waiting) = self.waiting.pop_front() {
-            return Some(Ok(waiting));
+        match self.early.pop_front() {
+            Some(early) => Some(Ok(early)),
+            None => self.receive().await,
         }
+    }
+
+    async fn receive(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
         if let Some(stream) = &mut self.alone {
             let item = stream.next().await;
             self.prompts[0].usage = stream.usage();

@@ -1,4 +1,4 @@
-//! Outgoing events of a stream: assigns each the id from which its client can resume, and skips what the
+//! ResumableEvents events of a stream: assigns each the id from which its client can resume, and skips what the
 //! client received on an earlier connection.
 
 use std::fmt;
@@ -51,19 +51,21 @@ impl fmt::Display for SseData {
 }
 
 /// How much of a stream has been sent, on this and earlier connections.
-#[derive(Debug)]
-pub struct Outgoing {
+#[derive(Debug, Clone)]
+pub struct ResumableEvents {
     request_id: String,
     progress: Progress,
     rests: Vec<Remainder>,
+    is_resumed: bool,
 }
 
-impl Outgoing {
+impl ResumableEvents {
     /// Stream of `request_id`. `had` is the part that the client already has.
     pub fn new(request_id: &str, choices: usize, had: Option<Progress>) -> Self {
+        let is_resumed = had.is_some();
         let progress = had.unwrap_or_else(|| Progress::none(choices));
         let rests = progress.choices.iter().map(|had| Remainder::after(had.unwrap_or_default())).collect();
-        Self { request_id: request_id.to_owned(), progress, rests }
+        Self { request_id: request_id.to_owned(), progress, rests, is_resumed }
     }
 
     /// Whether the client has received an event of this choice.
@@ -86,6 +88,15 @@ impl Outgoing {
     /// Splits a choice's next delta into the part that the client has and the new part.
     pub fn part(&mut self, choice: usize, delta: TextDelta) -> Result<(TextDelta, TextDelta), Refusal> {
         self.rests.get_mut(choice).ok_or(Refusal::Internal)?.part(delta)
+    }
+
+    /// Whether a choice's next delta has anything that the client does not have, or is the first of a new stream.
+    pub fn is_new(&mut self, choice: usize, delta: &TextDelta) -> Result<bool, Refusal> {
+        if !self.is_resumed {
+            return Ok(true);
+        }
+        let (_, new) = self.part(choice, delta.clone())?;
+        Ok(!new.text.is_empty() || !new.tokens.is_empty() || new.finish.is_some())
     }
 
     /// Event with everything split off for a choice so far. It includes the finish only if `finished`.

@@ -15,8 +15,6 @@ use super::error::ErrorForm;
 use crate::api::answer::events::SseEvent;
 use crate::refusal::Refusal;
 
-/// How long the status line waits for the first event.
-const FIRST_EVENT_WAIT: Duration = Duration::from_secs(2);
 /// After two thirds of this to all of it without output, a comment keeps proxies from closing the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Number of timer periods per `KEEP_ALIVE`.
@@ -65,19 +63,6 @@ pub fn named(events: impl Stream<Item = Named> + Send + 'static) -> Response {
     };
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
     (headers, [("x-accel-buffering", "no")], Body::from_stream(bytes)).into_response()
-}
-
-/// Waits briefly for the first event, so that an early refusal is sent as a status. The wait is limited
-/// because a resumed stream is silent until it passes what its client already has.
-pub async fn checked<T: Send + 'static>(
-    events: impl Stream<Item = Result<T, Refusal>> + Send + 'static,
-) -> Result<impl Stream<Item = Result<T, Refusal>> + Send, Refusal> {
-    let mut events = events.boxed();
-    let first = match tokio::time::timeout(FIRST_EVENT_WAIT, events.next()).await {
-        Ok(Some(first)) => Some(Ok(first?)),
-        Ok(None) | Err(_) => None,
-    };
-    Ok(futures::stream::iter(first).chain(events))
 }
 
 fn bytes<F: ErrorForm>(

@@ -14,17 +14,17 @@ use skein_node::clock::{self, Timestamp};
 use skein_proto::sampling::SamplingOptions;
 
 use self::error::OllamaError;
+use super::answer::call_stream::CallStream;
 use super::fields::object::Fields;
 use super::http::face;
 use super::http::request_id::RequestId;
-use super::http::sse;
-use crate::app::{App, Started};
+use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
 use crate::text::model_text::Facts;
 use crate::text::strftime::strftime;
-use crate::text::text_stream::{TextDelta, TextFinish};
+use crate::text::text_stream::{TextDelta, TextFinish, Usage};
 
 pub mod error;
 
@@ -182,31 +182,24 @@ async fn answer(
     fields.finish(app.config.refuse_unknown_fields)?;
     let name = untagged(model.as_deref().unwrap_or_default()).to_owned();
     let shown = model.unwrap_or_else(|| app.text.name().to_string());
+    let lines = Lines { kind, model: shown, received_at, first_at: None };
     let Some(prompt) = prompt else {
         // A request without a prompt asks Ollama to load the model, which is always loaded here.
         app.check_model(Some(&name).filter(|name| !name.is_empty()).map(String::as_str))?;
-        let line = Lines { kind, model: shown, received_at, first_at: None };
-        return Ok(Json(line.last("load", "", (0, 0))).into_response());
+        return Ok(Json(lines.last("load", "", Usage::default())).into_response());
     };
-    let draft = Draft {
-        model: Some(name).filter(|name| !name.is_empty()),
-        prompt,
-        sampling,
-        request_id: Some(id),
-        tenant,
-        ..Draft::default()
-    };
-    let started = app.start(draft).await?;
-    let lines = Lines { kind, model: shown, received_at, first_at: None };
+    let model = Some(name).filter(|name| !name.is_empty());
+    let draft = Draft { model, prompt, sampling, request_id: Some(id), ..Draft::default() };
+    let mut call = CallStream::start(&app, &tenant, vec![draft]).await?;
     if stream {
-        let lines = sse::checked(lines.all(started)).await?;
-        let bytes = lines.map(|line| {
+        call.wait_for_first().await?;
+        let bytes = lines.all(call).map(|line| {
             let line = line.unwrap_or_else(|refusal| json!({"error": refusal.to_string()}));
             Ok::<_, std::convert::Infallible>(Bytes::from(format!("{line}\n")))
         });
         return Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(bytes)).into_response());
     }
-    Ok(Json(lines.whole(started).await?).into_response())
+    Ok(Json(lines.whole(call).await?).into_response())
 }
 
 /// Takes `options` and translates them to OpenAI's names.
@@ -280,32 +273,30 @@ struct Lines {
 }
 
 impl Lines {
-    fn all(mut self, mut started: Started) -> impl Stream<Item = Result<Value, Refusal>> + Send {
+    fn all(mut self, mut call: CallStream) -> impl Stream<Item = Result<Value, Refusal>> + Send {
         async_stream::try_stream! {
             let mut reason = "stop";
-            while let Some(delta) = started.stream.next().await {
-                let TextDelta { text, finish, .. } = delta?;
+            while let Some(item) = call.next().await {
+                let (_, TextDelta { text, finish, .. }) = item?;
                 self.first_at.get_or_insert_with(clock::now);
                 reason = finish.as_ref().map_or(reason, TextFinish::reason);
                 if !text.is_empty() {
                     yield self.line(&text);
                 }
             }
-            let usage = started.stream.usage();
-            yield self.last(reason, "", (usage.prompt_tokens, usage.completion_tokens));
+            yield self.last(reason, "", call.usage());
         }
     }
 
-    async fn whole(mut self, mut started: Started) -> Result<Value, Refusal> {
+    async fn whole(mut self, mut call: CallStream) -> Result<Value, Refusal> {
         let (mut all, mut reason) = (String::new(), "stop");
-        while let Some(delta) = started.stream.next().await {
-            let TextDelta { text, finish, .. } = delta?;
+        while let Some(item) = call.next().await {
+            let (_, TextDelta { text, finish, .. }) = item?;
             self.first_at.get_or_insert_with(clock::now);
             reason = finish.as_ref().map_or(reason, TextFinish::reason);
             all.push_str(&text);
         }
-        let usage = started.stream.usage();
-        Ok(self.last(reason, &all, (usage.prompt_tokens, usage.completion_tokens)))
+        Ok(self.last(reason, &all, call.usage()))
     }
 
     fn line(&self, text: &str) -> Value {
@@ -319,7 +310,7 @@ impl Lines {
     }
 
     /// Last line, with token counts and durations in nanoseconds.
-    fn last(&self, reason: &str, text: &str, (prompt_tokens, output_tokens): (u32, u32)) -> Value {
+    fn last(&self, reason: &str, text: &str, usage: Usage) -> Value {
         let mut line = self.line(text);
         let end = clock::now();
         let first = self.first_at.unwrap_or(end);
@@ -329,9 +320,9 @@ impl Lines {
         line["done_reason"] = reason.into();
         line["total_duration"] = nanos(self.received_at, end).into();
         line["load_duration"] = 0.into();
-        line["prompt_eval_count"] = prompt_tokens.into();
+        line["prompt_eval_count"] = usage.prompt_tokens.into();
         line["prompt_eval_duration"] = nanos(self.received_at, first).into();
-        line["eval_count"] = output_tokens.into();
+        line["eval_count"] = usage.completion_tokens.into();
         line["eval_duration"] = nanos(first, end).into();
         line
     }

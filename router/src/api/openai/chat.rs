@@ -10,9 +10,9 @@ use skein_node::clock;
 use skein_proto::version::Version;
 
 use super::error::{OpenAi, OpenAiError};
-use crate::api::answer::call_stream::Merged;
+use crate::api::answer::call_stream::CallStream;
 use crate::api::answer::choices::{CallIds, Choices, Message, chat_delta};
-use crate::api::answer::events::{Outgoing, SseEvent};
+use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, Names};
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::object::{Fields, wrong};
@@ -42,12 +42,13 @@ pub async fn create(
     let (call, draft) =
         GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
-    let mut merged = Merged::start(&app, &tenant, vec![draft]).await?;
+    let mut merged = CallStream::start(&app, &tenant, vec![draft]).await?;
     let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
-        merged.wait_for_first().await?;
-        let outgoing = Outgoing::new(&id, answer.choices(&merged), wants.had);
-        sse::response::<OpenAi>(sse::checked(answer.chunks(merged, outgoing)).await?)
+        let outgoing = ResumableEvents::new(&id, answer.choices(&merged), wants.had);
+        let mut seen = outgoing.clone();
+        merged.wait_for(|_, delta| seen.is_new(delta.sample_index as usize, delta)).await?;
+        sse::response::<OpenAi>(answer.chunks(merged, outgoing))
     } else {
         Json(answer.whole(merged).await?).into_response()
     };
@@ -171,7 +172,7 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(app: App, call: GenerationCall, merged: &Merged) -> Self {
+    fn new(app: App, call: GenerationCall, merged: &CallStream) -> Self {
         let heading = Heading {
             id: format!("chatcmpl-{}", call.id),
             object: if call.wants.stream { "chat.completion.chunk" } else { "chat.completion" },
@@ -181,7 +182,7 @@ impl Answer {
         Self { app, call, heading }
     }
 
-    async fn whole(self, mut merged: Merged) -> Result<Value, Refusal> {
+    async fn whole(self, mut merged: CallStream) -> Result<Value, Refusal> {
         let mut gathered: Vec<Gathered> = (0..self.choices(&merged)).map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (_, delta) = item?;
@@ -205,7 +206,7 @@ impl Answer {
         Ok(object.into())
     }
 
-    fn choice_list(&self, merged: &Merged, gathered: Vec<Gathered>) -> Vec<Value> {
+    fn choice_list(&self, merged: &CallStream, gathered: Vec<Gathered>) -> Vec<Value> {
         let (mut split, ids) = self.split(merged);
         let choice = |(index, mut gathered): (usize, Gathered)| {
             let mut message = Message::default();
@@ -217,7 +218,7 @@ impl Answer {
     }
 
     /// Splitters of the choices, and the ids of their calls.
-    fn split(&self, merged: &Merged) -> (Choices, CallIds) {
+    fn split(&self, merged: &CallStream) -> (Choices, CallIds) {
         let prompt = merged.prompts().first();
         let plan = prompt.and_then(|prompt| prompt.split.as_ref());
         let choices = Choices::new(plan, self.choices(merged), self.call.include_reasoning);
@@ -245,14 +246,14 @@ impl Answer {
         Names { bytes: self.app.text.tokenizer.bytes(), as_ids: self.call.wants.tokens_as_ids }
     }
 
-    fn choices(&self, merged: &Merged) -> usize {
+    fn choices(&self, merged: &CallStream) -> usize {
         merged.prompts().first().map_or(1, |prompt| prompt.request.n as usize)
     }
 
     fn chunks(
         self,
-        mut merged: Merged,
-        mut outgoing: Outgoing,
+        mut merged: CallStream,
+        mut outgoing: ResumableEvents,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
         let (mut split, ids) = self.split(&merged);
@@ -293,7 +294,7 @@ impl Answer {
     }
 
     /// The first chunk of a choice: the role, no content.
-    fn opening(&self, index: usize, merged: &Merged) -> Value {
+    fn opening(&self, index: usize, merged: &CallStream) -> Value {
         let choice = json!({
             "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null,
             "finish_reason": null,
@@ -335,7 +336,7 @@ impl Answer {
         Some(choice)
     }
 
-    fn chunk(&self, choice: Value, merged: &Merged) -> Map<String, Value> {
+    fn chunk(&self, choice: Value, merged: &CallStream) -> Map<String, Value> {
         let mut object = self.heading.object(vec![choice]);
         if self.call.wants.continuous_usage {
             object.insert("usage".to_owned(), shapes::usage(merged.usage()));

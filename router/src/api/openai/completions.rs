@@ -11,8 +11,8 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::version::Version;
 
 use super::error::{OpenAi, OpenAiError};
-use crate::api::answer::call_stream::Merged;
-use crate::api::answer::events::{Outgoing, SseEvent};
+use crate::api::answer::call_stream::CallStream;
+use crate::api::answer::events::{ResumableEvents, SseEvent};
 use crate::api::answer::logprobs::{self, CompletionLogprobs, Names, ScoredToken};
 use crate::api::answer::progress::Progress;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
@@ -41,12 +41,13 @@ pub async fn create(
     let (call, drafts) =
         GenerationCall::parse(fields, &headers, &id, &app.config).inspect_err(|refusal| refusal.log(&id))?;
     let (ignored, id, wants) = (call.ignored.clone(), call.id.clone(), call.wants.clone());
-    let mut merged = Merged::start(&app, &tenant, drafts).await?;
+    let mut merged = CallStream::start(&app, &tenant, drafts).await?;
     let answer = Answer::new(app, call, &merged);
     let response = if wants.stream {
-        merged.wait_for_first().await?;
-        let outgoing = Outgoing::new(&id, answer.choices.len(), wants.had);
-        sse::response::<OpenAi>(sse::checked(answer.chunks(merged, outgoing)).await?)
+        let outgoing = ResumableEvents::new(&id, answer.choices.len(), wants.had);
+        let (mut seen, n) = (outgoing.clone(), answer.n);
+        merged.wait_for(|at, delta| seen.is_new(at * n + delta.sample_index as usize, delta)).await?;
+        sse::response::<OpenAi>(answer.chunks(merged, outgoing))
     } else {
         Json(answer.whole(merged).await?).into_response()
     };
@@ -219,7 +220,7 @@ struct Choice {
 }
 
 impl Answer {
-    fn new(app: App, call: GenerationCall, merged: &Merged) -> Self {
+    fn new(app: App, call: GenerationCall, merged: &CallStream) -> Self {
         let heading = Heading {
             id: format!("cmpl-{}", call.id),
             object: "text_completion",
@@ -238,7 +239,7 @@ impl Answer {
         Self { app, call, heading, n, choices }
     }
 
-    async fn whole(mut self, mut merged: Merged) -> Result<Value, Refusal> {
+    async fn whole(mut self, mut merged: CallStream) -> Result<Value, Refusal> {
         let mut gathered: Vec<Gathered> = self.choices.iter().map(|_| Gathered::default()).collect();
         while let Some(item) = merged.next().await {
             let (at, delta) = item?;
@@ -266,8 +267,8 @@ impl Answer {
 
     fn chunks(
         mut self,
-        mut merged: Merged,
-        mut outgoing: Outgoing,
+        mut merged: CallStream,
+        mut outgoing: ResumableEvents,
     ) -> impl Stream<Item = Result<SseEvent, Refusal>> + Send {
         let text_chunks = self.text_chunks();
         async_stream::try_stream! {
@@ -316,7 +317,7 @@ impl Answer {
         is_plain.then(chunks)
     }
 
-    fn chunk(&self, choice: Value, merged: &Merged) -> Map<String, Value> {
+    fn chunk(&self, choice: Value, merged: &CallStream) -> Map<String, Value> {
         let mut object = self.heading.object(vec![choice]);
         if self.call.wants.continuous_usage {
             object.insert("usage".to_owned(), self.usage(merged));
@@ -354,7 +355,7 @@ impl Answer {
     }
 
     /// Choice object for `delta`. The first one of a choice starts with the echoed prompt.
-    fn choice(&mut self, index: usize, delta: TextDelta, merged: &Merged) -> Result<Value, Refusal> {
+    fn choice(&mut self, index: usize, delta: TextDelta, merged: &CallStream) -> Result<Value, Refusal> {
         let at = index / self.n;
         let prompt = merged.prompts().get(at).ok_or(Refusal::Internal)?;
         let first =
@@ -396,7 +397,7 @@ impl Answer {
         }
     }
 
-    fn usage(&self, merged: &Merged) -> Value {
+    fn usage(&self, merged: &CallStream) -> Value {
         let mut usage = merged.usage();
         if self.call.drop_output {
             usage.completion_tokens = 0;

@@ -4,7 +4,7 @@
 pub mod output;
 pub mod request;
 
-use super::call_stream::Merged;
+use super::call_stream::CallStream;
 use super::choices::{CallIds, Choices};
 use crate::app::App;
 use crate::formats::Piece;
@@ -15,7 +15,7 @@ use crate::text::text_stream::{TextFinish, Usage};
 
 /// Stream of a running answer. Dropping it cancels the request.
 pub struct Single {
-    merged: Merged,
+    merged: CallStream,
     split: Choices,
     ids: CallIds,
 }
@@ -37,7 +37,7 @@ impl Single {
         draft: Draft,
         include_reasoning: bool,
     ) -> Result<Self, Refusal> {
-        let mut merged = Merged::start(app, tenant, vec![draft]).await?;
+        let mut merged = CallStream::start(app, tenant, vec![draft]).await?;
         merged.wait_for_first().await?;
         let prompt = merged.prompts().first().ok_or(Refusal::Internal)?;
         let split = Choices::new(prompt.split.as_ref(), 1, include_reasoning);
