@@ -9,20 +9,13 @@ use futures::Stream;
 use futures::future::BoxFuture;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
-use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::finish::FinishReason;
-use skein_proto::totals::Total;
-use skein_proto::version::Version;
 
 use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
-use crate::fleet::admission::Running;
-use crate::fleet::capacity::Capacity;
-use crate::fleet::{KnownAdapters, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
-use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
-use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// What the log shows for a client that left before the end, as nginx does.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -58,70 +51,6 @@ impl Generator for Metered {
                 }
             }
         })
-    }
-
-    fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
-        self.inner.pick(request, from)
-    }
-
-    fn model_limits(&self) -> Result<ModelLimits, Refusal> {
-        self.inner.model_limits()
-    }
-
-    fn adapters(&self) -> Arc<KnownAdapters> {
-        self.inner.adapters()
-    }
-
-    fn load_adapter<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        self.inner.load_adapter(name, path)
-    }
-
-    fn unload_adapter<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
-        self.inner.unload_adapter(name)
-    }
-
-    fn adapter_records(&self) -> Vec<AdapterRecord> {
-        self.inner.adapter_records()
-    }
-
-    fn check_adapter<'a>(
-        &'a self,
-        name: &'a str,
-        path: &'a str,
-    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        self.inner.check_adapter(name, path)
-    }
-
-    fn change_adapter(
-        &self,
-        record: AdapterRecord,
-        is_repeated: bool,
-    ) -> BoxFuture<'_, Result<bool, Refusal>> {
-        self.inner.change_adapter(record, is_repeated)
-    }
-
-    fn ready(&self) -> Result<(), Refusal> {
-        self.inner.ready()
-    }
-
-    fn capacity(&self) -> Result<Capacity, Refusal> {
-        self.inner.capacity()
-    }
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn workers(&self) -> Vec<WorkerStatus> {
-        self.inner.workers()
-    }
-
-    fn totals(&self) -> Vec<Total> {
-        self.inner.totals()
-    }
-
-    fn running(&self) -> Running {
-        self.inner.running()
     }
 
     fn leave(&self) {

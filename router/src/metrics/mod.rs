@@ -14,7 +14,7 @@ use skein_node::trace::GenAi;
 pub use metered::Metered;
 pub(crate) use workers::pressure;
 
-use crate::generator::Generator;
+use crate::generator::FleetView;
 use crate::links::picks::Picked;
 use crate::refusal::Refusal;
 use workers::WorkerGauges;
@@ -252,11 +252,11 @@ impl Metrics {
     }
 
     /// All of it as of now, in `format`.
-    pub fn encode(&self, format: Format, generator: &dyn Generator) -> String {
-        let running = generator.running();
+    pub fn encode(&self, format: Format, fleet: &dyn FleetView) -> String {
+        let running = fleet.running();
         self.in_flight.set(running.requests.into());
         self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));
-        self.engines.set(generator.totals());
-        self.workers.encode(&generator.workers(), generator.version(), || self.registry.encode(format))
+        self.engines.set(fleet.totals());
+        self.workers.encode(&fleet.workers(), fleet.version(), || self.registry.encode(format))
     }
 }

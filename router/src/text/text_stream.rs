@@ -316,7 +316,7 @@ mod tests {
     use crate::config::RequestLimits;
     use crate::drain::Drain;
     use crate::fleet::KnownAdapters;
-    use crate::generator::Generator;
+    use crate::generator::{FleetView, Generator};
     use crate::request::{Draft, Prompt};
     use crate::testing::{Say, Script, delta, finish, model_text, tokens};
     use crate::validate::validate;

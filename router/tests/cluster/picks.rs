@@ -1,6 +1,6 @@
 //! An endpoint picker beside the routers: it picks what they would choose, and they follow its picks.
 
-use skein_router::generator::Generator;
+use skein_router::generator::FleetView;
 use skein_router::links::picks::Endpoints;
 
 use super::*;

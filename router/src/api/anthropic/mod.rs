@@ -76,7 +76,7 @@ async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal>
     let fields = Fields::read(request, &app).await?;
     let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
     app.check_model(draft.model.as_deref())?;
-    let most = most_to_tokenize(&app.generator.model_limits()?);
+    let most = most_to_tokenize(&app.fleet.model_limits()?);
     let text = app.text.clone();
     let bytes = work_bytes(&draft.prompt);
     let count = move || {

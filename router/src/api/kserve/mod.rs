@@ -165,7 +165,7 @@ impl GrpcInferenceService for KserveService {
             state: state.to_owned(),
             reason: reason.clone(),
         };
-        let adapters = self.app.generator.adapters();
+        let adapters = self.app.adapters.known();
         let names = self.app.text.served_names.iter().chain(adapters.by_name.keys());
         let names = names.filter(|_| refusal.is_none() || !request.get_ref().ready);
         Ok(Response::new(RepositoryIndexResponse { models: names.map(model).collect() }))

@@ -67,7 +67,7 @@ async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, O
     let mut fields = Fields::read(request, &app).await?;
     let name = fields.string("model").or_else(|| fields.string("name"));
     app.check_model(name.as_deref().map(untagged))?;
-    let context = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
+    let context = app.fleet.model_limits().ok().map(|limits| limits.max_model_len);
     let facts = &app.text.facts;
     // Clients look up the context length under the architecture's name.
     let architecture = if facts.family.is_empty() { "skein" } else { &facts.family };

@@ -11,7 +11,7 @@ use crate::refusal::Refusal;
 
 pub async fn list(State(app): State<App>) -> Json<Value> {
     let mut data: Vec<Value> = app.text.served_names.iter().map(|name| model(&app, name, false)).collect();
-    data.extend(app.generator.adapters().by_name.keys().map(|name| model(&app, name, true)));
+    data.extend(app.adapters.known().by_name.keys().map(|name| model(&app, name, true)));
     Json(json!({"object": "list", "data": data}))
 }
 
@@ -28,8 +28,8 @@ pub async fn retrieve(
 /// A model in vLLM's format. `max_model_len` and `version` come from the workers and are null while none is
 /// ready; new requests go to this version.
 fn model(app: &App, name: &str, is_adapter: bool) -> Value {
-    let max_model_len = app.generator.model_limits().ok().map(|limits| limits.max_model_len);
-    let version = Some(app.generator.version()).filter(|version| version.is_known());
+    let max_model_len = app.fleet.model_limits().ok().map(|limits| limits.max_model_len);
+    let version = Some(app.fleet.version()).filter(|version| version.is_known());
     let parent = is_adapter.then(|| app.text.name().to_string());
     json!({
         "id": name, "object": "model", "created": app.created, "owned_by": "skein", "root": name, "parent": parent,

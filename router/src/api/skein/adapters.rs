@@ -25,7 +25,7 @@ pub async fn load(State(app): State<App>, request: Request) -> Result<String, Op
         let message = format!("lora_name `{name}` is the model's name; choose another.");
         return Err(Refusal::invalid("lora_name", message).into());
     }
-    app.generator.load_adapter(&name, &path).await?;
+    app.adapters.load(&name, &path).await?;
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
@@ -37,7 +37,7 @@ pub async fn unload(State(app): State<App>, request: Request) -> Result<String, 
     let _ = fields.i64("lora_int_id");
     fields.finish(app.config.refuse_unknown_fields)?;
     let name = name?;
-    app.generator.unload_adapter(&name).await?;
+    app.adapters.unload(&name).await?;
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 

@@ -52,8 +52,8 @@ impl Inference for InferenceService {
         &self,
         _: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        let limits = self.app.generator.model_limits().map_err(|refusal| status(&refusal))?;
-        let adapters = self.app.generator.adapters();
+        let limits = self.app.fleet.model_limits().map_err(|refusal| status(&refusal))?;
+        let adapters = self.app.adapters.known();
         let model = |name: &std::sync::Arc<str>| v1::Model {
             id: name.to_string(),
             max_model_len: limits.max_model_len,
@@ -105,7 +105,7 @@ impl InferenceService {
 
     async fn tokenized(&self, request: v1::TokenizeRequest) -> Result<v1::TokenizeResponse, Refusal> {
         self.app.check_model(convert::given(request.model).as_deref())?;
-        let limits = self.app.generator.model_limits()?;
+        let limits = self.app.fleet.model_limits()?;
         let add_special_tokens = request.add_special_tokens.unwrap_or(true);
         let prompt = match request.input {
             None => return Err(Refusal::invalid("input", "input is required: text or chat.")),

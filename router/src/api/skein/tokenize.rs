@@ -19,7 +19,7 @@ use crate::validate::{most_to_tokenize, token_id};
 pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<Value>, OpenAiError> {
     let mut fields = Fields::read(request, &app).await?;
     app.check_model(fields.string("model").as_deref())?;
-    let limits = app.generator.model_limits()?;
+    let limits = app.fleet.model_limits()?;
     let return_token_strs = fields.bool("return_token_strs");
     let prompt = match fields.take("prompt") {
         Some(Value::String(text)) => Prompt::Text(text),

@@ -183,11 +183,16 @@ async fn a_root_path_serves_the_api_below_it_too_and_behind_the_same_key() {
 #[tokio::test(start_paused = true)]
 async fn the_status_of_a_stream_waits_once_for_its_first_output() {
     let silent = || testing::app(Script { say: vec![Say::Hang], ..Script::default() });
-    for (path, mut body) in [(COMPLETIONS, json!({"prompt": "a"})), (CHAT, chat(json!({}))), ("/api/chat", chat(json!({})))] {
+    for (path, mut body) in
+        [(COMPLETIONS, json!({"prompt": "a"})), (CHAT, chat(json!({}))), ("/api/chat", chat(json!({})))]
+    {
         body["stream"] = json!(true);
         let asked = tokio::time::Instant::now();
         let response = routes(silent()).oneshot(post_bytes(path, body.to_string())).await.unwrap();
         let waited = asked.elapsed();
-        assert!(response.status().is_success() && (1900..2100).contains(&waited.as_millis()), "{path}: {waited:?}");
+        assert!(
+            response.status().is_success() && (1900..2100).contains(&waited.as_millis()),
+            "{path}: {waited:?}"
+        );
     }
 }

@@ -56,7 +56,7 @@ impl WorkerFace {
 
     fn capacity(&self) -> Result<Capacity, Refusal> {
         self.app.ready()?;
-        self.app.generator.capacity()
+        self.app.fleet.capacity()
     }
 }
 
@@ -126,14 +126,14 @@ impl Worker for WorkerFace {
         request: Request<wire::LoadAdapterRequest>,
     ) -> Result<Response<wire::LoadAdapterResponse>, Status> {
         let wire::LoadAdapterRequest { name, path, id, stamp, only_check } = request.into_inner();
-        let generator = &self.app.generator;
+        let adapters = &self.app.adapters;
         let loaded = match AdapterId::from_wire(id) {
-            _ if only_check => generator.check_adapter(&name, &path).await,
+            _ if only_check => adapters.check(&name, &path).await,
             Some(id) if stamp > 0 || name.is_empty() => {
                 let record = AdapterRecord { name, change: AdapterChange::Loaded { path, id, stamp } };
-                generator.change_adapter(record, true).await.map(|_| id)
+                adapters.change(record, true).await.map(|_| id)
             }
-            _ => generator.load_adapter(&name, &path).await,
+            _ => adapters.load(&name, &path).await,
         };
         let id = loaded.map_err(|refusal| status(&refusal))?;
         Ok(Response::new(wire::LoadAdapterResponse { id: id.0 }))
@@ -146,9 +146,9 @@ impl Worker for WorkerFace {
         let wire::UnloadAdapterRequest { name, stamp, is_repeated } = request.into_inner();
         let unloaded = if stamp > 0 {
             let record = AdapterRecord { name, change: AdapterChange::Unloaded { stamp } };
-            self.app.generator.change_adapter(record, is_repeated).await
+            self.app.adapters.change(record, is_repeated).await
         } else {
-            self.app.generator.unload_adapter(&name).await.map(|()| true)
+            self.app.adapters.unload(&name).await.map(|()| true)
         };
         match unloaded {
             Ok(found) => Ok(Response::new(wire::UnloadAdapterResponse { found })),

@@ -68,7 +68,7 @@ pub fn follow(
                 IDLE_INTERVAL
             };
             let draining = report.draining;
-            let now = (app.generator.adapters(), app.generator.adapter_records());
+            let now = (app.adapters.known(), app.adapters.records());
             if now != told {
                 let records = (now.1 != told.1).then(|| now.1.clone());
                 told = now;
@@ -90,7 +90,7 @@ pub fn follow(
 /// itself.
 fn report(app: &App, step: u64, last_placement_sequence: u64, readers: usize) -> LoadReport {
     let readers = u32::try_from(readers).unwrap_or(u32::MAX);
-    let capacity = app.ready().and_then(|()| app.generator.capacity());
+    let capacity = app.ready().and_then(|()| app.fleet.capacity());
     let draining = capacity.is_err();
     let load = match capacity {
         Ok(capacity) => Load {

@@ -255,13 +255,13 @@ impl Idle {
 
     /// Half of the workers' total `max_num_seqs`.
     fn at_once(&self) -> usize {
-        let seats = self.app.generator.capacity().map_or(1, |capacity| capacity.max_num_seqs);
+        let seats = self.app.fleet.capacity().map_or(1, |capacity| capacity.max_num_seqs);
         (seats / 2).clamp(1, MOST_AT_ONCE) as usize
     }
 
     async fn idle(&self) {
         loop {
-            let workers = self.app.generator.workers();
+            let workers = self.app.fleet.workers();
             let ready = || workers.iter().filter(|worker| worker.is_ready());
             let mean = ready().map(pressure).sum::<f64>() / ready().count().max(1) as f64;
             if mean < IDLE_PRESSURE {
