@@ -21,7 +21,7 @@ use crate::swap::ModelSwaps;
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text::work::TextWork;
-use crate::validate::{check_model, validate};
+use crate::validate::{Offer, check_model, validate};
 
 /// State of the APIs; cheap to clone.
 #[derive(Clone)]
@@ -161,8 +161,15 @@ impl App {
         let size = work_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
         let adapters = self.adapters.known();
-        let check =
-            move || validate(draft, &app.text, (&limits, &adapters), &app.config.limits, clock::now());
+        let check = move || {
+            validate(
+                draft,
+                &app.text,
+                Offer { model: &limits, adapters: &adapters },
+                &app.config.limits,
+                clock::now(),
+            )
+        };
         self.text_work(size, check).await
     }
 

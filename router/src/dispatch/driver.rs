@@ -120,14 +120,8 @@ impl Driver {
             ticket: Some(&ticket),
         };
         let admitted = workers.admit(&arrival, admission);
-        request.trace.add(|| {
-            let part = Part::new("admit", now, clock::now())
-                .count("skein.prompt_tokens", arrival.job.demand.prompt_tokens);
-            match &admitted {
-                Ok(_) => part,
-                Err(refusal) => part.failed(refusal.http().code.unwrap_or("invalid_request")),
-            }
-        });
+        let refusal = admitted.as_ref().err();
+        request.trace.add(|| admit_span(now, arrival.job.demand.prompt_tokens, refusal));
         let (permit, place) = admitted?;
         route_span(&attempts, &request, now, place.as_ref());
         let timer = Timer::new(request.deadline);
@@ -404,6 +398,15 @@ impl Driver {
 
     pub(super) fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
         change(&mut self.journey.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Span of admission since `from`, failed if it refused the request.
+fn admit_span(from: clock::Timestamp, prompt_tokens: u32, refusal: Option<&Refusal>) -> Part {
+    let part = Part::new("admit", from, clock::now()).count("skein.prompt_tokens", prompt_tokens);
+    match refusal {
+        None => part,
+        Some(refusal) => part.failed(refusal.http().code.unwrap_or("invalid_request")),
     }
 }
 

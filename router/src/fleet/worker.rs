@@ -41,6 +41,15 @@ pub struct HealthLimits {
     pub wedge_timeout: Option<Duration>,
 }
 
+/// A position in a worker's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogPosition {
+    /// Epoch of the worker that writes the log.
+    pub epoch: u64,
+    /// Number of its next event.
+    pub next_sequence: u64,
+}
+
 /// Why a worker accepts no requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
@@ -274,10 +283,13 @@ impl Worker {
         LogFit::Next
     }
 
-    pub fn watch_from(&self) -> (u64, u64) {
+    /// Where a watch starts; `None` = with a snapshot.
+    pub fn watch_from(&self) -> Option<LogPosition> {
         match (&self.info, self.position) {
-            (Some(info), Position::Next(next)) => (info.epoch, next),
-            _ => (0, 0),
+            (Some(info), Position::Next(next_sequence)) => {
+                Some(LogPosition { epoch: info.epoch, next_sequence })
+            }
+            _ => None,
         }
     }
 

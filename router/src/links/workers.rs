@@ -27,7 +27,8 @@ use crate::fleet::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
 use crate::fleet::receipt::Receipt;
 use crate::fleet::{
-    self, Action, Fleet, Job, KnownAdapters, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement,
+    self, Action, Fleet, Job, KnownAdapters, LogPosition, Notice, Pick, WorkerEpoch, WorkerId,
+    WorkerPlacement,
 };
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
@@ -237,7 +238,7 @@ impl Workers {
         self.lock().clients.remove(&worker);
     }
 
-    pub(crate) fn watch_from(&self, worker: WorkerId) -> (u64, u64) {
+    pub(crate) fn watch_from(&self, worker: WorkerId) -> Option<LogPosition> {
         self.with_fleet(|fleet| fleet.watch_from(worker))
     }
 

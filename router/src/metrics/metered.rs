@@ -178,14 +178,14 @@ impl Answer {
 
     fn delta(&mut self, delta: &TokenDelta, now: Timestamp) {
         if !std::mem::replace(&mut self.has_begun, true) {
-            self.metrics.prompt_tokens.inc_by(self.prompt_tokens);
-            self.metrics.request_prompt_tokens.observe(self.prompt_tokens as f64);
+            self.metrics.tokens.prompt_tokens.inc_by(self.prompt_tokens);
+            self.metrics.tokens.request_prompt_tokens.observe(self.prompt_tokens as f64);
         }
         if let Some(cached) = delta.cached_tokens {
             self.cached_tokens = cached;
-            self.metrics.prefix_queries.inc_by(self.prompt_tokens);
-            self.metrics.prefix_hits.inc_by(cached.into());
-            self.metrics.cached_tokens.inc_by(cached.into());
+            self.metrics.tokens.prefix_queries.inc_by(self.prompt_tokens);
+            self.metrics.tokens.prefix_hits.inc_by(cached.into());
+            self.metrics.tokens.cached_tokens.inc_by(cached.into());
         }
         self.tokens(delta.sample_index, delta.tokens.len() as u64, now);
         if let Some(finish) = delta.finish {
@@ -206,15 +206,15 @@ impl Answer {
         let is_first = !self.resumes && self.samples.iter().all(|sample| sample.first.is_none());
         let Some(sample) = self.samples.get_mut(sample_index as usize) else { return };
         if is_first {
-            self.metrics.time_to_first_token.observe(now.since(self.arrived).as_secs_f64());
+            self.metrics.latencies.time_to_first_token.observe(now.since(self.arrived).as_secs_f64());
         }
         sample.first.get_or_insert(now);
         if let Some(latest) = sample.latest.replace(now) {
             let gap = now.since(latest).as_secs_f64() / count as f64;
-            (0..count).for_each(|_| self.metrics.inter_token_latency.observe(gap));
+            (0..count).for_each(|_| self.metrics.latencies.inter_token_latency.observe(gap));
         }
         sample.tokens += count;
-        self.metrics.generation_tokens.inc_by(count);
+        self.metrics.tokens.generation_tokens.inc_by(count);
     }
 
     /// The end of one sample; the first reason counts.
@@ -226,9 +226,9 @@ impl Answer {
         sample.finished = true;
         self.span.finished(reason);
         self.metrics.success.with_label_values(&[reason]).inc();
-        self.metrics.request_generation_tokens.observe(sample.tokens as f64);
+        self.metrics.tokens.request_generation_tokens.observe(sample.tokens as f64);
         if let Some(mean) = sample.per_token() {
-            self.metrics.time_per_output_token.observe(mean.as_secs_f64());
+            self.metrics.latencies.time_per_output_token.observe(mean.as_secs_f64());
         }
     }
 
@@ -304,7 +304,7 @@ impl Answer {
         if !std::mem::replace(&mut self.has_ended, true) {
             self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
             let now = clock::now();
-            self.metrics.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
+            self.metrics.latencies.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
             self.record_gen_ai(now);
             self.log(outcome);
             self.span.end(Counts {

@@ -48,16 +48,25 @@ pub struct CompletionLogprobs {
     detokenizer: Detokenizer,
 }
 
+/// A prompt that a choice repeats before its output; empty = none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Echo<'a> {
+    /// Text of the prompt.
+    pub text: &'a str,
+    /// Its tokens.
+    pub tokens: &'a [ScoredToken<'a>],
+}
+
 impl CompletionLogprobs {
     /// Offsets count characters from the start of the choice's text. `detokenizer` decodes the output tokens.
     pub fn new(detokenizer: Detokenizer) -> Self {
         Self { offset: 0, detokenizer }
     }
 
-    /// Lists for an echoed prompt (its text and tokens) followed by new output. A token without
-    /// log-probabilities, such as the first of the prompt, gets null.
-    pub fn next(&mut self, names: Names<'_>, echo: (&str, &[ScoredToken]), output: &[ScoredToken]) -> Value {
-        let (text, prompt) = echo;
+    /// Lists for an echoed prompt followed by new output. A token without log-probabilities, such as the first of
+    /// the prompt, gets null.
+    pub fn next(&mut self, names: Names<'_>, echo: Echo<'_>, output: &[ScoredToken]) -> Value {
+        let Echo { text, tokens: prompt } = echo;
         let mut offsets = offsets_in(text, prompt, names.bytes);
         self.offset += text.chars().count();
         for (token, _) in output {

@@ -100,7 +100,9 @@ impl Call {
             }
         }
         let outputs = outputs(&request)?;
-        given.finish(request, prompt, outputs, batched, refuse_unknown, (tenant, timeout_ms))
+        let mut call = given.finish(request, prompt, outputs, batched, refuse_unknown)?;
+        (call.draft.tenant, call.draft.timeout_ms) = (tenant, timeout_ms);
+        Ok(call)
     }
 }
 
@@ -197,7 +199,6 @@ impl Given {
         mut outputs: Vec<Output>,
         batched: bool,
         refuse_unknown: bool,
-        (tenant, timeout_ms): (Tenant, Option<u64>),
     ) -> Result<Call, Refusal> {
         let mut fields = Fields::of(self.fields);
         if let Some(end_id) = self.end_id {
@@ -239,10 +240,8 @@ impl Given {
             add_special_tokens: fields.optional_bool("add_special_tokens"),
             constraint: constraint::constraint(&mut fields),
             truncation: sampling::truncation(&mut fields),
-            tenant,
             cache_salt: fields.string("cache_salt").unwrap_or_default(),
             priority: fields.i64("priority").unwrap_or(0),
-            timeout_ms,
             ..Draft::default()
         };
         let ignored = fields.finish(refuse_unknown)?;

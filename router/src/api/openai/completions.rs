@@ -13,7 +13,7 @@ use skein_proto::version::Version;
 use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
 use crate::api::answer::events::{ResumableEvents, SseEvent};
-use crate::api::answer::logprobs::{self, CompletionLogprobs, Names, ScoredToken};
+use crate::api::answer::logprobs::{self, CompletionLogprobs, Echo, Names, ScoredToken};
 use crate::api::answer::progress::Progress;
 use crate::api::answer::shapes::{self, Gathered, Heading, TextChunks};
 use crate::api::fields::field::Field;
@@ -350,7 +350,7 @@ impl Answer {
             && let Some(choice) = self.choices.get_mut(index)
         {
             let names = names(&self.app, &self.call);
-            choice.logprobs.next(names, ("", &[]), &scored_output(had));
+            choice.logprobs.next(names, Echo::default(), &scored_output(had));
         }
     }
 
@@ -367,7 +367,8 @@ impl Answer {
                 if echo { scored_prompt(&prompt.request, &prompt.prompt_logprobs) } else { Vec::new() };
             let output = scored_output(&delta);
             let names = names(&self.app, &self.call);
-            self.choices.get_mut(index).map(|choice| choice.logprobs.next(names, (&text, &shown), &output))
+            let echo = Echo { text: &text, tokens: &shown };
+            self.choices.get_mut(index).map(|choice| choice.logprobs.next(names, echo, &output))
         });
         text.push_str(&delta.text);
         let mut choice = json!({
