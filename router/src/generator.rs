@@ -1,5 +1,5 @@
-//! The interface between the APIs and the cluster, in three parts: tokens go in and come out ([`Generator`]), a
-//! view of the workers ([`FleetView`]), and what is done with adapters ([`Adapters`]).
+//! The interface between the APIs and the cluster, in three parts: tokens go in and come out ([`Generator`]),
+//! a view of the workers ([`FleetView`]), and what is done with adapters ([`Adapters`]).
 //!
 //! `Cluster` implements them over workers, the tests of the APIs with a script. Nothing behind them handles
 //! text, JSON or protobuf.

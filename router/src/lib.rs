@@ -1,12 +1,12 @@
 //! The router of a Skein cluster.
 //!
-//! `api` has a room for each API that clients speak; each parses requests into a [`request::Draft`] and writes
-//! answers. `validate` is the one validator of drafts. `text` converts them to tokens and tokens back to text,
-//! `formats` splits that text. `fleet` is the live state of the workers and chooses among them, purely; `links`
-//! connect to them. `dispatch` opens a stream on one of them and resumes it on another if that worker is lost;
-//! `cluster` ties these together behind the traits of `generator`. `batch` runs files of requests. `metrics`
-//! counts and times requests. `upstream` is another front, without text: it passes requests on to servers that
-//! speak the OpenAI API or KServe v2. This crate does not use the worker's code.
+//! `api` has a room for each API that clients speak; each parses requests into a [`request::Draft`] and
+//! writes answers. `validate` is the one validator of drafts. `text` converts them to tokens and tokens back
+//! to text, `formats` splits that text. `fleet` is the live state of the workers and chooses among them,
+//! purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes it on another if
+//! that worker is lost; `cluster` ties these together behind the traits of `generator`. `batch` runs files of
+//! requests. `metrics` counts and times requests. `upstream` is another front, without text: it passes
+//! requests on to servers that speak the OpenAI API or KServe v2. This crate does not use the worker's code.
 
 pub mod api;
 pub mod app;

@@ -1,5 +1,5 @@
-//! What clients speak, a room for each API: `openai`, `anthropic`, `ollama` over HTTP, `kserve` over gRPC, and
-//! `skein`, our own, over both; `worker_face` for gateways, to which this router is one large worker, and
+//! What clients speak, a room for each API: `openai`, `anthropic`, `ollama` over HTTP, `kserve` over gRPC,
+//! and `skein`, our own, over both; `worker_face` for gateways, to which this router is one large worker, and
 //! `endpoint_picker` for Envoy. Each translates between its messages and the router's own request types, and
 //! brings its form of errors. `http` and `grpc` hold what those over the same transport share, `fields` and
 //! `answer` what their requests and answers share. Policy, retries and checks of values are elsewhere

@@ -86,10 +86,10 @@ mod tests {
     use skein_proto::load::Load;
 
     use super::*;
-    use crate::fleet::Refused;
+    use crate::fleet::NotReady;
     use crate::fleet::ledger::CurrentLoad;
 
-    fn worker(refuses: Option<Refused>, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
+    fn worker(refuses: Option<NotReady>, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
         let info = WorkerInfo {
             epoch: 1,
             model: "m".into(),
@@ -129,13 +129,13 @@ mod tests {
     #[test]
     fn limits_are_the_least_and_capacity_the_sum_over_ready_workers() {
         let workers =
-            vec![worker(None, 64, true), worker(None, 32, true), worker(Some(Refused::Draining), 8, false)];
+            vec![worker(None, 64, true), worker(None, 32, true), worker(Some(NotReady::Draining), 8, false)];
         let capacity = Capacity::of(&workers).unwrap();
         assert_eq!((capacity.limits.max_model_len, capacity.resume_exact), (32, true));
         assert_eq!((capacity.kv_blocks, capacity.max_num_seqs, capacity.free_blocks), (200, 16, 80));
         assert_eq!((capacity.sequences, capacity.decode_tokens_per_second), (4, 2.0));
         let mixed = vec![worker(None, 64, true), worker(None, 64, false)];
         assert!(!Capacity::of(&mixed).unwrap().resume_exact);
-        assert_eq!(Capacity::of(&[worker(Some(Refused::Silent), 64, true)]), None);
+        assert_eq!(Capacity::of(&[worker(Some(NotReady::Silent), 64, true)]), None);
     }
 }

@@ -56,7 +56,7 @@ use receipt::Receipt;
 use standing::{Standing, Standings};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
-pub use worker::{HealthLimits, LogPosition, Refused};
+pub use worker::{HealthLimits, LogPosition, NotReady};
 use worker::{LogFit, Model, Worker};
 pub use worker_id::{WorkerEpoch, WorkerId};
 

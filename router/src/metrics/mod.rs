@@ -189,13 +189,12 @@ impl Metrics {
     /// The metrics of a router for `model_name`, all of them zero.
     pub fn new(model_name: &str) -> Self {
         // vLLM's labels; a cluster is one engine to its clients.
-        let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
-        registry.process();
-        registry.traces();
-        let r = &registry;
+        let r = Registry::new(&[("model_name", model_name), ("engine", "0")]);
+        r.process();
+        r.traces();
         Self {
             requests: r.counter("skein_requests_total", "Requests accepted."),
-            refused: Refusals::new(r),
+            refused: Refusals::new(&r),
             outcomes: r.counters(
                 "skein_request_outcomes_total",
                 "Accepted requests by how they ended.",
@@ -230,8 +229,8 @@ impl Metrics {
                 "finished_reason",
                 &FINISHED,
             ),
-            tokens: TokenCounts::new(r),
-            latencies: Latencies::new(r),
+            tokens: TokenCounts::new(&r),
+            latencies: Latencies::new(&r),
             answers: r.counter_vec(
                 "http_requests_total",
                 "HTTP answers by route, method and class of status; streams count when they begin.",
@@ -242,10 +241,10 @@ impl Metrics {
                 "skein_admitted_tokens",
                 "Uncached prompt tokens and expected output tokens of the requests in flight.",
             ),
-            workers: WorkerGauges::new(r),
+            workers: WorkerGauges::new(&r),
             engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
-            registry,
+            registry: r,
         }
     }
 

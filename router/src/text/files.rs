@@ -58,7 +58,8 @@ impl TextFiles {
         Ok(Self { tokenizer, digest: None, parsed, built: None, config, template })
     }
 
-    /// Builds the tokenizer now, which takes most of the time of [`ModelText::of`](super::model_text::ModelText::of).
+    /// Builds the tokenizer now, which takes most of the time of
+    /// [`ModelText::of`](super::model_text::ModelText::of).
     ///
     /// # Errors
     /// If it cannot be used.

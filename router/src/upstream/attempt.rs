@@ -11,15 +11,6 @@ use super::reading::Reading;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
 use crate::fleet::breaker::Outcome;
-use crate::refusal::Refusal;
-
-/// Why an attempt has no response.
-pub(super) enum Ended {
-    /// The worker failed.
-    Fault(String),
-    /// The request has to end.
-    Over(Refusal),
-}
 
 /// Sends `body` to the worker of `seat`, which ends here if the attempt fails.
 pub(super) async fn attempt(
@@ -27,7 +18,7 @@ pub(super) async fn attempt(
     call: &Call,
     body: &Bytes,
     seat: Seat,
-) -> Result<(Parts, Reading), Ended> {
+) -> Result<(Parts, Reading), Failure> {
     match exchange::ask(shared, call, body, &seat).await {
         Ok((response, connection)) => {
             let (mut head, body) = response.into_parts();
@@ -37,8 +28,8 @@ pub(super) async fn attempt(
         Err(Failure::Fault(reason)) => {
             tracing::debug!(worker = &*seat.link().name(), reason, "a worker failed a request");
             seat.end(Outcome::Fault);
-            Err(Ended::Fault(reason))
+            Err(Failure::Fault(reason))
         }
-        Err(Failure::Over(refusal)) => Err(Ended::Over(refusal)),
+        Err(Failure::Over(refusal)) => Err(Failure::Over(refusal)),
     }
 }

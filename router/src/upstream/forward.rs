@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use skein_node::clock;
 
 use super::answers::refused;
-use super::attempt::{Ended, attempt};
+use super::attempt::attempt;
 use super::body::AnswerBody;
 use super::exchange::{Failure, outcome, watched};
 use super::headers::is_event_stream;
@@ -72,13 +72,13 @@ pub(super) async fn forward(
                 Err((ended, back)) => {
                     running = back;
                     match ended {
-                        Ended::Fault(reason) => reason,
-                        Ended::Over(refusal) => return over(running, &refusal),
+                        Failure::Fault(reason) => reason,
+                        Failure::Over(refusal) => return over(running, &refusal),
                     }
                 }
             },
-            Err(Ended::Over(refusal)) => return over(running, &refusal),
-            Err(Ended::Fault(reason)) => reason,
+            Err(Failure::Over(refusal)) => return over(running, &refusal),
+            Err(Failure::Fault(reason)) => reason,
         };
         tracing::debug!(worker = tried.last(), reason, "an attempt failed");
         moves += 1;
@@ -112,7 +112,7 @@ async fn answer(
     head: Parts,
     reading: Reading,
     mut running: Running,
-) -> Result<Response<AnswerBody>, (Ended, Running)> {
+) -> Result<Response<AnswerBody>, (Failure, Running)> {
     let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if length.is_none_or(|length| length > MAX_WHOLE_BYTES) {
         let is_events = is_event_stream(&head.headers);
@@ -132,13 +132,13 @@ async fn answer(
         }
         Ok(Err(error)) => {
             seat.end(Outcome::Fault);
-            Err((Ended::Fault(error.to_string()), running))
+            Err((Failure::Fault(error.to_string()), running))
         }
         Err(Failure::Fault(reason)) => {
             seat.end(Outcome::Fault);
-            Err((Ended::Fault(reason), running))
+            Err((Failure::Fault(reason), running))
         }
-        Err(Failure::Over(refusal)) => Err((Ended::Over(refusal), running)),
+        Err(Failure::Over(refusal)) => Err((Failure::Over(refusal), running)),
     }
 }
 

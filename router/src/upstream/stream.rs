@@ -8,9 +8,10 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
-use super::attempt::{Ended, attempt};
+use super::attempt::attempt;
 use super::continuation::{self, Edit};
 use super::events::Events;
+use super::exchange::Failure;
 use super::headers::is_event_stream;
 use super::reading::{Read, Reading};
 use super::routes::Call;
@@ -231,8 +232,8 @@ async fn recover(
                 reading.refuse(head.status);
                 format!("status {}", head.status)
             }
-            Err(Ended::Over(refusal)) => return Err(refusal),
-            Err(Ended::Fault(reason)) => reason,
+            Err(Failure::Over(refusal)) => return Err(refusal),
+            Err(Failure::Fault(reason)) => reason,
         };
         moves += 1;
         if moves > shared.config.router.migration_limit {

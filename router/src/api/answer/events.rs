@@ -1,5 +1,5 @@
-//! ResumableEvents events of a stream: assigns each the id from which its client can resume, and skips what the
-//! client received on an earlier connection.
+//! ResumableEvents events of a stream: assigns each the id from which its client can resume, and skips what
+//! the client received on an earlier connection.
 
 use std::fmt;
 
@@ -90,7 +90,8 @@ impl ResumableEvents {
         self.rests.get_mut(choice).ok_or(Refusal::Internal)?.part(delta)
     }
 
-    /// Whether a choice's next delta has anything that the client does not have, or is the first of a new stream.
+    /// Whether a choice's next delta has anything that the client does not have, or is the first of a new
+    /// stream.
     pub fn is_new(&mut self, choice: usize, delta: &TextDelta) -> Result<bool, Refusal> {
         if !self.is_resumed {
             return Ok(true);

@@ -63,8 +63,8 @@ impl CompletionLogprobs {
         Self { offset: 0, detokenizer }
     }
 
-    /// Lists for an echoed prompt followed by new output. A token without log-probabilities, such as the first of
-    /// the prompt, gets null.
+    /// Lists for an echoed prompt followed by new output. A token without log-probabilities, such as the
+    /// first of the prompt, gets null.
     pub fn next(&mut self, names: Names<'_>, echo: Echo<'_>, output: &[ScoredToken]) -> Value {
         let Echo { text, tokens: prompt } = echo;
         let mut offsets = offsets_in(text, prompt, names.bytes);

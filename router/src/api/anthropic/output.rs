@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::anthropic::error::error_object;
-use crate::api::http::sse::Named;
+use crate::api::http::sse::NamedEvent;
 use crate::formats::Piece;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
@@ -66,12 +66,12 @@ impl Message {
 }
 
 impl Output for Message {
-    fn begin(&mut self, usage: Usage) -> Vec<Named> {
+    fn begin(&mut self, usage: Usage) -> Vec<NamedEvent> {
         let object = json!({"type": "message_start", "message": self.whole(usage)});
-        vec![Named { event: "message_start", object }]
+        vec![NamedEvent { event: "message_start", object }]
     }
 
-    fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
+    fn take(&mut self, part: Part, single: &Single) -> Vec<NamedEvent> {
         let mut events = Vec::new();
         for piece in part.pieces {
             match piece {
@@ -93,16 +93,19 @@ impl Output for Message {
         events
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<Named> {
+    fn end(&mut self, usage: Usage) -> Vec<NamedEvent> {
         let message = self.whole(usage);
         let delta = json!({"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]});
         let object = json!({"type": "message_delta", "delta": delta, "usage": message["usage"]});
         let stop = json!({"type": "message_stop"});
-        vec![Named { event: "message_delta", object }, Named { event: "message_stop", object: stop }]
+        vec![
+            NamedEvent { event: "message_delta", object },
+            NamedEvent { event: "message_stop", object: stop },
+        ]
     }
 
-    fn failed(&mut self, refusal: &Refusal, _: Usage) -> Named {
-        Named { event: "error", object: error_object(refusal) }
+    fn failed(&mut self, refusal: &Refusal, _: Usage) -> NamedEvent {
+        NamedEvent { event: "error", object: error_object(refusal) }
     }
 
     fn whole(&self, usage: Usage) -> Value {
@@ -127,7 +130,7 @@ impl Output for Message {
 }
 
 impl Message {
-    fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<Named>) {
+    fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
         if self.open.as_ref().is_none_or(|block| block.kind != kind) {
             self.open(Block { kind, text: String::new(), id: String::new(), name: String::new() }, events);
         }
@@ -141,21 +144,21 @@ impl Message {
         };
         let index = self.blocks.len();
         let object = json!({"type": "content_block_delta", "index": index, "delta": delta});
-        events.push(Named { event: "content_block_delta", object });
+        events.push(NamedEvent { event: "content_block_delta", object });
     }
 
-    fn open(&mut self, block: Block, events: &mut Vec<Named>) {
+    fn open(&mut self, block: Block, events: &mut Vec<NamedEvent>) {
         self.close(events);
         let index = self.blocks.len();
         let object = json!({"type": "content_block_start", "index": index, "content_block": block.value()});
-        events.push(Named { event: "content_block_start", object });
+        events.push(NamedEvent { event: "content_block_start", object });
         self.open = Some(block);
     }
 
-    fn close(&mut self, events: &mut Vec<Named>) {
+    fn close(&mut self, events: &mut Vec<NamedEvent>) {
         let Some(block) = self.open.take() else { return };
         let object = json!({"type": "content_block_stop", "index": self.blocks.len()});
-        events.push(Named { event: "content_block_stop", object });
+        events.push(NamedEvent { event: "content_block_stop", object });
         self.blocks.push(block.value());
     }
 }

@@ -1,4 +1,5 @@
-//! What every API adds to its routes: the key check, and refusals of unknown paths and methods in its own form.
+//! What every API adds to its routes: the key check, and refusals of unknown paths and methods in its own
+//! form.
 
 use axum::Router;
 use axum::extract::Request;

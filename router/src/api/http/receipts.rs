@@ -1,5 +1,5 @@
-//! Receipts over HTTP: a request asks for them with the header `x-skein-receipt: true`; the answer has them in
-//! a header of the same name, and the trace as attributes.
+//! Receipts over HTTP: a request asks for them with the header `x-skein-receipt: true`; the answer has them
+//! in a header of the same name, and the trace as attributes.
 
 use axum::extract::Request;
 use axum::middleware::Next;

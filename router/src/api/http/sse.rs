@@ -38,9 +38,9 @@ pub fn response<F: ErrorForm>(
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-/// Named event, as used by Responses and Messages.
+/// NamedEvent event, as used by Responses and Messages.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Named {
+pub struct NamedEvent {
     /// Value of `event`; the object's `type` repeats it.
     pub event: &'static str,
     /// The JSON to send as `data`.
@@ -48,13 +48,13 @@ pub struct Named {
 }
 
 /// Response that sends named events; the last one marks the end of the stream.
-pub fn named(events: impl Stream<Item = Named> + Send + 'static) -> Response {
+pub fn named(events: impl Stream<Item = NamedEvent> + Send + 'static) -> Response {
     let bytes = async_stream::stream! {
         let mut events = std::pin::pin!(events);
         loop {
             match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
                 Err(_) => yield Ok::<_, io::Error>(Bytes::from_static(b": keep-alive\n\n")),
-                Ok(Some(Named { event, object })) => {
+                Ok(Some(NamedEvent { event, object })) => {
                     yield Ok(Bytes::from(format!("event: {event}\ndata: {object}\n\n")));
                 }
                 Ok(None) => break,

@@ -1,6 +1,6 @@
 //! Skein's own API: the gRPC service skein.v1, and over HTTP what other APIs lack: tokenisation, health and
-//! version, loading of adapters and of another version of the model. Where vLLM or SGLang has such a route, it
-//! has their form.
+//! version, loading of adapters and of another version of the model. Where vLLM or SGLang has such a route,
+//! it has their form.
 
 mod adapters;
 pub mod convert;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::request::SingleRequest;
 use super::{Part, Single};
 use crate::api::answer::shapes;
-use crate::api::http::sse::{self, Named};
+use crate::api::http::sse::{self, NamedEvent};
 use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
@@ -18,13 +18,13 @@ use crate::text::text_stream::Usage;
 /// to the whole answer.
 pub trait Output: Send + 'static {
     /// Events before the first part.
-    fn begin(&mut self, usage: Usage) -> Vec<Named>;
+    fn begin(&mut self, usage: Usage) -> Vec<NamedEvent>;
     /// Events of a part.
-    fn take(&mut self, part: Part, single: &Single) -> Vec<Named>;
+    fn take(&mut self, part: Part, single: &Single) -> Vec<NamedEvent>;
     /// Events after the last part.
-    fn end(&mut self, usage: Usage) -> Vec<Named>;
+    fn end(&mut self, usage: Usage) -> Vec<NamedEvent>;
     /// Last event of a failed answer.
-    fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named;
+    fn failed(&mut self, refusal: &Refusal, usage: Usage) -> NamedEvent;
     /// The answer so far, as one object.
     fn whole(&self, usage: Usage) -> Value;
 }
@@ -58,7 +58,7 @@ async fn whole(mut single: Single, mut output: impl Output) -> Result<Value, Ref
     Ok(output.whole(single.usage()))
 }
 
-fn events(mut single: Single, mut output: impl Output) -> impl Stream<Item = Named> + Send {
+fn events(mut single: Single, mut output: impl Output) -> impl Stream<Item = NamedEvent> + Send {
     async_stream::stream! {
         for event in output.begin(single.usage()) {
             yield event;

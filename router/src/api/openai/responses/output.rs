@@ -7,7 +7,7 @@ use skein_node::clock;
 use super::tools::{Face, Faces, input_of};
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
-use crate::api::http::sse::Named;
+use crate::api::http::sse::NamedEvent;
 use crate::api::openai::error::error_object;
 use crate::formats::Piece;
 use crate::refusal::Refusal;
@@ -123,7 +123,7 @@ impl Items {
         object.into()
     }
 
-    fn open_call(&mut self, call_id: String, name: String, events: &mut Vec<Named>) {
+    fn open_call(&mut self, call_id: String, name: String, events: &mut Vec<NamedEvent>) {
         let (kind, name, namespace) = match self.faces.get(&name).cloned() {
             None => (Kind::Call, name, None),
             Some(Face::Custom) => (Kind::Custom, name, None),
@@ -132,14 +132,14 @@ impl Items {
         self.open(Item { call_id, name, namespace, ..Item::new(kind) }, events);
     }
 
-    fn grow_call(&mut self, json: &str, events: &mut Vec<Named>) {
+    fn grow_call(&mut self, json: &str, events: &mut Vec<NamedEvent>) {
         match &mut self.open {
             Some(item) if item.kind == Kind::Custom => item.text.push_str(json),
             _ => self.grow(Kind::Call, json, events),
         }
     }
 
-    fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<Named>) {
+    fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
         if self.open.as_ref().is_none_or(|item| item.kind != kind) {
             self.open(Item::new(kind), events);
         }
@@ -164,7 +164,7 @@ impl Items {
     }
 
     /// Begins an item and assigns its id.
-    fn open(&mut self, mut item: Item, events: &mut Vec<Named>) {
+    fn open(&mut self, mut item: Item, events: &mut Vec<NamedEvent>) {
         self.close("completed", events);
         let output_index = self.items.len();
         let prefix = match item.kind {
@@ -185,7 +185,7 @@ impl Items {
         self.open = Some(item);
     }
 
-    fn close(&mut self, status: &str, events: &mut Vec<Named>) {
+    fn close(&mut self, status: &str, events: &mut Vec<NamedEvent>) {
         let Some(item) = self.open.take() else { return };
         let output_index = self.items.len();
         for (kind, more) in last_events(&item) {
@@ -201,7 +201,7 @@ impl Items {
         events.push(self.event("response.output_item.done", body));
     }
 
-    fn event(&mut self, kind: &'static str, body: Value) -> Named {
+    fn event(&mut self, kind: &'static str, body: Value) -> NamedEvent {
         let mut object = Map::from_iter([
             ("type".to_owned(), kind.into()),
             ("sequence_number".to_owned(), self.sequence.into()),
@@ -210,12 +210,12 @@ impl Items {
         if let Value::Object(body) = body {
             object.extend(body);
         }
-        Named { event: kind, object: object.into() }
+        NamedEvent { event: kind, object: object.into() }
     }
 }
 
 impl Output for Items {
-    fn begin(&mut self, _: Usage) -> Vec<Named> {
+    fn begin(&mut self, _: Usage) -> Vec<NamedEvent> {
         let response = self.object("in_progress", Value::Null);
         ["response.created", "response.in_progress"]
             .into_iter()
@@ -223,7 +223,7 @@ impl Output for Items {
             .collect()
     }
 
-    fn take(&mut self, part: Part, single: &Single) -> Vec<Named> {
+    fn take(&mut self, part: Part, single: &Single) -> Vec<NamedEvent> {
         let mut events = Vec::new();
         for piece in part.pieces {
             match piece {
@@ -245,14 +245,14 @@ impl Output for Items {
         events
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<Named> {
+    fn end(&mut self, usage: Usage) -> Vec<NamedEvent> {
         let response = self.whole(usage);
         let kind =
             if response["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
         vec![self.event(kind, json!({"response": response}))]
     }
 
-    fn failed(&mut self, refusal: &Refusal, usage: Usage) -> Named {
+    fn failed(&mut self, refusal: &Refusal, usage: Usage) -> NamedEvent {
         let mut response = self.object("failed", usage_object(usage));
         let error = error_object(refusal);
         response["error"] = json!({"code": "server_error", "message": error["error"]["message"]});
