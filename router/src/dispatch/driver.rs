@@ -14,10 +14,10 @@ use skein_proto::version::Version;
 use tokio::sync::mpsc;
 
 use super::attempts::{Attempts, Ended};
+use super::claims::Claim;
 use super::delivery::{Action, Delivery, Limits, RequestEvent, Wait};
 use super::reader::Reader;
 use super::watch::{Timer, Waited, Watch, until};
-use crate::dispatch::claims::Claim;
 use crate::fleet::admission::{Admission, Permit};
 use crate::fleet::breaker::Outcome;
 use crate::fleet::{self, Job, WorkerEpoch};

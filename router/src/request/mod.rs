@@ -17,9 +17,9 @@ use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 
+use self::tenant::Tenant;
 use crate::fleet::receipt::Receipts;
 use crate::formats::tools::ToolUse;
-use crate::request::tenant::Tenant;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
 /// a parser reports what is out of range.

@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 
+use super::error::error_object;
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
-use crate::api::anthropic::error::error_object;
 use crate::api::http::sse::NamedEvent;
 use crate::formats::Piece;
 use crate::refusal::Refusal;

@@ -364,3 +364,37 @@ async fn a_workers_own_error_text_does_not_reach_clients() {
     let sentence = "The request could not be finished after 3 moves to another worker: the workers failed.";
     assert_eq!((answer.status, &answer.json()["error"]["message"]), (500, &json!(sentence)));
 }
+
+#[tokio::test]
+async fn each_api_refuses_in_its_own_form_what_no_handler_sees() {
+    let mut config = testing::config();
+    config.api_keys = vec!["sesame".to_owned()];
+    let app = App::new(Arc::new(testing::model_text()), Arc::new(says("x")), config);
+    let ask = async |method: &str, path: &str, kind: &str, key: &str| {
+        let request = Request::builder().method(method).uri(path).header("content-type", kind);
+        let request = request.header("authorization", format!("Bearer {key}"));
+        send(&app, request.body(Body::empty()).unwrap()).await
+    };
+    let cases = [
+        ("GET", "/v1/messages", 405, "/error/message", "GET is not allowed on `/v1/messages`."),
+        ("GET", "/api/chat", 405, "/error", "GET is not allowed on `/api/chat`."),
+        ("POST", "/api/nope", 404, "/error", "There is no path `/api/nope` here."),
+        ("POST", "/api/", 404, "/error", "There is no path `/api/` here."),
+        ("POST", "/api", 404, "/error/message", "There is no path `/api` here."),
+        ("GET", "/health/x", 404, "/error/message", "There is no path `/health/x` here."),
+    ];
+    for (method, path, status, pointer, message) in cases {
+        let refused = ask(method, path, "application/json", "sesame").await;
+        assert_eq!((refused.status, &refused.json()["type"] == "error"), (status, path == "/v1/messages"));
+        assert_eq!(refused.json().pointer(pointer), Some(&json!(message)), "{path}: {}", refused.body);
+        let keyless = ask(method, path, "application/json", "wrong").await;
+        assert_eq!(keyless.status, 401, "{path}");
+        assert_eq!(keyless.json().pointer(pointer), Some(&json!("Incorrect API key provided.")), "{path}");
+    }
+    for (path, key, code) in
+        [("/no.Service/Call", "sesame", "5"), ("/skein.v1.Inference/Generate", "wrong", "16")]
+    {
+        let refused = ask("POST", path, "application/grpc", key).await;
+        assert_eq!((refused.status, refused.header("grpc-status")), (200, code), "{path}: {}", refused.body);
+    }
+}
