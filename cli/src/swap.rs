@@ -14,11 +14,11 @@ use skein_node::supervisor::{Report, Supervisor, WorkerSet};
 use skein_proto::version::Version;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
-use skein_router::fleet::{NewRequests, Refused};
+use skein_router::fleet::{NewRequests, NotReady};
 use skein_router::metrics::SwapOutcome;
 use skein_router::refusal::Refusal;
 use skein_router::swap::{ModelSwaps, Swapped};
-use skein_router::text::model_text::TextFiles;
+use skein_router::text::files::TextFiles;
 use skein_worker::config::{LoadFormat, WorkerConfig};
 use skein_worker::load;
 use skein_worker::model::fingerprint::fingerprint;
@@ -320,7 +320,7 @@ impl Swapper {
             let all = self.cluster.snapshot().workers;
             let new: Vec<_> = all.iter().filter(|worker| workers.names().contains(&worker.id)).collect();
             let mismatch = new.iter().find_map(|worker| match &worker.refuses {
-                Some(Refused::Mismatch(reason)) => Some(reason),
+                Some(NotReady::Mismatch(reason)) => Some(reason),
                 _ => None,
             });
             if let Some(reason) = mismatch {

@@ -7,21 +7,21 @@ use skein_node::clock;
 use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
 
+use crate::api::http::receipts;
 use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
 use crate::formats::Plan;
-use crate::generator::Generator;
+use crate::generator::{Adapters, FleetView, Generator};
+use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
-use crate::picks::{Endpoints, Picked};
-use crate::receipt;
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::swap::ModelSwaps;
 use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
-use crate::text_work::TextWork;
-use crate::validate::{check_model, validate};
+use crate::text::work::TextWork;
+use crate::validate::{Offer, check_model, validate};
 
 /// State of the APIs; cheap to clone.
 #[derive(Clone)]
@@ -30,6 +30,10 @@ pub struct App {
     pub text: Arc<ModelText>,
     /// Generates tokens: the cluster, or a script in tests.
     pub generator: Arc<dyn Generator>,
+    /// The workers behind it.
+    pub fleet: Arc<dyn FleetView>,
+    /// Their adapters.
+    pub adapters: Arc<dyn Adapters>,
     /// Counts and times requests.
     pub metrics: Arc<Metrics>,
     /// The effective settings.
@@ -58,11 +62,16 @@ pub struct Started {
 
 impl App {
     /// An app that accepts requests at once.
-    pub fn new(text: Arc<ModelText>, generator: Arc<dyn Generator>, config: RouterConfig) -> Self {
+    pub fn new<C>(text: Arc<ModelText>, cluster: Arc<C>, config: RouterConfig) -> Self
+    where
+        C: Generator + FleetView + Adapters,
+    {
         let metrics = Arc::new(Metrics::new(&text.name()));
         Self {
             text,
-            generator: Arc::new(Metered::new(generator, metrics.clone())),
+            generator: Arc::new(Metered::new(cluster.clone(), metrics.clone())),
+            fleet: cluster.clone(),
+            adapters: cluster,
             metrics,
             config: Arc::new(config),
             drain: Drain::default(),
@@ -92,7 +101,7 @@ impl App {
     /// Validates `draft`, tokenises it and picks an endpoint for it, without starting it.
     pub async fn pick(&self, draft: Draft, from: &Endpoints) -> Result<Picked, Refusal> {
         let (_lease, request, _) = self.prepared(draft).await?;
-        self.generator.pick(&request, from)
+        self.fleet.pick(&request, from)
     }
 
     /// Picks an endpoint for a request of unknown content.
@@ -100,13 +109,13 @@ impl App {
         let _lease = self.drain.enter()?;
         let sampling = SamplingParams { max_tokens: 1, ..SamplingParams::default() };
         let unknown = TokenRequest::new(String::new(), self.text.name(), [0], sampling);
-        self.generator.pick(&unknown, from)
+        self.fleet.pick(&unknown, from)
     }
 
     async fn prepared(&self, draft: Draft) -> Result<(Lease, TokenRequest, TextOptions), Refusal> {
         let arrived = Some(clock::now());
         let lease = self.drain.enter()?;
-        let limits = self.generator.model_limits()?;
+        let limits = self.fleet.model_limits()?;
         let trace = trace::current();
         let (bytes, from) = (prompt_bytes(&draft.prompt), clock::now());
         let checked = self.checked(draft, limits).await;
@@ -118,7 +127,7 @@ impl App {
             }
         });
         let (request, options) = checked?;
-        Ok((lease, TokenRequest { arrived, trace, receipts: receipt::current(), ..request }, options))
+        Ok((lease, TokenRequest { arrived, trace, receipts: receipts::current(), ..request }, options))
     }
 
     /// The adapter that `model` names; `None` if it is the model alone, as without a name.
@@ -126,7 +135,7 @@ impl App {
     /// # Errors
     /// If no model or adapter has this name.
     pub fn check_model(&self, model: Option<&str>) -> Result<Option<AdapterRef>, Refusal> {
-        check_model(model, &self.text, &self.generator.adapters())
+        check_model(model, &self.text, &self.adapters.known())
     }
 
     /// Name that answers show for a request that names `model`.
@@ -140,7 +149,7 @@ impl App {
         if self.drain.is_draining() {
             return Err(Refusal::Draining);
         }
-        self.generator.ready()
+        self.fleet.ready()
     }
 
     async fn checked(
@@ -151,9 +160,16 @@ impl App {
         let compiles = draft.constraint.is_some() || draft.tools.is_on();
         let size = work_bytes(&draft.prompt) + if compiles { CONSTRAINT_BYTES } else { 0 };
         let app = self.clone();
-        let adapters = self.generator.adapters();
-        let check =
-            move || validate(draft, &app.text, (&limits, &adapters), &app.config.limits, clock::now());
+        let adapters = self.adapters.known();
+        let check = move || {
+            validate(
+                draft,
+                &app.text,
+                Offer { model: &limits, adapters: &adapters },
+                &app.config.limits,
+                clock::now(),
+            )
+        };
         self.text_work(size, check).await
     }
 

@@ -20,21 +20,21 @@ use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::admission::{Admission, Running};
-use crate::capacity::Capacity;
-use crate::claims::RunningIds;
 use crate::config::{RecoveryConfig, RouterConfig};
+use crate::dispatch::claims::RunningIds;
 use crate::dispatch::delivery;
 use crate::dispatch::driver::{Driver, NewRequest};
+use crate::fleet::admission::{Admission, Running};
+use crate::fleet::capacity::Capacity;
 use crate::fleet::prefix_index::PrefixIndex;
 use crate::fleet::{Fleet, HealthLimits, KnownAdapters, NewRequests, WorkerStatus};
-use crate::generator::{Generator, TokenSource};
+use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::adapters;
 use crate::links::errands::{self, Errands};
 use crate::links::follow;
+use crate::links::picks::{Endpoints, Picked};
 use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
-use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -57,7 +57,7 @@ pub struct Tuning {
 
 /// State of the cluster, for people.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
+pub struct ClusterState {
     /// The workers, in the order in which they joined.
     pub workers: Vec<WorkerStatus>,
     /// The admitted requests.
@@ -179,13 +179,13 @@ impl Cluster {
     /// those at a worker, even without a reader.
     pub fn running_on_others_than(&self, version: Version) -> usize {
         let at_workers = self.workers.with_fleet(|fleet| fleet.running_on_others_than(version));
-        self.workers.begun.on_others_than(version).max(at_workers)
+        self.workers.requests_by_version.on_others_than(version).max(at_workers)
     }
 
     /// The current state of the cluster.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> ClusterState {
         let workers = self.workers.with_fleet(|fleet| fleet.status(clock::now()));
-        Snapshot { workers, running: self.admission.running() }
+        ClusterState { workers, running: self.admission.running() }
     }
 
     /// Waits at most `at_most` until a worker is ready.
@@ -207,47 +207,18 @@ impl Generator for Cluster {
         Box::pin(async move { Ok(Box::new(Cluster::submit(self, request).await?) as Box<dyn TokenSource>) })
     }
 
+    fn leave(&self) {
+        Cluster::leave(self);
+    }
+}
+
+impl FleetView for Cluster {
     fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
         Picked::now(&self.workers, &self.admission, request, from)
     }
 
     fn model_limits(&self) -> Result<ModelLimits, Refusal> {
         Cluster::model_limits(self)
-    }
-
-    fn adapters(&self) -> Arc<KnownAdapters> {
-        self.workers.adapters()
-    }
-
-    fn load_adapter<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        Box::pin(adapters::load(&self.workers, name, path))
-    }
-
-    fn unload_adapter<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
-        Box::pin(adapters::unload(&self.workers, name))
-    }
-
-    fn adapter_records(&self) -> Vec<AdapterRecord> {
-        self.workers.adapter_changes.lock().all()
-    }
-
-    fn check_adapter<'a>(
-        &'a self,
-        name: &'a str,
-        path: &'a str,
-    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        Box::pin(adapters::check(&self.workers, name, path))
-    }
-
-    fn change_adapter(
-        &self,
-        record: AdapterRecord,
-        is_repeated: bool,
-    ) -> BoxFuture<'_, Result<bool, Refusal>> {
-        Box::pin(async move {
-            let changed = adapters::apply(&self.workers, record, is_repeated).await;
-            changed.map_err(|error| Refusal::invalid("lora_name", error.to_string()))
-        })
     }
 
     fn ready(&self) -> Result<(), Refusal> {
@@ -273,9 +244,34 @@ impl Generator for Cluster {
     fn running(&self) -> Running {
         self.admission.running()
     }
+}
 
-    fn leave(&self) {
-        Cluster::leave(self);
+impl Adapters for Cluster {
+    fn known(&self) -> Arc<KnownAdapters> {
+        self.workers.adapters()
+    }
+
+    fn load<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        Box::pin(adapters::load(&self.workers, name, path))
+    }
+
+    fn unload<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
+        Box::pin(adapters::unload(&self.workers, name))
+    }
+
+    fn records(&self) -> Vec<AdapterRecord> {
+        self.workers.adapter_changes.lock().all()
+    }
+
+    fn check<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        Box::pin(adapters::check(&self.workers, name, path))
+    }
+
+    fn change(&self, record: AdapterRecord, is_repeated: bool) -> BoxFuture<'_, Result<bool, Refusal>> {
+        Box::pin(async move {
+            let changed = adapters::apply(&self.workers, record, is_repeated).await;
+            changed.map_err(|error| Refusal::invalid("lora_name", error.to_string()))
+        })
     }
 }
 

@@ -1,7 +1,8 @@
-//! The interface between the APIs (HTTP, gRPC) and the cluster: tokens go in, tokens come out.
+//! The interface between the APIs and the cluster, in three parts: tokens go in and come out ([`Generator`]),
+//! a view of the workers ([`FleetView`]), and what is done with adapters ([`Adapters`]).
 //!
-//! `Cluster` implements it over workers, the tests of the APIs with a script. Nothing behind it handles text,
-//! JSON or protobuf.
+//! `Cluster` implements them over workers, the tests of the APIs with a script. Nothing behind them handles
+//! text, JSON or protobuf.
 
 use std::sync::Arc;
 
@@ -11,10 +12,10 @@ use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
-use crate::admission::Running;
-use crate::capacity::Capacity;
+use crate::fleet::admission::Running;
+use crate::fleet::capacity::Capacity;
 use crate::fleet::{KnownAdapters, WorkerStatus};
-use crate::picks::{Endpoints, Picked};
+use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 
@@ -22,74 +23,48 @@ use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 pub trait Generator: Send + Sync + 'static {
     /// Admits, places and starts a request. On an error nothing was started.
     fn submit(&self, request: TokenRequest) -> BoxFuture<'_, Result<Box<dyn TokenSource>, Refusal>>;
+    /// Prepares for the exit of this process: streams dropped from now on are not ended at their workers, so
+    /// that clients can resume them through another router.
+    fn leave(&self);
+}
+
+/// What the APIs and the metrics see of the workers.
+pub trait FleetView: Send + Sync + 'static {
     /// Picks a worker for a request that another process will send to it: the choice that
-    /// [`submit`](Self::submit) would make now.
-    fn pick(&self, _request: &TokenRequest, _from: &Endpoints) -> Result<Picked, Refusal> {
-        Err(Refusal::Internal)
-    }
+    /// [`submit`](Generator::submit) would make now.
+    fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal>;
     /// Limits that every ready worker accepts. While none is ready, the last known limits; an error if no
     /// worker was ever ready.
     fn model_limits(&self) -> Result<ModelLimits, Refusal>;
-    /// Adapters that can be requested by name.
-    fn adapters(&self) -> Arc<KnownAdapters> {
-        Arc::default()
-    }
-    /// Serves the adapter in a directory of the workers' machines from now on.
-    fn load_adapter<'a>(
-        &'a self,
-        _name: &'a str,
-        _path: &'a str,
-    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        Box::pin(async { Err(Refusal::Internal) })
-    }
-    /// Takes no more requests for an adapter.
-    fn unload_adapter<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
-        Box::pin(async { Err(Refusal::Internal) })
-    }
-    /// All changes of adapters at run time that count, for gateways.
-    fn adapter_records(&self) -> Vec<AdapterRecord> {
-        Vec::new()
-    }
-    /// Identity of the adapter in a directory of the workers' machines, if all could serve it by a name.
-    fn check_adapter<'a>(
-        &'a self,
-        _name: &'a str,
-        _path: &'a str,
-    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        Box::pin(async { Err(Refusal::Internal) })
-    }
-    /// Makes a gateway's change. An unloading that is not `is_repeated` counts only if a worker has the
-    /// adapter; whether one has.
-    fn change_adapter(
-        &self,
-        _record: AdapterRecord,
-        _is_repeated: bool,
-    ) -> BoxFuture<'_, Result<bool, Refusal>> {
-        Box::pin(async { Err(Refusal::Internal) })
-    }
     /// Fails if no worker would accept a request now.
     fn ready(&self) -> Result<(), Refusal>;
     /// Capacity as if it were one large worker; an error while no worker is ready.
     fn capacity(&self) -> Result<Capacity, Refusal>;
     /// Version of the model that new requests go to; unknown if no worker says what it serves.
-    fn version(&self) -> Version {
-        Version::UNKNOWN
-    }
-    /// State of its workers, for metrics.
-    fn workers(&self) -> Vec<WorkerStatus> {
-        Vec::new()
-    }
-    /// Sums of its workers' counters, for metrics.
-    fn totals(&self) -> Vec<Total> {
-        Vec::new()
-    }
+    fn version(&self) -> Version;
+    /// State of the workers, for metrics.
+    fn workers(&self) -> Vec<WorkerStatus>;
+    /// Sums of the workers' counters, for metrics.
+    fn totals(&self) -> Vec<Total>;
     /// Requests in flight, for metrics.
-    fn running(&self) -> Running {
-        Running::default()
-    }
-    /// Prepares for the exit of this process: streams dropped from now on are not ended at their workers, so
-    /// that clients can resume them through another router.
-    fn leave(&self) {}
+    fn running(&self) -> Running;
+}
+
+/// Adapters of all workers, and their changes at run time.
+pub trait Adapters: Send + Sync + 'static {
+    /// Adapters that can be requested by name.
+    fn known(&self) -> Arc<KnownAdapters>;
+    /// Serves the adapter in a directory of the workers' machines from now on.
+    fn load<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>>;
+    /// Takes no more requests for an adapter.
+    fn unload<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>>;
+    /// All changes at run time that count, for gateways.
+    fn records(&self) -> Vec<AdapterRecord>;
+    /// Identity of the adapter in a directory of the workers' machines, if all could serve it by a name.
+    fn check<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>>;
+    /// Makes a gateway's change. An unloading that is not `is_repeated` counts only if a worker has the
+    /// adapter; whether one has.
+    fn change(&self, record: AdapterRecord, is_repeated: bool) -> BoxFuture<'_, Result<bool, Refusal>>;
 }
 
 /// The deltas of all samples of one request. The stream ends after the last sample's finish; an error is its

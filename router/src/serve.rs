@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{Instrument, info_span};
 
+use crate::api::{self, grpc};
 use crate::app::App;
-use crate::{gateway, grpc};
 
 /// Most connections at once; further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 16_384;
@@ -51,7 +51,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// If the gRPC descriptors cannot be decoded: a broken build.
 pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output = ()>) -> io::Result<()> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
-    let router = gateway::router(app.clone(), guarded, grpc::open(&app));
+    let router = api::router(app.clone(), guarded, grpc::open(&app));
     let service = move |request| {
         let router = router.clone();
         async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }

@@ -11,12 +11,17 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
 use skein_proto::TokenId;
+use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::totals::Total;
+use skein_proto::version::Version;
 
-use crate::capacity::Capacity;
-use crate::generator::{Generator, TokenSource};
-use crate::picks::{Endpoints, Picked};
+use crate::fleet::admission::Running;
+use crate::fleet::capacity::Capacity;
+use crate::fleet::{KnownAdapters, WorkerStatus};
+use crate::generator::{Adapters, FleetView, Generator, TokenSource};
+use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
 use crate::text::model_text::{Facts, ModelText};
@@ -148,6 +153,10 @@ impl Generator for Script {
         async move { answer }.boxed()
     }
 
+    fn leave(&self) {}
+}
+
+impl FleetView for Script {
     fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
         self.requests.lock().unwrap().push(request.clone());
         let none = || Refusal::NoReadyWorker {
@@ -188,6 +197,49 @@ impl Generator for Script {
 
     fn ready(&self) -> Result<(), Refusal> {
         self.not_ready.clone().map_or(Ok(()), Err)
+    }
+
+    fn version(&self) -> Version {
+        Version::UNKNOWN
+    }
+
+    fn workers(&self) -> Vec<WorkerStatus> {
+        Vec::new()
+    }
+
+    fn totals(&self) -> Vec<Total> {
+        Vec::new()
+    }
+
+    fn running(&self) -> Running {
+        Running::default()
+    }
+}
+
+/// A script has no adapters and loads none.
+impl Adapters for Script {
+    fn known(&self) -> Arc<KnownAdapters> {
+        Arc::default()
+    }
+
+    fn load<'a>(&'a self, _: &'a str, _: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        async { Err(Refusal::Internal) }.boxed()
+    }
+
+    fn unload<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
+        async { Err(Refusal::Internal) }.boxed()
+    }
+
+    fn records(&self) -> Vec<AdapterRecord> {
+        Vec::new()
+    }
+
+    fn check<'a>(&'a self, _: &'a str, _: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
+        async { Err(Refusal::Internal) }.boxed()
+    }
+
+    fn change(&self, _: AdapterRecord, _: bool) -> BoxFuture<'_, Result<bool, Refusal>> {
+        async { Err(Refusal::Internal) }.boxed()
     }
 }
 

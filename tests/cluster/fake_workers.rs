@@ -11,11 +11,11 @@ use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_proto::sampling::SamplingParams;
 use skein_router::cluster::Cluster;
-use skein_router::fleet::Refused;
+use skein_router::fleet::NotReady;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::TokenRequest;
-use skein_router::tenant::Tenant;
+use skein_router::request::tenant::Tenant;
 use skein_worker::backend::fake::{FakeBackend, FakeOptions, StepCost};
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::load::LoadedBackend;
@@ -319,7 +319,7 @@ async fn streams_leave_a_draining_worker_only_when_there_is_another() {
             .snapshot()
             .workers
             .iter()
-            .any(|worker| worker.refuses == Some(Refused::NotHeardFrom))
+            .any(|worker| worker.refuses == Some(NotReady::NotHeardFrom))
         {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -10,8 +10,8 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 use super::{Answer, Answerer, Call};
+use crate::api;
 use crate::app::App;
-use crate::gateway;
 
 /// Largest answer, in bytes: enough for 128 samples with log-probabilities.
 pub const MAX_ANSWER_BYTES: usize = 1 << 30;
@@ -23,7 +23,7 @@ pub struct Local(Router);
 impl Local {
     /// Handlers of `app`.
     pub fn new(app: App) -> Self {
-        Self(gateway::router(app, Router::new(), Router::new()))
+        Self(api::router(app, Router::new(), Router::new()))
     }
 }
 

@@ -8,10 +8,10 @@ use skein_node::trace::{self, Kept, Link, Part};
 
 use super::delivery::RequestEvent;
 use crate::fleet::Pick;
+use crate::fleet::receipt::Receipt;
 use crate::links::worker_client::CallError;
-use crate::receipt::Receipt;
 
-/// Attributes of a choice's terms, in the order of [`Terms::named`](crate::fleet::Terms::named).
+/// Attributes of a choice's terms, in the order of [`Terms::named`](crate::fleet::receipt::Terms::named).
 const TERMS: [&str; 7] = [
     "skein.route.queue",
     "skein.route.prefill",

@@ -14,14 +14,14 @@ use skein_proto::version::Version;
 use tokio::sync::mpsc;
 
 use super::attempts::{Attempts, Ended};
+use super::claims::Claim;
 use super::delivery::{Action, Delivery, Limits, RequestEvent, Wait};
 use super::reader::Reader;
 use super::watch::{Timer, Waited, Watch, until};
-use crate::admission::{Admission, Permit};
-use crate::claims::Claim;
+use crate::fleet::admission::{Admission, Permit};
 use crate::fleet::breaker::Outcome;
 use crate::fleet::{self, Job, WorkerEpoch};
-use crate::links::begun::Begun;
+use crate::links::requests_by_version::Begun;
 use crate::links::seats::Ticket;
 use crate::links::worker_client::CallError;
 use crate::links::workers::{Arrival, Place, Placed, Workers};
@@ -120,18 +120,12 @@ impl Driver {
             ticket: Some(&ticket),
         };
         let admitted = workers.admit(&arrival, admission);
-        request.trace.add(|| {
-            let part = Part::new("admit", now, clock::now())
-                .count("skein.prompt_tokens", arrival.job.demand.prompt_tokens);
-            match &admitted {
-                Ok(_) => part,
-                Err(refusal) => part.failed(refusal.http().code.unwrap_or("invalid_request")),
-            }
-        });
+        let refusal = admitted.as_ref().err();
+        request.trace.add(|| admit_span(now, arrival.job.demand.prompt_tokens, refusal));
         let (permit, place) = admitted?;
         route_span(&attempts, &request, now, place.as_ref());
         let timer = Timer::new(request.deadline);
-        let mut begun = workers.begun.counted();
+        let mut begun = workers.requests_by_version.counted();
         begun.on(delivery.version());
         let state = if delivery.is_over() { State::Over } else { State::Opening(Wait::No) };
         let journey = Journey { version: delivery.version(), ..Journey::default() };
@@ -404,6 +398,15 @@ impl Driver {
 
     pub(super) fn with_journey(&self, change: impl FnOnce(&mut Journey)) {
         change(&mut self.journey.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Span of admission since `from`, failed if it refused the request.
+fn admit_span(from: clock::Timestamp, prompt_tokens: u32, refusal: Option<&Refusal>) -> Part {
+    let part = Part::new("admit", from, clock::now()).count("skein.prompt_tokens", prompt_tokens);
+    match refusal {
+        None => part,
+        Some(refusal) => part.failed(refusal.http().code.unwrap_or("invalid_request")),
     }
 }
 

@@ -5,6 +5,7 @@
 //! waits that have become pointless, and `attempts` records the spans of the calls.
 
 mod attempts;
+pub(crate) mod claims;
 pub mod delivery;
 pub(crate) mod driver;
 mod open;

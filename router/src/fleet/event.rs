@@ -9,7 +9,7 @@ use skein_proto::watch::WatchEvent;
 use super::breaker::Outcome;
 use super::job::WorkerPlacement;
 use super::prefix_index::Desync;
-use super::worker::Refused;
+use super::worker::NotReady;
 use super::worker_id::{WorkerEpoch, WorkerId};
 
 /// An input of the fleet.
@@ -77,7 +77,7 @@ pub enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// The named worker is not used, for this reason.
-    NotUsed(String, Refused),
+    NotUsed(String, NotReady),
     /// The named worker serves a version of the model that no other worker of the fleet serves.
     Version(String, Version),
     /// The named worker cannot constrain answers: its tokenizer or its release is not the router's.

@@ -10,13 +10,16 @@
 
 mod adapter_records;
 mod adapters;
+pub mod admission;
 pub mod breaker;
+pub mod capacity;
 mod event;
 mod job;
 pub mod ledger;
 mod members;
 pub mod policy;
 pub mod prefix_index;
+pub mod receipt;
 mod standing;
 mod status;
 mod streams;
@@ -36,7 +39,6 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
-use crate::receipt::Receipt;
 use crate::request::ModelLimits;
 
 pub use adapter_records::AdapterRecords;
@@ -47,13 +49,14 @@ pub use event::{Action, Event, Notice};
 pub use job::{Job, WorkerPlacement};
 use ledger::Cost;
 pub use policy::Pick;
+pub use policy::Policy;
 use policy::{Demand, Picker, WorkerView};
-pub use policy::{Policy, Terms};
 use prefix_index::{Desync, Expectation, Hits, PrefixIndex};
+use receipt::Receipt;
 use standing::{Standing, Standings};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
-pub use worker::{HealthLimits, Refused};
+pub use worker::{HealthLimits, LogPosition, NotReady};
 use worker::{LogFit, Model, Worker};
 pub use worker_id::{WorkerEpoch, WorkerId};
 
@@ -351,9 +354,9 @@ impl Fleet {
         self.workers.get(&id).and_then(|worker| worker.info.as_ref()).is_some_and(|info| info.resume_exact)
     }
 
-    /// Where a link's watch starts: (epoch, next sequence number), or (0, 0) for a snapshot.
-    pub fn watch_from(&self, id: WorkerId) -> (u64, u64) {
-        self.workers.get(&id).map_or((0, 0), Worker::watch_from)
+    /// Where a link's watch starts; `None` = with a snapshot.
+    pub fn watch_from(&self, id: WorkerId) -> Option<LogPosition> {
+        self.workers.get(&id).and_then(Worker::watch_from)
     }
 
     /// Whether a worker is a member.
@@ -570,7 +573,7 @@ impl Fleet {
         let Some(worker) = self.workers.get(&at.worker).filter(|worker| worker.is_at(at.epoch)) else {
             return Vec::new();
         };
-        if worker.watch_from() == (0, 0) {
+        if worker.watch_from().is_none() {
             return Vec::new();
         }
         match self.index.store(at.worker, runs) {

@@ -13,8 +13,8 @@ use rand::{Rng, RngExt};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::ledger::CurrentLoad;
+use super::receipt::{Considered, MAX_CANDIDATES, Receipt, Terms};
 use super::worker_id::WorkerId;
-use crate::receipt::{Considered, MAX_CANDIDATES, Receipt};
 
 /// Output tokens assumed per sequence; fewer if its limit is lower.
 pub const EXPECTED_OUTPUT_TOKENS: u32 = 256;
@@ -134,45 +134,6 @@ pub struct Pick {
     pub candidates: u32,
     /// Components of the prediction.
     pub terms: Terms,
-}
-
-/// Components of the predicted time to first token at one worker, in seconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Terms {
-    /// Prefill of the prompts queued before this one.
-    pub queue: f64,
-    /// Prefill of this prompt, without its cached part.
-    pub prefill: f64,
-    /// Wait for free cache blocks.
-    pub blocks: f64,
-    /// Wait for a sequence to end, if all seats are taken.
-    pub seats: f64,
-    /// Rest of the running step.
-    pub step: f64,
-    /// Cost of the prefill to running streams.
-    pub slowdown: f64,
-    /// Time to read the request's adapter.
-    pub adapter: f64,
-}
-
-impl Terms {
-    /// The predicted time.
-    pub fn sum(&self) -> f64 {
-        self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown + self.adapter
-    }
-
-    /// Each component with its name.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
-        [
-            ("queue", self.queue),
-            ("prefill", self.prefill),
-            ("blocks", self.blocks),
-            ("seats", self.seats),
-            ("step", self.step),
-            ("slowdown", self.slowdown),
-            ("adapter", self.adapter),
-        ]
-    }
 }
 
 /// Rates in tokens a second.

@@ -4,7 +4,7 @@ use skein_proto::info::WorkerInfo;
 use skein_proto::load::Load;
 
 use super::ledger::CurrentLoad;
-use super::worker::Refused;
+use super::worker::NotReady;
 
 /// State of one worker.
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub struct WorkerStatus {
     /// `host:port` of its service.
     pub address: String,
     /// Why it accepts no requests now; `None` = it is ready.
-    pub refuses: Option<Refused>,
+    pub refuses: Option<NotReady>,
     /// Its info, once read.
     pub info: Option<WorkerInfo>,
     /// Its estimated load.
@@ -36,7 +36,7 @@ impl WorkerStatus {
         Self::state_of(self.refuses.as_ref())
     }
 
-    pub(super) fn state_of(refuses: Option<&Refused>) -> String {
+    pub(super) fn state_of(refuses: Option<&NotReady>) -> String {
         refuses.map_or_else(|| "ready".to_owned(), ToString::to_string)
     }
 }

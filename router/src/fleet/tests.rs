@@ -8,8 +8,8 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::load::{Load, LoadReport};
 use skein_proto::runs::{CacheChange, RunStored};
 
+use super::prefix_index::DEFAULT_MAX_BYTES;
 use super::*;
-use crate::fleet::prefix_index::DEFAULT_MAX_BYTES;
 
 const ROUTER: u64 = 77;
 const LIMITS: HealthLimits = HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: None };
@@ -180,15 +180,19 @@ fn a_gap_in_the_log_requests_a_snapshot() {
     let id = scene.ids[0];
     let lost_count = |id| [Action::Log(Notice::OutOfStep(id, Desync { handle: 0 })), Action::Resubscribe(id)];
     assert_eq!(scene.watch(0, 0, 1, (1, stored(&tokens[..20]))), []);
-    assert_eq!(scene.fleet.watch_from(id), (1, 2), "a broken watch goes on from here");
+    assert_eq!(
+        scene.fleet.watch_from(id),
+        Some(LogPosition { epoch: 1, next_sequence: 2 }),
+        "a broken watch goes on from here"
+    );
     assert_eq!(scene.watch(0, 0, 1, (1, stored(&tokens))), [], "an entry that is known already");
     assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 20);
     assert_eq!(scene.watch(0, 0, 1, load(2, rated(0, 0))), [], "a report uses no number up");
     assert_eq!(scene.watch(0, 0, 1, (3, stored(&tokens))), lost_count(id));
-    assert_eq!(scene.fleet.watch_from(id), (0, 0));
+    assert_eq!(scene.fleet.watch_from(id), None);
     let WatchBody::Cache(change) = stored(&tokens) else { panic!("a cache change") };
     assert_eq!(scene.watch(0, 0, 1, (4, snapshot(change.stored))), []);
-    assert_eq!(scene.fleet.watch_from(id), (1, 4));
+    assert_eq!(scene.fleet.watch_from(id), Some(LogPosition { epoch: 1, next_sequence: 4 }));
     assert_eq!(
         scene.choice(0, &tokens).expect("a worker").hit_tokens,
         39,
@@ -208,7 +212,7 @@ fn a_restarted_worker_starts_from_nothing() {
     assert_eq!(scene.watch(0, 0, 2, load(1, rated(0, 0))), [Action::Reconnect(id)]);
     assert!(!scene.is_ready(0, 0));
     scene.fleet.handle(at(0), Event::Connected(id, info(2)));
-    assert_eq!(scene.fleet.watch_from(id), (0, 0));
+    assert_eq!(scene.fleet.watch_from(id), None);
     scene.watch(0, 0, 2, (1, snapshot(Vec::new())));
     assert_eq!(scene.choice(0, &tokens).expect("a worker").hit_tokens, 0);
     assert_eq!(scene.fleet.status(at(0))[0].load.sequences, 0);

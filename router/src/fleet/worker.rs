@@ -41,10 +41,19 @@ pub struct HealthLimits {
     pub wedge_timeout: Option<Duration>,
 }
 
+/// A position in a worker's log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogPosition {
+    /// Epoch of the worker that writes the log.
+    pub epoch: u64,
+    /// Number of its next event.
+    pub next_sequence: u64,
+}
+
 /// Why a worker accepts no requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
-pub enum Refused {
+pub enum NotReady {
     #[error("connecting")]
     Connecting,
     /// Its model does not match, for this reason.
@@ -187,8 +196,8 @@ impl Worker {
     }
 
     /// Why its model cannot be used.
-    pub fn mismatch(&self) -> Option<Refused> {
-        self.mismatch.clone().map(Refused::Mismatch)
+    pub fn mismatch(&self) -> Option<NotReady> {
+        self.mismatch.clone().map(NotReady::Mismatch)
     }
 
     /// Version of the model that it serves, if it can be used.
@@ -197,34 +206,34 @@ impl Worker {
     }
 
     /// Why the worker accepts no requests now; `None` = it does.
-    pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<Refused> {
-        let paused = || (!self.breaker.allows(now)).then_some(Refused::Paused);
+    pub fn refuses(&self, now: Timestamp, limits: &HealthLimits) -> Option<NotReady> {
+        let paused = || (!self.breaker.allows(now)).then_some(NotReady::Paused);
         self.cannot(now, limits).or_else(paused)
     }
 
     /// Why the worker cannot serve a request now, apart from its breaker; `None` = it can.
-    pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<Refused> {
-        let silent = || self.is_silent(now, limits.worker_timeout).then_some(Refused::Silent);
-        let frozen = || self.is_frozen(now, limits).then_some(Refused::StandsStill);
+    pub fn cannot(&self, now: Timestamp, limits: &HealthLimits) -> Option<NotReady> {
+        let silent = || self.is_silent(now, limits.worker_timeout).then_some(NotReady::Silent);
+        let frozen = || self.is_frozen(now, limits).then_some(NotReady::StandsStill);
         match self.is_out() {
-            Some(out @ (Refused::Draining | Refused::StreamBroke)) => silent().or(Some(out)),
+            Some(out @ (NotReady::Draining | NotReady::StreamBroke)) => silent().or(Some(out)),
             Some(out) => Some(out),
             None => silent().or_else(frozen),
         }
     }
 
     /// Why it cannot serve a request, independent of time.
-    fn is_out(&self) -> Option<Refused> {
+    fn is_out(&self) -> Option<NotReady> {
         if self.info.is_none() {
-            Some(Refused::Connecting)
+            Some(NotReady::Connecting)
         } else if let Some(mismatch) = &self.mismatch {
-            Some(Refused::Mismatch(mismatch.clone()))
+            Some(NotReady::Mismatch(mismatch.clone()))
         } else if !self.watching {
-            Some(Refused::NotHeardFrom)
+            Some(NotReady::NotHeardFrom)
         } else if self.is_draining() {
-            Some(Refused::Draining)
+            Some(NotReady::Draining)
         } else if self.suspect_since.is_some() {
-            Some(Refused::StreamBroke)
+            Some(NotReady::StreamBroke)
         } else {
             None
         }
@@ -274,10 +283,13 @@ impl Worker {
         LogFit::Next
     }
 
-    pub fn watch_from(&self) -> (u64, u64) {
+    /// Where a watch starts; `None` = with a snapshot.
+    pub fn watch_from(&self) -> Option<LogPosition> {
         match (&self.info, self.position) {
-            (Some(info), Position::Next(next)) => (info.epoch, next),
-            _ => (0, 0),
+            (Some(info), Position::Next(next_sequence)) => {
+                Some(LogPosition { epoch: info.epoch, next_sequence })
+            }
+            _ => None,
         }
     }
 

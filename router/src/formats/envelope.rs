@@ -1,8 +1,8 @@
 //! Calls as JSON objects with a name and arguments, alone or in a list. Keys may come in any order; unknown
 //! keys are skipped.
 
+use super::out::{Consumed, Out};
 use super::skim::{Skim, Skimmed, is_space};
-use super::splitter::{Consumed, Out};
 use super::{MAX_NAME_BYTES, Plan, in_name};
 
 /// Longest key of a call object, in bytes.

@@ -1,8 +1,8 @@
 //! GPT-OSS's channels: `<|channel|>analysis<|message|>…<|end|>`, `final`, and `commentary to=functions.NAME`.
 //! The end of the answer ends a message, because `<|return|>` and `<|call|>` are end-of-sequence tokens.
 
+use super::out::Out;
 use super::scan::Scan;
-use super::splitter::Out;
 use super::{Plan, in_name};
 
 const CHANNEL: &str = "<|channel|>";

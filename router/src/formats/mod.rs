@@ -9,8 +9,9 @@ mod detect;
 mod envelope;
 pub mod grammar;
 mod harmony;
-mod keyed;
-mod named;
+mod keyed_call;
+mod named_call;
+mod out;
 mod pythonic;
 mod scan;
 mod skim;
@@ -21,7 +22,8 @@ mod tests;
 pub mod tools;
 
 pub use detect::{Formats, Opening, UnknownParser};
-pub use splitter::{Piece, Splitter};
+pub use out::Piece;
+pub use splitter::Splitter;
 
 /// Tool-call format of a model family.
 #[derive(Debug, PartialEq)]

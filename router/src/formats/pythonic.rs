@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::splitter::{Consumed, Out};
+use super::out::{Consumed, Out};
 use super::{MAX_NAME_BYTES, Plan, in_name};
 
 /// Deepest nesting in a literal.

@@ -1,66 +1,23 @@
 //! Adapters loaded and unloaded at run time: on all workers, and again on workers that connect later. Workers
 //! keep the changes, from which routers that start learn them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use skein_node::clock;
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
-use tokio::sync::Notify;
 
+use super::adapter_changes::send;
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
-use crate::fleet::{AdapterRecords, WorkerId};
+use crate::fleet::WorkerId;
 use crate::refusal::Refusal;
 
 /// Longest wait until the workers report a name that they have loaded.
 const REPORTED_WITHIN: Duration = Duration::from_secs(2);
 /// Interval between two looks at the workers' reports.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-
-/// All changes that count, and a bell for the task that repeats them.
-#[derive(Debug, Default)]
-pub(crate) struct AdapterChanges {
-    records: Mutex<AdapterRecords>,
-    lacking: Notify,
-}
-
-impl AdapterChanges {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, AdapterRecords> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A worker reports its changes. What others lack is sent to them.
-    pub(crate) fn reported(&self, worker: WorkerId, reported: &[AdapterRecord]) {
-        let mut records = self.lock();
-        records.saw(worker, reported);
-        if records.merge(reported) || !records.lacking(worker).is_empty() {
-            self.lacking.notify_one();
-        }
-    }
-
-    /// Makes all changes on a worker that has just connected.
-    pub(crate) async fn repeat(&self, worker: WorkerId, client: &WorkerClient) {
-        let all = {
-            let mut records = self.lock();
-            records.connected(worker);
-            let all = records.all();
-            records.saw(worker, &all);
-            all
-        };
-        for record in &all {
-            send(client, record).await;
-        }
-    }
-}
-
-/// Makes a change on a worker that lacks it.
-async fn send(client: &WorkerClient, record: &AdapterRecord) {
-    if let Err(error) = client.change_adapter(record, true).await {
-        tracing::warn!(?record, %error, "a worker has not the adapters of the others");
-    }
-}
 
 /// Repeats changes on the workers that lack them, until the cluster is dropped.
 pub(crate) async fn follow_changes(workers: Arc<Workers>) {

@@ -11,7 +11,7 @@ use futures::StreamExt;
 use skein_node::discovery::Change;
 use skein_node::trace::Connecting;
 use skein_node::{clock, task};
-use skein_proto::watch::WatchBody;
+use skein_proto::watch::{WatchBody, WatchEvent};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -140,25 +140,14 @@ async fn session(
         subscriptions += 1;
         let mut events = client.watch(workers.router_id, workers.watch_from(worker)).await?;
         while let Some(event) = events.next().await {
-            let mut event = event?;
-            if let WatchBody::Load(_, totals) = &mut event.body {
-                workers.totals.report(worker, event.epoch, std::mem::take(totals));
-            }
+            let event = event?;
             let is_first = *reached == Reached::Worker;
             if is_first {
                 *reached = Reached::Watch;
                 log_recovered(worker, address, log);
                 connecting.works();
             }
-            let mut rest = snapshot_parts::split(event);
-            let mut actions = workers.handle(Event::Watched(worker, rest.event));
-            let reopens = |action: &Action| matches!(action, Action::Resubscribe(_) | Action::Reconnect(_));
-            while let Some(runs) = rest.parts.next().filter(|_| !actions.iter().any(reopens)) {
-                // Other tasks may use the fleet between two parts.
-                tokio::task::yield_now().await;
-                let at = WorkerEpoch { worker, epoch: rest.epoch };
-                actions.extend(workers.handle(Event::SnapshotPart(at, runs)));
-            }
+            let actions = handle(workers, worker, event).await;
             if is_first {
                 // Logged only now, because a worker gets no requests before its first report.
                 tracing::info!(worker = worker.0, address, backend, version, "worker connected");
@@ -180,6 +169,23 @@ async fn session(
         }
         return Err(CallError::fault("the watch ended"));
     }
+}
+
+/// Passes an event of a worker's log to the fleet; a large snapshot in parts.
+async fn handle(workers: &Workers, worker: WorkerId, mut event: WatchEvent) -> Vec<Action> {
+    if let WatchBody::Load(_, totals) = &mut event.body {
+        workers.totals.report(worker, event.epoch, std::mem::take(totals));
+    }
+    let mut rest = snapshot_parts::split(event);
+    let mut actions = workers.handle(Event::Watched(worker, rest.event));
+    let reopens = |action: &Action| matches!(action, Action::Resubscribe(_) | Action::Reconnect(_));
+    while let Some(runs) = rest.parts.next().filter(|_| !actions.iter().any(reopens)) {
+        // Other tasks may use the fleet between two parts.
+        tokio::task::yield_now().await;
+        let at = WorkerEpoch { worker, epoch: rest.epoch };
+        actions.extend(workers.handle(Event::SnapshotPart(at, runs)));
+    }
+    actions
 }
 
 fn log_recovered(worker: WorkerId, address: &str, log: &mut LinkLog) {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::tenant::Tenant;
+use crate::request::tenant::Tenant;
 
 /// A waiting request retries after this time without a call, because a report of a free seat may be lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);

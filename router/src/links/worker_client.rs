@@ -22,6 +22,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
 use super::transport::{Connector, Transport, error_chain};
+use crate::fleet::LogPosition;
 use crate::request::TokenRequest;
 
 /// Metadata of a router's refusal: see [`CallError::VersionGone`].
@@ -129,12 +130,13 @@ impl WorkerClient {
         Ok(bounded(self.transport.info()).await?.into())
     }
 
-    /// Follows the worker's log from `(epoch, next_sequence)`; (0, 0) starts with a snapshot.
+    /// Follows the worker's log from a position; `None` = from a snapshot.
     pub async fn watch(
         &self,
         router_id: u64,
-        (epoch, next_sequence): (u64, u64),
+        from: Option<LogPosition>,
     ) -> Result<impl Stream<Item = Result<WatchEvent, CallError>> + Send + Unpin + use<>, CallError> {
+        let (epoch, next_sequence) = from.map_or((0, 0), |from| (from.epoch, from.next_sequence));
         let request = wire::WatchRequest { epoch, next_sequence, router_id };
         let stream = bounded(self.transport.watch(request)).await?;
         Ok(stream.map(|event| event.map(WatchEvent::from).map_err(call_error)))

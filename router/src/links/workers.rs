@@ -16,19 +16,20 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::watch::WatchBody;
 
-use super::adapters::AdapterChanges;
-use super::begun::BegunRequests;
+use super::adapter_changes::AdapterChanges;
 use super::errands::Errands;
+use super::requests_by_version::RequestsByVersion;
 use super::seats::{Seats, Ticket};
 use super::totals::Totals;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
-use crate::admission::{Admission, Candidate, Permit};
+use crate::fleet::admission::{Admission, Candidate, Permit};
 use crate::fleet::policy::Demand;
+use crate::fleet::receipt::Receipt;
 use crate::fleet::{
-    self, Action, Fleet, Job, KnownAdapters, Notice, Pick, WorkerEpoch, WorkerId, WorkerPlacement,
+    self, Action, Fleet, Job, KnownAdapters, LogPosition, Notice, Pick, WorkerEpoch, WorkerId,
+    WorkerPlacement,
 };
-use crate::receipt::Receipt;
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 
@@ -64,7 +65,7 @@ pub(crate) struct Workers {
     /// Adapters loaded and unloaded at run time.
     pub(crate) adapter_changes: AdapterChanges,
     /// Running requests by the version of the model that they began on.
-    pub(crate) begun: BegunRequests,
+    pub(crate) requests_by_version: RequestsByVersion,
 }
 
 /// Locked for microseconds, never across an await.
@@ -141,7 +142,7 @@ impl Workers {
             seats: Seats::default(),
             totals: Totals::default(),
             adapter_changes: AdapterChanges::default(),
-            begun: BegunRequests::default(),
+            requests_by_version: RequestsByVersion::default(),
         }
     }
 
@@ -237,7 +238,7 @@ impl Workers {
         self.lock().clients.remove(&worker);
     }
 
-    pub(crate) fn watch_from(&self, worker: WorkerId) -> (u64, u64) {
+    pub(crate) fn watch_from(&self, worker: WorkerId) -> Option<LogPosition> {
         self.with_fleet(|fleet| fleet.watch_from(worker))
     }
 

@@ -9,20 +9,13 @@ use futures::Stream;
 use futures::future::BoxFuture;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Observation};
-use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::finish::FinishReason;
-use skein_proto::totals::Total;
-use skein_proto::version::Version;
 
 use super::span::{AnswerSpan, Counts};
 use super::{Metrics, Outcome};
-use crate::admission::Running;
-use crate::capacity::Capacity;
-use crate::fleet::{KnownAdapters, WorkerStatus};
 use crate::generator::{Generator, TokenSource};
-use crate::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
-use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// What the log shows for a client that left before the end, as nginx does.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -58,70 +51,6 @@ impl Generator for Metered {
                 }
             }
         })
-    }
-
-    fn pick(&self, request: &TokenRequest, from: &Endpoints) -> Result<Picked, Refusal> {
-        self.inner.pick(request, from)
-    }
-
-    fn model_limits(&self) -> Result<ModelLimits, Refusal> {
-        self.inner.model_limits()
-    }
-
-    fn adapters(&self) -> Arc<KnownAdapters> {
-        self.inner.adapters()
-    }
-
-    fn load_adapter<'a>(&'a self, name: &'a str, path: &'a str) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        self.inner.load_adapter(name, path)
-    }
-
-    fn unload_adapter<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refusal>> {
-        self.inner.unload_adapter(name)
-    }
-
-    fn adapter_records(&self) -> Vec<AdapterRecord> {
-        self.inner.adapter_records()
-    }
-
-    fn check_adapter<'a>(
-        &'a self,
-        name: &'a str,
-        path: &'a str,
-    ) -> BoxFuture<'a, Result<AdapterId, Refusal>> {
-        self.inner.check_adapter(name, path)
-    }
-
-    fn change_adapter(
-        &self,
-        record: AdapterRecord,
-        is_repeated: bool,
-    ) -> BoxFuture<'_, Result<bool, Refusal>> {
-        self.inner.change_adapter(record, is_repeated)
-    }
-
-    fn ready(&self) -> Result<(), Refusal> {
-        self.inner.ready()
-    }
-
-    fn capacity(&self) -> Result<Capacity, Refusal> {
-        self.inner.capacity()
-    }
-
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
-
-    fn workers(&self) -> Vec<WorkerStatus> {
-        self.inner.workers()
-    }
-
-    fn totals(&self) -> Vec<Total> {
-        self.inner.totals()
-    }
-
-    fn running(&self) -> Running {
-        self.inner.running()
     }
 
     fn leave(&self) {
@@ -249,14 +178,14 @@ impl Answer {
 
     fn delta(&mut self, delta: &TokenDelta, now: Timestamp) {
         if !std::mem::replace(&mut self.has_begun, true) {
-            self.metrics.prompt_tokens.inc_by(self.prompt_tokens);
-            self.metrics.request_prompt_tokens.observe(self.prompt_tokens as f64);
+            self.metrics.tokens.prompt_tokens.inc_by(self.prompt_tokens);
+            self.metrics.tokens.request_prompt_tokens.observe(self.prompt_tokens as f64);
         }
         if let Some(cached) = delta.cached_tokens {
             self.cached_tokens = cached;
-            self.metrics.prefix_queries.inc_by(self.prompt_tokens);
-            self.metrics.prefix_hits.inc_by(cached.into());
-            self.metrics.cached_tokens.inc_by(cached.into());
+            self.metrics.tokens.prefix_queries.inc_by(self.prompt_tokens);
+            self.metrics.tokens.prefix_hits.inc_by(cached.into());
+            self.metrics.tokens.cached_tokens.inc_by(cached.into());
         }
         self.tokens(delta.sample_index, delta.tokens.len() as u64, now);
         if let Some(finish) = delta.finish {
@@ -277,15 +206,15 @@ impl Answer {
         let is_first = !self.resumes && self.samples.iter().all(|sample| sample.first.is_none());
         let Some(sample) = self.samples.get_mut(sample_index as usize) else { return };
         if is_first {
-            self.metrics.time_to_first_token.observe(now.since(self.arrived).as_secs_f64());
+            self.metrics.latencies.time_to_first_token.observe(now.since(self.arrived).as_secs_f64());
         }
         sample.first.get_or_insert(now);
         if let Some(latest) = sample.latest.replace(now) {
             let gap = now.since(latest).as_secs_f64() / count as f64;
-            (0..count).for_each(|_| self.metrics.inter_token_latency.observe(gap));
+            (0..count).for_each(|_| self.metrics.latencies.inter_token_latency.observe(gap));
         }
         sample.tokens += count;
-        self.metrics.generation_tokens.inc_by(count);
+        self.metrics.tokens.generation_tokens.inc_by(count);
     }
 
     /// The end of one sample; the first reason counts.
@@ -297,9 +226,9 @@ impl Answer {
         sample.finished = true;
         self.span.finished(reason);
         self.metrics.success.with_label_values(&[reason]).inc();
-        self.metrics.request_generation_tokens.observe(sample.tokens as f64);
+        self.metrics.tokens.request_generation_tokens.observe(sample.tokens as f64);
         if let Some(mean) = sample.per_token() {
-            self.metrics.time_per_output_token.observe(mean.as_secs_f64());
+            self.metrics.latencies.time_per_output_token.observe(mean.as_secs_f64());
         }
     }
 
@@ -375,7 +304,7 @@ impl Answer {
         if !std::mem::replace(&mut self.has_ended, true) {
             self.metrics.outcomes.with_label_values(&[outcome.label()]).inc();
             let now = clock::now();
-            self.metrics.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
+            self.metrics.latencies.e2e_latency.observe(now.since(self.arrived).as_secs_f64());
             self.record_gen_ai(now);
             self.log(outcome);
             self.span.end(Counts {

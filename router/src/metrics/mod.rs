@@ -14,8 +14,8 @@ use skein_node::trace::GenAi;
 pub use metered::Metered;
 pub(crate) use workers::pressure;
 
-use crate::generator::Generator;
-use crate::picks::Picked;
+use crate::generator::FleetView;
+use crate::links::picks::Picked;
 use crate::refusal::Refusal;
 use workers::WorkerGauges;
 
@@ -33,17 +33,8 @@ pub struct Metrics {
     moved: IntCounter,
     moves: IntCounter,
     success: IntCounterVec,
-    prompt_tokens: IntCounter,
-    cached_tokens: IntCounter,
-    prefix_queries: IntCounter,
-    prefix_hits: IntCounter,
-    generation_tokens: IntCounter,
-    request_prompt_tokens: Histogram,
-    request_generation_tokens: Histogram,
-    time_to_first_token: Histogram,
-    inter_token_latency: Histogram,
-    time_per_output_token: Histogram,
-    e2e_latency: Histogram,
+    tokens: TokenCounts,
+    latencies: Latencies,
     answers: IntCounterVec,
     in_flight: IntGauge,
     in_flight_tokens: IntGauge,
@@ -51,6 +42,78 @@ pub struct Metrics {
     engines: EngineSums,
     /// By OTLP, if that is on.
     gen_ai: Option<GenAi>,
+}
+
+/// Tokens of prompts and outputs.
+#[derive(Debug)]
+struct TokenCounts {
+    prompt_tokens: IntCounter,
+    cached_tokens: IntCounter,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    generation_tokens: IntCounter,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+}
+
+impl TokenCounts {
+    fn new(r: &Registry) -> Self {
+        Self {
+            prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
+            cached_tokens: r
+                .counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in a prefix cache."),
+            prefix_queries: r
+                .counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in a prefix cache."),
+            prefix_hits: r.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in a prefix cache."),
+            generation_tokens: r.counter("vllm:generation_tokens_total", "Output tokens."),
+            request_prompt_tokens: r.histogram(
+                "vllm:request_prompt_tokens",
+                "Prompt tokens of a request.",
+                buckets::REQUEST_TOKENS,
+            ),
+            request_generation_tokens: r.histogram(
+                "vllm:request_generation_tokens",
+                "Output tokens of a sample.",
+                buckets::REQUEST_TOKENS,
+            ),
+        }
+    }
+}
+
+/// Times that a client sees, in seconds.
+#[derive(Debug)]
+struct Latencies {
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    time_per_output_token: Histogram,
+    e2e_latency: Histogram,
+}
+
+impl Latencies {
+    fn new(r: &Registry) -> Self {
+        Self {
+            time_to_first_token: r.histogram(
+                "vllm:time_to_first_token_seconds",
+                "From a request's arrival to its first output token, tokenisation and queues included.",
+                buckets::TIME_TO_FIRST_TOKEN,
+            ),
+            inter_token_latency: r.histogram(
+                "vllm:inter_token_latency_seconds",
+                "Between two output tokens of a sample; tokens that come together share the time.",
+                buckets::INTER_TOKEN_LATENCY,
+            ),
+            time_per_output_token: r.histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time between the output tokens of a sample.",
+                buckets::INTER_TOKEN_LATENCY,
+            ),
+            e2e_latency: r.histogram(
+                "vllm:e2e_request_latency_seconds",
+                "From a request's arrival to its end.",
+                buckets::REQUEST_LATENCY,
+            ),
+        }
+    }
 }
 
 /// Requests refused before they began, by error code. A router has it whatever its workers speak.
@@ -126,14 +189,12 @@ impl Metrics {
     /// The metrics of a router for `model_name`, all of them zero.
     pub fn new(model_name: &str) -> Self {
         // vLLM's labels; a cluster is one engine to its clients.
-        let registry = Registry::new(&[("model_name", model_name), ("engine", "0")]);
-        registry.process();
-        registry.traces();
-        let r = &registry;
-        let seconds = |name: &str, help: &str, buckets: &[f64]| r.histogram(name, help, buckets);
+        let r = Registry::new(&[("model_name", model_name), ("engine", "0")]);
+        r.process();
+        r.traces();
         Self {
             requests: r.counter("skein_requests_total", "Requests accepted."),
-            refused: Refusals::new(r),
+            refused: Refusals::new(&r),
             outcomes: r.counters(
                 "skein_request_outcomes_total",
                 "Accepted requests by how they ended.",
@@ -168,44 +229,8 @@ impl Metrics {
                 "finished_reason",
                 &FINISHED,
             ),
-            prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens, cached ones included."),
-            cached_tokens: r.counter("vllm:prompt_tokens_cached_total", "Prompt tokens found in a prefix cache."),
-            prefix_queries: r.counter(
-                "vllm:prefix_cache_queries_total",
-                "Prompt tokens looked up in a prefix cache.",
-            ),
-            prefix_hits: r.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in a prefix cache."),
-            generation_tokens: r.counter("vllm:generation_tokens_total", "Output tokens."),
-            request_prompt_tokens: r.histogram(
-                "vllm:request_prompt_tokens",
-                "Prompt tokens of a request.",
-                buckets::REQUEST_TOKENS,
-            ),
-            request_generation_tokens: r.histogram(
-                "vllm:request_generation_tokens",
-                "Output tokens of a sample.",
-                buckets::REQUEST_TOKENS,
-            ),
-            time_to_first_token: seconds(
-                "vllm:time_to_first_token_seconds",
-                "From a request's arrival to its first output token, tokenisation and queues included.",
-                buckets::TIME_TO_FIRST_TOKEN,
-            ),
-            inter_token_latency: seconds(
-                "vllm:inter_token_latency_seconds",
-                "Between two output tokens of a sample; tokens that come together share the time.",
-                buckets::INTER_TOKEN_LATENCY,
-            ),
-            time_per_output_token: seconds(
-                "vllm:request_time_per_output_token_seconds",
-                "Mean time between the output tokens of a sample.",
-                buckets::INTER_TOKEN_LATENCY,
-            ),
-            e2e_latency: seconds(
-                "vllm:e2e_request_latency_seconds",
-                "From a request's arrival to its end.",
-                buckets::REQUEST_LATENCY,
-            ),
+            tokens: TokenCounts::new(&r),
+            latencies: Latencies::new(&r),
             answers: r.counter_vec(
                 "http_requests_total",
                 "HTTP answers by route, method and class of status; streams count when they begin.",
@@ -216,10 +241,10 @@ impl Metrics {
                 "skein_admitted_tokens",
                 "Uncached prompt tokens and expected output tokens of the requests in flight.",
             ),
-            workers: WorkerGauges::new(r),
+            workers: WorkerGauges::new(&r),
             engines: r.engine_sums(),
             gen_ai: GenAi::new(model_name),
-            registry,
+            registry: r,
         }
     }
 
@@ -252,11 +277,11 @@ impl Metrics {
     }
 
     /// All of it as of now, in `format`.
-    pub fn encode(&self, format: Format, generator: &dyn Generator) -> String {
-        let running = generator.running();
+    pub fn encode(&self, format: Format, fleet: &dyn FleetView) -> String {
+        let running = fleet.running();
         self.in_flight.set(running.requests.into());
         self.in_flight_tokens.set(running.tokens.try_into().unwrap_or(i64::MAX));
-        self.engines.set(generator.totals());
-        self.workers.encode(&generator.workers(), generator.version(), || self.registry.encode(format))
+        self.engines.set(fleet.totals());
+        self.workers.encode(&fleet.workers(), fleet.version(), || self.registry.encode(format))
     }
 }

@@ -232,7 +232,7 @@ mod tests {
     fn the_mean_is_over_ready_workers() {
         let registry = Registry::new(&[]);
         let gauges = WorkerGauges::new(&registry);
-        let full = WorkerStatus { refuses: Some(crate::fleet::Refused::Draining), ..worker("c", 8, 0, 0) };
+        let full = WorkerStatus { refuses: Some(crate::fleet::NotReady::Draining), ..worker("c", 8, 0, 0) };
         let workers = [worker("a", 2, 100, 0), worker("b", 6, 100, 0), full];
         let text = gauges.encode(&workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
         assert!(text.contains("\nskein_pressure 0.5\n"), "{text}");

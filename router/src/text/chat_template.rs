@@ -12,9 +12,9 @@ use std::time::Duration;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::Map;
 
-use super::TextError;
 use super::bounded_filters::MAX_TEXT_BYTES;
 use super::deep_stack::on_deep_stack;
+use super::error::TextError;
 use super::template_env::{self, RAISED, to_value};
 use crate::refusal::Refusal;
 

@@ -4,9 +4,9 @@
 use serde_json::Value;
 use skein_proto::sampling::{Range, SamplingOptions};
 
-use super::TextError;
-use crate::ranges::top_k;
+use super::error::TextError;
 use crate::refusal::Refusal;
+use crate::validate::ranges::top_k;
 
 const FILE: &str = "generation_config.json";
 

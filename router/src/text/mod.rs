@@ -3,13 +3,17 @@
 //! directory and is data, never code; a chat template runs with limits.
 
 mod bounded_filters;
+mod bounded_read;
 mod bounded_steps;
+mod bounded_tokenizer;
 mod bpe;
 pub mod chat_template;
 pub mod control;
 mod deep_stack;
 pub mod detokenizer;
+mod error;
 mod fast_bpe;
+pub mod files;
 mod generation_defaults;
 #[cfg(test)]
 mod gguf_tests;
@@ -18,7 +22,7 @@ mod known_steps;
 mod model;
 pub mod model_text;
 pub mod probe;
-pub mod received;
+pub mod remainder;
 pub mod render_process;
 pub mod sources;
 pub mod stop;
@@ -28,80 +32,7 @@ pub mod text_stream;
 pub mod tokenizer;
 mod tokenizer_file;
 mod too_long;
+pub(crate) mod work;
 
-use std::path::PathBuf;
-
+pub use error::TextError;
 pub use skein_grammar::token_bytes;
-use skein_grammar::token_bytes::UnsupportedDecoder;
-
-use crate::formats::UnknownParser;
-
-/// Why a model's text files cannot be used; reported to the operator at start.
-#[derive(Debug, thiserror::Error)]
-pub enum TextError {
-    /// A file is missing or unreadable.
-    #[error("cannot read {}: {reason}", path.display())]
-    Unreadable {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        reason: std::io::Error,
-    },
-    /// The model is a GGUF file that cannot be used.
-    #[error(transparent)]
-    Gguf(#[from] skein_gguf::GgufError),
-    /// The directory contains no tokenizer.json.
-    #[error(
-        "{} has no tokenizer.json; copy it there from the model's repository, or give the directory that has it \
-         with --tokenizer DIR",
-        directory.display()
-    )]
-    NoTokenizer {
-        /// The directory that was searched.
-        directory: PathBuf,
-    },
-    /// The tokenizer has more tokens than the model's vocabulary.
-    #[error(
-        "tokenizer.json belongs to another model: its token ids go up to {largest}, but this model has {vocab_size} \
-         (vocab_size in config.json); replace the file, or give the right directory with --tokenizer DIR"
-    )]
-    OtherModel {
-        /// Largest id in the tokenizer's own vocabulary.
-        largest: u32,
-        /// Size of the model's vocabulary.
-        vocab_size: u32,
-    },
-    /// A file exceeds its size limit.
-    #[error("{} has {bytes} bytes, at most {limit} are read; is it the right file?", path.display())]
-    TooLarge {
-        /// Path of the file.
-        path: PathBuf,
-        /// Size of the file, in bytes.
-        bytes: u64,
-        /// Largest accepted size, in bytes.
-        limit: u64,
-    },
-    /// A file has unexpected contents.
-    #[error("{file} is malformed: {reason}")]
-    Malformed {
-        /// Name of the file.
-        file: &'static str,
-        /// Fault in the contents.
-        reason: String,
-    },
-    /// tokenizer.json uses a feature that is not supported.
-    #[error("tokenizer.json: {0} is not supported; byte-level BPE and SentencePiece-style decoders are")]
-    UnsupportedDecoder(String),
-    /// Unknown parser for calls or reasoning.
-    #[error("--tool-call-parser or --reasoning-parser: {0}")]
-    Parser(#[from] UnknownParser),
-    /// The chat template does not compile.
-    #[error("the chat template does not compile: {0}")]
-    Template(String),
-}
-
-impl From<UnsupportedDecoder> for TextError {
-    fn from(UnsupportedDecoder(what): UnsupportedDecoder) -> Self {
-        Self::UnsupportedDecoder(what)
-    }
-}

@@ -1,34 +1,25 @@
 //! Text side of a model's directory: tokenizer, chat template, sampling defaults. Loaded once.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use skein_gguf::{GgufModel, is_gguf};
+use skein_gguf::is_gguf;
 use skein_grammar::{Grammars, tokenizer_fingerprint};
 use skein_proto::TokenId;
-use xxhash_rust::xxh3::xxh3_64;
 
-use super::TextError;
 use super::chat_template::{ChatTemplate, Forms};
 use super::control::unused_mark;
+use super::error::TextError;
+use super::files::{TextFiles, compile};
 pub use super::generation_defaults::GenerationDefaults;
-use super::known_steps;
 use super::render_process::{RenderProcesses, Rendering};
 use super::sources::TextSources;
-use super::tokenizer::{Tokenizer, malformed};
-use super::tokenizer_file::TokenizerFile;
+use super::tokenizer::Tokenizer;
 use super::too_long::refuse_far_too_long;
 use crate::formats::{Formats, Opening};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
-
-/// Largest tokenizer.json, in bytes; public models have up to about 35 MB.
-const MAX_TOKENIZER_BYTES: u64 = 64 * 1024 * 1024;
-/// Largest other file, in bytes.
-pub(super) const MAX_CONFIG_BYTES: u64 = 8 * 1024 * 1024;
 
 /// Character that occurs in no marker.
 const NO_MARK: char = '\u{FDEF}';
@@ -280,110 +271,6 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// Files of a model's text, read and parsed. Nothing in them has run yet.
-pub struct TextFiles {
-    /// Content of tokenizer.json.
-    tokenizer: Vec<u8>,
-    /// Of a GGUF file, the digest of its tokenizer.
-    digest: Option<[u8; 8]>,
-    parsed: TokenizerFile,
-    built: Option<Tokenizer>,
-    /// tokenizer_config.json.
-    config: Value,
-    /// Chat template outside of it.
-    template: Option<String>,
-}
-
-impl TextFiles {
-    /// Reads the files of the model in `directory`; `sources` replace some.
-    ///
-    /// # Errors
-    /// If one cannot be read or parsed.
-    pub fn read(directory: &Path, sources: &TextSources) -> Result<Self, TextError> {
-        let source = sources.tokenizer_directory(directory);
-        let template = sources.template(directory)?;
-        if !is_gguf(source) {
-            return Self::new(tokenizer_json(source)?, tokenizer_config(source)?, template);
-        }
-        let model = GgufModel::open(source)?;
-        let files = Self::new(model.tokenizer()?, model.tokenizer_config(), template)?;
-        Ok(Self { digest: model.tokenizer_digest().map(u64::to_le_bytes), ..files })
-    }
-
-    fn new(tokenizer: Vec<u8>, config: Value, template: Option<String>) -> Result<Self, TextError> {
-        let parsed = TokenizerFile::parse(&tokenizer).map_err(malformed)?;
-        Ok(Self { tokenizer, digest: None, parsed, built: None, config, template })
-    }
-
-    /// Builds the tokenizer now, which takes most of the time of [`ModelText::of`].
-    ///
-    /// # Errors
-    /// If it cannot be used.
-    pub fn build_tokenizer(mut self) -> Result<Self, TextError> {
-        self.built = Some(Tokenizer::new(&self.parsed, self.tokenizer.len())?);
-        Ok(self)
-    }
-
-    /// Whether the tokenizer must first be tried in a process of its own.
-    pub fn needs_trial(&self) -> bool {
-        !known_steps::are_known(&self.parsed)
-    }
-
-    /// Fingerprint of tokenizer and chat template: versions of a model with equal ones can replace each other
-    /// under a running router. Covers the tokenizer's whole file, and of its configuration what a template
-    /// sees.
-    pub fn fingerprint(&self) -> u64 {
-        let own = default_template(&self.config["chat_template"]);
-        let template = self.template.clone().or(own).unwrap_or_default();
-        let specials = special_strings(&self.config).into_iter().flat_map(|(name, text)| [name, text]);
-        let parts = [template].into_iter().chain(specials);
-        let mut bytes = tokenizer_fingerprint(&self.tokenizer).to_le_bytes().to_vec();
-        for part in parts {
-            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(part.as_bytes());
-        }
-        xxh3_64(&bytes)
-    }
-}
-
-/// Loads only the tokenizer of the model in `directory`.
-pub(super) fn tokenizer_of(directory: &Path, sources: &TextSources) -> Result<Tokenizer, TextError> {
-    Tokenizer::from_json(&tokenizer_json(sources.tokenizer_directory(directory))?)
-}
-
-/// Content of tokenizer.json.
-fn tokenizer_json(directory: &Path) -> Result<Vec<u8>, TextError> {
-    if is_gguf(directory) {
-        return Ok(GgufModel::open(directory)?.tokenizer()?);
-    }
-    let json = read_if_there(&directory.join("tokenizer.json"), MAX_TOKENIZER_BYTES)?;
-    json.ok_or_else(|| TextError::NoTokenizer { directory: directory.to_owned() })
-}
-
-/// Content of tokenizer_config.json; null if it does not exist.
-fn tokenizer_config(directory: &Path) -> Result<Value, TextError> {
-    if is_gguf(directory) {
-        return Ok(GgufModel::open(directory)?.tokenizer_config());
-    }
-    read_json(directory, "tokenizer_config.json")
-}
-
-/// Loads and compiles only the chat template of the model in `directory`.
-pub(super) fn chat_template_of(
-    directory: &Path,
-    sources: &TextSources,
-) -> Result<Option<ChatTemplate>, TextError> {
-    let config = tokenizer_config(sources.tokenizer_directory(directory))?;
-    compile(sources.template(directory)?, &config)
-}
-
-fn compile(template: Option<String>, config: &Value) -> Result<Option<ChatTemplate>, TextError> {
-    let source = template.or_else(|| default_template(&config["chat_template"]));
-    let own = special_strings(config);
-    let compile = |source: String| ChatTemplate::compile(&source, own, skein_node::clock::unix_time);
-    source.map(compile).transpose()
-}
-
 /// Validates messages and converts them for a template: text parts are joined unless it expects parts, and
 /// arguments of calls become objects unless it expects text.
 pub(super) fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, Refusal> {
@@ -487,60 +374,6 @@ fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> 
     })
 }
 
-/// `chat_template` of tokenizer_config.json: a string, or a list of named templates with a "default".
-fn default_template(value: &Value) -> Option<String> {
-    let named = |list: &'_ Vec<Value>| {
-        list.iter()
-            .find(|entry| entry["name"] == "default")
-            .and_then(|entry| entry["template"].as_str())
-            .map(str::to_owned)
-    };
-    value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(named))
-}
-
-/// `bos_token`, `eos_token` and so on, each a string or `{"content": …}`.
-fn special_strings(config: &Value) -> Vec<(String, String)> {
-    let names = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
-    let spelling = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
-    names.iter().filter_map(|name| Some(((*name).to_owned(), spelling(&config[*name])?))).collect()
-}
-
-pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
-    let unreadable = |reason| TextError::Unreadable { path: path.to_owned(), reason };
-    let file = File::open(path).map_err(unreadable)?;
-    let mut bytes = file.metadata().map_err(unreadable)?.len();
-    let mut content = Vec::with_capacity(bytes.min(limit) as usize);
-    if bytes <= limit {
-        // A pipe says no length, and a device may have no end.
-        file.take(limit + 1).read_to_end(&mut content).map_err(unreadable)?;
-        bytes = content.len() as u64;
-    }
-    if bytes > limit {
-        return Err(TextError::TooLarge { path: path.to_owned(), bytes, limit });
-    }
-    Ok(content)
-}
-
-pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
-    match read(path, limit) {
-        // `NotADirectory`: the model is a GGUF file.
-        Err(TextError::Unreadable { reason, .. })
-            if matches!(reason.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-        {
-            Ok(None)
-        }
-        other => other.map(Some),
-    }
-}
-
-pub(super) fn read_json(directory: &Path, file: &'static str) -> Result<Value, TextError> {
-    match read_if_there(&directory.join(file), MAX_CONFIG_BYTES)? {
-        None => Ok(Value::Null),
-        Some(bytes) => serde_json::from_slice(&bytes)
-            .map_err(|error| TextError::Malformed { file, reason: error.to_string() }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -612,18 +445,6 @@ mod tests {
             "reads text only, not `image_url`",
         );
         check(json!([{"role": "oracle", "content": "x"}]), "knows the roles");
-    }
-
-    #[test]
-    fn templates_and_tokens_come_in_several_forms() {
-        assert_eq!(default_template(&json!("x")), Some("x".to_owned()));
-        let named = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]);
-        assert_eq!(default_template(&named), Some("d".to_owned()));
-        assert_eq!(default_template(&Value::Null), None);
-        let own = special_strings(
-            &json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null}),
-        );
-        assert_eq!(own, [("bos_token".into(), "<s>".into()), ("eos_token".into(), "</s>".into())]);
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::model_text::{chat_template_of, prepare, tokenizer_of};
+use super::files::{chat_template_of, tokenizer_of};
+use super::model_text::prepare;
 use super::sources::TextSources;
 
 /// Compiles the template of the model in `directory` and renders some conversations. Only returning matters:

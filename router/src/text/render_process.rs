@@ -18,7 +18,7 @@ use skein_node::clock::{self, Timestamp};
 
 use super::chat_template::ChatTemplate;
 use super::deep_stack::on_deep_stack;
-use super::model_text::chat_template_of;
+use super::files::chat_template_of;
 use super::sources::TextSources;
 use crate::refusal::Refusal;
 

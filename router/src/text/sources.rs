@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::TextError;
-use super::model_text::{MAX_CONFIG_BYTES, read, read_if_there, read_json};
+use super::bounded_read::{MAX_CONFIG_BYTES, read, read_if_there, read_json};
+use super::error::TextError;
 
 const GENERATION: &str = "generation_config.json";
 /// Fields of generation_config.json that apply only with `do_sample: true`.

@@ -316,10 +316,10 @@ mod tests {
     use crate::config::RequestLimits;
     use crate::drain::Drain;
     use crate::fleet::KnownAdapters;
-    use crate::generator::Generator;
+    use crate::generator::{FleetView, Generator};
     use crate::request::{Draft, Prompt};
     use crate::testing::{Say, Script, delta, finish, model_text, tokens};
-    use crate::validate::validate;
+    use crate::validate::{Offer, validate};
     use proptest::prelude::*;
     use skein_node::clock::Timestamp;
 
@@ -329,7 +329,7 @@ mod tests {
         let (request, options) = validate(
             draft,
             &text,
-            (&limits, &KnownAdapters::default()),
+            Offer { model: &limits, adapters: &KnownAdapters::default() },
             &RequestLimits::default(),
             Timestamp::ZERO,
         )

@@ -6,14 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use skein_proto::TokenId;
-use tokenizers::{AddedToken, DecoderWrapper, PostProcessor, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{AddedToken, PostProcessor};
 
-use super::TextError;
-use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
+use super::bounded_tokenizer::BoundedTokenizer;
 use super::control::ControlTokens;
+use super::error::TextError;
 use super::fast_bpe::FastBpe;
 use super::growth::{self, TooMuchGrowth};
-use super::model::WordModel;
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
 use crate::refusal::Refusal;
@@ -56,14 +55,10 @@ const TRIAL_BYTES: usize = 16 * 1024;
 /// Most characters of a reason why a file cannot be used.
 const MAX_REASON: usize = 600;
 
-/// The library's tokenizer with limits on the growth of text.
-pub(super) type Bounded =
-    TokenizerImpl<WordModel, BoundedNormalizer, BoundedPreTokenizer, PostProcessorWrapper, DecoderWrapper>;
-
 /// A loaded tokenizer. Immutable, shared by all requests.
 #[derive(Debug)]
 pub struct Tokenizer {
-    inner: Bounded,
+    inner: BoundedTokenizer,
     /// Built on first use: most processes never see a control token written by a user.
     literal: OnceLock<LiteralTokenizer>,
     control: ControlTokens,
@@ -79,7 +74,7 @@ pub struct Tokenizer {
 /// Encodes control tokens as plain text, and the stand-in of each as the token itself.
 #[derive(Debug)]
 struct LiteralTokenizer {
-    inner: Bounded,
+    inner: BoundedTokenizer,
     /// (id of the stand-in, id of the control token)
     stand_ins: Vec<(TokenId, TokenId)>,
 }
@@ -280,7 +275,7 @@ impl Tokenizer {
     }
 }
 
-fn encode(tokenizer: &Bounded, text: &str, add_special: bool) -> Result<Vec<TokenId>, Refusal> {
+fn encode(tokenizer: &BoundedTokenizer, text: &str, add_special: bool) -> Result<Vec<TokenId>, Refusal> {
     // Some malformed files make the library panic when they meet certain characters.
     let work = || catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, add_special)));
     match growth::limited(text.len(), work).map_err(too_much_growth)? {

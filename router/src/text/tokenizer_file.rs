@@ -15,9 +15,9 @@ use skein_proto::TokenId;
 use tokenizers::{AddedToken, DecoderWrapper, ModelWrapper, PostProcessorWrapper};
 
 use super::bounded_steps::{BoundedNormalizer, BoundedPreTokenizer};
+use super::bounded_tokenizer::BoundedTokenizer;
 use super::bpe::{Bpe, BpeSeed};
 use super::model::WordModel;
-use super::tokenizer::Bounded;
 
 /// Largest token id accepted. Tables have a row for each id up to the largest, so an absurd id would cost
 /// gigabytes; vocabularies of public models end at about 300,000.
@@ -80,7 +80,7 @@ impl TokenizerFile {
     }
 
     /// The library's tokenizer, without truncation and padding.
-    pub fn build(&self) -> Result<Bounded, String> {
+    pub fn build(&self) -> Result<BoundedTokenizer, String> {
         let model = match &self.model {
             ModelFile::Bpe(bpe) => WordModel::Bpe(bpe.clone()),
             ModelFile::Other(tree, unusual) => {
@@ -92,7 +92,7 @@ impl TokenizerFile {
                 WordModel::Library(Arc::new(model?))
             }
         };
-        let mut tokenizer = Bounded::new(model);
+        let mut tokenizer = BoundedTokenizer::new(model);
         let normalizer: Option<BoundedNormalizer> = self.part("normalizer")?;
         tokenizer.with_normalizer(normalizer).map_err(|error| error.to_string())?;
         tokenizer.with_pre_tokenizer(self.part::<BoundedPreTokenizer>("pre_tokenizer")?);

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::stream::Stream;
+use super::stream::{Cut, Stream};
 
 /// A response's body: whole, or as it arrives.
 pub(super) enum AnswerBody {
@@ -15,11 +15,6 @@ pub(super) enum AnswerBody {
     /// As it arrives.
     Stream(Box<Stream>),
 }
-
-/// A body that cannot be completed: its connection is closed, so that no client takes it for whole.
-#[derive(Debug, thiserror::Error)]
-#[error("the worker was lost in the middle of its response")]
-pub(super) struct Cut;
 
 impl Default for AnswerBody {
     fn default() -> Self {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::events;
 use super::routes::Continues;
-use super::said::Said;
+use super::transcript::Transcript;
 
 /// Marks the place where another worker continues; clients skip comments.
 pub const MARK: &str = ": skein-resumed by=text exact=false\n\n";
@@ -34,23 +34,23 @@ const WHOLE: [(&str, &str); 13] = [
 ///
 /// # Errors
 /// Why that is impossible.
-pub fn body(kind: Continues, body: &Bytes, said: &Said) -> Result<Bytes, &'static str> {
-    if let Some(why) = said.not_resumable {
+pub fn body(kind: Continues, body: &Bytes, transcript: &Transcript) -> Result<Bytes, &'static str> {
+    if let Some(why) = transcript.not_resumable {
         return Err(why);
     }
     let fields = serde_json::from_slice::<Map<String, Value>>(body);
     let mut fields = fields.map_err(|_| "the request is not a JSON object")?;
     check(&fields)?;
-    if said.text.is_empty() {
+    if transcript.text.is_empty() {
         return Ok(body.clone());
     }
     match kind {
-        Continues::Chat => extend_messages(&mut fields, &said.text)?,
-        Continues::Completion => extend_prompt(&mut fields, &said.text)?,
+        Continues::Chat => extend_messages(&mut fields, &transcript.text)?,
+        Continues::Completion => extend_prompt(&mut fields, &transcript.text)?,
     }
     for limit in ["max_tokens", "max_completion_tokens"] {
         if let Some(most) = fields.get(limit).and_then(Value::as_u64) {
-            fields.insert(limit.to_owned(), json!(most.saturating_sub(said.events.into()).max(1)));
+            fields.insert(limit.to_owned(), json!(most.saturating_sub(transcript.events.into()).max(1)));
         }
     }
     serde_json::to_vec(&fields).map(Bytes::from).map_err(|_| "the request cannot be written as JSON")
@@ -149,8 +149,8 @@ mod tests {
     use super::*;
 
     fn continued(kind: Continues, fields: Value, text: &str) -> Result<Value, &'static str> {
-        let said = Said { text: text.to_owned(), events: 3, ..Said::default() };
-        body(kind, &fields.to_string().into(), &said).map(|body| serde_json::from_slice(&body).unwrap())
+        let transcript = Transcript { text: text.to_owned(), events: 3, ..Transcript::default() };
+        body(kind, &fields.to_string().into(), &transcript).map(|body| serde_json::from_slice(&body).unwrap())
     }
 
     #[test]
@@ -190,8 +190,8 @@ mod tests {
         }
         let harmless = json!({"prompt": "a", "n": 1, "logprobs": null, "echo": false, "response_format": {"type": "text"}});
         assert!(continued(Continues::Completion, harmless, "b").is_ok());
-        let said = Said { not_resumable: Some("why"), ..Said::default() };
-        assert_eq!(body(Continues::Chat, &"{}".into(), &said), Err("why"));
+        let transcript = Transcript { not_resumable: Some("why"), ..Transcript::default() };
+        assert_eq!(body(Continues::Chat, &"{}".into(), &transcript), Err("why"));
     }
 
     #[test]

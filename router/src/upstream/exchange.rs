@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HOST;
-use http::{HeaderValue, Method, Request, Response};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use skein_node::clock::{self, Timestamp};
@@ -14,6 +14,7 @@ use skein_node::clock::{self, Timestamp};
 use super::pool::Connection;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
+use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
 /// How often a waiting request looks at its worker's health and at its own time.
@@ -112,4 +113,14 @@ pub fn fault(shared: &Shared, seat: &Seat, heard: Timestamp, limit: Option<Durat
     }
     let limit = limit.filter(|limit| silent >= *limit)?;
     Some(format!("silent for {} s", limit.as_secs()))
+}
+
+/// What a status says about the worker.
+pub fn outcome(status: StatusCode) -> Outcome {
+    match status.as_u16() {
+        429 | 503 => Outcome::Backpressure,
+        500..=599 => Outcome::Fault,
+        400..=499 => Outcome::Neutral,
+        _ => Outcome::Success,
+    }
 }

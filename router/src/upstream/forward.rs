@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::CONTENT_LENGTH;
 use http::response::Parts;
-use http::{HeaderMap, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use skein_node::clock;
 
+use super::answers::refused;
+use super::attempt::attempt;
 use super::body::AnswerBody;
-use super::exchange::{self, Failure, watched};
-use super::headers;
-use super::metrics::Running;
+use super::exchange::{Failure, outcome, watched};
+use super::headers::is_event_stream;
+use super::reading::Reading;
 use super::routes::Call;
-use super::serve::refused;
-use super::shared::{Seat, Shared};
-use super::stream::{Reading, Stream};
+use super::running::Running;
+use super::shared::Shared;
+use super::stream::Stream;
 use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
@@ -30,14 +32,6 @@ const MAX_ERROR_BYTES: usize = 64 * 1024;
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before a worker that has failed is tried again, because there is no other.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-
-/// Why an attempt has no response.
-pub(super) enum Ended {
-    /// The worker failed.
-    Fault(String),
-    /// The request has to end.
-    Over(Refusal),
-}
 
 /// Tries workers for `call` until one answers.
 pub(super) async fn forward(
@@ -78,13 +72,13 @@ pub(super) async fn forward(
                 Err((ended, back)) => {
                     running = back;
                     match ended {
-                        Ended::Fault(reason) => reason,
-                        Ended::Over(refusal) => return over(running, &refusal),
+                        Failure::Fault(reason) => reason,
+                        Failure::Over(refusal) => return over(running, &refusal),
                     }
                 }
             },
-            Err(Ended::Over(refusal)) => return over(running, &refusal),
-            Err(Ended::Fault(reason)) => reason,
+            Err(Failure::Over(refusal)) => return over(running, &refusal),
+            Err(Failure::Fault(reason)) => reason,
         };
         tracing::debug!(worker = tried.last(), reason, "an attempt failed");
         moves += 1;
@@ -106,47 +100,9 @@ fn over(mut running: Running, refusal: &Refusal) -> Response<AnswerBody> {
     refused(refusal)
 }
 
-/// Sends `body` to the worker of `seat`, which ends here if the attempt fails.
-pub(super) async fn attempt(
-    shared: &Arc<Shared>,
-    call: &Call,
-    body: &Bytes,
-    seat: Seat,
-) -> Result<(Parts, Reading), Ended> {
-    match exchange::ask(shared, call, body, &seat).await {
-        Ok((response, connection)) => {
-            let (mut head, body) = response.into_parts();
-            headers::strip(&mut head.headers);
-            Ok((head, Reading::new(body, connection, seat)))
-        }
-        Err(Failure::Fault(reason)) => {
-            tracing::debug!(worker = &*seat.link().name(), reason, "a worker failed a request");
-            seat.end(Outcome::Fault);
-            Err(Ended::Fault(reason))
-        }
-        Err(Failure::Over(refusal)) => Err(Ended::Over(refusal)),
-    }
-}
-
-/// What a status says about the worker.
-pub(super) fn outcome(status: StatusCode) -> Outcome {
-    match status.as_u16() {
-        429 | 503 => Outcome::Backpressure,
-        500..=599 => Outcome::Fault,
-        400..=499 => Outcome::Neutral,
-        _ => Outcome::Success,
-    }
-}
-
 /// Whether another worker may answer better.
 fn is_retried(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 500 | 502 | 503 | 504)
-}
-
-/// Whether a response is a stream of server-sent events.
-pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
-    kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
 /// The response for the client. A short one is read first, so that its loss can still be repaired.
@@ -156,7 +112,7 @@ async fn answer(
     head: Parts,
     reading: Reading,
     mut running: Running,
-) -> Result<Response<AnswerBody>, (Ended, Running)> {
+) -> Result<Response<AnswerBody>, (Failure, Running)> {
     let length = head.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if length.is_none_or(|length| length > MAX_WHOLE_BYTES) {
         let is_events = is_event_stream(&head.headers);
@@ -176,13 +132,13 @@ async fn answer(
         }
         Ok(Err(error)) => {
             seat.end(Outcome::Fault);
-            Err((Ended::Fault(error.to_string()), running))
+            Err((Failure::Fault(error.to_string()), running))
         }
         Err(Failure::Fault(reason)) => {
             seat.end(Outcome::Fault);
-            Err((Ended::Fault(reason), running))
+            Err((Failure::Fault(reason), running))
         }
-        Err(Failure::Over(refusal)) => Err((Ended::Over(refusal), running)),
+        Err(Failure::Over(refusal)) => Err((Failure::Over(refusal), running)),
     }
 }
 

@@ -1,13 +1,13 @@
 //! Headers on their way through: those of one connection are not passed on (RFC 9110, section 7.6.1). Pure.
 
 use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::routes::RESUME;
-use crate::receipt::RECEIPT;
+use crate::api::http::receipts::RECEIPT;
 
 /// Headers of one connection.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -42,7 +42,7 @@ pub fn strip(headers: &mut HeaderMap) {
 /// because their events could not be told apart. A key for this router is not for the worker.
 pub fn to_worker(mut headers: HeaderMap, has_keys: bool, authorization: Option<&HeaderValue>) -> HeaderMap {
     strip(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ACCEPT_ENCODING, RESUME, RECEIPT] {
+    for name in [HOST, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, ACCEPT_ENCODING, RESUME, RECEIPT] {
         headers.remove(name);
     }
     if has_keys || authorization.is_some() {
@@ -53,6 +53,12 @@ pub fn to_worker(mut headers: HeaderMap, has_keys: bool, authorization: Option<&
         headers.insert(AUTHORIZATION, authorization.clone());
     }
     headers
+}
+
+/// Whether a response is a stream of server-sent events.
+pub fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
 }
 
 #[cfg(test)]

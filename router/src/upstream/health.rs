@@ -10,8 +10,9 @@ use http::{HeaderValue, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use serde_json::Value;
 
-use super::fleet::Check;
-use super::shared::{Link, Shared};
+use super::link::Link;
+use super::servers::Check;
+use super::shared::Shared;
 
 /// Checks between two readings of the models.
 const MODELS_EVERY: u32 = 10;
@@ -46,7 +47,7 @@ pub fn start(shared: &Arc<Shared>) {
                 }
                 let check = checks.next(link, shared.config.authorization.as_ref(), interval * 2).await;
                 if link.address() == address
-                    && let Some(health) = shared.fleet(|fleet| fleet.checked(at as u32, check))
+                    && let Some(health) = shared.servers(|servers| servers.checked(at as u32, check))
                 {
                     shared.health_changed(at as u32, health, &checks.reason);
                 }

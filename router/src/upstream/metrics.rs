@@ -1,15 +1,14 @@
 //! The metrics of a router before OpenAI servers, by the names of the router for our own workers where they
 //! mean the same, so that its dashboards work.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use skein_node::clock::{self, Timestamp};
 use skein_node::metrics::{
     Format, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, buckets,
 };
 
-use super::fleet::{Health, WorkerState};
-use super::shared::{Link, Shared};
+use super::link::Link;
+use super::servers::{Health, WorkerState};
 use crate::metrics::Refusals;
 use crate::refusal::Refusal;
 
@@ -17,13 +16,13 @@ use crate::refusal::Refusal;
 pub(super) struct UpstreamMetrics {
     registry: Registry,
     refused: Refusals,
-    outcomes: IntCounterVec,
-    moved: IntCounter,
-    moves: IntCounter,
-    continued: IntCounter,
+    pub outcomes: IntCounterVec,
+    pub moved: IntCounter,
+    pub moves: IntCounter,
+    pub continued: IntCounter,
     answers: IntCounterVec,
-    first_byte: Histogram,
-    latency: Histogram,
+    pub first_byte: Histogram,
+    pub latency: Histogram,
     in_flight: IntGauge,
     known: IntGauge,
     ready: IntGauge,
@@ -33,7 +32,25 @@ pub(super) struct UpstreamMetrics {
 }
 
 /// How a request ended.
-const OUTCOMES: [&str; 3] = ["completed", "cancelled", "failed"];
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Outcome {
+    Completed,
+    Cancelled,
+    Failed,
+}
+
+impl Outcome {
+    const ALL: [Self; 3] = [Self::Completed, Self::Cancelled, Self::Failed];
+
+    /// Value of the metric's label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
 
 impl UpstreamMetrics {
     /// All metrics, at zero.
@@ -47,7 +64,7 @@ impl UpstreamMetrics {
                 "skein_request_outcomes_total",
                 "Accepted requests by how they ended.",
                 "outcome",
-                &OUTCOMES,
+                &Outcome::ALL.map(Outcome::label),
             ),
             moved: r.counter(
                 "skein_requests_moved_total",
@@ -127,83 +144,5 @@ impl UpstreamMetrics {
             }
         }
         self.registry.encode(format)
-    }
-}
-
-/// Counts and logs one accepted request; cancelled if it is dropped before its end.
-pub(super) struct Running {
-    shared: Arc<Shared>,
-    arrived: Timestamp,
-    path: &'static str,
-    worker: String,
-    first_byte: Option<Timestamp>,
-    moves: u32,
-    ended: bool,
-}
-
-impl Running {
-    /// A request that has begun.
-    pub fn new(shared: Arc<Shared>, path: &'static str, arrived: Timestamp) -> Self {
-        Self { shared, arrived, path, worker: String::new(), first_byte: None, moves: 0, ended: false }
-    }
-
-    /// It is at this worker.
-    pub fn at(&mut self, worker: &str) {
-        worker.clone_into(&mut self.worker);
-    }
-
-    /// The first byte of its answer has arrived.
-    pub fn began(&mut self) {
-        if self.first_byte.is_none() {
-            let now = clock::now();
-            self.first_byte = Some(now);
-            self.shared.metrics.first_byte.observe(now.since(self.arrived).as_secs_f64());
-        }
-    }
-
-    /// It moves to another worker.
-    pub fn moved(&mut self) {
-        self.moves += 1;
-    }
-
-    /// Another worker continues it by its text.
-    pub fn continued(&self) {
-        self.shared.metrics.continued.inc();
-    }
-
-    /// It is answered.
-    pub fn completed(&mut self) {
-        self.end(OUTCOMES[0]);
-    }
-
-    /// It has failed.
-    pub fn failed(&mut self) {
-        self.end(OUTCOMES[2]);
-    }
-
-    fn end(&mut self, outcome: &str) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        let (metrics, total) = (&self.shared.metrics, clock::now().since(self.arrived));
-        metrics.outcomes.with_label_values(&[outcome]).inc();
-        metrics.latency.observe(total.as_secs_f64());
-        metrics.moves.inc_by(self.moves.into());
-        metrics.moved.inc_by((self.moves > 0).into());
-        tracing::info!(
-            path = self.path,
-            outcome,
-            worker = self.worker,
-            moves = self.moves,
-            first_byte_ms = self.first_byte.map(|first| first.since(self.arrived).as_millis() as u64),
-            total_ms = total.as_millis() as u64,
-            "request"
-        );
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.end(OUTCOMES[1]);
     }
 }

@@ -2,37 +2,48 @@
 //! over gRPC (Triton). It needs no model files.
 //!
 //! It passes requests and streams on as they are. `prompt` reads from a body only what a choice depends on,
-//! `fleet` and `prefixes` choose a worker, purely: what a worker caches is assumed from what was sent to it.
-//! `exchange` runs one attempt, `forward` retries it, `stream` passes a stream on and, on request, continues
-//! it by `continuation` if its worker is lost. `health` checks the workers, `names` follows the addresses of
-//! those given by a name, `pool` keeps connections, with `tls` for `https`;
-//! to a server that speaks KServe v2, a connection is a pipe to `kserve`, which translates.
-//! No code here tokenises, and no other room is used but policy, breaker, drain, keys, tensors and errors.
+//! `servers` and `prefixes` choose a worker, purely: what a worker caches is assumed from what was sent to
+//! it. `exchange` sends one request and waits for the head of its response, `attempt` and `reading` are one
+//! attempt, `forward` repeats it elsewhere, `stream` passes a response on and, on request, continues it by
+//! `continuation` from its `transcript` if its worker is lost. `shared` is what all requests need: the
+//! `servers`, the `link` to each, the counters. `health` checks the workers, `names` follows the addresses of
+//! those given by a name, `pool` keeps connections, with `tls` for `https`; to a server that speaks KServe
+//! v2, a connection is a pipe to `kserve`, which translates.
+//!
+//! No code here tokenises. Of other rooms it uses `config`, `drain`, `refusal` and the loop of `serve`; of
+//! `fleet` the policy, the breaker, the load in `ledger` and receipts; of `api` what all HTTP shares,
+//! OpenAI's form of errors and the elements of KServe's tensors; of `metrics` the count of refusals.
 
+mod answers;
+mod attempt;
 mod body;
 mod config;
 mod continuation;
 mod events;
 mod exchange;
-mod fleet;
 mod forward;
 mod headers;
 mod health;
 mod kserve;
+mod link;
 mod metrics;
 mod names;
 mod pool;
 mod prefixes;
 mod prompt;
+mod reading;
 mod routes;
-mod said;
+mod running;
 mod serve;
+mod servers;
 mod shared;
 mod stream;
 mod tls;
+mod transcript;
+mod upstreams;
 mod worker_url;
 
 pub use config::UpstreamConfig;
 pub use serve::serve;
-pub use shared::Upstreams;
+pub use upstreams::Upstreams;
 pub use worker_url::WorkerUrl;

@@ -9,7 +9,8 @@ use skein_node::discovery::dns::{self, DnsName};
 use skein_node::discovery::{CHANGES_IN_FLIGHT, Change};
 use tokio::sync::mpsc;
 
-use super::shared::{Named, Shared};
+use super::link::AddressPlaces;
+use super::shared::Shared;
 
 /// Most addresses of a name that get requests at a time.
 pub const MAX_ADDRESSES: usize = 64;
@@ -26,7 +27,7 @@ pub fn resolved(name: DnsName, seed: u64) -> mpsc::Receiver<Change> {
 
 /// Gives the addresses in `changes` places of `named`, until the process drops `shared`. Those for which
 /// there is none wait for one.
-pub fn follow(shared: &Arc<Shared>, named: Named, mut changes: mpsc::Receiver<Change>) {
+pub fn follow(shared: &Arc<Shared>, named: AddressPlaces, mut changes: mpsc::Receiver<Change>) {
     let weak = Arc::downgrade(shared);
     tokio::spawn(async move {
         let mut waiting: Vec<SocketAddr> = Vec::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::prompt::Prompt;
 use crate::drain::Lease;
-use crate::receipt::Receipts;
+use crate::fleet::receipt::Receipts;
 use crate::refusal::Refusal;
 
 /// Header by which a request allows or forbids that its stream continues by text.

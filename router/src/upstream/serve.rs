@@ -3,30 +3,32 @@
 use std::io;
 use std::sync::Arc;
 
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use serde_json::{Value, json};
+use serde_json::json;
 use skein_node::clock;
 use skein_node::metrics::Format;
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
 use uuid::Uuid;
 
+use super::answers::{json_body, refused, whole};
 use super::body::AnswerBody;
-use super::fleet::Unavailable;
 use super::forward::forward;
 use super::headers::to_worker;
-use super::metrics::Running;
 use super::prompt::Prompt;
 use super::routes::{Call, Route, resumes};
-use super::shared::{Shared, Upstreams};
-use crate::gateway::{check_content_length, cors, error_object, read_body, refusal_headers};
-use crate::receipt::{RECEIPT, Receipts};
+use super::running::Running;
+use super::servers::Unavailable;
+use super::shared::Shared;
+use super::upstreams::Upstreams;
+use crate::api::http::body::{check_content_length, read_body};
+use crate::api::http::cors;
+use crate::api::http::receipts::{self, RECEIPT};
 use crate::refusal::Refusal;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// The page at `/`.
 const WELCOME: &str =
@@ -110,25 +112,25 @@ fn ok() -> Response<AnswerBody> {
 fn ready(shared: &Shared) -> Response<AnswerBody> {
     match () {
         () if shared.drain.is_draining() => refused(&Refusal::Draining),
-        () if shared.fleet(|fleet| fleet.is_up()) => ok(),
+        () if shared.servers(|servers| servers.is_up()) => ok(),
         () => refused(&shared.refusal(Unavailable::NoneUp)),
     }
 }
 
 fn scrape(shared: &Shared, request: &Request<Incoming>) -> Response<AnswerBody> {
     let format = Format::accepted(request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()));
-    let states = shared.fleet(|fleet| fleet.states(clock::now()));
+    let states = shared.servers(|servers| servers.states(clock::now()));
     let text = shared.metrics.encode(format, shared.drain.running(), &shared.links, &states);
     let kind = HeaderValue::from_str(format.content_type()).unwrap_or(TEXT);
     whole(StatusCode::OK, kind, text)
 }
 
 fn models(shared: &Shared) -> Response<AnswerBody> {
-    json_body(StatusCode::OK, &json!({"object": "list", "data": shared.fleet(|fleet| fleet.models())}))
+    json_body(StatusCode::OK, &json!({"object": "list", "data": shared.servers(|servers| servers.models())}))
 }
 
 fn model(shared: &Shared, id: &str) -> Response<AnswerBody> {
-    let models = shared.fleet(|fleet| fleet.models());
+    let models = shared.servers(|servers| servers.models());
     match models.into_iter().find(|model| model["id"] == id) {
         Some(model) => json_body(StatusCode::OK, &model),
         None => {
@@ -152,7 +154,7 @@ async fn generate(
             let running = Running::new(shared.clone(), route.path, call.arrived);
             let receipts = call.receipts.clone();
             let mut response = forward(shared, Arc::new(call), running).await;
-            if let Some(value) = receipts.and_then(|receipts| receipts.header()) {
+            if let Some(value) = receipts.as_ref().and_then(receipts::header) {
                 response.headers_mut().insert(RECEIPT, value);
             }
             response
@@ -185,7 +187,7 @@ async fn accept(
     }
     let (head, body) = request.into_parts();
     let resumes = resumes(&head.headers, shared.config.resume_by_text)?;
-    let receipts = Receipts::asked(&head.headers);
+    let receipts = receipts::asked(&head.headers);
     check_content_length(&head.headers, config.limits.body_bytes)?;
     let body = read_body(body, config.limits.body_bytes).await?;
     let mut headers =
@@ -197,23 +199,4 @@ async fn accept(
     let prompt = Prompt::read(&body, shared.seed);
     let timeout = config.limits.request_timeout;
     Ok(Call { route, target, headers, body, prompt, resumes, arrived, timeout, receipts, lease })
-}
-
-/// A refusal as a response.
-pub(super) fn refused(refusal: &Refusal) -> Response<AnswerBody> {
-    let status = StatusCode::from_u16(refusal.http().status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json_body(status, &error_object(refusal));
-    response.headers_mut().extend(refusal_headers(refusal));
-    response
-}
-
-fn json_body(status: StatusCode, value: &Value) -> Response<AnswerBody> {
-    whole(status, JSON, value.to_string())
-}
-
-fn whole(status: StatusCode, kind: HeaderValue, text: String) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Whole(text.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, kind);
-    response
 }

@@ -2,33 +2,25 @@
 //! while the client has nothing yet, else by text if that is allowed. Otherwise the stream ends with an
 //! error.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::BoxFuture;
-use hyper::body::{Body, Incoming};
-use skein_node::clock::{self, Timestamp};
-use tokio::time::{Instant, Sleep, sleep};
 
-use super::body::Cut;
+use super::attempt::attempt;
 use super::continuation::{self, Edit};
 use super::events::Events;
-use super::exchange::{LOOK, fault};
-use super::forward::{self, is_event_stream};
-use super::metrics::Running;
-use super::pool::Connection;
+use super::exchange::Failure;
+use super::headers::is_event_stream;
+use super::reading::{Read, Reading};
 use super::routes::Call;
-use super::said::Said;
-use super::shared::{Seat, Shared};
+use super::running::Running;
+use super::shared::Shared;
+use super::transcript::Transcript;
+use crate::api::openai::error::error_object;
 use crate::fleet::breaker::Outcome;
-use crate::gateway::error_object;
 use crate::refusal::Refusal;
-
-/// Most parts that are passed on at once.
-const MAX_PARTS: usize = 64;
 
 /// A response on its way.
 pub(super) struct Stream {
@@ -38,52 +30,23 @@ pub(super) struct Stream {
     state: State,
     /// Whole events; `None` = the response is not a stream of events.
     events: Option<Events>,
-    /// What was said, if the stream may continue by text.
-    said: Option<Said>,
+    /// The answer so far, if the stream may continue by text.
+    transcript: Option<Transcript>,
     /// The client has a part of it.
     has_sent: bool,
     /// Moves since the last progress.
     moves: u32,
 }
 
+/// A body that cannot be completed: its connection is closed, so that no client takes it for whole.
+#[derive(Debug, thiserror::Error)]
+#[error("the worker was lost in the middle of its response")]
+pub(super) struct Cut;
+
 enum State {
     Reading(Box<Reading>),
     Moving(BoxFuture<'static, Result<Reading, Refusal>>),
     Ended,
-}
-
-/// A response that a worker sends.
-pub(super) struct Reading {
-    body: Incoming,
-    connection: Connection,
-    /// How the body ended, if that was seen together with its last part.
-    ended: Option<Read>,
-    seat: Seat,
-    heard: Timestamp,
-    look: Option<Pin<Box<Sleep>>>,
-    edit: Option<Edit>,
-}
-
-impl Reading {
-    /// Reads `body`, which arrives on `connection`.
-    pub fn new(body: Incoming, connection: Connection, seat: Seat) -> Self {
-        Self { body, connection, ended: None, seat, heard: clock::now(), look: None, edit: None }
-    }
-
-    fn finish(self) {
-        self.seat.link().pool.keep(self.connection);
-        self.seat.end(Outcome::Success);
-    }
-}
-
-/// What reading has brought.
-enum Read {
-    Data(Bytes),
-    End,
-    /// The worker failed.
-    Fault(String),
-    /// The request has to end.
-    Over(Refusal),
 }
 
 impl Stream {
@@ -97,7 +60,7 @@ impl Stream {
     ) -> Self {
         let continues = is_events && call.resumes && call.route.continues.is_some();
         Self {
-            said: continues.then(Said::default),
+            transcript: continues.then(Transcript::default),
             events: is_events.then(Events::default),
             state: State::Reading(Box::new(reading)),
             has_sent: false,
@@ -141,7 +104,7 @@ impl Stream {
             Some(events) => events.push(bytes),
             None => bytes,
         };
-        let failed = self.said.as_mut().and_then(|said| said.read(&whole));
+        let failed = self.transcript.as_mut().and_then(|transcript| transcript.read(&whole));
         if let Some(at) = failed {
             whole.truncate(at);
         }
@@ -165,7 +128,11 @@ impl Stream {
     /// The worker closed the response properly.
     fn end(&mut self) -> Option<Result<Bytes, Cut>> {
         // An engine that dies may leave a server that ends its stream as if it were complete.
-        if self.said.as_ref().is_some_and(|said| !said.ended && said.not_resumable.is_none()) {
+        if self
+            .transcript
+            .as_ref()
+            .is_some_and(|transcript| !transcript.ended && transcript.not_resumable.is_none())
+        {
             return self.lost("it ended its stream without an end");
         }
         if let State::Reading(reading) = std::mem::replace(&mut self.state, State::Ended) {
@@ -187,7 +154,7 @@ impl Stream {
             return Some(Err(Cut));
         };
         events.drop_rest();
-        if self.said.as_ref().is_some_and(|said| said.ended) {
+        if self.transcript.as_ref().is_some_and(|transcript| transcript.ended) {
             // Only the formal end is missing.
             self.running.completed();
             return Some(Ok(Bytes::from_static(b"data: [DONE]\n\n")));
@@ -215,17 +182,18 @@ impl Stream {
         let Some(kind) = self.call.route.continues else {
             return Err("streams of this path cannot be continued");
         };
-        let Some(said) = &self.said else {
+        let Some(transcript) = &self.transcript else {
             return Err(
                 "continuing by text is not allowed; send the header x-skein-resume: text to allow it",
             );
         };
-        continuation::body(kind, &self.call.body, said)
+        continuation::body(kind, &self.call.body, transcript)
     }
 
     fn moved(&mut self, mut reading: Reading) -> Option<Result<Bytes, Cut>> {
         if self.has_sent {
-            reading.edit = Some(Edit::new(self.said.as_ref().and_then(|said| said.id.clone())));
+            reading.edit =
+                Some(Edit::new(self.transcript.as_ref().and_then(|transcript| transcript.id.clone())));
         }
         self.state = State::Reading(Box::new(reading));
         if !self.has_sent {
@@ -245,84 +213,6 @@ impl Stream {
     }
 }
 
-impl Reading {
-    fn poll(
-        &mut self,
-        context: &mut Context<'_>,
-        shared: &Shared,
-        call: &Call,
-        has_begun: bool,
-    ) -> Poll<Read> {
-        loop {
-            if let Poll::Ready(read) = self.read(context) {
-                return Poll::Ready(read);
-            }
-            let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
-            ready!(look.as_mut().poll(context));
-            look.as_mut().reset(soon(LOOK));
-            if let Err(refusal) = call.check() {
-                return Poll::Ready(Read::Over(refusal));
-            }
-            let config = &shared.config;
-            let limit = if has_begun { config.stall_timeout } else { config.first_byte_timeout };
-            if let Some(fault) = fault(shared, &self.seat, self.heard, Some(limit)) {
-                return Poll::Ready(Read::Fault(fault));
-            }
-        }
-    }
-}
-
-impl Reading {
-    /// All that has arrived, up to [`MAX_PARTS`] parts: an engine's step or a slow client leaves several, and
-    /// each write to the client costs more than copying them together.
-    fn read(&mut self, context: &mut Context<'_>) -> Poll<Read> {
-        if let Some(ended) = self.ended.take() {
-            return Poll::Ready(ended);
-        }
-        let Read::Data(first) = ready!(self.part(context)) else {
-            return Poll::Ready(self.ended.take().unwrap_or(Read::End));
-        };
-        self.heard = clock::now();
-        let mut more = BytesMut::new();
-        for _ in 1..MAX_PARTS {
-            match self.part(context) {
-                Poll::Ready(Read::Data(part)) => {
-                    if more.is_empty() {
-                        more.extend_from_slice(&first);
-                    }
-                    more.extend_from_slice(&part);
-                }
-                Poll::Ready(_) | Poll::Pending => break,
-            }
-        }
-        Poll::Ready(Read::Data(if more.is_empty() { first } else { more.freeze() }))
-    }
-
-    /// The next part; an end is kept in `ended`.
-    fn part(&mut self, context: &mut Context<'_>) -> Poll<Read> {
-        let Self { body, connection, ended, .. } = self;
-        loop {
-            let frame = connection.poll_with(context, |context| Pin::new(&mut *body).poll_frame(context));
-            match ready!(frame) {
-                Some(Ok(frame)) => {
-                    if let Ok(bytes) = frame.into_data() {
-                        return Poll::Ready(Read::Data(bytes));
-                    }
-                }
-                Some(Err(error)) => *ended = Some(Read::Fault(error.to_string())),
-                None => *ended = Some(Read::End),
-            }
-            if ended.is_some() {
-                return Poll::Ready(Read::End);
-            }
-        }
-    }
-}
-
-fn soon(after: Duration) -> Instant {
-    Instant::now() + after
-}
-
 /// Sends `body` to other workers until one answers with a stream.
 async fn recover(
     shared: Arc<Shared>,
@@ -334,7 +224,7 @@ async fn recover(
     loop {
         let seat = shared.place(&call, &tried, shared.give_up_at()).await?;
         tried.push(seat.worker());
-        let reason = match forward::attempt(&shared, &call, &body, seat).await {
+        let reason = match attempt(&shared, &call, &body, seat).await {
             Ok((head, reading)) if head.status.is_success() && is_event_stream(&head.headers) => {
                 return Ok(reading);
             }
@@ -342,24 +232,12 @@ async fn recover(
                 reading.refuse(head.status);
                 format!("status {}", head.status)
             }
-            Err(forward::Ended::Over(refusal)) => return Err(refusal),
-            Err(forward::Ended::Fault(reason)) => reason,
+            Err(Failure::Over(refusal)) => return Err(refusal),
+            Err(Failure::Fault(reason)) => reason,
         };
         moves += 1;
         if moves > shared.config.router.migration_limit {
             return Err(Refusal::WorkersLost { moves: moves - 1, reason });
         }
-    }
-}
-
-impl Reading {
-    /// Ends the attempt with what this status says about the worker.
-    pub fn refuse(self, status: http::StatusCode) {
-        self.seat.end(forward::outcome(status));
-    }
-
-    /// The body and what its end needs.
-    pub fn into_parts(self) -> (Incoming, Connection, Seat) {
-        (self.body, self.connection, self.seat)
     }
 }

@@ -2,6 +2,8 @@
 //! names the field, the limit and the value. Pure, except that it draws a request id if none is given.
 
 mod answer_form;
+pub(crate) mod faults;
+pub(crate) mod ranges;
 mod truncate;
 mod words;
 
@@ -17,14 +19,15 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
-use crate::faults::Faults;
 use crate::fleet::KnownAdapters;
 use crate::formats::Opening;
-use crate::ranges::{top_k, whole};
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
+use faults::Faults;
+pub use ranges::token_id;
+use ranges::{check_bytes, check_count, top_k, whole};
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;
@@ -37,6 +40,15 @@ const MAX_BIAS: f64 = 100.0;
 /// Most adapters that an error names.
 const MAX_TOLD_ADAPTERS: usize = 20;
 
+/// What the workers offer to new requests.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a> {
+    /// Limits of the model.
+    pub model: &'a ModelLimits,
+    /// Adapters of the model.
+    pub adapters: &'a KnownAdapters,
+}
+
 /// Checks `draft` against the model and the limits and turns its prompt into tokens.
 ///
 /// # Errors
@@ -44,30 +56,14 @@ const MAX_TOLD_ADAPTERS: usize = 20;
 pub fn validate(
     mut draft: Draft,
     text: &ModelText,
-    (model, adapters): (&ModelLimits, &KnownAdapters),
+    offer: Offer<'_>,
     limits: &RequestLimits,
     now: Timestamp,
 ) -> Result<(TokenRequest, TextOptions), Refusal> {
+    let Offer { model, adapters } = offer;
     let adapter = check_model(draft.model.as_deref(), text, adapters)?;
-    let mut faults = Faults::default();
-    let own_id = faults.value_of(request_id(draft.request_id.take()));
-    let call = draft.tenant.call(&own_id);
-    let id = draft.part.map_or_else(|| own_id.clone(), |part| format!("{own_id}-{part}"));
-    let priority = faults.value_of(check_priority(draft.priority));
-    faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
-    let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
-    let n = faults
-        .value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n.min(model.max_num_seqs))))
-        .unwrap_or(1);
-    let mut sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
-    faults.value_of(answer_form::effort(&mut draft, text));
-    let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));
-    let constraint = draft.constraint.as_ref();
-    faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(&one.source, one.field, text)));
-    let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
-    faults.value_of(truncate::check(draft.truncation));
-    faults.value_of(words::check_bad_words(&draft.sampling.bad_words));
-    faults.check()?;
+    let Checked { id, call, priority, deadline, n, mut sampling, arguments, stop } =
+        check_fields(&mut draft, text, model, limits, now)?;
     sampling.bad_words = words::bad_words(&draft.sampling.bad_words, &text.tokenizer, model.vocab_size)?;
 
     let tokens = prompt_tokens(&draft, text, model);
@@ -82,7 +78,7 @@ pub fn validate(
     sampling.min_tokens =
         whole("min_tokens", draft.sampling.min_tokens, 0, i64::from(sampling.max_tokens))?.unwrap_or(0);
 
-    let mut request = TokenRequest {
+    let request = TokenRequest {
         id,
         model: text.name(),
         adapter,
@@ -110,13 +106,60 @@ pub fn validate(
         skip_special_tokens: draft.sampling.skip_special_tokens.unwrap_or(true),
         split,
     };
+    Ok((own_stream(request, &options), options))
+}
+
+/// Values of a draft whose checks need no tokens.
+struct Checked {
+    id: String,
+    call: u64,
+    priority: i32,
+    deadline: Timestamp,
+    n: u32,
+    /// Without what depends on the prompt's length and on the tokenizer.
+    sampling: SamplingParams,
+    arguments: Vec<String>,
+    stop: Vec<String>,
+}
+
+/// The cheap checks; one refusal lists all broken rules.
+fn check_fields(
+    draft: &mut Draft,
+    text: &ModelText,
+    model: &ModelLimits,
+    limits: &RequestLimits,
+    now: Timestamp,
+) -> Result<Checked, Refusal> {
+    let mut faults = Faults::default();
+    let own_id = faults.value_of(request_id(draft.request_id.take()));
+    let call = draft.tenant.call(&own_id);
+    let id = draft.part.map_or_else(|| own_id.clone(), |part| format!("{own_id}-{part}"));
+    let priority = faults.value_of(check_priority(draft.priority));
+    faults.value_of(check_bytes("cache_salt", &draft.cache_salt, MAX_ID_BYTES));
+    let deadline = now + faults.value_of(timeout(draft.timeout_ms, limits.request_timeout));
+    let n = faults
+        .value_of(whole("n", draft.sampling.n, 1, i64::from(limits.n.min(model.max_num_seqs))))
+        .unwrap_or(1);
+    let sampling = sampling(&draft.sampling, n, &id, &text.defaults, model, limits, &mut faults);
+    faults.value_of(answer_form::effort(draft, text));
+    let arguments = faults.value_of(answer_form::arguments(&draft.tools, text));
+    let constraint = draft.constraint.as_ref();
+    faults.value_of(constraint.map_or(Ok(()), |one| answer_form::compile(&one.source, one.field, text)));
+    let stop = faults.value_of(stop_strings(&draft.sampling.stop, limits));
+    faults.value_of(truncate::check(draft.truncation));
+    faults.value_of(words::check_bad_words(&draft.sampling.bad_words));
+    faults.check()?;
+    Ok(Checked { id, call, priority, deadline, n, sampling, arguments, stop })
+}
+
+/// Gives a request with stop strings a stream of its own: a stop string ends the stream for every reader, so
+/// requests with other stop strings must not share it.
+fn own_stream(mut request: TokenRequest, options: &TextOptions) -> TokenRequest {
     if !options.stop.is_empty() {
-        // A stop string ends the stream for every reader, so requests with other stop strings must not share
-        // it.
         let key = request.own_stream_key().ended_by(&options.stop, options.skip_special_tokens);
         request.stream_key = Some(key);
     }
-    Ok((request, options))
+    request
 }
 
 /// OpenTelemetry's operation name for a prompt.
@@ -367,32 +410,6 @@ fn stop_strings(stop: &[String], limits: &RequestLimits) -> Result<Vec<String>, 
         check_bytes("stop", text, limits.stop_string_bytes)?;
     }
     Ok(stop.to_vec())
-}
-
-/// Checks that a token id is within the vocabulary.
-pub fn token_id(name: &'static str, token: i64, vocab_size: u32) -> Result<TokenId, Refusal> {
-    match TokenId::try_from(token) {
-        Ok(token) if token < vocab_size => Ok(token),
-        _ => {
-            let message = format!("{name}: token id {token} is not in the vocabulary (0..{vocab_size}).");
-            Err(Refusal::invalid(name, message))
-        }
-    }
-}
-
-fn check_count(name: &'static str, got: usize, most: usize) -> Result<(), Refusal> {
-    if got > most {
-        return Err(Refusal::invalid(name, format!("{name} takes at most {most} entries, got {got}.")));
-    }
-    Ok(())
-}
-
-fn check_bytes(name: &'static str, text: &str, most: usize) -> Result<(), Refusal> {
-    if text.len() > most {
-        let got = text.len();
-        return Err(Refusal::invalid(name, format!("{name} takes at most {most} bytes each, got {got}.")));
-    }
-    Ok(())
 }
 
 /// The seed of a request that brings none, unless `--seed` sets one for all:

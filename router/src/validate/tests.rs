@@ -13,7 +13,7 @@ fn run(draft: Draft) -> Result<(TokenRequest, TextOptions), Refusal> {
     validate(
         draft,
         &testing::model_text(),
-        (&MODEL, &KnownAdapters::default()),
+        Offer { model: &MODEL, adapters: &KnownAdapters::default() },
         &RequestLimits::default(),
         Timestamp::ZERO,
     )
@@ -107,7 +107,7 @@ fn a_text_with_tokens_outside_the_models_vocabulary_is_refused_by_the_router() {
         validate(
             draft,
             &testing::model_text(),
-            (&small, &KnownAdapters::default()),
+            Offer { model: &small, adapters: &KnownAdapters::default() },
             &RequestLimits::default(),
             Timestamp::ZERO,
         )
@@ -134,7 +134,7 @@ fn more_samples_than_a_worker_runs_at_once_are_refused_by_the_router() {
     let refusal = validate(
         draft,
         &testing::model_text(),
-        (&small, &KnownAdapters::default()),
+        Offer { model: &small, adapters: &KnownAdapters::default() },
         &RequestLimits::default(),
         Timestamp::ZERO,
     )
@@ -208,7 +208,7 @@ fn absent_values_take_the_models_defaults() {
         validate(
             draft,
             &text,
-            (&MODEL, &KnownAdapters::default()),
+            Offer { model: &MODEL, adapters: &KnownAdapters::default() },
             &RequestLimits::default(),
             Timestamp::ZERO,
         )
@@ -243,7 +243,13 @@ fn a_name_is_the_models_or_an_adapters_or_refused() {
     let adapters = KnownAdapters { by_name, list: Vec::new() };
     let named = |model: Option<&str>| {
         let draft = Draft { model: model.map(str::to_owned), ..draft(some()) };
-        validate(draft, &text, (&MODEL, &adapters), &RequestLimits::default(), Timestamp::ZERO)
+        validate(
+            draft,
+            &text,
+            Offer { model: &MODEL, adapters: &adapters },
+            &RequestLimits::default(),
+            Timestamp::ZERO,
+        )
     };
     assert_eq!(named(None).unwrap().0.adapter, None);
     assert_eq!(named(Some(&text.name())).unwrap().0.adapter, None);

@@ -3,7 +3,7 @@
 use skein_proto::TokenId;
 use skein_proto::sampling::{MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS};
 
-use super::{check_bytes, check_count, token_id};
+use super::ranges::{check_bytes, check_count, token_id};
 use crate::refusal::Refusal;
 use crate::text::tokenizer::Tokenizer;
 

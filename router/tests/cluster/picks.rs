@@ -1,7 +1,7 @@
 //! An endpoint picker beside the routers: it picks what they would choose, and they follow its picks.
 
-use skein_router::generator::Generator;
-use skein_router::picks::Endpoints;
+use skein_router::generator::FleetView;
+use skein_router::links::picks::Endpoints;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Decision receipts: what a request that asks is told about the choice of its worker.
 
 use serde_json::Value;
-use skein_router::receipt::Receipts;
+use skein_router::fleet::receipt::Receipts;
 
 use super::*;
 
@@ -9,7 +9,7 @@ async fn explained(scene: &Scene, prompt: impl IntoIterator<Item = TokenId>) -> 
     let receipts = Receipts::default();
     let asked = TokenRequest { receipts: Some(receipts.clone()), ..request("asked", prompt, 4) };
     let outcome = scene.run(asked).await;
-    let header = receipts.header().expect("a choice was explained");
+    let header = receipts.json().expect("a choice was explained");
     (outcome, serde_json::from_slice(header.as_bytes()).expect("the header is JSON"))
 }
 

@@ -17,15 +17,15 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::record::{Counts, Job, JobError, Purpose, Status};
 use super::store::{Store, StoreError};
 use super::{MAX_REQUESTS, WINDOW_SECONDS};
+use crate::api;
 use crate::app::App;
 use crate::batch::input::{InputError, Lines};
 use crate::batch::local::send;
 use crate::batch::output::Output;
 use crate::batch::runner::{self, Pace};
 use crate::batch::{Answer, Answerer, Call, WithPriority};
-use crate::gateway;
 use crate::metrics::pressure;
-use crate::tenant::Tenant;
+use crate::request::tenant::Tenant;
 
 /// Requests start only below this worker pressure; 1 means full.
 const IDLE_PRESSURE: f64 = 0.5;
@@ -250,18 +250,18 @@ struct Idle {
 impl Idle {
     fn new(app: &App, tenant: &str) -> Self {
         let tenant = Tenant::named(tenant);
-        Self { app: app.clone(), routes: gateway::completions_for(app.clone(), tenant) }
+        Self { app: app.clone(), routes: api::completions_for(app.clone(), tenant) }
     }
 
     /// Half of the workers' total `max_num_seqs`.
     fn at_once(&self) -> usize {
-        let seats = self.app.generator.capacity().map_or(1, |capacity| capacity.max_num_seqs);
+        let seats = self.app.fleet.capacity().map_or(1, |capacity| capacity.max_num_seqs);
         (seats / 2).clamp(1, MOST_AT_ONCE) as usize
     }
 
     async fn idle(&self) {
         loop {
-            let workers = self.app.generator.workers();
+            let workers = self.app.fleet.workers();
             let ready = || workers.iter().filter(|worker| worker.is_ready());
             let mean = ready().map(pressure).sum::<f64>() / ready().count().max(1) as f64;
             if mean < IDLE_PRESSURE {

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashSet};
 use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::{Gap, Gaps};
 
-use super::mixed::Mixed;
-use super::tree::Column;
+use super::columns::Column;
+use super::hash_map::Mixed;
 
 /// Most gaps of a worker. Beyond, further ones are dropped, and hits may be predicted too long.
 const MAX_GAPS_EACH: usize = 1 << 20;

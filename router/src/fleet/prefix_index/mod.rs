@@ -1,12 +1,14 @@
 //! Index of the prefixes cached by each worker, built from the runs that workers report. Pure.
 //!
 //! A single search covers all workers: it descends the [`tree`] of cached blocks and collects the holders of
-//! each run. It also counts blocks [`expected`] soon, of prompts just placed or admitted, so that follow-up
+//! each run. It also counts blocks expected soon, of prompts just placed or admitted, so that follow-up
 //! requests go to the same worker.
 
-mod expected;
+mod columns;
+mod desync;
+mod expectations;
 mod gaps;
-mod mixed;
+mod hash_map;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -18,18 +20,12 @@ use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 
 use super::worker_id::WorkerId;
-pub use expected::Expectation;
-use expected::Expected;
+use columns::{Column, NO_COLUMN, Slot};
+pub use desync::Desync;
+pub use expectations::Expectation;
+use expectations::Expectations;
 use gaps::GapsByColumn;
-use tree::{Column, NO_COLUMN, Slot, Tree};
-
-/// The index no longer matches the worker's cache; only a snapshot helps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("run {handle} does not fit what is known of this worker's cache")]
-pub struct Desync {
-    /// The run that did not fit.
-    pub handle: u64,
-}
+use tree::Tree;
 
 /// Default memory limit of the index.
 pub const DEFAULT_MAX_BYTES: usize = 256 * 1024 * 1024;
@@ -40,7 +36,7 @@ const CLEANED_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub struct PrefixIndex {
     tree: Tree,
-    expected: Expected,
+    expected: Expectations,
     gaps: GapsByColumn,
     members: HashMap<WorkerId, Place>,
     free_columns: Vec<Column>,
@@ -74,7 +70,7 @@ impl PrefixIndex {
     pub fn new(max_bytes: usize) -> Self {
         Self {
             tree: Tree::default(),
-            expected: Expected::default(),
+            expected: Expectations::default(),
             gaps: GapsByColumn::default(),
             members: HashMap::new(),
             free_columns: Vec::new(),

@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng};
 use skein_proto::block_hash;
 use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 
-use super::expected::MAX_BLOCKS_EACH;
+use super::expectations::MAX_BLOCKS_EACH;
 use super::*;
 
 fn seeds() -> u64 {

@@ -13,20 +13,15 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::RunStored;
 
-use super::Desync;
-use super::mixed::{ByHash, Mixed, shrink};
+use super::columns::{Column, NO_COLUMN, Slot};
+use super::desync::Desync;
+use super::hash_map::{ByHash, Mixed, shrink};
 
 /// Index of a run; reused after it is freed.
 type RunId = u32;
-/// Index of one cache: a worker's, between two resets.
-pub(super) type Slot = u32;
-/// Index of a worker in search results; unchanged when its cache is reset.
-pub(super) type Column = u32;
 
 /// Parent of runs at depth 0.
 const ROOT: RunId = RunId::MAX;
-/// Column of caches being removed; results for it are ignored.
-pub(super) const NO_COLUMN: Column = 0;
 /// Bytes of a run besides its arrays: the run itself, and its entries in two tables.
 const RUN_BYTES: usize = size_of::<Run>() + 2 * size_of::<(u64, RunId)>() + 16;
 /// Bytes of a handle in its table, which is at least 7/16 full.

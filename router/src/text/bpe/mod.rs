@@ -3,10 +3,10 @@
 //! is read: with 128,000 tokens and 280,000 merges, building the library's takes half a second.
 
 mod merges;
-mod remembered;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod word_cache;
 mod words;
 
 use std::fmt;
@@ -48,7 +48,7 @@ impl Bpe {
         let mut tokens = Vec::new();
         let is_cached = !word.as_bytes().contains(&0);
         if is_cached {
-            remembered::append(self.words(), word.as_bytes(), &mut tokens, |tokens| self.merge(word, tokens));
+            word_cache::append(self.words(), word.as_bytes(), &mut tokens, |tokens| self.merge(word, tokens));
         } else {
             self.merge(word, &mut tokens);
         }

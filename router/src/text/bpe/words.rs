@@ -2,7 +2,7 @@
 
 use skein_proto::TokenId;
 
-use super::{Bpe, remembered};
+use super::{Bpe, word_cache};
 
 /// Longest word whose spelling needs no memory of its own.
 const SHORT: usize = 64;
@@ -25,7 +25,7 @@ impl PlainWords {
 
     /// Appends the tokens of a word of plain bytes.
     pub fn push(&self, bpe: &Bpe, word: &[u8], ids: &mut Vec<TokenId>) {
-        remembered::append(bpe.plain_words(), word, ids, |ids| self.encode(bpe, word, ids));
+        word_cache::append(bpe.plain_words(), word, ids, |ids| self.encode(bpe, word, ids));
     }
 
     fn encode(&self, bpe: &Bpe, word: &[u8], ids: &mut Vec<TokenId>) {

@@ -9,7 +9,7 @@ use skein_proto::inference::model_infer_request::InferInputTensor;
 use skein_proto::inference::model_metadata_response::TensorMetadata;
 use skein_proto::inference::{ModelInferRequest, ModelMetadataResponse};
 
-use crate::tensors::{encoded, shown};
+use crate::api::kserve::elements::{encoded, shown};
 
 /// Other names of parameters, in TensorRT-LLM's ensemble.
 const ALIASES: [(&str, &str); 5] = [
@@ -142,7 +142,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::tensors::elements;
+    use crate::api::kserve::elements::elements;
 
     fn model(inputs: &[(&str, &str, &[i64])]) -> Model {
         let input = |(name, datatype, shape): &(&str, &str, &[i64])| TensorMetadata {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use skein_proto::inference::ModelInferResponse;
 use skein_proto::inference::infer_parameter::ParameterChoice;
 
-use crate::tensors::elements;
+use crate::api::kserve::elements::elements;
 
 /// Most samples of a completion.
 const MAX_SAMPLES: usize = 128;
@@ -189,7 +189,7 @@ mod tests {
     use skein_proto::inference::model_infer_response::InferOutputTensor;
 
     use super::*;
-    use crate::tensors::encoded;
+    use crate::api::kserve::elements::encoded;
 
     fn response(outputs: &Value, is_last: Option<bool>) -> ModelInferResponse {
         let mut response = ModelInferResponse::default();

@@ -1,0 +1,181 @@
+//! Merges the streams of one call: a completions call may hold many prompts, each with `n` samples.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use skein_proto::logprobs::TokenLogprobs;
+use skein_proto::version::Version;
+
+use crate::app::{App, Started};
+use crate::formats::Plan;
+use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
+use crate::request::{Draft, Journey, TokenRequest};
+use crate::text::text_stream::{TextDelta, TextStream, Usage};
+
+/// How long the HTTP status waits for the first output. A refusal within that time is sent as a status, not
+/// as a chunk. Bounded, because a resumed stream is silent until it passes what its client already has.
+const FIRST_OUTPUT_WAIT: Duration = Duration::from_secs(2);
+
+type Item = Option<Result<TextDelta, Refusal>>;
+
+/// CallStream streams of one call, one per prompt. Dropping it cancels all of them.
+pub struct CallStream {
+    prompts: Vec<Prompted>,
+    running: FuturesUnordered<BoxFuture<'static, (usize, TextStream, Item)>>,
+    /// The only stream, once it has started: polling it needs no boxes.
+    alone: Option<TextStream>,
+    /// Deltas that arrived while the status waited.
+    early: VecDeque<(usize, TextDelta)>,
+}
+
+/// One prompt of a call.
+pub struct Prompted {
+    /// The validated request.
+    pub request: TokenRequest,
+    /// Plan for splitting its text; `None` = all text is content.
+    pub split: Option<Arc<Plan>>,
+    /// Token counts up to the latest delta.
+    pub usage: Usage,
+    /// Moves between workers up to the latest delta.
+    pub journey: Journey,
+    /// Log-probabilities of the prompt's tokens; complete once the first delta has arrived.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+impl CallStream {
+    /// Starts `drafts`. If one is refused, the others are cancelled.
+    pub async fn start(app: &App, tenant: &Tenant, drafts: Vec<Draft>) -> Result<Self, Refusal> {
+        let mut merged = Self {
+            prompts: Vec::new(),
+            running: FuturesUnordered::new(),
+            alone: None,
+            early: VecDeque::new(),
+        };
+        for draft in drafts {
+            let Started { request, stream, split } =
+                app.start(Draft { tenant: tenant.clone(), ..draft }).await?;
+            let at = merged.prompts.len();
+            let (usage, journey) = (stream.usage(), stream.journey());
+            merged.prompts.push(Prompted { request, split, usage, journey, prompt_logprobs: Vec::new() });
+            merged.running.push(advance(at, stream));
+        }
+        Ok(merged)
+    }
+
+    /// Waits up to [`FIRST_OUTPUT_WAIT`] for the first output, which `next` then returns.
+    ///
+    /// # Errors
+    /// If the call fails within that time.
+    pub async fn wait_for_first(&mut self) -> Result<(), Refusal> {
+        self.wait_for(|_, _| Ok(true)).await
+    }
+
+    /// The same, for a client that has a part of the answer: waits for the first delta that `is_new` to it.
+    ///
+    /// # Errors
+    /// If the call or `is_new` fails within that time.
+    pub async fn wait_for(
+        &mut self,
+        mut is_new: impl FnMut(usize, &TextDelta) -> Result<bool, Refusal>,
+    ) -> Result<(), Refusal> {
+        let first = async {
+            while let Some(item) = self.receive().await {
+                let (at, delta) = item?;
+                let is_new = is_new(at, &delta)?;
+                self.early.push_back((at, delta));
+                if is_new {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        tokio::time::timeout(FIRST_OUTPUT_WAIT, first).await.unwrap_or(Ok(()))
+    }
+
+    /// Next delta and the index of its prompt; `None` at the end of the call and after an error.
+    pub async fn next(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
+        match self.early.pop_front() {
+            Some(early) => Some(Ok(early)),
+            None => self.receive().await,
+        }
+    }
+
+    async fn receive(&mut self) -> Option<Result<(usize, TextDelta), Refusal>> {
+        if let Some(stream) = &mut self.alone {
+            let item = stream.next().await;
+            self.prompts[0].usage = stream.usage();
+            self.prompts[0].journey = stream.journey();
+            return item.map(|item| item.map(|delta| (0, delta)));
+        }
+        while let Some((at, stream, item)) = self.running.next().await {
+            self.prompts[at].usage = stream.usage();
+            self.prompts[at].journey = stream.journey();
+            match item {
+                None => {}
+                Some(Ok(delta)) => {
+                    let known = &mut self.prompts[at].prompt_logprobs;
+                    if known.is_empty() {
+                        known.extend_from_slice(stream.prompt_logprobs());
+                    }
+                    if self.prompts.len() == 1 {
+                        self.alone = Some(stream);
+                    } else {
+                        self.running.push(advance(at, stream));
+                    }
+                    return Some(Ok((at, delta)));
+                }
+                Some(Err(refusal)) => {
+                    self.running.clear();
+                    return Some(Err(refusal));
+                }
+            }
+        }
+        None
+    }
+
+    /// Name that answers show: that of the requests' adapter, or `model`.
+    pub fn shown_model(&self, model: &Arc<str>) -> Arc<str> {
+        self.prompts.first().map_or(model, |prompt| prompt.request.shown_model()).clone()
+    }
+
+    /// The prompts, in the order of the drafts.
+    pub fn prompts(&self) -> &[Prompted] {
+        &self.prompts
+    }
+
+    /// Token counts summed over all prompts.
+    pub fn usage(&self) -> Usage {
+        self.prompts.iter().fold(Usage::default(), |sum, prompt| Usage {
+            prompt_tokens: sum.prompt_tokens.saturating_add(prompt.usage.prompt_tokens),
+            completion_tokens: sum.completion_tokens.saturating_add(prompt.usage.completion_tokens),
+            cached_tokens: sum.cached_tokens.saturating_add(prompt.usage.cached_tokens),
+        })
+    }
+
+    /// Version of the model that a prompt's answer is from; unknown before its first token.
+    pub fn version_of(&self, prompt: usize) -> Version {
+        self.prompts.get(prompt).map_or(Version::UNKNOWN, |prompt| prompt.journey.version)
+    }
+
+    /// Moves summed over all prompts; `resume_exact` holds only if it holds for every prompt.
+    pub fn journey(&self) -> Journey {
+        self.prompts.iter().fold(Journey::default(), |sum, prompt| Journey {
+            moves: sum.moves.saturating_add(prompt.journey.moves),
+            resume_exact: sum.resume_exact && prompt.journey.resume_exact,
+            version: sum.version.or(prompt.journey.version),
+        })
+    }
+}
+
+fn advance(at: usize, mut stream: TextStream) -> BoxFuture<'static, (usize, TextStream, Item)> {
+    async move {
+        let item = stream.next().await;
+        (at, stream, item)
+    }
+    .boxed()
+}

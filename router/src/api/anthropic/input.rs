@@ -1,0 +1,218 @@
+//! Converts a Messages request to a draft.
+
+use http::HeaderMap;
+use serde_json::{Map, Value, json};
+
+use crate::api::answer::single::request::{self, SingleRequest};
+use crate::api::fields::conversation::Conversation;
+use crate::api::fields::object::{Fields, wrong};
+use crate::api::fields::tools::{self, Chosen, Offered, function_of, not_a_function, offered};
+use crate::config::RouterConfig;
+use crate::formats::tools::{Choice, Function};
+use crate::refusal::Refusal;
+
+/// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer includes its
+/// reasoning.
+///
+/// # Errors
+/// If the body has faults; one refusal lists all of them.
+pub fn parse(
+    mut fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+    only_counted: bool,
+) -> Result<(SingleRequest, bool), Refusal> {
+    output_format(&mut fields);
+    if let Some(stop) = fields.take("stop_sequences") {
+        fields.put("stop", stop);
+    }
+    let draft = request::draft(&mut fields, headers, id, config, "max_tokens")?;
+    if draft.sampling.max_tokens.is_none() && !only_counted {
+        let message = "max_tokens is required: the most tokens of the answer.";
+        fields.note(Refusal::invalid("max_tokens", message));
+    }
+    let thinks = thinking(&mut fields);
+    let mut variables = fields.object("chat_template_kwargs").unwrap_or_default();
+    // Different templates use different names.
+    for name in ["enable_thinking", "thinking"] {
+        variables.entry(name).or_insert(thinks.into());
+    }
+    let offered = tools(&mut fields);
+    let conversation = conversation(&mut fields);
+    fields.take("anthropic_version");
+    context_management(&mut fields);
+    Ok((SingleRequest::new(draft, fields, conversation, offered, variables, config)?, thinks))
+}
+
+/// Edits with which a client wants its prompt shortened. They are ignored: the template decides how much of
+/// earlier reasoning the model sees, and a prompt that is too long is refused.
+fn context_management(fields: &mut Fields) {
+    let edits = fields.object("context_management").and_then(|mut context| context.shift_remove("edits"));
+    for edit in edits.as_ref().and_then(Value::as_array).into_iter().flatten() {
+        let kind: String = edit["type"].as_str().unwrap_or_default().escape_default().take(40).collect();
+        fields.leave(format!("context_management.{kind}"));
+    }
+}
+
+/// Reads `output_format`, or `format` in `output_config`: a JSON schema.
+fn output_format(fields: &mut Fields) {
+    let mut config = fields.object("output_config").unwrap_or_default();
+    let effort = config.shift_remove("effort");
+    if let Some(effort) = effort.filter(|effort| !effort.is_null()) {
+        // A hint for Anthropic's models only.
+        fields.leave(format!("output_config.effort={}", effort.as_str().unwrap_or_default()));
+    }
+    let format = config.shift_remove("format").or_else(|| fields.take("output_format"));
+    config.into_iter().for_each(|(name, _)| fields.leave(format!("output_config.{name}")));
+    let Some(format) = format.filter(|format| !format.is_null()) else { return };
+    if format["type"] != "json_schema" {
+        let message = "output_format.type must be `json_schema`.";
+        fields.note(Refusal::invalid("output_format", message));
+        return;
+    }
+    let schema = format["schema"].clone();
+    fields.put("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
+}
+
+/// Whether the model should reason. The default is no, as at Anthropic.
+fn thinking(fields: &mut Fields) -> bool {
+    let Some(thinking) = fields.object("thinking") else { return false };
+    match thinking.get("type").and_then(Value::as_str) {
+        // The token budget is ignored: `max_tokens` limits the whole answer.
+        Some("enabled" | "adaptive") => true,
+        Some("disabled") => false,
+        _ => {
+            let message = "thinking.type must be `enabled`, `adaptive` or `disabled`.";
+            fields.note(Refusal::invalid("thinking", message));
+            false
+        }
+    }
+}
+
+fn tools(fields: &mut Fields) -> Offered {
+    let list = tools::list(fields);
+    let choice = fields.object("tool_choice").unwrap_or_default();
+    let parallel = !choice.get("disable_parallel_tool_use").is_some_and(|flag| *flag == true);
+    let tools = list.iter().enumerate().map(|(at, tool)| Ok((function(at, tool)?, shown(tool))));
+    offered(fields, tools.collect(), tool_choice(&choice), parallel)
+}
+
+fn function(at: usize, tool: &Value) -> Result<Function, Refusal> {
+    let is_custom = tool.get("type").is_none_or(|kind| kind == "custom" || kind.is_null());
+    match tool.as_object().filter(|_| is_custom) {
+        Some(function) => {
+            let strict = function.get("strict").is_some_and(|strict| *strict == true);
+            function_of(at, function, "input_schema", strict)
+        }
+        None => Err(not_a_function(at, &tool["type"])),
+    }
+}
+
+fn shown(tool: &Value) -> Value {
+    let mut function = Map::new();
+    for (name, ours) in [("name", "name"), ("description", "description"), ("input_schema", "parameters")] {
+        function.extend(
+            tool.get(name).filter(|value| !value.is_null()).map(|value| (ours.to_owned(), value.clone())),
+        );
+    }
+    json!({"type": "function", "function": function})
+}
+
+fn tool_choice(choice: &Map<String, Value>) -> Result<Option<Chosen>, Refusal> {
+    let name = choice.get("name").and_then(Value::as_str);
+    match (choice.get("type").and_then(Value::as_str), name) {
+        (None, _) => Ok(None),
+        (Some("auto"), _) => Ok(Some(Choice::Auto.into())),
+        (Some("any"), _) => Ok(Some(Choice::Required.into())),
+        (Some("none"), _) => Ok(Some(Choice::None.into())),
+        (Some("tool"), Some(name)) => Ok(Some(Choice::Named(name.to_owned()).into())),
+        _ => {
+            let message = "tool_choice.type must be `auto`, `any`, `none`, or `tool` with a name.";
+            Err(Refusal::invalid("tool_choice", message))
+        }
+    }
+}
+
+fn conversation(fields: &mut Fields) -> Conversation {
+    let mut conversation = Conversation::default();
+    if let Some(system) = fields.take("system") {
+        match texts(&system) {
+            Some(texts) => {
+                texts.into_iter().filter(|text| !is_volatile(text)).for_each(|text| conversation.system(text))
+            }
+            None => fields.note(wrong("system", "a string or a list of text blocks", &system)),
+        }
+    }
+    if !fields.has("messages") {
+        fields.note(Refusal::invalid("messages", "messages is required: a list of messages."));
+    }
+    let messages = fields.list("messages", "a list of messages").unwrap_or_default();
+    request::converse(fields, &mut conversation, &messages, add);
+    conversation
+}
+
+/// A block by which Anthropic's clients identify their requests. It differs in every request and has no
+/// meaning for the model; in the prompt it would make every prefix miss the cache.
+fn is_volatile(text: &str) -> bool {
+    text.starts_with("x-anthropic-billing-header:")
+}
+
+/// Texts of a string or of a list of text blocks.
+fn texts(content: &Value) -> Option<Vec<&str>> {
+    match content {
+        Value::String(text) => Some(vec![text]),
+        Value::Array(blocks) => {
+            blocks.iter().map(|block| block["text"].as_str().filter(|_| block["type"] == "text")).collect()
+        }
+        Value::Null => Some(Vec::new()),
+        _ => None,
+    }
+}
+
+fn add(conversation: &mut Conversation, at: usize, message: &Value) -> Result<(), Refusal> {
+    let refuse = |what: &str| Err(Refusal::invalid("messages", format!("messages[{at}]{what}")));
+    let role = message["role"].as_str().unwrap_or_default();
+    if !["user", "assistant", "system"].contains(&role) {
+        return refuse(".role must be `user` or `assistant`.");
+    }
+    let blocks = match &message["content"] {
+        Value::String(text) => vec![json!({"type": "text", "text": text})],
+        Value::Array(blocks) => blocks.clone(),
+        _ => return refuse(".content must be a string or a list of blocks."),
+    };
+    let mut said: Vec<String> = Vec::new();
+    for (number, block) in blocks.iter().enumerate() {
+        let text = |name: &str| block[name].as_str().unwrap_or_default();
+        match (block["type"].as_str().unwrap_or_default(), role) {
+            ("text", "assistant") => conversation.assistant_says(text("text")),
+            ("text", _) => said.push(text("text").to_owned()),
+            ("thinking", "assistant") => conversation.reasons(text("thinking")),
+            // Encrypted by Anthropic and therefore unreadable here.
+            ("redacted_thinking", "assistant") => {}
+            ("tool_use", "assistant") => {
+                let arguments =
+                    if block["input"].is_object() { block["input"].to_string() } else { String::new() };
+                conversation.calls(text("id"), text("name"), &arguments);
+            }
+            ("tool_result", "user") => {
+                let Some(texts) = texts(&block["content"]) else {
+                    return refuse(&format!(
+                        ".content[{number}].content must be text: this model reads text only."
+                    ));
+                };
+                conversation.result(text("tool_use_id"), &texts.join("\n"));
+            }
+            (kind, _) => {
+                let kind: String = kind.escape_default().take(40).collect();
+                return refuse(&format!(
+                    ".content[{number}]: a block of type `{kind}` is not supported here."
+                ));
+            }
+        }
+    }
+    if !said.is_empty() {
+        conversation.says(role, said.join("\n").into());
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`. [`input`] converts a request to a
+//! draft; [`output`] writes the blocks and events of the answer.
+
+pub mod error;
+mod input;
+mod output;
+
+use axum::extract::{Extension, Request, State};
+use axum::response::Response;
+use axum::routing::post;
+use axum::{Json, Router};
+use http::HeaderMap;
+use serde_json::{Value, json};
+
+use self::error::AnthropicError;
+use self::output::Message;
+use super::answer::single::output::answer;
+use super::answer::single::request::SingleRequest;
+use super::fields::object::Fields;
+use super::http::request_id::RequestId;
+use crate::app::{App, work_bytes};
+use crate::config::RouterConfig;
+use crate::refusal::Refusal;
+use crate::request::Draft;
+use crate::request::tenant::Tenant;
+use crate::text::model_text::ChatPrompt;
+use crate::validate::most_to_tokenize;
+
+/// All routes of the API.
+pub fn routes() -> Router<App> {
+    Router::new().route("/v1/messages", post(create)).route("/v1/messages/count_tokens", post(count_tokens))
+}
+
+/// Converts a body into drafts.
+pub fn drafts(
+    fields: Fields,
+    headers: &HeaderMap,
+    id: &str,
+    config: &RouterConfig,
+) -> Result<Vec<Draft>, Refusal> {
+    input::parse(fields, headers, id, config, false).map(|(asked, _)| vec![asked.draft])
+}
+
+async fn create(
+    State(app): State<App>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, AnthropicError> {
+    answered(&app, &id, &tenant, request).await.map_err(AnthropicError::from)
+}
+
+async fn answered(app: &App, id: &str, tenant: &Tenant, request: Request) -> Result<Response, Refusal> {
+    let headers = request.headers().clone();
+    let fields = Fields::read(request, app).await.inspect_err(|refusal| refusal.log(id))?;
+    let asked = input::parse(fields, &headers, id, &app.config, false);
+    let (asked, thinks) = asked.inspect_err(|refusal| refusal.log(id))?;
+    let output = Message::new(
+        asked.draft.request_id.as_deref().unwrap_or_default(),
+        &app.shown_model(asked.draft.model.as_deref()),
+    );
+    answer(app, tenant, asked, thinks, output).await
+}
+
+/// Counts the tokens of a request's prompt.
+async fn count_tokens(
+    State(app): State<App>,
+    Extension(RequestId(id)): Extension<RequestId>,
+    request: Request,
+) -> Result<Json<Value>, AnthropicError> {
+    counted(app, &id, request).await.map(Json).map_err(AnthropicError::from)
+}
+
+async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal> {
+    let headers = request.headers().clone();
+    let fields = Fields::read(request, &app).await?;
+    let (SingleRequest { draft, .. }, _) = input::parse(fields, &headers, id, &app.config, true)?;
+    app.check_model(draft.model.as_deref())?;
+    let most = most_to_tokenize(&app.fleet.model_limits()?);
+    let text = app.text.clone();
+    let bytes = work_bytes(&draft.prompt);
+    let count = move || {
+        let chat = ChatPrompt::of(&draft.prompt).ok_or(Refusal::Internal)?;
+        text.encode_chat(&chat, most).map(|tokens| tokens.len())
+    };
+    let tokens = app.text_work(bytes, count).await?;
+    Ok(json!({"input_tokens": tokens}))
+}

@@ -1,0 +1,164 @@
+//! Blocks of an answer and the stream events that build them. Both come from the same state, so the events
+//! add up to the whole answer.
+
+use serde_json::{Value, json};
+
+use super::error::error_object;
+use crate::api::answer::single::output::Output;
+use crate::api::answer::single::{Part, Single};
+use crate::api::http::sse::NamedEvent;
+use crate::formats::Piece;
+use crate::refusal::Refusal;
+use crate::text::text_stream::{StopCause, TextFinish, Usage};
+
+/// An answer in progress.
+pub struct Message {
+    id: String,
+    model: String,
+    /// Completed content blocks.
+    blocks: Vec<Value>,
+    open: Option<Block>,
+    has_calls: bool,
+    finish: Option<TextFinish>,
+}
+
+/// Content block under construction.
+struct Block {
+    kind: Kind,
+    text: String,
+    id: String,
+    name: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Text,
+    Thinking,
+    Call,
+}
+
+impl Block {
+    fn value(&self) -> Value {
+        match self.kind {
+            Kind::Text => json!({"type": "text", "text": self.text}),
+            Kind::Thinking => json!({"type": "thinking", "thinking": self.text, "signature": ""}),
+            Kind::Call => {
+                // Invalid JSON if `max_tokens` cut it off; `stop_reason` reports that.
+                let input: Value = serde_json::from_str(&self.text).unwrap_or_else(|_| json!({}));
+                json!({"type": "tool_use", "id": self.id, "name": self.name, "input": input})
+            }
+        }
+    }
+}
+
+impl Message {
+    /// Answer to the request `id`.
+    pub fn new(id: &str, model: &str) -> Self {
+        Self {
+            id: format!("msg_{id}"),
+            model: model.to_owned(),
+            blocks: Vec::new(),
+            open: None,
+            has_calls: false,
+            finish: None,
+        }
+    }
+}
+
+impl Output for Message {
+    fn begin(&mut self, usage: Usage) -> Vec<NamedEvent> {
+        let object = json!({"type": "message_start", "message": self.whole(usage)});
+        vec![NamedEvent { event: "message_start", object }]
+    }
+
+    fn take(&mut self, part: Part, single: &Single) -> Vec<NamedEvent> {
+        let mut events = Vec::new();
+        for piece in part.pieces {
+            match piece {
+                Piece::Content(text) => self.grow(Kind::Text, &text, &mut events),
+                Piece::Reasoning(text) => self.grow(Kind::Thinking, &text, &mut events),
+                Piece::Arguments { json, .. } => self.grow(Kind::Call, &json, &mut events),
+                Piece::Call { index, name } => {
+                    self.has_calls = true;
+                    let id = single.call_id(index, &name);
+                    self.open(Block { kind: Kind::Call, text: String::new(), id, name }, &mut events);
+                }
+                Piece::CallEnd { .. } => self.close(&mut events),
+            }
+        }
+        if part.finish.is_some() {
+            self.close(&mut events);
+            self.finish = part.finish;
+        }
+        events
+    }
+
+    fn end(&mut self, usage: Usage) -> Vec<NamedEvent> {
+        let message = self.whole(usage);
+        let delta = json!({"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]});
+        let object = json!({"type": "message_delta", "delta": delta, "usage": message["usage"]});
+        let stop = json!({"type": "message_stop"});
+        vec![
+            NamedEvent { event: "message_delta", object },
+            NamedEvent { event: "message_stop", object: stop },
+        ]
+    }
+
+    fn failed(&mut self, refusal: &Refusal, _: Usage) -> NamedEvent {
+        NamedEvent { event: "error", object: error_object(refusal) }
+    }
+
+    fn whole(&self, usage: Usage) -> Value {
+        let (stop_reason, stop_sequence) = match &self.finish {
+            None => (Value::Null, Value::Null),
+            Some(TextFinish::Length) => ("max_tokens".into(), Value::Null),
+            Some(TextFinish::Stop(StopCause::Text(text))) => ("stop_sequence".into(), text.as_str().into()),
+            Some(TextFinish::Stop(StopCause::Token(_))) if self.has_calls => ("tool_use".into(), Value::Null),
+            Some(TextFinish::Stop(StopCause::Token(_))) => ("end_turn".into(), Value::Null),
+        };
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": self.blocks,
+            "stop_reason": stop_reason, "stop_sequence": stop_sequence,
+            "usage": {
+                "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": usage.cached_tokens,
+                "output_tokens": usage.completion_tokens,
+            },
+        })
+    }
+}
+
+impl Message {
+    fn grow(&mut self, kind: Kind, text: &str, events: &mut Vec<NamedEvent>) {
+        if self.open.as_ref().is_none_or(|block| block.kind != kind) {
+            self.open(Block { kind, text: String::new(), id: String::new(), name: String::new() }, events);
+        }
+        if let Some(block) = &mut self.open {
+            block.text.push_str(text);
+        }
+        let delta = match kind {
+            Kind::Text => json!({"type": "text_delta", "text": text}),
+            Kind::Thinking => json!({"type": "thinking_delta", "thinking": text}),
+            Kind::Call => json!({"type": "input_json_delta", "partial_json": text}),
+        };
+        let index = self.blocks.len();
+        let object = json!({"type": "content_block_delta", "index": index, "delta": delta});
+        events.push(NamedEvent { event: "content_block_delta", object });
+    }
+
+    fn open(&mut self, block: Block, events: &mut Vec<NamedEvent>) {
+        self.close(events);
+        let index = self.blocks.len();
+        let object = json!({"type": "content_block_start", "index": index, "content_block": block.value()});
+        events.push(NamedEvent { event: "content_block_start", object });
+        self.open = Some(block);
+    }
+
+    fn close(&mut self, events: &mut Vec<NamedEvent>) {
+        let Some(block) = self.open.take() else { return };
+        let object = json!({"type": "content_block_stop", "index": self.blocks.len()});
+        events.push(NamedEvent { event: "content_block_stop", object });
+        self.blocks.push(block.value());
+    }
+}

@@ -1,0 +1,146 @@
+//! Fields that constrain the answer's format: OpenAI's `response_format`, vLLM's `structured_outputs` and the
+//! older `guided_*`.
+
+use serde_json::{Map, Value};
+use skein_grammar::{Refused, Source};
+
+use super::object::{Fields, is_too_deep, too_deep, wrong};
+use crate::refusal::Refusal;
+use crate::request::Constraint;
+
+/// Takes the fields. At most one of them may set a constraint.
+pub fn constraint(fields: &mut Fields) -> Option<Constraint> {
+    let response_format = fields.take("response_format");
+    let structured = fields.object("structured_outputs").unwrap_or_default();
+    let guided = GUIDED.map(|(field, kind)| (field, kind, fields.take(field)));
+    // The client cannot choose the backend; the field has no effect, as in current vLLM.
+    fields.take("guided_decoding_backend");
+    let mut found: Vec<Found> = Vec::new();
+    let response_format = response_format.and_then(|format| of_response_format(&format).transpose());
+    found.extend(response_format.map(|constraint| Found::new("response_format", "", constraint)));
+    found.extend(of_structured_outputs(structured, fields));
+    for (field, kind, value) in guided {
+        let constraint = value.and_then(|value| source(field, kind, &value).transpose());
+        found.extend(constraint.map(|constraint| Found::new(field, "", constraint)));
+    }
+    if found.len() > 1 {
+        let names: Vec<&str> = found.iter().map(|found| found.name.as_str()).collect();
+        let message = format!("only one field may constrain the answer's format, got {}.", names.join(", "));
+        fields.note(Refusal::invalid(found[0].field, message));
+        return None;
+    }
+    fields.value_of(found.pop()?.constraint.map(Some))
+}
+
+/// A field that sets a constraint.
+struct Found {
+    field: &'static str,
+    /// The field with its part, as `structured_outputs.regex`.
+    name: String,
+    constraint: Result<Constraint, Refusal>,
+}
+
+impl Found {
+    fn new(field: &'static str, part: &str, constraint: Result<Constraint, Refusal>) -> Self {
+        let name = if part.is_empty() { field.to_owned() } else { format!("{field}.{part}") };
+        Self { field, name, constraint }
+    }
+}
+
+/// Older fields, each with its name in `structured_outputs`.
+const GUIDED: [(&str, &str); 4] = [
+    ("guided_json", "json"),
+    ("guided_regex", "regex"),
+    ("guided_choice", "choice"),
+    ("guided_grammar", "grammar"),
+];
+
+/// Keys that `structured_outputs` may contain.
+const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "structural_tag"];
+
+/// Notes a fault for other keys.
+fn of_structured_outputs(mut structured: Map<String, Value>, fields: &mut Fields) -> Vec<Found> {
+    let field = "structured_outputs";
+    let mut found = Vec::new();
+    for kind in KINDS {
+        let value = structured.shift_remove(kind);
+        let constraint = value.and_then(|value| source(field, kind, &value).transpose());
+        found.extend(constraint.map(|constraint| Found::new(field, kind, constraint)));
+    }
+    // Hints for vLLM's backends that do not change the result here.
+    for hint in
+        ["disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"]
+    {
+        if structured.get(hint).is_some_and(|value| value.is_null() || *value == false) {
+            structured.shift_remove(hint);
+        }
+    }
+    if let Some((name, _)) = structured.into_iter().next() {
+        let name: String = name.chars().take(64).collect();
+        fields.note(Refusal::invalid(
+            field,
+            format!("structured_outputs.{name} is not supported; leave it out."),
+        ));
+    }
+    found
+}
+
+/// OpenAI's field. The schema is enforced even with `strict: false`.
+fn of_response_format(format: &Value) -> Result<Option<Constraint>, Refusal> {
+    let field = "response_format";
+    match format["type"].as_str() {
+        None if format.is_null() => Ok(None),
+        Some("text") => Ok(None),
+        Some("json_object") => source(field, "json_object", &Value::Bool(true)),
+        Some("json_schema") => match format["json_schema"].get("schema") {
+            Some(schema) => source(field, "json", schema),
+            None => Err(Refusal::invalid(field, "response_format.json_schema.schema is required.")),
+        },
+        Some("structural_tag") => source(field, "structural_tag", format),
+        _ => {
+            let message =
+                "response_format.type must be `text`, `json_object`, `json_schema` or `structural_tag`.";
+            Err(Refusal::invalid(field, message))
+        }
+    }
+}
+
+/// Constraint of `kind` given by `value`; `None` if `value` sets none.
+fn source(field: &'static str, kind: &str, value: &Value) -> Result<Option<Constraint>, Refusal> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let text = || value.as_str().ok_or_else(|| wrong(field, "a string", value));
+    // vLLM accepts JSON as an object or as a string.
+    let parsed = || match value {
+        Value::String(text) => serde_json::from_str(text).map_err(|error| {
+            let message = if is_too_deep(&error) {
+                too_deep(&format!("{field}: the text"), &error)
+            } else {
+                format!("{field}: the text is not JSON: {error}.")
+            };
+            Refusal::invalid(field, message)
+        }),
+        other => Ok(other.clone()),
+    };
+    let source = match kind {
+        "json" => Source::json_schema(&parsed()?),
+        "structural_tag" => Source::structural_tag(&parsed()?),
+        "regex" => Source::regex(text()?),
+        "grammar" => Source::grammar(text()?),
+        "json_object" if *value == false => return Ok(None),
+        "json_object" => Source::json_object(),
+        _ => {
+            let choices = value.as_array().into_iter().flatten().map(Value::as_str);
+            let choices: Option<Vec<&str>> = choices.collect();
+            let choices = choices.filter(|_| value.is_array());
+            Source::choice(&choices.ok_or_else(|| wrong(field, "a list of strings", value))?)
+        }
+    };
+    source.map(|source| Some(Constraint { source, field })).map_err(|refused| refusal(field, &refused))
+}
+
+/// Refusal of the constraint in `field`.
+fn refusal(field: &'static str, refused: &Refused) -> Refusal {
+    Refusal::invalid(field, format!("{field}: {refused}."))
+}

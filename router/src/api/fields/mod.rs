@@ -1,0 +1,10 @@
+//! What the request bodies of several APIs share: a JSON object read field by field, and the fields that have
+//! the same name and meaning in each of them. Values are checked in `validate`.
+
+pub mod constraint;
+pub mod conversation;
+pub mod field;
+pub mod object;
+pub mod sampling;
+pub mod tools;
+pub mod unserved;

@@ -1,0 +1,107 @@
+//! What all services over gRPC share: their server, statuses, health and reflection. The services are in the
+//! rooms of their APIs: skein.v1 and KServe v2 for clients, skein.worker.v1 for gateways, ext_proc for Envoy.
+
+mod health;
+pub mod status;
+
+use axum::Router;
+use axum::body::Body;
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
+use http::Request;
+use tonic::server::NamedService;
+use tower::Service;
+
+use crate::api::endpoint_picker::EndpointPicker;
+use crate::api::kserve::KserveService;
+use crate::api::skein::inference::InferenceService;
+use crate::api::worker_face::WorkerFace;
+use crate::app::App;
+use skein_proto::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessorServer;
+use skein_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
+use skein_proto::v1::inference_server::InferenceServer;
+use skein_proto::worker::v1::worker_server::WorkerServer;
+use tonic_health::pb::health_server::HealthServer;
+
+/// Largest message sent. A delta with 20 log-probabilities per prompt token is far smaller.
+const MAX_ENCODED_BYTES: usize = skein_proto::MAX_MESSAGE_BYTES;
+
+/// Overhead of one of Envoy's messages around a body, in bytes.
+const ENVELOPE_BYTES: usize = 64 * 1024;
+
+/// Prefixes of tonic's status messages for an undecodable request, percent-encoded.
+const MALFORMED: [&str; 4] = [
+    "failed%20to%20decode%20Protobuf",
+    "Error,%20decoded%20message%20length",
+    "protocol%20error:%20received%20message%20with%20",
+    "Missing%20request%20message",
+];
+
+/// The services that need a key.
+///
+/// # Errors
+/// If the descriptors for reflection cannot be decoded: a broken build.
+pub fn guarded(app: &App) -> Result<Router, tonic_reflection::server::Error> {
+    let inference = InferenceServer::new(InferenceService::new(app.clone()))
+        .max_decoding_message_size(app.config.limits.body_bytes)
+        .max_encoding_message_size(MAX_ENCODED_BYTES);
+    let kserve = GrpcInferenceServiceServer::new(KserveService::new(app.clone()))
+        .max_decoding_message_size(app.config.limits.body_bytes)
+        .max_encoding_message_size(MAX_ENCODED_BYTES);
+    let reflection = || {
+        let builder = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(skein_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name("skein.v1.Inference")
+            .with_service_name("inference.GRPCInferenceService")
+            .with_service_name("skein.worker.v1.Worker")
+            .with_service_name("grpc.health.v1.Health");
+        match app.config.endpoint_port {
+            Some(_) => builder.with_service_name("envoy.service.ext_proc.v3.ExternalProcessor"),
+            None => builder,
+        }
+    };
+    let face = WorkerServer::new(WorkerFace::new(app.clone()))
+        .max_decoding_message_size(skein_proto::MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(skein_proto::MAX_MESSAGE_BYTES);
+    let router = add(add(add(Router::new(), inference), kserve), face);
+    // Tools still use both versions of reflection.
+    let router = add(add(router, reflection().build_v1()?), reflection().build_v1alpha()?);
+    Ok(router.layer(map_response(malformed_as_invalid)))
+}
+
+/// Changes the status of a request that is not protobuf or is too large to INVALID_ARGUMENT. tonic's codec
+/// returns INTERNAL, which clients count as a server fault, and OUT_OF_RANGE.
+async fn malformed_as_invalid(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let message = headers.get("grpc-message").and_then(|message| message.to_str().ok()).unwrap_or_default();
+    if MALFORMED.iter().any(|start| message.starts_with(start)) {
+        headers.insert("grpc-status", (tonic::Code::InvalidArgument as i32).into());
+    }
+    response
+}
+
+/// The services that answer without a key.
+pub fn open(app: &App) -> Router {
+    let router = add(Router::new(), HealthServer::new(health::HealthService::new(app.clone())));
+    let Some(port) = app.config.endpoint_port else { return router };
+    let largest = app.config.limits.body_bytes + ENVELOPE_BYTES;
+    let picker = ExternalProcessorServer::new(EndpointPicker::new(app.clone(), port))
+        .max_decoding_message_size(largest)
+        .max_encoding_message_size(largest);
+    add(router, picker)
+}
+
+fn add<S>(router: Router, service: S) -> Router
+where
+    S: Service<Request<Body>, Error = std::convert::Infallible>
+        + NamedService
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+    S::Response: IntoResponse,
+    S::Future: Send + 'static,
+{
+    router.route_service(&format!("/{}/{{*rest}}", S::NAME), service)
+}

@@ -1,0 +1,167 @@
+//! Server-sent events: one JSON object each, with an id from which the stream can resume. A comment is sent
+//! during silence, and `[DONE]` only after success.
+
+use std::io;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use serde_json::Value;
+
+use super::error::ErrorForm;
+use crate::api::answer::events::SseEvent;
+use crate::refusal::Refusal;
+
+/// After two thirds of this to all of it without output, a comment keeps proxies from closing the connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Number of timer periods per `KEEP_ALIVE`.
+const SILENT_PARTS: u32 = 3;
+/// Sent before a connection is cut. `retry` is the client's reconnection delay in milliseconds.
+const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
+
+/// Time between the farewell and the cut, which discards unwritten data.
+const FAREWELL_TIME: Duration = Duration::from_millis(50);
+
+/// Response that sends `events`. An error is sent as its object, and the stream then ends without `[DONE]`,
+/// so the client can detect it. If the stream ends because this server shuts down and another router can
+/// resume it, the connection is cut instead, as in a crash: clients that reconnect send `Last-Event-ID` and
+/// get the rest. No client can mistake a cut answer for a complete one, or an error object for part of the
+/// answer.
+pub fn response<F: ErrorForm>(
+    events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,
+) -> Response {
+    let body = Body::from_stream(bytes::<F>(events));
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, [("x-accel-buffering", "no")], body).into_response()
+}
+
+/// NamedEvent event, as used by Responses and Messages.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedEvent {
+    /// Value of `event`; the object's `type` repeats it.
+    pub event: &'static str,
+    /// The JSON to send as `data`.
+    pub object: Value,
+}
+
+/// Response that sends named events; the last one marks the end of the stream.
+pub fn named(events: impl Stream<Item = NamedEvent> + Send + 'static) -> Response {
+    let bytes = async_stream::stream! {
+        let mut events = std::pin::pin!(events);
+        loop {
+            match tokio::time::timeout(KEEP_ALIVE, events.next()).await {
+                Err(_) => yield Ok::<_, io::Error>(Bytes::from_static(b": keep-alive\n\n")),
+                Ok(Some(NamedEvent { event, object })) => {
+                    yield Ok(Bytes::from(format!("event: {event}\ndata: {object}\n\n")));
+                }
+                Ok(None) => break,
+            }
+        }
+    };
+    let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")];
+    (headers, [("x-accel-buffering", "no")], Body::from_stream(bytes)).into_response()
+}
+
+fn bytes<F: ErrorForm>(
+    events: impl Stream<Item = Result<SseEvent, Refusal>> + Send + 'static,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    async_stream::stream! {
+        let mut events = std::pin::pin!(events);
+        let mut resumable = false;
+        // One timer per stream, not one per event: it measures the time since the last output.
+        let mut timer = std::pin::pin!(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
+        let mut silent_parts = 0;
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = events.next() => Some(next),
+                () = &mut timer => None,
+            };
+            let Some(next) = next else {
+                timer.set(tokio::time::sleep(KEEP_ALIVE / SILENT_PARTS));
+                silent_parts += 1;
+                if silent_parts == SILENT_PARTS {
+                    silent_parts = 0;
+                    yield Ok(Bytes::from_static(b": keep-alive\n\n"));
+                }
+                continue;
+            };
+            silent_parts = 0;
+            match next {
+                Some(Ok(event)) => {
+                    resumable = event.id.is_some();
+                    yield Ok(written(&event));
+                }
+                Some(Err(Refusal::Draining)) if resumable => {
+                    yield Ok(Bytes::from_static(FAREWELL));
+                    tokio::time::sleep(FAREWELL_TIME).await;
+                    yield Err(io::Error::other("the server is shutting down"));
+                    break;
+                }
+                Some(Err(refusal)) => {
+                    yield Ok(Bytes::from(format!("data: {}\n\n", F::body(&refusal))));
+                    break;
+                }
+                None => {
+                    yield Ok(Bytes::from_static(b"data: [DONE]\n\n"));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Serialises an event. Neither JSON nor an id contains a raw line break, so one `data:` line holds any
+/// object.
+fn written(event: &SseEvent) -> Bytes {
+    match &event.id {
+        Some(id) => Bytes::from(format!("id: {id}\ndata: {}\n\n", event.object)),
+        None => Bytes::from(format!("data: {}\n\n", event.object)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::openai::error::OpenAi;
+    use serde_json::json;
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_filled_with_comments() {
+        let events = async_stream::stream! {
+            tokio::time::sleep(Duration::from_secs(31)).await;
+            yield Ok(SseEvent { object: json!({"text": "a\nb"}).into(), id: Some("a/1.3".to_owned()) });
+            yield Ok(SseEvent { object: json!({}).into(), id: None });
+        };
+        let sent: Vec<Bytes> = bytes::<OpenAi>(events).map(Result::unwrap).collect().await;
+        let expected = [
+            ": keep-alive\n\n",
+            ": keep-alive\n\n",
+            "id: a/1.3\ndata: {\"text\":\"a\\nb\"}\n\n",
+            "data: {}\n\n",
+            "data: [DONE]\n\n",
+        ];
+        assert_eq!(sent, expected.map(Bytes::from));
+    }
+
+    #[tokio::test]
+    async fn a_resumable_stream_is_cut_at_shutdown_and_any_other_gets_an_error_object() {
+        let body_of = async |refusal: Refusal, id: Option<&str>| {
+            let event = SseEvent { object: json!({}).into(), id: id.map(str::to_owned) };
+            let sent: Vec<_> =
+                bytes::<OpenAi>(futures::stream::iter([Ok(event), Err(refusal)])).skip(1).collect().await;
+            let cut = sent.last().unwrap().is_err();
+            let text: Vec<u8> = sent.into_iter().flatten().flatten().collect();
+            (String::from_utf8(text).unwrap(), cut)
+        };
+        let (text, cut) = body_of(Refusal::Draining, Some("a/1.1")).await;
+        assert!(cut && text.contains("\nretry: 250\n") && !text.contains("data:"), "{text}");
+        for (refusal, id) in [(Refusal::Draining, None), (Refusal::Internal, Some("a/1.1"))] {
+            let (text, cut) = body_of(refusal, id).await;
+            assert!(!cut && text.starts_with("data: {\"error\":"), "{text}");
+        }
+    }
+}

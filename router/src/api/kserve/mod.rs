@@ -1,0 +1,252 @@
+//! KServe v2, `inference.GRPCInferenceService`: one text-generation model under the tensor names of Triton's
+//! vLLM backend and TensorRT-LLM's ensemble. `tensors` reads and writes tensors, `call` makes a draft of a
+//! request, `answer` makes tensors of an answer, `model` lists the names.
+
+mod answer;
+mod call;
+pub mod elements;
+mod model;
+mod tensors;
+#[cfg(test)]
+mod tests;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use skein_node::clock;
+use skein_node::trace::{self, Remote};
+use skein_proto::inference::grpc_inference_service_server::GrpcInferenceService;
+use skein_proto::inference::repository_index_response::ModelIndex;
+use skein_proto::inference::{
+    ModelConfigRequest, ModelConfigResponse, ModelInferRequest, ModelInferResponse, ModelMetadataRequest,
+    ModelMetadataResponse, ModelReadyRequest, ModelReadyResponse, ModelStreamInferResponse,
+    RepositoryIndexRequest, RepositoryIndexResponse, ServerLiveRequest, ServerLiveResponse,
+    ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
+};
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status, Streaming};
+
+use self::answer::{Answer, failed, in_stream};
+use self::call::{Call, check_version};
+use super::grpc::status::status;
+use super::skein::convert;
+use crate::app::App;
+use crate::refusal::Refusal;
+use crate::request::tenant::Tenant;
+
+/// Most requests at once on one stream; the client's next ones wait in its connection.
+const MAX_AT_ONCE: usize = 256;
+/// Metadata of a stream whose first error is to end it with a status.
+const STRICT: &str = "triton_grpc_error";
+/// Path of streamed requests, each of which has a span of its own.
+const STREAM_PATH: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+/// Extensions of the protocol that are served.
+const EXTENSIONS: [&str; 3] = ["parameters", "model_configuration", "model_repository"];
+
+/// inference.GRPCInferenceService over an [`App`].
+pub struct KserveService {
+    app: App,
+}
+
+impl KserveService {
+    /// Serves requests with `app`.
+    pub fn new(app: App) -> Self {
+        Self { app }
+    }
+
+    /// Name under which answers show the model or adapter `asked`.
+    fn model(&self, asked: &str, version: &str) -> Result<String, Refusal> {
+        check_version(asked, version)?;
+        let asked = Some(asked).filter(|asked| !asked.is_empty());
+        self.app.check_model(asked)?;
+        Ok(self.app.shown_model(asked).to_string())
+    }
+}
+
+/// What the requests of one call have in common.
+#[derive(Clone)]
+struct Caller {
+    tenant: Tenant,
+    /// Until the client gives up.
+    timeout: Option<Duration>,
+    remote: Remote,
+    is_strict: bool,
+}
+
+impl Caller {
+    fn of<T>(request: &Request<T>) -> Self {
+        let metadata: &MetadataMap = request.metadata();
+        let header = |name: &str| metadata.get(name).and_then(|value| value.to_str().ok());
+        Self {
+            tenant: request.extensions().get::<Tenant>().cloned().unwrap_or_default(),
+            timeout: header("grpc-timeout").and_then(convert::timeout),
+            remote: Remote::read(header),
+            is_strict: header(STRICT).is_some_and(|strict| strict.eq_ignore_ascii_case("true")),
+        }
+    }
+
+    fn parse(&self, app: &App, request: ModelInferRequest) -> Result<Call, Refusal> {
+        let refuse_unknown = app.config.refuse_unknown_fields;
+        let call = Call::parse(request, self.tenant.clone(), self.timeout, refuse_unknown);
+        call.inspect_err(|refusal| refusal.log(""))
+    }
+}
+
+type Responses = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl GrpcInferenceService for KserveService {
+    type ModelStreamInferStream = Responses;
+
+    async fn server_live(
+        &self,
+        _: Request<ServerLiveRequest>,
+    ) -> Result<Response<ServerLiveResponse>, Status> {
+        Ok(Response::new(ServerLiveResponse { live: true }))
+    }
+
+    async fn server_ready(
+        &self,
+        _: Request<ServerReadyRequest>,
+    ) -> Result<Response<ServerReadyResponse>, Status> {
+        Ok(Response::new(ServerReadyResponse { ready: self.app.ready().is_ok() }))
+    }
+
+    async fn model_ready(
+        &self,
+        request: Request<ModelReadyRequest>,
+    ) -> Result<Response<ModelReadyResponse>, Status> {
+        let ModelReadyRequest { name, version } = request.into_inner();
+        let ready = self.model(&name, &version).is_ok() && self.app.ready().is_ok();
+        Ok(Response::new(ModelReadyResponse { ready }))
+    }
+
+    async fn server_metadata(
+        &self,
+        _: Request<ServerMetadataRequest>,
+    ) -> Result<Response<ServerMetadataResponse>, Status> {
+        Ok(Response::new(ServerMetadataResponse {
+            name: "skein".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            extensions: EXTENSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn model_metadata(
+        &self,
+        request: Request<ModelMetadataRequest>,
+    ) -> Result<Response<ModelMetadataResponse>, Status> {
+        let ModelMetadataRequest { name, version } = request.into_inner();
+        let name = self.model(&name, &version).map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(model::metadata(&name)))
+    }
+
+    async fn model_config(
+        &self,
+        request: Request<ModelConfigRequest>,
+    ) -> Result<Response<ModelConfigResponse>, Status> {
+        let ModelConfigRequest { name, version } = request.into_inner();
+        let name = self.model(&name, &version).map_err(|refusal| status(&refusal))?;
+        Ok(Response::new(ModelConfigResponse { config: Some(model::config(&name)) }))
+    }
+
+    async fn repository_index(
+        &self,
+        request: Request<RepositoryIndexRequest>,
+    ) -> Result<Response<RepositoryIndexResponse>, Status> {
+        let refusal = self.app.ready().err();
+        let state = if refusal.is_none() { "READY" } else { "UNAVAILABLE" };
+        let reason = refusal.as_ref().map(ToString::to_string).unwrap_or_default();
+        let model = |name: &Arc<str>| ModelIndex {
+            name: name.to_string(),
+            version: model::VERSION.to_owned(),
+            state: state.to_owned(),
+            reason: reason.clone(),
+        };
+        let adapters = self.app.adapters.known();
+        let names = self.app.text.served_names.iter().chain(adapters.by_name.keys());
+        let names = names.filter(|_| refusal.is_none() || !request.get_ref().ready);
+        Ok(Response::new(RepositoryIndexResponse { models: names.map(model).collect() }))
+    }
+
+    async fn model_infer(
+        &self,
+        request: Request<ModelInferRequest>,
+    ) -> Result<Response<ModelInferResponse>, Status> {
+        let caller = Caller::of(&request);
+        let whole = async {
+            let Call { draft, form } = caller.parse(&self.app, request.into_inner())?;
+            if form.streams {
+                let message = "stream must be false in ModelInfer; call ModelStreamInfer.";
+                return Err(Refusal::invalid("stream", message));
+            }
+            Answer::new(&self.app, self.app.start(draft).await?, form).whole().await
+        };
+        whole.await.map(Response::new).map_err(|refusal| status(&refusal))
+    }
+
+    async fn model_stream_infer(
+        &self,
+        request: Request<Streaming<ModelInferRequest>>,
+    ) -> Result<Response<Responses>, Status> {
+        let (app, caller) = (self.app.clone(), Caller::of(&request));
+        let began = clock::now();
+        let responses = request.into_inner().map(move |request| match request {
+            Ok(request) => {
+                let left = caller.timeout.map(|timeout| timeout.saturating_sub(clock::now().since(began)));
+                responses(app.clone(), Caller { timeout: left, ..caller.clone() }, request).boxed()
+            }
+            Err(status) => futures::stream::iter([Err(status)]).boxed(),
+        });
+        // Requests run at once, as many as the limit: the streams are read in turn.
+        Ok(Response::new(responses.flatten_unordered(MAX_AT_ONCE).boxed()))
+    }
+}
+
+/// Responses to one request of a stream. Dropping them cancels it.
+fn responses(
+    app: App,
+    caller: Caller,
+    request: ModelInferRequest,
+) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> + Send {
+    async_stream::stream! {
+        let id = request.id.clone();
+        let mut answer = match started(&app, &caller, request).await {
+            Ok(answer) => answer,
+            Err(refusal) => {
+                yield ended(&caller, id, &refusal);
+                return;
+            }
+        };
+        if !answer.streams() {
+            yield match answer.whole().await {
+                Ok(response) => Ok(in_stream(response, true)),
+                Err(refusal) => ended(&caller, id, &refusal),
+            };
+            return;
+        }
+        while let Some(response) = answer.next().await {
+            match response {
+                Ok(response) => yield Ok(response),
+                Err(refusal) => yield ended(&caller, id.clone(), &refusal),
+            }
+        }
+    }
+}
+
+/// Starts a request of a stream, in a span of its own.
+async fn started(app: &App, caller: &Caller, request: ModelInferRequest) -> Result<Answer, Refusal> {
+    let span = trace::Request::begin(caller.remote.clone());
+    span.name("POST", STREAM_PATH);
+    span.set_all(|| [("http.request.method", "POST".into()), ("url.path", STREAM_PATH.into())]);
+    let Call { draft, form } = caller.parse(app, request)?;
+    let started = trace::within(span, app.start(draft)).await?;
+    Ok(Answer::new(app, started, form))
+}
+
+/// The failure of the request `id`, in the form that the client of the stream chose.
+fn ended(caller: &Caller, id: String, refusal: &Refusal) -> Result<ModelStreamInferResponse, Status> {
+    if caller.is_strict { Err(status(refusal)) } else { Ok(failed(id, refusal)) }
+}

@@ -1,0 +1,207 @@
+//! Converts a Responses request to a draft.
+
+use http::HeaderMap;
+use serde_json::{Map, Value, json};
+
+use super::tools::{Faces, arguments_of, qualified, tools};
+use crate::api::answer::single::request::{self, SingleRequest};
+use crate::api::fields::conversation::Conversation;
+use crate::api::fields::object::{Fields, wrong};
+use crate::config::RouterConfig;
+use crate::refusal::Refusal;
+
+/// A parsed request, with the fields and tool types that its answer needs.
+pub struct Parsed {
+    /// The request as for any single-prompt API.
+    pub request: SingleRequest,
+    /// Fields that the answer repeats.
+    pub echo: Map<String, Value>,
+    /// The client's types of tools.
+    pub faces: Faces,
+}
+
+impl Parsed {
+    /// Reads the fields of a body.
+    ///
+    /// # Errors
+    /// All faults of the body in one refusal.
+    pub fn of(
+        mut fields: Fields,
+        headers: &HeaderMap,
+        id: &str,
+        config: &RouterConfig,
+    ) -> Result<Self, Refusal> {
+        refuse_state(&mut fields);
+        let mut echo = Map::new();
+        let instructions = fields.string("instructions");
+        echo.insert("instructions".to_owned(), instructions.clone().into());
+        echo.insert("metadata".to_owned(), fields.take("metadata").unwrap_or_else(|| json!({})));
+        text_format(&mut fields, &mut echo);
+        let mut draft = request::draft(&mut fields, headers, id, config, "max_output_tokens")?;
+        for (name, value) in [
+            ("max_output_tokens", draft.sampling.max_tokens.into()),
+            ("temperature", draft.sampling.temperature.into()),
+            ("top_p", draft.sampling.top_p.into()),
+        ] {
+            echo.insert(name.to_owned(), value);
+        }
+        draft.reasoning_effort = effort(&mut fields);
+        echo.insert("reasoning".to_owned(), json!({"effort": draft.reasoning_effort, "summary": null}));
+        let (offered, faces) = tools(&mut fields, &mut echo);
+        let variables = fields.object("chat_template_kwargs").unwrap_or_default();
+        let conversation = conversation(&mut fields, instructions);
+        fields.take("stream_options");
+        // Codex's description of itself.
+        fields.take("client_metadata");
+        truncation(&mut fields);
+        let request = SingleRequest::new(draft, fields, conversation, offered, variables, config)?;
+        Ok(Self { request, echo, faces })
+    }
+}
+
+/// Refuses fields that need stored state.
+fn refuse_state(fields: &mut Fields) {
+    for (name, why) in [
+        ("previous_response_id", "no answer is stored; send the whole conversation in input"),
+        ("conversation", "no conversation is stored; send all of it in input"),
+        ("prompt", "no prompts are stored; send instructions and input"),
+        ("max_tool_calls", "the server runs no tools itself; leave it out"),
+    ] {
+        if fields.take(name).is_some() {
+            fields.note(Refusal::invalid(name, format!("{name} is not supported: {why}.")));
+        }
+    }
+    if fields.bool("background") {
+        let message = "background is not supported: no answer is stored; read the stream.";
+        fields.note(Refusal::invalid("background", message));
+    }
+    // `store` is accepted but ignored; the answer reports `store: false`.
+    fields.take("store");
+    for item in fields.strings("include") {
+        // Reasoning is sent as plain text, and this API has no log-probabilities here.
+        if item != "reasoning.encrypted_content" {
+            let item: String = item.escape_default().take(60).collect();
+            fields.note(Refusal::invalid("include", format!("include: `{item}` is not supported.")));
+        }
+    }
+}
+
+/// Reads `text.format`, which is chat's `response_format` with one nesting level less.
+fn text_format(fields: &mut Fields, echo: &mut Map<String, Value>) {
+    let mut text = fields.object("text").unwrap_or_default();
+    // A hint for OpenAI's own models; Codex sends it to every server.
+    if let Some(verbosity) = text.shift_remove("verbosity").filter(|value| value.is_string()) {
+        fields.leave(format!("text.verbosity={}", verbosity.as_str().unwrap_or_default()));
+    }
+    let format = text.shift_remove("format").unwrap_or_else(|| json!({"type": "text"}));
+    let chat = match format["type"].as_str() {
+        Some("json_schema") => json!({"type": "json_schema", "json_schema": {"schema": format["schema"]}}),
+        _ => format.clone(),
+    };
+    echo.insert("text".to_owned(), json!({"format": format}));
+    fields.put("response_format", chat);
+    text.into_iter().for_each(|(name, _)| fields.leave(format!("text.{name}")));
+}
+
+fn effort(fields: &mut Fields) -> Option<String> {
+    let mut reasoning = fields.object("reasoning")?;
+    // No model summarises here; the answer contains the full reasoning.
+    reasoning.shift_remove("summary");
+    reasoning.shift_remove("generate_summary");
+    let effort = reasoning.shift_remove("effort").and_then(|effort| effort.as_str().map(str::to_owned));
+    reasoning.into_iter().for_each(|(name, _)| fields.leave(format!("reasoning.{name}")));
+    effort
+}
+
+/// Conversation of the instructions and the messages of `input`.
+fn conversation(fields: &mut Fields, instructions: Option<String>) -> Conversation {
+    let mut conversation = Conversation::default();
+    if let Some(instructions) = instructions {
+        conversation.system(&instructions);
+    }
+    let items = match fields.take("input") {
+        Some(Value::String(text)) => vec![json!({"role": "user", "content": text})],
+        Some(Value::Array(items)) => items,
+        Some(other) => {
+            fields.note(wrong("input", "a string or a list of items", &other));
+            return conversation;
+        }
+        None => {
+            fields.note(Refusal::invalid("input", "input is required: a string or a list of items."));
+            return conversation;
+        }
+    };
+    request::converse(fields, &mut conversation, &items, add);
+    conversation
+}
+
+fn add(conversation: &mut Conversation, at: usize, item: &Value) -> Result<(), Refusal> {
+    let refuse = |what: String| Err(Refusal::invalid("input", format!("input[{at}]{what}")));
+    match item["type"].as_str().unwrap_or("message") {
+        "message" => {
+            let Some(role) = item["role"].as_str() else { return refuse(".role is required.".to_owned()) };
+            match role {
+                "system" | "developer" => match texts(&item["content"]) {
+                    Some(text) => conversation.system(&text),
+                    None => return refuse(".content must be text.".to_owned()),
+                },
+                "assistant" => match texts(&item["content"]) {
+                    Some(text) => conversation.assistant_says(&text),
+                    None => return refuse(".content must be text.".to_owned()),
+                },
+                role => conversation.says(role, item["content"].clone()),
+            }
+        }
+        "function_call" => {
+            let text = |name: &str| item[name].as_str().unwrap_or_default();
+            if text("name").is_empty() || text("call_id").is_empty() {
+                return refuse(" must have name and call_id.".to_owned());
+            }
+            let name = qualified(item["namespace"].as_str(), text("name"));
+            conversation.calls(text("call_id"), &name, text("arguments"));
+        }
+        "custom_tool_call" => {
+            let text = |name: &str| item[name].as_str().unwrap_or_default();
+            if text("name").is_empty() || text("call_id").is_empty() {
+                return refuse(" must have name and call_id.".to_owned());
+            }
+            conversation.calls(text("call_id"), text("name"), &arguments_of(text("input")));
+        }
+        "function_call_output" | "custom_tool_call_output" => {
+            let Some(text) = texts(&item["output"]) else {
+                return refuse(".output must be text.".to_owned());
+            };
+            conversation.result(item["call_id"].as_str().unwrap_or_default(), &text);
+        }
+        "reasoning" => {
+            let text = texts(&item["content"]).filter(|text| !text.is_empty());
+            conversation.reasons(&text.or_else(|| texts(&item["summary"])).unwrap_or_default());
+        }
+        kind => {
+            let kind: String = kind.escape_default().take(60).collect();
+            return refuse(format!(".type `{kind}` is not supported; the server runs no tools itself."));
+        }
+    }
+    Ok(())
+}
+
+/// Text of a string or of a list of text parts; `None` if it contains anything else.
+fn texts(content: &Value) -> Option<String> {
+    match content {
+        Value::String(text) => Some(text.clone()),
+        Value::Null => Some(String::new()),
+        Value::Array(parts) => {
+            let texts: Option<Vec<&str>> =
+                parts.iter().map(|part| part["text"].as_str().or_else(|| part["refusal"].as_str())).collect();
+            texts.map(|texts| texts.join("\n"))
+        }
+        _ => None,
+    }
+}
+
+fn truncation(fields: &mut Fields) {
+    if fields.string("truncation").is_some_and(|truncation| truncation != "disabled") {
+        let message = "truncation must be `disabled`: items are not dropped; shorten the input.";
+        fields.note(Refusal::invalid("truncation", message));
+    }
+}

@@ -1,0 +1,46 @@
+//! Skein's own API: the gRPC service skein.v1, and over HTTP what other APIs lack: tokenisation, health and
+//! version, loading of adapters and of another version of the model. Where vLLM or SGLang has such a route,
+//! it has their form.
+
+mod adapters;
+pub mod convert;
+mod health;
+pub mod inference;
+mod swaps;
+#[cfg(test)]
+pub mod tests;
+mod tokenize;
+mod welcome;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+use crate::api::http::metrics;
+use crate::app::App;
+
+/// Routes that need a key. Those that change what is served exist only if the operator allows it.
+pub fn routes(app: &App) -> Router<App> {
+    let mut routes = Router::new()
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/version", get(health::version));
+    if app.config.runtime_adapters {
+        routes = routes
+            .route("/v1/load_lora_adapter", post(adapters::load))
+            .route("/v1/unload_lora_adapter", post(adapters::unload));
+    }
+    if app.config.runtime_swaps && app.swaps.is_some() {
+        routes = routes.route("/update_weights_from_disk", post(swaps::update));
+    }
+    routes
+}
+
+/// Routes that answer without a key.
+pub fn open_routes() -> Router<App> {
+    Router::new()
+        .route("/", get(welcome::page))
+        .route("/health", get(health::ready))
+        .route("/readyz", get(health::ready))
+        .route("/livez", get(health::live))
+        .route("/metrics", get(metrics::scrape))
+}

@@ -1,0 +1,200 @@
+//! Blocks about to be cached, of prompts just placed or admitted. Follow-up requests therefore go to the same
+//! worker before its report arrives. Pure.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use skein_node::clock::Timestamp;
+use skein_proto::block_hash::BlockHash;
+use skein_proto::runs::RunStored;
+
+use super::columns::Column;
+use super::hash_map::{ByHash, shrink};
+
+/// Why a prefix is expected in a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expectation {
+    /// Placed by this router under this sequence number; not yet confirmed by the worker.
+    Placed(u64),
+    /// Admitted by the worker.
+    Admitted,
+}
+
+/// Most expected blocks per worker; the oldest expectations are dropped first.
+pub(super) const MAX_BLOCKS_EACH: usize = 1 << 16;
+/// Most expected blocks of all workers, about 64 MiB; above this, each worker keeps one expectation.
+const MAX_BLOCKS: usize = 1 << 20;
+/// Age at which an expectation is dropped, because its request was probably cancelled.
+const EXPECTED_FOR: Duration = Duration::from_secs(60);
+
+/// Expectations of all workers.
+#[derive(Debug, Default)]
+pub(super) struct Expectations {
+    by_block: ByHash<Expecters>,
+    by_column: Vec<Queue>,
+    blocks: usize,
+}
+
+/// Expectations of one worker, oldest first.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    blocks: usize,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    who: Expectation,
+    since: Timestamp,
+    hashes: Vec<BlockHash>,
+}
+
+/// Workers that expect a block. Most blocks have only one.
+#[derive(Debug)]
+struct Expecters {
+    first: Expecter,
+    more: Vec<Expecter>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Expecter {
+    column: Column,
+    /// Number of its expectations that contain the block.
+    count: u32,
+}
+
+impl Expecters {
+    fn iter(&self) -> impl Iterator<Item = &Expecter> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    fn find(&mut self, column: Column) -> Option<&mut Expecter> {
+        std::iter::once(&mut self.first).chain(&mut self.more).find(|expecter| expecter.column == column)
+    }
+
+    /// Removes one expectation of `column`; returns whether any is left.
+    fn remove_one(&mut self, column: Column) -> bool {
+        let Some(expecter) = self.find(column) else { return true };
+        expecter.count -= 1;
+        self.more.retain(|expecter| expecter.count > 0);
+        if self.first.count == 0 {
+            let Some(next) = self.more.pop() else { return false };
+            self.first = next;
+        }
+        true
+    }
+}
+
+impl Expectations {
+    /// Extends each worker's `hits` by the blocks of `chain` that it expects.
+    pub fn search(&self, chain: &[BlockHash], hits: &mut [u32]) {
+        if self.by_block.is_empty() {
+            return;
+        }
+        for (at, hash) in chain.iter().enumerate() {
+            let Some(expecters) = self.by_block.get(hash) else { continue };
+            for expecter in expecters.iter() {
+                let hit = &mut hits[expecter.column as usize];
+                if *hit as usize == at {
+                    *hit += 1;
+                }
+            }
+        }
+    }
+
+    /// Records that the worker is about to cache `hashes`.
+    pub fn add(&mut self, column: Column, who: Expectation, hashes: &[BlockHash], now: Timestamp) {
+        if hashes.is_empty() {
+            return;
+        }
+        for &hash in hashes {
+            let new = Expecter { column, count: 1 };
+            match self.by_block.entry(hash) {
+                std::collections::hash_map::Entry::Vacant(entry) => {
+                    entry.insert(Expecters { first: new, more: Vec::new() });
+                }
+                std::collections::hash_map::Entry::Occupied(mut entry) => {
+                    match entry.get_mut().find(column) {
+                        Some(known) => known.count += 1,
+                        None => entry.get_mut().more.push(new),
+                    }
+                }
+            }
+        }
+        if self.by_column.len() <= column as usize {
+            self.by_column.resize_with(column as usize + 1, Queue::default);
+        }
+        let queue = &mut self.by_column[column as usize];
+        queue.waiting.push_back(Waiting { who, since: now, hashes: hashes.to_vec() });
+        queue.blocks += hashes.len();
+        self.blocks += hashes.len();
+        while self.is_too_much(column, now) {
+            self.drop_at(column, 0);
+        }
+    }
+
+    fn is_too_much(&self, column: Column, now: Timestamp) -> bool {
+        let queue = &self.by_column[column as usize];
+        let is_old = queue.waiting.front().is_some_and(|waiting| now.since(waiting.since) > EXPECTED_FOR);
+        is_old || queue.blocks > MAX_BLOCKS_EACH || (self.blocks > MAX_BLOCKS && queue.waiting.len() > 1)
+    }
+
+    /// Removes the expectation of placement `sequence`.
+    pub fn withdraw(&mut self, column: Column, sequence: u64) {
+        let Some(queue) = self.by_column.get(column as usize) else { return };
+        let placed = Expectation::Placed(sequence);
+        if let Some(at) = queue.waiting.iter().position(|waiting| waiting.who == placed) {
+            self.drop_at(column, at);
+        }
+    }
+
+    /// Removes the worker's expectations whose last block is in `stored`.
+    pub fn settle(&mut self, column: Column, stored: &[RunStored]) {
+        let Some(queue) = self.by_column.get(column as usize).filter(|queue| queue.blocks > 0) else {
+            return;
+        };
+        let is_expected = |hash: &&BlockHash| self.by_block.contains_key(*hash);
+        let mut cached: Vec<BlockHash> =
+            stored.iter().flat_map(|run| run.hashes.iter().filter(is_expected)).copied().collect();
+        cached.sort_unstable();
+        let is_settled =
+            |waiting: &Waiting| waiting.hashes.last().is_some_and(|last| cached.binary_search(last).is_ok());
+        let settled: Vec<usize> =
+            (0..queue.waiting.len()).filter(|&at| is_settled(&queue.waiting[at])).collect();
+        settled.into_iter().rev().for_each(|at| self.drop_at(column, at));
+    }
+
+    /// Removes all expectations of a worker.
+    pub fn clear(&mut self, column: Column) {
+        while self.by_column.get(column as usize).is_some_and(|queue| !queue.waiting.is_empty()) {
+            self.drop_at(column, 0);
+        }
+    }
+
+    fn drop_at(&mut self, column: Column, at: usize) {
+        let queue = &mut self.by_column[column as usize];
+        let Some(dropped) = queue.waiting.remove(at) else { return };
+        queue.blocks -= dropped.hashes.len();
+        self.blocks -= dropped.hashes.len();
+        for hash in dropped.hashes {
+            if let std::collections::hash_map::Entry::Occupied(mut entry) = self.by_block.entry(hash)
+                && !entry.get_mut().remove_one(column)
+            {
+                entry.remove();
+            }
+        }
+        shrink(&mut self.by_block);
+    }
+
+    /// Number of blocks expected by a worker.
+    #[cfg(test)]
+    pub fn blocks_of(&self, column: Column) -> usize {
+        self.by_column[column as usize].blocks
+    }
+
+    /// Whether there are no expectations.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.by_block.is_empty() && self.blocks == 0
+    }
+}
