@@ -113,10 +113,13 @@ fn dispatch(matches: &ArgMatches) -> Result<(), Failure> {
         Some(("router", matches)) => runtime(None)?.block_on(router::run(matches)),
         Some(("gateway", matches)) => runtime(None)?.block_on(gateway::run(matches)),
         #[cfg(feature = "worker")]
-        Some(("worker", matches)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run(matches)),
-        #[cfg(feature = "worker")]
-        Some((supervised::SUPERVISED, matches)) => {
-            runtime(Some(WORKER_IO_THREADS))?.block_on(supervised::run(matches))
+        Some(("worker", matches)) => {
+            let runtime = runtime(Some(WORKER_IO_THREADS))?;
+            if matches.contains_id(supervised::SUPERVISED) {
+                runtime.block_on(supervised::run())
+            } else {
+                runtime.block_on(worker::run(matches))
+            }
         }
         #[cfg(feature = "worker")]
         Some((worker::RANK, _)) => runtime(Some(WORKER_IO_THREADS))?.block_on(worker::run_rank()),
@@ -187,8 +190,6 @@ fn command() -> Command {
             probe::render_command(),
             #[cfg(feature = "worker")]
             Command::new(worker::RANK).hide(true),
-            #[cfg(feature = "worker")]
-            supervised::command(),
         ])
         .subcommands(hub::commands())
         .subcommands(reference::commands())
@@ -226,7 +227,7 @@ fn run_command() -> Command {
 #[cfg(feature = "worker")]
 fn worker_command() -> Command {
     let worker = Command::new("worker").about("Run one worker, for a router").arg(model_arg());
-    with_flags(worker.after_help(SETTINGS), table::WORKER)
+    with_flags(worker.arg(supervised::flag()).after_help(SETTINGS), table::WORKER)
 }
 
 #[cfg(feature = "worker")]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Arg, ArgMatches, Command};
+use clap::Arg;
 use serde::{Deserialize, Serialize};
 use skein_node::shutdown::Shutdown;
 use skein_node::supervisor::{
@@ -19,10 +19,10 @@ use crate::exit::{Failure, USAGE};
 use crate::settings::{self, EngineSettings};
 use crate::worker::{failure, rank_command};
 
-/// Hidden command: a worker under a supervisor, which sends it all its settings.
+/// Hidden flag of `skein worker`: the name of a worker under a supervisor, which sends it all its settings.
 pub const SUPERVISED: &str = "supervised";
-/// Its argument: the worker's name.
-const NAME: &str = "NAME";
+/// The command of all workers, by which `ps` and `pkill` find them.
+const WORKER: &str = "worker";
 /// Drain time of a worker whose supervisor has closed its input. The router has drained before, so nothing
 /// should be running.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -72,7 +72,7 @@ impl Launch {
                 command.env_remove(&variable);
             }
         }
-        command.arg(SUPERVISED).arg(name);
+        command.arg(WORKER).arg(format!("--{SUPERVISED}={name}"));
         let worker =
             SupervisedWorker { config: self.config(index, engine, threads), log: of_worker(&self.log, name) };
         let settings = serde_json::to_string(&worker)
@@ -140,16 +140,16 @@ fn of_worker(log: &LogOptions, name: &str) -> LogOptions {
     LogOptions { process: name.to_owned(), otlp, ..log.clone() }
 }
 
-/// The command's definition.
-pub fn command() -> Command {
-    Command::new(SUPERVISED).hide(true).arg(Arg::new(NAME).required(true))
+/// The flag's definition.
+pub fn flag() -> Arg {
+    Arg::new(SUPERVISED).long(SUPERVISED).value_name("NAME").hide(true)
 }
 
 /// Runs the worker until its supervisor closes its input.
 ///
 /// # Errors
 /// Settings that are not from a supervisor, or a model that cannot be served.
-pub async fn run(_matches: &ArgMatches) -> Result<(), Failure> {
+pub async fn run() -> Result<(), Failure> {
     let outcome = serve().await;
     if let Err(failure) = &outcome {
         // The supervisor prints it, once for all its workers.
