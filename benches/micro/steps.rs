@@ -6,13 +6,13 @@ use std::sync::Arc;
 use skein_bench::best_of;
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::on_cpu::profile::Part;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Batch, BatchSequence, SampleRow, Want};
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::model::on_cpu::profile::Part;
 
 const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 256;

@@ -7,9 +7,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 use skein_hub::cache::CachedRevision;
 use skein_hub::{Cached, Environment, Hub, HubError, ModelName, Need, Revision, Watch};
-use skein_node::telemetry::{self, LogFormat, LogOptions};
 #[cfg(feature = "worker")]
-use skein_worker::model::config::ModelConfig;
+use skein_model::config::ModelConfig;
+use skein_node::telemetry::{self, LogFormat, LogOptions};
 
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::progress::DownloadProgress;

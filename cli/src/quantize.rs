@@ -8,8 +8,8 @@ use indicatif::ProgressBar;
 use skein_hub::{Need, Revision};
 use skein_node::config::bytes;
 use skein_node::telemetry::{self, LogFormat, LogOptions};
-use skein_worker::model::quantize::maths::gptq::ActOrder;
-use skein_worker::model::quantize::{self, Layout, Method, Phase, Progress, QuantizeError, Request, Scheme};
+use skein_quantize::maths::gptq::ActOrder;
+use skein_quantize::{Layout, Method, Phase, Progress, QuantizeError, Request, Scheme};
 
 use crate::exit::{Failure, MODEL, OTHER, USAGE};
 use crate::model::{self, ModelArgument};
@@ -170,7 +170,7 @@ fn scheme(flags: &Quantize, directory: &Path) -> Result<Scheme, Failure> {
     };
     let group = match flags.group_size {
         None if matches!(method, Method::Int8 | Method::Fp8) => None,
-        None => quantize::default_group(directory).map_err(|error| failure(&error))?,
+        None => skein_quantize::default_group(directory).map_err(|error| failure(&error))?,
         Some(-1) => None,
         Some(size) => {
             let size = usize::try_from(size).ok().filter(|size| *size > 0 && size.is_multiple_of(32));
@@ -227,7 +227,7 @@ fn quantise(
     let request = Request { model: directory, out: &flags.out, scheme, calibration: windows, hessian_bytes };
     let bar = progress_bar(1000, "  quantising {bar:32} {percent}% {msg} ({eta} left)");
     let mut layer = None;
-    let report = quantize::quantise(&request, &mut |progress| show(&bar, &mut layer, progress));
+    let report = skein_quantize::quantise(&request, &mut |progress| show(&bar, &mut layer, progress));
     bar.finish_and_clear();
     let report = report.map_err(|error| failure(&error))?;
     let tokens: usize = windows.iter().map(Vec::len).sum();

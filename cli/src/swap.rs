@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use skein_hub::Need;
+use skein_model::fingerprint::fingerprint;
 use skein_node::clock;
 use skein_node::supervisor::{Report, Supervisor, WorkerSet};
 use skein_proto::version::Version;
@@ -21,7 +22,6 @@ use skein_router::swap::{ModelSwaps, Swapped};
 use skein_router::text::files::TextFiles;
 use skein_worker::config::{LoadFormat, WorkerConfig};
 use skein_worker::load;
-use skein_worker::model::fingerprint::fingerprint;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::backend::BackendError;
-use crate::model::LoadError;
+use skein_model::LoadError;
 
 /// Why a worker could not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]

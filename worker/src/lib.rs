@@ -18,11 +18,9 @@ pub mod group;
 pub mod kv_cache;
 pub mod load;
 pub mod metrics;
-pub mod model;
 pub mod quality;
 pub mod scheduler;
 pub mod service;
-pub mod shard;
 pub mod streams;
 
 pub use backend::cuda::visible_gpus;

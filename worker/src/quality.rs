@@ -9,12 +9,12 @@ use crate::config::Precision;
 use crate::error::WorkerError;
 use crate::load::model_files::stored_form;
 use crate::load::precision;
-use crate::model::LoadError;
-use crate::model::checkpoint::Weights;
-use crate::model::config::ModelConfig;
-use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::spec::Spec;
-use crate::model::tensors;
+use skein_model::LoadError;
+use skein_model::checkpoint::Weights;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::spec::Spec;
+use skein_model::tensors;
 
 /// Slots of a block of the cache.
 const BLOCK_SIZE: u32 = 16;

@@ -21,6 +21,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_kernels::cpu::packed::Format;
+use skein_model::adapter::Adapter;
+use skein_model::config::ModelConfig;
+use skein_model::fingerprint::fingerprint;
+use skein_model::served_adapter::AdapterForm;
+use skein_model::shard::Shard;
 use skein_node::clock;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cuda::{self, CudaOptions, Fp8, RankLink, ServedAdapters};
@@ -33,11 +38,6 @@ use skein_worker::config::{
 use skein_worker::group::{
     self, GroupMemory, Leader, Member, NodePlan, Processes, RankAdapters, Terms, Topology, Welcome,
 };
-use skein_worker::model::adapter::Adapter;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::fingerprint::fingerprint;
-use skein_worker::model::served_adapter::AdapterForm;
-use skein_worker::shard::Shard;
 
 use models::{
     COHERE2, DEEPSEEK_V2, DEEPSEEK_V3_SHARED, GLM4_MOE, LLAMA, OLMO2, QWEN2, QWEN2_MOE, QWEN3, STARCODER2,

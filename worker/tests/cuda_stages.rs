@@ -24,6 +24,8 @@ use std::time::Duration;
 use skein_kernels::collective::Alone;
 use skein_kernels::collective::link::between_threads;
 use skein_kernels::cuda::Device;
+use skein_model::config::ModelConfig;
+use skein_model::shard::Shard;
 use skein_node::clock;
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, DeviceBytes, Fp8, RankLink};
 use skein_worker::backend::{
@@ -31,9 +33,7 @@ use skein_worker::backend::{
 };
 use skein_worker::config::CudaConfig;
 use skein_worker::draft::{Guesser, Speculate};
-use skein_worker::model::config::ModelConfig;
 use skein_worker::scheduler::Drafts;
-use skein_worker::shard::Shard;
 
 use models::{COHERE2, DEEPSEEK_V3, LLAMA, MISTRAL, QWEN2, Tiny};
 use requests::{Output, SHORTEST, serve, served};

@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
+use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_worker::BlockId;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Batch, BatchSequence, ScoreRow, Want};
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 const BLOCK_SIZE: u32 = 16;
 /// Tokens per window in `held_out.bin`; the first one is not predicted.

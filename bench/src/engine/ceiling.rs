@@ -4,9 +4,9 @@
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::roofline::{self, Kind};
 use skein_kernels::cuda::{self, Device};
+use skein_model::cost::Product;
 use skein_node::clock;
 use skein_sys::mapped::ZeroedBytes;
-use skein_worker::model::cost::Product;
 
 /// Bytes read per round on the CPU: several times any cache.
 const CPU_READ_BYTES: usize = 512 << 20;

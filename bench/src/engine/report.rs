@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use skein_worker::model::cost::{Product, StepCost};
+use skein_model::cost::{Product, StepCost};
 
 use super::ceiling::Ceiling;
 use super::shares::{Least, Shares};

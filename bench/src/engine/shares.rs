@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use skein_worker::model::cost::StepCost;
+use skein_model::cost::StepCost;
 
 use super::ceiling::Ceiling;
 
@@ -94,7 +94,7 @@ impl Shares {
 
 #[cfg(test)]
 mod tests {
-    use skein_worker::model::cost::Product;
+    use skein_model::cost::Product;
 
     use super::*;
 

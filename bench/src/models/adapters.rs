@@ -5,9 +5,9 @@ use std::path::Path;
 
 use half::bf16;
 use serde_json::{Map, Value, json};
+use skein_model::config::ModelConfig;
+use skein_model::tensors::{self, Kind, Role, Tensor};
 use skein_node::random::SplitMix64;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::tensors::{self, Kind, Role, Tensor};
 
 use super::error::MakeAdaptersError;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use skein_worker::model::LoadError;
+use skein_model::LoadError;
 
 /// Why a model could not be created.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,7 @@
 //! SmolLM2-135M it is 6 to 17 times at the median of each kind of matrix, and up to 39 times
 //! (findings/activation-outliers.sh). What rounding of inputs costs is not seen without them.
 
-use skein_worker::model::tensors::{Kind, Product, Role, Tensor};
+use skein_model::tensors::{Kind, Product, Role, Tensor};
 
 /// One of so many channels is an outlier.
 const CHANNELS: usize = 64;

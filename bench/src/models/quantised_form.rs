@@ -134,13 +134,13 @@ fn compressed(format: &str, of: &str, bits: u32, group: Group) -> Value {
 #[cfg(test)]
 mod tests {
     use half::bf16;
-    use skein_worker::model::config::ModelConfig;
-    use skein_worker::model::on_cuda::dummy::DummyCodes;
-    use skein_worker::model::on_cuda::network::Network;
-    use skein_worker::model::on_cuda::packed::Matrix;
-    use skein_worker::model::on_cuda::weights::forms_of_dummies;
-    use skein_worker::model::tensors::Product;
-    use skein_worker::shard::Shard;
+    use skein_model::config::ModelConfig;
+    use skein_model::on_cuda::dummy::DummyCodes;
+    use skein_model::on_cuda::network::Network;
+    use skein_model::on_cuda::packed::Matrix;
+    use skein_model::on_cuda::weights::forms_of_dummies;
+    use skein_model::shard::Shard;
+    use skein_model::tensors::Product;
 
     use super::*;
 

@@ -6,10 +6,10 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
+use skein_model::config::ModelConfig;
+use skein_model::spec::Spec;
+use skein_model::tensors::{self, Kind, Tensor};
 use skein_node::random::SplitMix64;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::spec::Spec;
-use skein_worker::model::tensors::{self, Kind, Tensor};
 
 use super::dtype::Dtype;
 use super::error::MakeModelError;

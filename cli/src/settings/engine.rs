@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skein_gguf::is_gguf;
+use skein_model::adapter::MAX_SERVED_RANK;
 use skein_node::config::{Settings, bytes, duration, number, one_of, text};
 use skein_worker::config::{
     AdapterConfig, AdaptersConfig, BackendKind, CpuConfig, CudaConfig, LoadFormat, PeerConfig, Precision,
     SchedulerConfig, UnsetLimits, WorkerConfig,
 };
 use skein_worker::draft::Speculate;
-use skein_worker::model::adapter::MAX_SERVED_RANK;
 
 use super::device_choice::DeviceChoice;
 use super::precision::precision;

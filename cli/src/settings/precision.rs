@@ -1,8 +1,8 @@
 //! `--dtype`, `--quantization`, `--kv-cache-dtype`: number types, and which device supports them.
 
+use skein_model::formats::{self, Device, FormatSource};
 use skein_node::config::{Settings, one_of};
 use skein_worker::config::{BackendKind, Dtype, KvCacheDtype, Precision, Quantization};
-use skein_worker::model::formats::{self, Device, FormatSource};
 
 use super::device_choice::DeviceChoice;
 

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
+use skein_model::config::ModelConfig;
+use skein_model::tensors;
 use skein_tests::process::shipped_model;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::tensors;
 
 /// Writes the model to a directory, which is deleted when the returned value is dropped.
 pub fn write() -> tempfile::TempDir {

@@ -24,11 +24,11 @@ use self::table::{Loading, Place, Table};
 use crate::backend::LoadedAdapter;
 use crate::config::{AdapterConfig, AdaptersConfig};
 use crate::group::RankAdapters;
-use crate::model::LoadError;
-use crate::model::adapter::Adapter;
-use crate::model::adapter_changes;
-use crate::model::served_adapter::{AdapterModel, HeldAdapter};
-use crate::model::spec::Spec;
+use skein_model::LoadError;
+use skein_model::adapter::Adapter;
+use skein_model::adapter_changes;
+use skein_model::served_adapter::{AdapterModel, HeldAdapter};
+use skein_model::spec::Spec;
 
 /// Longest wait for a place in memory, and for the load.
 const MOST_WAIT: Duration = Duration::from_secs(60);

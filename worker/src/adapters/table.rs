@@ -9,7 +9,7 @@ use tokio::sync::OnceCell;
 
 use super::AdapterUse;
 use crate::backend::LoadedAdapter;
-use crate::model::served_adapter::HeldAdapter;
+use skein_model::served_adapter::HeldAdapter;
 
 /// Most unloaded adapters that are kept for requests that had begun, and most unloaded names; then the oldest
 /// is forgotten.

@@ -3,8 +3,8 @@
 use skein_kernels::collective::Ranks;
 use skein_kernels::collective::link::{Inlet, Outlet};
 
-use crate::model::spec::Spec;
-use crate::shard::{Indivisible, Shard};
+use skein_model::shard::{Indivisible, Shard};
+use skein_model::spec::Spec;
 
 /// A rank's position in its group and its connections.
 pub struct Connections {

@@ -1,7 +1,7 @@
 //! Division of a KV cache's memory between blocks and window blocks. Pure.
 
 use crate::config::SchedulerConfig;
-use crate::model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
+use skein_model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
 
 /// Tokens of a cached sequence for which there are window blocks.
 pub(crate) const MODERATE_LEN: u32 = 1024;

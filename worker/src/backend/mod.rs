@@ -23,9 +23,9 @@ pub use connections::Connections;
 pub use mask::{Allowed, MaskSlot};
 pub use want::{Answer, Draw, PoolRow, SampleRow, Sampled, ScoreRow, StepOutput, VerifyRows, Want};
 
-pub use crate::model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
-pub use crate::model::served_adapter::LoadedAdapter;
 use crate::{BlockId, TokenId};
+pub use skein_model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
+pub use skein_model::served_adapter::LoadedAdapter;
 
 /// Runs batches: one CPU or CUDA rank, a group of ranks, or a fake that hashes what it reads back.
 pub trait Backend: Send {

@@ -12,7 +12,7 @@ use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};
 use crate::config::{CudaConfig, SchedulerConfig};
-use crate::model::config::ModelConfig;
+use skein_model::config::ModelConfig;
 
 /// Sequences in a batch.
 pub const SEQUENCES: u32 = 8;

@@ -18,7 +18,7 @@ use super::processes::Answer;
 use super::sender::FrameSender;
 use super::watch::Watch;
 use crate::backend::{Batch, LoadedAdapter};
-use crate::model::served_adapter::HeldAdapter;
+use skein_model::served_adapter::HeldAdapter;
 
 /// Longest wait for the other ranks to check or read an adapter.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);

@@ -13,8 +13,8 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{
     Backend, BackendError, Batch, LoadedAdapter, SampleRow, Sampled, StepHandle, StepOutput, Want,
 };
-use crate::model::on_cpu::adapter::AdapterWeights;
-use crate::model::served_adapter::HeldAdapter;
+use skein_model::on_cpu::adapter::AdapterWeights;
+use skein_model::served_adapter::HeldAdapter;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const EPOCH: u64 = 5;

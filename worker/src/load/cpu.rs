@@ -17,15 +17,15 @@ use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Topology;
-use crate::model::checkpoint::Weights;
-use crate::model::checkpoint::quantised::Scheme;
-use crate::model::config::ModelConfig;
-use crate::model::cost::{Product, StepCost};
-use crate::model::fingerprint::{computed_with, fingerprint};
-use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::served_adapter::{AdapterForm, AdapterModel};
-use crate::model::tensors;
-use crate::shard::Shard;
+use skein_model::checkpoint::Weights;
+use skein_model::checkpoint::quantised::Scheme;
+use skein_model::config::ModelConfig;
+use skein_model::cost::{Product, StepCost};
+use skein_model::fingerprint::{computed_with, fingerprint};
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::shard::Shard;
+use skein_model::tensors;
 
 /// Requirements of a model on the CPU, known before loading.
 pub(super) struct CpuPlan {

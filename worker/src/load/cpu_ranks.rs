@@ -12,11 +12,11 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{Member, RankAdapters, RankProcess, Topology};
-use crate::model::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::served_adapter::{AdapterForm, AdapterModel};
-use crate::model::spec::Spec;
+use skein_model::LoadError;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::spec::Spec;
 
 /// Leads a group of CPU ranks; returns it with the adapters of the other ranks, and the bytes of weights that
 /// this rank's steps read.

@@ -11,10 +11,10 @@ use crate::backend::Backend;
 use crate::backend::cuda::{self, OpenDevice};
 use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
-use crate::model::cost::{Product, StepCost, ValueBytes};
-use crate::model::fingerprint::{computed_with, fingerprint};
-use crate::model::served_adapter::{AdapterForm, AdapterModel};
-use crate::shard::Shard;
+use skein_model::cost::{Product, StepCost, ValueBytes};
+use skein_model::fingerprint::{computed_with, fingerprint};
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::shard::Shard;
 
 pub(super) fn load_cuda(
     config: &WorkerConfig,

@@ -12,11 +12,11 @@ use crate::backend::{Backend, Connections, KvBlocks};
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{Member, RankAdapters, RankProcess, Topology};
-use crate::model::LoadError;
-use crate::model::config::ModelConfig;
-use crate::model::on_cuda::adapter::SlotForm;
-use crate::model::served_adapter::{AdapterForm, AdapterModel};
-use crate::shard::Shard;
+use skein_model::LoadError;
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::adapter::SlotForm;
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::shard::Shard;
 
 /// A group of ranks on GPUs that this process leads.
 pub(super) struct LedOnCuda {

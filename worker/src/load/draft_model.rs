@@ -11,11 +11,11 @@ use crate::config::{Precision, WorkerConfig};
 use crate::draft_model::DraftModel;
 use crate::error::WorkerError;
 use crate::group::Topology;
-use crate::model::checkpoint::{ModelFile, Weights};
-use crate::model::config::ModelConfig;
-use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::tensors;
-use crate::shard::Shard;
+use skein_model::checkpoint::{ModelFile, Weights};
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::shard::Shard;
+use skein_model::tensors;
 
 /// Rows of its largest step.
 const MAX_ROWS: u32 = 256;

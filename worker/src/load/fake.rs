@@ -8,7 +8,7 @@ use super::sizing::{self, KvTokenBytes, WindowRows};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
-use crate::model::config::ModelConfig;
+use skein_model::config::ModelConfig;
 
 /// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;

@@ -17,8 +17,8 @@ use crate::group::{
     self, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings, Nodes, Peers,
     Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
 };
-use crate::model::fingerprint::fingerprint;
-use crate::model::spec::Spec;
+use skein_model::fingerprint::fingerprint;
+use skein_model::spec::Spec;
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);

@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::backend::cuda::StepGaps;
 use crate::config::DeviceKind;
 use crate::draft_model::DraftModel;
-use crate::model::cost::StepCost;
+use skein_model::cost::StepCost;
 
 /// A loaded backend, and what the rest of the worker must know of its model.
 pub struct LoadedBackend {

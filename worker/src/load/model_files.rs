@@ -10,13 +10,13 @@ use skein_kernels::cpu::matrix::Storage;
 use crate::backend::cpu::NumberTypes;
 use crate::config::{LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
-use crate::model::LoadError;
-use crate::model::adapter::Adapter;
-use crate::model::checkpoint::quantised::Scheme;
-use crate::model::checkpoint::{ModelFile, Weights};
-use crate::model::config::ModelConfig;
-use crate::model::spec::Spec;
-use crate::model::tensors::{self, Kind};
+use skein_model::LoadError;
+use skein_model::adapter::Adapter;
+use skein_model::checkpoint::quantised::Scheme;
+use skein_model::checkpoint::{ModelFile, Weights};
+use skein_model::config::ModelConfig;
+use skein_model::spec::Spec;
+use skein_model::tensors::{self, Kind};
 
 /// The part of the description of arithmetic of the merged adapter in `directory`; empty without one.
 pub(super) fn of_merged(directory: Option<&Path>) -> Result<String, LoadError> {

@@ -13,8 +13,8 @@ use crate::backend::{KvBlocks, WindowBlocks};
 use crate::config::{BackendKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::NodePlan;
-use crate::model::spec::Spec;
-use crate::shard::Shard;
+use skein_model::shard::Shard;
+use skein_model::spec::Spec;
 
 /// Planned memory of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::backend::Connections;
     use crate::config::{CpuConfig, Precision, Quantization, RanksConfig};
-    use crate::model::on_cpu::packed_cache::PackedCache;
+    use skein_model::on_cpu::packed_cache::PackedCache;
 
     /// Memory that `tensor` ranks in each of `stages` stages allocate, by rank.
     fn allocated(config: &WorkerConfig) -> Vec<Allocated> {

@@ -9,7 +9,7 @@ use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 use crate::error::WorkerError;
-use crate::model::formats::{self, Device, FormatSource};
+use skein_model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.
@@ -101,7 +101,7 @@ pub(super) fn on_cuda(asked: Precision) -> Result<Fp8, WorkerError> {
 }
 
 /// Everything but the model that affects the bits of logits, for
-/// [`crate::model::fingerprint::computed_with`]. Instruction sets are left out because they change no bit.
+/// [`skein_model::fingerprint::computed_with`]. Instruction sets are left out because they change no bit.
 pub(super) fn cpu_arithmetic(numbers: &NumberTypes) -> String {
     let NumberTypes { bf16, kv, weights } = numbers;
     let (version, packing) = (CPU_ARITHMETIC, packed::VERSION);

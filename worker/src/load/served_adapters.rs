@@ -4,10 +4,10 @@ use crate::adapters::Adapters;
 use crate::config::{AdaptersConfig, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::RankAdapters;
-use crate::model::on_cpu::adapter::AdapterWeights;
-use crate::model::served_adapter::AdapterModel;
-use crate::model::spec::Spec;
-use crate::shard::Shard;
+use skein_model::on_cpu::adapter::AdapterWeights;
+use skein_model::served_adapter::AdapterModel;
+use skein_model::shard::Shard;
+use skein_model::spec::Spec;
 
 /// Memory that adapters may take on the rank of a shard, in bytes.
 pub(super) fn adapter_bytes(config: &WorkerConfig, spec: &Spec, shard: &Shard) -> u64 {

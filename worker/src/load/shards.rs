@@ -6,8 +6,8 @@ use super::sizing::KvTokenBytes;
 use crate::config::{RanksConfig, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Topology;
-use crate::model::spec::Spec;
-use crate::shard::{Indivisible, Shard};
+use skein_model::shard::{Indivisible, Shard};
+use skein_model::spec::Spec;
 
 /// Part of each rank, in rank order.
 pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {

@@ -3,7 +3,7 @@
 use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Terms;
-use crate::model::fingerprint::fingerprint;
+use skein_model::fingerprint::fingerprint;
 
 /// Terms of a rank on `device` with `arithmetic`.
 pub(super) fn terms(

@@ -11,7 +11,7 @@ use crate::config::{DeviceKind, WorkerConfig};
 use crate::engine::EngineHandle;
 use crate::error::WorkerError;
 use crate::load::{check_settings, load};
-use crate::model::cost::StepCost;
+use skein_model::cost::StepCost;
 
 /// A running engine and what its model and device are.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use skein_kernels::collective::Alone;
+use skein_model::adapter::Adapter;
+use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
-use skein_worker::model::adapter::Adapter;
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::{BLOCK_SIZE, golden as model, sequence_of};
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Backend, BackendError, Batch, WindowBlocks};
@@ -11,7 +12,6 @@ use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::SchedulerConfig;
 use skein_worker::draft_model::DraftModel;
 use skein_worker::engine::{Engine, EngineHandle};
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
 use skein_worker::scheduler::{Drafts, Scheduler};
 
 pub const BLOCK_SIZE: u32 = 16;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use serde_json::Value;
+use skein_model::LoadError;
+use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
-use skein_worker::model::LoadError;
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::{BLOCK_SIZE, golden, sequence_of};
 use crate::golden::Golden;

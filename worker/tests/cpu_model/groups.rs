@@ -4,10 +4,10 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use skein_model::on_cpu::packed_cache::PackedCache;
 use skein_worker::backend::cpu::{CpuBackend, CpuModel, CpuOptions, NumberTypes};
 use skein_worker::backend::{Backend, BackendError, Batch, KvBlocks, StepHandle, StepOutput, WindowBlocks};
 use skein_worker::group::{self, Followed, GroupMemory, Leader, Member, NodePlan, Topology, Watch};
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
 
 use crate::batches::SMALL_BLOCK;
 

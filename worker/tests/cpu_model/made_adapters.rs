@@ -5,9 +5,9 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::json;
+use skein_model::config::ModelConfig;
+use skein_model::tensors::{self, Kind};
 use skein_node::random::SplitMix64;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::tensors::{self, Kind};
 
 /// Writes an adapter with `rank` components for every matrix of a dense model that one may change.
 pub fn make(model: &Path, seed: u64, rank: usize) -> tempfile::TempDir {

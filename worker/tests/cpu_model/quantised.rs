@@ -10,12 +10,12 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::packed::{Layout, Packed, pack_rows};
+use skein_model::checkpoint::Weights;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::tensors::{self, Columns, ColumnsOf, StoredMatrix, Tensor};
 use skein_worker::backend::Batch;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
-use skein_worker::model::checkpoint::Weights;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::model::tensors::{self, Columns, ColumnsOf, StoredMatrix, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batches::{BLOCK_SIZE, sequence_of};

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 use serde_json::json;
+use skein_model::adapter::Adapter;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::served_adapter::AdapterForm;
+use skein_model::shard::Shard;
 use skein_worker::backend::cpu::{CpuModel, NumberTypes};
 use skein_worker::backend::{Batch, LoadedAdapter};
 use skein_worker::check::{Sequence, prompt};
-use skein_worker::model::adapter::Adapter;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::model::served_adapter::AdapterForm;
-use skein_worker::shard::Shard;
 
 use crate::batches::{BLOCK_SIZE, sequence_of};
 use crate::made_adapters::make as make_adapter;

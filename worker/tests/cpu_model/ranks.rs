@@ -12,13 +12,13 @@ use skein_kernels::collective::Threads;
 use skein_kernels::collective::link::{Inlet, Outlet, between_threads};
 use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::packed::Format;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::tensors;
 use skein_worker::backend::Batch;
 use skein_worker::backend::Connections;
 use skein_worker::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use skein_worker::check::prompt;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::on_cpu::packed_cache::PackedCache;
-use skein_worker::model::tensors;
 
 use crate::batches::{BLOCK_SIZE, golden, sample, sequence_of};
 

@@ -3,10 +3,10 @@
 
 use safetensors::Dtype;
 use serde_json::json;
+use skein_model::config::ModelConfig;
 use skein_worker::backend::WindowBlocks;
 use skein_worker::config::{BackendKind, SchedulerConfig, WorkerConfig};
 use skein_worker::load::plan;
-use skein_worker::model::config::ModelConfig;
 
 use crate::batches::{SMALL_BLOCK, golden};
 use crate::long_context::{LONG, check_plan};

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use safetensors::tensor::SafeTensors;
 use serde_json::Value;
+use skein_model::adapter::Adapter;
+use skein_model::config::ModelConfig;
+use skein_model::served_adapter::AdapterForm;
+use skein_model::shard::Shard;
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, ServedAdapters};
 use skein_worker::backend::{Backend, Batch, LoadedAdapter, ScoreRow, Want};
 use skein_worker::config::CudaConfig;
 use skein_worker::kv_cache::CacheScope;
-use skein_worker::model::adapter::Adapter;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::served_adapter::AdapterForm;
-use skein_worker::shard::Shard;
 
 use crate::goldens::{MOST, log_softmax};
 use crate::made_adapters::make;

@@ -6,7 +6,7 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::attention::AttentionShape;
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::{Device, Kernels};
-use skein_worker::model::on_cuda::attention::StepAttention;
+use skein_model::on_cuda::attention::StepAttention;
 
 const SHAPE: AttentionShape = AttentionShape {
     heads: 8,

@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use skein_golden::path;
 use skein_kernels::cpu::blocks::BlockType;
 use skein_kernels::cuda::ops::packed::{Meaning, ScaleKind};
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::dummy::DummyCodes;
+use skein_model::on_cuda::packed::{Forms, Matrix};
+use skein_model::on_cuda::weights::forms_of_dummies;
+use skein_model::shard::Shard;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::Batch;
 use skein_worker::backend::cuda::{CudaBackend, CudaOptions, Fp8};
 use skein_worker::config::{BackendKind, CudaConfig, LoadFormat, Precision, Quantization, WorkerConfig};
 use skein_worker::load::{MemoryPlan, plan};
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::on_cuda::dummy::DummyCodes;
-use skein_worker::model::on_cuda::packed::{Forms, Matrix};
-use skein_worker::model::on_cuda::weights::forms_of_dummies;
-use skein_worker::shard::Shard;
 
 use crate::models::{DEEPSEEK_V3_SHARED, LLAMA, MIXTURES, Tiny};
 use crate::quantised::goldens;
@@ -238,8 +238,8 @@ fn forms_that_cannot_be_made_are_refused_by_name() {
 
 #[test]
 fn modules_in_16_bits_and_groups_of_targets_are_those_of_the_description() {
-    use skein_worker::model::on_cuda::network::Network::Layer;
-    use skein_worker::model::tensors::Product::{AttentionOutput, Down, GateUp, Qkv};
+    use skein_model::on_cuda::network::Network::Layer;
+    use skein_model::tensors::Product::{AttentionOutput, Down, GateUp, Qkv};
     let model = LLAMA.make(7);
     let weights = |bits: u32, of: &str| json!({"num_bits": bits, "type": of, "strategy": "channel", "group_size": null});
     let dir = without_weights(model.path(), |config| {

@@ -6,9 +6,9 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use skein_kernels::cpu::experts::Groups;
+use skein_model::config::ModelConfig;
+use skein_model::spec::{ExpertsSpec, LatentSpec};
 use skein_worker::backend::cuda::check_model;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::spec::{ExpertsSpec, LatentSpec};
 
 use crate::golden::Golden;
 use crate::runs::{eager, on_cuda};

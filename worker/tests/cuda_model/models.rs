@@ -5,9 +5,9 @@ use std::path::Path;
 
 use half::{bf16, f16};
 use serde_json::json;
+use skein_model::config::ModelConfig;
+use skein_model::tensors::{self, Kind, Tensor};
 use skein_node::random::SplitMix64;
-use skein_worker::model::config::ModelConfig;
-use skein_worker::model::tensors::{self, Kind, Tensor};
 
 /// Architecture and sizes of a tiny model.
 #[derive(Debug, Clone, Copy)]

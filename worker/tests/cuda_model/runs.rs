@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_kernels::cpu::packed::Format;
+use skein_model::config::ModelConfig;
 use skein_proto::sampling::SamplingParams;
 use skein_worker::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use skein_worker::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use skein_worker::backend::{Backend, Batch, StepOutput};
 use skein_worker::check::{Draw, Sequence};
 use skein_worker::config::{CudaConfig, SchedulerConfig};
-use skein_worker::model::config::ModelConfig;
 
 pub const BLOCK_SIZE: u32 = 16;
 const KV_BLOCKS: u32 = 64;

@@ -18,22 +18,22 @@ use skein_node::trace::PROCESS;
 use skein_sys::threads::ThreadPlacement;
 
 use super::{Backend, BackendError, Batch, Connections, StepHandle, StepOutput, WindowBlocks};
-use crate::model::LoadError;
-use crate::model::adapter::Adapter;
-use crate::model::checkpoint::Weights;
-use crate::model::config::ModelConfig;
-use crate::model::fingerprint;
-use crate::model::on_cpu::adapter::AdapterRows;
-use crate::model::on_cpu::caches::{self, Caches};
-use crate::model::on_cpu::pack::{self, pack};
-use crate::model::on_cpu::packed_cache::PackedCache;
-use crate::model::on_cpu::profile::{Part, Profile};
-use crate::model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
-use crate::model::spec::Spec;
-use crate::model::weight_source::WeightSource;
-use crate::shard::Shard;
 use crate::{BlockId, TokenId};
 use draws::Draws;
+use skein_model::LoadError;
+use skein_model::adapter::Adapter;
+use skein_model::checkpoint::Weights;
+use skein_model::config::ModelConfig;
+use skein_model::fingerprint;
+use skein_model::on_cpu::adapter::AdapterRows;
+use skein_model::on_cpu::caches::{self, Caches};
+use skein_model::on_cpu::pack::{self, pack};
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::on_cpu::profile::{Part, Profile};
+use skein_model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
+use skein_model::shard::Shard;
+use skein_model::spec::Spec;
+use skein_model::weight_source::WeightSource;
 
 /// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.
 const LOGIT_ROWS: usize = 32;
@@ -57,7 +57,7 @@ pub struct CpuOptions {
 }
 
 /// Number types of the CPU backend. A request's tokens depend on them: see
-/// [`crate::model::fingerprint::computed_with`].
+/// [`skein_model::fingerprint::computed_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NumberTypes {
     /// Whether activations are rounded to bfloat16 when multiplied by bfloat16 weights; otherwise

@@ -13,8 +13,8 @@ use skein_proto::adapter::AdapterId;
 
 use super::stage::QueueError;
 use crate::backend::{BackendError, Batch, LoadedAdapter};
-use crate::model::on_cuda::adapter::DeviceAdapters;
-use crate::model::served_adapter::HeldAdapter;
+use skein_model::on_cuda::adapter::DeviceAdapters;
+use skein_model::served_adapter::HeldAdapter;
 
 /// The slots of a device.
 pub(super) struct AdapterSlots {

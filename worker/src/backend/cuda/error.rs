@@ -5,7 +5,7 @@ use skein_kernels::cuda::error::ErrorKind;
 use skein_kernels::cuda::{CudaError, Device};
 
 use crate::backend::BackendError;
-use crate::model::LoadError;
+use skein_model::LoadError;
 
 /// Why a model could not be loaded onto a device.
 #[derive(Debug, thiserror::Error)]

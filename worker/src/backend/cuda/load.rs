@@ -40,19 +40,19 @@ use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{CopiedRows, Dtype, Quantiser, Upload};
 use super::upload_packed;
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
-use crate::model::LoadError;
-use crate::model::checkpoint::Weights;
-use crate::model::checkpoint::quantised::KvScales;
-use crate::model::config::ModelConfig;
-use crate::model::on_cuda::Model;
-use crate::model::on_cuda::adapter::{SlotForm, SlotLayout};
-use crate::model::on_cuda::cache::CachePlanes;
-use crate::model::on_cuda::exchange::Exchange;
-use crate::model::on_cuda::place::Place;
-use crate::model::on_cuda::stage::StageEnds;
-use crate::model::on_cuda::weights::TensorCopy;
-use crate::model::weight_source::WeightSource;
-use crate::shard::Shard;
+use skein_model::LoadError;
+use skein_model::checkpoint::Weights;
+use skein_model::checkpoint::quantised::KvScales;
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::Model;
+use skein_model::on_cuda::adapter::{SlotForm, SlotLayout};
+use skein_model::on_cuda::cache::CachePlanes;
+use skein_model::on_cuda::exchange::Exchange;
+use skein_model::on_cuda::place::Place;
+use skein_model::on_cuda::stage::StageEnds;
+use skein_model::on_cuda::weights::TensorCopy;
+use skein_model::shard::Shard;
+use skein_model::weight_source::WeightSource;
 
 /// How adapters are kept for the device of `opened`, which has the part of the model in `dir` that `shard`
 /// says, if they are served beside it.

@@ -8,14 +8,14 @@ use super::dummy;
 use super::options::CudaOptions;
 use super::upload::Dtype;
 use crate::config::LoadFormat;
-use crate::model::LoadError;
-use crate::model::adapter::Adapter;
-use crate::model::checkpoint::Weights;
-use crate::model::config::ModelConfig;
-use crate::model::on_cuda::adapter::SlotLayout;
-use crate::model::on_cuda::packed::Forms;
-use crate::model::tensors;
-use crate::shard::Shard;
+use skein_model::LoadError;
+use skein_model::adapter::Adapter;
+use skein_model::checkpoint::Weights;
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::adapter::SlotLayout;
+use skein_model::on_cuda::packed::Forms;
+use skein_model::shard::Shard;
+use skein_model::tensors;
 
 /// The weights, except for dummy weights, and the type of the computation.
 pub(super) fn stored(

@@ -13,7 +13,7 @@ use super::stage::Neighbours;
 use super::{CudaLoadError, CudaOptions, OpenDevice};
 use crate::backend::Connections;
 use crate::config::{CudaConfig, PeerConfig};
-use crate::shard::Shard;
+use skein_model::shard::Shard;
 
 /// Time after which a start compares no more sums between GPUs; a device that needs it is an emulated one.
 const CHECKS_WITHIN: Duration = Duration::from_secs(2);

@@ -25,9 +25,9 @@ use super::slot::{LaunchedStep, Outputs, Slot};
 use super::stage::{Neighbours, Onward, QueueError};
 use super::threads::Launcher;
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
-use crate::model::on_cuda::adapter::StepTiles;
-use crate::model::on_cuda::cache::{CachePlanes, Planes};
-use crate::model::on_cuda::{Activations, LogitRows, Model, StepRows};
+use skein_model::on_cuda::adapter::StepTiles;
+use skein_model::on_cuda::cache::{CachePlanes, Planes};
+use skein_model::on_cuda::{Activations, LogitRows, Model, StepRows};
 
 /// A model on a device with everything needed to run steps; owned by the launching thread.
 pub(super) struct CudaModel<T, K> {

@@ -17,9 +17,9 @@ use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
 use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffer, Stream};
 
 use super::error::CudaLoadError;
-use crate::model::LoadError;
-use crate::model::on_cuda::origin::Origin;
-use crate::model::on_cuda::rank_tensor::MergedChange;
+use skein_model::LoadError;
+use skein_model::on_cuda::origin::Origin;
+use skein_model::on_cuda::rank_tensor::MergedChange;
 
 /// Bytes of a pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;

@@ -12,7 +12,7 @@ use skein_kernels::cuda::ops::packed::OCTET;
 use skein_kernels::cuda::{Device, Stream};
 
 use super::error::CudaLoadError;
-use crate::model::on_cuda::packed::PackedCopy;
+use skein_model::on_cuda::packed::PackedCopy;
 
 /// Codes that a thread arranges before it copies them.
 const CHUNK_CODES: usize = 4 << 20;

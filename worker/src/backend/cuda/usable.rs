@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use skein_kernels::cuda::{CudaError, Device, Kernels, Unavailable};
 
-use crate::model::config::ModelConfig;
-use crate::model::on_cuda::{experts, latent};
-use crate::shard::Shard;
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::{experts, latent};
+use skein_model::shard::Shard;
 
 /// Head dimensions for which there are attention kernels.
 const HEAD_DIMS: [usize; 6] = [16, 32, 64, 96, 128, 256];

@@ -1,0 +1,269 @@
+//! Weights mapped from GGUF files.
+
+use std::ops::Range;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use skein_gguf::{GgufModel, ROTATES_ADJACENT, TensorInfo, is_gguf};
+use skein_kernels::cpu::blocks::BlockType;
+use skein_kernels::cpu::matrix::Storage;
+use skein_sys::mapped::Bytes;
+
+use crate::LoadError;
+use crate::spec::{Fused, Published, Spec};
+use crate::tensors::Role;
+
+/// Bytes that `sample` takes from the start, middle and end of a tensor.
+const SAMPLE_BYTES: usize = 64;
+
+/// A model stored as a GGUF file.
+pub struct ModelFile(GgufModel);
+
+impl ModelFile {
+    /// Opens the model at `path` if it is a file rather than a directory.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is damaged.
+    pub fn open(path: &Path) -> Result<Option<Self>, LoadError> {
+        if is_gguf(path) { Ok(Some(Self(GgufModel::open(path)?))) } else { Ok(None) }
+    }
+
+    /// Equivalent of config.json.
+    ///
+    /// # Errors
+    /// If the model is unsupported.
+    pub fn config(&self) -> Result<Map<String, Value>, LoadError> {
+        Ok(self.0.config()?)
+    }
+
+    /// Equivalent of tokenizer.json; `None` if the tokenizer is unsupported.
+    pub fn tokenizer(&self) -> Option<Vec<u8>> {
+        self.0.tokenizer().ok()
+    }
+
+    /// Digest of the tokenizer; `None` if it is unsupported.
+    pub fn tokenizer_digest(&self) -> Option<u64> {
+        self.0.tokenizer_digest()
+    }
+
+    /// Adapts a spec of [`ModelFile::config`] to the file's tensors.
+    pub fn adapt(&self, spec: &mut Spec) {
+        let architecture = self.0.get("general.architecture").and_then(skein_gguf::Value::as_str);
+        spec.published = Some(Published { names: spec.names, pairs: spec.attention.pairs });
+        spec.attention.pairs.is_interleaved = architecture.is_some_and(|it| ROTATES_ADJACENT.contains(&it));
+        // Converters have already added the offset to the weights.
+        spec.norm.offset = 0.0;
+        for layer in &mut spec.layers {
+            if let Some(experts) = &mut layer.feed_forward.experts {
+                experts.fused = Fused::Outputs;
+            }
+        }
+        let has = |tensor: &str| self.0.tensor(&format!("blk.0.{tensor}.weight")).is_some();
+        let has_fused_gate =
+            spec.layers.first().is_some_and(|layer| layer.feed_forward.is_gated) && !has("ffn_gate");
+        spec.names = match (has("attn_qkv"), has_fused_gate) {
+            (true, _) => fused_names,
+            (false, true) => gate_in_up,
+            (false, false) => names,
+        };
+    }
+}
+
+/// Tensor names of a role, without layer and suffix.
+fn names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Embedding => &["token_embd"],
+        Role::AttentionNorm => &["attn_norm"],
+        Role::Query => &["attn_q"],
+        Role::Key => &["attn_k"],
+        Role::Value => &["attn_v"],
+        Role::QueryNorm => &["attn_q_norm", "attn_q_a_norm"],
+        Role::KeyNorm => &["attn_k_norm"],
+        Role::QueryDown => &["attn_q_a"],
+        Role::QueryUp => &["attn_q_b"],
+        Role::Latent => &["attn_kv_a_mqa"],
+        Role::LatentNorm => &["attn_kv_a_norm"],
+        Role::HeadKey => &["attn_k_b", "attn_kv_b"],
+        Role::HeadValue => &["attn_v_b", "attn_kv_b"],
+        Role::Sinks => &["attn_sinks"],
+        Role::AttentionOutput => &["attn_output"],
+        Role::AttentionOutputNorm => &["post_attention_norm"],
+        // Architectures without a norm on the attention's output call the next norm so.
+        Role::FeedForwardNorm => &["ffn_norm", "post_attention_norm"],
+        Role::Router => &["ffn_gate_inp"],
+        Role::Gate => &["ffn_gate"],
+        Role::Up => &["ffn_up"],
+        Role::Down => &["ffn_down"],
+        Role::ExpertGate => &["ffn_gate_exps"],
+        Role::ExpertUp => &["ffn_up_exps"],
+        Role::ExpertDown => &["ffn_down_exps"],
+        Role::RouterCorrection => &["exp_probs_b.bias"],
+        Role::SharedGate => &["ffn_gate_shexp"],
+        Role::SharedUp => &["ffn_up_shexp"],
+        Role::SharedDown => &["ffn_down_shexp"],
+        Role::SharedRouter => &["ffn_gate_inp_shexp"],
+        Role::FeedForwardOutputNorm => &["post_ffw_norm"],
+        Role::LastNorm => &["output_norm"],
+        Role::Head => &["output"],
+    }
+}
+
+/// Like [`names`], for models whose projection up contains the gate.
+fn gate_in_up(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Gate | Role::Up => &["ffn_up"],
+        role => names(role),
+    }
+}
+
+/// Like [`gate_in_up`], for models whose queries, keys and values are one projection, too.
+fn fused_names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Query | Role::Key | Role::Value => &["attn_qkv"],
+        role => gate_in_up(role),
+    }
+}
+
+/// Converts a name of [`names`] to the name in the file.
+fn file_name(name: &str) -> String {
+    let name = match name.strip_prefix("model.layers.") {
+        Some(of_layer) => format!("blk.{of_layer}"),
+        None => name.to_owned(),
+    };
+    match name.strip_suffix("_bias") {
+        Some(matrices) => format!("{matrices}.bias"),
+        None if name.ends_with(".weight") || name.ends_with(".bias") => name,
+        None => format!("{name}.weight"),
+    }
+}
+
+/// The weights of a model in GGUF files.
+pub struct Weights(ModelFile);
+
+impl Weights {
+    pub fn new(file: ModelFile) -> Self {
+        Self(file)
+    }
+
+    fn model(&self) -> &GgufModel {
+        &self.0.0
+    }
+
+    pub fn will_need(&self) {
+        self.model().maps().for_each(|map| map.will_need());
+    }
+
+    pub fn release(&self) {
+        self.model().maps().for_each(|map| map.release());
+    }
+
+    pub fn stamp(&self, take: &mut dyn FnMut(&[u8])) {
+        for map in self.model().maps() {
+            let metadata = map.file().and_then(|file| file.metadata().ok());
+            let written = metadata.and_then(|metadata| metadata.modified().ok());
+            take(format!("{} {written:?}\n", map.len()).as_bytes());
+        }
+    }
+
+    pub fn sample(&self, take: &mut dyn FnMut(&[u8])) {
+        let mut tensors: Vec<&TensorInfo> = self.model().tensors().collect();
+        tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for TensorInfo { name, kind, shape, bytes } in tensors {
+            take(format!("{name} {} {shape:?}", kind.name).as_bytes());
+            let len = bytes.len();
+            for at in [0, len / 2, len.saturating_sub(SAMPLE_BYTES)] {
+                if let Some(part) = self.model().bytes(name, at..len.min(at + SAMPLE_BYTES)) {
+                    take(&part);
+                }
+            }
+        }
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.model().maps().map(|map| map.len() as u64).sum()
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.model().tensor(&file_name(name)).is_some()
+    }
+
+    pub fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Storage, LoadError> {
+        let name = file_name(name);
+        let Some(tensor) = self.model().tensor(&name) else {
+            let (expected, dir) = (format!("{shape:?}"), self.model().path().to_owned());
+            return Err(LoadError::MissingTensor { tensor: name, expected, dir });
+        };
+        self.storage(tensor, shape, rows).ok_or_else(|| LoadError::WrongTensor {
+            path: self.model().path_of(&name).unwrap_or(self.model().path()).to_owned(),
+            got: format!("{} {:?}", tensor.kind.name, tensor.shape),
+            expected: format!("{} {shape:?}", supported()),
+            tensor: name,
+        })
+    }
+
+    /// Bytes of a range of a tensor's rows, if type, shape and range are supported.
+    fn storage(&self, tensor: &TensorInfo, shape: &[usize], rows: Range<usize>) -> Option<Storage> {
+        let outer = if shape.len() > 1 { &shape[..shape.len() - 1] } else { shape };
+        let all: usize = outer.iter().product();
+        // A matrix of one row is a vector in these files.
+        let is_same = tensor.shape == shape || shape.first() == Some(&1) && tensor.shape == shape[1..];
+        if !is_same || rows.end > all || all == 0 {
+            return None;
+        }
+        let row_bytes = tensor.bytes.len() / all;
+        let bytes = self.model().bytes(&tensor.name, rows.start * row_bytes..rows.end * row_bytes)?;
+        stored(tensor.kind.name, bytes)
+    }
+}
+
+/// Bytes as values of the type `kind`, if supported.
+fn stored(kind: &str, bytes: Bytes) -> Option<Storage> {
+    match kind {
+        "F32" => Some(Storage::F32(bytes)),
+        "F16" => Some(Storage::F16(bytes)),
+        "BF16" => Some(Storage::Bf16(bytes)),
+        _ => {
+            let kind = BlockType::ALL.into_iter().find(|known| known.name() == kind)?;
+            Some(Storage::Blocks(kind, bytes))
+        }
+    }
+}
+
+/// Names of the supported types, for messages.
+fn supported() -> String {
+    let blocks: Vec<&str> = BlockType::ALL.iter().map(|kind| kind.name()).collect();
+    format!("F32, F16, BF16, {}", blocks.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_file() {
+        for (name, expected) in [
+            ("model.layers.12.attn_q.weight", "blk.12.attn_q.weight"),
+            ("model.layers.0.ffn_up_exps", "blk.0.ffn_up_exps.weight"),
+            ("model.layers.0.ffn_up_exps_bias", "blk.0.ffn_up_exps.bias"),
+            ("model.layers.3.attn_q.bias", "blk.3.attn_q.bias"),
+            ("token_embd.weight", "token_embd.weight"),
+        ] {
+            assert_eq!(file_name(name), expected);
+        }
+    }
+
+    #[test]
+    fn sizes_of_types_are_those_of_the_kernels() {
+        for kind in BlockType::ALL {
+            let known =
+                (0..64).filter_map(skein_gguf::TensorType::of).find(|known| known.name == kind.name());
+            let known = known.unwrap_or_else(|| panic!("{} is a type of files", kind.name()));
+            assert_eq!(
+                (known.values, known.bytes),
+                (kind.form().values, kind.form().bytes),
+                "{}",
+                kind.name()
+            );
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! A model: its configuration, weights and forward pass. It knows batches, but neither requests nor
+//! scheduling.
+//!
+//! Everything read from a model directory is validated here, like any other input. Errors name the file, the
+//! field, its value and the allowed values.
+
+pub mod adapter;
+pub mod adapter_changes;
+pub mod checkpoint;
+pub mod config;
+pub mod cost;
+mod error;
+pub mod families;
+pub mod fields;
+pub mod fingerprint;
+pub mod formats;
+pub mod kv_blocks;
+pub mod on_cpu;
+pub mod on_cuda;
+pub mod operations;
+pub mod rank_matrix;
+pub mod role;
+mod rope;
+pub mod served_adapter;
+pub mod shard;
+pub mod spec;
+pub mod tensors;
+pub mod weight_source;
+
+pub use error::LoadError;

@@ -1,0 +1,319 @@
+//! Feed-forward networks of a step: gated, plain, or a mixture of experts.
+
+use std::ops::Range;
+
+use skein_kernels::collective::Lost;
+use skein_kernels::cpu::Cpu;
+use skein_kernels::cpu::aligned::Aligned;
+use skein_kernels::cpu::experts::{Choices, add_shared};
+use skein_kernels::cpu::input::{Encoding, Input};
+use skein_kernels::cpu::matmul::{Gated, Write, gated_matmul, grouped_gated_matmul, grouped_matmul, matmul};
+use skein_kernels::cpu::mlp::{activate_into, glu};
+use skein_kernels::cpu::packed::Order;
+use skein_kernels::cpu::rows::RowsMut;
+
+use super::adapter::{AdapterRows, ChangedProduct, LayerProduct};
+use super::capture::{Capture, Network as Reading, Reader};
+use super::exchange::Exchange;
+use super::layers::{self, FeedForward, GatedNetwork, Norm, Projection};
+use super::model::Model;
+use crate::spec::{ExpertsSpec, FeedForwardSpec, Spec};
+use crate::tensors::Product;
+
+/// Activations of ungated networks and of experts.
+#[derive(Default)]
+pub(super) struct Inner {
+    /// `[rows, inner]` of an ungated network.
+    up: Aligned<f32>,
+    /// `[rows, gate | up]`, if an adapter changes one of them or down.
+    gate_up: Aligned<f32>,
+    /// `[rows, inner]`: input of the down projection, if an adapter changes it.
+    exact: Aligned<f32>,
+    experts: Experts,
+}
+
+/// Activations of experts. A pair is a row and one of its chosen experts.
+#[derive(Default)]
+struct Experts {
+    /// `[rows, hidden]`, normalised, in `f32`: input of the router.
+    normalised: Input,
+    /// `[rows, hidden]`: the same values, for gathering.
+    rows: Aligned<f32>,
+    /// Router logits, `[rows, experts]`.
+    logits: Aligned<f32>,
+    choices: Choices,
+    /// Gathered inputs, `[pairs, hidden]`.
+    input: Input,
+    /// Outputs of the experts, `[pairs, hidden]`.
+    outputs: Aligned<f32>,
+}
+
+impl Inner {
+    pub fn grow(&mut self, spec: &Spec, rows: usize) {
+        let [up, logits, outputs, experts_rows] = Self::lens(spec, rows);
+        self.up.grow(up);
+        self.experts.logits.grow(logits);
+        self.experts.outputs.grow(outputs);
+        self.experts.rows.grow(experts_rows);
+    }
+
+    /// Buffer lengths for steps of `rows` rows: an ungated network's, then experts' logits, outputs and
+    /// inputs.
+    pub fn lens(spec: &Spec, rows: usize) -> [usize; 4] {
+        let plain = spec.layers.iter().filter(|layer| !layer.feed_forward.is_gated);
+        let plain = plain.map(|layer| layer.feed_forward.inner_size).max().unwrap_or_default();
+        let (experts, per_token) = spec.experts();
+        let inputs = if experts > 0 { spec.hidden_size } else { 0 };
+        [plain, experts, per_token * spec.hidden_size, inputs].map(|width| rows * width)
+    }
+
+    /// The input of the down projection before it was encoded, `[rows, inner]`, if an adapter changes the
+    /// network.
+    pub fn exact(&self) -> &[f32] {
+        &self.exact
+    }
+
+    /// Number of allocated values.
+    pub fn len(&self) -> usize {
+        let Experts { logits, outputs, rows, .. } = &self.experts;
+        [&self.up, logits, outputs, rows].map(|values| values.len()).iter().sum()
+    }
+}
+
+/// Memory of a dense network.
+pub(super) struct DenseBuffers<'a> {
+    /// Input of gate and up, encoded.
+    pub input: &'a mut Input,
+    /// The same values in `f32`, if an adapter changes the product.
+    pub exact: &'a mut Input,
+    pub values: &'a mut Inner,
+}
+
+/// A layer's feed-forward network, with its input `x` `[rows, hidden]`.
+pub(super) struct Network<'a> {
+    pub model: &'a Model,
+    pub spec: &'a FeedForwardSpec,
+    pub norm: Option<&'a Norm>,
+    pub x: &'a [f32],
+    pub layer: usize,
+    pub adapters: &'a AdapterRows,
+}
+
+impl Network<'_> {
+    /// Sets `inner` to the input of a dense network's down projection, and returns that projection; `None` if
+    /// `weights` are experts.
+    pub fn run_dense<'w>(
+        &self,
+        cpu: &mut Cpu,
+        weights: &'w FeedForward,
+        buffers: DenseBuffers<'_>,
+        inner: &mut Input,
+    ) -> Option<&'w Projection> {
+        let is_changed = self.is_changed(LayerProduct::GateUp) || self.is_changed(LayerProduct::Down);
+        let DenseBuffers { input, exact, values } = buffers;
+        match weights {
+            FeedForward::Gated(network) if is_changed => {
+                self.normalise(cpu, network, input);
+                self.run_changed(cpu, network, DenseBuffers { input, exact, values }, inner);
+                Some(&network.down)
+            }
+            FeedForward::Gated(network) => {
+                self.normalise(cpu, network, input);
+                gate(self.model, cpu, self.spec, network, input, inner);
+                Some(&network.down)
+            }
+            FeedForward::Plain(up, down) => {
+                let (stack, rows) = ([up.linear()], self.x.len() / self.model.spec.hidden_size);
+                let encoding = self.model.encoding(&stack, input);
+                self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
+                let (width, encoding) = (self.spec.inner_size, self.model.encoding(&[down.linear()], inner));
+                let Inner { up, exact: kept, .. } = values;
+                let up = &mut up[..rows * width];
+                matmul(cpu, input, &stack, up, Write::Set);
+                self.change(cpu, exact, RowsMut { values: up, stride: width });
+                activate_into(cpu, self.spec.activation, up, width, encoding, inner);
+                if self.is_changed(LayerProduct::Down) {
+                    activate_into(cpu, self.spec.activation, up, width, Encoding::F32, exact);
+                    kept.grow(rows * width);
+                    exact.copy_to(&mut kept[..rows * width]);
+                }
+                Some(down)
+            }
+            FeedForward::Experts(..) => None,
+        }
+    }
+
+    fn is_changed(&self, product: LayerProduct) -> bool {
+        self.adapters.change(ChangedProduct::OfLayer(self.layer, product))
+    }
+
+    /// Adds the changes to gate and up to `y`.
+    fn change(&self, cpu: &mut Cpu, exact: &mut Input, y: RowsMut<'_>) {
+        if self.is_changed(LayerProduct::GateUp) {
+            self.model.normalise_into(cpu, self.x, self.norm, Encoding::F32, exact);
+            let at = ChangedProduct::OfLayer(self.layer, LayerProduct::GateUp);
+            self.adapters.add_to(cpu, at, exact.as_f32(), y);
+        }
+    }
+
+    /// [`gate`] in steps, with the changes of adapters. Rows without one get the same bits.
+    fn run_changed(
+        &self,
+        cpu: &mut Cpu,
+        network: &GatedNetwork,
+        buffers: DenseBuffers<'_>,
+        inner: &mut Input,
+    ) {
+        let DenseBuffers { input, exact, values: buffers } = buffers;
+        let GatedNetwork { gate, up, down } = network;
+        let (rows, width) = (self.x.len() / self.model.spec.hidden_size, self.spec.inner_size);
+        buffers.gate_up.grow(rows * 2 * width);
+        buffers.exact.grow(rows * width);
+        let gate_up = &mut buffers.gate_up[..rows * 2 * width];
+        let values = &mut buffers.exact[..rows * width];
+        matmul(cpu, input, &[gate.linear(), up.linear()], gate_up, Write::Set);
+        self.change(cpu, exact, RowsMut { values: &mut *gate_up, stride: 2 * width });
+        glu(cpu, self.spec.activation, gate_up, width, values);
+        let encoding = self.model.encoding(&[down.linear()], inner);
+        inner.set(cpu, encoding, values, width);
+    }
+
+    fn normalise(&self, cpu: &mut Cpu, network: &GatedNetwork, input: &mut Input) {
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
+        self.model.normalise_into(cpu, self.x, self.norm, encoding, input);
+    }
+}
+
+/// Sets `inner` to `activation(gate(input)) * up(input)`.
+fn gate(
+    model: &Model,
+    cpu: &mut Cpu,
+    spec: &FeedForwardSpec,
+    network: &GatedNetwork,
+    input: &Input,
+    inner: &mut Input,
+) {
+    let GatedNetwork { gate, up, down } = network;
+    let gated = Gated { activation: spec.activation, gate: gate.linear(), up: up.linear() };
+    let encoding = model.encoding(&[down.linear()], inner);
+    gated_matmul(cpu, input, gated, encoding, inner);
+}
+
+/// Mixture of experts of one layer.
+pub(super) struct Mixture<'a> {
+    pub model: &'a Model,
+    pub spec: &'a FeedForwardSpec,
+    pub experts: ExpertsSpec,
+    pub norm: Option<&'a Norm>,
+    pub weights: &'a layers::Mixture,
+}
+
+impl Mixture<'_> {
+    /// Adds the experts' outputs to `x` `[rows, hidden]`. The weights of a chosen expert are read once for
+    /// all its rows. The router always reads `f32`, because rounding could change the choice. Every rank
+    /// makes the choice, computes its own experts, and adds the outputs of all.
+    ///
+    /// # Errors
+    /// If another rank is lost.
+    pub fn add(
+        &self,
+        cpu: &mut Cpu,
+        x: &mut [f32],
+        inner: &mut Input,
+        buffers: &mut Inner,
+        capture: &mut Capture,
+        exchange: Exchange<'_>,
+    ) -> Result<(), Lost> {
+        let Experts { normalised, rows, logits, choices, input, outputs } = &mut buffers.experts;
+        let (hidden, ExpertsSpec { count, routing, .. }) = (self.model.spec.hidden_size, self.experts);
+        let layers::Mixture { router, correction, networks, .. } = self.weights;
+        self.model.normalise_into(cpu, x, self.norm, Encoding::F32, normalised);
+        capture.take(Reader::of_layer(Product::Router), normalised);
+        let logits = &mut logits[..x.len() / hidden * count];
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        choices.route(cpu, logits, count, routing, correction.as_deref());
+        let rows = &mut rows[..x.len()];
+        normalised.copy_to(rows);
+        let outputs = &mut outputs[..choices.pairs() * hidden];
+        let own = choices.chosen().filter(|(expert, _)| networks[*expert].is_some());
+        let chosen: Vec<(usize, Range<usize>)> = own.collect();
+        // A single run, unless other ranks' experts lie between, or the checkpoint stores experts in several
+        // types or input orders.
+        let joins = |(a, of_a): &(usize, Range<usize>), (b, of_b): &(usize, Range<usize>)| {
+            of_a.end == of_b.start && self.reads(*a) == self.reads(*b)
+        };
+        for run in chosen.chunk_by(joins) {
+            let (start, end) = (run[0].1.start, run[run.len() - 1].1.end);
+            let (of_run, first) = (choices.rows(start..end), self.network(run[0].0));
+            let encoding = self.model.encoding(&[first.gate.linear(), first.up.linear()], input);
+            let of_inner = self.model.encoding(&[first.down.linear()], inner);
+            input.fill(cpu, encoding, of_run.len(), hidden, |i, to| {
+                to.copy_from_slice(&rows[of_run[i] as usize * hidden..][..hidden]);
+                let factor = choices.factor(start + i);
+                if factor != 1.0 {
+                    to.iter_mut().for_each(|to| *to *= factor);
+                }
+            });
+            let place = |pairs: &Range<usize>| pairs.start - start..pairs.end - start;
+            let places = || run.iter().map(move |(expert, pairs)| (*expert, place(pairs)));
+            capture.take_of_experts(Product::GateUp, input, places());
+            let gated = places().map(|(expert, place)| (place, self.gated(expert)));
+            grouped_gated_matmul(cpu, input, &gated.collect::<Vec<_>>(), of_inner, inner);
+            capture.take_of_experts(Product::Down, inner, places());
+            let down = places().map(|(expert, place)| (place, self.network(expert).down.linear()));
+            let outputs = &mut outputs[start * hidden..end * hidden];
+            grouped_matmul(cpu, inner, &down.collect::<Vec<_>>(), outputs);
+        }
+        let Exchange { shared, ranks } = exchange;
+        if ranks.count() > 1 {
+            shared.expert_outputs(ranks, &self.model.shard.experts, choices, outputs, hidden)?;
+        }
+        choices.add_outputs(cpu, outputs, hidden, x);
+        self.add_shared(cpu, x, inner, buffers, capture);
+        Ok(())
+    }
+
+    /// Adds the output of the shared network, if there is one.
+    fn add_shared(
+        &self,
+        cpu: &mut Cpu,
+        x: &mut [f32],
+        inner: &mut Input,
+        buffers: &mut Inner,
+        capture: &mut Capture,
+    ) {
+        let Some((network, router)) = &self.weights.shared else { return };
+        let Experts { normalised, rows, logits, input, outputs, .. } = &mut buffers.experts;
+        let (hidden, down) = (self.model.spec.hidden_size, network.down.linear());
+        let encoding = self.model.encoding(&[network.gate.linear(), network.up.linear()], input);
+        input.set(cpu, encoding, &rows[..x.len()], hidden);
+        gate(self.model, cpu, self.spec, network, input, inner);
+        capture.take(Reader { network: Reading::Shared, product: Product::GateUp }, input);
+        capture.take(Reader { network: Reading::Shared, product: Product::Down }, inner);
+        let Some(router) = router else { return matmul(cpu, inner, &[down], x, Write::Add) };
+        let (logits, outputs) = (&mut logits[..x.len() / hidden], &mut outputs[..x.len()]);
+        matmul(cpu, normalised, &[router.linear()], logits, Write::Set);
+        matmul(cpu, inner, &[down], outputs, Write::Set);
+        add_shared(cpu, outputs, logits, hidden, x);
+    }
+
+    /// Network of an expert on this rank.
+    fn network(&self, expert: usize) -> &GatedNetwork {
+        self.weights.networks[expert].as_ref().expect("only the rank's own experts are computed")
+    }
+
+    fn gated(&self, expert: usize) -> Gated<'_> {
+        let GatedNetwork { gate, up, .. } = self.network(expert);
+        Gated { activation: self.spec.activation, gate: gate.linear(), up: up.linear() }
+    }
+
+    /// Encoding and order of the inputs of an expert's products: gate and up, then down.
+    fn reads(&self, expert: usize) -> [(Encoding, Option<&Order>); 2] {
+        let GatedNetwork { gate, up, down } = self.network(expert);
+        let (gate, up, down) = (gate.linear(), up.linear(), down.linear());
+        [
+            (self.model.encoding_alone(&[gate, up]), gate.weights.order()),
+            (self.model.encoding_alone(&[down]), down.weights.order()),
+        ]
+    }
+}

@@ -1,0 +1,21 @@
+//! Models on the CPU: weights packed for its kernels, and the operations on them.
+
+pub mod adapter;
+pub mod caches;
+pub mod capture;
+mod exchange;
+mod feed_forward;
+mod forward;
+mod latent;
+mod layers;
+mod load;
+mod model;
+pub mod pack;
+pub mod packed_cache;
+mod products;
+pub mod profile;
+mod step;
+
+pub use load::matrices;
+pub use model::Model;
+pub use step::{Activations, ForwardStep, Located};

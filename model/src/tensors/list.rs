@@ -1,0 +1,334 @@
+//! Builds the list of a model's tensors.
+
+use super::{Kind, Place, Product, Role, Stored, Tensor};
+use crate::spec::{
+    AttentionSpec, ExpertsSpec, FeedForwardSpec, Fused, LatentSpec, NormKind, QkNorm, SharedSpec, Spec,
+};
+
+/// All tensors of a model, in the order of a forward pass.
+pub fn all(spec: &Spec) -> Vec<Tensor> {
+    let mut list = List::new(spec);
+    let (vocab, hidden) = (spec.vocab_size as usize, spec.hidden_size);
+    list.embedding();
+    for layer in 0..spec.layers.len() {
+        list.layer = Some(layer);
+        list.attention(&spec.attention);
+        list.feed_forward(&spec.layers[layer].feed_forward);
+    }
+    list.layer = None;
+    list.norm(Role::LastNorm, hidden);
+    if !spec.is_tied {
+        list.product(Product::Logits, &[Part::new(Role::Head, vocab)], hidden, false);
+    }
+    list.tensors
+}
+
+/// Embedding table, whose type counts as the checkpoint's.
+pub fn embedding(spec: &Spec) -> Tensor {
+    let mut list = List::new(spec);
+    list.embedding();
+    list.tensors.remove(0)
+}
+
+/// List under construction.
+struct List<'a> {
+    spec: &'a Spec,
+    layer: Option<usize>,
+    expert: Option<usize>,
+    tensors: Vec<Tensor>,
+}
+
+/// A matrix of a product.
+#[derive(Clone, Copy)]
+struct Part {
+    role: Role,
+    rows: usize,
+    /// Whether its rows belong to heads that are rotated.
+    is_rotated: bool,
+}
+
+impl Part {
+    fn new(role: Role, rows: usize) -> Self {
+        Self { role, rows, is_rotated: false }
+    }
+}
+
+impl<'a> List<'a> {
+    fn new(spec: &'a Spec) -> Self {
+        Self { spec, layer: None, expert: None, tensors: Vec::new() }
+    }
+
+    fn embedding(&mut self) {
+        let (rows, cols) = (self.spec.vocab_size as usize, self.spec.hidden_size);
+        self.add(Part::new(Role::Embedding, rows), Kind::Table, cols, &[]);
+    }
+
+    fn attention(&mut self, attention: &AttentionSpec) {
+        let (q_width, kv_width, hidden) = (attention.q_width(), attention.kv_width(), self.spec.hidden_size);
+        let place = self.spec.norm.place;
+        if place.has_inputs() {
+            self.norm(Role::AttentionNorm, hidden);
+        }
+        let rotated = |role, rows| Part { role, rows, is_rotated: true };
+        if let Some(latent) = &attention.latent {
+            self.latent(attention.heads, latent);
+            let (output, cols) =
+                ([Part::new(Role::AttentionOutput, hidden)], attention.heads * latent.value_dim);
+            return self.product(Product::AttentionOutput, &output, cols, attention.has_output_bias);
+        }
+        let inputs =
+            [rotated(Role::Query, q_width), rotated(Role::Key, kv_width), Part::new(Role::Value, kv_width)];
+        self.product(Product::Qkv, &inputs, hidden, attention.has_bias);
+        let of_heads = match attention.qk_norm {
+            QkNorm::None | QkNorm::Unweighted => None,
+            QkNorm::Heads => Some((attention.head_dim, attention.head_dim)),
+            QkNorm::Row => Some((q_width, kv_width)),
+        };
+        if let Some((query, key)) = of_heads {
+            self.add(rotated(Role::QueryNorm, query), Kind::Norm, 1, &[]);
+            self.add(rotated(Role::KeyNorm, key), Kind::Norm, 1, &[]);
+        }
+        if attention.has_sinks {
+            self.add(Part::new(Role::Sinks, attention.heads), Kind::Values, 1, &[]);
+        }
+        let output = [Part::new(Role::AttentionOutput, hidden)];
+        self.product(Product::AttentionOutput, &output, q_width, attention.has_output_bias);
+        if place.has_outputs() {
+            self.norm(Role::AttentionOutputNorm, hidden);
+        }
+    }
+
+    /// Tensors of latent attention before the output projection.
+    fn latent(&mut self, heads: usize, latent: &LatentSpec) {
+        let LatentSpec { query_rank, rank, plain, rotated, value_dim, .. } = *latent;
+        let queries = |role| Part { role, rows: heads * latent.query_dim(), is_rotated: true };
+        let query = query_rank.map_or(queries(Role::Query), |rank| Part::new(Role::QueryDown, rank));
+        let inputs = [Part { role: Role::Latent, rows: rank + rotated, is_rotated: true }, query];
+        self.product(Product::Qkv, &inputs, self.spec.hidden_size, false);
+        self.add(Part::new(Role::LatentNorm, rank), Kind::Norm, 1, &[]);
+        if let Some(rank) = query_rank {
+            self.add(Part::new(Role::QueryNorm, rank), Kind::Norm, 1, &[]);
+            self.product(Product::QueryUp, &[queries(Role::QueryUp)], rank, false);
+        }
+        // One stored matrix has the rows of each head's keys and then values. Keys are needed turned. GGUF
+        // files have a tensor for the turned keys of all heads, and one for the values.
+        let (each, columns) = (plain + value_dim, Place::Columns { first: 0, every: 1 });
+        for head in 0..heads {
+            let (shape, first_row) = (vec![heads * each, rank], head * each);
+            let key = HeadMatrix {
+                product: Product::HeadKey,
+                rows: rank,
+                cols: plain,
+                together: (shape.clone(), first_row, columns),
+            };
+            self.of_head(heads, head, Role::HeadKey, key);
+            let value = HeadMatrix {
+                product: Product::HeadValue,
+                rows: value_dim,
+                cols: rank,
+                together: (shape, first_row + plain, Place::Rows),
+            };
+            self.of_head(heads, head, Role::HeadValue, value);
+        }
+    }
+
+    /// Adds a matrix of one of `heads` heads.
+    fn of_head(&mut self, heads: usize, head: usize, role: Role, matrix: HeadMatrix) {
+        let HeadMatrix { product, rows, cols, together } = matrix;
+        self.add(Part::new(role, rows), Kind::Matrix(product, 0), cols, &[]);
+        let names = |role| (self.spec.names)(role).iter();
+        let is_shared = |name: &str| {
+            names(Role::HeadKey).chain(names(Role::HeadValue)).filter(|it| **it == name).count() > 1
+        };
+        let places: Vec<_> = (self.spec.names)(role)
+            .iter()
+            .map(|name| {
+                let apart = (vec![heads, rows, cols], head * rows, Place::Rows);
+                if is_shared(name) { together.clone() } else { apart }
+            })
+            .collect();
+        let tensor = self.tensors.last_mut().unwrap_or_else(|| unreachable!("it was just added"));
+        tensor.head = Some(head);
+        for (stored, (shape, first_row, place)) in tensor.stored.iter_mut().zip(places) {
+            (stored.shape, stored.first_row, stored.place) = (shape, first_row, place);
+        }
+    }
+
+    fn feed_forward(&mut self, network: &FeedForwardSpec) {
+        let (hidden, inner, has_bias) = (self.spec.hidden_size, network.inner_size, network.has_bias);
+        let place = self.spec.norm.place;
+        if place.has_inputs() && !self.spec.is_parallel {
+            self.norm(Role::FeedForwardNorm, hidden);
+        }
+        if let Some(experts) = network.experts {
+            let has_bias = experts.has_bias;
+            self.product(Product::Router, &[Part::new(Role::Router, experts.count)], hidden, has_bias);
+            for expert in 0..experts.count {
+                self.expert = Some(expert);
+                let inputs = [Role::ExpertGate, Role::ExpertUp].map(|role| Part::new(role, inner));
+                self.product(Product::GateUp, &inputs, hidden, has_bias);
+                self.product(Product::Down, &[Part::new(Role::ExpertDown, hidden)], inner, has_bias);
+            }
+            self.expert = None;
+            self.beside_experts(experts);
+        } else {
+            let inputs = [Role::Gate, Role::Up].map(|role| Part::new(role, inner));
+            let inputs = if network.is_gated { &inputs[..] } else { &inputs[1..] };
+            self.product(Product::GateUp, inputs, hidden, has_bias);
+            self.product(Product::Down, &[Part::new(Role::Down, hidden)], inner, has_bias);
+        }
+        if place.has_outputs() {
+            self.norm(Role::FeedForwardOutputNorm, hidden);
+        }
+    }
+
+    /// Tensors of a mixture other than its router and experts.
+    fn beside_experts(&mut self, experts: ExpertsSpec) {
+        if experts.has_correction {
+            self.add(Part::new(Role::RouterCorrection, experts.count), Kind::Values, 1, &[]);
+        }
+        let Some(SharedSpec { inner_size, is_weighted }) = experts.shared else { return };
+        let hidden = self.spec.hidden_size;
+        let inputs = [Role::SharedGate, Role::SharedUp].map(|role| Part::new(role, inner_size));
+        self.product(Product::GateUp, &inputs, hidden, false);
+        self.product(Product::Down, &[Part::new(Role::SharedDown, hidden)], inner_size, false);
+        if is_weighted {
+            self.product(Product::Router, &[Part::new(Role::SharedRouter, 1)], hidden, false);
+        }
+    }
+
+    fn norm(&mut self, role: Role, len: usize) {
+        self.add(Part::new(role, len), Kind::Norm, 1, &[]);
+        if self.spec.norm.kind == (NormKind::Layer { has_bias: true }) {
+            self.add(Part::new(role, len), Kind::NormBias, 1, &[]);
+        }
+    }
+
+    /// Adds the matrices and biases of a product.
+    fn product(&mut self, product: Product, parts: &[Part], cols: usize, has_bias: bool) {
+        let mut first = 0;
+        for part in parts {
+            self.add(*part, Kind::Matrix(product, first), cols, parts);
+            if has_bias {
+                self.add(*part, Kind::Bias(product, first), 1, parts);
+            }
+            first += part.rows;
+        }
+    }
+
+    /// Adds the tensor of `part`, which belongs to the `stack` of its product.
+    fn add(&mut self, part: Part, kind: Kind, cols: usize, stack: &[Part]) {
+        let stored: Vec<Stored> = (self.spec.names)(part.role)
+            .iter()
+            .flat_map(|name| self.stored(name, part, kind, cols, stack))
+            .collect();
+        let attention = &self.spec.attention;
+        let order = match (part.is_rotated, attention.latent) {
+            (false, _) => None,
+            (true, None) => attention.pairs.order(attention.head_dim),
+            (true, Some(latent)) => {
+                let plain = if part.role == Role::Latent { latent.rank } else { latent.plain };
+                latent.order(plain, attention.pairs.is_interleaved)
+            }
+        };
+        let (layer, expert, Part { role, rows, .. }) = (self.layer, self.expert, part);
+        let name = stored[0].name.clone();
+        self.tensors.push(Tensor { name, layer, expert, head: None, role, kind, rows, cols, stored, order });
+    }
+
+    /// Locations of `part` in a tensor called `name`. Parts with the same name are consecutive rows of one
+    /// tensor; if an expert's name has no `{}`, the tensor holds all experts.
+    fn stored(&self, name: &str, part: Part, kind: Kind, cols: usize, stack: &[Part]) -> Vec<Stored> {
+        let has_name = |other: &&Part| (self.spec.names)(other.role).contains(&name);
+        let together = || stack.iter().filter(has_name);
+        let rows_of = |parts: &mut dyn Iterator<Item = &Part>| parts.map(|part| part.rows).sum::<usize>();
+        let all = rows_of(&mut together()).max(part.rows);
+        let before = rows_of(&mut together().take_while(|other| other.role != part.role));
+        let end = match kind {
+            Kind::Bias(..) | Kind::NormBias => ".bias",
+            Kind::Table | Kind::Matrix(..) | Kind::Norm => ".weight",
+            Kind::Values => "",
+        };
+        let is_vector = !matches!(kind, Kind::Table | Kind::Matrix(..));
+        let of_rows = |rows| if is_vector { vec![rows] } else { vec![rows, cols] };
+        let prefix = self.layer.map_or(String::new(), |layer| format!("model.layers.{layer}."));
+        let experts =
+            self.spec.layers.get(self.layer.unwrap_or_default()).and_then(|it| it.feed_forward.experts);
+        match (self.expert, experts) {
+            (Some(expert), Some(experts)) if !name.contains("{}") => {
+                let name = format!("{prefix}{name}");
+                let (parts, index) = (together().count(), together().take_while(|it| it.role != part.role));
+                let fused = FusedPart { name, cols, all, before, parts, index: index.count() };
+                if is_vector { fused.biases(experts, expert) } else { fused.matrices(experts, expert) }
+            }
+            (expert, _) => {
+                let name = expert.map_or(name.to_owned(), |expert| name.replace("{}", &expert.to_string()));
+                let name = format!("{prefix}{name}{end}");
+                vec![Stored { name, shape: of_rows(all), first_row: before, place: Place::Rows }]
+            }
+        }
+    }
+}
+
+/// A matrix of one head.
+struct HeadMatrix {
+    product: Product,
+    rows: usize,
+    cols: usize,
+    /// Shape of the tensor that holds keys and values of all heads, and the first row and the place there.
+    together: (Vec<usize>, usize, Place),
+}
+
+/// A part of a tensor that holds all experts of a layer.
+struct FusedPart {
+    /// Name of the stored tensor.
+    name: String,
+    /// Inputs of its matrices.
+    cols: usize,
+    /// Outputs of all parts of an expert.
+    all: usize,
+    /// Outputs of the parts before this one.
+    before: usize,
+    /// Number of parts.
+    parts: usize,
+    /// Index of this part.
+    index: usize,
+}
+
+impl FusedPart {
+    /// Where the matrix of an expert may be.
+    fn matrices(self, experts: ExpertsSpec, expert: usize) -> Vec<Stored> {
+        let Self { name, cols, all, before, parts, index } = self;
+        let by_outputs = vec![experts.count, all, cols];
+        let by_inputs = |first, every| Stored {
+            name: name.clone(),
+            shape: vec![experts.count, cols, all],
+            first_row: expert * cols,
+            place: Place::Columns { first, every },
+        };
+        match experts.fused {
+            Fused::Outputs => {
+                let first_row = expert * all + before;
+                vec![Stored { name, shape: by_outputs, first_row, place: Place::Rows }]
+            }
+            Fused::Inputs => vec![by_inputs(before, 1)],
+            // Codes have the outputs as rows.
+            Fused::Alternating => {
+                let (numbers, place) = (by_inputs(index, parts), Place::EveryRow(parts));
+                let first_row = expert * all + index;
+                vec![numbers, Stored { name, shape: by_outputs, first_row, place }]
+            }
+        }
+    }
+
+    /// Where the biases of an expert are.
+    fn biases(self, experts: ExpertsSpec, expert: usize) -> Vec<Stored> {
+        let Self { name, all, before, parts, index, .. } = self;
+        let (first, every) = match experts.fused {
+            Fused::Alternating => (index, parts),
+            Fused::Outputs | Fused::Inputs => (before, 1),
+        };
+        let (name, shape) = (format!("{name}_bias"), vec![experts.count, all]);
+        vec![Stored { name, shape, first_row: expert, place: Place::Columns { first, every } }]
+    }
+}
