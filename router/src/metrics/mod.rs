@@ -137,7 +137,7 @@ impl Refusals {
 
 /// How an accepted request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     /// Every sample reached its end.
     Completed,
     /// The client disconnected or cancelled the request.
@@ -147,7 +147,11 @@ enum Outcome {
 }
 
 impl Outcome {
-    fn label(self) -> &'static str {
+    /// Each of them.
+    pub const ALL: [Self; 3] = [Self::Completed, Self::Cancelled, Self::Failed];
+
+    /// Value of the metric's label.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Completed => "completed",
             Self::Cancelled => "cancelled",
@@ -199,7 +203,7 @@ impl Metrics {
                 "skein_request_outcomes_total",
                 "Accepted requests by how they ended.",
                 "outcome",
-                &[Outcome::Completed, Outcome::Cancelled, Outcome::Failed].map(Outcome::label),
+                &Outcome::ALL.map(Outcome::label),
             ),
             lost: r.counter(
                 "skein_requests_lost_total",

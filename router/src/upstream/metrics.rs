@@ -9,7 +9,7 @@ use skein_node::metrics::{
 
 use super::link::Link;
 use super::servers::{Health, WorkerState};
-use crate::metrics::Refusals;
+use crate::metrics::{Outcome, Refusals};
 use crate::refusal::Refusal;
 
 /// The metrics of one process.
@@ -29,27 +29,6 @@ pub(super) struct UpstreamMetrics {
     of_worker: [IntGaugeVec; 4],
     /// Held while gauges are set and read: two scrapes at once would mix.
     scrape: Mutex<()>,
-}
-
-/// How a request ended.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Outcome {
-    Completed,
-    Cancelled,
-    Failed,
-}
-
-impl Outcome {
-    const ALL: [Self; 3] = [Self::Completed, Self::Cancelled, Self::Failed];
-
-    /// Value of the metric's label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::Cancelled => "cancelled",
-            Self::Failed => "failed",
-        }
-    }
 }
 
 impl UpstreamMetrics {

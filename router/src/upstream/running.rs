@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use skein_node::clock::{self, Timestamp};
 
-use super::metrics::Outcome;
 use super::shared::Shared;
+use crate::metrics::Outcome;
 
 /// Counts and logs one accepted request; cancelled if it is dropped before its end.
 pub(super) struct Running {

@@ -61,7 +61,7 @@ impl Shared {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the fleet.
+    /// Runs `work` on the servers.
     pub fn servers<T>(&self, work: impl FnOnce(&mut Servers) -> T) -> T {
         work(&mut self.core().servers)
     }

@@ -33,7 +33,7 @@ pub(in crate::cpu) struct Spec {
     pub(in crate::cpu) head: Option<Format>,
     /// Data after values, scales and zero points, if any.
     pub(in crate::cpu) tail: Option<Tail>,
-    /// Packs a matrix to this format with all threads; see [`pack`](super::pack).
+    /// Packs a matrix to this format with all threads; see [`pack`](fn@super::pack).
     pub(in crate::cpu) pack: Pack,
 }
 

@@ -69,7 +69,7 @@ impl<'a> Panel<'a> {
     }
 }
 
-/// Implements [`super::pack`] for integer formats.
+/// Implements [`pack`](fn@super::pack) for integer formats.
 pub(super) fn pack<R: Rounding>(
     cpu: &mut Cpu,
     from: &WeightMatrix,

@@ -26,7 +26,7 @@ pub(super) trait Value {
     }
 }
 
-/// Implements [`super::pack`] for floating-point formats.
+/// Implements [`pack`](fn@super::pack) for floating-point formats.
 ///
 /// # Panics
 /// If the matrix is stored in another type.

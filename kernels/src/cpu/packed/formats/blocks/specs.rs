@@ -48,7 +48,7 @@ const fn spec(file_name: &'static str, bits: u32, kind: BlockType) -> Spec {
     }
 }
 
-/// Implements [`pack`](crate::cpu::packed::pack).
+/// Implements [`pack`](fn@crate::cpu::packed::pack).
 ///
 /// # Panics
 /// If the matrix is not stored in the format's block type.
