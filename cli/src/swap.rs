@@ -108,9 +108,9 @@ pub struct Starts {
 }
 
 impl Starts {
-    /// Fingerprint and planned memory of the workers for the model in `model`, which must fit beside `beside`
-    /// bytes.
-    fn files(&self, model: &Path, beside: u64) -> Result<Files, String> {
+    /// Fingerprint of `model`, and the memory of its workers, which must fit next to the `running_bytes` of the
+    /// current version.
+    fn files(&self, model: &Path, running_bytes: u64) -> Result<Files, String> {
         let fingerprint = fingerprint(model).map_err(|error| error.to_string())?;
         if self.launch.gpus > 0 {
             // The workers compare their plan with the free memory of the device.
@@ -120,7 +120,7 @@ impl Starts {
         let config = WorkerConfig {
             model: model.to_owned(),
             memory_sharers: workers,
-            memory_beside: beside,
+            memory_beside: running_bytes,
             ..self.engine.worker.clone()
         };
         let plan = load::plan(&config).map_err(|error| failure(&error).to_string())?;

@@ -45,10 +45,21 @@ use models::{
 };
 use runs::{eager, limits, prompt, sample, sequence_of};
 
-/// Environment variable with a leader's settings: directory, ranks of a stage, stages, `fp8`, `int4` or
-/// `16`, `eager` or `graphs`, step timeout in milliseconds, and `windows` if layers with a window have blocks
-/// apart, and `nccl` if no sum goes through the ranks' memory, `served` if the sequences have the adapters of
-/// [`GROUP_ADAPTERS`], and `merged` if the first one is merged into the weights.
+/// Environment variable with a leader's settings, separated by spaces:
+///
+/// 1. directory of the model
+/// 2. ranks of a stage
+/// 3. stages
+/// 4. `fp8`, `int4` or `16`
+/// 5. `eager` or `graphs`
+/// 6. step timeout in milliseconds
+///
+/// and any of
+///
+/// - `windows`: layers with a window have blocks apart
+/// - `nccl`: no sum goes through the ranks' memory
+/// - `served`: the sequences have the adapters of [`GROUP_ADAPTERS`]
+/// - `merged`: the first of these adapters is merged into the weights
 const GROUP_SETUP: &str = "TEST_CUDA_GROUP";
 /// Environment variable with the directories of adapters.
 const GROUP_ADAPTERS: &str = "TEST_CUDA_ADAPTERS";

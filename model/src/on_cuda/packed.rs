@@ -489,8 +489,8 @@ impl Reader<'_> {
     }
 }
 
-/// What MXFP4's integers are multiplied by to be E2M1's values, so that scales are powers of two that 8 bits
-/// represent.
+/// MXFP4's integer codes are twice their E2M1 values. Halving them here keeps the scales powers of two, which fit
+/// 8 bits.
 fn table_scale(kind: BlockType) -> f32 {
     if kind == BlockType::Mxfp4 { 0.5 } else { 1.0 }
 }

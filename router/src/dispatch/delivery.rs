@@ -414,7 +414,7 @@ impl Delivery {
                 );
                 self.fail(Refusal::Internal)
             }
-            // Or a stream met a limit that every worker has, as a grammar may in the middle of an answer.
+            // The fault may also be the request's own: a grammar can exceed a limit mid-answer, on any worker.
             CallError::Rejected(message) => self.fail(Refusal::Invalid { param: None, message }),
         }
     }

@@ -46,8 +46,8 @@ impl std::fmt::Debug for RankAdapters {
 }
 
 impl RankAdapters {
-    /// Of the ranks in `places`, the leader first, which read `frames` and write `answers` until the failure
-    /// that `watch` detects.
+    /// Adapters of the ranks at `places`, leader first. Ranks read `frames` and answer on `answers`; `watch`
+    /// reports a lost rank.
     pub fn new(
         frames: Arc<FrameSender>,
         watch: Watch,

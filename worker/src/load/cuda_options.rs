@@ -55,13 +55,7 @@ pub(super) fn cuda_options(config: &WorkerConfig) -> Result<(ModelConfig, CudaOp
         ));
     }
     let model = ModelConfig::from_dir(&config.model)?;
-    if let Some(kind) = quantised_form(config, &model.spec)?
-        && config.precision.quantization.is_some()
-    {
-        return Err(WorkerError::Unsuitable(format!(
-            "--quantization needs 16-bit weights, but this model's are quantised with {kind}; leave it out"
-        )));
-    }
+    precision::check_quantization(config.precision, quantised_form(config, &model.spec)?)?;
     let rounded = precision::rounded_on_cuda(config.precision);
     let limits = config.scheduler_on(DeviceKind::Cuda);
     sizing::check_model_len(&limits, model.max_position_embeddings)?;

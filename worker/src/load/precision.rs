@@ -25,12 +25,7 @@ pub(crate) fn on_cpu(
     weights: &Storage,
     quantised: Option<&str>,
 ) -> Result<NumberTypes, WorkerError> {
-    if let (Some(name), Some(_)) = (quantised, asked.quantization) {
-        return Err(unsuitable(&format!(
-            "--quantization needs 16- or 32-bit weights, but this model's are already quantised with {name}; leave \
-             it out"
-        )));
-    }
+    check_quantization(asked, quantised)?;
     let packed = match asked.quantization {
         // Codes are multiplied by activations in 8 bits, numbers by activations in 32.
         None if asked.dtype == Dtype::Float32 && quantised.is_some() => Some(Format::F32),
@@ -75,6 +70,20 @@ pub(super) fn rounded_on_cuda(asked: Precision) -> Option<Format> {
         Quantization::Int8 => Some(Format::INT8),
         Quantization::Int4 => Some(Format::INT4_ZERO),
         Quantization::Fp8 => None,
+    }
+}
+
+/// Refuses to quantise weights that `quantised` names the form of.
+///
+/// # Errors
+/// If `asked` quantises them again.
+pub(crate) fn check_quantization(asked: Precision, quantised: Option<&str>) -> Result<(), WorkerError> {
+    match (quantised, asked.quantization) {
+        (Some(name), Some(_)) => Err(unsuitable(&format!(
+            "--quantization needs 16- or 32-bit weights, but this model's are already quantised with {name}; leave \
+             it out"
+        ))),
+        _ => Ok(()),
     }
 }
 

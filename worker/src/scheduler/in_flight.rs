@@ -7,7 +7,6 @@
 
 use super::Limits;
 use super::planned_rows::{Draws, PlannedRows};
-use super::request::Hold;
 use super::sequence::Sequence;
 use crate::backend::Carried;
 use crate::kv_cache::KvCache;
@@ -24,8 +23,6 @@ pub(super) enum Pause {
     /// The next step needs a token that is still being drawn, but not by the step just before, so it
     /// cannot be carried.
     Drawing,
-    /// A hold has to be lifted first.
-    Held(Hold),
 }
 
 impl Sequence {
@@ -82,7 +79,7 @@ impl Sequence {
         if self.is_ending() {
             return Some(Pause::Ending);
         }
-        let in_flight = self.last_draw().and_then(|(drawn_in, draws)| match draws {
+        self.last_draw().and_then(|(drawn_in, draws)| match draws {
             Draws::Fork { .. } => Some(Pause::Forking),
             Draws::Verify { .. } => Some(Pause::Verifying),
             // A history may end with one unknown token, which only the step just before can supply. The next
@@ -97,8 +94,7 @@ impl Sequence {
                 Some(Pause::Drawing)
             }
             Draws::Next { .. } | Draws::None => None,
-        });
-        in_flight.or(self.hold.map(Pause::Held))
+        })
     }
 
     /// Rows to plan in `step` before its next draw.

@@ -35,7 +35,7 @@
 //!
 //! Nothing waits forever. `Rank` is a total order, and the first in rank may preempt every sequence that is
 //! not yet in the step. One sequence alone always fits, because `max_model_len` is at most what the pool
-//! holds. Only a [`Hold`] has no end of its own; its owner must lift it.
+//! holds.
 
 mod audit;
 mod background;
@@ -71,7 +71,7 @@ pub use audit::Violation;
 pub use class::BACKGROUND;
 pub use drafts::{Drafts, Propose};
 pub use model_drafts::{ModelDraft, ModelText};
-pub use request::{Accepted, Hold, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
+pub use request::{Accepted, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
 pub use step::{Plan, Step};
 
 use crate::TokenId;
@@ -267,27 +267,6 @@ impl Scheduler {
     pub fn set_forced(&mut self, request: RequestKey, sample: u32, tokens: Vec<TokenId>) {
         let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
         sequence.into_iter().for_each(|sequence| sequence.forced = (sequence.len(), tokens.clone()));
-    }
-
-    /// Plans no more rows for this sample until `hold` is lifted; its rows in flight and other samples go
-    /// on. False if it is not here. Samples that have not forked yet are held together; afterwards each
-    /// is lifted separately.
-    pub fn hold(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
-        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
-        sequence.is_some_and(|sequence| {
-            sequence.hold = Some(hold);
-            true
-        })
-    }
-
-    /// Lifts `hold`. False if the sample is not under it, so that a late answer lifts no other hold.
-    pub fn lift(&mut self, request: RequestKey, sample: u32, hold: Hold) -> bool {
-        let sequence = self.queues.rank_of(request, sample).and_then(|rank| self.queues.get_mut(rank));
-        sequence.is_some_and(|sequence| sequence.hold.take_if(|held| *held == hold).is_some())
-    }
-
-    fn holds_any(&self) -> bool {
-        self.queues.running.iter().any(|sequence| sequence.hold.is_some())
     }
 
     /// Most samples running at once: the configured limit, but at most one for each token of a step.

@@ -98,7 +98,6 @@ fn candidates(queues: &Queues, limits: &Limits, kv: &KvCache, mut room: Room, st
         }
         fits
     });
-    let ready = admissible.filter(|sequence| sequence.hold.is_none());
-    let waiting = ready.map(|sequence| Candidate { left: sequence.uncached, rank: sequence.rank });
+    let waiting = admissible.map(|sequence| Candidate { left: sequence.uncached, rank: sequence.rank });
     running.chain(waiting).collect()
 }

@@ -16,7 +16,7 @@ use crate::backend::Batch;
 
 impl Scheduler {
     /// Plans one step. `None` if there is nothing to compute, or if everything left waits for a step in
-    /// flight or for a hold.
+    /// flight.
     ///
     /// If steps are in flight, the batch may carry tokens over from the latest one and must be launched
     /// right after it.
@@ -46,7 +46,7 @@ impl Scheduler {
             self.plan_prefills(Class::Background, most, fair.as_mut(), &mut plan);
         }
         if plan.step.rows == 0 {
-            let waits = self.planned_steps > self.committed_steps || self.holds_any();
+            let waits = self.planned_steps > self.committed_steps;
             assert!(waits || self.is_idle(), "some sequence can always make progress");
             return None;
         }

@@ -91,18 +91,6 @@ pub enum Refusal {
 /// Retry delay that [`Refusal::QueueFull`] suggests: about the time in which a full queue moves.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Something other than a step that a sample waits for before its next rows are planned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
-    /// The mask of allowed tokens at `position`.
-    Mask {
-        /// Position in the sequence, prompt included.
-        position: u32,
-    },
-    /// Keys and values of its blocks, loaded from elsewhere.
-    Loading,
-}
-
 /// Result of a successful submit.
 #[derive(Debug)]
 pub struct Accepted {

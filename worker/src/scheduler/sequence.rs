@@ -12,7 +12,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::sampling::SamplingParams;
 
 use super::planned_rows::PlannedRows;
-use super::request::{Hold, NewRequest, RequestEvent, RequestKey};
+use super::request::{NewRequest, RequestEvent, RequestKey};
 use crate::TokenId;
 use crate::backend::{LoadedAdapter, MaskSlot, Sampled};
 use crate::draft::Progress;
@@ -63,8 +63,6 @@ pub(super) struct Sequence {
     pub masks: Vec<(u32, MaskSlot)>,
     /// Whether a token that is still being drawn may be carried into the next step.
     pub carries: bool,
-    /// What it waits for other than a step.
-    pub hold: Option<Hold>,
     /// State of its drafts.
     pub progress: Progress,
     /// Number of tokens, and the guessed tokens that the grammar forces after them.
@@ -115,7 +113,6 @@ impl Sequence {
             planned: VecDeque::new(),
             masks: Vec::new(),
             carries: true,
-            hold: None,
             progress: Progress::default(),
             forced: (0, Vec::new()),
             modelled: (0, Vec::new()),
@@ -198,7 +195,6 @@ impl Sequence {
             planned: VecDeque::new(),
             masks: Vec::new(),
             carries: self.carries,
-            hold: self.hold,
             progress: Progress::default(),
             forced: (0, Vec::new()),
             modelled: (0, Vec::new()),

@@ -54,8 +54,7 @@ use skein_model::on_cuda::weights::TensorCopy;
 use skein_model::shard::Shard;
 use skein_model::weight_source::WeightSource;
 
-/// How adapters are kept for the device of `opened`, which has the part of the model in `dir` that `shard`
-/// says, if they are served beside it.
+/// Form of adapters on this device for `shard`; `None` unless adapters are served.
 ///
 /// # Errors
 /// If the model is damaged.

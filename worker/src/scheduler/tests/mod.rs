@@ -5,9 +5,9 @@
 mod background;
 mod drafts;
 mod fair_share;
-mod holds;
 mod overlap;
 mod overtake;
+mod pauses;
 mod pipeline;
 mod scenarios;
 mod windows;

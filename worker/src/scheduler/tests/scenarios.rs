@@ -1,4 +1,4 @@
-//! Random scenarios: requests, aborts, cancels, resumes, holds, drafts and too few blocks, all at once.
+//! Random scenarios: requests, aborts, cancels, resumes, drafts and too few blocks, all at once.
 
 use super::*;
 use crate::backend::WindowBlocks;
@@ -55,7 +55,6 @@ pub(super) fn scenario_with(
     let mut expected = HashMap::new();
     let mut skipped = HashMap::new();
     let mut aborted = Vec::new();
-    let mut held = None;
     for key in 1..=u64::from(rng.within(1..=14)) {
         let mut request = random_request(rng, key, longest);
         let n = rng.within(1..=3.min(world.scheduler.max_num_seqs()));
@@ -87,15 +86,6 @@ pub(super) fn scenario_with(
             }
             world.check_blocks();
         }
-        if held.is_none() && Rng::new(seed ^ key).chance(20) {
-            let sample = (RequestKey(key), 0);
-            held = world.scheduler.hold(sample.0, sample.1, Hold::Loading).then_some(sample);
-        } else if let Some((request, sample)) = held.take() {
-            world.scheduler.lift(request, sample, Hold::Loading);
-        }
-    }
-    for (request, sample) in expected.keys() {
-        world.scheduler.lift(*request, *sample, Hold::Loading);
     }
     world.run();
     let mut whole_streams = HashMap::new();
