@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use skein_node::random::SplitMix64;
-use skein_router::text::tokenizer::Tokenizer;
+use skein_text::tokenizer::Tokenizer;
 use skein_worker::TokenId;
 
 /// Length of an answer, and limit of a prompt, in tokens.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use skein_gguf::{GgufModel, is_gguf};
 use skein_hub::{Cache, ModelName, Need, Revision};
 use skein_node::config::Settings;
-pub use skein_router::text::model_text::Facts;
+pub use skein_text::model_text::Facts;
 
 use crate::exit::{Failure, MODEL};
 use crate::hub;

@@ -9,11 +9,11 @@ use std::process::{self, Output, Stdio};
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, value_parser};
-use skein_router::text::probe::{probe, probe_tokenizer};
-use skein_router::text::render_process::{RenderProcesses, serve};
-use skein_router::text::sources::TextSources;
 use skein_sys::memory_limit::of_this_process;
 use skein_sys::process::limit_address_space;
+use skein_text::probe::{probe, probe_tokenizer};
+use skein_text::render_process::{RenderProcesses, serve};
+use skein_text::sources::TextSources;
 use tokio::process::Command;
 
 use crate::exit::{Failure, MODEL};

@@ -51,7 +51,7 @@ mod tests {
         let cache = tempfile::tempdir().expect("a temporary directory");
         let directory = cache.path().join(NAME);
         skein_shipped::unpack(&directory).expect("it is writable");
-        let text = skein_router::text::model_text::ModelText::load(&directory, &[]).expect("it has text");
+        let text = skein_text::model_text::ModelText::load(&directory, &[]).expect("it has text");
         assert_eq!(&*text.name(), NAME);
         assert!(crate::model::facts(&directory).parameters > 6_000_000);
     }

@@ -19,7 +19,7 @@ use skein_router::fleet::{NewRequests, NotReady};
 use skein_router::metrics::SwapOutcome;
 use skein_router::refusal::Refusal;
 use skein_router::swap::{ModelSwaps, Swapped};
-use skein_router::text::files::TextFiles;
+use skein_text::files::TextFiles;
 use skein_worker::config::{LoadFormat, WorkerConfig};
 use skein_worker::load;
 use tokio::runtime::Handle;

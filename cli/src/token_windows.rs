@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use skein_router::text::model_text::ModelText;
+use skein_text::model_text::ModelText;
 
 use crate::exit::{Failure, MODEL, USAGE};
 

@@ -11,17 +11,17 @@ use crate::api::http::receipts;
 use crate::batch::jobs::Store;
 use crate::config::RouterConfig;
 use crate::drain::{Drain, Lease};
-use crate::formats::Plan;
 use crate::generator::{Adapters, FleetView, Generator};
 use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
 use crate::swap::ModelSwaps;
-use crate::text::model_text::ModelText;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text::work::TextWork;
 use crate::validate::{Offer, check_model, validate};
+use skein_text::formats::Plan;
+use skein_text::model_text::ModelText;
 
 /// State of the APIs; cheap to clone.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::fleet::Policy;
-use crate::text::sources::TextSources;
+use skein_text::sources::TextSources;
 
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]

@@ -1,8 +1,8 @@
 //! The router of a Skein cluster.
 //!
 //! `api` has a room for each API that clients speak; each parses requests into a [`request::Draft`] and
-//! writes answers. `validate` is the one validator of drafts. `text` converts them to tokens and tokens back
-//! to text, `formats` splits that text. `fleet` is the live state of the workers and chooses among them,
+//! writes answers. `validate` is the one validator of drafts. The crate `skein_text` converts them to tokens,
+//! `text` streams tokens back as text. `fleet` is the live state of the workers and chooses among them,
 //! purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes it on another if
 //! that worker is lost; `cluster` ties these together behind the traits of `generator`. `batch` runs files of
 //! requests. `metrics` counts and times requests. `upstream` is another front, without text: it passes
@@ -16,7 +16,6 @@ pub mod config;
 pub mod dispatch;
 pub mod drain;
 pub mod fleet;
-pub mod formats;
 pub mod generator;
 pub mod links;
 pub mod metrics;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_node::trace;
+use skein_text::{PromptTooLong, TextRefused};
 
 /// Why a request was not answered, or not completely.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -36,20 +37,8 @@ pub enum Refusal {
         param: &'static str,
     },
     /// The prompt is far too long and was not fully tokenised.
-    #[error(
-        "This model's maximum context length is {max} tokens{}. However, your prompt of {bytes} bytes has far more. Please reduce the length of the prompt.",
-        if most > max { format!(", and at most {most} are tokenized") } else { String::new() }
-    )]
-    PromptTooLong {
-        /// Longest sequence of the model, tokens.
-        max: u32,
-        /// Most tokens of a text here; more than `max` where a prompt is only tokenised or is truncated.
-        most: u32,
-        /// Length of the prompt as passed to the tokenizer.
-        bytes: usize,
-        /// `messages` or `prompt`.
-        param: &'static str,
-    },
+    #[error(transparent)]
+    PromptTooLong(PromptTooLong),
     /// The prompt fits, but not with `max_tokens`.
     #[error(
         "max_tokens is too large: {output}. This model's maximum context length is {max} tokens and the prompt has {prompt}; ask for at most {} tokens.",
@@ -177,6 +166,16 @@ pub struct HttpShape {
     pub code: Option<&'static str>,
 }
 
+impl From<TextRefused> for Refusal {
+    fn from(refused: TextRefused) -> Self {
+        match refused {
+            TextRefused::Invalid { param, message } => Self::Invalid { param: Some(param), message },
+            TextRefused::PromptTooLong(prompt) => Self::PromptTooLong(prompt),
+            TextRefused::Internal => Self::Internal,
+        }
+    }
+}
+
 impl Refusal {
     /// An [`Refusal::Invalid`] for `param`.
     pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
@@ -186,9 +185,7 @@ impl Refusal {
     /// The refusal of a text that may have more tokens than the model's `context`.
     pub fn beyond(self, context: u32) -> Self {
         match self {
-            Self::PromptTooLong { most, bytes, param, .. } => {
-                Self::PromptTooLong { max: context, most, bytes, param }
-            }
+            Self::PromptTooLong(prompt) => Self::PromptTooLong(PromptTooLong { max: context, ..prompt }),
             other => other,
         }
     }
@@ -216,7 +213,7 @@ impl Refusal {
         match self {
             Self::Invalid { .. } => shape(400, "invalid_request_error", None),
             Self::InvalidJson(_) => shape(400, "invalid_request_error", Some("invalid_json")),
-            Self::ContextLength { .. } | Self::PromptTooLong { .. } | Self::OutputLength { .. } => {
+            Self::ContextLength { .. } | Self::PromptTooLong(_) | Self::OutputLength { .. } => {
                 shape(400, "invalid_request_error", Some("context_length_exceeded"))
             }
             Self::ModelNotFound { .. } => shape(404, "invalid_request_error", Some("model_not_found")),
@@ -250,7 +247,9 @@ impl Refusal {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::Invalid { param, .. } => *param,
-            Self::ContextLength { param, .. } | Self::PromptTooLong { param, .. } => Some(param),
+            Self::ContextLength { param, .. } | Self::PromptTooLong(PromptTooLong { param, .. }) => {
+                Some(param)
+            }
             Self::OutputLength { .. } => Some("max_tokens"),
             Self::ModelNotFound { .. } => Some("model"),
             _ => None,
@@ -274,7 +273,7 @@ impl Refusal {
             Self::Invalid { .. }
             | Self::InvalidJson(_)
             | Self::ContextLength { .. }
-            | Self::PromptTooLong { .. }
+            | Self::PromptTooLong(_)
             | Self::OutputLength { .. }
             | Self::UnsupportedMediaType(_)
             | Self::CompressedBody(_)

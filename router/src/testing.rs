@@ -24,7 +24,7 @@ use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
-use crate::text::model_text::{Facts, ModelText};
+use skein_text::model_text::{Facts, ModelText};
 
 /// Token of byte 0: byte `b` is token `b + BYTES`.
 pub const BYTES: TokenId = 4;

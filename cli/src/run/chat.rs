@@ -119,7 +119,7 @@ impl Chat {
                 self.messages.push(json!({"role": "assistant", "content": answer.text}));
             }
             Err(Unanswered::Refused(
-                refusal @ (Refusal::ContextLength { .. } | Refusal::PromptTooLong { .. }),
+                refusal @ (Refusal::ContextLength { .. } | Refusal::PromptTooLong(_)),
             )) => {
                 eprintln!("{refusal}\n/clear starts a new conversation.")
             }

@@ -25,7 +25,7 @@ use skein_node::telemetry;
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
 use skein_router::refusal::Refusal;
-use skein_router::text::sources::TextSources;
+use skein_text::sources::TextSources;
 use tokio::sync::mpsc;
 
 use answer::Unanswered;

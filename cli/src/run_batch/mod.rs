@@ -24,7 +24,7 @@ use skein_router::batch::output::Output;
 use skein_router::batch::runner::{self, Pace, Progress, RunError};
 use skein_router::cluster::Cluster;
 use skein_router::config::RouterConfig;
-use skein_router::text::sources::TextSources;
+use skein_text::sources::TextSources;
 use tokio::fs::File;
 use tokio::io::BufReader;
 use tokio::sync::mpsc;

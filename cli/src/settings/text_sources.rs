@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 use skein_node::config::{Settings, text};
-use skein_router::formats::Formats;
-use skein_router::text::sources::{GenerationSource, TextSources};
+use skein_text::formats::Formats;
+use skein_text::sources::{GenerationSource, TextSources};
 
 /// Reads the settings; problems are recorded in `settings`. `seed` is left to the caller, because only
 /// servers have a default seed.

@@ -19,7 +19,8 @@ use skein_proto::version::Version;
 
 use self::tenant::Tenant;
 use crate::fleet::receipt::Receipts;
-use crate::formats::tools::ToolUse;
+use skein_text::formats::tools::ToolUse;
+use skein_text::model_text::ChatPrompt;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
 /// a parser reports what is out of range.
@@ -97,6 +98,23 @@ pub enum Prompt {
         /// Extra variables for the template; they cannot override its own.
         template_kwargs: serde_json::Map<String, serde_json::Value>,
     },
+}
+
+impl Prompt {
+    /// The conversation; `None` for other kinds of prompts.
+    pub fn as_chat(&self) -> Option<ChatPrompt<'_>> {
+        match self {
+            Self::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => {
+                Some(ChatPrompt {
+                    messages,
+                    add_generation_prompt: *add_generation_prompt,
+                    continue_final_message: *continue_final_message,
+                    template_kwargs,
+                })
+            }
+            Self::Text(_) | Self::Tokens(_) => None,
+        }
+    }
 }
 
 impl Default for Prompt {

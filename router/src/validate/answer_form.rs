@@ -7,13 +7,13 @@ use serde_json::json;
 use skein_grammar::{Refused, Source};
 use skein_proto::sampling::Grammar;
 
-use crate::formats::grammar::{Answer, holds_calls};
-use crate::formats::tools::{Choice, Function, ToolUse};
-use crate::formats::{Opening, Plan};
 use crate::refusal::Refusal;
 use crate::request::{Draft, Prompt};
-use crate::text::model_text::ModelText;
 use crate::text::text_stream::Split;
+use skein_text::formats::grammar::{Answer, holds_calls};
+use skein_text::formats::tools::{Choice, Function, ToolUse};
+use skein_text::formats::{Opening, Plan};
+use skein_text::model_text::ModelText;
 
 /// Tokens of `max_tokens` reserved for constrained text after reasoning. In a short answer, reasoning may
 /// take half.

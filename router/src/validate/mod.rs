@@ -20,14 +20,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
 use crate::fleet::KnownAdapters;
-use crate::formats::Opening;
 use crate::refusal::Refusal;
 use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
-use crate::text::model_text::{ChatPrompt, GenerationDefaults, ModelText};
 use crate::text::text_stream::TextOptions;
 use faults::Faults;
 pub use ranges::token_id;
-use ranges::{check_bytes, check_count, top_k, whole};
+use ranges::{check_bytes, check_count, whole};
+use skein_text::formats::Opening;
+use skein_text::model_text::{GenerationDefaults, ModelText};
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;
@@ -221,7 +221,7 @@ fn prompt_tokens(
                 tokens.iter().map(|token| token_id("prompt", *token, model.vocab_size)).collect();
             checked?
         }
-        Prompt::Chat { .. } => match ChatPrompt::of(prompt) {
+        Prompt::Chat { .. } => match prompt.as_chat() {
             Some(chat) => {
                 let (tokens, opened) = text.open_chat(&chat, most)?;
                 opening = Some(opened);
@@ -349,7 +349,8 @@ fn sampling(
         );
         faults.note(Refusal::invalid("best_of", message));
     }
-    let top_k = top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size);
+    let top_k = skein_text::top_k(draft.top_k.or(defaults.sampling.top_k).unwrap_or(0), model.vocab_size)
+        .map_err(Refusal::from);
     // A valid count that does not fit the context is refused later, with the prompt's length.
     let is_count = draft.max_tokens.is_some_and(|count| count > 0 && u32::try_from(count).is_ok());
     let most = if is_count { u32::MAX } else { model.max_model_len };

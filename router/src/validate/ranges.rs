@@ -23,18 +23,6 @@ pub fn whole(name: &'static str, value: Option<i64>, low: i64, high: i64) -> Res
     }
 }
 
-/// `top_k` in the worker's form: 0 is off.
-pub fn top_k(value: i64, vocab_size: u32) -> Result<u32, Refusal> {
-    match value {
-        -1 | 0 => Ok(0),
-        // Larger than the vocabulary means all of it.
-        1.. => Ok(u32::try_from(value).unwrap_or(u32::MAX).min(vocab_size)),
-        _ => {
-            Err(Refusal::invalid("top_k", format!("top_k must be -1 or 0 (off) or at least 1, got {value}.")))
-        }
-    }
-}
-
 /// Checks that a token id is within the vocabulary.
 pub fn token_id(name: &'static str, token: i64, vocab_size: u32) -> Result<TokenId, Refusal> {
     match TokenId::try_from(token) {

@@ -4,7 +4,7 @@ use skein_proto::TokenId;
 
 use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, Truncation};
-use crate::text::model_text::ModelText;
+use skein_text::model_text::ModelText;
 
 /// Refuses a limit that leaves no prompt.
 pub(super) fn check(truncation: Option<Truncation>) -> Result<(), Refusal> {

@@ -5,7 +5,7 @@ use skein_proto::sampling::{MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WOR
 
 use super::ranges::{check_bytes, check_count, token_id};
 use crate::refusal::Refusal;
-use crate::text::tokenizer::Tokenizer;
+use skein_text::tokenizer::Tokenizer;
 
 /// Most banned words: each has up to two spellings, with and without a leading space.
 const MAX_WORDS: usize = MAX_BAD_WORDS / 2;

@@ -8,11 +8,11 @@ use futures::StreamExt;
 use serde_json::{Map, Value, json};
 use skein_proto::sampling::SamplingOptions;
 use skein_router::app::{App, Started};
-use skein_router::formats::tools::{Choice, Function, ToolUse};
-use skein_router::formats::{Piece, Splitter};
 use skein_router::request::{Draft, Journey, Prompt};
-use skein_router::text::model_text::ModelText;
-use skein_router::text::sources::TextSources;
+use skein_text::formats::tools::{Choice, Function, ToolUse};
+use skein_text::formats::{Piece, Splitter};
+use skein_text::model_text::ModelText;
+use skein_text::sources::TextSources;
 
 use super::{
     AT_ONCE, Cut, CuttingConnector, MODEL, fresh_id, model, router_config, start_router, start_workers,

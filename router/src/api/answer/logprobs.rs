@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
 
-use crate::text::detokenizer::Detokenizer;
-use crate::text::token_bytes::TokenBytes;
+use skein_text::detokenizer::Detokenizer;
+use skein_text::token_bytes::TokenBytes;
 
 /// Stands for negative infinity, which JSON lacks. vLLM sends the same value.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -142,7 +142,7 @@ fn finite(logprob: f32) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::token_bytes::TokenDecoder;
+    use skein_text::token_bytes::TokenDecoder;
 
     #[test]
     fn sentencepieces_leading_space_moves_no_offset() {

@@ -23,7 +23,6 @@ use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
-use crate::text::model_text::ChatPrompt;
 use crate::validate::most_to_tokenize;
 
 /// All routes of the API.
@@ -80,8 +79,8 @@ async fn counted(app: App, id: &str, request: Request) -> Result<Value, Refusal>
     let text = app.text.clone();
     let bytes = work_bytes(&draft.prompt);
     let count = move || {
-        let chat = ChatPrompt::of(&draft.prompt).ok_or(Refusal::Internal)?;
-        text.encode_chat(&chat, most).map(|tokens| tokens.len())
+        let chat = draft.prompt.as_chat().ok_or(Refusal::Internal)?;
+        Ok(text.encode_chat(&chat, most)?.len())
     };
     let tokens = app.text_work(bytes, count).await?;
     Ok(json!({"input_tokens": tokens}))

@@ -7,9 +7,9 @@ use super::error::error_object;
 use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
-use crate::formats::Piece;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
+use skein_text::formats::Piece;
 
 /// An answer in progress.
 pub struct Message {

@@ -3,9 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::object::Fields;
-use crate::formats::MAX_NAME_BYTES;
-use crate::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 use crate::refusal::Refusal;
+use skein_text::formats::MAX_NAME_BYTES;
+use skein_text::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 
 /// Tools of a request, and the list that the chat template renders.
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use super::tensors::Outputs;
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
 use crate::text::text_stream::TextDelta;
-use crate::text::token_bytes::TokenBytes;
+use skein_text::token_bytes::TokenBytes;
 
 /// Parameter of a response: whether it is the last one of its request.
 const FINAL: &str = "triton_final_response";

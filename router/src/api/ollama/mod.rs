@@ -22,9 +22,9 @@ use crate::app::App;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
-use crate::text::model_text::Facts;
-use crate::text::strftime::strftime;
 use crate::text::text_stream::{TextDelta, TextFinish, Usage};
+use skein_text::model_text::Facts;
+use skein_text::strftime::strftime;
 
 pub mod error;
 

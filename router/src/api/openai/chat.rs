@@ -23,13 +23,13 @@ use crate::api::http::request_id::RequestId;
 use crate::api::http::sse;
 use crate::app::App;
 use crate::config::{RequestLimits, RouterConfig};
-use crate::formats::Piece;
-use crate::formats::tools::ToolUse;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
 use crate::text::text_stream::{TextDelta, TextFinish};
 use crate::validate::check_logprobs;
+use skein_text::formats::Piece;
+use skein_text::formats::tools::ToolUse;
 
 pub async fn create(
     State(app): State<App>,

@@ -27,8 +27,8 @@ use crate::config::RouterConfig;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt, TokenRequest};
-use crate::text::detokenizer::Detokenizer;
 use crate::text::text_stream::TextDelta;
+use skein_text::detokenizer::Detokenizer;
 
 pub async fn create(
     State(app): State<App>,
@@ -394,7 +394,7 @@ impl Answer {
     fn prompt_text(&self, at: usize, request: &TokenRequest) -> Result<String, Refusal> {
         match self.call.texts.get(at) {
             Some(Some(text)) => Ok(text.clone()),
-            _ => self.app.text.tokenizer.decode(&request.prompt, self.call.skip_special_tokens),
+            _ => Ok(self.app.text.tokenizer.decode(&request.prompt, self.call.skip_special_tokens)?),
         }
     }
 

@@ -12,13 +12,13 @@ use skein_proto::version::Version;
 
 use crate::api::answer::choices::CallIds;
 use crate::api::fields::tools::{self, Offered, function_of};
-use crate::formats::Piece;
-use crate::formats::tools::{Choice, ToolUse};
 use crate::refusal::Refusal;
 use crate::request::{Constraint, Draft, Journey, Prompt};
 use crate::text::remainder::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
-use crate::text::token_bytes::TokenBytes;
+use skein_text::formats::Piece;
+use skein_text::formats::tools::{Choice, ToolUse};
+use skein_text::token_bytes::TokenBytes;
 
 /// Converts a request for the validator.
 pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<Draft, Refusal> {

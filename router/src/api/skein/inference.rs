@@ -16,7 +16,6 @@ use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
-use crate::text::model_text::ChatPrompt;
 use crate::text::remainder::{Received, Remainder};
 use crate::text::text_stream::{TextDelta, TextStream};
 use crate::validate::{most_to_tokenize, token_id};
@@ -114,9 +113,9 @@ impl InferenceService {
         };
         let (bytes, text) = (work_bytes(&prompt), self.app.text.clone());
         let most = most_to_tokenize(&limits);
-        let work = move || match (&prompt, ChatPrompt::of(&prompt)) {
-            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens, most),
-            (_, Some(chat)) => text.encode_chat(&chat, most),
+        let work = move || match (&prompt, prompt.as_chat()) {
+            (Prompt::Text(prompt), _) => Ok(text.encode_text(prompt, add_special_tokens, most)?),
+            (_, Some(chat)) => Ok(text.encode_chat(&chat, most)?),
             _ => Err(Refusal::Internal),
         };
         let token_ids = self.app.text_work(bytes, work).await?;
@@ -134,7 +133,7 @@ impl InferenceService {
             .collect();
         let tokens = tokens?;
         let text =
-            self.app.text_work(tokens.len() * 4, move || text.tokenizer.decode(&tokens, false)).await?;
+            self.app.text_work(tokens.len() * 4, move || Ok(text.tokenizer.decode(&tokens, false)?)).await?;
         Ok(v1::DetokenizeResponse { text })
     }
 }

@@ -12,7 +12,6 @@ use crate::api::openai::error::OpenAiError;
 use crate::app::{App, work_bytes};
 use crate::refusal::Refusal;
 use crate::request::Prompt;
-use crate::text::model_text::ChatPrompt;
 use crate::validate::{most_to_tokenize, token_id};
 
 /// `{prompt | messages, add_special_tokens, return_token_strs}` → `{tokens, count, max_model_len}`
@@ -31,9 +30,11 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Json<V
     fields.finish(app.config.refuse_unknown_fields)?;
     let (text, most) = (app.text.clone(), most_to_tokenize(&limits));
     let tokens = app
-        .text_work(work_bytes(&prompt), move || match (&prompt, ChatPrompt::of(&prompt)) {
-            (Prompt::Text(prompt), _) => text.encode_text(prompt, add_special_tokens.unwrap_or(true), most),
-            (_, Some(chat)) => text.encode_chat(&chat, most),
+        .text_work(work_bytes(&prompt), move || match (&prompt, prompt.as_chat()) {
+            (Prompt::Text(prompt), _) => {
+                Ok(text.encode_text(prompt, add_special_tokens.unwrap_or(true), most)?)
+            }
+            (_, Some(chat)) => Ok(text.encode_chat(&chat, most)?),
             _ => Err(Refusal::Internal),
         })
         .await
@@ -57,6 +58,6 @@ pub async fn detokenize(State(app): State<App>, request: Request) -> Result<Json
     let tokens: Result<Vec<TokenId>, Refusal> =
         tokens.into_iter().map(|token| token_id("tokens", token, vocab_size)).collect();
     let (tokens, text) = (tokens?, app.text.clone());
-    let decoded = app.text_work(tokens.len() * 4, move || text.tokenizer.decode(&tokens, false)).await?;
+    let decoded = app.text_work(tokens.len() * 4, move || Ok(text.tokenizer.decode(&tokens, false)?)).await?;
     Ok(Json(json!({"prompt": decoded})))
 }

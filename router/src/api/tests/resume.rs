@@ -7,7 +7,7 @@ use skein_proto::version::Version;
 
 use super::*;
 use crate::request::{Journey, TokenDelta};
-use crate::text::model_text::ModelText;
+use skein_text::model_text::ModelText;
 
 /// Streams one sample per text, in deltas of `cut` tokens.
 fn script(texts: &[String], cut: usize) -> Script {

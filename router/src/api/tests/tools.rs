@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::request::TokenDelta;
-use crate::text::model_text::ModelText;
+use skein_text::model_text::ModelText;
 
 /// Renders the names of tools, calls and results; its markers are Hermes's, with reasoning.
 const TEMPLATE: &str = "{% if tools %}{% for t in tools %}T:{{ t.function.name }};{% endfor %}{% endif %}\

@@ -7,11 +7,11 @@ pub mod request;
 use super::call_stream::CallStream;
 use super::choices::{CallIds, Choices};
 use crate::app::App;
-use crate::formats::Piece;
 use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
 use crate::text::text_stream::{TextFinish, Usage};
+use skein_text::formats::Piece;
 
 /// Stream of a running answer. Dropping it cancels the request.
 pub struct Single {

@@ -9,9 +9,9 @@ use crate::api::answer::single::output::Output;
 use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
 use crate::api::openai::error::error_object;
-use crate::formats::Piece;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
+use skein_text::formats::Piece;
 
 /// An answer in progress.
 pub struct Items {

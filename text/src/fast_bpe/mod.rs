@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::bpe::{Bpe, PlainWords, is_plain};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
-use crate::refusal::Refusal;
+use crate::refused::TextRefused;
 use added::AddedTokens;
 pub use words::Rule;
 
@@ -33,7 +33,7 @@ pub(super) struct FastBpe {
 }
 
 /// Calls the library on a stretch of text.
-pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, Refusal>;
+pub(super) type Library<'a> = &'a mut dyn FnMut(&str) -> Result<Vec<TokenId>, TextRefused>;
 
 impl FastBpe {
     /// Built from a tokenizer.json; `None` if it uses anything that this path may not reproduce. `id_of` is
@@ -52,7 +52,7 @@ impl FastBpe {
     }
 
     /// Tokens of `text`, without those of the post-processor.
-    pub fn encode(&self, text: &str, library: Library<'_>) -> Result<Vec<TokenId>, Refusal> {
+    pub fn encode(&self, text: &str, library: Library<'_>) -> Result<Vec<TokenId>, TextRefused> {
         let mut ids = Vec::with_capacity(text.len() / 3);
         let mut done = 0;
         for (range, id) in self.added.find(text) {
@@ -65,7 +65,7 @@ impl FastBpe {
     }
 
     /// Tokenizes a text without added tokens.
-    fn piece(&self, text: &str, ids: &mut Vec<TokenId>, library: Library<'_>) -> Result<(), Refusal> {
+    fn piece(&self, text: &str, ids: &mut Vec<TokenId>, library: Library<'_>) -> Result<(), TextRefused> {
         let bytes = text.as_bytes();
         let mut done = 0;
         while done < bytes.len() {

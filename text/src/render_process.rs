@@ -20,7 +20,7 @@ use super::chat_template::ChatTemplate;
 use super::deep_stack::on_deep_stack;
 use super::files::chat_template_of;
 use super::sources::TextSources;
-use crate::refusal::Refusal;
+use crate::refused::TextRefused;
 
 /// Time limit of a rendering. A conversation of 8 MB takes a tenth of a second.
 const RENDER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,8 +91,8 @@ impl RenderProcesses {
     ///
     /// # Errors
     /// The template's refusal, or that it exhausts memory, stack or time.
-    pub fn render(&self, request: &Rendering<'_>) -> Result<String, Refusal> {
-        let request = serde_json::to_vec(request).map_err(|_| Refusal::Internal)?;
+    pub fn render(&self, request: &Rendering<'_>) -> Result<String, TextRefused> {
+        let request = serde_json::to_vec(request).map_err(|_| TextRefused::Internal)?;
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let used = idle.map(|process| self.render_with(process, &request));
         let answer = match used {
@@ -102,28 +102,28 @@ impl RenderProcesses {
             Some(Err(Broken::Ended)) | None => self.render_with(self.start()?, &request),
         };
         match answer {
-            Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| Refusal::Internal),
+            Ok((TEXT, text)) => String::from_utf8(text).map_err(|_| TextRefused::Internal),
             Ok((REFUSED, message)) => {
-                Err(Refusal::invalid("messages", String::from_utf8_lossy(&message).into_owned()))
+                Err(TextRefused::invalid("messages", String::from_utf8_lossy(&message).into_owned()))
             }
-            Ok(_) => Err(Refusal::Internal),
+            Ok(_) => Err(TextRefused::Internal),
             Err(Broken::Late) => {
                 let seconds = self.timeout.as_secs_f32();
                 let message = format!("The chat template takes over {seconds} s to render these messages.");
-                Err(Refusal::invalid("messages", message))
+                Err(TextRefused::invalid("messages", message))
             }
             Err(Broken::Ended) => {
                 let message = "The chat template exhausts its memory or stack rendering these messages.";
-                Err(Refusal::invalid("messages", message))
+                Err(TextRefused::invalid("messages", message))
             }
         }
     }
 
-    fn start(&self) -> Result<RenderProcess, Refusal> {
+    fn start(&self) -> Result<RenderProcess, TextRefused> {
         let command = self.command.read().unwrap_or_else(PoisonError::into_inner)();
         command.and_then(RenderProcess::start).map_err(|error| {
             tracing::error!(%error, "cannot start a process for the chat template");
-            Refusal::Internal
+            TextRefused::Internal
         })
     }
 
@@ -263,7 +263,7 @@ fn answer(template: &ChatTemplate, request: &[u8]) -> (u8, String) {
     };
     match template.render_here(&request.messages, request.add_generation_prompt, &request.arguments) {
         Ok(text) => (TEXT, text),
-        Err(Refusal::Internal) => (FAILED, String::new()),
+        Err(TextRefused::Internal) => (FAILED, String::new()),
         Err(refusal) => (REFUSED, refusal.to_string()),
     }
 }
@@ -284,7 +284,7 @@ mod tests {
         RenderProcesses { timeout, ..RenderProcesses::new(command) }
     }
 
-    fn render(processes: &RenderProcesses) -> Result<String, Refusal> {
+    fn render(processes: &RenderProcesses) -> Result<String, TextRefused> {
         let (messages, arguments) = (json!([{"role": "user", "content": "a"}]), Map::new());
         processes.render(&Rendering {
             messages: &messages,
@@ -297,7 +297,7 @@ mod tests {
     fn a_process_that_ends_or_hangs_refuses_one_request() {
         let check = |text, timeout, expected: &str| {
             let refusal = render(&shell(text, Duration::from_millis(timeout))).unwrap_err();
-            assert_eq!((refusal.param(), refusal.http().status), (Some("messages"), 400));
+            assert_eq!(refusal.param(), Some("messages"));
             assert!(refusal.to_string().contains(expected), "{refusal}");
         };
         check("exit 1", 10_000, "exhausts its memory or stack");

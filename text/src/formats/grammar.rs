@@ -6,7 +6,7 @@ use skein_grammar::{Refused, Source};
 
 use super::tools::{Choice, Function, ToolUse, ValueKind};
 use super::{Body, Format, Formats, Keyed, Opening};
-use crate::text::control::ControlTokens;
+use crate::control::ControlTokens;
 
 /// White space allowed between regions.
 const GAP: &str = "/[ \\t\\r\\n]{1,16}/";

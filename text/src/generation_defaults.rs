@@ -5,8 +5,8 @@ use serde_json::Value;
 use skein_proto::sampling::{Range, SamplingOptions};
 
 use super::error::TextError;
-use crate::refusal::Refusal;
-use crate::validate::ranges::top_k;
+use crate::refused::TextRefused;
+use crate::top_k::top_k;
 
 const FILE: &str = "generation_config.json";
 
@@ -71,7 +71,7 @@ fn read<'a, T>(
     }
 }
 
-fn bad(refusal: Refusal) -> TextError {
+fn bad(refusal: TextRefused) -> TextError {
     malformed(refusal.to_string())
 }
 

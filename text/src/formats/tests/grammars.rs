@@ -10,7 +10,7 @@ use skein_proto::TokenId;
 use super::super::grammar::Answer;
 use super::super::tools::{Choice, ToolUse};
 use super::*;
-use crate::text::control::ControlTokens;
+use crate::control::ControlTokens;
 
 /// Control tokens of the test's vocabulary: those that real tokenizers mark as special.
 const SPECIAL: [&str; 12] = [

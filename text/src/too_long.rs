@@ -7,7 +7,7 @@
 //! no such bound if a normaliser drops text.)
 
 use super::tokenizer::Tokenizer;
-use crate::refusal::Refusal;
+use crate::refused::{PromptTooLong, TextRefused};
 
 /// Bytes per token that fits, up to which a text is tokenised without counting. Languages and code have two
 /// to five.
@@ -21,13 +21,13 @@ const REFUSE_FROM_FACTOR: usize = 2;
 /// Refuses a text with far more than `most` tokens. A text that passes may still be too long.
 ///
 /// # Errors
-/// [`Refusal::PromptTooLong`] for `param`, or the tokenizer's refusal.
+/// [`TextRefused::PromptTooLong`] for `param`, or the tokenizer's refusal.
 pub fn refuse_far_too_long(
     tokenizer: &Tokenizer,
     text: &str,
     most: u32,
     param: &'static str,
-) -> Result<(), Refusal> {
+) -> Result<(), TextRefused> {
     let fits = most as usize;
     if text.len() <= PIECE_BYTES.max(fits.saturating_mul(BYTES_A_TOKEN)) {
         return Ok(());
@@ -37,7 +37,7 @@ pub fn refuse_far_too_long(
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         tokens += tokenizer.encode(piece, false)?.len();
         if tokens > fits.saturating_mul(REFUSE_FROM_FACTOR) {
-            return Err(Refusal::PromptTooLong { max: most, most, bytes: text.len(), param });
+            return Err(PromptTooLong { max: most, most, bytes: text.len(), param }.into());
         }
         rest = after;
     }
@@ -64,7 +64,7 @@ mod tests {
                 text.len()
             );
             assert!(refused.to_string().contains(&expected), "{refused}");
-            assert_eq!(refused.http().code, Some("context_length_exceeded"));
+            assert!(matches!(refused, TextRefused::PromptTooLong(_)));
         }
     }
 

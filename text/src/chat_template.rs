@@ -16,7 +16,7 @@ use super::bounded_filters::MAX_TEXT_BYTES;
 use super::deep_stack::on_deep_stack;
 use super::error::TextError;
 use super::template_env::{self, RAISED, to_value};
-use crate::refusal::Refusal;
+use crate::refused::TextRefused;
 
 /// Longest template source, in bytes; public models use at most about 40 KB. The compiler recurses over a
 /// chain of operators, and the deep stack suffices for any chain of this length.
@@ -107,10 +107,10 @@ impl ChatTemplate {
         messages: &serde_json::Value,
         add_generation_prompt: bool,
         arguments: &Map<String, serde_json::Value>,
-    ) -> Result<String, Refusal> {
+    ) -> Result<String, TextRefused> {
         on_deep_stack(|| self.render_here(messages, add_generation_prompt, arguments)).map_err(|error| {
             tracing::error!(%error, "cannot start a thread for the chat template");
-            Refusal::Internal
+            TextRefused::Internal
         })?
     }
 
@@ -120,7 +120,7 @@ impl ChatTemplate {
         messages: &serde_json::Value,
         add_generation_prompt: bool,
         arguments: &Map<String, serde_json::Value>,
-    ) -> Result<String, Refusal> {
+    ) -> Result<String, TextRefused> {
         let extra = arguments.iter().map(|(key, value)| (key.clone(), to_value(value)));
         let none = ["tools", "documents"].into_iter().filter(|name| !arguments.contains_key(*name));
         let context = extra
@@ -133,11 +133,11 @@ impl ChatTemplate {
         let mut out = Bounded(Vec::new());
         let template = self.env.get_template(NAME).map_err(|error| refusal(&error))?;
         template.render_captured_to(Value::from_pairs(context), &mut out).map_err(|error| refusal(&error))?;
-        String::from_utf8(out.0).map_err(|_| Refusal::Internal)
+        String::from_utf8(out.0).map_err(|_| TextRefused::Internal)
     }
 }
 
-fn refusal(error: &Error) -> Refusal {
+fn refusal(error: &Error) -> TextRefused {
     let detail = error.detail().unwrap_or_default();
     let message = match error.kind() {
         ErrorKind::OutOfFuel => "The chat template takes too many steps for these messages.".to_owned(),
@@ -149,7 +149,7 @@ fn refusal(error: &Error) -> Refusal {
             None => format!("The chat template fails on these messages: {}", first_line(error)),
         },
     };
-    Refusal::invalid("messages", message)
+    TextRefused::invalid("messages", message)
 }
 
 /// Error and line number, without the source that a debug build appends.
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn agrees_with_transformers() {
-        let goldens = include_str!("../../../tests/golden/chat_templates.json");
+        let goldens = include_str!("../../tests/golden/chat_templates.json");
         let goldens: serde_json::Value = serde_json::from_str(goldens).unwrap();
         let mut different = Vec::new();
         for golden in goldens["templates"].as_array().unwrap() {

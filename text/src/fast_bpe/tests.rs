@@ -5,8 +5,8 @@ use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::text::tokenizer::Tokenizer;
-use crate::text::tokenizer_file::TokenizerFile;
+use crate::tokenizer::Tokenizer;
+use crate::tokenizer_file::TokenizerFile;
 
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

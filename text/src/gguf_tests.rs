@@ -36,8 +36,7 @@ fn mixtures(parts: &[String], count: usize, seed: u64) -> Vec<String> {
 #[test]
 fn byte_level_ids_are_those_of_the_tokenizer_json_that_the_file_was_made_from() {
     let (ours, theirs) = (load(&skein_golden::gguf("chat")), load(&root("models/skein-7m")));
-    let golden: Value =
-        serde_json::from_str(include_str!("../../../tests/golden/tokenization.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../../tests/golden/tokenization.json")).unwrap();
     let mut texts: Vec<String> = golden["strings"]
         .as_array()
         .unwrap()
@@ -101,8 +100,7 @@ fn public_tokenizers_give_the_ids_of_their_tokenizer_json() {
     let Ok(directory) = std::env::var("TEST_TOKENIZERS") else {
         return println!("skipped: TEST_TOKENIZERS names no directory of public tokenizers");
     };
-    let golden: Value =
-        serde_json::from_str(include_str!("../../../tests/golden/tokenization.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("../../tests/golden/tokenization.json")).unwrap();
     let strings = golden["strings"].as_array().unwrap();
     let mut texts: Vec<String> =
         strings.iter().filter_map(|entry| entry["text"].as_str()).map(str::to_owned).collect();

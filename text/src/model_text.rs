@@ -18,8 +18,7 @@ use super::sources::TextSources;
 use super::tokenizer::Tokenizer;
 use super::too_long::refuse_far_too_long;
 use crate::formats::{Formats, Opening};
-use crate::refusal::Refusal;
-use crate::request::Prompt;
+use crate::refused::TextRefused;
 
 /// Character that occurs in no marker.
 const NO_MARK: char = '\u{FDEF}';
@@ -191,13 +190,17 @@ impl ModelText {
         text: &str,
         add_special_tokens: bool,
         most_tokens: u32,
-    ) -> Result<Vec<TokenId>, Refusal> {
+    ) -> Result<Vec<TokenId>, TextRefused> {
         refuse_far_too_long(&self.tokenizer, text, most_tokens, "prompt")?;
         self.tokenizer.encode(text, add_special_tokens)
     }
 
     /// Token ids of a conversation, with the same limit. Control tokens spelled in a message remain text.
-    pub fn encode_chat(&self, prompt: &ChatPrompt<'_>, most_tokens: u32) -> Result<Vec<TokenId>, Refusal> {
+    pub fn encode_chat(
+        &self,
+        prompt: &ChatPrompt<'_>,
+        most_tokens: u32,
+    ) -> Result<Vec<TokenId>, TextRefused> {
         self.open_chat(prompt, most_tokens).map(|(tokens, _)| tokens)
     }
 
@@ -206,10 +209,10 @@ impl ModelText {
         &self,
         prompt: &ChatPrompt<'_>,
         most_tokens: u32,
-    ) -> Result<(Vec<TokenId>, Opening), Refusal> {
+    ) -> Result<(Vec<TokenId>, Opening), TextRefused> {
         let Some(template) = &self.chat_template else {
             let message = "This model has no chat template; send a prompt to /v1/completions instead.";
-            return Err(Refusal::invalid("messages", message));
+            return Err(TextRefused::invalid("messages", message));
         };
         let messages = Value::Array(prepare(prompt.messages, template.forms())?);
         let mut arguments = self.template_kwargs.clone();
@@ -218,7 +221,7 @@ impl ModelText {
         let control = self.tokenizer.control();
         let contains_control = control.contains_control(&messages) || control.contains_control(&arguments);
         let mark = unused_mark(&[&messages, &arguments]).ok_or_else(|| {
-            Refusal::invalid("messages", "messages must not contain the noncharacters U+FDD0 to U+FDDF.")
+            TextRefused::invalid("messages", "messages must not contain the noncharacters U+FDD0 to U+FDDF.")
         })?;
         let (messages, arguments) = if contains_control {
             (control.shield(&messages, mark), control.shield(&arguments, mark))
@@ -244,44 +247,30 @@ impl ModelText {
     }
 }
 
-/// A borrowed [`Prompt::Chat`].
+/// A conversation for the model's chat template.
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs)] // as in Prompt::Chat
 pub struct ChatPrompt<'a> {
+    /// Messages, each a JSON object with at least `role` and `content`.
     pub messages: &'a [Value],
+    /// Whether to end with the start of an assistant turn.
     pub add_generation_prompt: bool,
+    /// Whether to continue the last (assistant) message instead of starting a turn.
     pub continue_final_message: bool,
+    /// Extra variables for the template; they cannot override its own.
     pub template_kwargs: &'a Map<String, Value>,
-}
-
-impl<'a> ChatPrompt<'a> {
-    /// The chat in `prompt`; `None` for other kinds of prompts.
-    pub fn of(prompt: &'a Prompt) -> Option<Self> {
-        match prompt {
-            Prompt::Chat { messages, add_generation_prompt, continue_final_message, template_kwargs } => {
-                Some(Self {
-                    messages,
-                    add_generation_prompt: *add_generation_prompt,
-                    continue_final_message: *continue_final_message,
-                    template_kwargs,
-                })
-            }
-            Prompt::Text(_) | Prompt::Tokens(_) => None,
-        }
-    }
 }
 
 /// Validates messages and converts them for a template: text parts are joined unless it expects parts, and
 /// arguments of calls become objects unless it expects text.
-pub(super) fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, Refusal> {
+pub(super) fn prepare(messages: &[Value], forms: Forms) -> Result<Vec<Value>, TextRefused> {
     if messages.is_empty() {
-        return Err(Refusal::invalid("messages", "messages must hold at least one message."));
+        return Err(TextRefused::invalid("messages", "messages must hold at least one message."));
     }
     messages.iter().enumerate().map(|(at, message)| prepare_message(at, message, forms)).collect()
 }
 
-fn prepare_message(at: usize, message: &Value, forms: Forms) -> Result<Value, Refusal> {
-    let refuse = |what: String| Err(Refusal::invalid("messages", format!("messages[{at}]{what}")));
+fn prepare_message(at: usize, message: &Value, forms: Forms) -> Result<Value, TextRefused> {
+    let refuse = |what: String| Err(TextRefused::invalid("messages", format!("messages[{at}]{what}")));
     let Some(fields) = message.as_object() else {
         return refuse(" must be an object with role and content.".to_owned());
     };
@@ -356,7 +345,7 @@ fn write_arguments(call: &mut Value) {
 }
 
 /// End of the last message's text in the rendered prompt.
-fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> {
+fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, TextRefused> {
     let last = messages.as_array().and_then(|messages| messages.last());
     let content = last.and_then(|message| match &message["content"] {
         Value::String(text) => Some(text.as_str()),
@@ -370,7 +359,7 @@ fn end_of_final_message(text: &str, messages: &Value) -> Result<usize, Refusal> 
     });
     found.ok_or_else(|| {
         let message = "continue_final_message: the chat template does not end with the last message's text.";
-        Refusal::invalid("continue_final_message", message)
+        TextRefused::invalid("continue_final_message", message)
     })
 }
 
@@ -384,7 +373,7 @@ mod tests {
         ModelText::load(Path::new(directory), &[]).unwrap()
     }
 
-    fn chat(text: &ModelText, messages: Value, continued: bool) -> Result<String, Refusal> {
+    fn chat(text: &ModelText, messages: Value, continued: bool) -> Result<String, TextRefused> {
         let prompt = ChatPrompt {
             messages: messages.as_array().unwrap(),
             add_generation_prompt: !continued,

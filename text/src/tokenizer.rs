@@ -15,7 +15,7 @@ use super::fast_bpe::FastBpe;
 use super::growth::{self, TooMuchGrowth};
 use super::token_bytes::{TokenBytes, TokenDecoder};
 use super::tokenizer_file::{ModelFile, TokenizerFile};
-use crate::refusal::Refusal;
+use crate::refused::TextRefused;
 
 /// Encloses the stand-in for a control token in [`Tokenizer::encode_shielded`].
 const STAND_IN: char = '\u{FDEF}';
@@ -139,7 +139,7 @@ impl Tokenizer {
 
     /// Token ids of `text`, in which control tokens are recognised. With `add_special_tokens` the tokenizer's
     /// post-processor adds its own (BOS).
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Refusal> {
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TextRefused> {
         let before = if add_special_tokens { self.before.as_deref() } else { Some(&[][..]) };
         let (Some(fast), Some(before)) = (&self.fast, before) else {
             return self.encode_by_library(text, add_special_tokens);
@@ -153,20 +153,20 @@ impl Tokenizer {
         &self,
         text: &str,
         add_special_tokens: bool,
-    ) -> Result<Vec<TokenId>, Refusal> {
+    ) -> Result<Vec<TokenId>, TextRefused> {
         encode(&self.inner, text, add_special_tokens)
     }
 
     /// Token ids of a rendered chat. Control tokens are recognised unless they contain `mark` (see
     /// [`ControlTokens::shield`]): those were written by the user and become text.
-    pub fn encode_shielded(&self, text: &str, mark: char) -> Result<Vec<TokenId>, Refusal> {
+    pub fn encode_shielded(&self, text: &str, mark: char) -> Result<Vec<TokenId>, TextRefused> {
         if !text.contains(mark) {
             return self.encode(text, false);
         }
         if text.contains(STAND_IN) {
             let message =
                 format!("messages must not contain the noncharacter U+{:04X}.", u32::from(STAND_IN));
-            return Err(Refusal::invalid("messages", message));
+            return Err(TextRefused::invalid("messages", message));
         }
         let mut prepared = String::with_capacity(text.len());
         let mut done = 0;
@@ -186,7 +186,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    fn literal(&self) -> Result<&LiteralTokenizer, Refusal> {
+    fn literal(&self) -> Result<&LiteralTokenizer, TextRefused> {
         if let Some(literal) = self.literal.get() {
             return Ok(literal);
         }
@@ -201,7 +201,7 @@ impl Tokenizer {
         });
         // The stand-ins are not normalised, the tokens that were there are once more.
         let added = growth::limited(usize::MAX, || inner.add_tokens(tokens)).map_err(too_much_growth)?;
-        added.map_err(|_| Refusal::Internal)?;
+        added.map_err(|_| TextRefused::Internal)?;
         let mut stand_ins: Vec<(TokenId, TokenId)> = self
             .control_tokens
             .iter()
@@ -212,8 +212,8 @@ impl Tokenizer {
     }
 
     /// The text of a whole sequence, as Hugging Face decodes it.
-    pub fn decode(&self, tokens: &[TokenId], skip_special_tokens: bool) -> Result<String, Refusal> {
-        self.inner.decode(tokens, skip_special_tokens).map_err(|_| Refusal::Internal)
+    pub fn decode(&self, tokens: &[TokenId], skip_special_tokens: bool) -> Result<String, TextRefused> {
+        self.inner.decode(tokens, skip_special_tokens).map_err(|_| TextRefused::Internal)
     }
 
     /// The bytes of each token within a text.
@@ -252,7 +252,7 @@ impl Tokenizer {
             self.encode(&text, true).map_err(|refusal| {
                 let shown: String = unit.chars().take(20).collect();
                 let reason = match refusal {
-                    Refusal::Internal => self.librarys_error(&text),
+                    TextRefused::Internal => self.librarys_error(&text),
                     refusal => refusal.to_string(),
                 };
                 format!("a text of {} bytes of {shown:?}: {reason}", text.len())
@@ -275,24 +275,24 @@ impl Tokenizer {
     }
 }
 
-fn encode(tokenizer: &BoundedTokenizer, text: &str, add_special: bool) -> Result<Vec<TokenId>, Refusal> {
+fn encode(tokenizer: &BoundedTokenizer, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextRefused> {
     // Some malformed files make the library panic when they meet certain characters.
     let work = || catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, add_special)));
     match growth::limited(text.len(), work).map_err(too_much_growth)? {
         Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
         Ok(Err(error)) => {
             tracing::warn!(%error, "the tokenizer failed on a prompt");
-            Err(Refusal::Internal)
+            Err(TextRefused::Internal)
         }
         Err(_) => {
             tracing::warn!("the tokenizer panicked on a prompt; is its tokenizer.json damaged?");
-            Err(Refusal::Internal)
+            Err(TextRefused::Internal)
         }
     }
 }
 
-fn too_much_growth(error: TooMuchGrowth) -> Refusal {
-    Refusal::invalid("prompt", format!("This text cannot be tokenized: {error}."))
+fn too_much_growth(error: TooMuchGrowth) -> TextRefused {
+    TextRefused::invalid("prompt", format!("This text cannot be tokenized: {error}."))
 }
 
 fn stand_in(id: TokenId) -> String {
@@ -322,7 +322,7 @@ fn guarded<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::detokenizer::Detokenizer;
+    use crate::detokenizer::Detokenizer;
 
     fn shipped() -> Tokenizer {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/skein-7m/tokenizer.json");
@@ -330,7 +330,7 @@ mod tests {
     }
 
     fn goldens() -> serde_json::Value {
-        serde_json::from_str(include_str!("../../../tests/golden/tokenization.json")).unwrap()
+        serde_json::from_str(include_str!("../../tests/golden/tokenization.json")).unwrap()
     }
 
     fn ids(value: &serde_json::Value) -> Vec<TokenId> {

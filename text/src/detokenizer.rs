@@ -74,7 +74,7 @@ impl Detokenizer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::token_bytes::TokenDecoder;
+    use crate::token_bytes::TokenDecoder;
     use proptest::prelude::*;
     use serde_json::json;
 
