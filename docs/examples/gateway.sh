@@ -56,7 +56,10 @@ stream undisturbed
 touch "$logs/killed"
 stream killed &
 client=$!
-until [ "$(grep -c '^data' "$logs/killed")" -gt 20 ]; do sleep 0.02; done
+until [ "$(grep -c '^data' "$logs/killed")" -gt 20 ]; do
+  kill -0 "$client" # the client still runs
+  sleep 0.02
+done
 port=$(grep -i '^x-skein-receipt' "$logs/killed.headers" | grep -o '"worker":"[^"]*","chosen":true' | grep -o '800[12]')
 kill -9 "${routers[port]}"
 wait "${routers[port]}" 2>/dev/null || true
