@@ -2,8 +2,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A seed that differs at each call, without another dependency: the standard library seeds each `RandomState`
-/// from the system's generator.
+/// A seed that differs at each call, without another dependency: the standard library seeds each
+/// `RandomState` from the system's generator.
 pub fn seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

@@ -184,8 +184,8 @@ impl Choices {
         &self.rows[pairs]
     }
 
-    /// Adds each row's expert outputs, weighted, to `x`, `[rows, width]`, in the order in which the row ranked
-    /// its experts. `outputs` is `[pairs, width]`.
+    /// Adds each row's expert outputs, weighted, to `x`, `[rows, width]`, in the order in which the row
+    /// ranked its experts. `outputs` is `[pairs, width]`.
     ///
     /// # Panics
     /// If the shapes disagree.

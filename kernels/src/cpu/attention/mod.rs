@@ -1,12 +1,12 @@
 //! Attention over the paged KV cache, for any mix of prefill and decode rows.
 //!
-//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of [`CHUNK`](query::CHUNK)
-//! positions. Within a chunk, each score is one chain of multiply-adds over the head's dimensions, the
-//! softmax is relative to the chunk's highest score and summed with position `p` in lane `p % 16`, and each
-//! output value is one chain over ascending positions. The chunks are then joined one by one, ascending
-//! ([`state`]). Nothing in this order depends on the other rows of the batch, the block size or the
-//! assignment of chunks to threads, so neither do the bits of the result. ([`element`] defines the chain for
-//! each type of cached numbers.)
+//! A row attends to positions `0..=its own` through its sequence's block table, in chunks of
+//! [`CHUNK`](query::CHUNK) positions. Within a chunk, each score is one chain of multiply-adds over the
+//! head's dimensions, the softmax is relative to the chunk's highest score and summed with position `p` in
+//! lane `p % 16`, and each output value is one chain over ascending positions. The chunks are then joined one
+//! by one, ascending ([`state`]). Nothing in this order depends on the other rows of the batch, the block
+//! size or the assignment of chunks to threads, so neither do the bits of the result. ([`element`] defines
+//! the chain for each type of cached numbers.)
 //!
 //! A sliding window excludes the positions before it; chunk boundaries stay where they are. A softcap is
 //! applied to a chunk's scores before its softmax. A sink is added to the sum of weights after all chunks.

@@ -5,7 +5,8 @@ pub const LANES: usize = 16;
 
 /// A vector instruction set. A value of such a type proves that this machine has it.
 ///
-/// Methods are `inline(always)`: they must end up inside a function compiled for the set, see [`Isa::run`](super::Isa::run).
+/// Methods are `inline(always)`: they must end up inside a function compiled for the set, see
+/// [`Isa::run`](super::Isa::run).
 pub trait Simd: Copy + Send + Sync {
     /// Vector of sixteen `f32`.
     type V: Copy;

@@ -1,5 +1,5 @@
-//! The formats of weights, one file each: its specification ([`Spec`](super::format::Spec)), packing, widening and
-//! kernel. A new format is a file here, a line in [`TABLE`] and a constant.
+//! The formats of weights, one file each: its specification ([`Spec`](super::format::Spec)), packing,
+//! widening and kernel. A new format is a file here, a line in [`TABLE`] and a constant.
 
 mod bf16;
 mod bf16_folded;
