@@ -31,8 +31,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// `service.name` of workers in traces.
 const TRACED_AS: &str = "skein-worker";
 
-/// All settings of a supervised worker. They travel as one line of JSON on its standard input: no other user of
-/// the machine sees them, and no environment or file is applied a second time.
+/// All settings of a supervised worker. They travel as one line of JSON on its standard input: no other user
+/// of the machine sees them, and no environment or file is applied a second time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct SupervisedWorker {
     config: WorkerConfig,
@@ -127,8 +127,8 @@ struct SharedGpu {
     sharers: u32,
 }
 
-/// The log of a worker called `name` beside that of its supervisor, whose traces it joins. The supervisor exports
-/// the metrics.
+/// The log of a worker called `name` beside that of its supervisor, whose traces it joins. The supervisor
+/// exports the metrics.
 fn of_worker(log: &LogOptions, name: &str) -> LogOptions {
     let traced = log.otlp.clone().filter(|otlp| otlp.traces.is_some());
     let otlp = traced.map(|otlp| trace::Options {

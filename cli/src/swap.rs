@@ -108,8 +108,8 @@ pub struct Starts {
 }
 
 impl Starts {
-    /// Fingerprint of `model`, and the memory of its workers, which must fit next to the `running_bytes` of the
-    /// current version.
+    /// Fingerprint of `model`, and the memory of its workers, which must fit next to the `running_bytes` of
+    /// the current version.
     fn files(&self, model: &Path, running_bytes: u64) -> Result<Files, String> {
         let fingerprint = fingerprint(model).map_err(|error| error.to_string())?;
         if self.launch.gpus > 0 {

@@ -40,8 +40,8 @@ pub async fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Err(failure) = &outcome {
         eprintln!("error: {failure}");
         trace::flush(settings::FLUSH_TRACES);
-        // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too. Routers
-        // must see the exit at once, so that streams continue on other workers.
+        // A thread may hang in the driver of a stuck GPU, and the driver's exit handlers may hang, too.
+        // Routers must see the exit at once, so that streams continue on other workers.
         skein_sys::process::exit_without_handlers(failure.code.into())
     }
     outcome

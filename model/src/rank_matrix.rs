@@ -1,5 +1,5 @@
-//! A matrix as stored, of which a rank has a part, and an adapter's change to it: what is refused on every device.
-//! A device only chooses a layout.
+//! A matrix as stored, of which a rank has a part, and an adapter's change to it: what is refused on every
+//! device. A device only chooses a layout.
 
 use super::LoadError;
 use super::adapter::Delta;
@@ -19,8 +19,8 @@ impl RankMatrix {
     /// `tensor` in `source`, of which a rank has `part`.
     ///
     /// # Errors
-    /// If it is missing, has the wrong shape, would be cut inside a block, or cannot be changed as the adapter
-    /// changes it.
+    /// If it is missing, has the wrong shape, would be cut inside a block, or cannot be changed as the
+    /// adapter changes it.
     pub fn find(tensor: &Tensor, part: &Part, source: WeightSource<'_>) -> Result<Self, LoadError> {
         let whole = tensor.find_matrix(source.weights)?;
         if let StoredMatrix::Numbers(numbers) = &whole {

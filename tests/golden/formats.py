@@ -5,7 +5,7 @@ The templates are those that llama.cpp collects, in the source package of llama-
     pip download --no-deps --no-binary :all: llama-cpp-python
     python formats.py llama_cpp_python-*.tar.gz
 The templates are not checked in. Checked in are their outputs, and which marks of
-router/src/formats/detect.rs they contain.
+text/src/formats/detect.rs they contain.
 """
 
 import datetime
@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 HERE = pathlib.Path(__file__).resolve().parent
 NOW = datetime.datetime(2026, 3, 9, 8, 5, 7)
-MARKS = re.findall(r'"((?:[^"\\]|\\.)*)"', (HERE.parents[1] / "router/src/formats/detect.rs").read_text().split("MARKS")[1].split("];")[0])
+MARKS = re.findall(r'"((?:[^"\\]|\\.)*)"', (HERE.parents[1] / "text/src/formats/detect.rs").read_text().split("MARKS")[1].split("];")[0])
 MARKS = [mark.encode().decode("unicode_escape").encode("latin-1", "ignore").decode("utf-8", "ignore") if "\\" in mark else mark for mark in MARKS]
 MARKS += ["</think>", "[/THINK]"]
 

@@ -1,6 +1,7 @@
-//! Text and tokens: chat template and tokenizer for prompts, incremental detokenizer and stop strings for output, and
-//! the formats in which families write reasoning and tool calls. It knows no requests, transport or workers. All it
-//! reads comes from the model's directory and is data, never code; a chat template runs with limits.
+//! Text and tokens: chat template and tokenizer for prompts, incremental detokenizer and stop strings for
+//! output, and the formats in which families write reasoning and tool calls. It knows no requests, transport
+//! or workers. All it reads comes from the model's directory and is data, never code; a chat template runs
+//! with limits.
 
 mod bounded_filters;
 mod bounded_read;

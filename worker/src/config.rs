@@ -10,8 +10,8 @@ use skein_node::supervisor::Secret;
 use crate::backend::fake::StepCost;
 use crate::draft::Speculate;
 
-/// Effective settings of one worker process. A supervisor sends them to a worker, and a leader to its ranks, as one
-/// value; secrets stay behind.
+/// Effective settings of one worker process. A supervisor sends them to a worker, and a leader to its ranks,
+/// as one value; secrets stay behind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerConfig {
     /// Hugging Face model directory.

@@ -1,9 +1,9 @@
 //! One replica of a model: a scheduler over a paged KV cache, an engine loop, a backend, and the gRPC service
 //! in front. It knows neither the router nor HTTP nor text.
 //!
-//! Dependencies point inward: `service → load → {adapters, engine} → {metrics, streams, draft_model → scheduler →
-//! draft → kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the backend
-//! never sees a request, and protobuf stops in `service`.
+//! Dependencies point inward: `service → load → {adapters, engine} → {metrics, streams, draft_model →
+//! scheduler → draft → kv_cache, group → backend → model → kernels}`. The scheduler never sees a tensor, the
+//! backend never sees a request, and protobuf stops in `service`.
 
 pub mod adapters;
 pub mod backend;

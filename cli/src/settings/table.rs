@@ -20,8 +20,8 @@ pub struct Flag {
     /// Whether it concerns text, tokens or our own workers, so that a router before OpenAI workers does not
     /// have it.
     pub needs_tokens: bool,
-    /// Place in a worker's configuration (JSON pointer, RFC 6901) of a value that must be equal on all nodes of a
-    /// group.
+    /// Place in a worker's configuration (JSON pointer, RFC 6901) of a value that must be equal on all nodes
+    /// of a group.
     pub same_on_nodes: Option<&'static str>,
 }
 
@@ -868,7 +868,8 @@ const fn tokens(flag: Flag) -> Flag {
     Flag { needs_tokens: true, ..flag }
 }
 
-/// Marks a setting whose value at `pointer` of a worker's configuration must be equal on all nodes of a group.
+/// Marks a setting whose value at `pointer` of a worker's configuration must be equal on all nodes of a
+/// group.
 const fn same_on_nodes(pointer: &'static str, flag: Flag) -> Flag {
     Flag { same_on_nodes: Some(pointer), ..flag }
 }

@@ -489,7 +489,8 @@ impl Reader<'_> {
     }
 }
 
-/// MXFP4's integer codes are twice their E2M1 values. Halving them here keeps the scales powers of two, which fit
+/// MXFP4's integer codes are twice their E2M1 values. Halving them here keeps the scales powers of two, which
+/// fit
 /// 8 bits.
 fn table_scale(kind: BlockType) -> f32 {
     if kind == BlockType::Mxfp4 { 0.5 } else { 1.0 }

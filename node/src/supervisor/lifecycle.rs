@@ -1,6 +1,7 @@
 //! Reports of a supervised worker to its supervisor: one JSON object per line on standard output. In the
-//! other direction, the first line is the worker's [`Secret`](super::Secret), the second its settings. After them, closing standard
-//! input is the only signal: it means "drain and exit", whether the supervisor requests that or has died.
+//! other direction, the first line is the worker's [`Secret`](super::Secret), the second its settings. After
+//! them, closing standard input is the only signal: it means "drain and exit", whether the supervisor
+//! requests that or has died.
 
 use std::io::{Read, Write};
 use std::time::Duration;

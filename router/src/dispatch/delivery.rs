@@ -414,7 +414,8 @@ impl Delivery {
                 );
                 self.fail(Refusal::Internal)
             }
-            // The fault may also be the request's own: a grammar can exceed a limit mid-answer, on any worker.
+            // The fault may also be the request's own: a grammar can exceed a limit mid-answer, on any
+            // worker.
             CallError::Rejected(message) => self.fail(Refusal::Invalid { param: None, message }),
         }
     }

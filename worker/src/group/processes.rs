@@ -56,8 +56,8 @@ pub struct Welcome {
     pub timeout: Duration,
     /// Properties that all ranks must have in common.
     pub terms: Terms,
-    /// Settings of the leader, with those of the rank's own node where nodes differ: the model's directory and
-    /// that of packed weights.
+    /// Settings of the leader, with those of the rank's own node where nodes differ: the model's directory
+    /// and that of packed weights.
     pub config: WorkerConfig,
     /// Device of all ranks.
     pub device: DeviceKind,

@@ -1,4 +1,5 @@
-//! The leader's side of a group: starts the other ranks, on this machine and on others, and loads its own part.
+//! The leader's side of a group: starts the other ranks, on this machine and on others, and loads its own
+//! part.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;

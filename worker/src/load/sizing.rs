@@ -79,8 +79,9 @@ pub(super) struct WindowRows {
     pub rows: u32,
 }
 
-/// Number of blocks of a model whose layers with a window have `windows`; `bytes` of each rank. Without a window, and where little would be given back, all
-/// layers share the blocks of [`kv_blocks`]; otherwise see [`WindowedCache::divide`].
+/// Number of blocks of a model whose layers with a window have `windows`; `bytes` of each rank. Without a
+/// window, and where little would be given back, all layers share the blocks of [`kv_blocks`]; otherwise see
+/// [`WindowedCache::divide`].
 pub(super) fn kv_blocks_by_layer(
     config: &SchedulerConfig,
     windows: WindowRows,

@@ -52,7 +52,8 @@ impl Step {
     }
 }
 
-/// A planned step: the batch for the backend and the record that [`super::Scheduler::commit`] needs afterwards.
+/// A planned step: the batch for the backend and the record that [`super::Scheduler::commit`] needs
+/// afterwards.
 #[derive(Debug)]
 pub struct Plan {
     /// Goes to the backend.

@@ -71,8 +71,8 @@ pub(super) struct Connected<'a> {
 }
 
 impl<'a> RankLink<'a> {
-    /// Connects the devices of the stage's ranks, which exchange up to `shape` at once. From then on, a wait for the device fails if the group ends, NCCL reports an error or a rank
-    /// sends no sums.
+    /// Connects the devices of the stage's ranks, which exchange up to `shape` at once. From then on, a wait
+    /// for the device fails if the group ends, NCCL reports an error or a rank sends no sums.
     pub(super) fn connect(
         mut self,
         opened: &OpenDevice,
