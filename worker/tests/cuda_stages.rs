@@ -117,7 +117,7 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
     let shards: Vec<Shard> = (0..stages).map(shard).collect();
     let open = || cuda::open(0, &model, options.limits.block_size).unwrap();
     let (planned, kv_blocks) =
-        cuda::plan_ranks(cuda::ModelDir { dir: dir, config: &model }, &open(), options, &shards).unwrap();
+        cuda::plan_ranks(cuda::ModelDir { dir, config: &model }, &open(), options, &shards).unwrap();
     // Blocks of the stage with the largest ones, if all layers share them.
     let block_bytes =
         planned.iter().map(|bytes| bytes.token.all() * u64::from(options.limits.block_size)).max();
@@ -141,7 +141,7 @@ fn pipeline(dir: &Path, stages: usize, options: &CudaOptions) -> (Pipeline, Vec<
         let link = RankLink { shard, connections, agree: &mut agree, ended: Box::new(|| None) };
         let (opened, free_before) = (open(), free());
         let loaded = cuda::load_rank(
-            cuda::ModelDir { dir: dir, config: &model },
+            cuda::ModelDir { dir, config: &model },
             opened,
             options,
             Some(link),

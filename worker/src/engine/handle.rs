@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::constraints::Constraint;
 use super::log::StateLog;
-use crate::scheduler::{NewRequest, Refusal};
+use crate::scheduler::{NewRequest, NotAdmitted};
 use crate::streams::{AttachError, Attachment, Counts, TokenStream};
 
 /// A validated request to submit to the engine.
@@ -67,7 +67,7 @@ pub enum SubmitError {
     },
     /// The scheduler refused it.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] NotAdmitted),
     /// Too many streams are open because clients do not read theirs to the end.
     #[error("{open} streams are open, including finished ones not read to the end; the limit is {limit}")]
     TooManyStreams {

@@ -71,7 +71,7 @@ pub use audit::Violation;
 pub use class::BACKGROUND;
 pub use drafts::{Drafts, Propose};
 pub use model_drafts::{ModelDraft, ModelText};
-pub use request::{Accepted, NewRequest, NewSample, Note, Refusal, RequestEvent, RequestKey};
+pub use request::{Accepted, NewRequest, NewSample, NotAdmitted, Note, RequestEvent, RequestKey};
 pub use step::{Plan, Step};
 
 use crate::TokenId;
@@ -156,7 +156,7 @@ impl Scheduler {
     }
 
     /// Accepts a request and queues its samples: the fresh ones as one sequence, each resumed one as its own.
-    pub fn submit(&mut self, request: NewRequest) -> Result<Accepted, Refusal> {
+    pub fn submit(&mut self, request: NewRequest) -> Result<Accepted, NotAdmitted> {
         let fresh: Vec<u32> = request
             .samples
             .iter()
@@ -199,14 +199,14 @@ impl Scheduler {
         self.queues.waiting.insert(sequence.rank, sequence);
     }
 
-    fn admit_or_refuse(&self, fresh: u32) -> Result<(), Refusal> {
+    fn admit_or_refuse(&self, fresh: u32) -> Result<(), NotAdmitted> {
         let waiting = self.queues.waiting.len() as u32;
         let Limits { max_waiting, max_num_seqs, .. } = self.limits;
         if waiting >= max_waiting {
-            return Err(Refusal::QueueFull { waiting, limit: max_waiting });
+            return Err(NotAdmitted::QueueFull { waiting, limit: max_waiting });
         }
         if fresh > max_num_seqs {
-            return Err(Refusal::TooManySamples { got: fresh, limit: max_num_seqs });
+            return Err(NotAdmitted::TooManySamples { got: fresh, limit: max_num_seqs });
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ pub struct NewSample {
 
 /// Why a request is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum NotAdmitted {
     /// As many sequences wait as may.
     #[error("{waiting} sequences wait, the limit is {limit}; retry elsewhere or in {} ms", RETRY_AFTER.as_millis())]
     QueueFull {
@@ -88,7 +88,7 @@ pub enum Refusal {
     },
 }
 
-/// Retry delay that [`Refusal::QueueFull`] suggests: about the time in which a full queue moves.
+/// Retry delay that [`NotAdmitted::QueueFull`] suggests: about the time in which a full queue moves.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Result of a successful submit.

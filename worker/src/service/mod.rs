@@ -40,7 +40,7 @@ pub(crate) use model_facts::ModelFacts;
 use crate::adapters::{Adapters, NotServed};
 use crate::engine::{EngineHandle, Submission, SubmitError};
 use crate::metrics::Metrics;
-use crate::scheduler::Refusal;
+use crate::scheduler::NotAdmitted;
 use crate::streams::{AttachError, StreamFault, TokenStream};
 
 /// Deltas queued between a request's stream and HTTP/2. Output beyond it is merged into longer deltas
@@ -359,10 +359,10 @@ fn refused(error: SubmitError) -> Status {
     let code = match &error {
         SubmitError::Duplicate { .. } => Code::AlreadyExists,
         SubmitError::Released { .. } => Code::Cancelled,
-        SubmitError::Refused(Refusal::QueueFull { .. }) | SubmitError::TooManyStreams { .. } => {
+        SubmitError::Refused(NotAdmitted::QueueFull { .. }) | SubmitError::TooManyStreams { .. } => {
             Code::ResourceExhausted
         }
-        SubmitError::Refused(Refusal::TooManySamples { .. }) => Code::InvalidArgument,
+        SubmitError::Refused(NotAdmitted::TooManySamples { .. }) => Code::InvalidArgument,
         SubmitError::HandedBack | SubmitError::Stopped => Code::Unavailable,
     };
     with_retry_after(Status::new(code, error.to_string()))

@@ -341,6 +341,11 @@ pub(super) fn copy_waves(copies: &[BlockCopy]) -> Vec<&[BlockCopy]> {
     waves
 }
 
+/// Words of a mask over `vocab` tokens.
+pub(super) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(u32::BITS as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -481,9 +486,4 @@ mod tests {
         check(&[copy(1, 2), copy(3, 2), copy(7, 8)], &[1, 2]);
         check(&[copy(1, 2), copy(3, 1)], &[1, 1]);
     }
-}
-
-/// Words of a mask over `vocab` tokens.
-pub(super) fn mask_words(vocab: usize) -> usize {
-    vocab.div_ceil(u32::BITS as usize)
 }

@@ -455,10 +455,10 @@ fn a_full_queue_and_too_many_samples_are_refused() {
     let samples: Vec<NewSample> = (0..3).map(|index| NewSample { index, delivered: Vec::new() }).collect();
     let three = NewRequest { samples, ..request(1, vec![1], SamplingParams::default()) };
     let refused = world.scheduler.submit(three).err();
-    assert_eq!(refused, Some(Refusal::TooManySamples { got: 3, limit: 2 }));
+    assert_eq!(refused, Some(NotAdmitted::TooManySamples { got: 3, limit: 2 }));
     world.submit(request(2, vec![1], SamplingParams::default()));
     let refused = world.scheduler.submit(request(3, vec![1], SamplingParams::default())).err();
-    assert_eq!(refused, Some(Refusal::QueueFull { waiting: 1, limit: 1 }));
+    assert_eq!(refused, Some(NotAdmitted::QueueFull { waiting: 1, limit: 1 }));
 }
 
 #[test]
