@@ -76,7 +76,7 @@ impl Launch {
         let worker =
             SupervisedWorker { config: self.config(index, engine, threads), log: of_worker(&self.log, name) };
         let settings = serde_json::to_string(&worker)
-            .unwrap_or_else(|error| unreachable!("settings are plain values: {error}"));
+            .unwrap_or_else(|error| unreachable!("each setting has a form in JSON: {error}"));
         WorkerStart { command, settings }
     }
 
@@ -185,6 +185,9 @@ async fn serve() -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use skein_node::telemetry::LogFormat;
     use skein_node::trace::{Endpoint, Protocol, Sampling};
     use skein_worker::config::{AdapterConfig, CpuConfig, FakeConfig, GroupSecret, NodesConfig, RanksConfig};
@@ -245,7 +248,9 @@ mod tests {
         config.cuda.memory_utilization = 0.1 + 0.2;
         config.cuda.step_timeout = Duration::from_nanos(1_234_567_891);
         config.merged_adapter = Some(AdapterConfig { name: "a".into(), directory: "/a \" b".into() });
-        config.cpu = CpuConfig { packed_cache_dir: None, draft_model: Some("/draft".into()) };
+        config.model = OsStr::from_bytes(b"/no\xfeUnicode").into();
+        config.cpu =
+            CpuConfig { packed_cache_dir: None, draft_model: Some(OsStr::from_bytes(b"\xff").into()) };
         config.fake = FakeConfig { kv_blocks: Some(7), ..FakeConfig::default() };
         config.kv_cache_memory_bytes = Some(u64::MAX);
         let nodes = NodesConfig { count: 2, secret: GroupSecret("s".into()), ..NodesConfig::default() };

@@ -15,6 +15,7 @@ use crate::draft::Speculate;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkerConfig {
     /// Hugging Face model directory.
+    #[serde(with = "crate::path")]
     pub model: PathBuf,
     /// Name in block hashes and in `Info`; by default that of the directory.
     pub served_model_name: String,
@@ -97,7 +98,9 @@ impl WorkerConfig {
         let nodes =
             NodesConfig { secret: GroupSecret::default(), settings: Vec::new(), ..self.ranks.nodes.clone() };
         let ranks = RanksConfig { nodes, command: None, ..self.ranks.clone() };
-        Self { secret: None, ranks, ..self.clone() }
+        // Ranks get adapters by frames.
+        let adapters = AdaptersConfig { modules: Vec::new(), ..self.adapters.clone() };
+        Self { secret: None, ranks, adapters, ..self.clone() }
     }
 
     /// The scheduler's limits on a device: a GPU computes larger steps in the time of small ones.
@@ -225,8 +228,10 @@ impl std::fmt::Debug for GroupSecret {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuConfig {
     /// Directory that keeps packed weights for the next start; `None` = do not keep them.
+    #[serde(with = "crate::path::optional")]
     pub packed_cache_dir: Option<PathBuf>,
     /// Smaller model that drafts tokens: a directory or a GGUF file.
+    #[serde(with = "crate::path::optional")]
     pub draft_model: Option<PathBuf>,
 }
 
@@ -266,6 +271,7 @@ pub struct AdapterConfig {
     /// Name under which clients request it.
     pub name: String,
     /// Directory in PEFT's format.
+    #[serde(with = "crate::path")]
     pub directory: PathBuf,
 }
 
@@ -479,4 +485,23 @@ pub struct Setting {
     pub shown: String,
     /// Whether this node's command line sets it; otherwise the leader's value applies.
     pub is_given: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_get_no_secret_and_adapters_only_by_frames() {
+        let mut config = WorkerConfig::new("model", "m");
+        config.secret = Some(Secret::draw().expect("the system has random bytes"));
+        config.ranks.nodes.secret = GroupSecret("between nodes".into());
+        let module = AdapterConfig { name: "a".into(), directory: "/a".into() };
+        config.adapters.modules = vec![module; 100_000];
+        let sent = serde_json::to_string(&config.for_ranks()).expect("plain values");
+        assert!(sent.len() < 8192, "{} bytes", sent.len());
+        for secret in ["between nodes", config.secret.as_ref().map_or("", Secret::expose)] {
+            assert!(!sent.contains(secret));
+        }
+    }
 }

@@ -18,6 +18,7 @@ pub mod group;
 pub mod kv_cache;
 pub mod load;
 pub mod metrics;
+mod path;
 pub mod quality;
 pub mod scheduler;
 pub mod service;

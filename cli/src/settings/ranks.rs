@@ -72,14 +72,16 @@ fn is_loopback(leader: &str) -> bool {
 
 /// The settings that must be equal on all nodes of a group, with this node's values.
 pub fn same_on_nodes(settings: &Settings, worker: &WorkerConfig) -> Vec<Setting> {
-    let config = serde_json::to_value(worker).unwrap_or_default();
+    let config = serde_json::to_value(worker)
+        .unwrap_or_else(|error| unreachable!("each setting has a form in JSON: {error}"));
     let of_flag = |flag: &Flag| {
         let (name, pointer) = (flag.key.name, flag.same_on_nodes?);
         let value = config.pointer(pointer)?.to_string();
         let is_given = !matches!(settings.origin(name), Origin::Default);
         let shown = match settings.shown(name) {
-            text if text.is_empty() => "its default".to_owned(),
-            text => text,
+            text if !text.is_empty() => text,
+            _ if value == "null" => "its default".to_owned(),
+            _ => value.clone(),
         };
         Some(Setting { name: name.into(), value, shown, is_given })
     };
