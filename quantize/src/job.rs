@@ -6,6 +6,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use serde_json::json;
+use skein_model::fields::read_object;
+use skein_model::on_cpu::Model;
+use skein_model::on_cpu::capture::{Network, Reader};
+use skein_model::tensors::{Product, Role};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::encode::{self, Encoded};
@@ -20,10 +24,6 @@ use super::scheme::{Layout, Method, Scheme};
 use super::smooth::{Scales, Search};
 use super::statistics::{Examples, Statistics};
 use super::{Phase, Progress, QuantizeError, Report, Request};
-use skein_model::fields::read_object;
-use skein_model::on_cpu::Model;
-use skein_model::on_cpu::capture::{Network, Reader};
-use skein_model::tensors::{Product, Role};
 
 /// A run over all layers of a model.
 pub(super) struct Job<'a> {

@@ -11,9 +11,6 @@ use skein_kernels::cpu::kv_cache::{KvCache, KvShape, KvType};
 use skein_kernels::cpu::matmul::{Linear, Write, matmul};
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
 use skein_kernels::cpu::packed::{Format, Layout, Packed};
-use skein_sys::threads::ThreadPlacement;
-
-use super::original::{Original, Written};
 use skein_model::LoadError;
 use skein_model::on_cpu::adapter::AdapterRows;
 use skein_model::on_cpu::caches::Caches;
@@ -24,6 +21,9 @@ use skein_model::on_cpu::{Activations, ForwardStep, Located, Model};
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
 use skein_model::weight_source::WeightSource;
+use skein_sys::threads::ThreadPlacement;
+
+use super::original::{Original, Written};
 
 /// Slots of a block of the cache.
 const BLOCK: usize = 16;

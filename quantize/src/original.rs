@@ -4,11 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
-
-use super::QuantizeError;
-use super::maths::for_each_part;
-use super::maths::grid::ScaleType;
-use super::scheme::{Layout, Scheme};
 use skein_model::checkpoint::{SafetensorsFiles, Weights};
 use skein_model::config::ModelConfig;
 use skein_model::fingerprint;
@@ -19,6 +14,11 @@ use skein_model::shard::Shard;
 use skein_model::spec::Spec;
 use skein_model::tensors::{self, Kind, Place, Role, Stored, Tensor};
 use skein_model::weight_source::WeightSource;
+
+use super::QuantizeError;
+use super::maths::for_each_part;
+use super::maths::grid::ScaleType;
+use super::scheme::{Layout, Scheme};
 
 /// Groups that are chosen among if none is given, best first.
 const GROUPS: [usize; 3] = [128, 64, 32];

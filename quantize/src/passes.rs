@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::original::Target;
 use skein_model::on_cpu::capture::Reader;
+
+use super::original::Target;
 
 /// Size of a number in single precision.
 const F32: u64 = size_of::<f32>() as u64;

@@ -12,6 +12,8 @@ use std::collections::HashMap;
 
 use skein_kernels::cpu::Cpu;
 use skein_kernels::cpu::matrix::{Storage, WeightMatrix};
+use skein_model::on_cpu::capture::{Network, Reader};
+use skein_model::tensors::{Kind, Product, Role, Tensor};
 
 use super::QuantizeError;
 use super::encode::{Encoded, floats};
@@ -20,8 +22,6 @@ use super::maths::awq::{self, Candidate, RelativeWeights};
 use super::maths::grid::{Rule, ScaleType};
 use super::original::{Original, Target, Written};
 use super::statistics::Statistics;
-use skein_model::on_cpu::capture::{Network, Reader};
-use skein_model::tensors::{Kind, Product, Role, Tensor};
 
 /// Scales of a layer.
 #[derive(Default)]

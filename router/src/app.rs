@@ -6,6 +6,8 @@ use std::sync::Arc;
 use skein_node::clock;
 use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
+use skein_text::formats::Plan;
+use skein_text::model_text::ModelText;
 
 use crate::api::http::receipts;
 use crate::batch::jobs::Store;
@@ -20,8 +22,6 @@ use crate::swap::ModelSwaps;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text::work::TextWork;
 use crate::validate::{Offer, check_model, validate};
-use skein_text::formats::Plan;
-use skein_text::model_text::ModelText;
 
 /// State of the APIs; cheap to clone.
 #[derive(Clone)]

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::fleet::Policy;
 use skein_text::sources::TextSources;
+
+use crate::fleet::Policy;
 
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]

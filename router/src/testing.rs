@@ -16,6 +16,7 @@ use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
+use skein_text::model_text::{Facts, ModelText};
 
 use crate::fleet::admission::Running;
 use crate::fleet::capacity::Capacity;
@@ -24,7 +25,6 @@ use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
 use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
-use skein_text::model_text::{Facts, ModelText};
 
 /// Token of byte 0: byte `b` is token `b + BYTES`.
 pub const BYTES: TokenId = 4;

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use crate::backend::BackendError;
 use skein_model::LoadError;
+
+use crate::backend::BackendError;
 
 /// Why a worker could not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]

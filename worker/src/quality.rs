@@ -2,6 +2,13 @@
 
 use std::path::Path;
 
+use skein_model::LoadError;
+use skein_model::checkpoint::Weights;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::spec::Spec;
+use skein_model::tensors;
+
 use crate::BlockId;
 use crate::backend::cpu::{CpuModel, CpuOptions, NumberTypes};
 use crate::backend::{Batch, BatchSequence};
@@ -9,12 +16,6 @@ use crate::config::Precision;
 use crate::error::WorkerError;
 use crate::load::model_files::stored_form;
 use crate::load::precision;
-use skein_model::LoadError;
-use skein_model::checkpoint::Weights;
-use skein_model::config::ModelConfig;
-use skein_model::on_cpu::packed_cache::PackedCache;
-use skein_model::spec::Spec;
-use skein_model::tensors;
 
 /// Slots of a block of the cache.
 const BLOCK_SIZE: u32 = 16;

@@ -16,11 +16,11 @@ use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
+use skein_text::formats::tools::ToolUse;
+use skein_text::model_text::ChatPrompt;
 
 use self::tenant::Tenant;
 use crate::fleet::receipt::Receipts;
-use skein_text::formats::tools::ToolUse;
-use skein_text::model_text::ChatPrompt;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
 /// a parser reports what is out of range.

@@ -11,15 +11,15 @@ use skein_node::trace::{self, Part};
 use skein_proto::TokenId;
 use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
+use skein_text::detokenizer::Detokenizer;
+use skein_text::formats::Plan;
+use skein_text::model_text::ModelText;
+use skein_text::stop::StopMatcher;
 
 use crate::drain::Lease;
 use crate::generator::TokenSource;
 use crate::refusal::Refusal;
 use crate::request::{Journey, TokenDelta, TokenRequest};
-use skein_text::detokenizer::Detokenizer;
-use skein_text::formats::Plan;
-use skein_text::model_text::ModelText;
-use skein_text::stop::StopMatcher;
 
 /// Validated text options of a request. The worker does not see them.
 #[derive(Debug, Clone, Default)]

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use serde_json::json;
 use skein_grammar::{Refused, Source};
 use skein_proto::sampling::Grammar;
-
-use crate::refusal::Refusal;
-use crate::request::{Draft, Prompt};
-use crate::text::text_stream::Split;
 use skein_text::formats::grammar::{Answer, holds_calls};
 use skein_text::formats::tools::{Choice, Function, ToolUse};
 use skein_text::formats::{Opening, Plan};
 use skein_text::model_text::ModelText;
+
+use crate::refusal::Refusal;
+use crate::request::{Draft, Prompt};
+use crate::text::text_stream::Split;
 
 /// Tokens of `max_tokens` reserved for constrained text after reasoning. In a short answer, reasoning may
 /// take half.

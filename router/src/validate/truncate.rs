@@ -1,10 +1,10 @@
 //! Truncates a long prompt if its request allows it (vLLM's `truncate_prompt_tokens`). Pure.
 
 use skein_proto::TokenId;
+use skein_text::model_text::ModelText;
 
 use crate::refusal::Refusal;
 use crate::request::{Draft, ModelLimits, Prompt, Truncation};
-use skein_text::model_text::ModelText;
 
 /// Refuses a limit that leaves no prompt.
 pub(super) fn check(truncation: Option<Truncation>) -> Result<(), Refusal> {

@@ -2,10 +2,10 @@
 
 use skein_proto::TokenId;
 use skein_proto::sampling::{MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS};
+use skein_text::tokenizer::Tokenizer;
 
 use super::ranges::{check_bytes, check_count, token_id};
 use crate::refusal::Refusal;
-use skein_text::tokenizer::Tokenizer;
 
 /// Most banned words: each has up to two spellings, with and without a leading space.
 const MAX_WORDS: usize = MAX_BAD_WORDS / 2;

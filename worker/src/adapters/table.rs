@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
+use skein_model::served_adapter::HeldAdapter;
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterInfo, AdapterRecord};
 use tokio::sync::OnceCell;
 
 use super::AdapterUse;
 use crate::backend::LoadedAdapter;
-use skein_model::served_adapter::HeldAdapter;
 
 /// Most unloaded adapters that are kept for requests that had begun, and most unloaded names; then the oldest
 /// is forgotten.

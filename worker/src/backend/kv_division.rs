@@ -1,7 +1,8 @@
 //! Division of a KV cache's memory between blocks and window blocks. Pure.
 
-use crate::config::SchedulerConfig;
 use skein_model::kv_blocks::{KvBlocks, KvTokenBytes, WindowBlocks};
+
+use crate::config::SchedulerConfig;
 
 /// Tokens of a cached sequence for which there are window blocks.
 pub(crate) const MODERATE_LEN: u32 = 1024;

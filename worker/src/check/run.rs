@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use skein_kernels::cpu::kv_cache::KvType;
+use skein_model::config::ModelConfig;
 use skein_node::random::SplitMix64;
 use skein_proto::logprobs::TokenLogprobs;
 
@@ -12,7 +13,6 @@ use crate::backend::cpu::{CpuBackend, CpuOptions, NumberTypes};
 use crate::backend::cuda::{self, CudaBackend, CudaOptions, Fp8};
 use crate::backend::{Backend, Batch, ScoreRow, StepOutput, Want};
 use crate::config::{CudaConfig, SchedulerConfig};
-use skein_model::config::ModelConfig;
 
 /// Sequences in a batch.
 pub const SEQUENCES: u32 = 8;

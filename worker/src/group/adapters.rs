@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use skein_model::served_adapter::HeldAdapter;
 use skein_node::clock;
 use skein_proto::adapter::AdapterId;
 
@@ -18,7 +19,6 @@ use super::processes::Answer;
 use super::sender::FrameSender;
 use super::watch::Watch;
 use crate::backend::{Batch, LoadedAdapter};
-use skein_model::served_adapter::HeldAdapter;
 
 /// Longest wait for the other ranks to check or read an adapter.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use skein_model::on_cpu::adapter::AdapterWeights;
+use skein_model::served_adapter::HeldAdapter;
 use skein_node::clock;
 use skein_proto::adapter::AdapterId;
 
@@ -13,8 +15,6 @@ use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::backend::{
     Backend, BackendError, Batch, LoadedAdapter, SampleRow, Sampled, StepHandle, StepOutput, Want,
 };
-use skein_model::on_cpu::adapter::AdapterWeights;
-use skein_model::served_adapter::HeldAdapter;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const EPOCH: u64 = 5;

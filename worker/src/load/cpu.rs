@@ -1,6 +1,15 @@
 //! Plans and loads a model on the CPU.
 
 use skein_kernels::cpu::packed::Format;
+use skein_model::checkpoint::Weights;
+use skein_model::checkpoint::quantised::Scheme;
+use skein_model::config::ModelConfig;
+use skein_model::cost::{Product, StepCost};
+use skein_model::fingerprint::{computed_with, fingerprint};
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::shard::Shard;
+use skein_model::tensors;
 use skein_node::trace::PROCESS;
 use tracing::info_span;
 
@@ -17,15 +26,6 @@ use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Topology;
-use skein_model::checkpoint::Weights;
-use skein_model::checkpoint::quantised::Scheme;
-use skein_model::config::ModelConfig;
-use skein_model::cost::{Product, StepCost};
-use skein_model::fingerprint::{computed_with, fingerprint};
-use skein_model::on_cpu::packed_cache::PackedCache;
-use skein_model::served_adapter::{AdapterForm, AdapterModel};
-use skein_model::shard::Shard;
-use skein_model::tensors;
 
 /// Requirements of a model on the CPU, known before loading.
 pub(super) struct CpuPlan {

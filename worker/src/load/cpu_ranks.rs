@@ -2,6 +2,12 @@
 
 use std::path::Path;
 
+use skein_model::LoadError;
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::spec::Spec;
+
 use super::group::{Agree, Work, lead};
 use super::member::{follow, join, reader};
 use super::model_files::{of_merged, stored};
@@ -12,11 +18,6 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{Member, RankAdapters, RankProcess, Topology};
-use skein_model::LoadError;
-use skein_model::config::ModelConfig;
-use skein_model::on_cpu::packed_cache::PackedCache;
-use skein_model::served_adapter::{AdapterForm, AdapterModel};
-use skein_model::spec::Spec;
 
 /// Leads a group of CPU ranks; returns it with the adapters of the other ranks, and the bytes of weights that
 /// this rank's steps read.

@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+use skein_model::cost::{Product, StepCost, ValueBytes};
+use skein_model::fingerprint::{computed_with, fingerprint};
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::shard::Shard;
+
 use super::cuda_options::cuda_options;
 use super::cuda_ranks::{self, LedOnCuda};
 use super::loaded_backend::LoadedBackend;
@@ -11,10 +16,6 @@ use crate::backend::Backend;
 use crate::backend::cuda::{self, OpenDevice};
 use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
-use skein_model::cost::{Product, StepCost, ValueBytes};
-use skein_model::fingerprint::{computed_with, fingerprint};
-use skein_model::served_adapter::{AdapterForm, AdapterModel};
-use skein_model::shard::Shard;
 
 pub(super) fn load_cuda(
     config: &WorkerConfig,

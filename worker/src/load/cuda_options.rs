@@ -1,5 +1,7 @@
 //! The options of a CUDA backend, and its device.
 
+use skein_model::checkpoint::ModelFile;
+use skein_model::config::ModelConfig;
 use skein_node::trace::PROCESS;
 use tracing::info_span;
 
@@ -8,8 +10,6 @@ use super::{precision, sizing};
 use crate::backend::cuda::{self, CudaOptions, NotUsable, OpenDevice, ServedAdapters};
 use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
-use skein_model::checkpoint::ModelFile;
-use skein_model::config::ModelConfig;
 
 /// Opens the device and its kernels, or says why it cannot be used for the model.
 pub(super) fn open_cuda(config: &WorkerConfig) -> Result<Result<OpenDevice, NotUsable>, WorkerError> {

@@ -2,6 +2,12 @@
 
 use std::sync::Arc;
 
+use skein_model::LoadError;
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::adapter::SlotForm;
+use skein_model::served_adapter::{AdapterForm, AdapterModel};
+use skein_model::shard::Shard;
+
 use super::cuda_options::{cuda_options, open_cuda};
 use super::group::{Agree, Work};
 use super::model_files::of_merged;
@@ -12,11 +18,6 @@ use crate::backend::{Backend, Connections, KvBlocks};
 use crate::config::{DeviceKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::{Member, RankAdapters, RankProcess, Topology};
-use skein_model::LoadError;
-use skein_model::config::ModelConfig;
-use skein_model::on_cuda::adapter::SlotForm;
-use skein_model::served_adapter::{AdapterForm, AdapterModel};
-use skein_model::shard::Shard;
 
 /// A group of ranks on GPUs that this process leads.
 pub(super) struct LedOnCuda {

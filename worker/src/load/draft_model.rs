@@ -3,6 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use skein_grammar::token_bytes::TokenBytes;
+use skein_model::checkpoint::{ModelFile, Weights};
+use skein_model::config::ModelConfig;
+use skein_model::on_cpu::packed_cache::PackedCache;
+use skein_model::shard::Shard;
+use skein_model::tensors;
 
 use super::model_files::{bits_per_weight, stored_form, tokenizer_json};
 use super::precision;
@@ -11,11 +16,6 @@ use crate::config::{Precision, WorkerConfig};
 use crate::draft_model::DraftModel;
 use crate::error::WorkerError;
 use crate::group::Topology;
-use skein_model::checkpoint::{ModelFile, Weights};
-use skein_model::config::ModelConfig;
-use skein_model::on_cpu::packed_cache::PackedCache;
-use skein_model::shard::Shard;
-use skein_model::tensors;
 
 /// Rows of its largest step.
 const MAX_ROWS: u32 = 256;

@@ -1,5 +1,7 @@
 //! Loads the fake backend, which computes no model.
 
+use skein_model::config::ModelConfig;
+
 use super::kv_blocks::kv_blocks;
 use super::loaded_backend::LoadedBackend;
 use super::model_files::grammars;
@@ -8,7 +10,6 @@ use super::sizing::{self, KvTokenBytes, WindowRows};
 use crate::backend::fake::{FakeBackend, FakeOptions};
 use crate::config::WorkerConfig;
 use crate::error::WorkerError;
-use skein_model::config::ModelConfig;
 
 /// Vocabulary and context length of the fake backend when it is served.
 const FAKE_VOCAB_SIZE: u32 = 32_000;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skein_kernels::collective::Ranks;
+use skein_model::fingerprint::fingerprint;
+use skein_model::spec::Spec;
 
 use super::shards::threads;
 use super::terms::terms;
@@ -18,8 +20,6 @@ use crate::group::{
     self, GroupEnd, GroupMemory, Hello, Joined, Kind, Leader, Member, NodePlan, NodeSettings, Nodes, Peers,
     Processes, RankAdapters, TOKEN_BYTES, Topology, Welcome,
 };
-use skein_model::fingerprint::fingerprint;
-use skein_model::spec::Spec;
 
 /// Delay between the end of a group and the next attempt to join one.
 const JOIN_AGAIN: Duration = Duration::from_millis(250);

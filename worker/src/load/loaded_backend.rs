@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use skein_grammar::Grammars;
+use skein_model::cost::StepCost;
 
 use crate::TokenId;
 use crate::adapters::Adapters;
@@ -10,7 +11,6 @@ use crate::backend::Backend;
 use crate::backend::cuda::StepGaps;
 use crate::config::DeviceKind;
 use crate::draft_model::DraftModel;
-use skein_model::cost::StepCost;
 
 /// A loaded backend, and what the rest of the worker must know of its model.
 pub struct LoadedBackend {

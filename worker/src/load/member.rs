@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use skein_kernels::collective::Ranks;
+use skein_model::served_adapter::AdapterModel;
 
 use super::terms::terms;
 use crate::backend::Backend;
 use crate::group::{self, Answer, Followed, Member, RankError, RankProcess, RankReader, Welcome};
-use skein_model::served_adapter::AdapterModel;
 
 /// Joins the leader's group and connects this rank to the others.
 pub(super) fn join(process: &RankProcess, arithmetic: &str) -> Result<Member, String> {

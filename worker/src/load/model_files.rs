@@ -6,10 +6,6 @@ use std::sync::Arc;
 use skein_grammar::Grammars;
 use skein_grammar::token_bytes::TokenBytes;
 use skein_kernels::cpu::matrix::Storage;
-
-use crate::backend::cpu::NumberTypes;
-use crate::config::{LoadFormat, WorkerConfig};
-use crate::error::WorkerError;
 use skein_model::LoadError;
 use skein_model::adapter::Adapter;
 use skein_model::checkpoint::quantised::Scheme;
@@ -17,6 +13,10 @@ use skein_model::checkpoint::{ModelFile, Weights};
 use skein_model::config::ModelConfig;
 use skein_model::spec::Spec;
 use skein_model::tensors::{self, Kind};
+
+use crate::backend::cpu::NumberTypes;
+use crate::config::{LoadFormat, WorkerConfig};
+use crate::error::WorkerError;
 
 /// The part of the description of arithmetic of the merged adapter in `directory`; empty without one.
 pub(super) fn of_merged(directory: Option<&Path>) -> Result<String, LoadError> {

@@ -1,6 +1,9 @@
 //! Computes the memory that a worker would need, rank by rank, with the functions that allocate it. Loads
 //! nothing and starts no process.
 
+use skein_model::shard::Shard;
+use skein_model::spec::Spec;
+
 use super::cpu::{CpuPlan, plan_cpu};
 use super::cuda_ranks::CudaPlan;
 use super::limits::check_settings;
@@ -13,8 +16,6 @@ use crate::backend::{KvBlocks, WindowBlocks};
 use crate::config::{BackendKind, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::NodePlan;
-use skein_model::shard::Shard;
-use skein_model::spec::Spec;
 
 /// Planned memory of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]

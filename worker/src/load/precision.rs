@@ -4,12 +4,12 @@ use skein_kernels::cpu::kv_cache::KvType;
 use skein_kernels::cpu::matrix::Storage;
 use skein_kernels::cpu::packed::{self, Format};
 use skein_kernels::leaves::MAX_LEAVES;
+use skein_model::formats::{self, Device, FormatSource};
 
 use crate::backend::cpu::NumberTypes;
 use crate::backend::cuda::Fp8;
 use crate::config::{Dtype, KvCacheDtype, Precision, Quantization};
 use crate::error::WorkerError;
-use skein_model::formats::{self, Device, FormatSource};
 
 /// Raise it whenever a change alters the bits of a logit: workers of different versions must not continue
 /// each other's requests.

@@ -1,13 +1,14 @@
 //! The adapters that a worker serves beside its model, and the memory they may take.
 
-use crate::adapters::Adapters;
-use crate::config::{AdaptersConfig, WorkerConfig};
-use crate::error::WorkerError;
-use crate::group::RankAdapters;
 use skein_model::on_cpu::adapter::AdapterWeights;
 use skein_model::served_adapter::AdapterModel;
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
+
+use crate::adapters::Adapters;
+use crate::config::{AdaptersConfig, WorkerConfig};
+use crate::error::WorkerError;
+use crate::group::RankAdapters;
 
 /// Memory that adapters may take on the rank of a shard, in bytes.
 pub(super) fn adapter_bytes(config: &WorkerConfig, spec: &Spec, shard: &Shard) -> u64 {

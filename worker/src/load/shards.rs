@@ -1,13 +1,13 @@
 //! Each rank's part of the model, its cache and its threads.
 
 use skein_kernels::cpu::kv_cache::KvType;
+use skein_model::shard::{Indivisible, Shard};
+use skein_model::spec::Spec;
 
 use super::sizing::KvTokenBytes;
 use crate::config::{RanksConfig, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Topology;
-use skein_model::shard::{Indivisible, Shard};
-use skein_model::spec::Spec;
 
 /// Part of each rank, in rank order.
 pub(super) fn shards(config: &WorkerConfig, spec: &Spec) -> Result<(Topology, Vec<Shard>), WorkerError> {

@@ -1,9 +1,10 @@
 //! What all ranks of a group must have in common.
 
+use skein_model::fingerprint::fingerprint;
+
 use crate::config::{DeviceKind, LoadFormat, WorkerConfig};
 use crate::error::WorkerError;
 use crate::group::Terms;
-use skein_model::fingerprint::fingerprint;
 
 /// Terms of a rank on `device` with `arithmetic`.
 pub(super) fn terms(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use skein_model::cost::StepCost;
 use tokio::sync::oneshot;
 
 use super::serve::{on_thread, prepare};
@@ -11,7 +12,6 @@ use crate::config::{DeviceKind, WorkerConfig};
 use crate::engine::EngineHandle;
 use crate::error::WorkerError;
 use crate::load::{check_settings, load};
-use skein_model::cost::StepCost;
 
 /// A running engine and what its model and device are.
 #[derive(Debug)]

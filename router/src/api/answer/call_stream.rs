@@ -9,13 +9,13 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::version::Version;
+use skein_text::formats::Plan;
 
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Journey, TokenRequest};
 use crate::text::text_stream::{TextDelta, TextStream, Usage};
-use skein_text::formats::Plan;
 
 /// How long the HTTP status waits for the first output. A refusal within that time is sent as a status, not
 /// as a chunk. Bounded, because a resumed stream is silent until it passes what its client already has.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use skein_text::formats::{Ids, Piece, Plan, Splitter};
 
 use crate::request::TokenRequest;
-use skein_text::formats::{Ids, Piece, Plan, Splitter};
 
 /// Splitters of all choices of a call.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use http::HeaderMap;
 use serde_json::{Map, Value, json};
+use skein_text::formats::tools::{Choice, Function};
 
 use crate::api::answer::single::request::{self, SingleRequest};
 use crate::api::fields::conversation::Conversation;
@@ -9,7 +10,6 @@ use crate::api::fields::object::{Fields, wrong};
 use crate::api::fields::tools::{self, Chosen, Offered, function_of, not_a_function, offered};
 use crate::config::RouterConfig;
 use crate::refusal::Refusal;
-use skein_text::formats::tools::{Choice, Function};
 
 /// Reads the fields of a body; `only_counted` for count_tokens. Also returns whether the answer includes its
 /// reasoning.

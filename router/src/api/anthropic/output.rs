@@ -2,6 +2,7 @@
 //! add up to the whole answer.
 
 use serde_json::{Value, json};
+use skein_text::formats::Piece;
 
 use super::error::error_object;
 use crate::api::answer::single::output::Output;
@@ -9,7 +10,6 @@ use crate::api::answer::single::{Part, Single};
 use crate::api::http::sse::NamedEvent;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
-use skein_text::formats::Piece;
 
 /// An answer in progress.
 pub struct Message {

@@ -1,11 +1,11 @@
 //! Fields that offer tools to the model: OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
 
 use serde_json::{Map, Value};
+use skein_text::formats::MAX_NAME_BYTES;
+use skein_text::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 
 use super::object::Fields;
 use crate::refusal::Refusal;
-use skein_text::formats::MAX_NAME_BYTES;
-use skein_text::formats::tools::{Choice, Function, MAX_BYTES, MAX_FUNCTIONS, ToolUse};
 
 /// Tools of a request, and the list that the chat template renders.
 #[derive(Debug, Default)]

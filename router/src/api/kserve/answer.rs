@@ -6,6 +6,7 @@ use serde_json::{Map, json};
 use skein_proto::inference::infer_parameter::ParameterChoice;
 use skein_proto::inference::{InferParameter, ModelInferResponse, ModelStreamInferResponse};
 use skein_proto::logprobs::TokenLogprobs;
+use skein_text::token_bytes::TokenBytes;
 
 use super::call::Form;
 use super::model::{Output, VERSION};
@@ -13,7 +14,6 @@ use super::tensors::Outputs;
 use crate::app::{App, Started};
 use crate::refusal::Refusal;
 use crate::text::text_stream::TextDelta;
-use skein_text::token_bytes::TokenBytes;
 
 /// Parameter of a response: whether it is the last one of its request.
 const FINAL: &str = "triton_final_response";

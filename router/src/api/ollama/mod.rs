@@ -12,6 +12,8 @@ use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use skein_node::clock::{self, Timestamp};
 use skein_proto::sampling::SamplingOptions;
+use skein_text::model_text::Facts;
+use skein_text::strftime::strftime;
 
 use self::error::OllamaError;
 use super::answer::call_stream::CallStream;
@@ -23,8 +25,6 @@ use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
 use crate::text::text_stream::{TextDelta, TextFinish, Usage};
-use skein_text::model_text::Facts;
-use skein_text::strftime::strftime;
 
 pub mod error;
 

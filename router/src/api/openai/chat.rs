@@ -8,6 +8,8 @@ use http::{HeaderMap, HeaderValue};
 use serde_json::{Map, Value, json};
 use skein_node::clock;
 use skein_proto::version::Version;
+use skein_text::formats::Piece;
+use skein_text::formats::tools::ToolUse;
 
 use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
@@ -28,8 +30,6 @@ use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt};
 use crate::text::text_stream::{TextDelta, TextFinish};
 use crate::validate::check_logprobs;
-use skein_text::formats::Piece;
-use skein_text::formats::tools::ToolUse;
 
 pub async fn create(
     State(app): State<App>,

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use skein_node::clock;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::version::Version;
+use skein_text::detokenizer::Detokenizer;
 
 use super::error::{OpenAi, OpenAiError};
 use crate::api::answer::call_stream::CallStream;
@@ -28,7 +29,6 @@ use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{Draft, Prompt, TokenRequest};
 use crate::text::text_stream::TextDelta;
-use skein_text::detokenizer::Detokenizer;
 
 pub async fn create(
     State(app): State<App>,

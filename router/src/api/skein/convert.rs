@@ -9,6 +9,9 @@ use skein_proto::TokenId;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::v1;
 use skein_proto::version::Version;
+use skein_text::formats::Piece;
+use skein_text::formats::tools::{Choice, ToolUse};
+use skein_text::token_bytes::TokenBytes;
 
 use crate::api::answer::choices::CallIds;
 use crate::api::fields::tools::{self, Offered, function_of};
@@ -16,9 +19,6 @@ use crate::refusal::Refusal;
 use crate::request::{Constraint, Draft, Journey, Prompt};
 use crate::text::remainder::Received;
 use crate::text::text_stream::{StopCause, TextFinish, Usage};
-use skein_text::formats::Piece;
-use skein_text::formats::tools::{Choice, ToolUse};
-use skein_text::token_bytes::TokenBytes;
 
 /// Converts a request for the validator.
 pub fn draft(request: v1::GenerateRequest, timeout: Option<Duration>) -> Result<Draft, Refusal> {

@@ -2,12 +2,12 @@
 
 use proptest::prelude::*;
 use skein_proto::TokenId;
+use skein_text::model_text::ModelText;
 
 use skein_proto::version::Version;
 
 use super::*;
 use crate::request::{Journey, TokenDelta};
-use skein_text::model_text::ModelText;
 
 /// Streams one sample per text, in deltas of `cut` tokens.
 fn script(texts: &[String], cut: usize) -> Script {

@@ -1,9 +1,10 @@
 //! Tools and reasoning over chat, Responses and Messages: the rendered prompt, the grammar, the split answer,
 //! and the equality of streamed and whole answers.
 
+use skein_text::model_text::ModelText;
+
 use super::*;
 use crate::request::TokenDelta;
-use skein_text::model_text::ModelText;
 
 /// Renders the names of tools, calls and results; its markers are Hermes's, with reasoning.
 const TEMPLATE: &str = "{% if tools %}{% for t in tools %}T:{{ t.function.name }};{% endfor %}{% endif %}\

@@ -14,12 +14,6 @@ use skein_kernels::cpu::attention::SequenceRows;
 use skein_kernels::cpu::kv_cache::{KvShape, KvType};
 use skein_kernels::cpu::packed::Format;
 use skein_kernels::cpu::sample;
-use skein_node::trace::PROCESS;
-use skein_sys::threads::ThreadPlacement;
-
-use super::{Backend, BackendError, Batch, Connections, StepHandle, StepOutput, WindowBlocks};
-use crate::{BlockId, TokenId};
-use draws::Draws;
 use skein_model::LoadError;
 use skein_model::adapter::Adapter;
 use skein_model::checkpoint::Weights;
@@ -34,6 +28,12 @@ use skein_model::on_cpu::{Activations, ForwardStep, Located, Model, matrices};
 use skein_model::shard::Shard;
 use skein_model::spec::Spec;
 use skein_model::weight_source::WeightSource;
+use skein_node::trace::PROCESS;
+use skein_sys::threads::ThreadPlacement;
+
+use super::{Backend, BackendError, Batch, Connections, StepHandle, StepOutput, WindowBlocks};
+use crate::{BlockId, TokenId};
+use draws::Draws;
 
 /// Most rows of logits in memory at a time: 32 rows of a vocabulary of 150k take 19 MB.
 const LOGIT_ROWS: usize = 32;

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use skein_kernels::cuda::Stream;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::low_rank::TILE_ROWS;
+use skein_model::on_cuda::adapter::DeviceAdapters;
+use skein_model::served_adapter::HeldAdapter;
 use skein_proto::adapter::AdapterId;
 
 use super::stage::QueueError;
 use crate::backend::{BackendError, Batch, LoadedAdapter};
-use skein_model::on_cuda::adapter::DeviceAdapters;
-use skein_model::served_adapter::HeldAdapter;
 
 /// The slots of a device.
 pub(super) struct AdapterSlots {

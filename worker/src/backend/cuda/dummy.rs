@@ -9,13 +9,13 @@ use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::linear::{LinearWeight, WeightValues};
 use skein_kernels::cuda::ops::random::FillNormal;
 use skein_kernels::cuda::{CudaError, DeviceSlice, Kernels, Stream};
+use skein_model::LoadError;
+use skein_model::fields::read_object;
+use skein_model::on_cuda::weights::{DeviceWeights, NormWeights};
 use skein_node::random::SplitMix64;
 
 use super::dummy_packed::{CODE_DEVIATION, PackedFill};
 use super::upload::Dtype;
-use skein_model::LoadError;
-use skein_model::fields::read_object;
-use skein_model::on_cuda::weights::{DeviceWeights, NormWeights};
 
 /// Standard deviation, as in freshly initialised models.
 const DEVIATION: f32 = 0.02;

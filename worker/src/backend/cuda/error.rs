@@ -3,9 +3,9 @@
 use skein_kernels::collective::Lost;
 use skein_kernels::cuda::error::ErrorKind;
 use skein_kernels::cuda::{CudaError, Device};
+use skein_model::LoadError;
 
 use crate::backend::BackendError;
-use skein_model::LoadError;
 
 /// Why a model could not be loaded onto a device.
 #[derive(Debug, thiserror::Error)]

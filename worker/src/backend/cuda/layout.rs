@@ -19,19 +19,6 @@ use skein_kernels::cuda::ops::packed::{EmbedPacked, PackedProducts};
 use skein_kernels::cuda::ops::rope::{HeadSquares, RopeKvWrite};
 use skein_kernels::cuda::ops::softcap::Softcap;
 use skein_kernels::cuda::{BlasLt, CudaError, DeviceSlice};
-
-use super::draw::Draw;
-use super::error::CudaLoadError;
-use super::load_inputs::{LoadInputs, ModelDir, stored};
-use super::memory::{StepMemory, StepParts, StepSizes};
-use super::options::CudaOptions;
-use super::plan::{self, MemoryShare, Needs};
-use super::stage::steps_in_flight;
-use super::upload::{self, Dtype};
-use super::{OpenDevice, graphs, rank};
-use crate::backend::kv_division::{KvLimit, WindowedCache};
-use crate::backend::{KvBlocks, KvTokenBytes};
-use crate::draft::MOST_ROWS;
 use skein_model::LoadError;
 use skein_model::on_cuda::adapter::{DeviceAdapters, SlotLayout};
 use skein_model::on_cuda::attention::Windows;
@@ -45,6 +32,19 @@ use skein_model::on_cuda::{self, Activations, Ops, Workspace, cache};
 use skein_model::shard::Shard;
 use skein_model::spec::{AttentionSpec, NormKind, Spec};
 use skein_model::weight_source::WeightSource;
+
+use super::draw::Draw;
+use super::error::CudaLoadError;
+use super::load_inputs::{LoadInputs, ModelDir, stored};
+use super::memory::{StepMemory, StepParts, StepSizes};
+use super::options::CudaOptions;
+use super::plan::{self, MemoryShare, Needs};
+use super::stage::steps_in_flight;
+use super::upload::{self, Dtype};
+use super::{OpenDevice, graphs, rank};
+use crate::backend::kv_division::{KvLimit, WindowedCache};
+use crate::backend::{KvBlocks, KvTokenBytes};
+use crate::draft::MOST_ROWS;
 
 /// Memory of steps: activations, inputs, draws, and the sums of adapters.
 type StepPlaces<T> = (Activations<T>, StepMemory, Draw, Option<DeviceAdapters<T>>);

@@ -18,6 +18,19 @@ use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::ops::quantize::Quantize;
 use skein_kernels::cuda::{CudaError, DeviceSlice, PinnedBuffer, Stream};
 use skein_kernels::leaves::MAX_LEAVES;
+use skein_model::LoadError;
+use skein_model::checkpoint::Weights;
+use skein_model::checkpoint::quantised::KvScales;
+use skein_model::config::ModelConfig;
+use skein_model::on_cuda::Model;
+use skein_model::on_cuda::adapter::{SlotForm, SlotLayout};
+use skein_model::on_cuda::cache::CachePlanes;
+use skein_model::on_cuda::exchange::Exchange;
+use skein_model::on_cuda::place::Place;
+use skein_model::on_cuda::stage::StageEnds;
+use skein_model::on_cuda::weights::TensorCopy;
+use skein_model::shard::Shard;
+use skein_model::weight_source::WeightSource;
 use skein_node::trace::PROCESS;
 use skein_proto::sampling::SamplingParams;
 
@@ -40,19 +53,6 @@ use super::threads::{CudaBackend, InFlight, Launcher};
 use super::upload::{CopiedRows, Dtype, Quantiser, Upload};
 use super::upload_packed;
 use crate::backend::{BackendError, Batch, KvBlocks, SampleRow, Want};
-use skein_model::LoadError;
-use skein_model::checkpoint::Weights;
-use skein_model::checkpoint::quantised::KvScales;
-use skein_model::config::ModelConfig;
-use skein_model::on_cuda::Model;
-use skein_model::on_cuda::adapter::{SlotForm, SlotLayout};
-use skein_model::on_cuda::cache::CachePlanes;
-use skein_model::on_cuda::exchange::Exchange;
-use skein_model::on_cuda::place::Place;
-use skein_model::on_cuda::stage::StageEnds;
-use skein_model::on_cuda::weights::TensorCopy;
-use skein_model::shard::Shard;
-use skein_model::weight_source::WeightSource;
 
 /// Form of adapters on this device for `shard`; `None` unless adapters are served.
 ///

@@ -3,11 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::OpenDevice;
-use super::dummy;
-use super::options::CudaOptions;
-use super::upload::Dtype;
-use crate::config::LoadFormat;
 use skein_model::LoadError;
 use skein_model::adapter::Adapter;
 use skein_model::checkpoint::Weights;
@@ -16,6 +11,12 @@ use skein_model::on_cuda::adapter::SlotLayout;
 use skein_model::on_cuda::packed::Forms;
 use skein_model::shard::Shard;
 use skein_model::tensors;
+
+use super::OpenDevice;
+use super::dummy;
+use super::options::CudaOptions;
+use super::upload::Dtype;
+use crate::config::LoadFormat;
 
 /// The weights, except for dummy weights, and the type of the computation.
 pub(super) fn stored(

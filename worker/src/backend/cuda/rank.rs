@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use skein_kernels::cuda::nccl::{ID_BYTES, UniqueId};
 use skein_kernels::cuda::peer::{NoPeers, PeerOptions, Peers};
 use skein_kernels::cuda::{Communicator, CudaError, Device, Nccl};
+use skein_model::shard::Shard;
 
 use super::memory::most_rows;
 use super::stage::Neighbours;
 use super::{CudaLoadError, CudaOptions, OpenDevice};
 use crate::backend::Connections;
 use crate::config::{CudaConfig, PeerConfig};
-use skein_model::shard::Shard;
 
 /// Time after which a start compares no more sums between GPUs; a device that needs it is an emulated one.
 const CHECKS_WITHIN: Duration = Duration::from_secs(2);

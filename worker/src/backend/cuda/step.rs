@@ -13,6 +13,9 @@ use skein_kernels::cuda::ops::block_copy::{BlockCopies, BlockCopy};
 use skein_kernels::cuda::ops::inputs::{ExpandInputs, HEADER_WORDS, Message, TileList};
 use skein_kernels::cuda::ops::kv::KvElement;
 use skein_kernels::cuda::{CudaError, Device, ErrorKind, Graph, Kernels, PinnedBuffer, Stream};
+use skein_model::on_cuda::adapter::StepTiles;
+use skein_model::on_cuda::cache::{CachePlanes, Planes};
+use skein_model::on_cuda::{Activations, LogitRows, Model, StepRows};
 
 use super::adapters::{AdapterSlots, SlotRows, unsupported};
 use super::draw::Draw;
@@ -25,9 +28,6 @@ use super::slot::{LaunchedStep, Outputs, Slot};
 use super::stage::{Neighbours, Onward, QueueError};
 use super::threads::Launcher;
 use crate::backend::{BackendError, Batch, BlockCopy as Copy};
-use skein_model::on_cuda::adapter::StepTiles;
-use skein_model::on_cuda::cache::{CachePlanes, Planes};
-use skein_model::on_cuda::{Activations, LogitRows, Model, StepRows};
 
 /// A model on a device with everything needed to run steps; owned by the launching thread.
 pub(super) struct CudaModel<T, K> {

@@ -15,11 +15,11 @@ use skein_kernels::cuda::memory::E4m3;
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::quantize::{Granularity, Quantization, Quantize};
 use skein_kernels::cuda::{CudaError, CudaEvent, Device, DeviceSlice, PinnedBuffer, Stream};
-
-use super::error::CudaLoadError;
 use skein_model::LoadError;
 use skein_model::on_cuda::origin::Origin;
 use skein_model::on_cuda::rank_tensor::MergedChange;
+
+use super::error::CudaLoadError;
 
 /// Bytes of a pinned buffer; larger ones copy no faster.
 const CHUNK_BYTES: usize = 16 << 20;

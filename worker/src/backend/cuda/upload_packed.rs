@@ -10,9 +10,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use skein_kernels::cuda::ops::Activation;
 use skein_kernels::cuda::ops::packed::OCTET;
 use skein_kernels::cuda::{Device, Stream};
+use skein_model::on_cuda::packed::PackedCopy;
 
 use super::error::CudaLoadError;
-use skein_model::on_cuda::packed::PackedCopy;
 
 /// Codes that a thread arranges before it copies them.
 const CHUNK_CODES: usize = 4 << 20;

@@ -4,6 +4,8 @@
 pub mod output;
 pub mod request;
 
+use skein_text::formats::Piece;
+
 use super::call_stream::CallStream;
 use super::choices::{CallIds, Choices};
 use crate::app::App;
@@ -11,7 +13,6 @@ use crate::refusal::Refusal;
 use crate::request::Draft;
 use crate::request::tenant::Tenant;
 use crate::text::text_stream::{TextFinish, Usage};
-use skein_text::formats::Piece;
 
 /// Stream of a running answer. Dropping it cancels the request.
 pub struct Single {

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 use skein_node::clock;
+use skein_text::formats::Piece;
 
 use super::tools::{Face, Faces, input_of};
 use crate::api::answer::single::output::Output;
@@ -11,7 +12,6 @@ use crate::api::http::sse::NamedEvent;
 use crate::api::openai::error::error_object;
 use crate::refusal::Refusal;
 use crate::text::text_stream::{TextFinish, Usage};
-use skein_text::formats::Piece;
 
 /// An answer in progress.
 pub struct Items {

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
+use skein_text::formats::tools::Function;
 
 use crate::api::fields::object::Fields;
 use crate::api::fields::tools::{self, Offered, chosen, function_of, not_a_function, offered};
 use crate::refusal::Refusal;
-use skein_text::formats::tools::Function;
 
 /// Tools that run on OpenAI's servers. They are dropped and listed as ignored, because OpenAI's own clients
 /// offer them to every server and models work without them.
