@@ -186,7 +186,7 @@ pub async fn start_with(
     cluster.expect_tokenizer(text.workers_tokenizer, text.grammars.fingerprint());
     let mut app = App::new(Arc::new(text), Arc::new(cluster.clone()), config);
     if let Some(store) = batches.map(Arc::new) {
-        app.batches = Some(store.clone());
+        app.store_batches(store.clone());
         tokio::spawn(jobs::work(app.clone(), store));
     }
     Ok((app, cluster))

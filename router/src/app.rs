@@ -1,6 +1,7 @@
 //! What both APIs share: one model's text processing, one generator, limits, and the path that starts a
 //! request.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use skein_node::clock;
@@ -23,9 +24,13 @@ use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text::work::TextWork;
 use crate::validate::{Offer, check_model, validate};
 
-/// State of the APIs; cheap to clone.
+/// State of the APIs. Every layer and handler of a request clones it, so it is one pointer.
 #[derive(Clone)]
-pub struct App {
+pub struct App(Arc<Parts>);
+
+/// What an [`App`] consists of.
+#[derive(Clone)]
+pub struct Parts {
     /// Tokenizer, chat template and defaults of the model.
     pub text: Arc<ModelText>,
     /// Generates tokens: the cluster, or a script in tests.
@@ -67,7 +72,7 @@ impl App {
         C: Generator + FleetView + Adapters,
     {
         let metrics = Arc::new(Metrics::new(&text.name()));
-        Self {
+        Self(Arc::new(Parts {
             text,
             generator: Arc::new(Metered::new(cluster.clone(), metrics.clone())),
             fleet: cluster.clone(),
@@ -79,7 +84,17 @@ impl App {
             batches: None,
             swaps: None,
             text_work: TextWork::default(),
-        }
+        }))
+    }
+
+    /// Stores files and batches of clients in `store`.
+    pub fn store_batches(&mut self, store: Arc<Store>) {
+        Arc::make_mut(&mut self.0).batches = Some(store);
+    }
+
+    /// Lets clients replace the model.
+    pub fn swap_models(&mut self, swaps: Arc<dyn ModelSwaps>) {
+        Arc::make_mut(&mut self.0).swaps = Some(swaps);
     }
 
     /// Validates `draft`, tokenises it and starts it.
@@ -183,6 +198,14 @@ impl App {
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
         self.text_work.run(bytes, work).await
+    }
+}
+
+impl Deref for App {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.0
     }
 }
 

@@ -24,6 +24,7 @@ use axum::Extension;
 use axum::Router;
 use axum::body::Body;
 use axum::middleware::{from_fn, from_fn_with_state};
+use tower::ServiceBuilder;
 
 use self::anthropic::error::AnthropicError;
 use self::http::keys::ApiKeys;
@@ -47,9 +48,13 @@ pub fn router(app: App, guarded: Router, open: Router) -> Router {
         .merge(face::guarded(guarded.with_state(()), &keys, grpc::status::refuse))
         .fallback_service(unknown(&keys));
     let open = face::known_methods(skein::open_routes(), OpenAiError::refuse).merge(open.with_state(()));
-    let all = open.merge(guarded).with_state(app.clone());
-    let all = all.layer(from_fn_with_state(app, metrics::count)).layer(from_fn(request_id::name));
-    let all = all.layer(from_fn(receipts::give)).layer(from_fn(span::trace));
+    // One stack: a router wraps a route in boxes for each `layer`, and a request pays for all of them.
+    let around = ServiceBuilder::new()
+        .layer(from_fn(span::trace))
+        .layer(from_fn(receipts::give))
+        .layer(from_fn(request_id::name))
+        .layer(from_fn_with_state(app.clone(), metrics::count));
+    let all = open.merge(guarded).with_state(app).layer(around);
     // Outside the key check: a browser's preflight carries no key.
     let all = match cors {
         Some(cors) => all.layer(cors),

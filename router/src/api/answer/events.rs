@@ -1,7 +1,5 @@
-//! ResumableEvents events of a stream: assigns each the id from which its client can resume, and skips what
+//! Events of a stream that can resume: assigns each the id from which its client can resume, and skips what
 //! the client received on an earlier connection.
-
-use std::fmt;
 
 use serde_json::{Map, Value};
 use skein_proto::version::Version;
@@ -41,11 +39,13 @@ impl From<Map<String, Value>> for SseData {
     }
 }
 
-impl fmt::Display for SseData {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl SseData {
+    /// Appends its JSON text to `out`.
+    pub fn write(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Object(object) => object.fmt(out),
-            Self::Written(text) => out.write_str(text),
+            // A tree has text for keys, so writing it to memory cannot fail.
+            Self::Object(object) => serde_json::to_writer(out, object).unwrap_or_default(),
+            Self::Written(text) => out.extend_from_slice(text.as_bytes()),
         }
     }
 }

@@ -165,7 +165,7 @@ mod tests {
                 }
                 let before = ",\"delta\":{\"content\":";
                 let chunks = TextChunks::new(&heading, before, "},\"logprobs\":null", usage_is_null);
-                assert_eq!(chunks.chunk(index, text).to_string(), Value::Object(object).to_string());
+                assert_eq!(chunks.chunk(index, text), SseData::Written(Value::Object(object).to_string()));
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use axum::Router;
 use axum::extract::Request;
-use axum::middleware::from_fn_with_state;
+use axum::middleware::map_request_with_state;
 
 use super::error::Refuse;
 use super::keys::{ApiKeys, KeyCheck, require_key};
@@ -15,7 +15,7 @@ where
     S: Clone + Send + Sync + 'static,
 {
     let check = KeyCheck { keys: keys.clone(), refuse };
-    known_methods(routes, refuse).layer(from_fn_with_state(check, require_key))
+    known_methods(routes, refuse).layer(map_request_with_state(check, require_key))
 }
 
 /// The routes, with a refusal of other methods.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::middleware::Next;
 use axum::response::Response;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName};
@@ -62,15 +61,14 @@ pub struct KeyCheck {
 }
 
 /// Refuses a request without a valid key with 401; adds the tenant to every other request.
-pub async fn require_key(State(check): State<KeyCheck>, mut request: Request, next: Next) -> Response {
+pub async fn require_key(State(check): State<KeyCheck>, mut request: Request) -> Result<Request, Response> {
     if let Some(tenant) = check.keys.admit(request.headers()) {
         request.extensions_mut().insert(tenant);
-        next.run(request).await
-    } else {
-        let sent = [AUTHORIZATION, X_API_KEY].iter().any(|name| request.headers().contains_key(name));
-        let refusal = if sent { Refusal::Unauthorized } else { Refusal::MissingKey };
-        (check.refuse)(&request, refusal)
+        return Ok(request);
     }
+    let sent = [AUTHORIZATION, X_API_KEY].iter().any(|name| request.headers().contains_key(name));
+    let refusal = if sent { Refusal::Unauthorized } else { Refusal::MissingKey };
+    Err((check.refuse)(&request, refusal))
 }
 
 #[cfg(test)]

@@ -22,6 +22,9 @@ const SILENT_PARTS: u32 = 3;
 /// Sent before a connection is cut. `retry` is the client's reconnection delay in milliseconds.
 const FAREWELL: &[u8] = b": the server is shutting down; go on elsewhere with Last-Event-ID\nretry: 250\n\n";
 
+/// First capacity of an event's text, which grows if needed.
+const TYPICAL_EVENT_BYTES: usize = 512;
+
 /// Time between the farewell and the cut, which discards unwritten data.
 const FAREWELL_TIME: Duration = Duration::from_millis(50);
 
@@ -38,7 +41,7 @@ pub fn response<F: ErrorForm>(
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
-/// NamedEvent event, as used by Responses and Messages.
+/// An event with a name, as used by Responses and Messages.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedEvent {
     /// Value of `event`; the object's `type` repeats it.
@@ -117,10 +120,16 @@ fn bytes<F: ErrorForm>(
 /// Serialises an event. Neither JSON nor an id contains a raw line break, so one `data:` line holds any
 /// object.
 fn written(event: &SseEvent) -> Bytes {
-    match &event.id {
-        Some(id) => Bytes::from(format!("id: {id}\ndata: {}\n\n", event.object)),
-        None => Bytes::from(format!("data: {}\n\n", event.object)),
+    let mut line = Vec::with_capacity(TYPICAL_EVENT_BYTES);
+    if let Some(id) = &event.id {
+        line.extend_from_slice(b"id: ");
+        line.extend_from_slice(id.as_bytes());
+        line.push(b'\n');
     }
+    line.extend_from_slice(b"data: ");
+    event.object.write(&mut line);
+    line.extend_from_slice(b"\n\n");
+    Bytes::from(line)
 }
 
 #[cfg(test)]
