@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::response::Parts;
+use skein_choice::breaker::Outcome;
 
 use super::exchange::{self, Failure};
 use super::headers;
 use super::reading::Reading;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
-use crate::fleet::breaker::Outcome;
 
 /// Sends `body` to the worker of `seat`, which ends here if the attempt fails.
 pub(super) async fn attempt(

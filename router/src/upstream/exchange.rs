@@ -9,12 +9,12 @@ use http::header::HOST;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use skein_choice::breaker::Outcome;
 use skein_node::clock::{self, Timestamp};
 
 use super::pool::Connection;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
-use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
 /// How often a waiting request looks at its worker's health and at its own time.

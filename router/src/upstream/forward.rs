@@ -9,6 +9,7 @@ use http::header::CONTENT_LENGTH;
 use http::response::Parts;
 use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
+use skein_choice::breaker::Outcome;
 use skein_node::clock;
 
 use super::answers::refused;
@@ -21,7 +22,6 @@ use super::routes::Call;
 use super::running::Running;
 use super::shared::Shared;
 use super::stream::Stream;
-use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
 /// Longest response that is read to its end before the client gets any of it.

@@ -10,9 +10,9 @@
 //! those given by a name, `pool` keeps connections, with `tls` for `https`; to a server that speaks KServe
 //! v2, a connection is a pipe to `kserve`, which translates.
 //!
-//! No code here tokenises. Of other rooms it uses `config`, `drain`, `refusal` and the loop of `serve`; of
-//! `fleet` the policy, the breaker, the load in `ledger` and receipts; of `api` what all HTTP shares,
-//! OpenAI's form of errors and the elements of KServe's tensors; of `metrics` the count of refusals.
+//! No code here tokenises. Of `skein_choice` it uses the policy, the breaker, the load in `ledger` and
+//! receipts; of other rooms `config`, `drain`, `refusal` and the loop of `serve`; of `api` what all HTTP
+//! shares, OpenAI's form of errors and the elements of KServe's tensors; of `metrics` the count of refusals.
 
 mod answers;
 mod attempt;

@@ -7,9 +7,8 @@
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use skein_choice::policy::EXPECTED_OUTPUT_TOKENS;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
-
-use crate::fleet::policy::EXPECTED_OUTPUT_TOKENS;
 
 /// Bytes between two marks at the beginning of a prompt.
 const STEP: usize = 64;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Incoming};
+use skein_choice::breaker::Outcome;
 use skein_node::clock::{self, Timestamp};
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -14,7 +15,6 @@ use super::exchange::{LOOK, fault, outcome};
 use super::pool::Connection;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
-use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
 /// Most parts that are passed on at once.

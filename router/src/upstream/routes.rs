@@ -1,13 +1,14 @@
 //! Paths that are passed on, and the parts of a request that an attempt needs.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method};
+use skein_choice::receipt::Receipts;
 use skein_node::clock::{self, Timestamp};
-use std::time::Duration;
 
 use super::prompt::Prompt;
 use crate::drain::Lease;
-use crate::fleet::receipt::Receipts;
 use crate::refusal::Refusal;
 
 /// Header by which a request allows or forbids that its stream continues by text.

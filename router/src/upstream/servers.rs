@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use rand::Rng;
 use serde_json::Value;
+use skein_choice::breaker::{Breaker, Outcome};
+use skein_choice::ledger::CurrentLoad;
+use skein_choice::policy::{Demand, Pick, Picker, Policy, WorkerView};
+use skein_choice::receipt::Receipt;
+use skein_choice::worker_id::WorkerId;
 use skein_node::clock::Timestamp;
 
 use super::prefixes::Prefixes;
 use super::prompt::Prompt;
-use crate::fleet::breaker::{Breaker, Outcome};
-use crate::fleet::ledger::CurrentLoad;
-use crate::fleet::policy::{Demand, Picker, WorkerView};
-use crate::fleet::receipt::Receipt;
-use crate::fleet::{Pick, Policy, WorkerId};
 
 /// A worker that refused a request as full gets no other one for this long, or until one of its requests
 /// ends.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use skein_choice::breaker::Outcome;
 use skein_node::clock::{self, Timestamp};
 use skein_node::random;
 use xxhash_rust::xxh3::xxh3_64;
@@ -18,7 +19,6 @@ use super::routes::Call;
 use super::servers::{Assignment, Health, Servers, Unavailable};
 use crate::api::http::keys::ApiKeys;
 use crate::drain::Drain;
-use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
 /// Pause before a waiting request asks again for a worker.

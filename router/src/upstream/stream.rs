@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use skein_choice::breaker::Outcome;
 
 use super::attempt::attempt;
 use super::continuation::{self, Edit};
@@ -19,7 +20,6 @@ use super::running::Running;
 use super::shared::Shared;
 use super::transcript::Transcript;
 use crate::api::openai::error::error_object;
-use crate::fleet::breaker::Outcome;
 use crate::refusal::Refusal;
 
 /// A response on its way.

@@ -96,7 +96,7 @@ async fn bodies_that_are_not_json_are_the_workers_to_judge() {
 #[tokio::test]
 async fn follow_ups_go_to_the_worker_that_has_the_conversation() {
     let mut config = config();
-    config.router.policy = skein_router::fleet::Policy::FirstToken;
+    config.router.policy = skein_choice::policy::Policy::FirstToken;
     let scene = Scene::with(4, config, Duration::ZERO).await;
     for conversation in 0..8 {
         let mut text = format!("{conversation} {}", "words of a system prompt ".repeat(100));

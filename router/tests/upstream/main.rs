@@ -16,13 +16,14 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use mock::{Health, Mock};
 use serde_json::{Value, json};
 use skein_router::config::RouterConfig;
 use skein_router::upstream::{UpstreamConfig, Upstreams, WorkerUrl, serve};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+use mock::{Health, Mock};
 
 /// Limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -76,7 +77,7 @@ fn config() -> UpstreamConfig {
     let mut router = RouterConfig::new("", Vec::<String>::new());
     router.recovery.worker_timeout = Duration::from_secs(1);
     router.recovery.queue_timeout = Duration::from_secs(5);
-    router.policy = skein_router::fleet::Policy::RoundRobin;
+    router.policy = skein_choice::policy::Policy::RoundRobin;
     UpstreamConfig::new(router, Vec::new())
 }
 

@@ -11,12 +11,12 @@ use skein_proto::version::Version;
 use skein_proto::watch::{WatchBody, WatchEvent};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::breaker::{Breaker, Outcome};
-use super::ledger::Ledger;
-use super::policy::WorkerView;
 use super::standing::Standing;
-use super::worker_id::WorkerId;
-use crate::request::ModelLimits;
+use crate::breaker::{Breaker, Outcome};
+use crate::ledger::Ledger;
+use crate::limits::ModelLimits;
+use crate::policy::WorkerView;
+use crate::worker_id::WorkerId;
 
 /// How long a worker that refused a request as full is not tried unless it reports a free seat.
 const FULL_FOR: Duration = Duration::from_secs(1);

@@ -7,8 +7,8 @@ use skein_node::discovery::Member;
 use skein_proto::version::Version;
 
 use super::worker::Worker;
-use super::worker_id::WorkerId;
 use super::{Action, Fleet, Notice, TICK};
+use crate::worker_id::WorkerId;
 
 /// Runs of removed caches freed per tick: a fraction of a millisecond of work.
 const CLEANED_EACH_TICK: usize = 1024;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 
 use super::adapters::KnownAdapters;
-use super::worker_id::WorkerId;
+use crate::worker_id::WorkerId;
 
 /// Most names, and most unloaded adapters, that are kept for workers that connect later; then the oldest is
 /// forgotten.

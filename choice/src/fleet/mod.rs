@@ -1,5 +1,5 @@
 //! The live state of the workers: membership, readiness, what each caches and carries. Pure: events and the
-//! time go in, actions come out. `links` feeds it from the network.
+//! time go in, actions come out. The router's `links` feed it from the network.
 //!
 //! A worker gets requests only after its `Info` was read and while its watch is alive, it does not drain, its
 //! breaker is not open, and no stream has just broken on it. Nothing here depends on clients or on a
@@ -10,21 +10,14 @@
 
 mod adapter_records;
 mod adapters;
-pub mod admission;
-pub mod breaker;
 pub mod capacity;
 mod event;
 mod job;
-pub mod ledger;
 mod members;
-pub mod policy;
-pub mod prefix_index;
-pub mod receipt;
 mod standing;
 mod status;
 mod streams;
 mod worker;
-mod worker_id;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -39,29 +32,26 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
 
-use crate::request::ModelLimits;
-
+use crate::breaker::Outcome;
+use crate::ledger::Cost;
+use crate::limits::ModelLimits;
+use crate::policy::{Demand, Pick, Picker, Policy, WorkerView};
+use crate::prefix_index::{Desync, Expectation, Hits, PrefixIndex};
+use crate::receipt::Receipt;
+use crate::worker_id::{WorkerEpoch, WorkerId};
 pub use adapter_records::AdapterRecords;
 use adapters::FleetAdapters;
 pub use adapters::KnownAdapters;
-use breaker::Outcome;
 pub use event::{Action, Event, Notice};
 pub use job::{Job, WorkerPlacement};
-use ledger::Cost;
-pub use policy::Pick;
-pub use policy::Policy;
-use policy::{Demand, Picker, WorkerView};
-use prefix_index::{Desync, Expectation, Hits, PrefixIndex};
-use receipt::Receipt;
 use standing::{Standing, Standings};
 pub use status::WorkerStatus;
 use streams::StreamDirectory;
 pub use worker::{HealthLimits, LogPosition, NotReady};
 use worker::{LogFit, Model, Worker};
-pub use worker_id::{WorkerEpoch, WorkerId};
 
 /// How often the caller must send [`Event::Tick`], which checks the workers' health.
-pub(crate) const TICK: Duration = Duration::from_millis(250);
+pub const TICK: Duration = Duration::from_millis(250);
 /// A worker heard from this recently can be asked whether it still has a stream.
 const JUST_HEARD: Duration = Duration::from_secs(1);
 /// A stream of a worker that was replaced continues while it flows; after this much silence it moves.

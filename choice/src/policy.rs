@@ -145,6 +145,7 @@ struct Rates {
 
 impl Rates {
     /// Measured rates of a worker; those it has not measured are `fallback`'s.
+    #[inline]
     fn of(worker: &WorkerView, fallback: Self) -> Self {
         Self {
             prefill: measured(worker.load.prefill_tokens_per_second).unwrap_or(fallback.prefill),
@@ -153,6 +154,7 @@ impl Rates {
     }
 
     /// These rates; those that differ from `best`'s by noise are `best`'s.
+    #[inline]
     fn without_noise(self, best: Self) -> Self {
         let shared = |own: f64, best: f64| {
             if (own - best).abs() <= best * RATE_NOISE { best } else { own }
@@ -322,11 +324,13 @@ fn by_hash(affinity: u64, fleet: &[WorkerView]) -> Option<&WorkerView> {
 }
 
 /// Tokens to prefill times sequences, including this one.
+#[inline]
 fn product(demand: &Demand, worker: &WorkerView) -> f64 {
     let tokens = worker.load.queued_uncached_tokens as f64 + uncached(demand, worker);
     tokens * f64::from(worker.load.sequences + demand.sequences)
 }
 
+#[inline]
 fn terms(demand: &Demand, worker: &WorkerView, rates: Rates) -> Terms {
     let load = &worker.load;
     // Seconds per token. Division is slow, and this runs for every worker.
@@ -357,10 +361,12 @@ fn terms(demand: &Demand, worker: &WorkerView, rates: Rates) -> Terms {
     }
 }
 
+#[inline]
 fn uncached(demand: &Demand, worker: &WorkerView) -> f64 {
     f64::from(demand.prompt_tokens.saturating_sub(worker.hit_tokens))
 }
 
+#[inline]
 fn measured(rate: f32) -> Option<f64> {
     (rate.is_finite() && rate > 0.0).then_some(f64::from(rate))
 }

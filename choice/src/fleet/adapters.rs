@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use skein_proto::adapter::{AdapterId, AdapterInfo};
 
-use super::worker_id::WorkerId;
+use crate::worker_id::WorkerId;
 
 /// Adapters of the whole fleet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,6 +56,7 @@ impl FleetAdapters {
     }
 
     /// Whether a worker has an adapter; if so, whether it is in memory.
+    #[inline]
     pub fn find(&self, worker: WorkerId, adapter: AdapterId) -> Option<bool> {
         self.of_worker.get(&worker)?.get(&adapter).copied()
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use skein_node::clock::Timestamp;
 use skein_proto::version::Version;
 
-use super::policy::WorkerView;
-use super::worker_id::WorkerId;
-use crate::request::ModelLimits;
+use crate::limits::ModelLimits;
+use crate::policy::WorkerView;
+use crate::worker_id::WorkerId;
 
 /// How long after a report its queue is assumed to shrink.
 const QUEUE_SHRINKS_FOR: Duration = Duration::from_secs(1);
@@ -45,21 +45,25 @@ pub(super) struct Standing {
 
 impl Standing {
     /// Whether it can serve a request now, disregarding its breaker.
+    #[inline]
     pub fn is_able(&self, now: Timestamp) -> bool {
         now < self.able_until
     }
 
     /// Whether it accepts requests now.
+    #[inline]
     pub fn takes(&self, now: Timestamp) -> bool {
         self.is_able(now) && now >= self.open_at
     }
 
     /// Whether it may soon count as lost.
+    #[inline]
     pub fn is_doubtful(&self, now: Timestamp) -> bool {
         now >= self.doubtful_at
     }
 
     /// Its view now for a prompt of `prompt_tokens` of which it holds `blocks`.
+    #[inline]
     pub fn seen(&self, now: Timestamp, blocks: u32, prompt_tokens: u32) -> WorkerView {
         let mut view = self.view;
         // The last prompt token is always computed, because its logits give the first output token.
@@ -113,6 +117,7 @@ impl Standings {
 
     /// Workers that accept requests of `version`; unknown = any. If there are none, those that only their
     /// breaker excludes: its pause is useful only if there is a better worker.
+    #[inline]
     pub fn takers(&self, now: Timestamp, version: Version) -> impl Iterator<Item = &Standing> + Clone {
         let serving = self.0.iter().filter(move |standing| standing.version.fits(version));
         let any_takes = serving.clone().any(|standing| standing.takes(now));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// Most candidates of a receipt: those with the shortest prediction, and the chosen one.
 pub const MAX_CANDIDATES: usize = 8;
 /// Most receipts of an answer: the first choices of a call with several prompts, or that moved.
-pub(crate) const MAX_RECEIPTS: usize = 2;
+pub const MAX_RECEIPTS: usize = 2;
 /// Longest name of a worker in a receipt, in characters.
 const MAX_NAME: usize = 64;
 
@@ -58,6 +58,7 @@ pub struct Terms {
 
 impl Terms {
     /// The predicted time.
+    #[inline]
     pub fn sum(&self) -> f64 {
         self.queue + self.prefill + self.blocks + self.seats + self.step + self.slowdown + self.adapter
     }

@@ -19,7 +19,7 @@ use skein_node::clock::Timestamp;
 use skein_proto::block_hash::BlockHash;
 use skein_proto::runs::{CacheChange, Gaps, RunStored, RunTruncated};
 
-use super::worker_id::WorkerId;
+use crate::worker_id::WorkerId;
 use columns::{Column, NO_COLUMN, Slot};
 pub use desync::Desync;
 pub use expectations::Expectation;
@@ -60,6 +60,7 @@ pub struct Hits {
 
 impl Hits {
     /// Number of blocks at the worker with this column.
+    #[inline]
     pub fn blocks(&self, column: u32) -> u32 {
         self.by_column.get(column as usize).copied().unwrap_or(0)
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use skein_proto::stream_key::StreamKey;
 
-use super::worker_id::{WorkerEpoch, WorkerId};
+use crate::worker_id::{WorkerEpoch, WorkerId};
 
 /// Most streams remembered; the oldest are forgotten first. About 100 bytes each.
 pub(super) const MAX_STREAMS: usize = 1 << 16;

@@ -3,8 +3,8 @@
 use skein_proto::info::WorkerInfo;
 use skein_proto::load::Load;
 
-use super::ledger::CurrentLoad;
 use super::worker::NotReady;
+use crate::ledger::CurrentLoad;
 
 /// State of one worker.
 #[derive(Debug, Clone)]

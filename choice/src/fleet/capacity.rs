@@ -3,7 +3,7 @@
 use skein_proto::info::WorkerInfo;
 
 use super::WorkerStatus;
-use crate::request::ModelLimits;
+use crate::limits::ModelLimits;
 
 /// Limits, sizes and load of the ready workers, as of one large worker.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::NotReady;
-    use crate::fleet::ledger::CurrentLoad;
+    use crate::ledger::CurrentLoad;
 
     fn worker(refuses: Option<NotReady>, max_model_len: u32, resume_exact: bool) -> WorkerStatus {
         let info = WorkerInfo {

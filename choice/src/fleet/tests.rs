@@ -8,8 +8,8 @@ use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::load::{Load, LoadReport};
 use skein_proto::runs::{CacheChange, RunStored};
 
-use super::prefix_index::DEFAULT_MAX_BYTES;
 use super::*;
+use crate::prefix_index::DEFAULT_MAX_BYTES;
 
 const ROUTER: u64 = 77;
 const LIMITS: HealthLimits = HealthLimits { worker_timeout: Duration::from_secs(5), wedge_timeout: None };

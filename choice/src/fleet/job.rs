@@ -7,8 +7,8 @@ use skein_proto::adapter::AdapterId;
 use skein_proto::block_hash::{self, BlockHash};
 use skein_proto::version::Version;
 
-use super::policy::Demand;
-use super::worker_id::WorkerEpoch;
+use crate::policy::Demand;
+use crate::worker_id::WorkerEpoch;
 
 /// Leading prompt tokens that determine the worker under consistent hashing.
 const AFFINITY_TOKENS: usize = 64;
@@ -47,7 +47,7 @@ pub struct WorkerPlacement {
 
 impl WorkerPlacement {
     /// For a stream that is only read and not in the worker's ledger.
-    pub(crate) fn outside_ledger(at: WorkerEpoch) -> Self {
+    pub fn outside_ledger(at: WorkerEpoch) -> Self {
         Self { at, sequence: 0 }
     }
 }

@@ -6,11 +6,11 @@ use skein_proto::runs::RunStored;
 use skein_proto::version::Version;
 use skein_proto::watch::WatchEvent;
 
-use super::breaker::Outcome;
 use super::job::WorkerPlacement;
-use super::prefix_index::Desync;
 use super::worker::NotReady;
-use super::worker_id::{WorkerEpoch, WorkerId};
+use crate::breaker::Outcome;
+use crate::prefix_index::Desync;
+use crate::worker_id::{WorkerEpoch, WorkerId};
 
 /// An input of the fleet.
 #[derive(Debug)]
