@@ -5,9 +5,8 @@
 //! `text` streams tokens back as text. `admission` bounds what runs at once, the crate `skein_choice` chooses
 //! among the workers, purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes
 //! it on another if that worker is lost; `cluster` ties these together behind the traits of `generator`.
-//! `batch` runs files of requests. `metrics` counts and times requests. `upstream` is another front, without
-//! text: it passes requests on to servers that speak the OpenAI API or KServe v2. This crate does not use the
-//! worker's code.
+//! `batch` runs files of requests. `metrics` counts and times requests. This crate does not use the worker's
+//! code, nor does it know the crate `skein_front`, which borrows what all HTTP shares.
 
 pub mod admission;
 pub mod api;
@@ -27,5 +26,4 @@ pub mod swap;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
-pub mod upstream;
 pub mod validate;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use skein_node::clock::{self, Timestamp};
+use skein_router::metrics::Outcome;
 
 use super::shared::Shared;
-use crate::metrics::Outcome;
 
 /// Counts and logs one accepted request; cancelled if it is dropped before its end.
 pub(super) struct Running {

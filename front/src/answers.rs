@@ -3,11 +3,11 @@
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 use serde_json::Value;
+use skein_router::api::http::error::headers;
+use skein_router::api::openai::error::error_object;
+use skein_router::refusal::Refusal;
 
 use super::body::AnswerBody;
-use crate::api::http::error::headers;
-use crate::api::openai::error::error_object;
-use crate::refusal::Refusal;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use skein_node::metrics::{
     Format, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, buckets,
 };
+use skein_router::metrics::{Outcome, Refusals};
+use skein_router::refusal::Refusal;
 
 use super::link::Link;
 use super::servers::{Health, WorkerState};
-use crate::metrics::{Outcome, Refusals};
-use crate::refusal::Refusal;
 
 /// The metrics of one process.
 pub(super) struct UpstreamMetrics {

@@ -8,8 +8,7 @@ use serde_json::{Map, Value};
 use skein_proto::inference::model_infer_request::InferInputTensor;
 use skein_proto::inference::model_metadata_response::TensorMetadata;
 use skein_proto::inference::{ModelInferRequest, ModelMetadataResponse};
-
-use crate::api::kserve::elements::{encoded, shown};
+use skein_router::api::kserve::elements::{encoded, shown};
 
 /// Other names of parameters, in TensorRT-LLM's ensemble.
 const ALIASES: [(&str, &str); 5] = [
@@ -140,9 +139,9 @@ fn prompt(prompt: Option<&Value>) -> Result<(&'static str, Vec<Value>), String> 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use skein_router::api::kserve::elements::elements;
 
     use super::*;
-    use crate::api::kserve::elements::elements;
 
     fn model(inputs: &[(&str, &str, &[i64])]) -> Model {
         let input = |(name, datatype, shape): &(&str, &str, &[i64])| TensorMetadata {

@@ -11,6 +11,7 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use skein_choice::breaker::Outcome;
 use skein_node::clock;
+use skein_router::refusal::Refusal;
 
 use super::answers::refused;
 use super::attempt::attempt;
@@ -22,7 +23,6 @@ use super::routes::Call;
 use super::running::Running;
 use super::shared::Shared;
 use super::stream::Stream;
-use crate::refusal::Refusal;
 
 /// Longest response that is read to its end before the client gets any of it.
 const MAX_WHOLE_BYTES: u64 = 1 << 20;

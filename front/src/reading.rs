@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Incoming};
 use skein_choice::breaker::Outcome;
 use skein_node::clock::{self, Timestamp};
+use skein_router::refusal::Refusal;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::continuation::Edit;
@@ -15,7 +16,6 @@ use super::exchange::{LOOK, fault, outcome};
 use super::pool::Connection;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
-use crate::refusal::Refusal;
 
 /// Most parts that are passed on at once.
 const MAX_PARTS: usize = 64;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use http::HeaderValue;
+use skein_router::config::RouterConfig;
 
 use super::WorkerUrl;
 use super::tls::Tls;
-use crate::config::RouterConfig;
 
 /// Largest body of a request. Larger than for tokens: images are sent as text.
 const BODY_BYTES: usize = 32 << 20;
@@ -37,7 +37,7 @@ pub struct UpstreamConfig {
 impl UpstreamConfig {
     /// Defaults for `workers`.
     pub fn new(router: RouterConfig, workers: Vec<WorkerUrl>) -> Self {
-        let limits = crate::config::RequestLimits { body_bytes: BODY_BYTES, ..router.limits };
+        let limits = skein_router::config::RequestLimits { body_bytes: BODY_BYTES, ..router.limits };
         Self {
             router: RouterConfig { limits, ..router },
             workers,

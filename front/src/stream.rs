@@ -8,6 +8,8 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use skein_choice::breaker::Outcome;
+use skein_router::api::openai::error::error_object;
+use skein_router::refusal::Refusal;
 
 use super::attempt::attempt;
 use super::continuation::{self, Edit};
@@ -19,8 +21,6 @@ use super::routes::Call;
 use super::running::Running;
 use super::shared::Shared;
 use super::transcript::Transcript;
-use crate::api::openai::error::error_object;
-use crate::refusal::Refusal;
 
 /// A response on its way.
 pub(super) struct Stream {

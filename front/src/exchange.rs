@@ -11,11 +11,11 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use skein_choice::breaker::Outcome;
 use skein_node::clock::{self, Timestamp};
+use skein_router::refusal::Refusal;
 
 use super::pool::Connection;
 use super::routes::Call;
 use super::shared::{Seat, Shared};
-use crate::refusal::Refusal;
 
 /// How often a waiting request looks at its worker's health and at its own time.
 pub const LOOK: Duration = Duration::from_millis(500);

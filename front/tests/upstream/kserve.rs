@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::{BufMut, BytesMut};
 use futures::Stream;
 use serde_json::{Value, json};
+use skein_front::{UpstreamConfig, Upstreams, WorkerUrl, serve};
 use skein_proto::inference::grpc_inference_service_server::{
     GrpcInferenceService, GrpcInferenceServiceServer,
 };
@@ -25,7 +26,6 @@ use skein_proto::inference::{
     ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest,
     ServerReadyResponse,
 };
-use skein_router::upstream::{UpstreamConfig, Upstreams, WorkerUrl, serve};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;

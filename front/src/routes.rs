@@ -6,10 +6,10 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Method};
 use skein_choice::receipt::Receipts;
 use skein_node::clock::{self, Timestamp};
+use skein_router::drain::Lease;
+use skein_router::refusal::Refusal;
 
 use super::prompt::Prompt;
-use crate::drain::Lease;
-use crate::refusal::Refusal;
 
 /// Header by which a request allows or forbids that its stream continues by text.
 pub const RESUME: HeaderName = HeaderName::from_static("x-skein-resume");

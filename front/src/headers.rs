@@ -5,9 +5,9 @@ use http::header::{
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
+use skein_router::api::http::receipts::RECEIPT;
 
 use super::routes::RESUME;
-use crate::api::http::receipts::RECEIPT;
 
 /// Headers of one connection.
 const HOP_BY_HOP: [HeaderName; 9] = [

@@ -10,6 +10,9 @@ use rand::rngs::StdRng;
 use skein_choice::breaker::Outcome;
 use skein_node::clock::{self, Timestamp};
 use skein_node::random;
+use skein_router::api::http::keys::ApiKeys;
+use skein_router::drain::Drain;
+use skein_router::refusal::Refusal;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::config::UpstreamConfig;
@@ -17,9 +20,6 @@ use super::link::{AddressPlaces, Link, Spot};
 use super::metrics::UpstreamMetrics;
 use super::routes::Call;
 use super::servers::{Assignment, Health, Servers, Unavailable};
-use crate::api::http::keys::ApiKeys;
-use crate::drain::Drain;
-use crate::refusal::Refusal;
 
 /// Pause before a waiting request asks again for a worker.
 pub(super) const WAIT: Duration = Duration::from_millis(50);

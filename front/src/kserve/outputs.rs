@@ -3,8 +3,7 @@
 use serde_json::{Map, Value, json};
 use skein_proto::inference::ModelInferResponse;
 use skein_proto::inference::infer_parameter::ParameterChoice;
-
-use crate::api::kserve::elements::elements;
+use skein_router::api::kserve::elements::elements;
 
 /// Most samples of a completion.
 const MAX_SAMPLES: usize = 128;
@@ -187,9 +186,9 @@ fn values(response: &ModelInferResponse, name: &str) -> Result<Vec<Value>, Strin
 mod tests {
     use skein_proto::inference::InferParameter;
     use skein_proto::inference::model_infer_response::InferOutputTensor;
+    use skein_router::api::kserve::elements::encoded;
 
     use super::*;
-    use crate::api::kserve::elements::encoded;
 
     fn response(outputs: &Value, is_last: Option<bool>) -> ModelInferResponse {
         let mut response = ModelInferResponse::default();

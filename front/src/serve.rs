@@ -9,6 +9,10 @@ use hyper::body::Incoming;
 use serde_json::json;
 use skein_node::clock;
 use skein_node::metrics::Format;
+use skein_router::api::http::body::{check_content_length, read_body};
+use skein_router::api::http::cors;
+use skein_router::api::http::receipts::{self, RECEIPT};
+use skein_router::refusal::Refusal;
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
 use uuid::Uuid;
@@ -23,10 +27,6 @@ use super::running::Running;
 use super::servers::Unavailable;
 use super::shared::Shared;
 use super::upstreams::Upstreams;
-use crate::api::http::body::{check_content_length, read_body};
-use crate::api::http::cors;
-use crate::api::http::receipts::{self, RECEIPT};
-use crate::refusal::Refusal;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -64,7 +64,7 @@ pub async fn serve(
             }
         }
     };
-    crate::serve::accept_until(listener, service, drained).await;
+    skein_router::serve::accept_until(listener, service, drained).await;
     Ok(())
 }
 

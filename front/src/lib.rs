@@ -11,8 +11,9 @@
 //! v2, a connection is a pipe to `kserve`, which translates.
 //!
 //! No code here tokenises. Of `skein_choice` it uses the policy, the breaker, the load in `ledger` and
-//! receipts; of other rooms `config`, `drain`, `refusal` and the loop of `serve`; of `api` what all HTTP
-//! shares, OpenAI's form of errors and the elements of KServe's tensors; of `metrics` the count of refusals.
+//! receipts; of `skein_router` its `config`, `drain`, `refusal`, the loop of `serve` and the count of
+//! refusals; of the `api` there what all HTTP shares, OpenAI's form of errors and the elements of KServe's
+//! tensors.
 
 mod answers;
 mod attempt;
