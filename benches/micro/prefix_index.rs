@@ -3,10 +3,10 @@
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use skein_choice::prefix_index::{Hits, PrefixIndex};
+use skein_choice::worker_id::WorkerId;
 use skein_node::clock;
 use skein_proto::runs::{Gaps, RunStored};
-use skein_router::fleet::WorkerId;
-use skein_router::fleet::prefix_index::{Hits, PrefixIndex};
 
 /// Runs per conversation.
 const TURNS: usize = 8;

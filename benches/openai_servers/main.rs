@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use skein_front::{UpstreamConfig, Upstreams, WorkerUrl, serve};
 use skein_router::config::RouterConfig;
-use skein_router::upstream::{UpstreamConfig, Upstreams, WorkerUrl, serve};
 
 use client::{Load, Measured};
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use skein_choice::fleet::NewRequests;
 use skein_hub::Need;
 use skein_node::clock;
 use skein_node::config::{Settings, text};
@@ -17,7 +18,6 @@ use skein_router::app::App;
 use skein_router::batch::jobs::{self, Store};
 use skein_router::cluster::{Cluster, Tuning};
 use skein_router::config::RouterConfig;
-use skein_router::fleet::NewRequests;
 use skein_router::links::transport::{Connector, Grpc, GrpcWithKey, Transport};
 use skein_text::TextError;
 use skein_text::files::TextFiles;

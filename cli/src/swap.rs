@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use skein_choice::fleet::{NewRequests, NotReady};
 use skein_hub::Need;
 use skein_model::fingerprint::fingerprint;
 use skein_node::clock;
@@ -15,7 +16,6 @@ use skein_node::supervisor::{Report, Supervisor, WorkerSet};
 use skein_proto::version::Version;
 use skein_router::app::App;
 use skein_router::cluster::Cluster;
-use skein_router::fleet::{NewRequests, NotReady};
 use skein_router::metrics::SwapOutcome;
 use skein_router::refusal::Refusal;
 use skein_router::swap::{ModelSwaps, Swapped};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use skein_front::{UpstreamConfig, Upstreams, WorkerUrl};
 use skein_node::clock;
 use skein_node::config::{Origin, Settings, duration, text};
 use skein_node::shutdown::Shutdown;
 use skein_node::telemetry::{self, LogOptions};
-use skein_router::upstream::{UpstreamConfig, Upstreams, WorkerUrl};
 
 use crate::exit::{Failure, USAGE};
 use crate::front;
@@ -90,5 +90,5 @@ pub async fn run(
         starting.wait_ready().await;
         tracing::info!(url, seconds = clock::now().since_start().as_secs_f64(), "ready");
     });
-    skein_router::upstream::serve(listener, upstreams, shutdown.requested()).await.map_err(Failure::other)
+    skein_front::serve(listener, upstreams, shutdown.requested()).await.map_err(Failure::other)
 }

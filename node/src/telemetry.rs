@@ -166,7 +166,16 @@ fn lines_filter(filter: &str) -> Result<EnvFilter, ParseError> {
 fn quiet_libraries(filter: &str) -> String {
     match filter.trim() {
         level @ ("debug" | "trace") => {
-            let ours = ["skein", "skein_node", "skein_router", "skein_worker", "skein_kernels"];
+            let ours = [
+                "skein",
+                "skein_node",
+                "skein_router",
+                "skein_front",
+                "skein_worker",
+                "skein_model",
+                "skein_quantize",
+                "skein_kernels",
+            ];
             let ours: Vec<String> = ours.iter().map(|crate_name| format!("{crate_name}={level}")).collect();
             format!("info,{}", ours.join(","))
         }

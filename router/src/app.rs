@@ -4,6 +4,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use skein_choice::limits::ModelLimits;
 use skein_node::clock;
 use skein_node::trace::{self, Part};
 use skein_proto::sampling::SamplingParams;
@@ -18,7 +19,7 @@ use crate::generator::{Adapters, FleetView, Generator};
 use crate::links::picks::{Endpoints, Picked};
 use crate::metrics::{Metered, Metrics};
 use crate::refusal::Refusal;
-use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
+use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
 use crate::swap::ModelSwaps;
 use crate::text::text_stream::{TextOptions, TextStream};
 use crate::text::work::TextWork;

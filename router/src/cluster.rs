@@ -12,6 +12,10 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use skein_choice::fleet::capacity::Capacity;
+use skein_choice::fleet::{Fleet, HealthLimits, KnownAdapters, NewRequests, WorkerStatus};
+use skein_choice::limits::ModelLimits;
+use skein_choice::prefix_index::PrefixIndex;
 use skein_node::discovery::{Change, Member};
 use skein_node::{clock, random, task};
 use skein_proto::adapter::{AdapterId, AdapterRecord};
@@ -20,14 +24,11 @@ use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use crate::admission::{Admission, Running};
 use crate::config::{RecoveryConfig, RouterConfig};
 use crate::dispatch::claims::RunningIds;
 use crate::dispatch::delivery;
 use crate::dispatch::driver::{Driver, NewRequest};
-use crate::fleet::admission::{Admission, Running};
-use crate::fleet::capacity::Capacity;
-use crate::fleet::prefix_index::PrefixIndex;
-use crate::fleet::{Fleet, HealthLimits, KnownAdapters, NewRequests, WorkerStatus};
 use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::adapters;
 use crate::links::errands::{self, Errands};
@@ -36,7 +37,7 @@ use crate::links::picks::{Endpoints, Picked};
 use crate::links::transport::{Connector, Grpc};
 use crate::links::workers::Workers;
 use crate::refusal::Refusal;
-use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// A cluster of workers that serve one model. Cheap to clone; its links close with the last clone.
 #[derive(Clone)]
@@ -123,7 +124,8 @@ impl Cluster {
     /// Refuses a grammar that no worker can apply.
     fn check_grammar(&self, request: &TokenRequest) -> Result<(), Refusal> {
         let Some(grammar) = &request.sampling.grammar else { return Ok(()) };
-        let lacking = |fleet: &crate::fleet::Fleet| fleet.lacks_grammars(clock::now(), grammar.fingerprint);
+        let lacking =
+            |fleet: &skein_choice::fleet::Fleet| fleet.lacks_grammars(clock::now(), grammar.fingerprint);
         if !self.workers.with_fleet(|fleet| lacking(fleet)) {
             return Ok(());
         }

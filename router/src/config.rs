@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use skein_choice::policy::Policy;
 use skein_text::sources::TextSources;
-
-use crate::fleet::Policy;
 
 /// Effective settings of one router process.
 #[derive(Debug, Clone)]
@@ -111,7 +110,7 @@ impl Default for RecoveryConfig {
             wedge_timeout: None,
             stream_linger: Duration::from_secs(10),
             queue_timeout: Duration::from_secs(30),
-            max_index_bytes: crate::fleet::prefix_index::DEFAULT_MAX_BYTES,
+            max_index_bytes: skein_choice::prefix_index::DEFAULT_MAX_BYTES,
         }
     }
 }

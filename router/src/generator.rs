@@ -8,16 +8,17 @@ use std::sync::Arc;
 
 use futures::Stream;
 use futures::future::BoxFuture;
+use skein_choice::fleet::capacity::Capacity;
+use skein_choice::fleet::{KnownAdapters, WorkerStatus};
+use skein_choice::limits::ModelLimits;
 use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::totals::Total;
 use skein_proto::version::Version;
 
-use crate::fleet::admission::Running;
-use crate::fleet::capacity::Capacity;
-use crate::fleet::{KnownAdapters, WorkerStatus};
+use crate::admission::Running;
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
-use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// Generates tokens. Shared behind an `Arc`.
 pub trait Generator: Send + Sync + 'static {

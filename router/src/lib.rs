@@ -2,12 +2,13 @@
 //!
 //! `api` has a room for each API that clients speak; each parses requests into a [`request::Draft`] and
 //! writes answers. `validate` is the one validator of drafts. The crate `skein_text` converts them to tokens,
-//! `text` streams tokens back as text. `fleet` is the live state of the workers and chooses among them,
-//! purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes it on another if
-//! that worker is lost; `cluster` ties these together behind the traits of `generator`. `batch` runs files of
-//! requests. `metrics` counts and times requests. `upstream` is another front, without text: it passes
-//! requests on to servers that speak the OpenAI API or KServe v2. This crate does not use the worker's code.
+//! `text` streams tokens back as text. `admission` bounds what runs at once, the crate `skein_choice` chooses
+//! among the workers, purely; `links` connect to them. `dispatch` opens a stream on one of them and resumes
+//! it on another if that worker is lost; `cluster` ties these together behind the traits of `generator`.
+//! `batch` runs files of requests. `metrics` counts and times requests. This crate does not use the worker's
+//! code, nor does it know the crate `skein_front`, which borrows what all HTTP shares.
 
+pub mod admission;
 pub mod api;
 pub mod app;
 pub mod batch;
@@ -15,7 +16,6 @@ pub mod cluster;
 pub mod config;
 pub mod dispatch;
 pub mod drain;
-pub mod fleet;
 pub mod generator;
 pub mod links;
 pub mod metrics;
@@ -26,5 +26,4 @@ pub mod swap;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod text;
-pub mod upstream;
 pub mod validate;

@@ -70,7 +70,7 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections.
-pub(crate) async fn accept_until<F, B, D>(
+pub async fn accept_until<F, B, D>(
     listener: TcpListener,
     service: impl Fn(http::Request<Incoming>) -> F + Clone + Send + 'static,
     drained: impl Future<Output = D>,

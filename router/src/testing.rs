@@ -10,6 +10,9 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use serde_json::{Value, json};
+use skein_choice::fleet::capacity::Capacity;
+use skein_choice::fleet::{KnownAdapters, WorkerStatus};
+use skein_choice::limits::ModelLimits;
 use skein_proto::TokenId;
 use skein_proto::adapter::{AdapterId, AdapterRecord};
 use skein_proto::finish::FinishReason;
@@ -18,13 +21,11 @@ use skein_proto::totals::Total;
 use skein_proto::version::Version;
 use skein_text::model_text::{Facts, ModelText};
 
-use crate::fleet::admission::Running;
-use crate::fleet::capacity::Capacity;
-use crate::fleet::{KnownAdapters, WorkerStatus};
+use crate::admission::Running;
 use crate::generator::{Adapters, FleetView, Generator, TokenSource};
 use crate::links::picks::{Endpoints, Picked};
 use crate::refusal::Refusal;
-use crate::request::{Journey, ModelLimits, TokenDelta, TokenRequest};
+use crate::request::{Journey, TokenDelta, TokenRequest};
 
 /// Token of byte 0: byte `b` is token `b + BYTES`.
 pub const BYTES: TokenId = 4;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use skein_choice::fleet::NotReady;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_proto::sampling::SamplingParams;
 use skein_router::cluster::Cluster;
-use skein_router::fleet::NotReady;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::TokenRequest;

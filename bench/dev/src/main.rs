@@ -5,8 +5,8 @@
 //! - `policy`: routing policies over a recorded trace, simulated
 //! - `batching`: batching rules against Skein's scheduler, simulated
 //!
-//! It needs the worker's scheduler and list of tensors, and the router's `fleet`. Both crates also bring
-//! their HTTP and gRPC, which do not run here.
+//! It needs the fleet and its policies of `choice`, and the worker's scheduler and list of tensors. The
+//! worker also brings its gRPC, which does not run here.
 
 mod batching;
 mod failure;

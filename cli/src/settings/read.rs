@@ -5,10 +5,10 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use skein_choice::policy::Policy;
 use skein_node::config::{Origin, Settings, bytes, count, duration, one_of, text};
 use skein_node::telemetry::{self, LogFormat, LogOptions};
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RequestLimits, RouterConfig};
-use skein_router::fleet::Policy;
 use skein_text::sources::TextSources;
 
 use super::text_sources::{root_path, text_sources};

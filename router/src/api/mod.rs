@@ -10,10 +10,10 @@ mod anthropic;
 mod endpoint_picker;
 pub(crate) mod fields;
 pub mod grpc;
-pub(crate) mod http;
-pub(crate) mod kserve;
+pub mod http;
+pub mod kserve;
 mod ollama;
-pub(crate) mod openai;
+pub mod openai;
 mod skein;
 #[cfg(test)]
 mod tests;

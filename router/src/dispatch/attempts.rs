@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
+use skein_choice::policy::Pick;
+use skein_choice::receipt::Receipt;
 use skein_node::clock::{self, Timestamp};
 use skein_node::trace::{self, Kept, Link, Part};
 
 use super::delivery::RequestEvent;
-use crate::fleet::Pick;
-use crate::fleet::receipt::Receipt;
 use crate::links::worker_client::CallError;
 
-/// Attributes of a choice's terms, in the order of [`Terms::named`](crate::fleet::receipt::Terms::named).
+/// Attributes of a choice's terms, in the order of [`Terms::named`](skein_choice::receipt::Terms::named).
 const TERMS: [&str; 7] = [
     "skein.route.queue",
     "skein.route.prefill",

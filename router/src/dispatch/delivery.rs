@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use skein_choice::worker_id::{WorkerEpoch, WorkerId};
 use skein_node::clock::Timestamp;
 use skein_proto::TokenId;
 use skein_proto::delta::{Delta, WorkerDelta};
@@ -15,7 +16,6 @@ use skein_proto::finish::FinishReason;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::version::Version;
 
-use crate::fleet::{WorkerEpoch, WorkerId};
 use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
 use crate::request::{Resume, TokenDelta, TokenRequest};

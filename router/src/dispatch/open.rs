@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use skein_choice::fleet::WorkerPlacement;
+use skein_choice::worker_id::WorkerEpoch;
 use skein_node::clock;
 use skein_proto::version::Version;
 
@@ -10,7 +12,6 @@ use super::delivery::RequestEvent;
 use super::driver::{Driver, OpenStream, State, job, outcome_of, route_span};
 use super::reader::Reader;
 use super::watch::{Waited, Watch};
-use crate::fleet::{WorkerEpoch, WorkerPlacement};
 use crate::links::worker_client::{Attachment, Attempt, CallError, WorkerClient};
 use crate::links::workers::Place;
 

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use futures::StreamExt;
+use skein_choice::fleet::WorkerPlacement;
 use skein_node::clock;
 use skein_proto::delta::WorkerDelta;
 
-use crate::fleet::WorkerPlacement;
 use crate::links::errands::{Errand, ErrandKind};
 use crate::links::worker_client::{CallError, WorkerClient, WorkerDeltas};
 use crate::links::workers::Workers;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use skein_choice::worker_id::{WorkerEpoch, WorkerId};
 use skein_node::clock::Timestamp;
 use skein_proto::TokenId;
 use skein_proto::delta::{Delta, WorkerDelta};
@@ -14,7 +15,6 @@ use skein_proto::sampling::SamplingParams;
 use skein_proto::version::Version;
 
 use super::delivery::{Action, Delivery, Limits, MAX_MOVES, RequestEvent, Wait};
-use crate::fleet::{WorkerEpoch, WorkerId};
 use crate::links::worker_client::CallError;
 use crate::refusal::Refusal;
 use crate::request::{TokenDelta, TokenRequest};

@@ -4,13 +4,13 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use skein_choice::fleet::{Fleet, WorkerPlacement};
 use skein_node::clock;
 use skein_node::signal::Listener;
 use skein_proto::version::Version;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
-use crate::fleet::{Fleet, WorkerPlacement};
 use crate::links::workers::Workers;
 
 /// How often a silent stream checks whether its worker is lost, beside being notified.

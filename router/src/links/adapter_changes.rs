@@ -2,11 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use skein_choice::fleet::AdapterRecords;
+use skein_choice::worker_id::WorkerId;
 use skein_proto::adapter::AdapterRecord;
 use tokio::sync::Notify;
 
 use super::worker_client::WorkerClient;
-use crate::fleet::{AdapterRecords, WorkerId};
 
 /// All changes that count, and a bell for the task that repeats them.
 #[derive(Debug, Default)]

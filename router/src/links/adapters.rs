@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use skein_choice::worker_id::WorkerId;
 use skein_node::clock;
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 
 use super::adapter_changes::send;
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
-use crate::fleet::WorkerId;
 use crate::refusal::Refusal;
 
 /// Longest wait until the workers report a name that they have loaded.

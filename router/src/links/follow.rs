@@ -1,13 +1,15 @@
 //! The links to the workers: one task follows discovery, and one per worker reads its `Info` and its watch.
 //! They pass events to [`Fleet::handle`] and carry out its actions; they decide nothing.
 //!
-//! [`Fleet::handle`]: crate::fleet::Fleet::handle
+//! [`Fleet::handle`]: skein_choice::fleet::Fleet::handle
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use skein_choice::fleet::{Action, Event, TICK};
+use skein_choice::worker_id::{WorkerEpoch, WorkerId};
 use skein_node::discovery::Change;
 use skein_node::trace::Connecting;
 use skein_node::{clock, task};
@@ -19,7 +21,6 @@ use super::link_log::{LinkLog, Reached};
 use super::snapshot_parts;
 use super::worker_client::{CallError, WorkerClient};
 use super::workers::Workers;
-use crate::fleet::{Action, Event, TICK, WorkerEpoch, WorkerId};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);

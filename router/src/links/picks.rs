@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use skein_choice::breaker::Outcome;
+use skein_choice::fleet::{self, Job, WorkerPlacement};
 use skein_node::clock;
 
 use super::workers::{Arrival, Place, Placed, Workers};
-use crate::fleet::admission::{Admission, Permit};
-use crate::fleet::breaker::Outcome;
-use crate::fleet::{self, Job, WorkerPlacement};
+use crate::admission::{Admission, Permit};
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 

@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
+use skein_choice::worker_id::WorkerId;
 use skein_node::metrics::ENGINE;
 use skein_proto::totals::Total;
-
-use crate::fleet::WorkerId;
 
 /// Sums, and the last totals of each worker.
 #[derive(Debug, Default)]

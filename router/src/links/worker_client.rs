@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
+use skein_choice::fleet::LogPosition;
 use skein_node::trace::{Headers, TRACEPARENT, TRACESTATE};
 use skein_proto::TokenId;
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
@@ -22,7 +23,6 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Status};
 
 use super::transport::{Connector, Transport, error_chain};
-use crate::fleet::LogPosition;
 use crate::request::TokenRequest;
 
 /// Metadata of a router's refusal: see [`CallError::VersionGone`].

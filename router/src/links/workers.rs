@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
+use skein_choice::fleet::{self, Action, Fleet, Job, KnownAdapters, LogPosition, Notice, WorkerPlacement};
+use skein_choice::policy::{Demand, Pick};
+use skein_choice::receipt::Receipt;
+use skein_choice::worker_id::{WorkerEpoch, WorkerId};
 use skein_node::clock;
 use skein_node::discovery::Member;
 use skein_node::signal::{Listener, Signal};
@@ -23,13 +27,7 @@ use super::seats::{Seats, Ticket};
 use super::totals::Totals;
 use super::transport::Connector;
 use super::worker_client::WorkerClient;
-use crate::fleet::admission::{Admission, Candidate, Permit};
-use crate::fleet::policy::Demand;
-use crate::fleet::receipt::Receipt;
-use crate::fleet::{
-    self, Action, Fleet, Job, KnownAdapters, LogPosition, Notice, Pick, WorkerEpoch, WorkerId,
-    WorkerPlacement,
-};
+use crate::admission::{Admission, Candidate, Permit};
 use crate::refusal::Refusal;
 use crate::request::TokenRequest;
 

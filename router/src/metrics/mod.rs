@@ -118,9 +118,10 @@ impl Latencies {
 
 /// Requests refused before they began, by error code. A router has it whatever its workers speak.
 #[derive(Debug)]
-pub(crate) struct Refusals(IntCounterVec);
+pub struct Refusals(IntCounterVec);
 
 impl Refusals {
+    /// None yet, in `registry`.
     pub fn new(registry: &Registry) -> Self {
         Self(registry.counters(
             "skein_requests_refused_total",
@@ -130,6 +131,7 @@ impl Refusals {
         ))
     }
 
+    /// Counts `refusal` by its code.
     pub fn count(&self, refusal: &Refusal) {
         self.0.with_label_values(&[refusal.http().code.unwrap_or("invalid_request")]).inc();
     }
@@ -137,7 +139,7 @@ impl Refusals {
 
 /// How an accepted request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// Every sample reached its end.
     Completed,
     /// The client disconnected or cancelled the request.

@@ -2,11 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use skein_choice::fleet::WorkerStatus;
 use skein_node::metrics::{Gauge, GaugeVec, IntGauge, IntGaugeVec, Registry};
-
 use skein_proto::version::Version;
-
-use crate::fleet::WorkerStatus;
 
 /// Gauges that are set at each scrape.
 #[derive(Debug)]
@@ -167,11 +165,11 @@ fn kv_usage(workers: &[WorkerStatus]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use skein_choice::ledger::CurrentLoad;
     use skein_proto::info::WorkerInfo;
     use skein_proto::load::Load;
 
     use super::*;
-    use crate::fleet::ledger::CurrentLoad;
 
     /// A worker with 8 seats, 100 blocks and 1,000 prefill tokens per second.
     fn worker(id: &str, sequences: u32, free_blocks: u32, queued_uncached_tokens: u64) -> WorkerStatus {
@@ -232,7 +230,8 @@ mod tests {
     fn the_mean_is_over_ready_workers() {
         let registry = Registry::new(&[]);
         let gauges = WorkerGauges::new(&registry);
-        let full = WorkerStatus { refuses: Some(crate::fleet::NotReady::Draining), ..worker("c", 8, 0, 0) };
+        let full =
+            WorkerStatus { refuses: Some(skein_choice::fleet::NotReady::Draining), ..worker("c", 8, 0, 0) };
         let workers = [worker("a", 2, 100, 0), worker("b", 6, 100, 0), full];
         let text = gauges.encode(&workers, Version(7), || registry.encode(skein_node::metrics::Format::Text));
         assert!(text.contains("\nskein_pressure 0.5\n"), "{text}");

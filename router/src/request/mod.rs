@@ -6,12 +6,12 @@ pub mod tenant;
 
 use std::sync::Arc;
 
+use skein_choice::receipt::Receipts;
 use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
 use skein_proto::adapter::AdapterId;
 use skein_proto::finish::FinishReason;
-use skein_proto::info::WorkerInfo;
 use skein_proto::logprobs::TokenLogprobs;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
 use skein_proto::stream_key::StreamKey;
@@ -20,7 +20,6 @@ use skein_text::formats::tools::ToolUse;
 use skein_text::model_text::ChatPrompt;
 
 use self::tenant::Tenant;
-use crate::fleet::receipt::Receipts;
 
 /// A request from either API, before validation. Numbers are wide and optional, so that the validator and not
 /// a parser reports what is out of range.
@@ -271,33 +270,5 @@ pub struct Journey {
 impl Default for Journey {
     fn default() -> Self {
         Self { moves: 0, resume_exact: true, version: Version::UNKNOWN }
-    }
-}
-
-/// Limits set by the workers, not by configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ModelLimits {
-    /// Most tokens of a sequence, prompt and output together.
-    pub max_model_len: u32,
-    /// Token ids are below this.
-    pub vocab_size: u32,
-    /// Most sequences at once, which bounds the samples of a prompt.
-    pub max_num_seqs: u32,
-}
-
-impl ModelLimits {
-    /// The limits of one worker.
-    pub fn of(info: &WorkerInfo) -> Self {
-        let WorkerInfo { max_model_len, vocab_size, max_num_seqs, .. } = *info;
-        Self { max_model_len, vocab_size, max_num_seqs }
-    }
-
-    /// The limits that hold on both workers.
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            max_model_len: self.max_model_len.min(other.max_model_len),
-            vocab_size: self.vocab_size.min(other.vocab_size),
-            max_num_seqs: self.max_num_seqs.min(other.max_num_seqs),
-        }
     }
 }

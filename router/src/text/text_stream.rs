@@ -310,18 +310,18 @@ impl Sample {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use skein_choice::fleet::KnownAdapters;
+    use skein_node::clock::Timestamp;
     use skein_proto::sampling::SamplingOptions;
 
     use super::*;
     use crate::config::RequestLimits;
     use crate::drain::Drain;
-    use crate::fleet::KnownAdapters;
     use crate::generator::{FleetView, Generator};
     use crate::request::{Draft, Prompt};
     use crate::testing::{Say, Script, delta, finish, model_text, tokens};
     use crate::validate::{Offer, validate};
-    use proptest::prelude::*;
-    use skein_node::clock::Timestamp;
 
     async fn start(script: &Script, sampling: SamplingOptions) -> TextStream {
         let draft = Draft { prompt: Prompt::Text("hi".to_owned()), sampling, ..Draft::default() };

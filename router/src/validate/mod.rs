@@ -11,23 +11,24 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_choice::fleet::KnownAdapters;
+use skein_choice::limits::ModelLimits;
 use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::TokenId;
 use skein_proto::sampling::{SamplingOptions, SamplingParams};
+use skein_text::formats::Opening;
+use skein_text::model_text::{GenerationDefaults, ModelText};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::RequestLimits;
-use crate::fleet::KnownAdapters;
 use crate::refusal::Refusal;
-use crate::request::{AdapterRef, Draft, ModelLimits, Prompt, TokenRequest};
+use crate::request::{AdapterRef, Draft, Prompt, TokenRequest};
 use crate::text::text_stream::TextOptions;
 use faults::Faults;
 pub use ranges::token_id;
 use ranges::{check_bytes, check_count, whole};
-use skein_text::formats::Opening;
-use skein_text::model_text::{GenerationDefaults, ModelText};
 
 /// Longest `request_id` and `cache_salt`, bytes.
 const MAX_ID_BYTES: usize = 128;

@@ -1,10 +1,11 @@
 //! Truncates a long prompt if its request allows it (vLLM's `truncate_prompt_tokens`). Pure.
 
+use skein_choice::limits::ModelLimits;
 use skein_proto::TokenId;
 use skein_text::model_text::ModelText;
 
 use crate::refusal::Refusal;
-use crate::request::{Draft, ModelLimits, Prompt, Truncation};
+use crate::request::{Draft, Prompt, Truncation};
 
 /// Refuses a limit that leaves no prompt.
 pub(super) fn check(truncation: Option<Truncation>) -> Result<(), Refusal> {
@@ -52,9 +53,10 @@ fn front_len(tokens: &[TokenId], draft: &Draft, text: &ModelText) -> Result<usiz
 
 #[cfg(test)]
 mod tests {
+    use skein_proto::sampling::SamplingOptions;
+
     use super::*;
     use crate::testing;
-    use skein_proto::sampling::SamplingOptions;
 
     const MODEL: ModelLimits = ModelLimits { max_model_len: 8, vocab_size: 300, max_num_seqs: 8 };
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
-use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, lock};
+use skein_choice::limits::ModelLimits;
 use skein_node::clock;
 use skein_node::discovery::{self, Change, Member};
 use skein_proto::TokenId;
@@ -26,8 +26,10 @@ use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
 use skein_router::generator::TokenSource;
 use skein_router::links::transport::Grpc;
 use skein_router::refusal::Refusal;
-use skein_router::request::{ModelLimits, TokenRequest};
+use skein_router::request::TokenRequest;
 use tokio::sync::mpsc;
+
+use mock::{Fault, MODEL, Mock, Script, VOCAB_SIZE, lock};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 /// Limit of every wait.

@@ -1,7 +1,7 @@
 //! Decision receipts: what a request that asks is told about the choice of its worker.
 
 use serde_json::Value;
-use skein_router::fleet::receipt::Receipts;
+use skein_choice::receipt::Receipts;
 
 use super::*;
 

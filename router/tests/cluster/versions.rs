@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt;
+use skein_choice::fleet::NewRequests;
 use skein_proto::version::Version;
 use skein_router::config::{AdmissionConfig, RecoveryConfig};
-use skein_router::fleet::NewRequests;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::{Resume, ResumeSample, TokenRequest};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use skein_router::fleet::admission::Running;
+use skein_router::admission::Running;
 
 use crate::probe;
 use crate::router::RouterRun;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use skein_choice::fleet::WorkerStatus;
 use skein_proto::TokenId;
 use skein_proto::sampling::SamplingParams;
 use skein_proto::version::Version;
 use skein_router::cluster::Cluster;
 use skein_router::config::{AdmissionConfig, RecoveryConfig, RouterConfig};
-use skein_router::fleet::WorkerStatus;
 use skein_router::generator::TokenSource;
 use skein_router::refusal::Refusal;
 use skein_router::request::TokenRequest;

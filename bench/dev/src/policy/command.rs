@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use skein_choice::policy::Policy;
 use skein_node::config::duration;
-use skein_router::fleet::Policy;
 
 use super::figures::Figures;
 use super::simulation::{Cluster, Placer, replay};

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use skein_choice::fleet::{Action, Event, Fleet, HealthLimits, Job, WorkerPlacement};
+use skein_choice::policy::{Demand, Pick, Policy};
+use skein_choice::prefix_index::PrefixIndex;
+use skein_choice::worker_id::WorkerId;
 use skein_node::clock::{self, Timestamp};
 use skein_node::discovery::{Change, Member};
 use skein_proto::info::WorkerInfo;
 use skein_proto::load::LoadReport;
 use skein_proto::placement::Placement;
 use skein_proto::watch::{Admitted, Snapshot, WatchBody, WatchEvent};
-use skein_router::fleet::policy::Demand;
-use skein_router::fleet::prefix_index::PrefixIndex;
-use skein_router::fleet::{Action, Event, Fleet, HealthLimits, Job, Pick, Policy, WorkerId, WorkerPlacement};
 
 use super::trace::Recorded;
 use super::worker::{Machine, Placed, Prompt, SimWorker};

@@ -2,7 +2,7 @@
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use skein_router::fleet::Policy;
+use skein_choice::policy::Policy;
 
 use super::figures::Figures;
 use super::simulation::{Cluster, Placer, replay};

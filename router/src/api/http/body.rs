@@ -33,6 +33,7 @@ where
     }
 }
 
+/// Refuses a body that does not say it is JSON.
 pub fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let kind = lower(value);

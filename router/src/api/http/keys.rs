@@ -56,7 +56,9 @@ fn equal(key: &[u8], given: &[u8]) -> bool {
 /// Keys of an API, and its form of errors.
 #[derive(Clone)]
 pub struct KeyCheck {
+    /// Keys that open the API.
     pub keys: ApiKeys,
+    /// How it refuses a request without one.
     pub refuse: Refuse,
 }
 

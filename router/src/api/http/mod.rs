@@ -4,10 +4,10 @@
 pub mod body;
 pub mod cors;
 pub mod error;
-pub mod face;
+pub(crate) mod face;
 pub mod keys;
-pub mod metrics;
+pub(crate) mod metrics;
 pub mod receipts;
-pub mod request_id;
-pub mod span;
-pub mod sse;
+pub(crate) mod request_id;
+pub(crate) mod span;
+pub(crate) mod sse;

@@ -5,8 +5,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 use http::{HeaderMap, HeaderName, HeaderValue};
-
-use crate::fleet::receipt::Receipts;
+use skein_choice::receipt::Receipts;
 
 /// Asks for receipts, and carries them.
 pub const RECEIPT: HeaderName = HeaderName::from_static("x-skein-receipt");
@@ -44,9 +43,10 @@ pub async fn give(request: Request, next: Next) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::fleet::receipt::{Considered, MAX_CANDIDATES, MAX_RECEIPTS, Receipt, Terms};
     use serde_json::{Value, json};
+    use skein_choice::receipt::{Considered, MAX_CANDIDATES, MAX_RECEIPTS, Receipt, Terms};
+
+    use super::*;
 
     fn receipt(worker: &str) -> Receipt {
         let terms = Terms { queue: 0.25, prefill: 0.123_456_789, ..Terms::default() };

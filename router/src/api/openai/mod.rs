@@ -1,12 +1,12 @@
 //! OpenAI's API: chat, completions, responses, models, files and batches.
 
-pub mod batches;
-pub mod chat;
-pub mod completions;
+pub(crate) mod batches;
+pub(crate) mod chat;
+pub(crate) mod completions;
 pub mod error;
-pub mod files;
-pub mod models;
-pub mod responses;
+pub(crate) mod files;
+pub(crate) mod models;
+pub(crate) mod responses;
 
 use axum::Router;
 use axum::routing::{get, post};

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use skein_choice::fleet::capacity::Capacity;
 use skein_node::clock::Timestamp;
 use skein_node::trace;
 use skein_proto::adapter::AdapterId;
@@ -13,7 +14,6 @@ use skein_proto::stream_key::StreamKey;
 use skein_proto::version::Version;
 use skein_proto::worker::v1 as wire;
 
-use crate::fleet::capacity::Capacity;
 use crate::refusal::Refusal;
 use crate::request::tenant::Tenant;
 use crate::request::{AdapterRef, Resume, ResumeSample, TokenDelta, TokenRequest};

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
+use skein_choice::fleet::capacity::Capacity;
 use skein_node::{clock, random};
 use skein_proto::adapter::{AdapterChange, AdapterId, AdapterRecord};
 use skein_proto::worker::v1 as wire;
@@ -27,7 +28,6 @@ use tonic::{Request, Response, Status};
 use super::grpc::status::status;
 use crate::app::App;
 use crate::drain::Lease;
-use crate::fleet::capacity::Capacity;
 use crate::links::worker_client::VERSION_GONE;
 use crate::refusal::Refusal;
 use convert::Deltas;

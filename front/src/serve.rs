@@ -1,0 +1,202 @@
+//! The HTTP server: own paths, keys, limits, and everything else to `forward`.
+
+use std::io;
+use std::sync::Arc;
+
+use http::header::ACCEPT;
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use serde_json::json;
+use skein_node::clock;
+use skein_node::metrics::Format;
+use skein_router::api::http::body::{check_content_length, read_body};
+use skein_router::api::http::cors;
+use skein_router::api::http::receipts::{self, RECEIPT};
+use skein_router::refusal::Refusal;
+use tokio::net::TcpListener;
+use tower::{Layer, ServiceExt, service_fn};
+use uuid::Uuid;
+
+use super::answers::{json_body, refused, whole};
+use super::body::AnswerBody;
+use super::forward::forward;
+use super::headers::to_worker;
+use super::prompt::Prompt;
+use super::routes::{Call, Route, resumes};
+use super::running::Running;
+use super::servers::Unavailable;
+use super::shared::Shared;
+use super::upstreams::Upstreams;
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+/// The page at `/`.
+const WELCOME: &str =
+    "Skein routes requests to OpenAI servers: POST /v1/chat/completions, GET /v1/models, /metrics.\n";
+
+/// Serves until `shutdown`, then drains: new requests are refused with 503 and running ones finish. Those
+/// still running after the shutdown timeout end with an error.
+///
+/// # Errors
+/// None yet.
+pub async fn serve(
+    listener: TcpListener,
+    upstreams: Upstreams,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let shared = upstreams.0;
+    let drained = async {
+        shutdown.await;
+        tracing::info!(running = shared.drain.running(), "draining");
+        shared.drain.drain(shared.config.router.shutdown_timeout, || ()).await;
+    };
+    let service = {
+        let (shared, cors) = (shared.clone(), cors::layer(&shared.config.router.allowed_origins));
+        move |request: Request<Incoming>| {
+            let (shared, cors) = (shared.clone(), cors.clone());
+            async move {
+                let Some(cors) = cors else { return respond(shared, request).await };
+                let plain = service_fn(move |request| {
+                    let shared = shared.clone();
+                    async move { Ok::<_, std::convert::Infallible>(respond(shared, request).await) }
+                });
+                cors.layer(plain).oneshot(request).await.unwrap_or_else(|never| match never {})
+            }
+        }
+    };
+    skein_router::serve::accept_until(listener, service, drained).await;
+    Ok(())
+}
+
+async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<AnswerBody> {
+    let method = request.method().clone();
+    let path = request.uri().path();
+    let root = &*shared.config.router.root_path;
+    let path = path.strip_prefix(root).filter(|rest| rest.starts_with('/')).unwrap_or(path).to_owned();
+    let (handler, response) = match (&method, path.as_str()) {
+        (&Method::GET, "/") => ("/", whole(StatusCode::OK, TEXT, WELCOME.into())),
+        (&Method::GET, "/livez") => ("/livez", ok()),
+        (&Method::GET, "/health" | "/ready" | "/readyz") => ("/health", ready(&shared)),
+        (&Method::GET, "/metrics") => ("/metrics", scrape(&shared, &request)),
+        (_, _) if shared.keys.admit(request.headers()).is_none() => ("none", refused(&no_key(&request))),
+        (&Method::GET, "/version") => {
+            ("/version", json_body(StatusCode::OK, &json!({"version": env!("CARGO_PKG_VERSION")})))
+        }
+        (&Method::GET, "/v1/models" | "/v1/models/") => ("/v1/models", models(&shared)),
+        (&Method::GET, path) if path.starts_with("/v1/models/") => {
+            ("/v1/models/{*id}", model(&shared, &path["/v1/models/".len()..]))
+        }
+        (method, path) => match Route::of(method, path) {
+            Ok(route) => (route.path, generate(shared.clone(), route, path, request).await),
+            Err(refusal) => ("none", refused(&refusal)),
+        },
+    };
+    let method = match method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        _ => "other",
+    };
+    shared.metrics.answered(handler, method, response.status().as_u16());
+    response
+}
+
+fn no_key(request: &Request<Incoming>) -> Refusal {
+    let sent = ["authorization", "x-api-key"].iter().any(|name| request.headers().contains_key(*name));
+    if sent { Refusal::Unauthorized } else { Refusal::MissingKey }
+}
+
+fn ok() -> Response<AnswerBody> {
+    json_body(StatusCode::OK, &json!({"status": "ok"}))
+}
+
+fn ready(shared: &Shared) -> Response<AnswerBody> {
+    match () {
+        () if shared.drain.is_draining() => refused(&Refusal::Draining),
+        () if shared.servers(|servers| servers.is_up()) => ok(),
+        () => refused(&shared.refusal(Unavailable::NoneUp)),
+    }
+}
+
+fn scrape(shared: &Shared, request: &Request<Incoming>) -> Response<AnswerBody> {
+    let format = Format::accepted(request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok()));
+    let states = shared.servers(|servers| servers.states(clock::now()));
+    let text = shared.metrics.encode(format, shared.drain.running(), &shared.links, &states);
+    let kind = HeaderValue::from_str(format.content_type()).unwrap_or(TEXT);
+    whole(StatusCode::OK, kind, text)
+}
+
+fn models(shared: &Shared) -> Response<AnswerBody> {
+    json_body(StatusCode::OK, &json!({"object": "list", "data": shared.servers(|servers| servers.models())}))
+}
+
+fn model(shared: &Shared, id: &str) -> Response<AnswerBody> {
+    let models = shared.servers(|servers| servers.models());
+    match models.into_iter().find(|model| model["id"] == id) {
+        Some(model) => json_body(StatusCode::OK, &model),
+        None => {
+            let shown: String = id.chars().take(200).collect();
+            refused(&Refusal::NotFound(format!("No worker that is up lists a model `{shown}`.")))
+        }
+    }
+}
+
+/// A request for the workers.
+async fn generate(
+    shared: Arc<Shared>,
+    route: Route,
+    path: &str,
+    request: Request<Incoming>,
+) -> Response<AnswerBody> {
+    let given = request.headers().get(X_REQUEST_ID).cloned();
+    let id = given.or_else(|| HeaderValue::from_str(&Uuid::now_v7().to_string()).ok());
+    let mut response = match accept(&shared, route, path, request, id.as_ref()).await {
+        Ok(call) => {
+            let running = Running::new(shared.clone(), route.path, call.arrived);
+            let receipts = call.receipts.clone();
+            let mut response = forward(shared, Arc::new(call), running).await;
+            if let Some(value) = receipts.as_ref().and_then(receipts::header) {
+                response.headers_mut().insert(RECEIPT, value);
+            }
+            response
+        }
+        Err(refusal) => {
+            shared.metrics.refused(&refusal);
+            refusal.log(id.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default());
+            refused(&refusal)
+        }
+    };
+    if let Some(id) = id {
+        response.headers_mut().entry(X_REQUEST_ID).or_insert(id);
+    }
+    response
+}
+
+async fn accept(
+    shared: &Shared,
+    route: Route,
+    path: &str,
+    request: Request<Incoming>,
+    id: Option<&HeaderValue>,
+) -> Result<Call, Refusal> {
+    let (arrived, config) = (clock::now(), &shared.config.router);
+    let lease = shared.drain.enter()?;
+    let most = config.admission.max_num_queued_reqs as usize;
+    if shared.drain.running() > most {
+        let reason = format!("{most} requests run or wait");
+        return Err(Refusal::Overloaded { reason, retry_after: std::time::Duration::from_secs(1) });
+    }
+    let (head, body) = request.into_parts();
+    let resumes = resumes(&head.headers, shared.config.resume_by_text)?;
+    let receipts = receipts::asked(&head.headers);
+    check_content_length(&head.headers, config.limits.body_bytes)?;
+    let body = read_body(body, config.limits.body_bytes).await?;
+    let mut headers =
+        to_worker(head.headers, !config.api_keys.is_empty(), shared.config.authorization.as_ref());
+    if let Some(id) = id {
+        headers.insert(X_REQUEST_ID, id.clone());
+    }
+    let target = head.uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let prompt = Prompt::read(&body, shared.seed);
+    let timeout = config.limits.request_timeout;
+    Ok(Call { route, target, headers, body, prompt, resumes, arrived, timeout, receipts, lease })
+}
