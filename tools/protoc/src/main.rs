@@ -1,5 +1,5 @@
 //! The part of `protoc` that prost-build calls: `-o OUT [-I DIR]... FILE...` writes the files' descriptors,
-//! with their imports and comments, to OUT.
+//! with their imports and comments, to OUT; `--without-comments` leaves those out.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,6 +11,7 @@ struct Arguments {
     out: Option<PathBuf>,
     includes: Vec<PathBuf>,
     files: Vec<PathBuf>,
+    without_comments: bool,
 }
 
 fn main() -> ExitCode {
@@ -36,6 +37,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "-I" => arguments.includes.push(value("-I")?.into()),
             // Imports and source info are always included.
             "--include_imports" | "--include_source_info" => {}
+            "--without-comments" => arguments.without_comments = true,
             flag if flag.starts_with("-I") => arguments.includes.push(flag[2..].into()),
             flag if flag.starts_with('-') => {
                 return Err(format!("{flag} is not supported; install protobuf's protoc for it"));
@@ -48,7 +50,10 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
 
 fn compile(arguments: &Arguments) -> Result<(), String> {
     let out = arguments.out.as_ref().ok_or("give the output file with -o")?;
-    let descriptors =
+    let mut descriptors =
         protox::compile(&arguments.files, &arguments.includes).map_err(|error| format!("{error:?}"))?;
+    if arguments.without_comments {
+        descriptors.file.iter_mut().for_each(|file| file.source_code_info = None);
+    }
     std::fs::write(out, descriptors.encode_to_vec()).map_err(|error| format!("{}: {error}", out.display()))
 }
