@@ -14,9 +14,12 @@ use super::transcript::Transcript;
 pub const MARK: &str = ": skein-resumed by=text exact=false\n\n";
 
 /// Fields whose effect depends on the whole answer, so that a second request cannot continue it.
-const WHOLE: [(&str, &str); 13] = [
+const WHOLE: [(&str, &str); 16] = [
     ("logprobs", "log-probabilities were asked for"),
     ("top_logprobs", "log-probabilities were asked for"),
+    ("prompt_logprobs", "log-probabilities were asked for"),
+    ("return_token_ids", "token ids were asked for"),
+    ("use_beam_search", "it searches several answers"),
     ("echo", "the prompt is echoed"),
     ("suffix", "it fills a gap"),
     ("response_format", "its form is constrained"),
@@ -58,9 +61,11 @@ pub fn body(kind: Continues, body: &Bytes, transcript: &Transcript) -> Result<By
 
 fn check(fields: &Map<String, Value>) -> Result<(), &'static str> {
     let is_off = |value: &Value| {
-        matches!(value, Value::Null | Value::Bool(false)) || *value == 0 || *value == json!({"type": "text"})
+        matches!(value, Value::Null | Value::Bool(false)) || *value == json!({"type": "text"})
     };
-    let given = |name: &str| fields.get(name).is_some_and(|value| !is_off(value));
+    // 0 of `logprobs` asks for those of the tokens themselves.
+    let is_zero = |name: &str, value: &Value| *value == 0 && ["min_tokens", "top_logprobs"].contains(&name);
+    let given = |name: &str| fields.get(name).is_some_and(|value| !is_off(value) && !is_zero(name, value));
     match WHOLE.iter().find(|(name, _)| given(name)) {
         Some((_, why)) => Err(why),
         None if ["n", "best_of"]
@@ -181,6 +186,9 @@ mod tests {
             r#""n":2"#,
             r#""logprobs":true"#,
             r#""logprobs":3"#,
+            r#""logprobs":0"#,
+            r#""prompt_logprobs":0"#,
+            r#""return_token_ids":true"#,
             r#""echo":true"#,
             r#""response_format":{"type":"json_object"}"#,
             r#""guided_regex":"a""#,
@@ -188,7 +196,8 @@ mod tests {
             let fields: Value = serde_json::from_str(&format!(r#"{{"prompt":"a",{field}}}"#)).unwrap();
             assert!(continued(Continues::Completion, fields, "b").is_err(), "{field}");
         }
-        let harmless = json!({"prompt": "a", "n": 1, "logprobs": null, "echo": false, "response_format": {"type": "text"}});
+        let harmless = json!({"prompt": "a", "n": 1, "logprobs": null, "echo": false, "min_tokens": 0,
+            "response_format": {"type": "text"}});
         assert!(continued(Continues::Completion, harmless, "b").is_ok());
         let transcript = Transcript { not_resumable: Some("why"), ..Transcript::default() };
         assert_eq!(body(Continues::Chat, &"{}".into(), &transcript), Err("why"));
