@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -42,10 +44,23 @@ const WELCOME: &str =
 pub async fn serve(
     listener: TcpListener,
     upstreams: Upstreams,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
+    serve_boxed(listener, upstreams, Box::pin(shutdown)).await;
+    Ok(())
+}
+
+/// Not generic, and the future in a box, so that the server is compiled in this crate, which is optimised
+/// for speed.
+fn serve_boxed(
+    listener: TcpListener,
+    upstreams: Upstreams,
+    shutdown: BoxFuture<'_, ()>,
+) -> BoxFuture<'_, ()> {
     let shared = upstreams.0;
-    let drained = async {
+    let draining = shared.clone();
+    let drained = async move {
+        let shared = draining;
         shutdown.await;
         tracing::info!(running = shared.drain.running(), "draining");
         shared.drain.drain(shared.config.router.shutdown_timeout, || ()).await;
@@ -64,8 +79,7 @@ pub async fn serve(
             }
         }
     };
-    skein_router::serve::accept_until(listener, service, drained).await;
-    Ok(())
+    skein_router::serve::accept_until(listener, service, drained).boxed()
 }
 
 async fn respond(shared: Arc<Shared>, request: Request<Incoming>) -> Response<AnswerBody> {

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -49,14 +51,29 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// If the gRPC descriptors cannot be decoded: a broken build.
-pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    app: App,
+    shutdown: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    serve_boxed(listener, app, Box::pin(shutdown))?.await;
+    Ok(())
+}
+
+/// Not generic, and the future in a box, so that the server is compiled in this crate, which is optimised
+/// for speed.
+fn serve_boxed<'a>(
+    listener: TcpListener,
+    app: App,
+    shutdown: BoxFuture<'a, ()>,
+) -> io::Result<BoxFuture<'a, ()>> {
     let guarded = grpc::guarded(&app).map_err(io::Error::other)?;
     let router = api::router(app.clone(), guarded, grpc::open(&app));
     let service = move |request| {
         let router = router.clone();
         async move { router.oneshot(request).await.unwrap_or_else(|never| match never {}) }
     };
-    let drained = async {
+    let drained = async move {
         shutdown.await;
         let running = app.drain.running();
         tracing::info!(running, "draining");
@@ -65,8 +82,7 @@ pub async fn serve(listener: TcpListener, app: App, shutdown: impl Future<Output
         app.drain.drain(app.config.shutdown_timeout, || app.generator.leave()).instrument(drain).await;
         ending
     };
-    accept_until(listener, service, drained).await;
-    Ok(())
+    Ok(accept_until(listener, service, drained).boxed())
 }
 
 /// Serves `service` on every connection until `drained` resolves, then closes the connections.

@@ -1,6 +1,7 @@
 //! The gRPC server around the service: health, reflection, limits, and a graceful stop.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +87,38 @@ fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status
     ))
 }
 
+type Serving = Pin<Box<dyn Future<Output = Result<(), tonic::transport::Error>> + Send>>;
+
+/// The server of `routes` until `stopped`. In a box, so that it is compiled in this crate, which is optimised
+/// for speed.
+fn serving(
+    config: &WorkerConfig,
+    routes: Routes,
+    listener: TcpListener,
+    stopped: oneshot::Receiver<()>,
+) -> Serving {
+    let streams = config.scheduler.max_num_queued_reqs + config.scheduler.max_num_seqs + SPARE_STREAMS;
+    let secret = config.secret.clone();
+    let server = tonic::transport::Server::builder()
+        .layer(InterceptorLayer::new(move |call| match &secret {
+            Some(secret) => with_secret(secret, call),
+            None => Ok(call),
+        }))
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_concurrent_streams(streams)
+        // For Prometheus, which speaks HTTP/1.1.
+        .accept_http1(true)
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(connections(listener), async {
+            // A dropped sender means stop, too.
+            let _ = stopped.await;
+        });
+    Box::pin(server)
+}
+
 impl Server {
     /// Listens at once; health says NOT_SERVING.
     pub async fn start(
@@ -109,25 +142,7 @@ impl Server {
         let routes =
             Routes::from(routes.into_axum_router().route("/metrics", get(scrape).with_state(metrics)));
         let (stop, stopped) = oneshot::channel::<()>();
-        let streams = config.scheduler.max_num_queued_reqs + config.scheduler.max_num_seqs + SPARE_STREAMS;
-        let secret = config.secret.clone();
-        let serving = tonic::transport::Server::builder()
-            .layer(InterceptorLayer::new(move |call| match &secret {
-                Some(secret) => with_secret(secret, call),
-                None => Ok(call),
-            }))
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE))
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_concurrent_streams(streams)
-            // For Prometheus, which speaks HTTP/1.1.
-            .accept_http1(true)
-            .add_routes(routes)
-            .serve_with_incoming_shutdown(connections(listener), async {
-                // A dropped sender means stop, too.
-                let _ = stopped.await;
-            });
+        let serving = serving(config, routes, listener, stopped);
         let task = AbortOnDrop(tokio::spawn(async move {
             if let Err(error) = serving.await {
                 tracing::error!(%error, "the gRPC server ended");
