@@ -87,10 +87,26 @@ fn with_secret(secret: &Secret, call: Request<()>) -> Result<Request<()>, Status
     ))
 }
 
+/// All routes, and what sets the health that one of them answers.
+fn routes(service: WorkerService, metrics: Arc<Metrics>) -> (HealthReporter, Routes) {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .expect("the descriptors built into this binary are valid");
+    let worker = WorkerServer::new(service)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let routes = Routes::new(worker).add_service(health_service).add_service(reflection);
+    let metrics = get(scrape).with_state(metrics);
+    (health, Routes::from(routes.into_axum_router().route("/metrics", metrics)))
+}
+
 type Serving = Pin<Box<dyn Future<Output = Result<(), tonic::transport::Error>> + Send>>;
 
-/// The server of `routes` until `stopped`. In a box, so that it is compiled in this crate, which is optimised
-/// for speed.
+/// The server of `routes` until `stopped`. Like `routes` no part of an `async` function, which is compiled in
+/// the crate that awaits it: this crate is optimised for speed.
 fn serving(
     config: &WorkerConfig,
     routes: Routes,
@@ -129,18 +145,7 @@ impl Server {
         let failed = |source| WorkerError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let (health, health_service) = tonic_health::server::health_reporter();
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .build_v1()
-            .expect("the descriptors built into this binary are valid");
-        let worker = WorkerServer::new(service)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        let routes = Routes::new(worker).add_service(health_service).add_service(reflection);
-        let routes =
-            Routes::from(routes.into_axum_router().route("/metrics", get(scrape).with_state(metrics)));
+        let (health, routes) = routes(service, metrics);
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = serving(config, routes, listener, stopped);
         let task = AbortOnDrop(tokio::spawn(async move {
