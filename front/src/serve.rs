@@ -60,10 +60,9 @@ fn serve_boxed(
     let shared = upstreams.0;
     let draining = shared.clone();
     let drained = async move {
-        let shared = draining;
         shutdown.await;
-        tracing::info!(running = shared.drain.running(), "draining");
-        shared.drain.drain(shared.config.router.shutdown_timeout, || ()).await;
+        tracing::info!(running = draining.drain.running(), "draining");
+        draining.drain.drain(draining.config.router.shutdown_timeout, || ()).await;
     };
     let service = {
         let (shared, cors) = (shared.clone(), cors::layer(&shared.config.router.allowed_origins));
