@@ -1,5 +1,7 @@
 """The official Ollama client, as a user would call it."""
 
+import json
+
 import ollama
 import pytest
 
@@ -25,7 +27,26 @@ def test_generate(client):
     assert client.generate(model=MODEL, prompt="import ", raw=True, options=OPTIONS).response
 
 
+def test_a_schema_shapes_the_answer(client):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+    whole = client.chat(model=MODEL, messages=MESSAGES, format=schema, options=OPTIONS | {"num_predict": 200})
+    assert list(json.loads(whole.message.content)) == ["n"]
+    whole = client.generate(model=MODEL, prompt="A number", format=schema, options=OPTIONS | {"num_predict": 10**6})
+    assert list(json.loads(whole.response)) == ["n"]
+
+
+def test_what_the_model_cannot_do_says_so(client):
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+
+    for extra in ({"think": True}, {"tools": [add]}):
+        with pytest.raises(ollama.ResponseError) as refused:
+            client.chat(model=MODEL, messages=MESSAGES, **extra)
+        assert refused.value.status_code == 400
+
+
 def test_lists_and_shows(client):
+    assert [model.model for model in client.ps().models] == [MODEL]
     assert [model.model for model in client.list().models] == [MODEL]
     assert client.show(MODEL).modelinfo["llama.context_length"] > 0
 

@@ -6,6 +6,7 @@ import pathlib
 
 import anthropic
 import langchain_openai
+import ollama
 import openai
 import pytest
 
@@ -189,3 +190,16 @@ def test_langchain_tools(server):
     for chunk in bound.stream("Weather?"):
         streamed = chunk if streamed is None else streamed + chunk
     check_call(streamed.tool_calls[0]["name"], streamed.tool_calls[0]["args"])
+
+
+def test_ollamas_client_offers_tools_and_hands_results_back(server):
+    client = ollama.Client(host=f"http://{server.address}")
+    assert {"tools", "thinking"} <= set(client.show(MODEL).capabilities)
+    turns = [*USER, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}]},
+             {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+    asked = dict(model=MODEL, messages=turns, tools=[TOOL], think=False, options={"num_predict": 8, "temperature": 0})
+    whole = client.chat(**asked)
+    assert whole.done_reason in ("stop", "length") and whole.message.thinking is None
+    assert "".join(part.message.content for part in client.chat(**asked, stream=True)) == whole.message.content
+    unasked = client.chat(**asked | {"messages": USER, "tools": None})
+    assert whole.prompt_eval_count > unasked.prompt_eval_count + 20, "tools, call and result are in the prompt"

@@ -27,6 +27,9 @@ use self::tenant::Tenant;
 pub struct Draft {
     /// Model name; `None` = the served one.
     pub model: Option<String>,
+    /// Whether a `max_tokens` that does not fit beside the prompt means as many as fit; otherwise it is
+    /// refused.
+    pub cuts_max_tokens: bool,
     /// The prompt to continue.
     pub prompt: Prompt,
     /// Sampling parameters, not validated.

@@ -72,7 +72,7 @@ pub fn validate(
     let split = opening.and_then(|opening| answer_form::split(&draft.tools, opening, text));
     let room = room(&draft, prompt.len(), model)?;
     sampling.max_tokens = match draft.sampling.max_tokens {
-        Some(_) => sampling.max_tokens,
+        Some(_) => sampling.max_tokens.min(room),
         None => text.defaults.max_new_tokens.filter(|count| *count > 0).map_or(room, |count| count.min(room)),
     };
     sampling.grammar = answer_form::grammar(&draft, opening, &arguments, sampling.max_tokens, text)?;
@@ -273,10 +273,11 @@ pub fn is_request_id(id: &str) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Output tokens that fit after the prompt; an error if fewer fit than were requested, or none.
+/// Output tokens that fit after the prompt; an error if fewer fit than the draft must have, or none.
 fn room(draft: &Draft, prompt: usize, model: &ModelLimits) -> Result<u32, Refusal> {
     let prompt = u32::try_from(prompt).unwrap_or(u32::MAX);
-    let output = draft.sampling.max_tokens.and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+    let asked = draft.sampling.max_tokens.filter(|_| !draft.cuts_max_tokens);
+    let output = asked.and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
     fits(prompt, output, prompt_param(&draft.prompt), model)?;
     Ok(model.max_model_len - prompt)
 }

@@ -52,25 +52,162 @@ async fn a_prompt_goes_through_the_template_unless_it_is_raw() {
 
 #[tokio::test]
 async fn without_a_prompt_the_model_is_loaded_already() {
-    for (path, body) in
-        [("/api/generate", json!({"model": "test"})), ("/api/chat", json!({"model": "test", "messages": []}))]
-    {
+    for (path, body, reason) in [
+        ("/api/generate", json!({"model": "test"}), "load"),
+        ("/api/chat", json!({"model": "test", "messages": []}), "load"),
+        ("/api/chat", json!({"model": "test", "messages": [], "keep_alive": 0}), "unload"),
+        ("/api/generate", json!({"model": "test", "keep_alive": "0s"}), "unload"),
+        ("/api/generate", json!({"model": "test", "keep_alive": -1}), "load"),
+    ] {
         let (requests, answer) = ask(path, body).await;
-        assert_eq!((answer.status, &answer.json()["done_reason"]), (200, &json!("load")));
+        assert_eq!((answer.status, &answer.json()["done_reason"]), (200, &json!(reason)));
         assert!(requests.is_empty());
     }
+}
+
+#[tokio::test]
+async fn options_of_ollama_have_ollamas_meaning() {
+    let answered = |options: Value| async move {
+        let body = json!({"model": "test", "prompt": "hi", "stream": false, "options": options});
+        let (requests, answer) = ask("/api/generate", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let sampling = requests[0].sampling.clone();
+        (sampling, answer.header("x-ignored-params").to_owned())
+    };
+    let room = testing::MAX_MODEL_LEN - 6;
+    for (num_predict, most) in [(3, 3), (100_000, room), (-1, room), (-2, room), (0, room), (1_i64 << 40, room)] {
+        let (sampling, _) = answered(json!({"num_predict": num_predict, "stop": ""})).await;
+        assert_eq!(sampling.max_tokens, most, "num_predict {num_predict}");
+    }
+    for (options, penalty, ignored) in [
+        (json!({"repeat_last_n": 64}), 1.0, ""),
+        (json!({"repeat_last_n": 64, "repeat_penalty": 1.0}), 1.0, ""),
+        (json!({"repeat_last_n": 64, "repeat_penalty": 1.5}), 1.5, "options.repeat_last_n"),
+        (json!({"repeat_last_n": -1, "repeat_penalty": 1.5}), 1.5, ""),
+        (json!({"repeat_last_n": 0, "repeat_penalty": 1.5}), 1.0, ""),
+        (json!({"num_ctx": 4096, "no_such": 1}), 1.0, "options.no_such"),
+    ] {
+        let (sampling, told) = answered(options.clone()).await;
+        assert_eq!((sampling.repetition_penalty, told.as_str()), (penalty, ignored), "{options}");
+    }
+}
+
+#[tokio::test]
+async fn a_format_constrains_the_answer() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    for (format, is_constrained) in
+        [(json!("json"), true), (schema, true), (json!(""), false), (Value::Null, false)]
+    {
+        let body = json!({"prompt": "hi", "format": format});
+        let (requests, answer) = ask("/api/generate", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(requests[0].sampling.grammar.is_some(), is_constrained, "{format}");
+    }
+    for format in [json!("xml"), json!(7), json!({"type": "no such type"})] {
+        let (_, answer) = ask("/api/generate", json!({"prompt": "hi", "format": format})).await;
+        let error = answer.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert!(answer.status == 400 && error.starts_with("format"), "{}", answer.body);
+    }
+}
+
+fn tool(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}})
+}
+
+/// The message that the lines of a streamed chat add up to.
+fn joined(lines: &[Value]) -> Value {
+    let text =
+        |name: &str| lines.iter().filter_map(|line| line["message"][name].as_str()).collect::<String>();
+    let calls = lines.iter().filter_map(|line| line["message"]["tool_calls"].as_array()).flatten().cloned();
+    json!({"role": "assistant", "content": text("content"), "thinking": text("thinking"), "tool_calls": calls.collect::<Vec<_>>()})
+}
+
+#[tokio::test]
+async fn reasoning_and_calls_have_places_of_their_own() {
+    let mut body = json!({
+        "model": "test", "messages": [{"role": "user", "content": "hi"}], "tools": [tool("f"), tool("g")], "stream": false,
+    });
+    for cut in [1, 3, 1000] {
+        let (app, _) = tools::app(tools::TEXT, cut);
+        body["stream"] = false.into();
+        let whole = tools::ask(&app, "/api/chat", &body).await.json();
+        let message = &whole["message"];
+        assert_eq!(
+            (&message["content"], &message["thinking"]),
+            (&json!("Well."), &json!("Hm é.")),
+            "{message}"
+        );
+        let calls = message["tool_calls"].as_array().unwrap();
+        let functions: Vec<&Value> = calls.iter().map(|call| &call["function"]).collect();
+        assert_eq!(functions[0], &json!({"index": 0, "name": "f", "arguments": {"a": "x\n"}}));
+        assert_eq!(functions[1], &json!({"index": 1, "name": "g", "arguments": {}}));
+        assert!(calls[0]["id"].is_string() && calls[0]["id"] != calls[1]["id"]);
+        assert_eq!(whole["done_reason"], "stop");
+        body["stream"] = true.into();
+        let (app, _) = tools::app(tools::TEXT, cut);
+        let streamed = joined(&lines(&tools::ask(&app, "/api/chat", &body).await));
+        for part in ["content", "thinking"] {
+            assert_eq!(streamed[part], message[part], "{part}");
+        }
+        let of = |calls: &Value| {
+            calls.as_array().unwrap().iter().map(|call| call["function"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&streamed["tool_calls"]), of(&message["tool_calls"]));
+    }
+}
+
+#[tokio::test]
+async fn think_switches_reasoning() {
+    let body = |think: Value| json!({"prompt": "hi", "think": think, "stream": false});
+    for (think, thinking) in [
+        (Value::Null, json!("Hm é.")),
+        (json!(true), json!("Hm é.")),
+        (json!("low"), json!("Hm é.")),
+        (json!(false), Value::Null),
+    ] {
+        let (app, script) = tools::app(tools::TEXT, 5);
+        let answer = tools::ask(&app, "/api/generate", &body(think.clone())).await.json();
+        assert_eq!(answer["thinking"], thinking, "{think}: {answer}");
+        let prompt = app.text.tokenizer.decode(&script.requests.lock().unwrap()[0].prompt, false).unwrap();
+        assert_eq!(prompt.ends_with("<think></think>"), think == false, "{think}: {prompt}");
+    }
+    for think in [json!("much"), json!(3)] {
+        let (app, _) = tools::app(tools::TEXT, 5);
+        assert_eq!(tools::ask(&app, "/api/generate", &body(think)).await.status, 400);
+    }
+}
+
+#[tokio::test]
+async fn calls_and_results_of_the_history_reach_the_template() {
+    let body = json!({"messages": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "thinking": "T",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}, {"function": {"name": "g", "arguments": {}}}]},
+        {"role": "tool", "tool_name": "g", "content": "G"},
+        {"role": "tool", "tool_name": "f", "content": "F"},
+    ]});
+    let (prompt, _) = tools::reached("/api/chat", body).await.unwrap();
+    let expected =
+        "<think>T</think><tool_call>f{\"a\": 1}<tool_call>g{}<|end|><|user|>G<|end|><|user|>F<|end|>";
+    assert!(prompt.contains(expected), "{prompt}");
+    let begun =
+        json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]});
+    let (prompt, _) = tools::reached("/api/chat", begun).await.unwrap();
+    assert!(prompt.ends_with("Well, ") || prompt.ends_with("Well,"), "{prompt}");
 }
 
 #[tokio::test]
 async fn what_it_cannot_do_is_refused_in_ollamas_form() {
     let messages = json!([{"role": "user", "content": "hi"}]);
     for (extra, word) in [
-        (json!({"format": "json"}), "format"),
         (json!({"tools": [{"type": "function"}]}), "tools"),
-        (json!({"think": true}), "think"),
+        (json!({"tools": [tool("f")]}), "tools"),
+        (json!({"think": true}), "does not support thinking"),
         (json!({"options": {"mirostat": 1}}), "mirostat"),
         (json!({"options": {"temperature": 9}}), "temperature"),
         (json!({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}), "images"),
+        (json!({"messages": ["hi"]}), "messages[0]"),
+        (json!({"messages": "hi"}), "messages"),
     ] {
         let mut body = json!({"model": "test", "messages": messages});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -88,6 +225,13 @@ async fn what_it_cannot_do_is_refused_in_ollamas_form() {
 async fn models_are_listed_and_shown() {
     let tags = get(says("x"), "/api/tags").await.json();
     assert_eq!(tags["models"][0]["name"], "test");
+    let running = get(says("x"), "/api/ps").await.json();
+    let running = &running["models"][0];
+    assert_eq!(
+        (&running["name"], &running["context_length"]),
+        (&json!("test"), &json!(testing::MAX_MODEL_LEN))
+    );
+    assert_eq!((&running["digest"], running["expires_at"].is_string()), (&tags["models"][0]["digest"], true));
     let details = json!({"parent_model": "", "format": "safetensors", "family": "llama", "families": ["llama"],
         "parameter_size": "7.3M", "quantization_level": "BF16"});
     assert_eq!((&tags["models"][0]["size"], &tags["models"][0]["details"]), (&json!(14_600_000), &details));
@@ -98,6 +242,10 @@ async fn models_are_listed_and_shown() {
         (&shown["model_info"]["general.parameter_count"], &shown["details"]),
         (&json!(7_340_000), &details)
     );
+    assert_eq!(shown["capabilities"], json!(["completion"]));
+    let (app, _) = tools::app("x", 1);
+    let shown = tools::ask(&app, "/api/show", &json!({"model": "test"})).await.json();
+    assert_eq!(shown["capabilities"], json!(["completion", "tools", "thinking"]));
     assert!(get(says("x"), "/api/version").await.json()["version"].is_string());
 }
 

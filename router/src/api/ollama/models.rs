@@ -1,0 +1,117 @@
+//! The models that Ollama's clients list and look up: `/api/tags`, `/api/ps` and `/api/show`.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use serde_json::{Value, json};
+use skein_text::model_text::{Facts, ModelText};
+use skein_text::strftime::strftime;
+
+use super::error::OllamaError;
+use crate::api::fields::object::Fields;
+use crate::app::App;
+
+/// Ollama's model names end in a tag; this one is the default.
+const DEFAULT_TAG: &str = ":latest";
+/// Digits of a digest, which at Ollama is a SHA-256.
+const DIGEST_DIGITS: usize = 64;
+/// Stands for "never": a model is not unloaded for lack of requests.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+/// A model's name without the default tag.
+pub fn untagged(name: &str) -> &str {
+    name.strip_suffix(DEFAULT_TAG).unwrap_or(name)
+}
+
+/// Whether the model's answers are split into reasoning and text.
+pub fn thinks(text: &ModelText) -> bool {
+    text.formats.reasoning.is_some() || text.formats.harmony
+}
+
+/// Models that can be requested.
+pub async fn tags(State(app): State<App>) -> Json<Value> {
+    let modified_at = strftime("%Y-%m-%dT%H:%M:%SZ", Duration::from_secs(app.created));
+    listed(&app, |model| model["modified_at"] = modified_at.as_str().into())
+}
+
+/// Models in memory, which are those that can be requested.
+pub async fn ps(State(app): State<App>) -> Json<Value> {
+    let context = context_length(&app);
+    listed(&app, |model| {
+        model["expires_at"] = NEVER.into();
+        model["size_vram"] = 0.into();
+        model["context_length"] = context.into();
+    })
+}
+
+fn listed(app: &App, complete: impl Fn(&mut Value)) -> Json<Value> {
+    let facts = &app.text.facts;
+    let digest = digest(app);
+    let models = app.text.served_names.iter().map(|name| {
+        let mut model = json!({
+            "name": **name, "model": **name, "size": facts.bytes, "digest": digest, "details": details(facts),
+        });
+        complete(&mut model);
+        model
+    });
+    Json(json!({"models": models.collect::<Vec<_>>()}))
+}
+
+/// The version's digits, followed by zeros, because clients show the first twelve; empty if no version is
+/// known.
+fn digest(app: &App) -> String {
+    let version = app.fleet.version();
+    if version.is_known() { format!("{:0<DIGEST_DIGITS$}", version.to_string()) } else { String::new() }
+}
+
+fn context_length(app: &App) -> Option<u32> {
+    app.fleet.model_limits().ok().map(|limits| limits.max_model_len)
+}
+
+/// What is known about one model.
+pub async fn show(State(app): State<App>, request: Request) -> Result<Json<Value>, OllamaError> {
+    let mut fields = Fields::read(request, &app).await?;
+    let name = fields.string("model").or_else(|| fields.string("name"));
+    app.check_model(name.as_deref().map(untagged))?;
+    let facts = &app.text.facts;
+    // Clients look up the context length under the architecture's name.
+    let architecture = if facts.family.is_empty() { "skein" } else { &facts.family };
+    let info = json!({
+        "general.architecture": architecture, "general.parameter_count": facts.parameters,
+        format!("{architecture}.context_length"): context_length(&app),
+    });
+    Ok(Json(json!({
+        "modelfile": "", "parameters": "", "template": "", "details": details(facts),
+        "capabilities": capabilities(&app.text), "model_info": info,
+    })))
+}
+
+fn capabilities(text: &ModelText) -> Vec<&'static str> {
+    let renders_tools = text.chat_template.as_ref().is_some_and(|template| template.reads("tools"));
+    let tools = text.formats.calls.is_some() && renders_tools;
+    let able = [("completion", true), ("tools", tools), ("thinking", thinks(text))];
+    able.into_iter().filter(|(_, able)| *able).map(|(name, _)| name).collect()
+}
+
+/// Model details. Unknown ones are empty, because a router may lack the weights.
+fn details(facts: &Facts) -> Value {
+    let Facts { family, parameters, dtype, .. } = facts;
+    let families: Vec<&str> = Some(family.as_str()).filter(|family| !family.is_empty()).into_iter().collect();
+    let format = if facts.bytes > 0 { "safetensors" } else { "" };
+    json!({
+        "parent_model": "", "format": format, "family": family, "families": families,
+        "parameter_size": parameter_size(*parameters), "quantization_level": dtype.to_uppercase(),
+    })
+}
+
+/// `7.3M`, `1.5B`; empty for 0.
+fn parameter_size(parameters: u64) -> String {
+    let count = parameters as f64;
+    match parameters {
+        0 => String::new(),
+        1..1_000_000 => format!("{:.1}K", count / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1}M", count / 1e6),
+        _ => format!("{:.1}B", count / 1e9),
+    }
+}
