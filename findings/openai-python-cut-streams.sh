@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Guess: a client library for streamed answers raises when the connection closes before the answer says that it
-# is complete, as an HTTP client does for a body that is shorter than its length.
-# Seen: openai 3.57.0 (Python) ends the loop quietly when a chat stream closes without a finish_reason and without
-# `data: [DONE]`, and when a Responses stream closes without response.completed: half an answer looks like a
-# whole one. Nothing is retried. An error object inside a chat stream raises APIError. In a Responses stream,
-# `event: error` and response.failed are delivered as events and end quietly; an error object without a type
-# raises. So a server that breaks off must say so in the stream, and a client must look for the end.
+# Guess: a client library for streamed answers raises when the connection closes before the answer says that
+# it is complete, as an HTTP client does for a body that is shorter than its length.
+# Seen: openai 3.57.0 (Python) ends the loop quietly when a chat stream closes without a finish_reason and
+# without `data: [DONE]`, and when a Responses stream closes without response.completed: half an answer looks
+# like a whole one. Nothing is retried. An error object inside a chat stream raises APIError. In a Responses
+# stream, `event: error` and response.failed are delivered as events and end quietly; an error object without
+# a type raises. So a server that breaks off must say so in the stream, and a client must look for the end.
 # Run with openai 3.57.0 against a scripted server on this machine; a download of 6 MB, and 10 seconds.
 set -euo pipefail
 T=$(mktemp -d)
