@@ -9,7 +9,6 @@ import datetime
 import json
 import pathlib
 
-from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -301,7 +300,7 @@ def render(template: str, tokens: dict, arguments: dict) -> dict:
     given = {"add_generation_prompt": False, "tools": None, "documents": None} | tokens | arguments
     try:
         return {"expected": _compile_jinja_template(template).render(strftime_now=NOW.strftime, **given)}
-    except (TemplateError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001, whatever Python raises in a template
         return {"error": str(error)}
 
 

@@ -15,6 +15,7 @@ use serde_json::Map;
 use super::bounded_filters::MAX_TEXT_BYTES;
 use super::deep_stack::on_deep_stack;
 use super::error::TextError;
+use super::jinja;
 use super::template_env::{self, RAISED, to_value};
 use crate::refused::TextRefused;
 
@@ -53,7 +54,8 @@ impl ChatTemplate {
         }
         let failed = |error: Error| TextError::Template(first_line(&error));
         let mut env = template_env::environment(clock).map_err(failed)?;
-        on_deep_stack(|| env.add_template_owned(NAME, source.to_owned()))
+        jinja::check_names(source).map_err(TextError::Template)?;
+        on_deep_stack(|| env.add_template_owned(NAME, jinja::rewrite(source)))
             .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
             .map_err(failed)?;
         let forms = Forms { parts: loops_over_content(source), text_arguments: false };
@@ -250,7 +252,6 @@ mod tests {
             "{{ raise_exception('roles must alternate') }}",
             "rejects these messages: roles must alternate",
         );
-        check_refused("{% include 'other' %}", "fails on these messages");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod generation_defaults;
 #[cfg(test)]
 mod gguf_tests;
 mod growth;
+mod jinja;
 mod known_steps;
 mod model;
 pub mod model_text;

@@ -1,0 +1,23 @@
+//! What minijinja lacks to render as Jinja2 does in transformers: its source is read ([`lex`]) and rewritten
+//! ([`rewrite`]), its names are checked at start ([`names`]), and values, filters, tests and methods behave as
+//! Python's. This room knows no messages and no files.
+
+mod arguments;
+pub mod filters;
+mod html;
+mod json;
+mod lex;
+mod line_ends;
+mod methods;
+mod names;
+mod number;
+mod printed;
+mod rewrite;
+mod sorted;
+mod tests;
+
+pub use filters::install;
+pub use methods::{call as call_method, plain};
+pub use names::check as check_names;
+pub use printed::{Printed, printed};
+pub use rewrite::rewrite;

@@ -1,0 +1,55 @@
+//! Jinja2's tests where minijinja's differ, by Python's types.
+
+use minijinja::value::{ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, Value};
+
+use super::arguments::invalid;
+use super::filters::Cycler;
+use super::printed::printed;
+
+/// Replaces tests of `env`.
+pub fn install(env: &mut Environment<'_>) {
+    env.add_test("iterable", |value: &Value| is_sequence(value) || value.kind() == ValueKind::Bytes);
+    env.add_test("sequence", is_sequence);
+    env.add_test("integer", |value: &Value| value.kind() == ValueKind::Number && value.is_integer());
+    env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    env.add_test("callable", is_callable);
+    env.add_test("divisibleby", is_divisible);
+    env.add_test("lower", |value: &Value| printed(value).map(|text| is_cased(&text, char::is_lowercase)));
+    env.add_test("upper", |value: &Value| printed(value).map(|text| is_cased(&text, char::is_uppercase)));
+    for name in ["startingwith", "endingwith", "safe", "int"] {
+        env.remove_test(name);
+    }
+    env.add_test("escaped", |value: &Value| value.is_safe());
+}
+
+/// Python's sequences have a length and items by key, so strings and dictionaries are some, and what is
+/// undefined.
+fn is_sequence(value: &Value) -> bool {
+    let kinds = [ValueKind::Undefined, ValueKind::String, ValueKind::Seq, ValueKind::Iterable, ValueKind::Map];
+    kinds.contains(&value.kind())
+}
+
+fn is_callable(value: &Value) -> bool {
+    match value.kind() {
+        ValueKind::Undefined => true,
+        ValueKind::Plain => value.downcast_object_ref::<Cycler>().is_none(),
+        _ => false,
+    }
+}
+
+fn is_divisible(value: &Value, by: ValueOrKwargs) -> Result<bool, Error> {
+    let rest = super::filters::remainder(value, &by.into_value())?;
+    Ok(rest == Value::from(0))
+}
+
+/// `str.islower` or `str.isupper`: no cased character is of another case, and one is of this.
+pub fn is_cased(text: &str, wanted: fn(char) -> bool) -> bool {
+    let cased = |c: &char| c.is_lowercase() || c.is_uppercase();
+    text.chars().any(wanted) && text.chars().filter(cased).all(wanted)
+}
+
+/// Fails for a value that is no number.
+pub fn number(value: &Value) -> Result<f64, Error> {
+    f64::try_from(value.clone()).map_err(|_| invalid(format!("{} is no number", value.kind())))
+}
