@@ -186,7 +186,9 @@ mod tests {
 
     #[test]
     fn an_endless_value_is_not_printed() {
-        for write in ["ns", "ns|string", "ns ~ 1", "[ns]|join", "'{}'.format(ns)", "'%s'|format(ns)", "'%s' % ns"] {
+        for write in
+            ["ns", "ns|string", "ns ~ 1", "[ns]|join", "'{}'.format(ns)", "'%s'|format(ns)", "'%s' % ns"]
+        {
             let source = format!("{{% set ns = namespace() %}}{{% set ns.a = ns %}}{{{{ {write} }}}}");
             let error = render(&source).unwrap_err();
             assert!(error.contains("nested deeper"), "{write}: {error}");

@@ -31,6 +31,8 @@ pub struct ChatTemplate {
     own: Vec<(String, String)>,
     source: String,
     forms: Forms,
+    /// The template for chats with tools, if it is another one.
+    tool_use: Option<Box<ChatTemplate>>,
 }
 
 /// Message formats that a template expects.
@@ -59,9 +61,23 @@ impl ChatTemplate {
             .map_err(|error| TextError::Template(format!("cannot start a thread to compile it: {error}")))?
             .map_err(failed)?;
         let forms = Forms { parts: loops_over_content(source), text_arguments: false };
-        let mut template = Self { env, own, source: source.to_owned(), forms };
+        let mut template = Self { env, own, source: source.to_owned(), forms, tool_use: None };
         template.forms.text_arguments = template.wants_text_arguments();
         Ok(template)
+    }
+
+    /// The same, with another template for chats with tools.
+    pub fn with_tool_use(mut self, tool_use: Self) -> Self {
+        self.source.push('\n');
+        self.source.push_str(&tool_use.source);
+        self.tool_use = Some(Box::new(tool_use));
+        self
+    }
+
+    /// The template that renders a chat with `arguments`: they may have tools, even none.
+    pub fn for_arguments(&self, arguments: &Map<String, serde_json::Value>) -> &Self {
+        let has_tools = arguments.get("tools").is_some_and(|tools| !tools.is_null());
+        self.tool_use.as_deref().filter(|_| has_tools).unwrap_or(self)
     }
 
     /// Message formats that this template expects.
@@ -69,7 +85,7 @@ impl ChatTemplate {
         self.forms
     }
 
-    /// Source text of the template.
+    /// Source text of the template, and of the one for chats with tools.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -99,7 +115,8 @@ impl ChatTemplate {
     /// Frees the compiled program, because other processes render. A hostile template may have large
     /// constants.
     pub fn without_program(self) -> Self {
-        Self { env: Environment::empty(), ..self }
+        let tool_use = self.tool_use.map(|tool_use| Box::new(tool_use.without_program()));
+        Self { env: Environment::empty(), tool_use, ..self }
     }
 
     /// Renders `messages`. `arguments` are extra variables; they cannot override the model's or the
@@ -118,6 +135,15 @@ impl ChatTemplate {
 
     /// Like [`render`](Self::render), on this thread, which needs a deep stack.
     pub(super) fn render_here(
+        &self,
+        messages: &serde_json::Value,
+        add_generation_prompt: bool,
+        arguments: &Map<String, serde_json::Value>,
+    ) -> Result<String, TextRefused> {
+        self.for_arguments(arguments).render_one(messages, add_generation_prompt, arguments)
+    }
+
+    fn render_one(
         &self,
         messages: &serde_json::Value,
         add_generation_prompt: bool,
@@ -234,6 +260,27 @@ mod tests {
                     different
                         .push(format!("{} / {}: {rendered:?}\n  not {case}", golden["name"], case["name"]));
                 }
+            }
+        }
+        assert!(different.is_empty(), "{}", different.join("\n"));
+    }
+
+    #[test]
+    fn expressions_agree_with_jinja2() {
+        let goldens = include_str!("../../tests/golden/expressions.json");
+        let goldens: serde_json::Value = serde_json::from_str(goldens).unwrap();
+        let lines: Vec<&str> = include_str!("../../tests/golden/expressions.txt").lines().collect();
+        let answers = goldens["answers"].as_array().unwrap();
+        assert_eq!(answers.len(), lines.len());
+        let mut different = Vec::new();
+        for (line, answer) in lines.into_iter().zip(answers) {
+            let source = if line.starts_with('{') { line.to_owned() } else { line.replace("\\n", "\n") };
+            let template = ChatTemplate::compile(&source, Vec::new(), clock);
+            let text = template.map(|template| {
+                template.render(&json!([]), false, goldens["given"].as_object().unwrap()).ok()
+            });
+            if !text.as_ref().is_ok_and(|text| text.as_deref() == answer.as_str()) {
+                different.push(format!("{line}\n  {text:?}\n  not {answer}"));
             }
         }
         assert!(different.is_empty(), "{}", different.join("\n"));

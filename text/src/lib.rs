@@ -24,6 +24,7 @@ mod jinja;
 mod known_steps;
 mod model;
 pub mod model_text;
+mod named_templates;
 pub mod probe;
 mod refused;
 pub mod render_process;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 
+use super::strftime::{MAX_WIDTH, strftime};
 use super::{bounded_filters, jinja};
-use super::strftime::strftime;
 
 /// Most instructions of one rendering. Long conversations take some hundred thousand.
 const FUEL: u64 = 5_000_000;
@@ -30,7 +30,10 @@ pub fn environment(clock: fn() -> Duration) -> Result<Environment<'static>, Erro
     env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
     });
-    env.add_function("strftime_now", move |format: String| strftime(&format, clock()));
+    env.add_function("strftime_now", move |format: String| {
+        bounded_filters::check_bytes(format.matches('%').count().saturating_mul(MAX_WIDTH))?;
+        Ok::<_, Error>(strftime(&format, clock()))
+    });
     Ok(env)
 }
 

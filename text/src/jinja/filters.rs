@@ -10,7 +10,7 @@ use super::arguments::{Arguments, integer, invalid, width};
 use super::line_ends::{is_space, lines};
 use super::methods::{center, percent};
 use super::rewrite::{ADD, ATTRIBUTE, CONCAT, ITEM, REMAINDER};
-use super::{Printed, html, json, printed, sorted, tests};
+use super::{Printed, html, json, predicates, printed, sorted};
 use crate::bounded_filters::check_bytes;
 
 /// Adds them to `env`.
@@ -19,7 +19,9 @@ pub fn install(env: &mut Environment<'_>) {
         env.remove_filter(name);
     }
     env.add_filter(CONCAT, concat);
-    env.add_filter(REMAINDER, |pair: &Value| remainder(&pair.get_item_by_index(0)?, &pair.get_item_by_index(1)?));
+    env.add_filter(REMAINDER, |pair: &Value| {
+        remainder(&pair.get_item_by_index(0)?, &pair.get_item_by_index(1)?)
+    });
     env.add_filter(ADD, |pair: &Value| add(&pair.get_item_by_index(0)?, &pair.get_item_by_index(1)?));
     env.add_filter(ATTRIBUTE, attribute);
     env.add_filter(ITEM, item);
@@ -36,6 +38,8 @@ pub fn install(env: &mut Environment<'_>) {
     env.add_filter("float", float);
     env.add_filter("trim", trim);
     env.add_filter("items", items);
+    env.add_filter("length", length);
+    env.add_filter("count", length);
     env.add_filter("e", html::escape);
     env.add_filter("escape", html::escape);
     env.add_filter("forceescape", html::force_escape);
@@ -48,7 +52,7 @@ pub fn install(env: &mut Environment<'_>) {
         false => Ok(Value::from_object(Cycler { items: items.to_vec(), at: AtomicUsize::new(0) })),
     });
     sorted::install(env);
-    tests::install(env);
+    predicates::install(env);
 }
 
 /// `a ~ b`: the texts of a tuple in a row.
@@ -77,7 +81,7 @@ fn add(left: &Value, right: &Value) -> Result<Value, Error> {
         let sum = i128::try_from(left.clone())?.checked_add(i128::try_from(right.clone())?);
         return sum.map(Value::from).ok_or_else(|| invalid("the sum is too large"));
     }
-    Ok(Value::from(tests::number(left)? + tests::number(right)?))
+    Ok(Value::from(predicates::number(left)? + predicates::number(right)?))
 }
 
 /// `a % b` of numbers, whose sign is the divisor's; of a string, its format.
@@ -92,7 +96,7 @@ pub fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
         let rest = a.checked_rem(b).ok_or_else(|| invalid("the remainder of a division by zero"))?;
         return Ok(Value::from(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }));
     }
-    let (a, b) = (tests::number(left)?, tests::number(right)?);
+    let (a, b) = (predicates::number(left)?, predicates::number(right)?);
     if b == 0.0 {
         return Err(invalid("the remainder of a division by zero"));
     }
@@ -153,8 +157,10 @@ fn file_size(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error>
         (1000.0, ["kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"])
     };
     let bytes = match value.as_str() {
-        Some(text) => text.trim_matches(is_space).parse().map_err(|_| invalid("filesizeformat: no number"))?,
-        None => tests::number(value)?,
+        Some(text) => {
+            text.trim_matches(is_space).parse().map_err(|_| invalid("filesizeformat: no number"))?
+        }
+        None => predicates::number(value)?,
     };
     if bytes == 1.0 {
         return Ok("1 Byte".to_owned());
@@ -174,7 +180,8 @@ fn file_size(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error>
 
 fn truncate(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let (given, text) = (given.into_values(), printed(value)?);
-    let [length, cut_words, end, leeway] = Arguments::new(&given)?.bind(["length", "killwords", "end", "leeway"])?;
+    let [length, cut_words, end, leeway] =
+        Arguments::new(&given)?.bind(["length", "killwords", "end", "leeway"])?;
     let (length, leeway) = (width(&length, 255)?, width(&leeway, 5)?);
     let end = if end.is_undefined() { "...".to_owned() } else { printed(&end)? };
     let kept = length.checked_sub(end.chars().count());
@@ -240,7 +247,7 @@ fn int(value: &Value, given: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let number = match value.as_str() {
         Some(text) => text.trim_matches(is_space).parse::<f64>().ok(),
         None if value.is_integer() && value.kind() == ValueKind::Number => return Ok(value.clone()),
-        None => f64::try_from(value.clone()).ok(),
+        None => predicates::number(value).ok(),
     };
     // A double beyond i128 has no exact integer here.
     let cut = number.filter(|number| number.abs() < 1.7e38).map(|number| Value::from(number.trunc() as i128));
@@ -276,7 +283,7 @@ fn float(value: &Value, given: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     }
     let number = match value.as_str() {
         Some(text) => text.trim_matches(is_space).parse::<f64>().ok(),
-        None => f64::try_from(value.clone()).ok(),
+        None => predicates::number(value).ok(),
     };
     Ok(number.map_or(if default.is_undefined() { Value::from(0.0) } else { default }, Value::from))
 }
@@ -292,6 +299,10 @@ fn trim(value: &Value, chars: Option<String>) -> Result<Value, Error> {
 
 fn items(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { filters::items(value) }
+}
+
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
 /// `joiner`: nothing when first called, then the separator.

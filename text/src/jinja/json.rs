@@ -123,14 +123,10 @@ impl Writer {
         }
         for c in written.chars() {
             match c {
-                '\x7f'.. => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| self.escape(*unit)),
-                _ => self.out.push(c),
+                ..'\x7f' => self.out.push(c),
+                _ => self.out.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
             }
         }
-    }
-
-    fn escape(&mut self, unit: u16) {
-        if unit == 0x7f { self.out.push('\x7f') } else { self.out.push_str(&format!("\\u{unit:04x}")) }
     }
 }
 

@@ -84,9 +84,9 @@ pub fn pieces(source: &str) -> Vec<Piece<'_>> {
 }
 
 fn tag_start(text: &str) -> Option<usize> {
-    text.match_indices('{').map(|(at, _)| at).find(|at| {
-        matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#'))
-    })
+    text.match_indices('{')
+        .map(|(at, _)| at)
+        .find(|at| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#')))
 }
 
 /// The tag or comment that `text` starts with, and its length.
@@ -146,7 +146,9 @@ fn token(text: &str) -> Option<(Kind, usize)> {
         '"' | '\'' => (Kind::String, string_length(text, first)?),
         '0'..='9' => (Kind::Number, number_length(text)),
         _ if word(first) => (Kind::Name, span(&word)),
-        _ if ["==", "!=", "<=", ">=", "//", "**"].iter().any(|two| text.starts_with(two)) => (Kind::Operator, 2),
+        _ if ["==", "!=", "<=", ">=", "//", "**"].iter().any(|two| text.starts_with(two)) => {
+            (Kind::Operator, 2)
+        }
         _ => (Kind::Operator, first.len_utf8()),
     })
 }

@@ -27,7 +27,8 @@ pub fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 /// `str.split()` and `str.rsplit()` without a separator, with at most `most` splits; what is left keeps its
 /// outer blanks.
 pub fn words(text: &str, most: Option<usize>, from_right: bool) -> Vec<&str> {
-    let trimmed = if from_right { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
+    let trimmed =
+        if from_right { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
     let (mut words, mut rest) = (Vec::new(), trimmed);
     while !rest.is_empty() {
         let cut = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };

@@ -6,7 +6,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 
 use super::arguments::{Arguments, integer, invalid, text};
 use super::line_ends::{is_space, lines, words};
-use super::tests::is_cased;
+use super::predicates::is_cased;
 use super::{Printed, printed};
 use crate::bounded_filters::{check_bytes, check_formatted, check_replaced};
 
@@ -158,9 +158,11 @@ impl<'a> Window<'a> {
             return Ok(Some(Self { text: own, before: 0 }));
         }
         let length = own.chars().count();
-        let at = |place: i64| usize::try_from(place).unwrap_or_else(|_| {
-            length.saturating_sub(usize::try_from(place.unsigned_abs()).unwrap_or(usize::MAX))
-        });
+        let at = |place: i64| {
+            usize::try_from(place).unwrap_or_else(|_| {
+                length.saturating_sub(usize::try_from(place.unsigned_abs()).unwrap_or(usize::MAX))
+            })
+        };
         let (before, end) = (start.map_or(0, at), end.map_or(length, at).min(length));
         if before > end {
             return Ok(None);
@@ -189,13 +191,18 @@ fn search(own: &str, name: &str, arguments: Arguments<'_>) -> Result<Value, Erro
 
 fn at_end(own: &str, at_start: bool, arguments: Arguments<'_>) -> Result<Value, Error> {
     let [wanted, start, end] = arguments.bind(["", "", ""])?;
-    let Some(Window { text: own, .. }) = Window::new(own, &start, &end)? else { return Ok(Value::from(false)) };
+    let Some(Window { text: own, .. }) = Window::new(own, &start, &end)? else {
+        return Ok(Value::from(false));
+    };
     let is = |wanted: &str| if at_start { own.starts_with(wanted) } else { own.ends_with(wanted) };
     if let Some(wanted) = wanted.as_str() {
         return Ok(Value::from(is(wanted)));
     }
     if !wanted.is_tuple() {
-        return Err(invalid(format!("the text must be a string or a tuple of strings, not {}", wanted.kind())));
+        return Err(invalid(format!(
+            "the text must be a string or a tuple of strings, not {}",
+            wanted.kind()
+        )));
     }
     for wanted in wanted.try_iter()? {
         if is(text(&wanted, "the text")?) {
@@ -263,7 +270,9 @@ fn str_format(own: &str, given: &[Value]) -> Result<Value, Error> {
 /// `own % right`.
 pub fn percent(own: &str, right: &Value) -> Result<String, Error> {
     let given = match right.kind() {
-        _ if right.is_tuple() => right.try_iter()?.map(|value| plain(&value)).collect::<Result<Vec<_>, _>>()?,
+        _ if right.is_tuple() => {
+            right.try_iter()?.map(|value| plain(&value)).collect::<Result<Vec<_>, _>>()?
+        }
         ValueKind::Map if own.contains("%(") => {
             let pair = |key: Value| Ok((printed(&key)?, plain(&right.get_item(&key)?)?));
             vec![Value::from(right.try_iter()?.map(pair).collect::<Result<Kwargs, Error>>()?)]

@@ -1,6 +1,6 @@
 //! What minijinja lacks to render as Jinja2 does in transformers: its source is read ([`lex`]) and rewritten
-//! ([`rewrite`]), its names are checked at start ([`names`]), and values, filters, tests and methods behave as
-//! Python's. This room knows no messages and no files.
+//! ([`rewrite`]), its names are checked at start ([`names`]), and values, filters, tests ([`predicates`]) and methods
+//! behave as Python's. This room knows no messages and no files.
 
 mod arguments;
 pub mod filters;
@@ -11,10 +11,10 @@ mod line_ends;
 mod methods;
 mod names;
 mod number;
+mod predicates;
 mod printed;
 mod rewrite;
 mod sorted;
-mod tests;
 
 pub use filters::install;
 pub use methods::{call as call_method, plain};

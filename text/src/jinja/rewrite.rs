@@ -113,7 +113,9 @@ impl Writer<'_, '_> {
         match token.kind {
             Kind::Name if before == "." || before == "|" => false,
             Kind::Name => match token.text {
-                "not" | "in" => before != "is" && !(token.text == "in" && before == "not" && self.before(2) == "is"),
+                "not" | "in" => {
+                    before != "is" && !(token.text == "in" && before == "not" && self.before(2) == "is")
+                }
                 "and" | "or" | "if" | "else" => true,
                 "recursive" => after_operand,
                 _ => false,
@@ -159,7 +161,9 @@ impl Writer<'_, '_> {
         if !after_operand && !matches!(self.before(1), "." | "|") {
             chain.primary = Some(self.out.len() + token.blank.len());
         }
-        self.write(token);
+        // minijinja has no `+` before a number.
+        let plus = !after_operand && token.text == "+";
+        self.replace(token, if plus { "" } else { token.text });
         match token.kind {
             Kind::Operator if matches!(token.text, "(" | "[" | "{") => {
                 self.level(false);
@@ -258,13 +262,20 @@ mod tests {
             ("{{ a|f ~ -b.c(d ~ e)[1] is g }}", "{{ (a|f, -b.c((d, e)|__concat)[1] is g)|__concat }}"),
             ("{{ a ~ b if not c ~ d else e }}", "{{ (a, b)|__concat if not (c, d)|__concat else e }}"),
             ("{% elif a ~ b == c %}", "{% elif (a, b)|__concat == c %}"),
-            ("{% set x = a % 2 * 3 % b ~ c %}", "{% set x = (((a, 2)|__remainder * 3, b)|__remainder, c)|__concat %}"),
+            (
+                "{% set x = a % 2 * 3 % b ~ c %}",
+                "{% set x = (((a, 2)|__remainder * 3, b)|__remainder, c)|__concat %}",
+            ),
             ("{% for x in a ~ b recursive %}", "{% for x in (a, b)|__concat recursive %}"),
             ("{{ a is not in b ~ c }}", "{{ (a is not in b, c)|__concat }}"),
             ("{%- generation -%}\n{% endgeneration %}", "{%- with -%}\n{% endwith %}"),
             ("{{ a.items ~ b.items() }}", "{{ ((a|__attribute('items')), b.items())|__concat }}"),
             ("{% set ns.items = a.items %}", "{% set ns.items = (a|__attribute('items')) %}"),
-            ("{{ -a.b['keys'].get.c, ['keys'] }}", "{{ -((a.b|__item('keys'))|__attribute('get')).c, ['keys'] }}"),
+            (
+                "{{ -a.b['keys'].get.c, ['keys'] }}",
+                "{{ -((a.b|__item('keys'))|__attribute('get')).c, ['keys'] }}",
+            ),
+            ("{{ +a - +b }}", "{{ a - b }}"),
             ("{{ a + b ~ c - d + e|safe }}", "{{ ((a, (b, c)|__concat)|__add - d, e|safe)|__add }}"),
             ("~ % {# ~ #}{% raw %}{{ a ~ b }}{% endraw %}", "~ % {# ~ #}{% raw %}{{ a ~ b }}{% endraw %}"),
         ] {

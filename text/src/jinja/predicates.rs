@@ -26,13 +26,15 @@ pub fn install(env: &mut Environment<'_>) {
 /// Python's sequences have a length and items by key, so strings and dictionaries are some, and what is
 /// undefined.
 fn is_sequence(value: &Value) -> bool {
-    let kinds = [ValueKind::Undefined, ValueKind::String, ValueKind::Seq, ValueKind::Iterable, ValueKind::Map];
+    let kinds =
+        [ValueKind::Undefined, ValueKind::String, ValueKind::Seq, ValueKind::Iterable, ValueKind::Map];
     kinds.contains(&value.kind())
 }
 
 fn is_callable(value: &Value) -> bool {
     match value.kind() {
         ValueKind::Undefined => true,
+        _ if value.as_object().is_some_and(|object| object.type_name().ends_with("::Macro")) => true,
         ValueKind::Plain => value.downcast_object_ref::<Cycler>().is_none(),
         _ => false,
     }
@@ -49,7 +51,10 @@ pub fn is_cased(text: &str, wanted: fn(char) -> bool) -> bool {
     text.chars().any(wanted) && text.chars().filter(cased).all(wanted)
 }
 
-/// Fails for a value that is no number.
+/// A number, or a boolean as one.
 pub fn number(value: &Value) -> Result<f64, Error> {
+    if value.kind() == ValueKind::Bool {
+        return Ok(f64::from(u8::from(value.is_true())));
+    }
     f64::try_from(value.clone()).map_err(|_| invalid(format!("{} is no number", value.kind())))
 }
