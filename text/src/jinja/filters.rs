@@ -1,16 +1,12 @@
-//! Jinja2's filters and functions where minijinja has none or another one.
+//! Jinja2's filters where minijinja has none or another one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use minijinja::value::{Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, State, Value, filters};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, Value, filters};
 
 use super::arguments::{Arguments, integer, invalid, width};
 use super::line_ends::{is_space, lines};
-use super::methods::{center, percent};
-use super::rewrite::{ADD, ATTRIBUTE, CONCAT, ITEM, REMAINDER};
-use super::{Printed, html, json, predicates, printed, sorted};
+use super::methods::{center, without_arguments};
+use super::{Printed, html, json, operators, predicates, printed, sorted, turns};
 use crate::bounded_filters::check_bytes;
 
 /// Adds them to `env`.
@@ -18,13 +14,6 @@ pub fn install(env: &mut Environment<'_>) {
     for name in ["bool", "chain", "lines", "pprint", "split", "zip"] {
         env.remove_filter(name);
     }
-    env.add_filter(CONCAT, concat);
-    env.add_filter(REMAINDER, |pair: &Value| {
-        remainder(&pair.get_item_by_index(0)?, &pair.get_item_by_index(1)?)
-    });
-    env.add_filter(ADD, |pair: &Value| add(&pair.get_item_by_index(0)?, &pair.get_item_by_index(1)?));
-    env.add_filter(ATTRIBUTE, attribute);
-    env.add_filter(ITEM, item);
     env.add_filter("tojson", json::to_json);
     env.add_filter("center", centered);
     env.add_filter("filesizeformat", file_size);
@@ -38,108 +27,22 @@ pub fn install(env: &mut Environment<'_>) {
     env.add_filter("float", float);
     env.add_filter("trim", trim);
     env.add_filter("items", items);
+    for name in ["upper", "lower", "capitalize"] {
+        env.add_filter(name, move |value: &Value| cased(value, name));
+    }
+    env.add_filter("title", |value: &Value| Ok::<_, Error>(filters::title(printed(value)?.into())));
+    env.add_filter("first", |value: &Value| end(value, filters::first));
+    env.add_filter("last", |value: &Value| end(value, |value| filters::last(value.clone())));
     env.add_filter("length", length);
     env.add_filter("count", length);
+    env.add_filter("safe", |value: &Value| printed(value).map(Value::from_safe_string));
     env.add_filter("e", html::escape);
     env.add_filter("escape", html::escape);
     env.add_filter("forceescape", html::force_escape);
-    env.add_function("joiner", |separator: Option<String>| {
-        let separator = separator.unwrap_or_else(|| ", ".to_owned());
-        Value::from_object(Joiner { separator, used: AtomicUsize::new(0) })
-    });
-    env.add_function("cycler", |items: Rest<Value>| match items.is_empty() {
-        true => Err(invalid("cycler: give at least one item")),
-        false => Ok(Value::from_object(Cycler { items: items.to_vec(), at: AtomicUsize::new(0) })),
-    });
+    operators::install(env);
+    turns::install(env);
     sorted::install(env);
     predicates::install(env);
-}
-
-/// `a ~ b`: the texts of a tuple in a row.
-fn concat(parts: &Value) -> Result<String, Error> {
-    let mut out = Printed::default();
-    parts.try_iter()?.try_for_each(|part| out.add(&part))?;
-    Ok(out.text)
-}
-
-/// `a + b`, where a text may be safe: then the other one is escaped.
-fn add(left: &Value, right: &Value) -> Result<Value, Error> {
-    if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
-        let mut out = Printed::default();
-        if !left.is_safe() && !right.is_safe() {
-            [a, b].into_iter().try_for_each(|text| out.push(text))?;
-            return Ok(Value::from(out.text));
-        }
-        [left, right].into_iter().try_for_each(|text| out.add(&html::escape(text)?))?;
-        return Ok(Value::from_safe_string(out.text));
-    }
-    if left.is_tuple() == right.is_tuple() && [left, right].iter().all(|list| list.kind() == ValueKind::Seq) {
-        let items: Vec<Value> = left.try_iter()?.chain(right.try_iter()?).collect();
-        return Ok(if left.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) });
-    }
-    if left.is_integer() && right.is_integer() {
-        let sum = i128::try_from(left.clone())?.checked_add(i128::try_from(right.clone())?);
-        return sum.map(Value::from).ok_or_else(|| invalid("the sum is too large"));
-    }
-    Ok(Value::from(predicates::number(left)? + predicates::number(right)?))
-}
-
-/// `a % b` of numbers, whose sign is the divisor's; of a string, its format.
-pub fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
-    if let Some(text) = left.as_str() {
-        return percent(text, right).map(Value::from);
-    }
-    if let (Ok(a), Ok(b)) = (i128::try_from(left.clone()), i128::try_from(right.clone()))
-        && left.is_integer() | (left.kind() == ValueKind::Bool)
-        && right.is_integer() | (right.kind() == ValueKind::Bool)
-    {
-        let rest = a.checked_rem(b).ok_or_else(|| invalid("the remainder of a division by zero"))?;
-        return Ok(Value::from(if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest }));
-    }
-    let (a, b) = (predicates::number(left)?, predicates::number(right)?);
-    if b == 0.0 {
-        return Err(invalid("the remainder of a division by zero"));
-    }
-    let rest = a % b;
-    Ok(Value::from(match rest {
-        0.0 => 0.0_f64.copysign(b),
-        _ if (rest < 0.0) != (b < 0.0) => rest + b,
-        _ => rest,
-    }))
-}
-
-fn is_dictionary(value: &Value) -> bool {
-    let namespace = value.as_object().is_some_and(|object| object.type_name().contains("Namespace"));
-    value.kind() == ValueKind::Map && !namespace
-}
-
-fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
-    if is_dictionary(value) {
-        return Ok(Value::from_object(Method { of: value.clone(), name: name.to_owned() }));
-    }
-    value.get_attr(name)
-}
-
-fn item(value: &Value, name: &str) -> Result<Value, Error> {
-    let item = value.get_item(&Value::from(name))?;
-    if item.is_undefined() { attribute(value, name) } else { Ok(item) }
-}
-
-/// A method of a dictionary that is not called where it is named.
-#[derive(Debug)]
-struct Method {
-    of: Value,
-    name: String,
-}
-
-impl Object for Method {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, given: &[Value]) -> Result<Value, Error> {
-        super::methods::call(state, &self.of, &self.name, given)
-    }
 }
 
 fn centered(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error> {
@@ -301,53 +204,17 @@ fn items(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() { Ok(Value::from(Vec::<Value>::new())) } else { filters::items(value) }
 }
 
+/// The method `name` of the value's text, which stays safe.
+fn cased(value: &Value, name: &str) -> Result<Value, Error> {
+    let text = without_arguments(&printed(value)?, name).unwrap_or_default();
+    Ok(if value.is_safe() { Value::from_safe_string(text.to_string()) } else { text })
+}
+
+/// The first or last item, which nothing has if it is undefined.
+fn end(value: &Value, of: impl Fn(&Value) -> Result<Value, Error>) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::UNDEFINED) } else { of(value) }
+}
+
 fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
-}
-
-/// `joiner`: nothing when first called, then the separator.
-#[derive(Debug)]
-struct Joiner {
-    separator: String,
-    used: AtomicUsize,
-}
-
-impl Object for Joiner {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result<Value, Error> {
-        let first = self.used.swap(1, Ordering::Relaxed) == 0;
-        Ok(Value::from(if first { "" } else { &self.separator }))
-    }
-}
-
-/// `cycler`: its items in turn.
-#[derive(Debug)]
-pub struct Cycler {
-    items: Vec<Value>,
-    at: AtomicUsize,
-}
-
-impl Object for Cycler {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let at = self.at.load(Ordering::Relaxed) % self.items.len();
-        (key.as_str() == Some("current")).then(|| self.items[at].clone())
-    }
-
-    fn call_method(self: &Arc<Self>, _: &mut State<'_, '_>, name: &str, _: &[Value]) -> Result<Value, Error> {
-        match name {
-            "next" => Ok(self.items[self.at.fetch_add(1, Ordering::Relaxed) % self.items.len()].clone()),
-            "reset" => {
-                self.at.store(0, Ordering::Relaxed);
-                Ok(Value::from(()))
-            }
-            _ => Err(Error::from(minijinja::ErrorKind::UnknownMethod)),
-        }
-    }
 }

@@ -18,6 +18,10 @@ pub fn call(state: &mut State<'_, '_>, value: &Value, name: &str, given: &[Value
     match (value.as_str(), value.kind(), name) {
         (Some(own), ..) => string(own, name, given),
         (None, ValueKind::Seq | ValueKind::Iterable, "index") => index(value, &one(given)?),
+        (None, ValueKind::Iterable, "count") => {
+            let wanted = one(given)?;
+            Ok(Value::from(value.try_iter()?.filter(|item| *item == wanted).count()))
+        }
         (None, ValueKind::Seq | ValueKind::Map, "copy") => {
             Arguments::new(given)?.bind([])?;
             Ok(value.clone())
@@ -69,7 +73,8 @@ fn string(own: &str, name: &str, given: &[Value]) -> Result<Value, Error> {
     }
 }
 
-fn without_arguments(own: &str, name: &str) -> Option<Value> {
+/// Methods that take no arguments.
+pub fn without_arguments(own: &str, name: &str) -> Option<Value> {
     let all = |accept: fn(char) -> bool| Value::from(!own.is_empty() && own.chars().all(accept));
     Some(match name {
         "upper" => Value::from(own.to_uppercase()),

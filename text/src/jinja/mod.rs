@@ -3,7 +3,7 @@
 //! behave as Python's. This room knows no messages and no files.
 
 mod arguments;
-pub mod filters;
+mod filters;
 mod html;
 mod json;
 mod lex;
@@ -11,10 +11,12 @@ mod line_ends;
 mod methods;
 mod names;
 mod number;
+mod operators;
 mod predicates;
 mod printed;
 mod rewrite;
 mod sorted;
+mod turns;
 
 pub use filters::install;
 pub use methods::{call as call_method, plain};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::lex::{Kind, Piece, Tag, Token, pieces};
 
 /// Jinja2's filters, and transformers'.
-const FILTERS: [&str; 49] = [
+const FILTERS: [&str; 48] = [
     "abs",
     "attr",
     "batch",
@@ -45,7 +45,6 @@ const FILTERS: [&str; 49] = [
     "slice",
     "sort",
     "string",
-    "striptags",
     "sum",
     "title",
     "tojson",
@@ -57,7 +56,7 @@ const FILTERS: [&str; 49] = [
     "wordcount",
 ];
 /// Filters of Jinja2 that are not supported.
-const NO_FILTERS: [&str; 5] = ["pprint", "random", "urlize", "wordwrap", "xmlattr"];
+const NO_FILTERS: [&str; 6] = ["pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr"];
 /// Jinja2's tests.
 const TESTS: [&str; 39] = [
     "!=",

@@ -4,8 +4,8 @@ use minijinja::value::{ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, Value};
 
 use super::arguments::invalid;
-use super::filters::Cycler;
 use super::printed::printed;
+use super::turns::Cycler;
 
 /// Replaces tests of `env`.
 pub fn install(env: &mut Environment<'_>) {
@@ -41,7 +41,7 @@ fn is_callable(value: &Value) -> bool {
 }
 
 fn is_divisible(value: &Value, by: ValueOrKwargs) -> Result<bool, Error> {
-    let rest = super::filters::remainder(value, &by.into_value())?;
+    let rest = super::operators::remainder(value, &by.into_value())?;
     Ok(rest == Value::from(0))
 }
 

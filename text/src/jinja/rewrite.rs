@@ -1,5 +1,5 @@
-//! Rewrites what minijinja computes otherwise than Jinja2: `~` and `%`, whose operands may be numbers that
-//! Python prints in another form, or a format; attributes that are also methods of a dictionary; and
+//! Rewrites what minijinja computes otherwise than Jinja2: `~`, `%` and `*`, whose operands may be numbers that
+//! Python prints in another form, a format, or a negative count; attributes that are also methods of a dictionary; and
 //! the tag `generation`, by which transformers marks the assistant's text.
 
 use super::lex::{Kind, Piece, Tag, Token, pieces};
@@ -10,10 +10,16 @@ pub const CONCAT: &str = "__concat";
 pub const ADD: &str = "__add";
 /// Filter that computes the remainder of a pair, or formats.
 pub const REMAINDER: &str = "__remainder";
+/// Filter that multiplies a pair.
+pub const TIMES: &str = "__times";
 /// Filter that finds an attribute as Jinja2 does: methods first.
 pub const ATTRIBUTE: &str = "__attribute";
 /// Filter that finds an item as Jinja2 does: methods last.
 pub const ITEM: &str = "__item";
+/// Filter that takes every so many items.
+pub const SLICE: &str = "__slice";
+/// Most tokens of a slice that is rewritten.
+const MAX_SLICE_TOKENS: usize = 64;
 /// Attributes of a dictionary that hide items of the same name.
 pub const METHODS_OF_MAPS: [&str; 5] = ["items", "keys", "values", "get", "copy"];
 
@@ -46,11 +52,21 @@ fn write_tag(tag: &Tag<'_>, marks_safe: bool, out: &mut String) {
         (_, tokens) => {
             let mut writer = Writer { tokens, at: 0, marks_safe, out };
             while writer.at < tokens.len() {
-                writer.level(tag.is_block());
+                writer.level(if tag.is_block() { Level::Statement } else { Level::Expression });
             }
         }
     }
     out.push_str(tag.close);
+}
+
+/// What the tokens of one level are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    /// The first one is a statement's word.
+    Statement,
+    Expression,
+    /// The parts of a slice, which become arguments.
+    Slice,
 }
 
 struct Writer<'a, 'b> {
@@ -76,26 +92,29 @@ struct Chain {
     product: Option<usize>,
     /// Start of the operand's name, literal or brackets, without signs.
     primary: Option<usize>,
-    /// Whether a `%` waits for its right operand.
-    remainder: bool,
+    /// Filter of the `*` or `%` that waits for its right operand.
+    pair: Option<&'static str>,
 }
 
 impl Writer<'_, '_> {
-    /// Writes tokens up to the bracket that closes this level, and that bracket. `statement`: the first token is
-    /// a statement's word.
-    fn level(&mut self, statement: bool) {
+    /// Writes tokens up to the bracket that closes this level, and that bracket.
+    fn level(&mut self, level: Level) {
         let mut chain = Chain::default();
         let (first, mut after_operand) = (self.at, false);
         while let Some(token) = self.tokens.get(self.at).copied() {
             let closes = matches!(token.text, ")" | "]" | "}") && token.kind == Kind::Operator;
-            let word = statement && self.at == first;
+            let word = level == Level::Statement && self.at == first;
             let sign = self.marks_safe && after_operand && token.kind == Kind::Operator;
             if sign && matches!(token.text, "+" | "-") {
                 self.sign(token, &mut chain);
                 after_operand = false;
             } else if closes || word || self.separates(token, after_operand) {
                 self.finish(&mut chain);
-                self.write(token);
+                if level == Level::Slice {
+                    self.slice_mark(token)
+                } else {
+                    self.write(token)
+                }
                 after_operand = false;
             } else {
                 after_operand = self.operand(token, after_operand, &mut chain);
@@ -138,9 +157,10 @@ impl Writer<'_, '_> {
         let binary = after_operand && token.kind == Kind::Operator;
         match token.text {
             "~" if binary => self.concat(token, chain),
-            "%" if binary => self.remainder(token, chain),
-            "*" | "/" | "//" if binary => {
-                self.finish_remainder(chain);
+            "%" if binary => self.pair(token, REMAINDER, chain),
+            "*" if binary => self.pair(token, TIMES, chain),
+            "/" | "//" if binary => {
+                self.finish_pair(chain);
                 self.write(token);
             }
             _ => {
@@ -155,7 +175,7 @@ impl Writer<'_, '_> {
     }
 
     fn part(&mut self, token: Token<'_>, after_operand: bool, chain: &mut Chain) -> bool {
-        if after_operand && self.looked_up(chain) {
+        if after_operand && (self.looked_up(chain) || self.stepped(token, chain)) {
             return true;
         }
         if !after_operand && !matches!(self.before(1), "." | "|") {
@@ -166,7 +186,7 @@ impl Writer<'_, '_> {
         self.replace(token, if plus { "" } else { token.text });
         match token.kind {
             Kind::Operator if matches!(token.text, "(" | "[" | "{") => {
-                self.level(false);
+                self.level(Level::Expression);
                 true
             }
             Kind::Operator => false,
@@ -195,6 +215,44 @@ impl Writer<'_, '_> {
         true
     }
 
+    /// Writes `[a:b:c]` as a filter: minijinja fails if there is nothing to step back over.
+    fn stepped(&mut self, token: Token<'_>, chain: &Chain) -> bool {
+        let (mut depth, mut colons) = (0_usize, 0);
+        for ahead in self.tokens[self.at..].iter().take(MAX_SLICE_TOKENS) {
+            match ahead.text {
+                "(" | "[" | "{" => depth += 1,
+                ")" | "]" | "}" => depth = depth.saturating_sub(1),
+                ":" if depth == 1 => colons += 1,
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+        if token.text != "[" || depth > 0 || colons != 2 {
+            return false;
+        }
+        self.out.insert(chain.primary.unwrap_or(self.out.len()), '(');
+        self.out.extend([token.blank, "|", SLICE, "("]);
+        self.at += 1;
+        self.level(Level::Slice);
+        self.out.push(')');
+        true
+    }
+
+    /// Writes a colon or the end of a slice; a part before it that is left out is none.
+    fn slice_mark(&mut self, token: Token<'_>) {
+        let mark = match token.text {
+            ":" => ",",
+            "]" => ")",
+            _ => return self.write(token),
+        };
+        if matches!(self.before(1), "[" | ":") {
+            self.out.push_str("none");
+        }
+        self.replace(token, mark);
+    }
+
     fn sign(&mut self, token: Token<'_>, chain: &mut Chain) {
         let sum = chain.sum;
         self.finish(chain);
@@ -208,7 +266,7 @@ impl Writer<'_, '_> {
     }
 
     fn concat(&mut self, token: Token<'_>, chain: &mut Chain) {
-        self.finish_remainder(chain);
+        self.finish_pair(chain);
         if !chain.concats {
             self.out.insert(chain.concat.unwrap_or(self.out.len()), '(');
         }
@@ -216,21 +274,21 @@ impl Writer<'_, '_> {
         (chain.concats, chain.product) = (true, None);
     }
 
-    fn remainder(&mut self, token: Token<'_>, chain: &mut Chain) {
-        self.finish_remainder(chain);
+    fn pair(&mut self, token: Token<'_>, filter: &'static str, chain: &mut Chain) {
+        self.finish_pair(chain);
         self.out.insert(chain.product.unwrap_or(self.out.len()), '(');
         self.replace(token, ",");
-        chain.remainder = true;
+        chain.pair = Some(filter);
     }
 
-    fn finish_remainder(&mut self, chain: &mut Chain) {
-        if std::mem::take(&mut chain.remainder) {
-            self.out.extend([")|", REMAINDER]);
+    fn finish_pair(&mut self, chain: &mut Chain) {
+        if let Some(filter) = chain.pair.take() {
+            self.out.extend([")|", filter]);
         }
     }
 
     fn finish(&mut self, chain: &mut Chain) {
-        self.finish_remainder(chain);
+        self.finish_pair(chain);
         if chain.concats {
             self.out.extend([")|", CONCAT]);
         }
@@ -258,13 +316,13 @@ mod tests {
     fn operators_become_filters_with_the_precedence_of_jinja2() {
         for (source, expected) in [
             ("{{ a ~ b ~ 'c' }}", "{{ (a, b, 'c')|__concat }}"),
-            ("{{ x + a ~ b * 2 - y }}", "{{ x + (a, b * 2)|__concat - y }}"),
+            ("{{ x + a ~ b * 2 - y }}", "{{ x + (a, (b, 2)|__times)|__concat - y }}"),
             ("{{ a|f ~ -b.c(d ~ e)[1] is g }}", "{{ (a|f, -b.c((d, e)|__concat)[1] is g)|__concat }}"),
             ("{{ a ~ b if not c ~ d else e }}", "{{ (a, b)|__concat if not (c, d)|__concat else e }}"),
             ("{% elif a ~ b == c %}", "{% elif (a, b)|__concat == c %}"),
             (
                 "{% set x = a % 2 * 3 % b ~ c %}",
-                "{% set x = (((a, 2)|__remainder * 3, b)|__remainder, c)|__concat %}",
+                "{% set x = ((((a, 2)|__remainder, 3)|__times, b)|__remainder, c)|__concat %}",
             ),
             ("{% for x in a ~ b recursive %}", "{% for x in (a, b)|__concat recursive %}"),
             ("{{ a is not in b ~ c }}", "{{ (a is not in b, c)|__concat }}"),
@@ -275,6 +333,8 @@ mod tests {
                 "{{ -a.b['keys'].get.c, ['keys'] }}",
                 "{{ -((a.b|__item('keys'))|__attribute('get')).c, ['keys'] }}",
             ),
+            ("{{ a.b[::-1][1:] }}", "{{ (a.b|__slice(none,none,-1))[1:] }}"),
+            ("{{ a[b ~ c:[d][0]:2] }}", "{{ (a|__slice((b, c)|__concat,[d][0],2)) }}"),
             ("{{ +a - +b }}", "{{ a - b }}"),
             ("{{ a + b ~ c - d + e|safe }}", "{{ ((a, (b, c)|__concat)|__add - d, e|safe)|__add }}"),
             ("~ % {# ~ #}{% raw %}{{ a ~ b }}{% endraw %}", "~ % {# ~ #}{% raw %}{{ a ~ b }}{% endraw %}"),
